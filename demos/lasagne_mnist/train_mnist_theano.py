@@ -1,0 +1,47 @@
+"""Trains Lasagne's MNIST networks with plain Theano, in one process: where to start from.
+
+    python train_mnist_theano.py --model cnn --plot curve.png
+"""
+
+import common
+import theano
+from common import lasagne
+
+import numpy as np
+
+
+def build(digits, options):
+    """The functions that train for an epoch and that evaluate."""
+    model = common.build_model(options)
+    loss = model.losses.mean()
+    updates = lasagne.updates.nesterov_momentum(
+        loss, model.params, options.learning_rate, common.MOMENTUM
+    )
+    train_minibatch = theano.function([model.x, model.y], loss, updates=updates)
+    measure = theano.function([model.x, model.y], [model.valid_loss, model.accuracy])
+
+    def train_epoch(order):
+        images, labels = digits.train
+        for batch in common.batches(len(order), options.batch_size):
+            rows = order[batch]
+            yield train_minibatch(images[rows], labels[rows]), len(rows)
+
+    def evaluate(split):
+        images, labels = getattr(digits, split)
+        parts = common.batches(len(labels), common.ROWS_A_SLICE)
+        results = [measure(images[part], labels[part]) for part in parts]
+        return np.average(results, axis=0, weights=[part.stop - part.start for part in parts])
+
+    return train_epoch, evaluate
+
+
+def main(arguments=None):
+    options = common.parser(__doc__).parse_args(arguments)
+    digits = common.prepare(options)
+    train_epoch, evaluate = build(digits, options)
+    history = common.train(train_epoch, evaluate, digits, options)
+    return history, common.report(history, evaluate, options)
+
+
+if __name__ == "__main__":
+    main()

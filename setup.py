@@ -1,0 +1,44 @@
+"""Metadata of the package; the linter's and the tests' settings are in ``pyproject.toml``."""
+
+import re
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+HERE = Path(__file__).resolve().parent
+VERSION = re.search(
+    r'^__version__ = "(.+)"$', (HERE / "synkhronos" / "_version.py").read_text(), re.MULTILINE
+)
+
+DEMOS = ["Lasagne==0.1", "matplotlib", "pillow", "scikit-learn", "tqdm"]
+TESTS = ["hypothesis", "pytest", "ruff"]
+
+setup(
+    name="Synkhronos",
+    version=VERSION.group(1),
+    description="Data-parallel Theano on all the cores or GPUs of one machine",
+    long_description=(HERE / "README.rst").read_text(encoding="utf-8"),
+    long_description_content_type="text/x-rst",
+    license="MIT",
+    classifiers=[
+        "Development Status :: 3 - Alpha",
+        "Intended Audience :: Science/Research",
+        "License :: OSI Approved :: MIT License",
+        "Operating System :: POSIX :: Linux",
+        "Programming Language :: Python :: 3 :: Only",
+        "Topic :: Scientific/Engineering",
+    ],
+    packages=find_packages(include=["synkhronos", "synkhronos.*"]),
+    package_data={"synkhronos": ["py.typed"]},
+    python_requires=">=3.8,<3.12",
+    install_requires=[
+        "theano==1.0.5",
+        "numpy>=1.23,<1.24",
+        "scipy<1.11",
+        "posix_ipc",
+        "psutil",
+        "threadpoolctl",
+    ],
+    extras_require={"demos": DEMOS, "tests": [*TESTS, *DEMOS]},
+    zip_safe=False,
+)

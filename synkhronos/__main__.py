@@ -1,0 +1,81 @@
+"""The commands ``python -m synkhronos run SCRIPT`` and ``python -m synkhronos doctor``."""
+
+import argparse
+import os
+import sys
+from typing import List, Optional, Sequence
+
+from synkhronos import _doctor, _environment
+
+DESCRIPTION = "Data-parallel Theano on all the cores or GPUs of one machine."
+RUN = "run a script with Theano's flags set right for this machine, also one that imports Theano"
+DOCTOR = "check that all is there that is needed, and say how to mend what is not"
+
+
+def main(arguments: Optional[Sequence[str]] = None) -> int:
+    """Carry out a command and return the exit status.
+
+    Parameters
+    ----------
+    arguments : sequence of str, optional
+        Those after the program's name; by default those of this process.
+    """
+    parser = argparse.ArgumentParser(prog="python -m synkhronos", description=DESCRIPTION)
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    run_parser = commands.add_parser("run", help=RUN, description=RUN)
+    run_parser.add_argument("script", metavar="SCRIPT", help="the script's path")
+    run_parser.add_argument("rest", metavar="ARGS", nargs=argparse.REMAINDER, help="its arguments")
+    commands.add_parser("doctor", help=DOCTOR, description=DOCTOR)
+    options = parser.parse_args(arguments)
+    if options.command == "run":
+        return run(options.script, options.rest)
+    if options.command == "doctor":
+        return doctor()
+    parser.print_help()
+    return 2
+
+
+def run(script: str, arguments: Sequence[str]) -> int:
+    """Become ``python SCRIPT ARGS``, with the environment that Theano needs.
+
+    The interpreter is replaced, not nested: exit status, traceback, signals, ``sys.path`` and
+    ``__main__`` are Python's own, and Theano is not yet imported when the script begins.
+    """
+    complaint = (
+        _environment.python_complaint(sys.version_info[:3]) or _environment.package_complaint()
+    )
+    if complaint:
+        print(complaint, file=sys.stderr)
+        return 1
+    _environment.set_flags(os.environ)
+    sys.stdout.flush()
+    command = [sys.executable, *interpreter_options(), script, *arguments]
+    os.execv(sys.executable, command)
+
+
+def interpreter_options() -> List[str]:
+    """List the options that this interpreter was given, but ``-m synkhronos``."""
+    options = _environment.interpreter_arguments()[1:]
+    last = options.pop()
+    if last == "synkhronos":
+        last = options.pop()
+    else:
+        last = last[: -len("synkhronos")]
+    last = last[: -len("m")]
+    return options if last == "-" else [*options, last]
+
+
+def doctor() -> int:
+    """Print what each check found, and return 1 if something that is needed is missing."""
+    needed_is_missing = False
+    for check in _doctor.CHECKS:
+        result = check()
+        print(result.line(), flush=True)
+        needed_is_missing |= result.state == _doctor.PROBLEM
+    summary = "Something that is needed is missing." if needed_is_missing else "All is there."
+    print(summary)
+    return int(needed_is_missing)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,111 @@
+"""`Data` bound to variables: written once, then used by calls that pass row indices only."""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from synkhronos import _world
+from synkhronos._data import Data, condition
+
+
+def set_shmems(vars_data, oversize=None):
+    """Make, or refill, the `Data` bound to variables.
+
+    Parameters
+    ----------
+    vars_data : dict, or list of pairs, of variable and array-like or Data
+        The variables are inputs of functions, or shared variables. A `Data` is bound itself; an array
+        is copied into the `Data` that is bound already, or into a new one.
+    oversize : float, optional
+        Room for new memory, in [1, 2], times the size.
+
+    Returns
+    -------
+    dict
+        The `Data` of each variable.
+    """
+    world = _world.current()
+    world.check_usable()
+    if isinstance(vars_data, Mapping):
+        pairs = list(vars_data.items())
+    elif isinstance(vars_data, (list, tuple)):
+        pairs = list(vars_data)
+    else:
+        raise TypeError(f"set_shmems: expected a dict or a list of pairs, got {vars_data!r}")
+    for pair in pairs:
+        if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+            raise TypeError(f"set_shmems: expected pairs (variable, data), got {pair!r}")
+    prepared = [(variable, _prepare(world, variable, value)) for variable, value in pairs]
+    oversize = 1 if oversize is None else oversize
+    for variable, value in prepared:
+        _bind(world, variable, value, oversize)
+    return {variable: world.bound[variable] for variable, _ in pairs}
+
+
+def _prepare(world, variable, value):
+    """Check one pair before anything is bound."""
+    try:
+        kind = world.here.engine.type_of(variable)
+    except TypeError as error:
+        raise TypeError(f"set_shmems: {error}") from error
+    if isinstance(value, Data):
+        if value.dtype != kind.dtype or value.ndim != kind.ndim:
+            raise TypeError(
+                f"set_shmems: {variable}: expected {kind.dtype} with {kind.ndim} dimensions, got "
+                f"Data of {value.dtype} with {value.ndim}"
+            )
+        return value
+    checked = condition(value, np.dtype(kind.dtype), kind.ndim, False, f"data for {variable}")
+    return value if isinstance(value, np.memmap) else checked
+
+
+def _bind(world, variable, value, oversize):
+    if isinstance(value, Data):
+        world.bound[variable] = value
+        return
+    data = world.bound.get(variable)
+    if data is None:
+        kind = world.here.engine.type_of(variable)
+        data = Data(world, kind.dtype, kind.ndim, name=variable.name)
+    data.set_value(value, oversize=oversize)
+    world.bound[variable] = data
+
+
+def get_shmems(*variables):
+    """Return the `Data` bound to variables: one, or a list for several.
+
+    Raises
+    ------
+    ValueError
+        If a variable has none.
+    """
+    bound = _find_bound(variables, "get_shmems")
+    return bound[0] if len(variables) == 1 else bound
+
+
+def free_shmems(*variables):
+    """Unbind the `Data` of variables, and free its memory.
+
+    Raises
+    ------
+    ValueError
+        If a variable has none.
+    """
+    for data in _find_bound(variables, "free_shmems"):
+        data.free_memory()
+    for variable in variables:
+        del _world.current().bound[variable]
+
+
+def _find_bound(variables, what):
+    world = _world.current()
+    if not variables:
+        raise TypeError(f"{what}: expected at least one variable")
+    for variable in variables:
+        try:
+            unknown = variable not in world.bound
+        except TypeError:
+            unknown = True
+        if unknown:
+            raise ValueError(f"{what}: no data is bound to {variable}; bind it with set_shmems()")
+    return [world.bound[variable] for variable in variables]

@@ -1,0 +1,177 @@
+"""What a rank does in the call of a function: take its rows, compute, hand the outputs over."""
+
+import numpy as np
+
+from synkhronos._data import open_reference
+from synkhronos._operations import Accumulator
+from synkhronos._partition import as_slice, select, share
+from synkhronos._world import Command
+
+_SMALL = 4096  # bytes of an output that travels inside the reply
+
+
+class CallFunction(Command):
+    """One call of a replicated function.
+
+    Parameters
+    ----------
+    number : int
+        The function's.
+    references : tuple
+        Where each argument lies, the scattered ones first.
+    rows : range, numpy.ndarray or None
+        Rows of the whole data that the ranks share out among themselves.
+    minibatch : tuple of bool
+        For each scattered argument, whether it holds the rows of this batch only.
+    batch_s : list or None
+        By rank: the rows to use of the sliceable shared variables.
+    num_slices : int
+    subset : list of int or None
+        Outputs to compute.
+    """
+
+    __slots__ = ("number", "references", "rows", "minibatch", "batch_s", "num_slices", "subset")
+
+    def __init__(self, number, references, rows, minibatch, batch_s, num_slices, subset):
+        self.number = number
+        self.references = references
+        self.rows = rows
+        self.minibatch = minibatch
+        self.batch_s = batch_s
+        self.num_slices = num_slices
+        self.subset = subset
+
+    def __reduce__(self):
+        return CallFunction, tuple(getattr(self, name) for name in self.__slots__)
+
+    def run(self, here):
+        """Return how many rows this rank had, and its outputs; None for these without rows."""
+        function = here.functions[self.number]
+        columns, n_rows = self._columns(here, function)
+        here.rows[self.number] = n_rows
+        if not n_rows:
+            return 0, None
+        if self.num_slices == 1:
+            arguments = [column.part(1, 0) for column in columns]
+            values = here.engine.call(function.compiled, arguments, self.subset)
+        else:
+            values = self._accumulate(here, function, columns, n_rows)
+        return n_rows, self._hand_over(here, function, values)
+
+    def _columns(self, here, function):
+        """Return this rank's arguments, and how many rows it has."""
+        arrays = [open_reference(here, reference) for reference in self.references]
+        n_rows = 1
+        columns = []
+        if self.rows is not None:
+            start, stop = share(len(self.rows), here.size, here.rank)
+            n_rows = stop - start
+            for position, minibatch in enumerate(self.minibatch):
+                own = range(start, stop) if minibatch else self.rows[start:stop]
+                columns.append(_Rows(here, (self.number, position), arrays[position], own))
+        columns.extend(_Whole(array) for array in arrays[len(columns) :])
+        if function.sliceable:
+            batch = None if self.batch_s is None else self.batch_s[here.rank]
+            lengths = []
+            for position, number in enumerate(function.sliceable):
+                array = here.engine.storage(here.shareds[number])
+                own = select(batch, len(array), "batch_s")
+                lengths.append(len(own))
+                columns.append(_Rows(here, (self.number, "s", position), array, own))
+            if self.rows is None:
+                n_rows = min(lengths)
+        return columns, n_rows
+
+    def _accumulate(self, here, function, columns, n_rows):
+        """Call the function slice by slice; every slice sees the old values of what it updates."""
+        engine = here.engine
+        updates = [(here.shareds[number], op) for number, op in function.updates]
+        modes = function.output_modes
+        if self.subset is not None:
+            modes = [modes[index] for index in self.subset]
+        outputs = [Accumulator(mode) for mode in modes]
+        news = [Accumulator(op) for _, op in updates]
+        olds = [engine.storage(shared) for shared, _ in updates]
+        try:
+            for index in range(self.num_slices):
+                start, stop = share(n_rows, self.num_slices, index)
+                if start == stop:
+                    continue
+                for (shared, _), old in zip(updates, olds):
+                    engine.store(shared, old.copy())  # an update may write in place
+                arguments = [column.part(self.num_slices, index) for column in columns]
+                values = engine.call(function.compiled, arguments, self.subset)
+                for accumulator, value in zip(outputs, values):
+                    accumulator.add(value, stop - start)
+                for accumulator, (shared, _) in zip(news, updates):
+                    accumulator.add(engine.storage(shared), stop - start)
+        finally:
+            for (shared, _), old in zip(updates, olds):
+                engine.store(shared, old)
+        for accumulator, (shared, _), old in zip(news, updates, olds):
+            new = accumulator.result(old.dtype)
+            if new.shape == old.shape:
+                old[...] = new
+            else:
+                engine.store(shared, new)
+        dtypes = function.output_dtypes
+        if self.subset is not None:
+            dtypes = [dtypes[index] for index in self.subset]
+        return [accumulator.result(dtype) for accumulator, dtype in zip(outputs, dtypes)]
+
+    def _hand_over(self, here, function, values):
+        """Return the outputs in the form in which they travel to the master."""
+        if here.is_master:
+            return values
+        modes = function.output_modes
+        if self.subset is not None:
+            modes = [modes[index] for index in self.subset]
+        here.outbox = []
+        return [
+            None if mode is None else _pack(here, np.asarray(value))
+            for mode, value in zip(modes, values)
+        ]
+
+
+class _Whole:
+    """An argument that every rank and slice gets whole."""
+
+    def __init__(self, array):
+        self._array = array
+
+    def part(self, parts, index):
+        return self._array
+
+
+class _Rows:
+    """A rank's rows of an argument; a part of them is a view wherever it can be one."""
+
+    def __init__(self, here, key, array, rows):
+        self._here, self._key, self._array, self._rows = here, key, array, rows
+
+    def part(self, parts, index):
+        start, stop = share(len(self._rows), parts, index)
+        rows = self._rows[start:stop]
+        if isinstance(rows, range):
+            return self._array[as_slice(rows)]
+        shape = (len(rows), *self._array.shape[1:])
+        buffer = self._here.buffer(self._key, shape, self._array.dtype)
+        # The rows were checked in the master; the mode "raise" would go through another buffer.
+        return np.take(self._array, rows, axis=0, out=buffer, mode="clip")
+
+
+def _pack(here, value):
+    if value.ndim == 0:
+        return value.item()
+    if value.nbytes <= _SMALL:
+        return value
+    placed = here.memory.place(np.ascontiguousarray(value))
+    here.outbox.append(placed)  # kept until the next call, by when the master has read it
+    return here.memory.reference(placed)
+
+
+def unpack(here, packed, dtype):
+    """Return an output as the worker had it."""
+    if isinstance(packed, tuple):
+        return here.memory.open(packed)
+    return np.asarray(packed, dtype)

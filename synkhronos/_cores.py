@@ -1,0 +1,91 @@
+"""How many processor cores this process may use, and where its control group sets limits."""
+
+import os
+from pathlib import Path
+from typing import List, Optional
+
+PROC = Path("/proc")
+CGROUPS = Path("/sys/fs/cgroup")
+
+
+def cores(proc: Path = PROC, cgroups: Path = CGROUPS) -> int:
+    """Count the cores that this process can keep busy, at least 1.
+
+    The affinity mask and the processor quota of the control group both count, so that the
+    number is right under ``taskset``, in a batch system and in a container, where
+    `os.cpu_count` is not. A quota of two and a half cores counts as two: ranks wait for each
+    other, and one that is throttled holds up all.
+
+    Parameters
+    ----------
+    proc, cgroups : Path, optional
+        Where the ``proc`` and ``cgroup`` file systems are mounted.
+
+    Returns
+    -------
+    int
+    """
+    count = affinity()
+    quota = cpu_quota(proc, cgroups)
+    if quota is not None:
+        count = min(count, int(quota))
+    return max(1, count)
+
+
+def affinity() -> int:
+    """Count the cores in the affinity mask of this process."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def cpu_quota(proc: Path = PROC, cgroups: Path = CGROUPS) -> Optional[float]:
+    """Find the smallest processor quota set on this process, in cores; None without one."""
+    quotas = []
+    for folder in control_groups("cpu", proc, cgroups):
+        version_2 = _words(folder / "cpu.max")
+        if len(version_2) == 2:
+            quota, period = version_2
+        else:
+            quota, period = (
+                (_words(folder / name) or ["max"])[0]
+                for name in ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+            )
+        if quota.isdigit() and period.isdigit() and int(period) > 0:
+            quotas.append(int(quota) / int(period))
+    return min(quotas, default=None)
+
+
+def control_groups(controller: str, proc: Path = PROC, cgroups: Path = CGROUPS) -> List[Path]:
+    """List the folders of this process's control group and of all groups around it.
+
+    A limit may be set at any level. Inside a container the path that the kernel tells may
+    lie outside of what is mounted, so folders that do not exist are left out and the mount
+    itself is always looked at.
+    """
+    folders = []
+    for line in _text(proc / "self" / "cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            mount = cgroups
+        elif controller in controllers.split(","):
+            mount = cgroups / controller
+        else:
+            continue
+        group = mount / path.lstrip("/")
+        while group != mount and mount in group.parents:
+            folders.append(group)
+            group = group.parent
+        folders.append(mount)
+    return [folder for folder in folders if folder.is_dir()]
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
+
+
+def _words(path: Path) -> List[str]:
+    return _text(path).split()

@@ -1,0 +1,358 @@
+"""`Data`: an array in shared memory that every rank reads without a copy."""
+
+import mmap
+import os
+import warnings
+
+import numpy as np
+
+from synkhronos import _world
+from synkhronos._errors import ClosedError
+
+
+class Data:
+    """An array of fixed dtype and ndim in memory that every rank shares. Made by `data`.
+
+    Reads and writes go through NumPy's indexing, or through the view `data`. What other ranks read in
+    a function call is what the array holds at that moment.
+    """
+
+    def __init__(self, world, dtype, ndim, minibatch=False, name=None):
+        self._world = world
+        self._dtype = np.dtype(dtype)
+        self._ndim = ndim
+        self.minibatch = bool(minibatch)
+        self.name = name
+        self._store = None  # 1-d: all allocated items
+        self._view = None
+        self._file = None  # where the ranks map a numpy.memmap from
+        self._reference = None
+        world.datas.add(self)
+        self._reserve(0, (0,) * ndim)
+
+    # What it is
+
+    @property
+    def data(self):
+        """The array, as a NumPy view. Views taken earlier stay valid, but not current, as it grows."""
+        return self._alive()
+
+    @property
+    def dtype(self):
+        return self._dtype
+
+    @property
+    def ndim(self):
+        return self._ndim
+
+    @property
+    def shape(self):
+        return self._alive().shape
+
+    @property
+    def size(self):
+        return self._alive().size
+
+    @property
+    def alloc_size(self):
+        """Items that the allocated memory has room for."""
+        view = self._alive()
+        return view.size if self._store is None else self._store.size
+
+    def __len__(self):
+        view = self._alive()
+        if not self._ndim:
+            raise TypeError("len() of 0-dimensional Data")
+        return view.shape[0]
+
+    def __getitem__(self, index):
+        return self._alive()[index]
+
+    def __setitem__(self, index, value):
+        self._alive()[index] = value
+
+    def __array__(self, dtype=None):
+        view = self._alive()
+        return view if dtype is None else view.astype(dtype, copy=False)
+
+    def __repr__(self):
+        name = f" {self.name!r}" if self.name else ""
+        if self._view is None:
+            return f"<Data{name}: freed>"
+        return f"<Data{name}: {self._dtype} {self._view.shape}>"
+
+    # Changing it
+
+    def set_value(self, value, force_cast=False, oversize=1):
+        """Replace the contents; memory is kept where it has room.
+
+        Parameters
+        ----------
+        value : array-like
+        force_cast : bool
+            Whether to cast a dtype that cannot be cast safely.
+        oversize : float
+            In [1, 2]: how much room to allocate, times the size, if new memory is needed.
+        """
+        oversize = _check_oversize(oversize)
+        self._alive()
+        if self._map(value):
+            return
+        value = self.condition_data(value, force_cast)
+        self._reserve(value.size, value.shape, oversize)
+        self._view[...] = value
+
+    def set_length(self, length, oversize=1):
+        """Change the extent of axis 0. Old rows are kept; new ones are zero."""
+        length = _check_extent(length, "length")
+        if not self._ndim:
+            raise ValueError("set_length: this Data has no axis 0")
+        self.set_shape((length, *self.shape[1:]), oversize)
+
+    def set_shape(self, shape, oversize=1):
+        """Change the shape. What lies in the old and the new shape is kept; the rest is zero."""
+        oversize = _check_oversize(oversize)
+        shape = _check_shape(shape)
+        if len(shape) != self._ndim:
+            raise ValueError(f"set_shape: expected {self._ndim} extents, got shape {shape}")
+        old = self._alive()
+        if shape == old.shape:
+            return
+        size = _size(shape)
+        stays = shape[1:] == old.shape[1:] and self._store is not None and size <= self.alloc_size
+        kept = tuple(slice(0, min(before, after)) for before, after in zip(old.shape, shape))
+        if stays:
+            self._reserve(size, shape, oversize)
+            self._view[len(old) :] = 0
+            return
+        saved = old[kept].copy() if self._store is None or size <= self.alloc_size else old[kept]
+        self._reserve(size, shape, oversize)
+        self._view[...] = 0
+        self._view[kept] = saved
+
+    def condition_data(self, value, force_cast=False):
+        """Return `value` as an array of this dtype and ndim.
+
+        Raises
+        ------
+        TypeError
+            If the dtype cannot be cast safely and `force_cast` is not set, or the ndim differs.
+        """
+        return condition(value, self._dtype, self._ndim, force_cast, self._label())
+
+    def free_memory(self):
+        """Give the memory back; this object cannot be used any more."""
+        self._store = self._view = self._file = self._reference = None
+        self._world.here.memory.collect()
+
+    # Inside
+
+    def _label(self):
+        return f"Data {self.name!r}" if self.name else "Data"
+
+    def _alive(self):
+        if self._view is None:
+            if self._world.closed:
+                raise ClosedError(f"{self._label()}: its world was closed")
+            raise ValueError(f"{self._label()}: its memory was freed by free_memory()")
+        return self._view
+
+    def reference(self):
+        """Return what `open_reference` needs on another rank."""
+        if self._reference is None:
+            view = self._alive()
+            self._reference = self._file or self._world.here.memory.reference(view)
+        return self._reference
+
+    def _reserve(self, size, shape, oversize=1):
+        if self._store is None or size > self._store.size:
+            self._view = None  # so that the memory of old views' blocks is given back first
+            room = int(size * oversize)
+            self._store = self._world.here.memory.empty((room,), self._dtype)
+        self._file = self._reference = None
+        self._view = self._store[:size].reshape(shape)
+
+    def _map(self, value):
+        """Use the file of a ``numpy.memmap``, if `value` is one that every rank can map alike."""
+        place = locate_in_file(value)
+        if place is None or value.dtype != self._dtype or value.ndim != self._ndim:
+            return False
+        self._store, self._reference = None, None
+        self._file, self._view = place, value
+        return True
+
+
+def data(
+    value=None,
+    var=None,
+    dtype=None,
+    ndim=None,
+    shape=None,
+    minibatch=False,
+    force_cast=False,
+    oversize=1,
+    name=None,
+):
+    """Make an array in shared memory, to be used as an input of functions.
+
+    Parameters
+    ----------
+    value : array-like, optional
+        Its first contents. A ``numpy.memmap`` is not copied: every rank maps the file.
+    var : variable, optional
+        Gives dtype and ndim.
+    dtype, ndim : optional
+        Instead of `var`; the value's own where neither is given.
+    shape : tuple of int, optional
+        Instead of `value`: the array begins with zeros.
+    minibatch : bool
+        Whether it holds the rows of one batch only: `batch` is then counted from the batch's start.
+    force_cast : bool
+        Whether to cast a value whose dtype cannot be cast safely.
+    oversize : float
+        In [1, 2]: room to allocate, times the size.
+    name : str, optional
+
+    Returns
+    -------
+    Data
+
+    Raises
+    ------
+    TypeError, ValueError
+        If the arguments contradict each other, or leave dtype or ndim open.
+    """
+    world = _world.current()
+    world.check_usable()
+    oversize = _check_oversize(oversize)
+    if name is not None and not isinstance(name, str):
+        raise TypeError(f"data: name must be a string, got {name!r}")
+    if value is not None and shape is not None:
+        raise ValueError("data: give value or shape, not both")
+    if var is not None:
+        if dtype is not None or ndim is not None:
+            raise ValueError("data: give var, or dtype and ndim, not both")
+        dtype, ndim, _ = world.here.engine.type_of(var)
+        name = name or var.name
+    if shape is not None:
+        shape = _check_shape(shape)
+        ndim = len(shape) if ndim is None else _check_extent(ndim, "ndim")
+        if len(shape) != ndim:
+            raise ValueError(f"data: ndim is {ndim}, but shape {shape} has {len(shape)} extents")
+    array = None if value is None else as_array(value, dtype, "data")
+    if dtype is None and array is not None:
+        dtype = array.dtype
+    if ndim is None and array is not None:
+        ndim = array.ndim
+    if dtype is None or ndim is None:
+        raise ValueError("data: give a value, a var, or dtype and ndim (or shape)")
+    result = Data(world, _check_dtype(dtype), _check_extent(ndim, "ndim"), minibatch, name)
+    if array is not None:
+        result.set_value(array if isinstance(value, Data) else value, force_cast, oversize)
+    elif shape is not None:
+        result.set_shape(shape, oversize)
+    return result
+
+
+def condition(value, dtype, ndim, force_cast, label):
+    """Return `value` as an array of `dtype` and `ndim`, or raise ``TypeError`` naming `label`."""
+    array = as_array(value, dtype, label)
+    if array.dtype != dtype:
+        if not force_cast and not np.can_cast(array.dtype, dtype, "safe"):
+            raise TypeError(
+                f"{label}: expected {np.dtype(dtype)}, got {array.dtype}, which cannot be cast "
+                f"safely; convert it, or set force_cast=True"
+            )
+        array = array.astype(dtype)
+    if array.ndim != ndim:
+        raise TypeError(f"{label}: expected {ndim} dimensions, got {array.ndim} ({array.shape})")
+    return array
+
+
+def as_array(value, dtype, label):
+    """Return an array; Python numbers take the dtype that is wanted if they fit it."""
+    if isinstance(value, (np.ndarray, np.generic)):
+        array = np.asarray(value)
+    elif isinstance(value, Data):
+        return value.data
+    else:
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("error", np.VisibleDeprecationWarning)  # ragged lists
+                array = np.array(value)
+        except (ValueError, np.VisibleDeprecationWarning) as error:
+            raise TypeError(f"{label}: not an array: {error}") from error
+        if dtype is not None and array.dtype.kind in "biuf":
+            wanted = np.dtype(dtype)
+            if np.can_cast(array.dtype, wanted, "same_kind"):
+                cast = array.astype(wanted)
+                if wanted.kind not in "iu" or np.array_equal(cast, array):
+                    array = cast
+    if array.dtype.kind not in "biufc":
+        raise TypeError(f"{label}: expected numbers, got dtype {array.dtype} from {type(value)}")
+    return array
+
+
+def locate_in_file(value):
+    """Return a reference to where a ``numpy.memmap`` lies in its file, or None if it is not there.
+
+    Copy-on-write mappings and views that are not C-contiguous have no such place.
+    """
+    if not isinstance(value, np.memmap) or value.filename is None or value.mode == "c":
+        return None
+    mapping = value._mmap
+    if mapping is None or not value.flags.c_contiguous:
+        return None
+    start = value.offset - value.offset % mmap.ALLOCATIONGRANULARITY
+    first = np.frombuffer(mapping, np.uint8).ctypes.data
+    offset = start + value.ctypes.data - first
+    return "file", os.fspath(value.filename), value.dtype.str, value.shape, offset
+
+
+def open_reference(here, reference):
+    """Return the array of a `Data`'s reference, on any rank, without a copy."""
+    if reference[0] != "file":
+        return here.memory.open(reference)
+    if reference not in here.files:
+        _, filename, dtype, shape, offset = reference
+        here.files[reference] = np.memmap(filename, dtype, "r", offset, shape).view(np.ndarray)
+    return here.files[reference]
+
+
+def _size(shape):
+    size = 1
+    for extent in shape:
+        size *= extent
+    return size
+
+
+def _check_oversize(oversize):
+    if isinstance(oversize, (bool, str)) or not isinstance(oversize, (int, float, np.number)):
+        raise TypeError(f"oversize: expected a number in [1, 2], got {oversize!r}")
+    if not 1 <= oversize <= 2:
+        raise ValueError(f"oversize: expected a number in [1, 2], got {oversize}")
+    return float(oversize)
+
+
+def _check_dtype(dtype):
+    try:
+        checked = np.dtype(dtype)
+    except TypeError as error:
+        raise TypeError(f"dtype: expected a NumPy dtype, got {dtype!r}") from error
+    if checked.kind not in "biufc":
+        raise TypeError(f"dtype: expected a dtype of numbers, got {checked}")
+    return checked
+
+
+def _check_extent(extent, what):
+    if isinstance(extent, (bool, np.bool_)) or not isinstance(extent, (int, np.integer)):
+        raise TypeError(f"{what}: expected an int, got {extent!r}")
+    if extent < 0:
+        raise ValueError(f"{what}: expected zero or more, got {extent}")
+    return int(extent)
+
+
+def _check_shape(shape):
+    if not isinstance(shape, (tuple, list)):
+        raise TypeError(f"shape: expected a tuple of ints, got {shape!r}")
+    return tuple(_check_extent(extent, "shape") for extent in shape)

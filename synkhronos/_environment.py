@@ -1,0 +1,193 @@
+"""Making Theano 1.0.5 importable here.
+
+Theano asks NumPy which BLAS it was built with, in a way that NumPy 1.22 and newer no longer
+answer, so that a plain ``import theano`` ends in a traceback. It does not ask where
+``blas.ldflags`` is set; so `prepare` sets it, unless the user has. To be of use it must run
+before Theano is imported.
+
+Nothing here runs the compiler, and nothing but NumPy is imported, which Theano imports too.
+"""
+
+import configparser
+import importlib.util
+import os
+import shlex
+import sys
+from pathlib import Path
+from typing import Iterable, List, Mapping, Optional, Sequence, Tuple
+
+PYTHON_VERSIONS = ((3, 8), (3, 12))
+NUMPY_VERSIONS = ((1, 20), (1, 24))
+LDFLAGS = "blas.ldflags"
+
+# Characters with a meaning to Theano's splitting of flags, to its shell-like quoting, or to
+# the linker's comma-separated options.
+UNSAFE_IN_FLAGS = frozenset(" \t\n,\"'\\#")
+
+
+def prepare() -> None:
+    """Check the versions of Python and NumPy and tell Theano where BLAS is.
+
+    Raises
+    ------
+    ImportError
+        If Theano cannot work here: the message says why, and how to mend it.
+    """
+    if runs_as_command(sys.argv, interpreter_arguments()):
+        # `python -m synkhronos` imports this package first. Its commands must work also where
+        # the rest of the package cannot be imported, and `run` before Theano is.
+        from synkhronos.__main__ import main
+
+        sys.exit(main(sys.argv[1:]))
+    complaint = python_complaint(sys.version_info[:3]) or package_complaint()
+    if complaint:
+        raise ImportError(complaint)
+    if "theano" not in sys.modules:
+        set_flags(os.environ)
+
+
+def set_flags(environ) -> None:
+    """Add ``blas.ldflags`` to ``THEANO_FLAGS`` in `environ`, unless the user has set it."""
+    if user_ldflags(environ) is None:
+        environ["THEANO_FLAGS"] = add_flag(environ.get("THEANO_FLAGS", ""), find_ldflags())
+
+
+def package_complaint() -> Optional[str]:
+    """Say why NumPy or Theano, as installed here, cannot be used; None if they can."""
+    try:
+        import numpy
+    except ImportError as error:
+        return f"Synkhronos needs NumPy, and importing it failed: {error}. {_remedy()}"
+    if importlib.util.find_spec("theano") is None:
+        return f"Synkhronos needs Theano 1.0.5, and no Theano is installed. {_remedy()}"
+    return numpy_complaint(numpy.__version__)
+
+
+def python_complaint(version: Sequence[int]) -> Optional[str]:
+    """Say what is wrong with this version of Python; None if nothing is."""
+    oldest, too_new = PYTHON_VERSIONS
+    if oldest <= tuple(version[:2]) < too_new:
+        return None
+    return (
+        "Synkhronos needs Python 3.8 to 3.11, since Theano 1.0.5 works on no other, and got "
+        f"Python {_dotted(version)}: run it in an environment made with one of these."
+    )
+
+
+def numpy_complaint(version: str) -> Optional[str]:
+    """Say what is wrong with this version of NumPy; None if nothing is."""
+    oldest, too_new = NUMPY_VERSIONS
+    numbers = tuple(int(part) for part in version.split(".")[:2])
+    if oldest <= numbers < too_new:
+        return None
+    return (
+        f"Synkhronos needs NumPy {_dotted(oldest)} or newer but before {_dotted(too_new)}, where "
+        f"Theano's C code no longer compiles, and got NumPy {version}. {_remedy()}"
+    )
+
+
+def user_ldflags(environ: Mapping[str, str]) -> Optional[str]:
+    """Find the ``blas.ldflags`` that the user set, as Theano reads it; None if they did not."""
+    value = flags_of(environ.get("THEANO_FLAGS", "")).get(LDFLAGS)
+    if value is not None:
+        return value
+    paths = environ.get("THEANORC", "~/.theanorc").split(os.pathsep)
+    parser = configparser.RawConfigParser()
+    try:
+        parser.read([os.path.expanduser(path) for path in paths])
+    except configparser.Error:
+        return None  # Theano reads the same files and says best what is wrong in them.
+    section, option = LDFLAGS.split(".")
+    return parser.get(section, option, fallback=None)
+
+
+def flags_of(text: str) -> Mapping[str, str]:
+    """Split a value of ``THEANO_FLAGS`` into names and values, by Theano's rules."""
+    splitter = shlex.shlex(text, posix=True)
+    splitter.whitespace = ","
+    splitter.whitespace_split = True
+    pairs = (flag.strip().split("=", 1) for flag in splitter)
+    return {pair[0]: pair[1] for pair in pairs if len(pair) == 2}
+
+
+def add_flag(flags: str, ldflags: str) -> str:
+    """Put ``blas.ldflags`` before the user's own flags, which are left as they are."""
+    ours = f'{LDFLAGS}="{ldflags}"' if ldflags else f"{LDFLAGS}="
+    return f"{ours},{flags}" if flags else ours
+
+
+def find_ldflags() -> str:
+    """Find the linker's flags for a BLAS: the system's OpenBLAS, else the one inside SciPy.
+
+    Empty if there is neither; Theano then works through NumPy.
+    """
+    system, others = library_folders()
+    if find_library(system, "libopenblas.so"):
+        return "-lopenblas"
+    by_path = find_library(others, "libopenblas.so")
+    return ldflags_by_path(by_path or find_library(scipy_folders(), "libopenblas*.so"))
+
+
+def ldflags_by_path(library: Optional[Path]) -> str:
+    """Link `library` by its path, which is also where it is looked for when it is loaded."""
+    # Theano accepts no bare path, and warns about -L with a name that it cannot guess; one
+    # option to the linker does it all. Some linkers drop a library that is named before the
+    # code that needs it, unless told not to.
+    if library is None or UNSAFE_IN_FLAGS & set(str(library)):
+        return ""
+    return f"-Wl,--no-as-needed,{library},-rpath,{library.parent}"
+
+
+def library_folders() -> Tuple[List[Path], List[Path]]:
+    """List where linkers look by themselves, and where else a BLAS may be installed."""
+    architecture = getattr(sys.implementation, "_multiarch", "")
+    names = ["/usr/local/lib", "/lib64", "/usr/lib64", "/lib", "/usr/lib"]
+    if architecture:
+        names = [f"/lib/{architecture}", f"/usr/lib/{architecture}", *names]
+    others = [*os.environ.get("LIBRARY_PATH", "").split(os.pathsep), f"{sys.prefix}/lib"]
+    return [Path(name) for name in names], [Path(name) for name in others if name]
+
+
+def scipy_folders() -> List[Path]:
+    """List where SciPy's wheel keeps the OpenBLAS that it brings along."""
+    scipy = importlib.util.find_spec("scipy")
+    locations = scipy.submodule_search_locations if scipy else None
+    return [Path(location).parent / "scipy.libs" for location in locations or []]
+
+
+def find_library(folders: Iterable[Path], pattern: str) -> Optional[Path]:
+    """Find the first file whose name matches `pattern`, in the order of `folders`."""
+    for folder in folders:
+        for library in sorted(folder.glob(pattern)):
+            return library
+    return None
+
+
+def interpreter_arguments() -> List[str]:
+    """List the arguments that the interpreter got before those of the program."""
+    command_line = getattr(sys, "orig_argv", None)  # Python 3.10 and newer
+    if command_line is None:
+        try:
+            command_line = Path("/proc/self/cmdline").read_text().split("\0")[:-1]
+        except OSError:
+            command_line = []
+    return command_line[: len(command_line) - len(sys.argv[1:])]
+
+
+def runs_as_command(argv: Sequence[str], interpreter: Sequence[str]) -> bool:
+    """Tell whether Python is just now looking for ``python -m synkhronos``."""
+    if argv[:1] != ["-m"] or not interpreter:
+        return False
+    last = interpreter[-1]
+    return last == "synkhronos" or (last.startswith("-") and last.endswith("msynkhronos"))
+
+
+def _dotted(version: Sequence[int]) -> str:
+    return ".".join(str(number) for number in version)
+
+
+def _remedy() -> str:
+    return (
+        'Mend it with: python -m pip install "setuptools<70" wheel "numpy>=1.23,<1.24" '
+        '"scipy<1.11", and then: python -m pip install --no-build-isolation Theano==1.0.5'
+    )

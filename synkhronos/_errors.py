@@ -1,0 +1,56 @@
+"""The exceptions that Synkhronos raises of its own.
+
+Wrong arguments are plain ``TypeError``, ``ValueError`` and ``IndexError``; the classes here are for
+what goes wrong with the processes.
+"""
+
+
+class SynkhronosError(Exception):
+    """Base class of all exceptions of this package."""
+
+
+class NotForkedError(SynkhronosError, RuntimeError):
+    """A call that needs ``fork()`` first."""
+
+
+class AlreadyForkedError(SynkhronosError, RuntimeError):
+    """``fork()`` while a world exists."""
+
+
+class ClosedError(SynkhronosError, RuntimeError):
+    """A call after ``close()``, or with an object of a world that was closed."""
+
+
+class WorkerError(SynkhronosError):
+    """An exception inside a worker; its traceback is part of the message.
+
+    Attributes
+    ----------
+    rank : int
+        The worker's rank.
+    type_name : str
+        The name of the exception's class.
+    traceback : str
+        The worker's traceback, formatted.
+    """
+
+    def __init__(self, rank, type_name, message, traceback):
+        super().__init__(rank, type_name, message, traceback)
+        self.rank = rank
+        self.type_name = type_name
+        self.message = message
+        self.traceback = traceback
+
+    def __str__(self):
+        return (
+            f"rank {self.rank} raised {self.type_name}: {self.message}\n\n"
+            f"Traceback of rank {self.rank}:\n{self.traceback}"
+        )
+
+
+class WorldBrokenError(SynkhronosError):
+    """A worker died or a barrier timed out; only ``close()`` is left."""
+
+
+class CollectiveAbortedError(SynkhronosError):
+    """This rank left a collective because another rank failed in the same command."""

@@ -1,0 +1,167 @@
+"""The reduction operations, as pure arithmetic on arrays.
+
+This is the one place that knows what ``"avg"`` or ``"max"`` means: outputs, slices, collectives and
+communicators all look here. A new operation is a new row of ``OPERATIONS``.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+#: Modes that an output may have besides the reductions.
+GATHER = "gather"
+
+
+class Operation(NamedTuple):
+    """How the values of several ranks or slices become one."""
+
+    name: str
+    combine: np.ufunc
+    weighted: bool
+    kinds: str  # the dtype kinds it is defined for
+
+    def check_dtype(self, dtype, what):
+        """Raise ``TypeError`` if values of `dtype` cannot be reduced so; `what` names the value."""
+        dtype = np.dtype(dtype)
+        if dtype.kind not in self.kinds:
+            raise TypeError(
+                f"operation {self.name!r} of {what}: not defined for dtype {dtype}; cast it to a "
+                f"float, or use another operation"
+            )
+
+    def reduce(self, arrays, weights=None):
+        """Reduce a list of equally shaped arrays to a new one, in list order.
+
+        Parameters
+        ----------
+        arrays : list of numpy.ndarray
+            At least one; none of them is changed.
+        weights : list of float, optional
+            One a value, used by ``"avg"`` alone. Values of weight zero take no part in it.
+        """
+        result = np.array(arrays[0])
+        return self.reduce_into(result, [result, *arrays[1:]], weights)
+
+    def reduce_into(self, out, arrays, weights=None):
+        """As `reduce`, into `out`, which may be ``arrays[0]`` itself but no other of them."""
+        if not self.weighted:
+            return self._fold(out, arrays)
+        if weights is None or all(weight == weights[0] for weight in weights):
+            if out.dtype == np.float16:
+                return _weighted_mean(out, arrays, [1.0] * len(arrays))
+            self._fold(out, arrays)
+            return np.divide(out, len(arrays), out=out, casting="same_kind")
+        return _weighted_mean(out, arrays, weights)
+
+    def _fold(self, out, arrays):
+        if len(arrays) == 1:
+            if out is not arrays[0]:
+                out[...] = arrays[0]
+            return out
+        self.combine(arrays[0], arrays[1], out=out)
+        for array in arrays[2:]:
+            self.combine(out, array, out=out)
+        return out
+
+
+def _weighted_mean(out, arrays, weights):
+    """``sum(w * a) / sum(w)``; half precision is accumulated in single."""
+    wide = np.promote_types(out.dtype, np.float32)
+    total = np.zeros(out.shape, wide)
+    for array, weight in zip(arrays, weights):
+        if weight:
+            total += np.multiply(array, wide.type(weight), dtype=wide)
+    total /= wide.type(sum(weights))
+    out[...] = total
+    return out
+
+
+class Accumulator:
+    """Takes one value after another, and keeps no more of them than the mode needs.
+
+    Parameters
+    ----------
+    mode : str or None
+        The name of an `Operation`, ``"gather"``, or None to keep the last value.
+    """
+
+    def __init__(self, mode):
+        self._mode = mode
+        self._operation = OPERATIONS.get(mode)
+        self._value, self._weight = None, 0
+        self._parts = []
+
+    def add(self, value, weight):
+        """Take a value, computed from `weight` rows."""
+        if self._mode == GATHER:
+            self._parts.append(np.array(value))
+        elif self._operation is None:
+            self._value = value
+        else:
+            self._fold(np.asarray(value), weight)
+
+    def _fold(self, value, weight):
+        operation = self._operation
+        if operation.weighted:
+            self._weight += weight
+            wide = np.promote_types(value.dtype, np.float32)
+            value = np.multiply(value, wide.type(weight), dtype=wide)
+        if self._value is None:
+            self._value = np.array(value)
+        elif self._value.shape != value.shape:
+            raise ValueError(
+                f"operation {operation.name!r}: the slices' values have unequal shapes, "
+                f"{self._value.shape} and {value.shape}; use 'gather'"
+            )
+        else:
+            operation.combine(self._value, value, out=self._value)
+
+    def result(self, dtype):
+        """Return what all the values came to."""
+        if self._mode == GATHER:
+            return concatenate(self._parts)
+        if self._operation is None:
+            return self._value
+        if self._operation.weighted:
+            self._value /= self._value.dtype.type(self._weight)
+        return self._value.astype(dtype, copy=False)
+
+
+def concatenate(arrays):
+    """Join arrays along axis 0; numbers become the items of a vector."""
+    return np.concatenate([np.atleast_1d(array) for array in arrays])
+
+
+OPERATIONS = {
+    operation.name: operation
+    for operation in (
+        Operation("avg", np.add, True, "fc"),
+        Operation("sum", np.add, False, "iufc"),
+        Operation("prod", np.multiply, False, "iufc"),
+        Operation("min", np.minimum, False, "biufc"),
+        Operation("max", np.maximum, False, "biufc"),
+    )
+}
+
+
+def find_operation(op):
+    """Return the `Operation` named `op`; a ``ValueError`` lists the names otherwise."""
+    if isinstance(op, str) and op in OPERATIONS:
+        return OPERATIONS[op]
+    error = ValueError if isinstance(op, str) else TypeError
+    raise error(f"op: expected one of {sorted(OPERATIONS)}, got {op!r}")
+
+
+def parse_output_mode(mode):
+    """Split an output's mode into ``(name, over_cpu)``: ``"c_sum"`` is ``("sum", True)``."""
+    if mode is None:
+        return None, False
+    if isinstance(mode, str):
+        name = mode[2:] if mode.startswith("c_") else mode
+        if name in OPERATIONS or name == GATHER:
+            return name, name != mode
+    error = ValueError if isinstance(mode, str) else TypeError
+    raise error(
+        f"output op: expected one of {sorted([*OPERATIONS, GATHER])}, one of these with 'c_' "
+        f"before it, or None; got {mode!r}"
+    )

@@ -1,0 +1,133 @@
+"""What a function takes and gives: the arguments of `function`, checked and brought to one form."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from synkhronos._operations import GATHER, OPERATIONS, find_operation, parse_output_mode
+
+
+class Input(NamedTuple):
+    """An input of a function."""
+
+    variable: object
+    name: str
+    type: object  # an engines.base.TensorType
+    scattered: bool
+
+    @property
+    def label(self):
+        return f"input {self.name!r}" if self.name else f"input {self.variable}"
+
+
+def parse_inputs(engine, inputs, bcast_inputs):
+    """Return the list of `Input`, the scattered ones first."""
+    parsed = []
+    for what, variables, scattered in (("inputs", inputs, True), ("bcast_inputs", bcast_inputs, 0)):
+        if variables is None:
+            variables = []
+        if not isinstance(variables, (list, tuple)):
+            raise TypeError(f"{what}: expected a list of variables, got {variables!r}")
+        for variable in variables:
+            parsed.append(_parse_input(engine, what, variable, bool(scattered)))
+    seen = [one.variable for one in parsed]
+    for position, variable in enumerate(seen):
+        if variable in seen[:position]:
+            raise ValueError(f"inputs: {variable} is given more than once")
+    return parsed
+
+
+def _parse_input(engine, what, variable, scattered):
+    try:
+        kind = engine.type_of(variable)
+    except TypeError as error:
+        raise TypeError(f"{what}: {error}") from error
+    if engine.is_shared(variable):
+        raise TypeError(f"{what}: {variable} is a shared variable; functions find these themselves")
+    if scattered and (kind.ndim == 0 or kind.broadcastable[0]):
+        raise ValueError(
+            f"inputs: {variable} ({kind.ndim} dimensions) cannot be split along axis 0; give it "
+            f"in bcast_inputs"
+        )
+    return Input(variable, variable.name, kind, scattered)
+
+
+def parse_outputs(engine, outputs):
+    """Return ``(variables, modes, single)``; `single`: a bare output, not a list, was asked for."""
+    single = outputs is not None and not isinstance(outputs, list)
+    if outputs is None:
+        outputs = []
+    elif single:
+        outputs = [outputs]
+    variables, modes = [], []
+    for position, output in enumerate(outputs):
+        variable, mode = output, "avg"
+        if isinstance(output, tuple):
+            if len(output) != 2:
+                raise ValueError(
+                    f"outputs[{position}]: expected (variable, op), got {len(output)} items"
+                )
+            variable, mode = output
+        try:
+            kind = engine.type_of(variable)
+        except TypeError as error:
+            raise TypeError(f"outputs[{position}]: {error}") from error
+        name, _ = parse_output_mode(mode)
+        if name in OPERATIONS:
+            OPERATIONS[name].check_dtype(kind.dtype, f"output {position} ({variable})")
+        variables.append(variable)
+        modes.append(mode)
+    return variables, modes, single
+
+
+def parse_updates(engine, updates):
+    """Return ``(pairs, ops)``: a list of ``(shared, new)``, and the name of each accumulation."""
+    if updates is None:
+        updates = []
+    if isinstance(updates, Mapping):
+        updates = list(updates.items())
+    if not isinstance(updates, (list, tuple)):
+        raise TypeError(f"updates: expected a list of pairs or an ordered dict, got {updates!r}")
+    pairs, ops = [], []
+    for position, update in enumerate(updates):
+        if not isinstance(update, (tuple, list)) or len(update) not in (2, 3):
+            raise TypeError(
+                f"updates[{position}]: expected (shared, new) or (shared, new, op), got {update!r}"
+            )
+        shared, new, op = (*update, "avg") if len(update) == 2 else update
+        if not hasattr(shared, "container"):
+            raise TypeError(f"updates[{position}]: expected a shared variable, got {shared!r}")
+        if op == GATHER:
+            raise ValueError(f"updates[{position}]: 'gather' cannot accumulate an update")
+        if op is not None:
+            find_operation(op)
+        if shared in [earlier for earlier, _ in pairs]:
+            raise ValueError(f"updates[{position}]: {shared} is updated more than once")
+        pairs.append((shared, new))
+        ops.append(op)
+    return pairs, ops
+
+
+def parse_sliceable(engine, sliceable_shareds, updates):
+    """Return the list of sliceable shared variables."""
+    if sliceable_shareds is None:
+        return []
+    if not isinstance(sliceable_shareds, (list, tuple)):
+        raise TypeError(
+            f"sliceable_shareds: expected a list of shared variables, got {sliceable_shareds!r}"
+        )
+    for position, shared in enumerate(sliceable_shareds):
+        if not engine.is_shared(shared):
+            raise TypeError(
+                f"sliceable_shareds[{position}]: expected a shared variable, got {shared!r}"
+            )
+        kind = engine.type_of(shared)
+        if kind.ndim == 0 or kind.broadcastable[0]:
+            raise ValueError(f"sliceable_shareds[{position}]: {shared} cannot be sliced on axis 0")
+        if shared in sliceable_shareds[:position]:
+            raise ValueError(f"sliceable_shareds: {shared} is given more than once")
+        if shared in [target for target, _ in updates]:
+            raise ValueError(
+                f"sliceable_shareds: {shared} is updated by this function; a variable of which only "
+                f"some rows are read cannot be"
+            )
+    return list(sliceable_shareds)

@@ -1,0 +1,65 @@
+"""Independent substreams of random generators: pure arithmetic on their states.
+
+A rank uses the stream that the script seeded, moved far ahead. How far: beyond what a program could
+draw, and beyond the distance between the streams that a seeded generator itself hands out.
+"""
+
+import functools
+
+import numpy as np
+
+# MRG31k3p: L'Ecuyer and Touzin, "Fast combined multiple recursive generators with multipliers of the
+# form a = +-2^q +-2^r", Winter Simulation Conference 2000. State: the last three values of each of
+# two recurrences; period about 2^185.
+_MODULI = (2**31 - 1, 2**31 - 21069)
+_STEPS = (
+    ((0, 2**22, 2**7 + 1), (1, 0, 0), (0, 1, 0)),
+    ((2**15, 0, 2**15 + 1), (1, 0, 0), (0, 1, 0)),
+)
+# The streams of one seed lie 2^134 apart, the generators within a stream 2^72.
+_DISTANCE = 160
+
+
+def jump_mrg(states, index):
+    """Move states of MRG31k3p ``index * 2**160`` draws ahead.
+
+    Parameters
+    ----------
+    states : numpy.ndarray
+        int32, the last axis of length 6.
+    index : int
+
+    Returns
+    -------
+    numpy.ndarray
+        New states of the same shape and dtype.
+    """
+    moved = np.array(states)
+    flat = moved.reshape(-1, 6)
+    for part, modulus in enumerate(_MODULI):
+        matrix = np.array(_jump_matrix(part, index), dtype=object)
+        columns = slice(3 * part, 3 * part + 3)
+        flat[:, columns] = (flat[:, columns].astype(object) @ matrix.T) % modulus
+    return moved
+
+
+@functools.lru_cache(maxsize=None)
+def _jump_matrix(part, index):
+    modulus = _MODULI[part]
+    matrix = np.array(_STEPS[part], dtype=object)
+    for _ in range(_DISTANCE):
+        matrix = matrix @ matrix % modulus
+    result = np.array([[int(i == j) for j in range(3)] for i in range(3)], dtype=object)
+    for _ in range(index):
+        result = result @ matrix % modulus
+    return tuple(map(tuple, result))
+
+
+def jump_random_state(state, index):
+    """Return a copy of a ``numpy.random.RandomState``, moved ``index * 2**128`` draws ahead."""
+    bits = np.random.MT19937()
+    moved = np.random.RandomState(bits)
+    moved.set_state(state.get_state())
+    if index:
+        moved = np.random.RandomState(bits.jumped(index))
+    return moved

@@ -1,0 +1,254 @@
+"""The world: the master, its workers, and the commands that all of them run.
+
+A command is an object with one method, ``run(here)``. The master makes it, the transport brings it to
+every worker, each rank runs it on its own state `here`, and what ``run`` returns, or the exception that
+it raises, comes back to the master with the finish barrier. The public function and its command stand
+together in one module; there is no other list of what a worker can do.
+
+There is one world at a time, and it is the package's only mutable global.
+"""
+
+import io
+import logging
+import math
+import pickle
+import traceback
+import weakref
+
+import numpy as np
+
+from synkhronos._errors import (
+    ClosedError,
+    CollectiveAbortedError,
+    NotForkedError,
+    WorkerError,
+    WorldBrokenError,
+)
+
+logger = logging.getLogger("synkhronos")
+
+_CLOSING = 2.0  # seconds that a worker has to end by itself
+
+_current = None
+
+
+class Command:
+    """Something that every rank does. Keep it small: it is pickled for each call."""
+
+    def run(self, here):
+        """Do it, with the state of this rank, and return what the master needs of it."""
+        raise NotImplementedError
+
+
+class Here:
+    """A rank's own state: what a command finds where it runs.
+
+    Attributes
+    ----------
+    rank, size, master_rank : int
+    memory : SharedMemory
+    comm : Communicator
+    engine : Engine
+    functions : list of Function
+        By number; the same on every rank once they are replicated.
+    shareds : list of shared variables
+        By number; this rank's replicas.
+    rows : dict
+        How many rows each function, by number, had in its last call on this rank.
+    files : dict
+        This rank's mappings of the files that `Data` of ``numpy.memmap`` lie in.
+    outbox : list of arrays
+        Outputs in shared memory that the master has yet to read.
+    """
+
+    def __init__(self, transport, comm, engine):
+        self.transport = transport
+        self.comm = comm
+        self.engine = engine
+        self.memory = transport.memory
+        self.size = transport.size
+        self.master_rank = transport.master_rank
+        self.functions = []
+        self.shareds = []
+        self.rows = {}
+        self.files = {}
+        self.outbox = []
+        self._buffers = {}
+
+    def buffer(self, key, shape, dtype):
+        """Return an array to write to; the same memory for the same key, if it is large enough."""
+        size = math.prod(shape)
+        store = self._buffers.get(key)
+        if store is None or store.size < size or store.dtype != dtype:
+            store = self._buffers[key] = np.empty(size, dtype)
+        return store[:size].reshape(shape)
+
+    @property
+    def rank(self):
+        return self.transport.rank
+
+    @property
+    def is_master(self):
+        return self.rank == self.master_rank
+
+    def execute(self, payload):
+        """Run the command in these bytes and return the bytes of the reply."""
+        try:
+            status, result = None, pickle.loads(payload).run(self)
+            return pickle.dumps((status, result), pickle.HIGHEST_PROTOCOL)
+        except Exception as error:
+            if not isinstance(error, CollectiveAbortedError):
+                self.transport.abort()
+            status = type(error).__name__, str(error), traceback.format_exc()
+            aborted = isinstance(error, CollectiveAbortedError)
+            return pickle.dumps(((aborted, *status), None), pickle.HIGHEST_PROTOCOL)
+
+
+class World:
+    """The ranks of one ``fork()``, seen from the master.
+
+    Parameters
+    ----------
+    transport : Transport
+    comm : Communicator
+    engine : Engine
+    serve : callable
+        ``serve(here)`` is what a worker does from its start to its end.
+    """
+
+    def __init__(self, transport, comm, engine, serve):
+        self.transport = transport
+        self.here = Here(transport, comm, engine)
+        self.size = transport.size
+        self.master_rank = transport.master_rank
+        self.serve = serve
+        self.started = False
+        self.closed = False
+        self.broken = None
+        self.replicated_functions = 0
+        self.replicated_shareds = 0
+        self.shared_numbers = {}
+        self.bound = {}  # Data by the variable that it is bound to
+        self.fused = None  # the commands gathered by an open `fuse()`
+        self.datas = weakref.WeakSet()
+        self.on_close = lambda: None
+
+    def start(self):
+        """Start the workers; they inherit all that the master has by now."""
+        if not self.started:
+            self.started = True
+            if self.size > 1:
+                self.transport.start(lambda: self.serve(self.here))
+
+    def check_usable(self):
+        """Raise if no command can run in this world any more."""
+        if self.closed:
+            raise ClosedError("this world was closed; call synk.fork() to make a new one")
+        if self.broken is not None:
+            raise WorldBrokenError(self.broken)
+
+    def number_shared(self, shared):
+        """Give a shared variable the number by which every rank knows it, if it has none."""
+        if shared not in self.shared_numbers:
+            self.shared_numbers[shared] = len(self.here.shareds)
+            self.here.shareds.append(shared)
+
+    def submit(self, command, finish):
+        """Run a command and return ``finish(results by rank)``; inside ``fuse()``, later."""
+        if self.fused is None:
+            return finish(self.run(command))
+        return self.fused.add(command, finish)
+
+    def run(self, command):
+        """Let every rank run the command; return what each returned, by rank.
+
+        Raises
+        ------
+        WorkerError
+            If a worker raised.
+        WorldBrokenError
+            If a worker died.
+        Exception
+            What the command raised in the master itself.
+        """
+        self.check_usable()
+        if self.size == 1:
+            return [command.run(self.here)]
+        try:
+            self.transport.post(pickle.dumps(command, pickle.HIGHEST_PROTOCOL))
+            own, error = None, None
+            try:
+                own = command.run(self.here)
+            except (WorldBrokenError, SystemExit):
+                raise
+            except BaseException as raised:  # KeyboardInterrupt, too: the workers finish first
+                error = raised
+                if not isinstance(raised, CollectiveAbortedError):
+                    self.transport.abort()
+            replies = self.transport.collect()
+        except WorldBrokenError as broken:
+            self.broken = str(broken)
+            raise
+        except BaseException:
+            # Interrupted between the barriers: ranks may be out of step from here on.
+            self.broken = "a command was interrupted; the workers were ended; only close() is left"
+            self.transport.close(0)
+            raise
+        results, failures = self._read(replies)
+        if error is not None and not isinstance(error, CollectiveAbortedError):
+            raise error
+        if failures:
+            raise self._first_cause(failures) from error
+        if error is not None:
+            raise error
+        results[self.master_rank] = own
+        return results
+
+    def _read(self, replies):
+        results, failures = [None] * self.size, []
+        for rank, reply in enumerate(replies):
+            if reply is not None:
+                status, results[rank] = pickle.loads(reply)
+                if status is not None:
+                    failures.append((rank, *status))
+        return results, failures
+
+    def _first_cause(self, failures):
+        """Return the error of the first rank that failed by itself, not because of another."""
+        rank, _, *cause = min(failures, key=lambda failure: failure[1])
+        return WorkerError(rank, *cause)
+
+    def close(self):
+        """End the workers and give everything back that this world holds."""
+        if self.closed:
+            return
+        try:
+            if self.started and self.size > 1 and self.broken is None:
+                self.transport.post(b"")
+        finally:
+            self.closed = True
+            self.transport.close(_CLOSING)
+            for release in self.on_close:
+                release()
+            self.datas = weakref.WeakSet()
+        self.on_close = lambda: None
+
+
+def current():
+    """Return the one world, or raise if there is none that can be used."""
+    if _current is None:
+        raise NotForkedError("no processes yet: call synk.fork() first")
+    if _current.closed:
+        raise ClosedError("the processes were closed: call synk.fork() again first")
+    return _current
+
+
+def exists():
+    """Whether there is a world that is not closed."""
+    return _current is not None and not _current.closed
+
+
+def enter(world):
+    """Make this the one world."""
+    global _current
+    _current = world

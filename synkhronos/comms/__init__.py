@@ -1,0 +1,1 @@
+"""Collectives on arrays, called by every rank inside the same command."""

@@ -1,0 +1,1 @@
+"""Graph compilers with their array types."""

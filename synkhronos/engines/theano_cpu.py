@@ -1,0 +1,202 @@
+"""Theano on NumPy arrays."""
+
+import io
+import pickle
+import sys
+import threading
+from collections import OrderedDict
+
+import theano
+from theano.compile.function_module import Function as TheanoFunction
+from theano.compile.sharedvalue import SharedVariable
+from theano.gof.link import Container
+from theano.sandbox.rng_mrg import mrg_uniform_base
+from theano.tensor import TensorType as TheanoTensorType
+from theano.tensor.raw_random import RandomStateType
+
+from synkhronos._streams import jump_mrg, jump_random_state
+from synkhronos.engines.base import Engine, TensorType
+
+# Theano's pickles recurse once or more a node of the graph.
+_DEEP_STACK = 512 << 20
+_DEEP_RECURSION = 1_000_000
+
+
+class TheanoCpuEngine(Engine):
+    """Theano 1.0.5 with its C code, on one core or more of this machine."""
+
+    def setup(self, device):
+        if device != "cpu":
+            raise ValueError(f"device: the engine of Theano on NumPy runs on 'cpu', got {device!r}")
+
+    # Graphs
+
+    def type_of(self, variable):
+        kind = getattr(variable, "type", None)
+        if not isinstance(variable, theano.gof.Variable) or not isinstance(kind, TheanoTensorType):
+            raise TypeError(f"expected a Theano tensor variable, got {variable!r}")
+        return TensorType(kind.dtype, kind.ndim, kind.broadcastable)
+
+    def is_shared(self, variable):
+        return isinstance(variable, SharedVariable) and isinstance(variable.type, TheanoTensorType)
+
+    def build(self, inputs, outputs, updates, givens, sliceable, **kwargs):
+        givens = list(givens.items() if hasattr(givens, "items") else givens or ())
+        rows = [shared.type(f"{shared.name or 'shared'}_rows") for shared in sliceable]
+        if sliceable:
+            _check_used(sliceable, outputs, updates, givens)
+            swap = OrderedDict(zip(sliceable, rows))
+            outputs, updates, givens = _replace(swap, outputs, updates, givens)
+        compiled = theano.function(
+            [*inputs, *rows], outputs, updates=OrderedDict(updates), givens=givens, **kwargs
+        )
+        # Arguments are checked before they are scattered; a second check would cost 40% of a small
+        # call. https://theano-pymc.readthedocs.io/en/latest/tutorial/faq_tutorial.html
+        compiled.trust_input = True
+        return compiled
+
+    def shareds(self, compiled):
+        return compiled.get_shared()
+
+    def dumps(self, objects, known):
+        def work():
+            buffer = io.BytesIO()
+            _GraphPickler(buffer, known).dump(objects)
+            return buffer.getbuffer()
+
+        return _with_deep_stack(work)
+
+    def loads(self, payload, known):
+        return _with_deep_stack(lambda: _GraphUnpickler(io.BytesIO(payload), known).load())
+
+    # Calls
+
+    def call(self, compiled, arguments, subset=None):
+        if subset is None:
+            return compiled(*arguments)
+        return compiled(*arguments, output_subset=subset)
+
+    def condition(self, variable, value):
+        return variable.type.filter(value, strict=False, allow_downcast=None)
+
+    # Shared variables
+
+    def storage(self, shared):
+        return shared.container.storage[0]
+
+    def store(self, shared, array):
+        shared.container.storage[0] = array
+
+    def random_streams(self, compiled):
+        states = [
+            shared for shared in self.shareds(compiled) if isinstance(shared.type, RandomStateType)
+        ]
+        for node in compiled.maker.fgraph.apply_nodes:
+            if isinstance(node.op, mrg_uniform_base):
+                states.extend(
+                    shared
+                    for shared in self.shareds(compiled)
+                    if shared not in states and _is_input(compiled, shared, node.inputs[0])
+                )
+        return states
+
+    def jump(self, shared, index):
+        state = self.storage(shared)
+        if isinstance(shared.type, RandomStateType):
+            self.store(shared, jump_random_state(state, index))
+        else:
+            self.store(shared, jump_mrg(state, index))
+
+
+def _is_input(compiled, shared, variable):
+    """Whether a variable of the optimised graph is the input that `shared` became in it."""
+    return any(
+        graph_input is variable and wrapped.variable is shared
+        for wrapped, graph_input in zip(compiled.maker.inputs, compiled.maker.fgraph.inputs)
+    )
+
+
+def _check_used(sliceable, outputs, updates, givens):
+    roots = [*outputs, *(new for _, new in updates), *(new for _, new in givens)]
+    used = set(theano.gof.graph.inputs(roots))
+    for shared in sliceable:
+        if shared not in used:
+            raise ValueError(
+                f"sliceable_shareds: {shared} is not used by the outputs, updates or givens of the "
+                f"function; used are {sorted(str(v) for v in used if isinstance(v, SharedVariable))}"
+            )
+
+
+def _replace(swap, outputs, updates, givens):
+    """Put other variables in the place of some, wherever they stand in the graphs."""
+    roots = [*outputs, *(new for _, new in updates), *(new for _, new in givens)]
+    clones = iter(theano.clone(roots, replace=swap))
+    return (
+        [next(clones) for _ in outputs],
+        [(shared, next(clones)) for shared, _ in updates],
+        [(swap.get(old, old), next(clones)) for old, _ in givens],
+    )
+
+
+class _GraphPickler(pickle.Pickler):
+    """Pickles compiled functions; shared variables that the receiver has travel by number."""
+
+    def __init__(self, file, known):
+        super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
+        self._known = known
+        self._containers = {shared.container: number for shared, number in known.items()}
+
+    def persistent_id(self, item):
+        if isinstance(item, SharedVariable) and item in self._known:
+            return "shared", self._known[item]
+        if isinstance(item, Container) and item in self._containers:
+            return "container", self._containers[item]
+        return None
+
+    def reducer_override(self, item):
+        # Theano's own way also sends every shared variable's array, by value.
+        if isinstance(item, TheanoFunction):
+            return _make_function, (item.maker, list(item.input_storage), item.trust_input)
+        return NotImplemented
+
+
+class _GraphUnpickler(pickle.Unpickler):
+    def __init__(self, file, known):
+        super().__init__(file)
+        self._known = known
+
+    def persistent_load(self, reference):
+        kind, number = reference
+        shared = self._known[number]
+        return shared if kind == "shared" else shared.container
+
+
+def _make_function(maker, input_storage, trust_input):
+    compiled = maker.create(input_storage, trustme=True)
+    compiled.trust_input = trust_input
+    return compiled
+
+
+def _with_deep_stack(work):
+    """Return ``work()``, called in a thread whose stack is deep enough for a deep graph."""
+    outcome = []
+
+    def target():
+        try:
+            outcome.append((work(), None))
+        except BaseException as error:
+            outcome.append((None, error))
+
+    stack, recursion = threading.stack_size(_DEEP_STACK), sys.getrecursionlimit()
+    try:
+        sys.setrecursionlimit(_DEEP_RECURSION)
+        thread = threading.Thread(target=target, name="synkhronos-pickle")
+        thread.start()
+        thread.join()
+    finally:
+        threading.stack_size(stack)
+        sys.setrecursionlimit(recursion)
+    result, error = outcome[0]
+    if error is not None:
+        raise error
+    return result

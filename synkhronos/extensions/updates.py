@@ -1,0 +1,593 @@
+r"""Update rules for data-parallel training, with the whole gradient in one vector.
+
+Each rule takes a loss and its parameters and returns three things: ``grad_updates``, which write
+the gradients of all parameters into one shared vector; ``param_updates``, which move the parameters
+by what is in the vector; and ``grad_shared``, the vector, all-reduced at once between the two::
+
+    grad_updates, param_updates, grad_shared = updates.adam(loss, params)
+    compute_gradient = synk.function([x, y], loss, updates=grad_updates)
+    update_params = synk.function([], updates=param_updates)
+    synk.distribute()
+
+    compute_gradient(x_data, y_data)
+    synk.all_reduce(grad_shared)
+    update_params()
+
+Names, defaults and formulas are those of Lasagne's ``updates``. In the formulas, which hold for
+each number alone, :math:`g` is the gradient, :math:`\theta` the parameter and :math:`\eta` the
+learning rate. What :func:`sgd` says of `loss`, `params`, the returned values and the errors holds
+for every rule.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Any, Callable, Iterable, Mapping, Sequence, Tuple, Union
+
+import numpy
+import theano
+import theano.tensor as tt
+from theano.compile.sharedvalue import SharedVariable
+from theano.gof import Variable
+
+from synkhronos.extensions._flat_gradient import (
+    FlatGradient,
+    UpdatePairs,
+    checked_parameters,
+    gradients_of,
+    is_state,
+    materialized,
+    new_state,
+    scalar,
+)
+
+__all__ = [
+    "adadelta",
+    "adagrad",
+    "adam",
+    "adamax",
+    "apply_momentum",
+    "apply_nesterov_momentum",
+    "momentum",
+    "nesterov_momentum",
+    "rmsprop",
+    "sgd",
+    "sgd_nonflat",
+]
+
+Hyper = Union[float, Variable]
+Loss = Union[Variable, Sequence[Variable]]
+Rule = Tuple[UpdatePairs, UpdatePairs, SharedVariable]
+
+
+def sgd(loss: Loss, params: Iterable[SharedVariable], learning_rate: Hyper) -> Rule:
+    r"""Stochastic gradient descent: :math:`\theta \leftarrow \theta - \eta g`.
+
+    Parameters
+    ----------
+    loss : scalar float expression, or list of expressions
+        The loss; or the gradients themselves, one a parameter, in the order of `params`.
+    params : list of shared variables
+        Distinct, float32 or float64, all of one dtype, of any shapes. The shapes are read from the
+        values here and must not change afterwards.
+    learning_rate : float or scalar variable
+        As all hyper-parameters: a shared variable may be changed between calls. It is cast to the
+        dtype of `params`.
+
+    Returns
+    -------
+    grad_updates : list of (shared variable, expression)
+        One pair: `grad_shared` and the concatenated, raveled gradients.
+    param_updates : list of (shared variable, expression)
+        The parameters in their order, then the state of the rule.
+    grad_shared : shared vector
+        As many numbers as all parameters together, in their dtype; zeros at first.
+
+    Raises
+    ------
+    TypeError
+        If a parameter is not a shared float tensor, the dtypes are mixed, the loss is not a float
+        expression, or a hyper-parameter is neither a number nor a variable.
+    ValueError
+        If `params` is empty or has duplicates, the loss is not a scalar or does not depend on a
+        parameter, gradients do not match `params`, or a hyper-parameter is not a scalar.
+
+    Examples
+    --------
+    >>> import numpy, theano
+    >>> weights = theano.shared(numpy.array([1.0, 2.0]))
+    >>> bias = theano.shared(3.0)
+    >>> loss = (weights ** 2).sum() + bias
+    >>> grad_updates, param_updates, grad_shared = sgd(loss, [weights, bias], learning_rate=0.25)
+    >>> compute_gradient = theano.function([], updates=grad_updates)
+    >>> update_params = theano.function([], updates=param_updates)
+    >>> _ = compute_gradient()
+    >>> grad_shared.get_value()
+    array([2., 4., 1.])
+    >>> _ = update_params()
+    >>> weights.get_value(), bias.get_value()
+    (array([0.5, 1. ]), array(2.75))
+    """
+    flat = FlatGradient(loss, params)
+    rate = flat.scalar("learning_rate", learning_rate)
+    # Scaling each piece, not the whole vector, saves a vector of memory traffic (8 against 17 ms).
+    pieces = flat.pieces(flat.gradient)
+    param_updates = [(param, param - rate * piece) for param, piece in zip(flat.params, pieces)]
+    return flat.gradient_updates(), param_updates, flat.gradient
+
+
+def sgd_nonflat(
+    loss: Loss, params: Iterable[SharedVariable], learning_rate: Hyper
+) -> tuple[UpdatePairs, UpdatePairs, list[SharedVariable]]:
+    r"""Stochastic gradient descent with a gradient variable for each parameter, for comparison.
+
+    Parameters, formula and errors as for :func:`sgd`, except that dtypes may be mixed.
+
+    Returns
+    -------
+    grad_updates, param_updates : list of (shared variable, expression)
+        One pair a parameter.
+    grad_shared : list of shared variables
+        Each with the shape, dtype and broadcast pattern of its parameter.
+
+    Examples
+    --------
+    >>> import numpy, theano
+    >>> weights = theano.shared(numpy.array([1.0, 2.0]))
+    >>> loss = (weights ** 2).sum()
+    >>> grad_updates, param_updates, grad_shared = sgd_nonflat(loss, [weights], 0.25)
+    >>> _ = theano.function([], updates=grad_updates)()
+    >>> _ = theano.function([], updates=param_updates)()
+    >>> [gradient.get_value() for gradient in grad_shared], weights.get_value()
+    ([array([2., 4.])], array([0.5, 1. ]))
+    """
+    params = checked_parameters(params)
+    grad_updates, param_updates, grad_shared = [], [], []
+    for position, (param, expression) in enumerate(zip(params, gradients_of(loss, params))):
+        gradient = theano.shared(
+            numpy.zeros_like(param.get_value(borrow=True)),
+            name=f"gradient_{param.name or position}",
+            broadcastable=param.broadcastable,
+        )
+        rate = scalar("learning_rate", learning_rate, param.dtype)
+        grad_updates.append((gradient, tt.patternbroadcast(expression, param.broadcastable)))
+        param_updates.append((param, param - rate * gradient))
+        grad_shared.append(gradient)
+    return grad_updates, param_updates, grad_shared
+
+
+def momentum(
+    loss: Loss, params: Iterable[SharedVariable], learning_rate: Hyper, momentum: Hyper = 0.9
+) -> Rule:
+    r"""Gradient descent with momentum [1]_.
+
+    .. math:: v \leftarrow \mu v - \eta g, \qquad \theta \leftarrow \theta + v
+
+    Parameters, returned values and errors as for :func:`sgd`; `momentum` is :math:`\mu`. The state
+    is one vector, `v`.
+
+    References
+    ----------
+    .. [1] Polyak, B. T. (1964): Some methods of speeding up the convergence of iteration methods.
+           USSR Computational Mathematics and Mathematical Physics, 4(5):1-17.
+
+    Examples
+    --------
+    >>> import numpy, theano
+    >>> weights = theano.shared(numpy.array([1.0, 2.0]))
+    >>> grad_updates, param_updates, grad_shared = momentum(weights.sum(), [weights], 0.25, 0.5)
+    >>> _ = theano.function([], updates=grad_updates)()
+    >>> update_params = theano.function([], updates=param_updates)
+    >>> _ = update_params(), update_params()
+    >>> weights.get_value()
+    array([0.375, 1.375])
+    """
+    flat = FlatGradient(loss, params)
+    rate = flat.scalar("learning_rate", learning_rate)
+    decay = flat.scalar("momentum", momentum)
+    velocity = flat.state("velocity")
+    new_velocity = decay * velocity - rate * flat.gradient
+    param_updates = [*flat.ascent(new_velocity), (velocity, new_velocity)]
+    return flat.gradient_updates(), param_updates, flat.gradient
+
+
+def nesterov_momentum(
+    loss: Loss, params: Iterable[SharedVariable], learning_rate: Hyper, momentum: Hyper = 0.9
+) -> Rule:
+    r"""Gradient descent with Nesterov momentum [1]_, the gradient at the current point [2]_.
+
+    .. math:: v \leftarrow \mu v - \eta g, \qquad \theta \leftarrow \theta + \mu v - \eta g
+
+    Parameters, returned values and errors as for :func:`sgd`; `momentum` is :math:`\mu`. The state
+    is one vector, `v`.
+
+    References
+    ----------
+    .. [1] Nesterov, Y. (1983): A method of solving a convex programming problem with convergence
+           rate O(1/k^2). Soviet Mathematics Doklady, 27(2):372-376.
+    .. [2] Bengio, Y., Boulanger-Lewandowski, N., & Pascanu, R. (2012): Advances in optimizing
+           recurrent networks. arXiv:1212.0901.
+
+    Examples
+    --------
+    >>> import numpy, theano
+    >>> weights = theano.shared(numpy.array([1.0, 2.0]))
+    >>> loss = weights.sum()
+    >>> grad_updates, param_updates, grad_shared = nesterov_momentum(loss, [weights], 0.25, 0.5)
+    >>> _ = theano.function([], updates=grad_updates)()
+    >>> _ = theano.function([], updates=param_updates)()
+    >>> weights.get_value()
+    array([0.625, 1.625])
+    """
+    flat = FlatGradient(loss, params)
+    rate = flat.scalar("learning_rate", learning_rate)
+    decay = flat.scalar("momentum", momentum)
+    velocity = flat.state("velocity")
+    new_velocity = decay * velocity - rate * flat.gradient
+    step = decay * new_velocity - rate * flat.gradient
+    return (
+        flat.gradient_updates(),
+        [*flat.ascent(step), (velocity, new_velocity)],
+        flat.gradient,
+    )
+
+
+def adagrad(
+    loss: Loss,
+    params: Iterable[SharedVariable],
+    learning_rate: Hyper = 1.0,
+    epsilon: Hyper = 1e-6,
+) -> Rule:
+    r"""Adagrad [1]_: divides by the root of the sum of all squared gradients so far.
+
+    .. math:: a \leftarrow a + g^2, \qquad
+              \theta \leftarrow \theta - \frac{\eta g}{\sqrt{a + \epsilon}}
+
+    Parameters, returned values and errors as for :func:`sgd`. The state is one vector, `a`.
+
+    References
+    ----------
+    .. [1] Duchi, J., Hazan, E., & Singer, Y. (2011): Adaptive subgradient methods for online
+           learning and stochastic optimization. JMLR, 12:2121-2159.
+
+    Examples
+    --------
+    >>> import numpy, theano
+    >>> weights = theano.shared(numpy.array([1.0, 2.0]))
+    >>> grad_updates, param_updates, grad_shared = adagrad((weights ** 2).sum(), [weights], 0.5)
+    >>> _ = theano.function([], updates=grad_updates)()
+    >>> _ = theano.function([], updates=param_updates)()
+    >>> weights.get_value().round(4)
+    array([0.5, 1.5])
+    """
+    flat = FlatGradient(loss, params)
+    rate = flat.scalar("learning_rate", learning_rate)
+    epsilon = flat.scalar("epsilon", epsilon)
+    squares = flat.state("squared_gradient_sum")
+    new_squares = materialized(squares + tt.sqr(flat.gradient))
+    step = rate * flat.gradient / tt.sqrt(new_squares + epsilon)
+    param_updates = [*flat.descent(step), (squares, new_squares)]
+    return flat.gradient_updates(), param_updates, flat.gradient
+
+
+def rmsprop(
+    loss: Loss,
+    params: Iterable[SharedVariable],
+    learning_rate: Hyper = 1.0,
+    rho: Hyper = 0.9,
+    epsilon: Hyper = 1e-6,
+) -> Rule:
+    r"""RMSProp [1]_: divides by the root of a moving average of the squared gradient.
+
+    .. math:: r \leftarrow \rho r + (1 - \rho) g^2, \qquad
+              \theta \leftarrow \theta - \frac{\eta g}{\sqrt{r + \epsilon}}
+
+    Parameters, returned values and errors as for :func:`sgd`. The state is one vector, `r`.
+
+    References
+    ----------
+    .. [1] Tieleman, T., & Hinton, G. (2012): Neural Networks for Machine Learning, lecture 6.5.
+           Coursera.
+
+    Examples
+    --------
+    >>> import numpy, theano
+    >>> weights = theano.shared(numpy.array([1.0, 2.0]))
+    >>> loss = (weights ** 2).sum()
+    >>> grad_updates, param_updates, grad_shared = rmsprop(loss, [weights], 0.1, rho=0.75)
+    >>> _ = theano.function([], updates=grad_updates)()
+    >>> _ = theano.function([], updates=param_updates)()
+    >>> weights.get_value().round(4)
+    array([0.8, 1.8])
+    """
+    flat = FlatGradient(loss, params)
+    rate = flat.scalar("learning_rate", learning_rate)
+    epsilon = flat.scalar("epsilon", epsilon)
+    squares = flat.state("squared_gradient_average")
+    new_squares = materialized(_moving_average(flat, "rho", rho, squares, tt.sqr(flat.gradient)))
+    step = rate * flat.gradient / tt.sqrt(new_squares + epsilon)
+    param_updates = [*flat.descent(step), (squares, new_squares)]
+    return flat.gradient_updates(), param_updates, flat.gradient
+
+
+def adadelta(
+    loss: Loss,
+    params: Iterable[SharedVariable],
+    learning_rate: Hyper = 1.0,
+    rho: Hyper = 0.95,
+    epsilon: Hyper = 1e-6,
+) -> Rule:
+    r"""Adadelta [1]_: scales by the ratio of the averages of squared steps and gradients.
+
+    .. math:: r \leftarrow \rho r + (1 - \rho) g^2, \qquad
+              d = g \frac{\sqrt{s + \epsilon}}{\sqrt{r + \epsilon}}, \qquad
+              s \leftarrow \rho s + (1 - \rho) d^2, \qquad
+              \theta \leftarrow \theta - \eta d
+
+    Parameters, returned values and errors as for :func:`sgd`. The state is two vectors, `r` and
+    `s`. The paper has no learning rate, that is, 1.
+
+    References
+    ----------
+    .. [1] Zeiler, M. D. (2012): ADADELTA: an adaptive learning rate method. arXiv:1212.5701.
+
+    Examples
+    --------
+    >>> import numpy, theano
+    >>> weights = theano.shared(numpy.array([1.0, 2.0]))
+    >>> grad_updates, param_updates, grad_shared = adadelta((weights ** 2).sum(), [weights])
+    >>> _ = theano.function([], updates=grad_updates)()
+    >>> _ = theano.function([], updates=param_updates)()
+    >>> weights.get_value().round(4)
+    array([0.9955, 1.9955])
+    """
+    flat = FlatGradient(loss, params)
+    rate = flat.scalar("learning_rate", learning_rate)
+    epsilon = flat.scalar("epsilon", epsilon)
+    squares = flat.state("squared_gradient_average")
+    squared_steps = flat.state("squared_step_average")
+    new_squares = materialized(_moving_average(flat, "rho", rho, squares, tt.sqr(flat.gradient)))
+    ratio = materialized(tt.sqrt(squared_steps + epsilon) / tt.sqrt(new_squares + epsilon))
+    step = flat.gradient * ratio
+    new_squared_steps = _moving_average(flat, "rho", rho, squared_steps, tt.sqr(step))
+    state_updates = [(squares, new_squares), (squared_steps, new_squared_steps)]
+    return flat.gradient_updates(), [*flat.descent(rate * step), *state_updates], flat.gradient
+
+
+def adam(
+    loss: Loss,
+    params: Iterable[SharedVariable],
+    learning_rate: Hyper = 0.001,
+    beta1: Hyper = 0.9,
+    beta2: Hyper = 0.999,
+    epsilon: Hyper = 1e-8,
+) -> Rule:
+    r"""Adam [1]_, in the form at the end of the paper's section 2.
+
+    .. math:: m \leftarrow \beta_1 m + (1 - \beta_1) g, \qquad
+              v \leftarrow \beta_2 v + (1 - \beta_2) g^2, \qquad
+              \theta \leftarrow \theta - \eta \frac{\sqrt{1 - \beta_2^t}}{1 - \beta_1^t}
+              \frac{m}{\sqrt{v} + \epsilon}
+
+    Parameters, returned values and errors as for :func:`sgd`. The state is two vectors, `m` and
+    `v`, and the scalar `t`, which is 1 in the first step; one `t` serves all parameters.
+
+    References
+    ----------
+    .. [1] Kingma, D., & Ba, J. (2014): Adam: a method for stochastic optimization. arXiv:1412.6980.
+
+    Examples
+    --------
+    >>> import numpy, theano
+    >>> weights = theano.shared(numpy.array([1.0, 2.0]))
+    >>> grad_updates, param_updates, grad_shared = adam((weights ** 2).sum(), [weights])
+    >>> _ = theano.function([], updates=grad_updates)()
+    >>> _ = theano.function([], updates=param_updates)()
+    >>> weights.get_value().round(4)
+    array([0.999, 1.999])
+    """
+    flat = FlatGradient(loss, params)
+    rate = flat.scalar("learning_rate", learning_rate)
+    epsilon = flat.scalar("epsilon", epsilon)
+    mean, squares = flat.state("gradient_average"), flat.state("squared_gradient_average")
+    count = flat.step_count()
+    new_count = count + 1
+    new_mean = _moving_average(flat, "beta1", beta1, mean, flat.gradient)
+    new_squares = _moving_average(flat, "beta2", beta2, squares, tt.sqr(flat.gradient))
+    corrected_rate = (
+        rate
+        * tt.sqrt(1 - flat.scalar("beta2", beta2) ** new_count)
+        / (1 - flat.scalar("beta1", beta1) ** new_count)
+    )
+    step = corrected_rate * new_mean / (tt.sqrt(new_squares) + epsilon)
+    state_updates = [(mean, new_mean), (squares, new_squares), (count, new_count)]
+    return flat.gradient_updates(), [*flat.descent(step), *state_updates], flat.gradient
+
+
+def adamax(
+    loss: Loss,
+    params: Iterable[SharedVariable],
+    learning_rate: Hyper = 0.002,
+    beta1: Hyper = 0.9,
+    beta2: Hyper = 0.999,
+    epsilon: Hyper = 1e-8,
+) -> Rule:
+    r"""Adamax [1]_, the variant of Adam with the infinity norm (section 7.1 of the paper).
+
+    .. math:: m \leftarrow \beta_1 m + (1 - \beta_1) g, \qquad
+              u \leftarrow \max(\beta_2 u, |g|), \qquad
+              \theta \leftarrow \theta - \frac{\eta}{1 - \beta_1^t} \frac{m}{u + \epsilon}
+
+    Parameters, returned values and errors as for :func:`sgd`. The state is two vectors, `m` and
+    `u`, and the scalar `t`, which is 1 in the first step.
+
+    References
+    ----------
+    .. [1] Kingma, D., & Ba, J. (2014): Adam: a method for stochastic optimization. arXiv:1412.6980.
+
+    Examples
+    --------
+    >>> import numpy, theano
+    >>> weights = theano.shared(numpy.array([1.0, 2.0]))
+    >>> grad_updates, param_updates, grad_shared = adamax((weights ** 2).sum(), [weights])
+    >>> _ = theano.function([], updates=grad_updates)()
+    >>> _ = theano.function([], updates=param_updates)()
+    >>> weights.get_value().round(4)
+    array([0.998, 1.998])
+    """
+    flat = FlatGradient(loss, params)
+    rate = flat.scalar("learning_rate", learning_rate)
+    epsilon = flat.scalar("epsilon", epsilon)
+    mean, largest = flat.state("gradient_average"), flat.state("gradient_norm")
+    count = flat.step_count()
+    new_count = count + 1
+    new_mean = _moving_average(flat, "beta1", beta1, mean, flat.gradient)
+    new_largest = tt.maximum(flat.scalar("beta2", beta2) * largest, abs(flat.gradient))
+    corrected_rate = rate / (1 - flat.scalar("beta1", beta1) ** new_count)
+    step = corrected_rate * new_mean / (new_largest + epsilon)
+    state_updates = [(mean, new_mean), (largest, new_largest), (count, new_count)]
+    return flat.gradient_updates(), [*flat.descent(step), *state_updates], flat.gradient
+
+
+def _moving_average(
+    flat: FlatGradient, name: str, decay: Hyper, average: Variable, value: Variable
+) -> Variable:
+    weight_of_old = flat.scalar(name, decay)
+    if isinstance(decay, Variable):
+        weight_of_new = 1 - weight_of_old
+    else:  # 1 - float32(0.999) would be off in the fifth digit.
+        weight_of_new = flat.scalar(name, 1 - decay)
+    return weight_of_old * average + weight_of_new * value
+
+
+def apply_momentum(
+    updates: Mapping | Sequence,
+    params: Iterable[SharedVariable] | None = None,
+    momentum: Hyper = 0.9,
+) -> OrderedDict | list:
+    r"""Add momentum to the updates of any rule.
+
+    With :math:`\theta'` the value that `updates` has for a parameter:
+
+    .. math:: v \leftarrow \mu v + \theta' - \theta, \qquad \theta \leftarrow \theta + v
+
+    Parameters
+    ----------
+    updates : list of (shared variable, expression) or ordered dict
+        Such as the `param_updates` of a rule. What a longer tuple holds after these is kept.
+    params : list of shared variables, optional
+        Those that get momentum; by default all in `updates` that are not state of a rule of this
+        module.
+    momentum : float or scalar variable
+        :math:`\mu`.
+
+    Returns
+    -------
+    list or OrderedDict
+        As `updates`, followed by the updates of the velocities, which have the shapes, dtypes and
+        broadcast patterns of their parameters.
+
+    Raises
+    ------
+    TypeError
+        If `updates` is neither pairs nor a mapping, or a parameter is not a shared float tensor.
+    ValueError
+        If a parameter has no update, or a variable has two.
+
+    Examples
+    --------
+    >>> import numpy, theano
+    >>> weights = theano.shared(numpy.array([1.0, 2.0]))
+    >>> grad_updates, param_updates, grad_shared = sgd(weights.sum(), [weights], 0.25)
+    >>> param_updates = apply_momentum(param_updates, momentum=0.5)
+    >>> _ = theano.function([], updates=grad_updates)()
+    >>> update_params = theano.function([], updates=param_updates)
+    >>> _ = update_params(), update_params()
+    >>> weights.get_value()
+    array([0.375, 1.375])
+    """
+
+    def moved(param: Variable, target: Variable, velocity: Variable, decay: Variable) -> Variable:
+        return param + velocity
+
+    return _with_velocities(updates, params, momentum, moved)
+
+
+def apply_nesterov_momentum(
+    updates: Mapping | Sequence,
+    params: Iterable[SharedVariable] | None = None,
+    momentum: Hyper = 0.9,
+) -> OrderedDict | list:
+    r"""Add Nesterov momentum to the updates of any rule.
+
+    With :math:`\theta'` the value that `updates` has for a parameter:
+
+    .. math:: v \leftarrow \mu v + \theta' - \theta, \qquad \theta \leftarrow \theta' + \mu v
+
+    Parameters, returned values and errors as for :func:`apply_momentum`.
+
+    Examples
+    --------
+    >>> import numpy, theano
+    >>> weights = theano.shared(numpy.array([1.0, 2.0]))
+    >>> grad_updates, param_updates, grad_shared = sgd(weights.sum(), [weights], 0.25)
+    >>> param_updates = apply_nesterov_momentum(param_updates, momentum=0.5)
+    >>> _ = theano.function([], updates=grad_updates)()
+    >>> _ = theano.function([], updates=param_updates)()
+    >>> weights.get_value()
+    array([0.625, 1.625])
+    """
+
+    def moved(param: Variable, target: Variable, velocity: Variable, decay: Variable) -> Variable:
+        return target + decay * velocity
+
+    return _with_velocities(updates, params, momentum, moved)
+
+
+def _with_velocities(
+    updates: Mapping | Sequence,
+    params: Iterable[SharedVariable] | None,
+    momentum: Hyper,
+    moved: Callable[[Variable, Variable, Variable, Variable], Variable],
+) -> OrderedDict | list:
+    entries = _entries_by_variable(updates)
+    if params is None:
+        params = [variable for variable in entries if not is_state(variable)]
+    velocities = OrderedDict()
+    for position, param in enumerate(checked_parameters(params)):
+        if param not in entries:
+            raise ValueError(
+                f"params[{position}] ({param}): expected a variable that updates has an entry for, "
+                "got none; leave it out of params"
+            )
+        target, *rest = entries[param]
+        decay = scalar("momentum", momentum, param.dtype)
+        velocity = new_state(
+            f"velocity_{param.name or position}",
+            numpy.zeros_like(param.get_value(borrow=True)),
+            param.broadcastable,
+        )
+        velocities[velocity] = new_velocity = decay * velocity + (target - param)
+        entries[param] = (moved(param, target, new_velocity, decay), *rest)
+    if isinstance(updates, Mapping):
+        return OrderedDict(
+            [*((variable, entry[0]) for variable, entry in entries.items()), *velocities.items()]
+        )
+    return [*((variable, *entry) for variable, entry in entries.items()), *velocities.items()]
+
+
+def _entries_by_variable(updates: Mapping | Sequence) -> OrderedDict[Variable, tuple]:
+    if isinstance(updates, Mapping):
+        updates = list(updates.items())
+    entries: OrderedDict[Variable, tuple[Any, ...]] = OrderedDict()
+    for position, entry in enumerate(updates):
+        if not isinstance(entry, (tuple, list)) or len(entry) < 2:
+            raise TypeError(
+                f"updates[{position}]: expected (shared variable, expression), got {entry!r}; pass "
+                "the param_updates of a rule, the second of the three values that it returns"
+            )
+        variable, *rest = entry
+        if variable in entries:
+            raise ValueError(f"updates[{position}]: a second update of {variable}; give one each")
+        entries[variable] = tuple(rest)
+    return entries

@@ -1,0 +1,1 @@
+"""How ranks are started and how bytes reach them."""

@@ -1,0 +1,71 @@
+"""What a transport must do: start the ranks, and bring bytes from one to another."""
+
+from abc import ABC, abstractmethod
+
+
+class Transport(ABC):
+    """Ranks ``0..size-1``, one of them the master.
+
+    The master calls `start`, then for each command `post` and `collect`, at last `close`. A worker
+    calls `receive` and `reply` in turn. Inside a command any rank calls `barrier` and `exchange`, all
+    ranks the same ones in the same order, or `abort`, once, if it fails.
+
+    Attributes
+    ----------
+    rank, size, master_rank : int
+        `rank` is this process's own.
+    memory : SharedMemory
+        What ranks on one machine have in common.
+    """
+
+    @abstractmethod
+    def start(self, serve):
+        """Start every worker; in it ``serve()`` is called and the worker ends as that returns."""
+
+    @abstractmethod
+    def is_master_process(self):
+        """Whether this process is the one that made the world, and no fork of it."""
+
+    @abstractmethod
+    def post(self, payload):
+        """Master: bring the bytes of a command to every worker (the start barrier)."""
+
+    @abstractmethod
+    def collect(self):
+        """Master: return every rank's reply, None for its own (the finish barrier).
+
+        Raises
+        ------
+        WorldBrokenError
+            If a worker died or the time-out passed; every worker is ended first.
+        """
+
+    @abstractmethod
+    def receive(self):
+        """Worker: wait for a command and return its bytes."""
+
+    @abstractmethod
+    def reply(self, payload):
+        """Worker: bring the bytes of the reply to the master."""
+
+    @abstractmethod
+    def barrier(self):
+        """Wait until every rank is here.
+
+        Raises
+        ------
+        CollectiveAbortedError
+            If a rank called `abort` in the same command.
+        """
+
+    @abstractmethod
+    def exchange(self, item):
+        """Return the bytes `item` of every rank, by rank. A barrier, too; raises what it raises."""
+
+    @abstractmethod
+    def abort(self):
+        """Make the others leave the barrier that they wait at, or will wait at, in this command."""
+
+    @abstractmethod
+    def close(self, grace):
+        """Master: end the workers; those that do not end within `grace` seconds are killed."""

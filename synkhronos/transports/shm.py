@@ -1,0 +1,195 @@
+"""Memory that all ranks share.
+
+One anonymous shared mapping is made before any worker is forked, so that every rank sees it at the
+same address. It has no name: nothing can be left behind in ``/dev/shm``, nobody else can open it, and
+the small ``/dev/shm`` of containers is no limit. The mapping is larger than the machine's memory, but
+a page exists only once it is written to.
+
+Each rank allocates from a span of its own, so no lock is needed; any rank reads and writes any array
+through its reference ``(offset, shape, dtype)``. A block lives as long as an array in it does.
+"""
+
+import bisect
+import collections
+import mmap
+from pathlib import Path
+
+import numpy as np
+import psutil
+
+_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
+_ALIGNMENT = 64
+_PAGE = mmap.PAGESIZE
+_KEPT = 256 << 20  # bytes of freed pages that are kept, warm, for the next block
+_CHECKED = 16 << 20  # blocks from this size on are checked against the memory that is left
+
+
+class FreeList:
+    """Offsets of free memory between two bounds: first fit, neighbours merged."""
+
+    def __init__(self, start, stop):
+        self._starts, self._stops = [start], [stop]
+
+    def take(self, nbytes):
+        """Return the offset of `nbytes` free bytes, or None."""
+        for index, start in enumerate(self._starts):
+            if self._stops[index] - start >= nbytes:
+                if self._stops[index] - start == nbytes:
+                    del self._starts[index], self._stops[index]
+                else:
+                    self._starts[index] = start + nbytes
+                return start
+        return None
+
+    def give(self, start, nbytes):
+        """Make the bytes free again."""
+        stop = start + nbytes
+        index = bisect.bisect(self._starts, start)
+        joins_left = index > 0 and self._stops[index - 1] == start
+        joins_right = index < len(self._starts) and self._starts[index] == stop
+        if joins_left and joins_right:
+            self._stops[index - 1] = self._stops[index]
+            del self._starts[index], self._stops[index]
+        elif joins_left:
+            self._stops[index - 1] = stop
+        elif joins_right:
+            self._starts[index] = start
+        else:
+            self._starts.insert(index, start)
+            self._stops.insert(index, stop)
+
+
+class _Block:
+    """Owner of an allocation: the base of the arrays in it; gives it back when the last one dies."""
+
+    __slots__ = ("_returned", "_place", "_mapping", "__array_interface__")
+
+    def __init__(self, memory, offset, nbytes, size):
+        self._returned = memory._returned
+        self._place = (offset, nbytes)
+        self._mapping = memory.mapping
+        self.__array_interface__ = {
+            "data": (memory.address + offset, False),
+            "shape": (size,),
+            "typestr": "|u1",
+            "version": 3,
+        }
+
+    def __del__(self):
+        # May run at any moment, also inside `allocate`: so it only leaves a note.
+        self._returned.append(self._place)
+
+
+class SharedMemory:
+    """The memory shared by the ranks of one world.
+
+    Parameters
+    ----------
+    ranks : int
+        How many spans it has; this process allocates from span `rank`, at first 0.
+    """
+
+    def __init__(self, ranks):
+        span = 1 << (2 * psutil.virtual_memory().total - 1).bit_length()
+        while True:
+            try:
+                self.mapping = mmap.mmap(
+                    -1, span * ranks, flags=mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | _NORESERVE
+                )
+                break
+            except (OSError, ValueError, OverflowError):
+                # A limit on address space (ulimit -v, strict overcommit): take what there is.
+                span //= 2
+                if span < 1 << 20:
+                    raise
+        self._span = span
+        self.address = np.frombuffer(self.mapping, np.uint8, count=1).ctypes.data
+        self._end = self.address + span * ranks
+        self.use_span(0)
+
+    def use_span(self, index):
+        """Allocate from this span from now on; blocks of the former one are another rank's."""
+        self._free = FreeList(index * self._span, (index + 1) * self._span)
+        self._returned = collections.deque()
+        self._kept = 0
+
+    def allocate(self, nbytes):
+        """Return a 1-d ``uint8`` array of new shared memory, not cleared."""
+        size = nbytes
+        unit = _ALIGNMENT if nbytes < _PAGE else _PAGE
+        nbytes = max(unit, -(-nbytes // unit) * unit)
+        self.collect()
+        if nbytes >= _CHECKED:
+            _check_memory_left(nbytes)
+        offset = self._free.take(nbytes)
+        if offset is None:
+            raise MemoryError(
+                f"shared memory: {nbytes} bytes were asked for, more than is left of the "
+                f"{self._span} that one rank may address; free some Data or raise 'ulimit -v'"
+            )
+        self._kept = max(0, self._kept - nbytes)
+        return np.asarray(_Block(self, offset, nbytes, size))
+
+    def empty(self, shape, dtype):
+        """Return a new array in shared memory, not cleared."""
+        dtype = np.dtype(dtype)
+        size = 1
+        for extent in shape:
+            size *= extent
+        return self.allocate(size * dtype.itemsize).view(dtype).reshape(shape)
+
+    def collect(self):
+        """Make the blocks whose arrays died free again; large ones go back to the system."""
+        while self._returned:
+            offset, nbytes = self._returned.popleft()
+            self._free.give(offset, nbytes)
+            if nbytes >= _PAGE:
+                self._kept += nbytes
+                if self._kept > _KEPT:
+                    self.mapping.madvise(mmap.MADV_REMOVE, offset, nbytes)
+                    self._kept -= nbytes
+
+    def __contains__(self, array):
+        """Whether a C-contiguous array lies in this memory."""
+        return array.flags.c_contiguous and self.address <= array.ctypes.data < self._end
+
+    def reference(self, array):
+        """Return what another rank needs to `open` a C-contiguous array of this memory."""
+        return array.ctypes.data - self.address, array.shape, array.dtype.str
+
+    def place(self, array):
+        """Return `array` itself if it lies in this memory, else a copy that does."""
+        if array in self:
+            return array
+        placed = self.empty(array.shape, array.dtype)
+        placed[...] = array
+        return placed
+
+    def open(self, reference):
+        """Return the array of a reference, without a copy."""
+        offset, shape, dtype = reference
+        return np.ndarray(shape, dtype, self.mapping, offset)
+
+
+def memory_left():
+    """Return how many bytes this process may still use: of the machine, and of its control group."""
+    left = psutil.virtual_memory().available
+    for limit, used in (
+        ("memory.max", "memory.current"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+    ):
+        try:
+            limit, used = (int(Path("/sys/fs/cgroup", name).read_text()) for name in (limit, used))
+        except (OSError, ValueError):  # no such control group, or "max"
+            continue
+        left = min(left, max(0, limit - used))
+    return left
+
+
+def _check_memory_left(nbytes):
+    left = memory_left()
+    if nbytes > left:
+        raise MemoryError(
+            f"shared memory: {nbytes} bytes were asked for, {left} are left on this machine (or in "
+            f"this container: raise its memory limit); use a smaller array, or a numpy.memmap"
+        )

@@ -1,0 +1,83 @@
+"""What tests share: worlds that end, and a look at what they leave behind."""
+
+import faulthandler
+import multiprocessing
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import psutil
+import pytest
+
+import synkhronos as synk
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def pytest_configure(config):
+    faulthandler.enable()
+
+
+@pytest.fixture(scope="module")
+def open_world():
+    """A function that opens a world, closing the one before; all end with the module."""
+
+    def open_it(n_parallel, **kwargs):
+        if synk._world.exists():
+            synk.close()
+        synk.fork(n_parallel, use_gpu=False, **kwargs)
+
+    yield open_it
+    if synk._world.exists():
+        synk.close()
+
+
+@pytest.fixture
+def world_of(open_world):
+    """The same for one test."""
+    yield open_world
+    if synk._world.exists():
+        synk.close()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def nothing_left():
+    """No process of a world and no semaphore is there after a module's tests."""
+    before = set(os.listdir("/dev/shm"))
+    yield
+    assert not [child for child in multiprocessing.active_children() if "synk" in child.name]
+    assert not [name for name in set(os.listdir("/dev/shm")) - before if name.startswith("sem.")]
+
+
+@pytest.fixture
+def run_python(tmp_path):
+    """A function that runs code as a script of its own, and looks at what it leaves behind.
+
+    Returns the ``subprocess.CompletedProcess``. The script has a time limit and dumps its traceback
+    as it runs out of time.
+    """
+
+    def run(code, *arguments, timeout=60, check=True, environment=None):
+        script = tmp_path / "script.py"
+        script.write_text(
+            f"import faulthandler; faulthandler.dump_traceback_later({timeout - 5}, exit=True)\n"
+            + textwrap.dedent(code)
+        )
+        before = set(os.listdir("/dev/shm"))
+        done = subprocess.run(
+            [sys.executable, str(script), *map(str, arguments)],
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(ROOT), **(environment or {})},
+        )
+        if check:
+            assert done.returncode == 0, done.stdout + done.stderr
+        assert not [p for p in psutil.process_iter(["cmdline"]) if str(script) in (p.info["cmdline"] or [])]
+        assert set(os.listdir("/dev/shm")) <= before
+        return done
+
+    return run

@@ -1,0 +1,183 @@
+"""The doctor's checks, each on a machine that is well and on one that is not."""
+
+import sys
+
+import pytest
+
+from synkhronos import _doctor as doctor
+
+FOUND = {
+    "version": "1.0.5",
+    "compiler": "/usr/bin/g++",
+    "ldflags": "-lopenblas",
+    "theano": 0.010,
+    "numpy": 0.010,
+    "libraries": ["/usr/lib/libopenblas.so.0"],
+}
+
+
+def test_a_result_shows_its_remedy_on_a_line_of_its_own():
+    assert doctor.Result("BLAS", doctor.WARNING, "slow", "mend it").line().splitlines() == [
+        "warning  BLAS           slow",
+        "                        -> mend it",
+    ]
+    assert "\n" not in doctor.Result("BLAS", doctor.OK, "fast").line()
+
+
+def test_a_probe_returns_what_it_prints_last():
+    assert doctor.probe("print('noise'); print('{\"a\": 1}')") == {"a": 1}
+
+
+def test_a_probe_that_fails_tells_the_last_line():
+    with pytest.raises(doctor.ProbeError, match="^ValueError: lost$"):
+        doctor.probe("raise ValueError('lost')")
+
+
+def test_a_probe_that_crashes_is_a_finding():
+    with pytest.raises(doctor.ProbeError, match="exit status -9"):
+        doctor.probe("import os; os.kill(os.getpid(), 9)")
+
+
+def test_a_probe_that_hangs_is_given_up(monkeypatch):
+    monkeypatch.setattr(doctor, "TIME_LIMIT", 0.5)
+    with pytest.raises(doctor.ProbeError, match="no answer"):
+        doctor.probe("import time; time.sleep(60)")
+
+
+def test_this_python_is_well():
+    assert doctor.check_python().state == doctor.OK
+
+
+def test_another_python_is_a_problem(monkeypatch):
+    monkeypatch.setattr(sys, "version_info", (3, 12, 1, "final", 0))
+    assert doctor.check_python().state == doctor.PROBLEM
+
+
+def test_missing_modules_are_named_with_the_remedy(monkeypatch):
+    monkeypatch.setitem(sys.modules, "posix_ipc", None)
+    result = doctor.check_modules()
+    assert result.state == doctor.PROBLEM
+    assert result.remedy == "python -m pip install posix_ipc"
+
+
+def test_no_compiler_is_a_problem(monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert "g++" in doctor.check_compiler().remedy
+
+
+def test_missing_headers_are_a_problem(monkeypatch, tmp_path):
+    monkeypatch.setattr(doctor.sysconfig, "get_paths", lambda: {"include": str(tmp_path)})
+    monkeypatch.setattr(doctor.shutil, "which", lambda name: "/usr/bin/g++")
+    assert "python3-dev" in doctor.check_compiler().remedy
+
+
+@pytest.mark.parametrize(
+    ("change", "state"),
+    [
+        ({}, doctor.OK),
+        ({"theano": 0.019}, doctor.OK),
+        ({"theano": 0.030}, doctor.WARNING),
+        ({"ldflags": ""}, doctor.WARNING),
+        ({"compiler": ""}, doctor.PROBLEM),
+        ({"version": "0.9.0"}, doctor.PROBLEM),
+    ],
+)
+def test_theano_is_judged_by_its_product_and_its_settings(change, state):
+    result = doctor.judge_theano({**FOUND, **change})
+    assert result.state == state
+    assert bool(result.remedy) == (state != doctor.OK)
+
+
+@pytest.mark.parametrize(
+    ("ldflags", "name"),
+    [
+        ("-lopenblas", "-lopenblas"),
+        ("-Wl,--no-as-needed,/a/libopenblasp-r0.3.18.so,-rpath,/a", "libopenblasp-r0.3.18.so"),
+        ("", "no BLAS (blas.ldflags is empty)"),
+    ],
+)
+def test_the_blas_is_named_shortly(ldflags, name):
+    assert doctor.blas_name(ldflags) == name
+
+
+def test_theano_that_fails_is_a_problem(monkeypatch):
+    monkeypatch.setattr(doctor, "THEANO_PROBE", "raise OSError('disk full')")
+    result = doctor.check_theano()
+    assert (result.state, result.found) == (doctor.PROBLEM, "OSError: disk full")
+
+
+def test_theano_is_probed_on_the_cpu_whatever_the_flags_say(monkeypatch):
+    monkeypatch.setenv("THEANO_FLAGS", "device=cuda")
+    monkeypatch.setattr(
+        doctor, "probe", lambda code, **variables: {**FOUND, "version": variables["THEANO_FLAGS"]}
+    )
+    assert "device=cuda,device=cpu" in doctor.check_theano().found
+
+
+def test_one_core_is_a_warning(monkeypatch):
+    monkeypatch.setattr(doctor, "cores", lambda: 1)
+    assert doctor.check_cores().state == doctor.WARNING
+
+
+def test_room_in_memory_is_the_limit_less_what_is_used(tmp_path):
+    (tmp_path / "memory.max").write_text("3000\n")
+    (tmp_path / "memory.current").write_text("1000\n")
+    assert doctor.memory_room([tmp_path]) == 2000
+
+
+def test_no_limit_on_memory_is_told_from_a_limit(tmp_path):
+    (tmp_path / "memory.max").write_text("max\n")
+    (tmp_path / "memory.limit_in_bytes").write_text("9223372036854771712\n")
+    assert doctor.memory_room([tmp_path]) is None
+
+
+def test_little_memory_is_a_warning(monkeypatch):
+    monkeypatch.setattr(doctor, "memory_room", lambda: 2**20)
+    assert doctor.check_memory().state == doctor.WARNING
+
+
+def test_semaphores_that_cannot_be_made_are_a_problem(monkeypatch):
+    posix_ipc = pytest.importorskip("posix_ipc")
+
+    def refuse(*arguments, **keywords):
+        raise posix_ipc.PermissionsError("no permission")
+
+    monkeypatch.setattr(posix_ipc, "Semaphore", refuse)
+    assert doctor.check_semaphores().state == doctor.PROBLEM
+
+
+def test_without_a_gpu_neither_pygpu_nor_nccl_is_missed(monkeypatch, tmp_path):
+    monkeypatch.setattr(doctor, "PYGPU_PROBE", "import a_module_that_is_not_there")
+    monkeypatch.setattr(doctor, "NCCL_PROBE", "raise OSError('no libnccl.so')")
+    assert doctor.check_gpus(tmp_path).state == doctor.OK
+    assert doctor.check_nccl(tmp_path).state == doctor.OK
+
+
+def test_gpus_that_cannot_be_used_are_a_warning(monkeypatch, tmp_path):
+    for name in ("nvidia0", "nvidia1", "nvidiactl"):
+        (tmp_path / name).touch()
+    monkeypatch.setattr(doctor, "PYGPU_PROBE", "import a_module_that_is_not_there")
+    monkeypatch.setattr(doctor, "NCCL_PROBE", "raise OSError('no libnccl.so')")
+    assert "nvidia0, nvidia1 cannot be used" in doctor.check_gpus(tmp_path).found
+    assert doctor.check_nccl(tmp_path).state == doctor.WARNING
+
+
+def test_gpus_that_pygpu_does_not_see_are_a_warning(monkeypatch, tmp_path):
+    (tmp_path / "nvidia0").touch()
+    probe = 'print(\'{"version": "0.7.6", "cuda": 0, "opencl": 1}\')'
+    monkeypatch.setattr(doctor, "PYGPU_PROBE", probe)
+    result = doctor.check_gpus(tmp_path)
+    assert result.state == doctor.WARNING
+    assert "libcuda.so" in result.remedy
+
+
+@pytest.mark.parametrize(
+    ("number", "version"), [(2804, "2.8.4"), (21602, "2.16.2"), (22105, "2.21.5")]
+)
+def test_versions_of_nccl_are_written_with_points(number, version):
+    assert doctor.nccl_version(number) == version
+
+
+def test_every_check_is_carried_out():
+    checks = {value for name, value in vars(doctor).items() if name.startswith("check_")}
+    assert checks == set(doctor.CHECKS)

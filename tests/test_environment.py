@@ -1,0 +1,192 @@
+"""Making Theano importable: whose flags win, and which BLAS is found."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from synkhronos import _environment as environment
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def run_python(code, **variables):
+    """Run `code` in a fresh interpreter without any settings of Theano's but `variables`."""
+    inherited = {k: v for k, v in os.environ.items() if k not in ("THEANO_FLAGS", "THEANORC")}
+    answer = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=str(ROOT),
+        env={**inherited, **variables},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert answer.returncode == 0, answer.stderr
+    return answer.stdout.strip()
+
+
+@pytest.fixture
+def no_settings(tmp_path):
+    """Variables with which Theano reads no settings file."""
+    return {"THEANORC": str(tmp_path / "no-theanorc")}
+
+
+@pytest.mark.parametrize("version", [(3, 8, 0), (3, 11, 2)])
+def test_supported_python_versions_pass(version):
+    assert environment.python_complaint(version) is None
+
+
+@pytest.mark.parametrize("version", [(3, 7, 9), (3, 12, 0), (2, 7, 18)])
+def test_other_python_versions_are_named_with_what_is_expected(version):
+    complaint = environment.python_complaint(version)
+    assert "Python 3.8 to 3.11" in complaint
+    assert ".".join(map(str, version)) in complaint
+
+
+@pytest.mark.parametrize("version", ["1.20.0", "1.23.5", "1.23.0rc1"])
+def test_supported_numpy_versions_pass(version):
+    assert environment.numpy_complaint(version) is None
+
+
+@pytest.mark.parametrize("version", ["1.19.5", "1.24.0", "2.1.0rc1"])
+def test_other_numpy_versions_are_named_with_the_remedy(version):
+    complaint = environment.numpy_complaint(version)
+    assert version in complaint
+    assert "pip install" in complaint
+
+
+def test_a_numpy_that_is_too_new_is_one_sentence_from_the_import():
+    code = (
+        "import sys, numpy; numpy.__version__ = '1.26.4'\n"
+        "try: import synkhronos\n"
+        "except ImportError as error: print(error); print('theano' in sys.modules)"
+    )
+    sentence, theano_imported = run_python(code).splitlines()
+    assert "got NumPy 1.26.4" in sentence
+    assert theano_imported == "False"
+
+
+def test_flags_are_split_as_theano_splits_them():
+    from theano.configparser import parse_config_string
+
+    flags = 'device=cpu, blas.ldflags="-Wl,-rpath,/x -lfoo",,openmp=True'
+    assert environment.flags_of(flags) == parse_config_string(flags)
+
+
+def test_the_users_flags_are_kept_and_ours_come_first():
+    flags = environment.add_flag("device=cpu,openmp=True", "-lopenblas")
+    assert environment.flags_of(flags) == {
+        "blas.ldflags": "-lopenblas",
+        "device": "cpu",
+        "openmp": "True",
+    }
+
+
+def test_commas_in_the_linkers_flags_survive_the_splitting():
+    ldflags = environment.ldflags_by_path(Path("/opt/blas/libopenblas.so"))
+    assert environment.flags_of(environment.add_flag("", ldflags)) == {"blas.ldflags": ldflags}
+
+
+def test_flags_that_the_user_set_are_left_alone():
+    variables = {"THEANO_FLAGS": "blas.ldflags=-lmine,device=cpu"}
+    environment.set_flags(variables)
+    assert variables == {"THEANO_FLAGS": "blas.ldflags=-lmine,device=cpu"}
+
+
+def test_an_empty_value_counts_as_set(no_settings):
+    assert environment.user_ldflags({"THEANO_FLAGS": "blas.ldflags=", **no_settings}) == ""
+
+
+def test_the_users_settings_file_is_left_alone(tmp_path):
+    settings = tmp_path / "theanorc"
+    settings.write_text("[global]\nfloatX = float32\n[blas]\nldflags = -lmine\n")
+    variables = {"THEANORC": f"{tmp_path}/none:{settings}"}
+    environment.set_flags(variables)
+    assert "THEANO_FLAGS" not in variables
+
+
+def test_a_settings_file_about_other_things_leaves_blas_to_us(tmp_path):
+    settings = tmp_path / "theanorc"
+    settings.write_text("[global]\nfloatX = float32\n")
+    variables = {"THEANORC": str(settings)}
+    environment.set_flags(variables)
+    assert "blas.ldflags" in environment.flags_of(variables["THEANO_FLAGS"])
+
+
+def test_the_systems_openblas_is_preferred(tmp_path, monkeypatch):
+    (tmp_path / "libopenblas.so").touch()
+    monkeypatch.setattr(environment, "library_folders", lambda: ([tmp_path], []))
+    assert environment.find_ldflags() == "-lopenblas"
+
+
+def test_elsewhere_a_library_is_linked_by_its_path(tmp_path, monkeypatch):
+    (tmp_path / "libopenblas.so").touch()
+    monkeypatch.setattr(environment, "library_folders", lambda: ([], [tmp_path]))
+    ldflags = environment.find_ldflags()
+    assert f"{tmp_path}/libopenblas.so" in ldflags
+    assert f"-rpath,{tmp_path}" in ldflags
+
+
+def test_without_any_library_the_flags_are_empty(monkeypatch, no_settings):
+    monkeypatch.setattr(environment, "library_folders", lambda: ([], []))
+    monkeypatch.setattr(environment, "scipy_folders", lambda: [])
+    variables = dict(no_settings)
+    environment.set_flags(variables)
+    assert variables["THEANO_FLAGS"] == "blas.ldflags="
+
+
+@pytest.mark.parametrize("name", ["my libraries", "a,b", "it's"])
+def test_a_path_that_flags_cannot_hold_is_not_used(name):
+    assert environment.ldflags_by_path(Path("/opt") / name / "libopenblas.so") == ""
+
+
+def test_theano_can_be_imported_after_synkhronos(no_settings):
+    code = "import synkhronos, theano; print('flags:' + theano.config.blas.ldflags)"
+    assert run_python(code, **no_settings) == "flags:" + environment.find_ldflags()
+
+
+def test_theano_imported_before_does_no_harm(no_settings):
+    code = "import theano, synkhronos; print(theano.config.blas.ldflags)"
+    assert run_python(code, THEANO_FLAGS="blas.ldflags=-lopenblas", **no_settings) == "-lopenblas"
+
+
+def test_theano_works_without_any_blas(no_settings):
+    code = (
+        "from synkhronos import _environment as e; import os\n"
+        "import theano, theano.tensor as T; x = T.dmatrix()\n"
+        "print(float(theano.function([x], T.dot(x, x).sum())([[1., 2.], [3., 4.]])))"
+    )
+    assert run_python(code, THEANO_FLAGS="blas.ldflags=", **no_settings) == "54.0"
+
+
+@pytest.mark.skipif(
+    environment.find_library(environment.scipy_folders(), "libopenblas*.so") is None,
+    reason="SciPy brings no OpenBLAS along here",
+)
+def test_theano_computes_with_the_openblas_inside_scipy(no_settings):
+    code = (
+        "from synkhronos import _environment as e; import os\n"
+        "e.library_folders = lambda: ([], [])\n"
+        "os.environ['THEANO_FLAGS'] = e.add_flag('', e.find_ldflags())\n"
+        "import theano, theano.tensor as T; x = T.dmatrix()\n"
+        "f = theano.function([x], T.dot(x, x).sum())\n"
+        "assert 'scipy.libs' in theano.config.blas.ldflags\n"
+        "assert 'scipy.libs/libopenblas' in open('/proc/self/maps').read()\n"
+        "print(float(f([[1., 2.], [3., 4.]])))"
+    )
+    assert run_python(code, **no_settings) == "54.0"
+
+
+@pytest.mark.parametrize(
+    "interpreter", [["python", "-m", "synkhronos"], ["python", "-Omsynkhronos"]]
+)
+def test_the_command_line_is_recognized(interpreter):
+    assert environment.runs_as_command(["-m", "doctor"], interpreter)
+
+
+def test_another_program_is_not_taken_for_the_command():
+    assert not environment.runs_as_command(["-m", "synkhronos"], ["python", "-m", "pytest"])
+    assert not environment.runs_as_command(["script.py"], ["python", "script.py"])
+    assert not environment.runs_as_command([""], ["python"])

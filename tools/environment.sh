@@ -1,0 +1,139 @@
+#!/bin/sh
+# Makes .venv at the project's root, with all that the demos and the tests need. Run again, it
+# does nothing unless the requirements have changed.
+#
+# Needs Python 3.11 and, where they are not yet there, the right to install Debian packages.
+set -eu
+
+root=$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd)
+cd "$root"
+environment=$root/.venv
+stamp=$environment/made-from
+log=$environment/environment.log
+requirements='requirements/build.txt requirements/library.txt requirements/demos.txt requirements/tests.txt'
+
+fingerprint() {
+    # The path counts, as it is written into the environment.
+    { echo "$root"; cat tools/environment.sh setup.py pyproject.toml $requirements; } | sha256sum
+}
+
+is_made() {
+    [ -x "$environment/bin/python" ] && [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$1" ]
+}
+
+say() {
+    echo "environment: $*" >&2
+}
+
+fail() {
+    say "$@"
+    exit 1
+}
+
+step() {
+    # Does a step quietly, and shows what it said only if it fails.
+    say "$1"
+    shift
+    if ! "$@" >>"$log" 2>&1; then
+        tail -n 40 "$log" >&2
+        fail "that failed; the whole log is in $log"
+    fi
+}
+
+find_python() {
+    # Debian's own comes first: its package python3-pygpu is seen by no other.
+    for candidate in /usr/bin/python3.11 python3.11 python3; do
+        if "$candidate" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null; then
+            command -v "$candidate"
+            return
+        fi
+    done
+}
+
+missing_packages() {
+    "$python" -c 'import ensurepip, venv' 2>/dev/null || echo python3.11-venv
+    "$python" -c 'import os, sys, sysconfig
+sys.exit(not os.path.exists(sysconfig.get_paths()["include"] + "/Python.h"))' || echo python3.11-dev
+    command -v g++ >/dev/null || echo g++
+    has_openblas || echo libopenblas-dev
+}
+
+has_openblas() {
+    ls /usr/lib/libopenblas.so /usr/lib64/libopenblas.so /usr/lib/*/libopenblas.so \
+        /usr/local/lib/libopenblas.so 2>/dev/null | grep -q .
+}
+
+install_debian_packages() {
+    missing=$(missing_packages | tr '\n' ' ')
+    missing=${missing% }
+    [ -n "$missing" ] || return 0
+    if command -v apt-get >/dev/null && [ "$(id -u)" = 0 ]; then
+        as_root='env DEBIAN_FRONTEND=noninteractive'
+    elif command -v apt-get >/dev/null && sudo -n true 2>/dev/null; then
+        as_root='sudo -n env DEBIAN_FRONTEND=noninteractive'
+    elif [ "$missing" = libopenblas-dev ]; then
+        say "no OpenBLAS is installed; the one that comes with SciPy is used"
+        return 0
+    else
+        fail "these are missing: $missing. Have them installed, with the right to do so, on Debian by:
+    apt-get install $missing"
+    fi
+    step "reading the list of Debian packages" $as_root apt-get update
+    # shellcheck disable=SC2086
+    step "installing the Debian packages $missing" \
+        $as_root apt-get install --yes --no-install-recommends $missing
+}
+
+pip_install() {
+    "$environment/bin/python" -m pip --disable-pip-version-check install --no-build-isolation "$@"
+}
+
+install_python_packages() {
+    step "installing setuptools" pip_install --requirement requirements/build.txt
+    # Theano's set-up looks for NumPy, so that NumPy must be there before it.
+    step "installing NumPy and SciPy" \
+        pip_install --constraint requirements/library.txt numpy scipy
+    step "installing Theano and what the library needs" \
+        pip_install --requirement requirements/library.txt
+    step "installing what the demos and the tests need" \
+        pip_install --requirement requirements/demos.txt --requirement requirements/tests.txt
+    step "installing Synkhronos from here" pip_install --no-deps --editable .
+}
+
+write_theano_settings() {
+    # Has a plain `import theano` work in this environment: Theano reads the settings file, and
+    # after it the user's own, which wins.
+    "$environment/bin/python" - <<'PYTHON'
+import runpy
+import sys
+import sysconfig
+
+ldflags = runpy.run_path("synkhronos/_environment.py")["find_ldflags"]()
+with open(f"{sys.prefix}/theanorc", "w") as settings:
+    settings.write(f"[blas]\nldflags = {ldflags}\n")
+with open(f"{sysconfig.get_paths()['purelib']}/theano_settings.pth", "w") as hook:
+    hook.write("import os, sys; ")
+    hook.write("os.environ.setdefault('THEANORC', sys.prefix + '/theanorc:~/.theanorc')\n")
+PYTHON
+}
+
+wanted=$(fingerprint)
+is_made "$wanted" && exit 0
+
+# Two commands started at once must not both write the environment.
+if command -v flock >/dev/null; then
+    exec 9>.environment.lock
+    flock 9
+    is_made "$wanted" && exit 0
+fi
+
+python=$(find_python)
+[ -n "$python" ] || fail "Python 3.11 is needed and is not here. Install it, on Debian 12 by: apt-get install python3"
+mkdir -p "$environment"
+: >"$log"
+install_debian_packages
+step "making .venv with $python" "$python" -m venv --system-site-packages "$environment"
+install_python_packages
+step "writing Theano's settings" write_theano_settings
+echo "$wanted" >"$stamp"
+say "ready: .venv"
