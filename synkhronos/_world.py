@@ -226,12 +226,19 @@ class World:
             if self.started and self.size > 1 and self.broken is None:
                 self.transport.post(b"")
         finally:
-            self.closed = True
             self.transport.close(_CLOSING)
-            for release in self.on_close:
-                release()
-            self.datas = weakref.WeakSet()
-        self.on_close = lambda: None
+            for data in list(self.datas):
+                data.free_memory()
+            for shared in self.here.shareds:
+                self._take_home(shared)
+            self.on_close()
+            self.closed = True
+
+    def _take_home(self, shared):
+        """Move the master's replica out of the shared memory, which is about to be given back."""
+        storage = self.here.engine.storage(shared)
+        if isinstance(storage, np.ndarray) and storage in self.here.memory:
+            self.here.engine.store(shared, storage.copy())
 
 
 def current():
