@@ -154,8 +154,7 @@ def test_theano_imported_before_does_no_harm(no_settings):
 
 def test_theano_works_without_any_blas(no_settings):
     code = (
-        "from synkhronos import _environment as e; import os\n"
-        "import theano, theano.tensor as T; x = T.dmatrix()\n"
+        "import synkhronos, theano, theano.tensor as T; x = T.dmatrix()\n"
         "print(float(theano.function([x], T.dot(x, x).sum())([[1., 2.], [3., 4.]])))"
     )
     assert run_python(code, THEANO_FLAGS="blas.ldflags=", **no_settings) == "54.0"
@@ -167,9 +166,9 @@ def test_theano_works_without_any_blas(no_settings):
 )
 def test_theano_computes_with_the_openblas_inside_scipy(no_settings):
     code = (
-        "from synkhronos import _environment as e; import os\n"
-        "e.library_folders = lambda: ([], [])\n"
-        "os.environ['THEANO_FLAGS'] = e.add_flag('', e.find_ldflags())\n"
+        "import os, runpy; e = runpy.run_path('synkhronos/_environment.py')\n"
+        "library = e['find_library'](e['scipy_folders'](), 'libopenblas*.so')\n"
+        "os.environ['THEANO_FLAGS'] = e['add_flag']('', e['ldflags_by_path'](library))\n"
         "import theano, theano.tensor as T; x = T.dmatrix()\n"
         "f = theano.function([x], T.dot(x, x).sum())\n"
         "assert 'scipy.libs' in theano.config.blas.ldflags\n"

@@ -7,7 +7,7 @@ from collections import OrderedDict
 
 import numpy
 import pytest
-from synkhronos.extensions import updates
+from synkhronos.extensions import _added_momentum, updates
 import theano
 import theano.tensor as tt
 
@@ -354,6 +354,7 @@ def test_wrong_arguments_are_named(error, message, call):
 
 def test_examples_in_docstrings(monkeypatch):
     monkeypatch.setattr(theano.compile.mode, "instantiated_default_mode", FAST_COMPILE)
-    failed, attempted = doctest.testmod(updates)
-    assert attempted > 50
-    assert failed == 0
+    for module in (updates, _added_momentum):
+        failed, attempted = doctest.testmod(module)
+        assert attempted > 10
+        assert failed == 0

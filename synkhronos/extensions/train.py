@@ -1,0 +1,86 @@
+"""A training step on all ranks that equals the serial step on the whole minibatch.
+
+Each rank computes the gradient of its rows, the gradients are averaged with the rows as weights, and
+each rank updates its parameters alike. All of it is one command: the ranks meet at one start and one
+finish barrier, and in the all-reduce.
+"""
+
+import theano
+
+import synkhronos as synk
+
+
+def make_train_function(loss, params, x, y, update_rule, *args, **kwargs):
+    """Make a function that trains on one minibatch, on all ranks.
+
+    Parameters
+    ----------
+    loss : scalar variable
+        A mean over the rows of the minibatch.
+    params : list of shared variables
+        The same on every rank; they then stay the same.
+    x, y : variable, or list of these
+        The inputs of `loss`, each split over the ranks along axis 0.
+    update_rule : callable
+        Of `synkhronos.extensions.updates`, or one like them: called with ``(loss, params, *args,
+        **kwargs)``, it returns ``(grad_updates, param_updates, grad_shared)``.
+    *args, **kwargs
+        For the update rule.
+
+    Returns
+    -------
+    train_minibatch : callable
+        ``train_minibatch(x_data, y_data, batch=None, num_slices=1)`` takes a step on the rows `batch`
+        and returns the loss before the step, as a 0-d array. With `num_slices` each rank computes its
+        gradient in slices; the step is the same, and takes less memory.
+
+    Examples
+    --------
+    >>> train_minibatch = make_train_function(                             # doctest: +SKIP
+    ...     loss, params, x, y, updates.nesterov_momentum, learning_rate=0.01)
+    >>> synk.distribute()                                                  # doctest: +SKIP
+    >>> train_minibatch(x_data, y_data, batch=slice(0, 500))               # doctest: +SKIP
+    """
+    grad_updates, param_updates, grad_shared = update_rule(loss, params, *args, **kwargs)
+    gradient = synk.function(_inputs(x, y), loss, updates=grad_updates, name="gradient")
+    update = synk.function([], updates=param_updates, name="update")
+
+    def train_minibatch(x_data, y_data, batch=None, num_slices=1):
+        data = [*_as_list(x_data), *_as_list(y_data)]
+        with synk.fuse():
+            value = gradient(*data, batch=batch, num_slices=num_slices)
+            synk.all_reduce(grad_shared, weights=gradient)
+            update()
+        return value.result()
+
+    return train_minibatch
+
+
+def make_train_function_theano(loss, params, x, y, update_rule, *args, **kwargs):
+    """As `make_train_function`, for this process alone, with Theano alone.
+
+    Returns
+    -------
+    train_minibatch : callable
+        ``train_minibatch(x_data, y_data, batch=None)``; the data are NumPy arrays.
+    """
+    grad_updates, param_updates, _ = update_rule(loss, params, *args, **kwargs)
+    inputs = _inputs(x, y)
+    gradient = theano.function(inputs, loss, updates=grad_updates, name="gradient")
+    update = theano.function([], updates=param_updates, name="update")
+
+    def train_minibatch(x_data, y_data, batch=None):
+        rows = slice(batch) if batch is None or isinstance(batch, int) else batch
+        value = gradient(*(data[rows] for data in [*_as_list(x_data), *_as_list(y_data)]))
+        update()
+        return value
+
+    return train_minibatch
+
+
+def _inputs(x, y):
+    return [*_as_list(x), *_as_list(y)]
+
+
+def _as_list(one_or_many):
+    return list(one_or_many) if isinstance(one_or_many, (list, tuple)) else [one_or_many]
