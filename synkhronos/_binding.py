@@ -2,10 +2,8 @@
 
 from collections.abc import Mapping
 
-import numpy as np
-
 from synkhronos import _world
-from synkhronos._data import Data, condition
+from synkhronos._data import bind, find_bound
 
 
 def set_shmems(vars_data, oversize=None):
@@ -35,40 +33,8 @@ def set_shmems(vars_data, oversize=None):
     for pair in pairs:
         if not isinstance(pair, (tuple, list)) or len(pair) != 2:
             raise TypeError(f"set_shmems: expected pairs (variable, data), got {pair!r}")
-    prepared = [(variable, _prepare(world, variable, value)) for variable, value in pairs]
-    oversize = 1 if oversize is None else oversize
-    for variable, value in prepared:
-        _bind(world, variable, value, oversize)
+    bind(world, pairs, oversize, "set_shmems")
     return {variable: world.bound[variable] for variable, _ in pairs}
-
-
-def _prepare(world, variable, value):
-    """Check one pair before anything is bound."""
-    try:
-        kind = world.here.engine.type_of(variable)
-    except TypeError as error:
-        raise TypeError(f"set_shmems: {error}") from error
-    if isinstance(value, Data):
-        if value.dtype != kind.dtype or value.ndim != kind.ndim:
-            raise TypeError(
-                f"set_shmems: {variable}: expected {kind.dtype} with {kind.ndim} dimensions, got "
-                f"Data of {value.dtype} with {value.ndim}"
-            )
-        return value
-    checked = condition(value, np.dtype(kind.dtype), kind.ndim, False, f"data for {variable}")
-    return value if isinstance(value, np.memmap) else checked
-
-
-def _bind(world, variable, value, oversize):
-    if isinstance(value, Data):
-        world.bound[variable] = value
-        return
-    data = world.bound.get(variable)
-    if data is None:
-        kind = world.here.engine.type_of(variable)
-        data = Data(world, kind.dtype, kind.ndim, name=variable.name)
-    data.set_value(value, oversize=oversize)
-    world.bound[variable] = data
 
 
 def get_shmems(*variables):
@@ -79,8 +45,8 @@ def get_shmems(*variables):
     ValueError
         If a variable has none.
     """
-    bound = _find_bound(variables, "get_shmems")
-    return bound[0] if len(variables) == 1 else bound
+    datas = find_bound(_world.current(), variables, "get_shmems")
+    return datas[0] if len(variables) == 1 else datas
 
 
 def free_shmems(*variables):
@@ -91,21 +57,8 @@ def free_shmems(*variables):
     ValueError
         If a variable has none.
     """
-    for data in _find_bound(variables, "free_shmems"):
+    world = _world.current()
+    for data in find_bound(world, variables, "free_shmems"):
         data.free_memory()
     for variable in variables:
-        del _world.current().bound[variable]
-
-
-def _find_bound(variables, what):
-    world = _world.current()
-    if not variables:
-        raise TypeError(f"{what}: expected at least one variable")
-    for variable in variables:
-        try:
-            unknown = variable not in world.bound
-        except TypeError:
-            unknown = True
-        if unknown:
-            raise ValueError(f"{what}: no data is bound to {variable}; bind it with set_shmems()")
-    return [world.bound[variable] for variable in variables]
+        del world.bound[variable]

@@ -42,7 +42,15 @@ class CallFunction(Command):
         self.subset = subset
 
     def __reduce__(self):
-        return CallFunction, tuple(getattr(self, name) for name in self.__slots__)
+        return CallFunction, (
+            self.number,
+            self.references,
+            self.rows,
+            self.minibatch,
+            self.batch_s,
+            self.num_slices,
+            self.subset,
+        )
 
     def run(self, here):
         """Return how many rows this rank had, and its outputs; None for these without rows."""
@@ -52,7 +60,7 @@ class CallFunction(Command):
         if not n_rows:
             return 0, None
         if self.num_slices == 1:
-            arguments = [column.part(1, 0) for column in columns]
+            arguments = [column.whole() for column in columns]
             values = here.engine.call(function.compiled, arguments, self.subset)
         else:
             values = self._accumulate(here, function, columns, n_rows)
@@ -139,6 +147,9 @@ class _Whole:
     def __init__(self, array):
         self._array = array
 
+    def whole(self):
+        return self._array
+
     def part(self, parts, index):
         return self._array
 
@@ -149,10 +160,15 @@ class _Rows:
     def __init__(self, here, key, array, rows):
         self._here, self._key, self._array, self._rows = here, key, array, rows
 
+    def whole(self):
+        return self._take(self._rows)
+
     def part(self, parts, index):
         start, stop = share(len(self._rows), parts, index)
-        rows = self._rows[start:stop]
-        if isinstance(rows, range):
+        return self._take(self._rows[start:stop])
+
+    def _take(self, rows):
+        if type(rows) is range:
             return self._array[as_slice(rows)]
         shape = (len(rows), *self._array.shape[1:])
         buffer = self._here.buffer(self._key, shape, self._array.dtype)

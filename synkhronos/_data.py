@@ -21,7 +21,7 @@ class Data:
         self._world = world
         self._dtype = np.dtype(dtype)
         self._ndim = ndim
-        self.minibatch = bool(minibatch)
+        self._minibatch = bool(minibatch)
         self.name = name
         self._store = None  # 1-d: all allocated items
         self._view = None
@@ -36,6 +36,11 @@ class Data:
     def data(self):
         """The array, as a NumPy view. Views taken earlier stay valid, but not current, as it grows."""
         return self._alive()
+
+    @property
+    def minibatch(self):
+        """Whether it holds the rows of one batch only."""
+        return self._minibatch
 
     @property
     def dtype(self):
@@ -252,6 +257,53 @@ def data(
     elif shape is not None:
         result.set_shape(shape, oversize)
     return result
+
+
+def bind(world, pairs, oversize, what):
+    """Make, or refill, the `Data` bound to variables; all pairs are checked before one is bound."""
+    prepared = [(variable, _prepare(world, variable, value, what)) for variable, value in pairs]
+    oversize = _check_oversize(1 if oversize is None else oversize)
+    for variable, value in prepared:
+        if isinstance(value, Data):
+            world.bound[variable] = value
+            continue
+        data = world.bound.get(variable)
+        if data is None:
+            kind = world.here.engine.type_of(variable)
+            data = Data(world, kind.dtype, kind.ndim, name=variable.name)
+        data.set_value(value, oversize=oversize)
+        world.bound[variable] = data
+
+
+def _prepare(world, variable, value, what):
+    """Return what is to be bound to a variable: a `Data`, or an array that fits it."""
+    try:
+        kind = world.here.engine.type_of(variable)
+    except TypeError as error:
+        raise TypeError(f"{what}: {error}") from error
+    if isinstance(value, Data):
+        if value.dtype != kind.dtype or value.ndim != kind.ndim:
+            raise TypeError(
+                f"{what}: {variable}: expected {kind.dtype} with {kind.ndim} dimensions, got Data "
+                f"of {value.dtype} with {value.ndim}"
+            )
+        return value
+    checked = condition(value, np.dtype(kind.dtype), kind.ndim, False, f"data for {variable}")
+    return value if isinstance(value, np.memmap) else checked
+
+
+def find_bound(world, variables, what):
+    """Return the list of the `Data` bound to variables."""
+    if not variables:
+        raise TypeError(f"{what}: expected at least one variable")
+    for variable in variables:
+        try:
+            unknown = variable not in world.bound
+        except TypeError:
+            unknown = True
+        if unknown:
+            raise ValueError(f"{what}: no data is bound to {variable}; bind it with set_shmems()")
+    return [world.bound[variable] for variable in variables]
 
 
 def condition(value, dtype, ndim, force_cast, label):

@@ -6,7 +6,7 @@ import numpy as np
 
 from synkhronos import _world
 from synkhronos._call import CallFunction, unpack
-from synkhronos._data import Data, condition
+from synkhronos._data import Data, bind, condition, find_bound
 from synkhronos._errors import ClosedError
 from synkhronos._operations import GATHER, OPERATIONS, concatenate, parse_output_mode
 from synkhronos._partition import select, shares
@@ -36,6 +36,7 @@ class Function:
         self._modes = list(modes)
         self._single = single
         self._downcast = downcast
+        self._last_plain = None  # the command of the last call, if that had inputs only
         self._n_scattered = sum(one.scattered for one in inputs)
         self._update_ops = [op for _, op in updates]
         # What every rank needs:
@@ -97,7 +98,17 @@ class Function:
         """
         world = self._usable_world()
         datas = self._match(args, inputs_by_name)
-        command = self._plan(datas, output_subset, batch, batch_s, num_slices)
+        references = tuple([data.reference() for data in datas])
+        command = self._last_plain
+        if (
+            command is None
+            or command.references != references
+            or batch is not None
+            or batch_s is not None
+            or output_subset is not None
+            or num_slices != 1
+        ):
+            command = self._plan(datas, references, output_subset, batch, batch_s, num_slices)
         if self.number >= world.replicated_functions:
             replicate(world)
         return world.submit(command, lambda results: self._collect(results, output_subset, datas))
@@ -112,7 +123,7 @@ class Function:
         world.check_usable()
         return world
 
-    def _plan(self, datas, output_subset, batch, batch_s, num_slices):
+    def _plan(self, datas, references, output_subset, batch, batch_s, num_slices):
         num_slices = _check_num_slices(num_slices)
         rows, minibatch = self._select_rows(datas, batch)
         if num_slices > 1:
@@ -123,27 +134,30 @@ class Function:
             self._check_master_takes_part(len(rows), output_subset)
         if batch_s is not None:
             batch_s = self._check_batch_s(batch_s)
-        references = tuple([data.reference() for data in datas])
-        return CallFunction(
+        command = CallFunction(
             self.number, references, rows, minibatch, batch_s, num_slices, output_subset
         )
+        plain = batch is None and batch_s is None and output_subset is None and num_slices == 1
+        self._last_plain = command if plain else None
+        return command
 
     def _match(self, args, named):
         """Return the `Data` of each input, in order."""
-        if len(args) > len(self._inputs):
-            raise TypeError(
-                f"{self!r}: expected at most {len(self._inputs)} inputs, got {len(args)}"
-            )
-        values = list(args)
+        values = self._in_order(args, named)
         if named or len(args) < len(self._inputs):
-            values = self._match_by_name(values, named)
+            values = self._fill_with_bound(values)
         return [
             value if type(value) is Data and self._fits(value, one) else self._wrap(value, one)
             for value, one in zip(values, self._inputs)
         ]
 
-    def _match_by_name(self, values, named):
-        values = values + [None] * (len(self._inputs) - len(values))
+    def _in_order(self, args, named):
+        """Return the value given for each input, by position or by name; None where none is."""
+        if len(args) > len(self._inputs):
+            raise TypeError(
+                f"{self!r}: expected at most {len(self._inputs)} inputs, got {len(args)}"
+            )
+        values = [*args, *[None] * (len(self._inputs) - len(args))]
         for name, value in named.items():
             positions = [i for i, one in enumerate(self._inputs) if one.name == name]
             if not positions:
@@ -152,9 +166,13 @@ class Function:
             if values[positions[0]] is not None:
                 raise TypeError(f"{self!r}: input {name!r} is given twice")
             values[positions[0]] = value
-        for position, one in enumerate(self._inputs):
-            if values[position] is None:
-                values[position] = self._world.bound.get(one.variable)
+        return values
+
+    def _fill_with_bound(self, values):
+        values = [
+            self._world.bound.get(one.variable) if value is None else value
+            for one, value in zip(self._inputs, values)
+        ]
         missing = [one.label for one, value in zip(self._inputs, values) if value is None]
         if missing:
             raise TypeError(
@@ -355,6 +373,40 @@ class Function:
             made.set_value(value, force_cast, oversize)
             built.append(made)
         return built[0] if len(built) == 1 else tuple(built)
+
+    def set_input_shmems(self, *values, **values_by_name):
+        """Make, or refill, the `Data` bound to the inputs, as `set_shmems` does.
+
+        Functions that share input variables share the data.
+
+        Parameters
+        ----------
+        *values, **values_by_name : array-like or Data
+            One an input, in order or by its name. Inputs left out keep the `Data` they have.
+
+        Returns
+        -------
+        list of Data
+            One a value that was given, in the order of the inputs.
+        """
+        world = self._usable_world()
+        values = self._in_order(values, values_by_name)
+        given = [
+            (one.variable, value) for one, value in zip(self._inputs, values) if value is not None
+        ]
+        bind(world, given, None, "set_input_shmems")
+        return [world.bound[variable] for variable, _ in given]
+
+    def get_input_shmems(self):
+        """Return the list of the `Data` bound to the inputs, in their order.
+
+        Raises
+        ------
+        ValueError
+            If an input has none.
+        """
+        variables = [one.variable for one in self._inputs]
+        return find_bound(self._usable_world(), variables, "get_input_shmems")
 
 
 class _SliceableLengths(_world.Command):

@@ -5,7 +5,7 @@ Nothing here knows of processes. A script hands ``train`` two functions of its o
 ``train_epoch(order)``
     a generator that takes one step a minibatch, in the given order of the training rows, and
     yields ``(loss, rows)`` after each step;
-``evaluate(split)``
+``evaluate(part)``
     the loss and the accuracy on ``"valid"`` or ``"test"``.
 """
 
@@ -69,12 +69,13 @@ lasagne = import_lasagne()
 
 
 class Digits(NamedTuple):
-    """Images (rows, 1, 28, 28) in [0, 1] and labels, in three parts, each ``(images, labels)``."""
+    """Three parts, ``"train"``, ``"valid"`` and ``"test"``, each ``(images, labels)``.
+
+    Images are (rows, 1, 28, 28) and lie in [0, 1].
+    """
 
     source: str
-    train: tuple
-    valid: tuple
-    test: tuple
+    parts: dict
     epochs: int  # enough for these
 
 
@@ -101,13 +102,12 @@ def load_mnist(folder):
         read_idx(find_idx(folder, name)) for name in MNIST_FILES
     )
     train, valid = stratified_split(labels, 1 / 6)
-    return Digits(
-        source=f"MNIST, from {folder}",
-        train=as_arrays(images[train] / 255, labels[train]),
-        valid=as_arrays(images[valid] / 255, labels[valid]),
-        test=as_arrays(test_images / 255, test_labels),
-        epochs=5,
-    )
+    parts = {
+        "train": as_arrays(images[train], labels[train], white=255),
+        "valid": as_arrays(images[valid], labels[valid], white=255),
+        "test": as_arrays(test_images, test_labels, white=255),
+    }
+    return Digits(f"MNIST, from {folder}", parts, epochs=5)
 
 
 def load_sklearn_digits(why=""):
@@ -116,16 +116,15 @@ def load_sklearn_digits(why=""):
 
     small, labels = load_8x8(return_X_y=True)
     # As in MNIST: a digit of 20x20 in the middle of a frame of 28x28.
-    images = zoom(small.reshape(-1, 8, 8) / 16, (1, 2.5, 2.5), order=1)
+    images = zoom(small.reshape(-1, 8, 8), (1, 2.5, 2.5), order=1)
     images = np.pad(images, ((0, 0), (4, 4), (4, 4)))
     rest, test = stratified_split(labels, 0.2)
     train, valid = (rest[part] for part in stratified_split(labels[rest], 0.125))
+    rows = {"train": train, "valid": valid, "test": test}
     return Digits(
-        source=f"scikit-learn's {len(labels)} digits of 8x8 pixels, scaled to 28x28{why}",
-        train=as_arrays(images[train], labels[train]),
-        valid=as_arrays(images[valid], labels[valid]),
-        test=as_arrays(images[test], labels[test]),
-        epochs=40,
+        f"scikit-learn's {len(labels)} digits of 8x8 pixels, scaled to 28x28{why}",
+        {part: as_arrays(images[rows[part]], labels[rows[part]], white=16) for part in rows},
+        epochs=100,
     )
 
 
@@ -139,8 +138,9 @@ def stratified_split(labels, fraction):
     return np.flatnonzero(~chosen), np.flatnonzero(chosen)
 
 
-def as_arrays(images, labels):
-    return images.reshape(-1, 1, 28, 28).astype("float32"), labels.astype("int32")
+def as_arrays(images, labels, white):
+    images = images.reshape(-1, 1, 28, 28).astype("float32") / np.float32(white)
+    return images, labels.astype("int32")
 
 
 def find_idx(folder, name):
@@ -259,7 +259,7 @@ def train(train_epoch, evaluate, digits, options):
     history = []
     print("epoch  train loss  valid loss  valid accuracy  seconds")
     for number in range(1, options.epochs + 1):
-        order = shuffle.permutation(len(digits.train[1]))
+        order = shuffle.permutation(len(digits.parts["train"][1]))
         loss, seconds = run_epoch(train_epoch, order, f"epoch {number}/{options.epochs}")
         valid_loss, accuracy = evaluate("valid")
         history.append(Epoch(number, loss, float(valid_loss), float(accuracy), seconds))
@@ -291,7 +291,7 @@ def parser(description):
         help="folder with MNIST's files, or 'sklearn' for scikit-learn's small digits "
         f"(default: {MNIST_FOLDER}, else a download, else 'sklearn')",
     )
-    options.add_argument("--epochs", type=int, help="default: 40, on MNIST 5")
+    options.add_argument("--epochs", type=int, help="default: 100, on MNIST 5")
     options.add_argument("--batch-size", type=int, default=100)
     options.add_argument("--learning-rate", type=float, default=0.03)
     options.add_argument("--seed", type=int, default=1, help="of weights, dropout and shuffling")
@@ -304,9 +304,9 @@ def prepare(options):
     """Loads the digits that the options ask for, and says what will be done."""
     digits = load_digits(options.data)
     options.epochs = options.epochs or digits.epochs
-    sizes = [len(labels) for _, labels in (digits.train, digits.valid, digits.test)]
+    sizes = {part: len(labels) for part, (_, labels) in digits.parts.items()}
     print(f"Digits: {digits.source}")
-    print("        {} to train, {} to validate, {} to test".format(*sizes))
+    print("        {train} to train, {valid} to validate, {test} to test".format(**sizes))
     dropout = "no dropout" if options.no_dropout else "dropout"
     print(
         f"Model:  {options.model}, {dropout}, batches of {options.batch_size}, "

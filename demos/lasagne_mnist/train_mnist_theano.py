@@ -21,16 +21,16 @@ def build(digits, options):
     measure = theano.function([model.x, model.y], [model.valid_loss, model.accuracy])
 
     def train_epoch(order):
-        images, labels = digits.train
+        images, labels = digits.parts["train"]
         for batch in common.batches(len(order), options.batch_size):
             rows = order[batch]
             yield train_minibatch(images[rows], labels[rows]), len(rows)
 
-    def evaluate(split):
-        images, labels = getattr(digits, split)
-        parts = common.batches(len(labels), common.ROWS_A_SLICE)
-        results = [measure(images[part], labels[part]) for part in parts]
-        return np.average(results, axis=0, weights=[part.stop - part.start for part in parts])
+    def evaluate(part):
+        images, labels = digits.parts[part]
+        slices = common.batches(len(labels), common.ROWS_A_SLICE)
+        results = [measure(images[rows], labels[rows]) for rows in slices]
+        return np.average(results, axis=0, weights=[rows.stop - rows.start for rows in slices])
 
     return train_epoch, evaluate
 

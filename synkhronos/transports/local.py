@@ -8,7 +8,7 @@ Inside a command ranks meet at a dissemination barrier: in round k rank r posts 
 waits for rank ``r - 2**k``, which takes ``ceil(log2(size))`` rounds [1]_.
 
 How to wait. A waiter first looks at the semaphore in a loop for a moment, if there is a core for each
-rank (a core that sleeps takes ten times longer to answer), and longer the more often that helped. Then
+rank (a core that sleeps takes ten times longer to answer), and longer the more often that helps. Then
 it sleeps in the kernel, but wakes a few times a second to see that the others live: the master by the
 workers' process sentinels, a worker by its parent's process id.
 
@@ -36,7 +36,8 @@ from synkhronos.transports.shm import SharedMemory
 _MAILBOX_BYTES = 1 << 20
 _SLOT_BYTES = 1 << 16
 _LOOK = 0.2  # seconds between two looks at whether the others live
-_FEWEST_SPINS, _MOST_SPINS = 64, 4096  # looks at a semaphore: some 4 to 250 microseconds
+_FEWEST_SPINS, _MOST_SPINS = 64, 4096  # looks at a semaphore, each some 50 nanoseconds
+_LONGEST_SPIN = 2e-4  # seconds, about that of the most
 _PR_SET_PDEATHSIG = 1
 
 
@@ -59,8 +60,8 @@ class LocalTransport(Transport):
         self._workers = [rank for rank in range(size) if rank != master_rank]
         self._processes = {}
         self._master_pid = os.getpid()
-        self._spins = _FEWEST_SPINS if spin else 0
         self._most_spins = _MOST_SPINS if spin else 0
+        self._spins = self._most_spins
         self._make_boxes()
         self._starts = [_semaphore() for _ in range(size)]
         self._finishes = [_semaphore() for _ in range(size)]
@@ -197,21 +198,26 @@ class LocalTransport(Transport):
 
     def _wait(self, semaphore, patient=False):
         """Wait for a post. `patient`: however long the master takes for its next command."""
-        for _ in itertools.repeat(None, self._spins):
+        began = time.monotonic()
+        for spin in range(self._spins):
             if semaphore.value:
                 semaphore.acquire()
-                self._spins = min(2 * self._spins, self._most_spins)
                 return
-        self._spins = max(self._spins // 2, min(_FEWEST_SPINS, self._most_spins))
-        began = time.monotonic()
+            if spin & 63 == 63:
+                os.sched_yield()  # who posts may be waiting for this very core
         while True:
             try:
                 semaphore.acquire(_LOOK)
-                return
+                break
             except posix_ipc.SignalError:  # a handler of the script's ran: not for us
                 continue
             except posix_ipc.BusyError:
                 self._look(0 if patient else time.monotonic() - began)
+        # Spin longer next time if that would have saved the sleep, else less.
+        if time.monotonic() - began < _LONGEST_SPIN:
+            self._spins = self._most_spins
+        else:
+            self._spins = max(self._spins // 2, min(self._spins, _FEWEST_SPINS))
 
     def _look(self, waited):
         if self.rank != self.master_rank:

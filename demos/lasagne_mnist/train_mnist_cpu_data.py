@@ -1,0 +1,96 @@
+"""Trains Lasagne's MNIST networks on all cores (or GPUs), the digits in OS shared memory.
+
+    python train_mnist_cpu_data.py --processes 2 --plot curve.png
+
+The digits are written to shared memory once. A minibatch is then only a list of rows: every rank
+takes its own share of them from there, and the gradients are averaged over the ranks.
+"""
+
+import math
+
+import synkhronos as synk
+from synkhronos.extensions.train import make_train_function
+from synkhronos.extensions.updates import nesterov_momentum
+
+import common
+import train_mnist_theano
+
+import numpy as np
+from threadpoolctl import threadpool_info
+
+COMPARED_EPOCHS = 5
+COMPARED_ROWS = 10_000  # at most, so that an epoch of MNIST does not take minutes
+
+
+def build(digits, options):
+    """The functions that train for an epoch and that evaluate."""
+    model = common.build_model(options)
+    train_minibatch = make_train_function(
+        model.losses.mean(),
+        model.params,
+        model.x,
+        model.y,
+        nesterov_momentum,
+        options.learning_rate,
+        common.MOMENTUM,
+    )
+    measure = synk.function([model.x, model.y], [model.valid_loss, model.accuracy])
+    synk.distribute()
+    data = {part: [synk.data(array) for array in arrays] for part, arrays in digits.parts.items()}
+
+    def train_epoch(order):
+        images, labels = data["train"]
+        for batch in common.batches(len(order), options.batch_size):
+            rows = order[batch]
+            yield train_minibatch(images, labels, batch=rows), len(rows)
+
+    def evaluate(part):
+        images, labels = data[part]
+        rows_a_rank = len(labels) / options.processes
+        return measure(images, labels, num_slices=math.ceil(rows_a_rank / common.ROWS_A_SLICE))
+
+    return train_epoch, evaluate
+
+
+def compare(train_epoch, digits, options):
+    """Times one process of plain Theano and all processes, in turns; trains on as it does so."""
+    epochs = {1: train_mnist_theano.build(digits, options)[0], options.processes: train_epoch}
+    order = np.random.permutation(len(digits.parts["train"][1]))[:COMPARED_ROWS]
+    seconds = {processes: [] for processes in epochs}
+    for _ in range(1 + COMPARED_EPOCHS):
+        for processes, epoch in epochs.items():
+            _, taken = common.run_epoch(epoch, order, f"comparing, processes: {processes}")
+            seconds[processes].append(taken)
+    # The first epoch of each only warms up.
+    alone, together = (np.median(taken[1:]) for taken in seconds.values())
+    threads = max(lib["num_threads"] for lib in threadpool_info() if lib["user_api"] == "blas")
+    print(
+        f"Speed:  {together:.3f} s an epoch in {options.processes} processes, {alone:.3f} s in one "
+        f"of plain Theano: {alone / together:.2f} times as fast\n"
+        f"        (medians of {COMPARED_EPOCHS} epochs of {len(order)} digits each, in turns; "
+        f"BLAS threads a process: {threads})"
+    )
+    return alone / together
+
+
+def main(arguments=None):
+    parser = common.parser(__doc__)
+    parser.add_argument("--processes", type=int, help="default: one a core, or one a GPU")
+    parser.add_argument("--compare", action="store_true", default=True, help="(the default)")
+    parser.add_argument(
+        "--no-compare", dest="compare", action="store_false", help="do not time plain Theano"
+    )
+    options = parser.parse_args(arguments)
+    options.processes = synk.fork(options.processes)
+    digits = common.prepare(options)
+    train_epoch, evaluate = build(digits, options)
+    history = common.train(train_epoch, evaluate, digits, options)
+    accuracy = common.report(history, evaluate, options)
+    if options.compare and options.processes > 1:
+        compare(train_epoch, digits, options)
+    synk.close()
+    return history, accuracy
+
+
+if __name__ == "__main__":
+    main()
