@@ -1,4 +1,4 @@
-"""The basics: a function that computes on all processes, and one that computes in slices.
+"""Functions: how their rows are split, their outputs reduced, and their rows sliced.
 
     python demo_1.py --processes 2
 """
@@ -16,64 +16,75 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("-n", "--processes", type=int, default=2, help="in all (default: 2)")
     n = synk.fork(parser.parse_args().processes, use_gpu=False)
-    print(f"Demo 1: functions. {n} processes: this one, the master, and {n - 1} workers.\n")
+    print(f"Demo 1: functions, on {n} process(es), this one included.")
 
-    print("1. As in Theano, but built with synk.function.")
+    print("\n1. As in Theano, but built with synk.function in place of theano.function.")
     x = T.matrix("x")
-    square = theano.function([x], (x**2).mean())
-    synk_square = synk.function([x], (x**2).mean())
+    serial = theano.function([x], (x**2).mean())
+    parallel = synk.function([x], (x**2).mean())
+    synk.distribute()  # brings the functions that were built so far to all processes
     x_value = np.arange(20.0).reshape(10, 2)
-    print("   Theano:     mean of the squares of 10 rows =", square(x_value))
-    print("   Synkhronos: mean of the squares of 10 rows =", synk_square(x_value))
-    assert np.allclose(synk_square(x_value), square(x_value))
+    print("   Theano:     the mean square over 10 rows is", serial(x_value))
+    print("   Synkhronos: the mean square over 10 rows is", parallel(x_value))
+    assert np.allclose(parallel(x_value), serial(x_value))
 
-    print("\n2. The rows were split over the processes. A gathered output shows how:")
+    print("\n2. The rows are split over the processes. An output that is gathered shows how.")
     n_rows = synk.function([x], (x.shape[0], "gather"))
-    print("   rows that each process had, of 10:", n_rows(x_value))
-    print("   rows that each process had, of 7: ", n_rows(x_value[:7]))
-    assert n_rows(x_value[:7]).sum() == 7
-    print("   A mean over unequal shares is still the mean over all rows:", synk_square(x_value[:7]))
-    assert np.allclose(synk_square(x_value[:7]), square(x_value[:7]))
+    synk.distribute()
+    print("   Rows that each process had, of 10:", n_rows(x_value))
+    print("   Rows that each process had, of 7: ", n_rows(x_value[:7]))
+    print("   A mean over unequal shares is weighted, so it is exact:", parallel(x_value[:7]))
+    assert n_rows(x_value).sum() == 10 and n_rows(x_value[:7]).sum() == 7
+    assert np.allclose(parallel(x_value[:7]), serial(x_value[:7]))
 
-    print("\n3. Each output says how the processes' results become one; the default is 'avg'.")
-    outputs = [x.mean(), (x.sum(axis=0), "sum"), (x.max(), "max"), (x[:, 0] + x[:, 1], "gather")]
-    parallel = synk.function([x], outputs)
-    serial = theano.function([x], [x.mean(), x.sum(axis=0), x.max(), x[:, 0] + x[:, 1]])
-    synk.distribute()  # the functions built since then go to the workers; a call would do it too
+    print("\n3. Each output says how the processes' values become one; the default is 'avg'.")
+    row_sums = x.sum(axis=1)
+    outputs = [x.mean(), (x.sum(axis=0), "sum"), (x.max(), "max"), (row_sums, "gather")]
+    serial = theano.function([x], [x.mean(), x.sum(axis=0), x.max(), row_sums])
+    parallel = synk.function([x], [*outputs, (x.shape[0], None)])
+    synk.distribute()
     results = parallel(x_value)
-    for name, result in zip(("avg", "sum", "max", "gather"), results):
-        print(f"   {name:7}", result)
+    print("   x.mean()                      ", results[0])
+    print("   x.sum(axis=0), 'sum'          ", results[1])
+    print("   x.max(), 'max'                ", results[2])
+    print("   x.sum(axis=1), 'gather'       ", results[3])
+    print("   x.shape[0], None (the master's)", results[4])
     for result, expected in zip(results, serial(x_value)):
         assert np.allclose(result, expected)
-    print("   Only the third:", parallel(x_value, output_subset=[2]))
-    assert parallel(x_value, output_subset=[2]) == [19.0]
+    print("   The third output alone, by output_subset=[2]:", parallel(x_value, output_subset=[2]))
+    assert parallel(x_value, output_subset=[2]) == serial(x_value, output_subset=[2])
 
     print("\n4. An input in bcast_inputs is not split: every process gets all of it.")
     w = T.vector("w")
-    dot = synk.function([x], (T.dot(x, w), "gather"), bcast_inputs=[w])
-    w_value = np.array([1.0, -1.0])
-    print("   x . w =", dot(x_value, w_value))
-    assert np.allclose(dot(x_value, w_value), x_value.dot(w_value))
+    serial = theano.function([x, w], T.dot(x, w))
+    parallel = synk.function([x], (T.dot(x, w), "gather"), bcast_inputs=[w])
+    synk.distribute()
+    w_value = np.array([2.0, -1.0])
+    print("   x . w =", parallel(x_value, w_value))
+    assert np.allclose(parallel(x_value, w_value), serial(x_value, w_value))
 
-    print("\n5. num_slices: each process computes its rows in that many parts, to save memory.")
-    print("   rows in one call of the Theano function, 1 slice: ", n_rows(x_value))
-    print("   rows in one call of the Theano function, 2 slices:", n_rows(x_value, num_slices=2))
-    assert n_rows(x_value, num_slices=2).max() <= -(-n_rows(x_value).max() // 2)
-    print("   The results are the same:", parallel(x_value, num_slices=2)[:3])
-    for sliced, expected in zip(parallel(x_value, num_slices=2), serial(x_value)):
-        assert np.allclose(sliced, expected)
+    print("\n5. With num_slices, each process computes on its rows piece by piece, to save memory.")
+    print("   Rows at once, by process:        ", n_rows(x_value))
+    print("   Rows at once, with num_slices=2: ", n_rows(x_value, num_slices=2))
+    assert n_rows(x_value, num_slices=2).max() == (n_rows(x_value).max() + 1) // 2
+    parallel = synk.function([x], outputs)
+    serial = theano.function([x], [x.mean(), x.sum(axis=0), x.max(), row_sums])
+    synk.distribute()
+    print("   The results are those of above:", parallel(x_value, num_slices=2)[:3])
+    for result, expected in zip(parallel(x_value, num_slices=2), serial(x_value)):
+        assert np.allclose(result, expected)
 
-    print("\n6. Updates of shared variables accumulate over slices, and are written once at the end.")
+    print("\n6. So do updates of shared variables: they accumulate, and are written at the end.")
     total = theano.shared(np.zeros(2), "total")
-    add = synk.function([x], updates=[(total, total + x.sum(axis=0), "sum")])
-    add(x_value, num_slices=2)
-    print("   What the master added up from its own rows:", total.get_value())
-    n_own = n_rows(x_value)[0]
-    assert np.allclose(total.get_value(), x_value[:n_own].sum(axis=0))
-    print("   Each process updates its own replica. demo_3.py is about bringing these together.")
+    write_total = synk.function([x], updates=[(total, x.sum(axis=0), "sum")])
+    synk.distribute()
+    write_total(x_value, num_slices=2)
+    print("   The sum over the master's own rows:", total.get_value())
+    assert np.allclose(total.get_value(), x_value[: n_rows(x_value)[0]].sum(axis=0))
+    print("   Each process updates its own replica: demo_3.py brings these together.")
 
     synk.close()
-    print("\nAll results equal plain Theano's.")
+    print("\nAll results equal those of plain Theano.")
 
 
 if __name__ == "__main__":

@@ -23,8 +23,8 @@ from synkhronos._version import __version__ as __version__
 
 _environment.prepare()
 
-from synkhronos._binding import free_shmems, get_shmems, set_shmems  # noqa: E402
-from synkhronos._collectives import (  # noqa: E402
+from synkhronos._binding import free_shmems, get_shmems, set_shmems
+from synkhronos._collectives import (
     all_gather,
     all_reduce,
     broadcast,
@@ -36,8 +36,8 @@ from synkhronos._collectives import (  # noqa: E402
     scatter,
     set_value,
 )
-from synkhronos._data import Data, data  # noqa: E402
-from synkhronos._errors import (  # noqa: E402
+from synkhronos._data import Data, data
+from synkhronos._errors import (
     AlreadyForkedError,
     ClosedError,
     NotForkedError,
@@ -45,11 +45,11 @@ from synkhronos._errors import (  # noqa: E402
     WorkerError,
     WorldBrokenError,
 )
-from synkhronos._function import Function, function  # noqa: E402
-from synkhronos._fuse import fuse  # noqa: E402
-from synkhronos._launch import close, fork, get_n_gpu  # noqa: E402
-from synkhronos._partition import make_slices  # noqa: E402
-from synkhronos._replicate import distribute  # noqa: E402
+from synkhronos._function import Function, function
+from synkhronos._fuse import fuse
+from synkhronos._launch import close, fork, get_n_gpu
+from synkhronos._partition import make_slices
+from synkhronos._replicate import distribute
 
 __all__ = [
     "AlreadyForkedError",

@@ -13,10 +13,10 @@ import subprocess
 import sys
 import sysconfig
 from pathlib import Path
-from typing import Any, Dict, List, NamedTuple, Optional
+from typing import Any, Dict, List, NamedTuple
 
 from synkhronos import _environment
-from synkhronos._cores import affinity, control_groups, cores, cpu_quota
+from synkhronos._machine import affinity, cores, cpu_quota, memory_room
 
 OK, WARNING, PROBLEM = "ok", "warning", "problem"
 TIME_LIMIT = 120  # seconds; the first compilation on a slow file system takes long
@@ -238,21 +238,6 @@ def check_memory() -> Result:
     return Result("memory", OK, found)
 
 
-def memory_room(folders: Optional[List[Path]] = None) -> Optional[int]:
-    """Find how many bytes the control groups still allow; None where there is no limit."""
-    rooms = []
-    for folder in control_groups("memory") if folders is None else folders:
-        for limit_name, usage_name in (
-            ("memory.max", "memory.current"),
-            ("memory.limit_in_bytes", "memory.usage_in_bytes"),
-        ):
-            limit, usage = _number(folder / limit_name), _number(folder / usage_name)
-            # Version 1 writes "no limit" as nearly 2**63.
-            if limit is not None and limit < 2**60:
-                rooms.append(max(0, limit - (usage or 0)))
-    return min(rooms, default=None)
-
-
 def check_semaphores() -> Result:
     """Check that POSIX semaphores can be made, which needs a writable ``/dev/shm``."""
     try:
@@ -318,12 +303,6 @@ def nccl_version(number: int) -> str:
     unit = 10_000 if number >= 10_000 else 1_000
     return f"{number // unit}.{number % unit // 100}.{number % 100}"
 
-
-def _number(path: Path) -> Optional[int]:
-    try:
-        return int(path.read_text())
-    except (OSError, ValueError):  # not there, or "max"
-        return None
 
 
 CHECKS = (

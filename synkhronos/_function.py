@@ -9,7 +9,7 @@ from synkhronos._call import CallFunction, unpack
 from synkhronos._data import Data, bind, condition, find_bound
 from synkhronos._errors import ClosedError
 from synkhronos._operations import GATHER, OPERATIONS, concatenate, parse_output_mode
-from synkhronos._partition import select, shares
+from synkhronos._partition import select
 from synkhronos._replicate import replicate
 from synkhronos._signature import parse_inputs, parse_outputs, parse_sliceable, parse_updates
 

@@ -12,8 +12,8 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from synkhronos import _world
-from synkhronos._cores import cores
 from synkhronos._errors import AlreadyForkedError
+from synkhronos._machine import cores
 from synkhronos._world import World
 from synkhronos.comms.shm import SharedMemoryCommunicator
 from synkhronos.engines.theano_cpu import TheanoCpuEngine

@@ -8,7 +8,6 @@ together in one module; there is no other list of what a worker can do.
 There is one world at a time, and it is the package's only mutable global.
 """
 
-import io
 import logging
 import math
 import pickle

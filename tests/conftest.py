@@ -76,7 +76,8 @@ def run_python(tmp_path):
         )
         if check:
             assert done.returncode == 0, done.stdout + done.stderr
-        assert not [p for p in psutil.process_iter(["cmdline"]) if str(script) in (p.info["cmdline"] or [])]
+        left = [one.info["cmdline"] or [] for one in psutil.process_iter(["cmdline"])]
+        assert not [cmdline for cmdline in left if str(script) in cmdline]
         assert set(os.listdir("/dev/shm")) <= before
         return done
 

@@ -25,7 +25,8 @@ def build(digits, options):
         loss, model.params, options.learning_rate, common.MOMENTUM
     )
     shareds = {
-        part: [theano.shared(array[:0]) for array in arrays] for part, arrays in digits.parts.items()
+        part: [theano.shared(array[:0]) for array in arrays]
+        for part, arrays in digits.parts.items()
     }
 
     def function_of(part, outputs, updates=None):

@@ -12,10 +12,11 @@ through its reference ``(offset, shape, dtype)``. A block lives as long as an ar
 import bisect
 import collections
 import mmap
-from pathlib import Path
 
 import numpy as np
 import psutil
+
+from synkhronos._machine import memory_room
 
 _NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 _ALIGNMENT = 64
@@ -171,23 +172,10 @@ class SharedMemory:
         return np.ndarray(shape, dtype, self.mapping, offset)
 
 
-def memory_left():
-    """Return how many bytes this process may still use: of the machine, and of its control group."""
-    left = psutil.virtual_memory().available
-    for limit, used in (
-        ("memory.max", "memory.current"),
-        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
-    ):
-        try:
-            limit, used = (int(Path("/sys/fs/cgroup", name).read_text()) for name in (limit, used))
-        except (OSError, ValueError):  # no such control group, or "max"
-            continue
-        left = min(left, max(0, limit - used))
-    return left
-
-
 def _check_memory_left(nbytes):
-    left = memory_left()
+    left, room = psutil.virtual_memory().available, memory_room()
+    if room is not None:
+        left = min(left, room)
     if nbytes > left:
         raise MemoryError(
             f"shared memory: {nbytes} bytes were asked for, {left} are left on this machine (or in "

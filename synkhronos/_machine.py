@@ -1,4 +1,4 @@
-"""How many processor cores this process may use, and where its control group sets limits."""
+"""What this process may use of the machine: cores and memory, as its control groups allow."""
 
 import os
 from pathlib import Path
@@ -56,6 +56,21 @@ def cpu_quota(proc: Path = PROC, cgroups: Path = CGROUPS) -> Optional[float]:
     return min(quotas, default=None)
 
 
+def memory_room(folders: Optional[List[Path]] = None) -> Optional[int]:
+    """Find how many bytes the control groups still allow; None where there is no limit."""
+    rooms = []
+    for folder in control_groups("memory") if folders is None else folders:
+        for limit_name, usage_name in (
+            ("memory.max", "memory.current"),
+            ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+        ):
+            limit, usage = _number(folder / limit_name), _number(folder / usage_name)
+            # Version 1 writes "no limit" as nearly 2**63.
+            if limit is not None and limit < 2**60:
+                rooms.append(max(0, limit - (usage or 0)))
+    return min(rooms, default=None)
+
+
 def control_groups(controller: str, proc: Path = PROC, cgroups: Path = CGROUPS) -> List[Path]:
     """List the folders of this process's control group and of all groups around it.
 
@@ -89,3 +104,10 @@ def _text(path: Path) -> str:
 
 def _words(path: Path) -> List[str]:
     return _text(path).split()
+
+
+def _number(path: Path) -> Optional[int]:
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):  # not there, or "max"
+        return None

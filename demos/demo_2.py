@@ -1,0 +1,93 @@
+"""Data: arrays that all processes share, so that a call copies nothing.
+
+    python demo_2.py --processes 2
+"""
+
+import argparse
+import tempfile
+from pathlib import Path
+
+import synkhronos as synk  # before Theano
+import theano
+import theano.tensor as T
+
+import numpy as np
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("-n", "--processes", type=int, default=2, help="in all (default: 2)")
+    n = synk.fork(parser.parse_args().processes, use_gpu=False)
+    print(f"Demo 2: data, on {n} process(es), this one included.")
+
+    x = T.matrix("x", dtype="float32")
+    y = T.ivector("y")
+    expression = (x.sum(axis=1) * y).mean()
+    serial = theano.function([x, y], expression)
+    parallel = synk.function([x, y], expression)
+    synk.distribute()
+
+    print("\n1. synk.data puts an array where every process reads it without a copy.")
+    x_value = np.arange(12, dtype="float32").reshape(6, 2)
+    y_value = np.array([1, 1, 1, -1, -1, -1], dtype="int32")
+    x_data, y_data = synk.data(x_value), synk.data(y_value)
+    print("   Data:", x_data, y_data)
+    print("   f(x_data, y_data) =", parallel(x_data, y_data))
+    print("   f(x_value, y_value) is the same, but copies the arrays in each call.")
+    assert np.allclose(parallel(x_data, y_data), serial(x_value, y_value))
+    assert np.allclose(parallel(x_value, y_value), serial(x_value, y_value))
+
+    print("\n2. It is read and written like a NumPy array; the next call sees what is there then.")
+    x_data[0] = 100
+    x_data[1:3] += 0.5
+    print("   x_data[:3] =", x_data[:3].tolist())
+    print("   f(x_data, y_data) =", parallel(x_data, y_data))
+    print("   x_data.data is the NumPy view; the mean of all is", x_data.data.mean())
+    assert np.allclose(parallel(x_data, y_data), serial(x_data.data, y_value))
+
+    print("\n3. Its dtype and number of dimensions are fixed; its shape is not.")
+    x_data.set_value(x_value[:4])
+    y_data.set_length(4)
+    print("   After set_value and set_length:", x_data, y_data)
+    assert np.allclose(parallel(x_data, y_data), serial(x_value[:4], y_value[:4]))
+    x_data.set_length(6)
+    print("   It grows again; the new rows are zero:", x_data[-2:].tolist())
+    assert not x_data[-2:].any()
+    x_data.set_value(x_value, oversize=1.5)
+    x_data.set_length(8, oversize=2)
+    print(f"   With oversize there is room to spare: {x_data.size} items of {x_data.alloc_size}")
+
+    print("\n4. A value that would lose precision is refused, unless you insist.")
+    doubles = x_value.astype("float64") / 3
+    try:
+        x_data.set_value(doubles)
+    except TypeError as error:
+        print("   TypeError:", error)
+    x_data.set_value(doubles, force_cast=True)
+    assert x_data.dtype == "float32" and np.allclose(x_data, doubles)
+
+    print("\n5. A function makes the Data of its inputs, with the right dtypes.")
+    x_data, y_data = parallel.build_inputs([[1, 2], [3, 4], [5, 6]], [1, 2, 3])
+    print("   From lists:", x_data, y_data)
+    print("   f(x_data, y_data) =", parallel(x_data, y_data))
+    assert np.allclose(parallel(x_data, y_data), serial(x_data.data, y_data.data))
+
+    print("\n6. A file may be larger than the memory: it is mapped by every process, not copied.")
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "rows.npy")
+        np.save(path, x_value)
+        x_file = synk.data(np.load(path, mmap_mode="r"))
+        y_data = synk.data(y_value)
+        print("   f(x_file, y_data) =", parallel(x_file, y_data))
+        assert np.allclose(parallel(x_file, y_data), serial(x_value, y_value))
+
+    print("\n7. free_memory gives the memory back now; synk.close does it for all Data.")
+    y_data.free_memory()
+    print("  ", y_data)
+
+    synk.close()
+    print("\nAll results equal those of plain Theano.")
+
+
+if __name__ == "__main__":
+    main()
