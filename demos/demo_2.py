@@ -53,16 +53,15 @@ def main():
     x_data.set_length(6)
     print("   It grows again; the new rows are zero:", x_data[-2:].tolist())
     assert not x_data[-2:].any()
-    x_data.set_value(x_value, oversize=1.5)
-    x_data.set_length(8, oversize=2)
-    print(f"   With oversize there is room to spare: {x_data.size} items of {x_data.alloc_size}")
+    x_data.set_length(8, oversize=1.5)
+    print(f"   With oversize=1.5 it has room to grow: {x_data.size} items of {x_data.alloc_size}.")
 
     print("\n4. A value that would lose precision is refused, unless you insist.")
     doubles = x_value.astype("float64") / 3
     try:
         x_data.set_value(doubles)
     except TypeError as error:
-        print("   TypeError:", error)
+        print("   TypeError:", str(error).replace(", which", ",\n   which"))
     x_data.set_value(doubles, force_cast=True)
     assert x_data.dtype == "float32" and np.allclose(x_data, doubles)
 

@@ -134,7 +134,6 @@ class CallFunction(Command):
         modes = function.output_modes
         if self.subset is not None:
             modes = [modes[index] for index in self.subset]
-        here.outbox = []
         return [
             None if mode is None else _pack(here, np.asarray(value))
             for mode, value in zip(modes, values)
@@ -182,12 +181,14 @@ def _pack(here, value):
     if value.nbytes <= _SMALL:
         return value
     placed = here.memory.place(np.ascontiguousarray(value))
-    here.outbox.append(placed)  # kept until the next call, by when the master has read it
+    here.outbox.append(placed)
     return here.memory.reference(placed)
 
 
 def unpack(here, packed, dtype):
     """Return an output as the worker had it."""
+    if packed is None:  # only the master's own value is wanted
+        return None
     if isinstance(packed, tuple):
         return here.memory.open(packed)
     return np.asarray(packed, dtype)

@@ -153,8 +153,9 @@ class _Fetch(Command):
         storages = [here.engine.storage(here.shareds[number]) for number in self.numbers]
         if here.is_master:
             return [np.array(storage) for storage in storages]
-        here.outbox = [here.memory.place(np.ascontiguousarray(one)) for one in storages]
-        return [(here.memory.reference(one), np.shape(one)) for one in here.outbox]
+        placed = [here.memory.place(np.ascontiguousarray(one)) for one in storages]
+        here.outbox.extend(placed)
+        return [(here.memory.reference(array), np.shape(one)) for array, one in zip(placed, storages)]
 
 
 def get_value(rank, shared_vars):

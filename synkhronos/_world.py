@@ -57,7 +57,7 @@ class Here:
     files : dict
         This rank's mappings of the files that `Data` of ``numpy.memmap`` lie in.
     outbox : list of arrays
-        Outputs in shared memory that the master has yet to read.
+        What lies in shared memory until the master has read it; emptied at the next command.
     """
 
     def __init__(self, transport, comm, engine):
@@ -96,6 +96,7 @@ class Here:
         try:
             if payload != self._payload:  # the same call again is common
                 self._command, self._payload = pickle.loads(payload), payload
+            self.outbox.clear()
             return pickle.dumps((None, self._command.run(self)), pickle.HIGHEST_PROTOCOL)
         except Exception as error:
             if not isinstance(error, CollectiveAbortedError):
@@ -131,7 +132,7 @@ class World:
         self.shared_numbers = {}
         self.bound = {}  # Data by the variable that it is bound to
         self.fused = None  # the commands gathered by an open `fuse()`
-        self._command = self._payload = None  # the last command, and its bytes
+        self._last = None, None  # the last command, and its bytes
         self.datas = weakref.WeakSet()
         self.on_close = lambda: None
 
@@ -177,10 +178,9 @@ class World:
         if self.size == 1:
             return [command.run(self.here)]
         try:
-            if command is not self._command:
-                self._payload = pickle.dumps(command, pickle.HIGHEST_PROTOCOL)
-                self._command = command
-            self.transport.post(self._payload)
+            if command is not self._last[0]:
+                self._last = command, pickle.dumps(command, pickle.HIGHEST_PROTOCOL)
+            self.transport.post(self._last[1])
             own, error = None, None
             try:
                 own = command.run(self.here)

@@ -24,11 +24,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import synkhronos  # noqa: F401  (before Theano: with it, Theano imports on today's NumPy)
+import numpy as np
 import theano
 import theano.tensor as T
 from theano.tensor.signal import pool
-
-import numpy as np
 from tqdm import tqdm
 
 theano.config.floatX = "float32"
@@ -139,7 +138,7 @@ def stratified_split(labels, fraction):
 
 
 def as_arrays(images, labels, white):
-    images = images.reshape(-1, 1, 28, 28).astype("float32") / np.float32(white)
+    images = images.reshape(-1, 1, 28, 28).astype(theano.config.floatX) / white
     return images, labels.astype("int32")
 
 

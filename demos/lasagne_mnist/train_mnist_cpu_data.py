@@ -8,14 +8,12 @@ takes its own share of them from there, and the gradients are averaged over the 
 
 import math
 
+import common
+import numpy as np
 import synkhronos as synk
+import train_mnist_theano
 from synkhronos.extensions.train import make_train_function
 from synkhronos.extensions.updates import nesterov_momentum
-
-import common
-import train_mnist_theano
-
-import numpy as np
 from threadpoolctl import threadpool_info
 
 COMPARED_EPOCHS = 5

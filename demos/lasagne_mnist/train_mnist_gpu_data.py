@@ -8,13 +8,11 @@ variables, on a GPU in the GPU's memory. A minibatch is then a slice of them, an
 
 import math
 
+import common
+import numpy as np
 import synkhronos as synk
 import theano
 from synkhronos.extensions.updates import nesterov_momentum
-
-import common
-
-import numpy as np
 
 
 def build(digits, options):

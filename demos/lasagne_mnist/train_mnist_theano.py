@@ -4,10 +4,9 @@
 """
 
 import common
+import numpy as np
 import theano
 from common import lasagne
-
-import numpy as np
 
 
 def build(digits, options):

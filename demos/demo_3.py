@@ -1,0 +1,106 @@
+"""Shared variables: one replica a process, and the collectives that bring them together.
+
+    python demo_3.py --processes 2
+"""
+
+import argparse
+
+import synkhronos as synk  # before Theano
+import theano
+import theano.tensor as T
+
+import numpy as np
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("-n", "--processes", type=int, default=2, help="in all (default: 2)")
+    n = synk.fork(parser.parse_args().processes, use_gpu=False)
+    print(f"Demo 3: shared variables, on {n} process(es), this one included.")
+
+    x = T.matrix("x")
+    s = theano.shared(np.ones(2), "s")
+    update = synk.function([x], updates=[(s, T.sum(x * s, axis=0))])
+    synk.distribute()
+    x_value = np.repeat(np.arange(1.0, 2 * n + 1), 2).reshape(2 * n, 2)  # two rows a process
+    x_data = synk.data(x_value)
+
+    print("\n1. What plain Theano, in the master alone, makes of s:")
+    update.as_theano(x_data)
+    expected = s.get_value()
+    print("   s =", expected)
+    assert np.allclose(expected, x_value.sum(axis=0))
+
+    print("\n2. An update is local: each process writes what comes of its own rows to its replica.")
+    s.set_value(np.ones(2))
+    update(x_data)
+    print("   s.get_value() is the master's:", s.get_value())
+    print("   gather(s), by process:", synk.gather(s).tolist())
+    assert np.allclose(synk.gather(s), x_value.reshape(n, 2, 2).sum(axis=1))
+
+    print("\n3. reduce brings the values together in the master.")
+    total = synk.reduce(s, op="sum", in_place=False)
+    print("   Their sum, as a new array:", total)
+    synk.reduce(s, op="sum")
+    print("   Written to the master's s:", synk.gather(s).tolist())
+    assert np.allclose(total, expected) and np.allclose(s.get_value(), expected)
+
+    print("\n4. broadcast gives every process the same value; all_reduce ends with one, too.")
+    synk.broadcast(s, np.ones(2))
+    print("   After broadcast: ", synk.gather(s).tolist())
+    update(x_data)
+    synk.all_reduce(s, op="sum")
+    print("   After all_reduce:", synk.gather(s).tolist())
+    assert np.allclose(synk.gather(s), np.tile(expected, (n, 1)))
+
+    print("\n5. The ops are avg, sum, prod, min and max; avg, the default, can weigh the processes.")
+    for rank in range(n):
+        synk.set_value(rank, s, np.full(2, float(rank)))
+    print("   set_value(rank, s, ...):  ", synk.gather(s).tolist())
+    print("   get_value(n - 1, s):      ", synk.get_value(n - 1, s))
+    print("   reduce with 'max':        ", synk.reduce(s, "max", in_place=False))
+    print("   reduce with 'avg':        ", synk.reduce(s, in_place=False))
+    weighted = synk.reduce(s, in_place=False, weights=range(1, n + 1))
+    print("   with weights 1, 2, ...:   ", weighted)
+    assert np.allclose(synk.reduce(s, in_place=False), (n - 1) / 2)
+    assert np.allclose(weighted, np.average(np.arange(n), weights=np.arange(1, n + 1)))
+
+    print("\n6. A function without inputs works on the replicas where they are.")
+    double = synk.function([], updates=[(s, 2 * s)])
+    synk.distribute()  # a variable that the processes have keeps its values there
+    double()
+    print("   Doubled on every process: ", synk.gather(s).tolist())
+    double.as_theano()
+    print("   And in the master alone:  ", synk.gather(s).tolist())
+    assert np.allclose(synk.gather(s)[1:, 0], 2 * np.arange(1, n))
+
+    print("\n7. scatter splits rows over the processes. Their shapes may differ from then on.")
+    rows = theano.shared(np.zeros((1, 2)), "rows")
+    largest = synk.function([], (rows.max(), "max"))
+    synk.distribute()
+    values = np.arange(4 * n + 2.0).reshape(2 * n + 1, 2)
+    synk.scatter(rows, values)
+    print(f"   Rows that each process got of {len(values)}:", synk.get_lengths(rows))
+    print("   Their shapes:", synk.get_shapes(rows))
+    print("   The largest number of all, found by a function on them:", largest())
+    assert sum(synk.get_lengths(rows)) == len(values) and largest() == values.max()
+
+    print("\n8. Nothing is cut or padded where shapes differ.")
+    print("   gather(rows, nd_up=0) joins them along axis 0:", synk.gather(rows, nd_up=0).shape)
+    assert np.array_equal(synk.gather(rows, nd_up=0), values)
+    shapes = [np.shape(one) for one in synk.gather(rows)]
+    print("   gather(rows) cannot stack them, and is a list:", shapes)
+    try:
+        synk.all_reduce(rows)
+    except ValueError as error:
+        print("   all_reduce(rows) refuses:", error)
+    synk.all_gather(rows)
+    print("   After all_gather every process has all rows: ", synk.get_lengths(rows))
+    assert np.array_equal(synk.get_value(n - 1, rows), values)
+
+    synk.close()
+    print("\nAll results equal those of plain Theano and NumPy.")
+
+
+if __name__ == "__main__":
+    main()

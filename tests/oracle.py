@@ -1,0 +1,216 @@
+"""A fixed pool of graphs, each as a parallel and as a serial function, and what to draw for them.
+
+The serial oracle is plain ``theano.function`` on a second copy of the graph, with shared variables of
+its own. Everything here works the expected result out again from the documentation, and uses nothing
+of the library but its public names.
+"""
+
+from collections import namedtuple
+
+import numpy as np
+import theano
+import theano.tensor as tt
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+
+import synkhronos as synk
+
+WORLDS = [(1, 0), (2, 0), (3, 2), (4, 1)]
+WORLD_IDS = [f"{size}-ranks-master-{master}" for size, master in WORLDS]
+
+
+def examples(number):
+    """Settings: this many examples, the same ones in each run."""
+    return settings(
+        max_examples=number,
+        derandomize=True,
+        deadline=None,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )
+
+
+# Graphs
+
+Graph = namedtuple("Graph", "inputs bcast outputs ops updates shared sliceable givens")
+Pair = namedtuple("Pair", "parallel serial graph serial_graph")
+
+
+def reductions(dtype):
+    """Every operation on outputs, for two inputs and a broadcast one."""
+    x, y = tt.matrix("x", dtype=dtype), tt.ivector("y")
+    scale = tt.scalar("scale", dtype=dtype)
+    outputs = [
+        (x * scale).mean(),
+        (x * scale).mean(axis=0),
+        x.sum(axis=0),
+        y.sum(),
+        tt.prod(1 + abs(x) / 64, axis=0),
+        x.min(axis=0),
+        y.max(),
+        x * y.dimshuffle(0, "x") + scale,
+        y - 1,
+        tt.sqr(x).sum(),
+    ]
+    ops = ["avg", "avg", "sum", "sum", "prod", "min", "max", "gather", "c_gather", "c_sum"]
+    return Graph([x, y], [scale], outputs, ops, [], {}, [], {})
+
+
+def training(dtype):
+    """An update with every operation, among them an integer counter, and one that writes in place."""
+    x, t = tt.matrix("x", dtype=dtype), tt.vector("t", dtype=dtype)
+    rate = tt.scalar("rate", dtype=dtype)
+    shared = {
+        "w": theano.shared(np.array([0.5, -0.25, 1.0], dtype), "w"),
+        "rows": theano.shared(np.int64(3), "rows"),
+        "calls": theano.shared(np.int64(5), "calls"),
+        "largest": theano.shared(np.full(3, 0.5, dtype), "largest"),
+        "smallest": theano.shared(np.full(3, -0.5, dtype), "smallest"),
+        "product": theano.shared(np.array(2.0, dtype), "product"),
+        "last": theano.shared(np.zeros(3, dtype), "last"),
+        "table": theano.shared(np.zeros((4, 3), dtype), "table"),
+    }
+    one = {name: shared[name] for name in shared}
+    error = tt.dot(x, one["w"]) - t
+    loss = tt.sqr(error).mean()
+    updates = [
+        (one["w"], one["w"] - rate * tt.grad(loss, one["w"])),
+        (one["rows"], one["rows"] + x.shape[0], "sum"),
+        (one["calls"], one["calls"] + 1, "max"),
+        (one["largest"], tt.maximum(one["largest"], x.max(axis=0)), "max"),
+        (one["smallest"], tt.minimum(one["smallest"], x.min(axis=0)), "min"),
+        (one["product"], one["product"] * (1 + tt.sqr(t).mean() / 64), "prod"),
+        (one["last"], x[-1], None),
+        (one["table"], tt.inc_subtensor(one["table"][1], x.mean(axis=0))),
+    ]
+    return Graph([x, t], [rate], [loss], ["avg"], updates, shared, [], {})
+
+
+def sliceable(dtype):
+    """Shared data rows: read directly, deep in the graph, and through givens."""
+    shared = {
+        "a": theano.shared(np.zeros((0, 2), dtype), "a"),
+        "b": theano.shared(np.zeros(0, dtype), "b"),
+        "c": theano.shared(np.zeros((0, 2), dtype), "c"),
+        "w": theano.shared(np.array([1.0, 2.0], dtype), "w"),
+        "seen": theano.shared(np.int64(0), "seen"),
+    }
+    a, b, c, w = (shared[name] for name in "abcw")
+    given = tt.matrix("given", dtype=dtype)
+    deep = tt.tanh(tt.dot(given, w) + tt.exp(-tt.sqr(b / 4)))
+    outputs = [deep.mean(), a, (deep * b + a.sum(axis=1)).sum(), a.max()]
+    ops = ["avg", "gather", "sum", "max"]
+    updates = [(shared["seen"], shared["seen"] + b.shape[0], "sum")]
+    return Graph([], [], outputs, ops, updates, shared, [a, b, c], {given: c * 2})
+
+
+def both(dtype):
+    """An input and a shared variable that are sliced together."""
+    x = tt.matrix("x", dtype=dtype)
+    shared = {"a": theano.shared(np.zeros((0, 2), dtype), "a")}
+    outputs = [(x * shared["a"]).mean(), x - shared["a"]]
+    return Graph([x], [], outputs, ["avg", "gather"], [], shared, [shared["a"]], {})
+
+
+def build(make, *args):
+    """Return a graph's parallel function, and the serial one of its copy."""
+    graph, copy = make(*args), make(*args)
+    parallel = synk.function(
+        graph.inputs,
+        list(zip(graph.outputs, graph.ops)),
+        bcast_inputs=graph.bcast,
+        updates=graph.updates,
+        givens=graph.givens,
+        sliceable_shareds=graph.sliceable,
+    )
+    serial = theano.function(
+        [*copy.inputs, *copy.bcast],
+        copy.outputs,
+        updates=[update[:2] for update in copy.updates],
+        givens=copy.givens,
+    )
+    return Pair(parallel, serial, graph, copy)
+
+
+# Data to draw
+
+
+def exact(rng, shape, dtype):
+    """Return random multiples of 1/8, whose sums have no rounding."""
+    return (rng.integers(-32, 33, shape) / 8).astype(dtype)
+
+
+@st.composite
+def batches(draw, length):
+    """A batch of any kind, for so many rows; it may select none."""
+    bound = st.integers(-length - 3, length + 3)
+    maybe = st.none() | bound
+    kind = draw(st.sampled_from(["none", "int", "slice", "list", "array", "mask", "mask list"]))
+    if kind == "none":
+        return None
+    if kind == "int":
+        return draw(st.sampled_from([int, np.int64, np.int16]))(draw(bound))
+    if kind == "slice":
+        step = draw(st.none() | st.integers(1, 3) | st.integers(-3, -1))
+        return slice(draw(maybe), draw(maybe), step)
+    if kind in ("mask", "mask list"):
+        mask = draw(st.lists(st.booleans(), min_size=length, max_size=length))
+        return mask if kind == "mask list" and length else np.array(mask, bool)
+    rows = draw(st.lists(st.integers(-length, length - 1), max_size=2 * length) if length
+                else st.just([]))
+    if kind == "list":
+        return draw(st.sampled_from([list, tuple]))(rows)
+    rows = np.array(rows, np.int64)
+    dtype = draw(st.sampled_from(["int8", "int32", "int64", "uint8", "uint64", "strided"]))
+    if dtype == "strided":
+        return np.repeat(rows, 2)[::2]
+    return rows.astype(dtype) if dtype[0] == "i" else (rows % max(length, 1)).astype(dtype)
+
+
+def selected(batch, array):
+    """Return the rows that a batch means, by NumPy."""
+    if batch is None:
+        return array
+    if isinstance(batch, (int, np.integer)):
+        return array[:batch]
+    if isinstance(batch, slice):
+        return array[batch]
+    if len(batch) == 0:
+        return array[:0]
+    return array[np.array(batch)]
+
+
+def parts(array, number):
+    """Split rows as evenly as possible, the longer parts first."""
+    return np.array_split(array, number)
+
+
+# What operations mean
+
+
+def combine(op, values, weights):
+    """Return what values, of so many rows each, come to."""
+    values = [np.asarray(value) for value in values]
+    op = op[2:] if op is not None and op.startswith("c_") else op
+    if op is None:
+        return values[-1]
+    if op == "gather":
+        return np.concatenate([np.atleast_1d(value) for value in values])
+    stack = np.array(values)
+    if op == "avg":
+        return np.average(stack.astype(np.complex128 if stack.dtype.kind == "c" else float),
+                          axis=0, weights=weights)
+    return {"sum": np.sum, "prod": np.prod, "min": np.min, "max": np.max}[op](stack, axis=0)
+
+
+def assert_same(got, expected, dtype=None):
+    """Equal but for rounding; integers, and the shape, exactly."""
+    got, expected = np.asarray(got), np.asarray(expected)
+    assert got.shape == expected.shape
+    if dtype is not None:
+        assert got.dtype == dtype
+    if got.dtype.kind in "biu":
+        np.testing.assert_array_equal(got, expected)
+    else:
+        rtol = {2: 4e-3, 4: 2e-5}.get(got.dtype.itemsize, 1e-10)
+        np.testing.assert_allclose(got, expected, rtol=rtol, atol=rtol)
