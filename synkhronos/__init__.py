@@ -2,20 +2,26 @@
 
 The layers, from the script down; each knows those below it only.
 
-========================  =======================================================================
-``extensions``            update rules and training steps, on the public names alone
-``_launch``               ``fork``, ``close``, the worker's loop
-``_collectives``          shared variables across ranks
-``_binding``, ``_fuse``   data bound to variables; several calls as one command
-``_function``             matching and checking a call's arguments; reducing its outputs
-``_call``, ``_replicate``  what a rank does in a call; bringing functions to the ranks
-``_data``                 arrays in shared memory
-``_world``                the ranks, their commands, the barriers between them, failures
-``engines``               graph compilers with their array types: Theano on NumPy
-``comms``                 collectives on arrays: naive, shared memory
-``transports``            how ranks start and bytes reach them: fork, shared memory, semaphores
-``_partition`` and others  pure arithmetic: rows, operations, random streams
-========================  =======================================================================
+============================  ====================================================================
+``extensions``                update rules and training steps, on the public names alone
+``_launch``                   ``fork``, ``close``, the worker's loop
+``_collectives``              shared variables across ranks, all together
+``_replicas``                 shared variables across ranks, each for itself
+``_shared_variables``         naming shared variables in these calls
+``_fuse``                     several calls as one command
+``_function``                 ``function`` and the calls of it
+``_arguments``, ``_outputs``  a call before its start barrier and after its finish barrier
+``_call``                     a call in between: what a rank does
+``_replicate``                bringing functions to the ranks
+``_signature``                the arguments of ``function``
+``_binding``, ``_data``       data bound to variables; arrays in shared memory
+``_world``                    the ranks, their commands, the barriers around them, failures
+``engines``                   graph compilers with their array types: Theano on NumPy
+``comms``                     collectives on arrays: naive, shared memory
+``transports``                how ranks start and bytes reach them: fork, semaphores, shared memory
+``_partition`` and others     arithmetic on rows, operations, random streams; conversion of values;
+                              the machine; the exceptions
+============================  ====================================================================
 """
 
 from synkhronos import _environment
@@ -29,12 +35,7 @@ from synkhronos._collectives import (
     all_reduce,
     broadcast,
     gather,
-    get_lengths,
-    get_shapes,
-    get_value,
     reduce,
-    scatter,
-    set_value,
 )
 from synkhronos._data import Data, data
 from synkhronos._errors import (
@@ -49,6 +50,7 @@ from synkhronos._function import Function, function
 from synkhronos._fuse import fuse
 from synkhronos._launch import close, fork, get_n_gpu
 from synkhronos._partition import make_slices
+from synkhronos._replicas import get_lengths, get_shapes, get_value, scatter, set_value
 from synkhronos._replicate import distribute
 
 __all__ = [

@@ -2,8 +2,11 @@
 
 from collections.abc import Mapping
 
+import numpy as np
+
 from synkhronos import _world
-from synkhronos._data import bind, find_bound
+from synkhronos._conversion import check_oversize, condition
+from synkhronos._data import Data
 
 
 def set_shmems(vars_data, oversize=None):
@@ -62,3 +65,50 @@ def free_shmems(*variables):
         data.free_memory()
     for variable in variables:
         del world.bound[variable]
+
+
+def bind(world, pairs, oversize, what):
+    """Make, or refill, the `Data` bound to variables; all pairs are checked before one is bound."""
+    prepared = [(variable, _prepare(world, variable, value, what)) for variable, value in pairs]
+    oversize = check_oversize(1 if oversize is None else oversize)
+    for variable, value in prepared:
+        if isinstance(value, Data):
+            world.bound[variable] = value
+            continue
+        data = world.bound.get(variable)
+        if data is None:
+            kind = world.here.engine.type_of(variable)
+            data = Data(world, kind.dtype, kind.ndim, name=variable.name)
+        data.set_value(value, oversize=oversize)
+        world.bound[variable] = data
+
+
+def _prepare(world, variable, value, what):
+    """Return what is to be bound to a variable: a `Data`, or an array that fits it."""
+    try:
+        kind = world.here.engine.type_of(variable)
+    except TypeError as error:
+        raise TypeError(f"{what}: {error}") from error
+    if isinstance(value, Data):
+        if value.dtype != kind.dtype or value.ndim != kind.ndim:
+            raise TypeError(
+                f"{what}: {variable}: expected {kind.dtype} with {kind.ndim} dimensions, got Data "
+                f"of {value.dtype} with {value.ndim}"
+            )
+        return value
+    checked = condition(value, np.dtype(kind.dtype), kind.ndim, False, f"data for {variable}")
+    return value if isinstance(value, np.memmap) else checked
+
+
+def find_bound(world, variables, what):
+    """Return the list of the `Data` bound to variables."""
+    if not variables:
+        raise TypeError(f"{what}: expected at least one variable")
+    for variable in variables:
+        try:
+            unknown = variable not in world.bound
+        except TypeError:
+            unknown = True
+        if unknown:
+            raise ValueError(f"{what}: no data is bound to {variable}; bind it with set_shmems()")
+    return [world.bound[variable] for variable in variables]

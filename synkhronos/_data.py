@@ -2,11 +2,18 @@
 
 import mmap
 import os
-import warnings
 
 import numpy as np
 
 from synkhronos import _world
+from synkhronos._conversion import (
+    as_array,
+    check_dtype,
+    check_extent,
+    check_oversize,
+    check_shape,
+    condition,
+)
 from synkhronos._errors import ClosedError
 
 
@@ -28,7 +35,8 @@ class Data:
         self._file = None  # where the ranks map a numpy.memmap from
         self._reference = None
         world.datas.add(self)
-        self._reserve(0, (0,) * ndim)
+        self._reserve(0 if ndim else 1, (0,) * ndim)
+        self._view[...] = 0
 
     # What it is
 
@@ -99,7 +107,7 @@ class Data:
         oversize : float
             In [1, 2]: how much room to allocate, times the size, if new memory is needed.
         """
-        oversize = _check_oversize(oversize)
+        oversize = check_oversize(oversize)
         self._alive()
         if self._map(value):
             return
@@ -109,15 +117,15 @@ class Data:
 
     def set_length(self, length, oversize=1):
         """Change the extent of axis 0. Old rows are kept; new ones are zero."""
-        length = _check_extent(length, "length")
+        length = check_extent(length, "length")
         if not self._ndim:
             raise ValueError("set_length: this Data has no axis 0")
         self.set_shape((length, *self.shape[1:]), oversize)
 
     def set_shape(self, shape, oversize=1):
         """Change the shape. What lies in the old and the new shape is kept; the rest is zero."""
-        oversize = _check_oversize(oversize)
-        shape = _check_shape(shape)
+        oversize = check_oversize(oversize)
+        shape = check_shape(shape)
         if len(shape) != self._ndim:
             raise ValueError(f"set_shape: expected {self._ndim} extents, got shape {shape}")
         old = self._alive()
@@ -229,7 +237,7 @@ def data(
     """
     world = _world.current()
     world.check_usable()
-    oversize = _check_oversize(oversize)
+    oversize = check_oversize(oversize)
     if name is not None and not isinstance(name, str):
         raise TypeError(f"data: name must be a string, got {name!r}")
     if value is not None and shape is not None:
@@ -240,8 +248,8 @@ def data(
         dtype, ndim, _ = world.here.engine.type_of(var)
         name = name or var.name
     if shape is not None:
-        shape = _check_shape(shape)
-        ndim = len(shape) if ndim is None else _check_extent(ndim, "ndim")
+        shape = check_shape(shape)
+        ndim = len(shape) if ndim is None else check_extent(ndim, "ndim")
         if len(shape) != ndim:
             raise ValueError(f"data: ndim is {ndim}, but shape {shape} has {len(shape)} extents")
     array = None if value is None else as_array(value, dtype, "data")
@@ -251,98 +259,12 @@ def data(
         ndim = array.ndim
     if dtype is None or ndim is None:
         raise ValueError("data: give a value, a var, or dtype and ndim (or shape)")
-    result = Data(world, _check_dtype(dtype), _check_extent(ndim, "ndim"), minibatch, name)
+    result = Data(world, check_dtype(dtype), check_extent(ndim, "ndim"), minibatch, name)
     if array is not None:
         result.set_value(array if isinstance(value, Data) else value, force_cast, oversize)
     elif shape is not None:
         result.set_shape(shape, oversize)
     return result
-
-
-def bind(world, pairs, oversize, what):
-    """Make, or refill, the `Data` bound to variables; all pairs are checked before one is bound."""
-    prepared = [(variable, _prepare(world, variable, value, what)) for variable, value in pairs]
-    oversize = _check_oversize(1 if oversize is None else oversize)
-    for variable, value in prepared:
-        if isinstance(value, Data):
-            world.bound[variable] = value
-            continue
-        data = world.bound.get(variable)
-        if data is None:
-            kind = world.here.engine.type_of(variable)
-            data = Data(world, kind.dtype, kind.ndim, name=variable.name)
-        data.set_value(value, oversize=oversize)
-        world.bound[variable] = data
-
-
-def _prepare(world, variable, value, what):
-    """Return what is to be bound to a variable: a `Data`, or an array that fits it."""
-    try:
-        kind = world.here.engine.type_of(variable)
-    except TypeError as error:
-        raise TypeError(f"{what}: {error}") from error
-    if isinstance(value, Data):
-        if value.dtype != kind.dtype or value.ndim != kind.ndim:
-            raise TypeError(
-                f"{what}: {variable}: expected {kind.dtype} with {kind.ndim} dimensions, got Data "
-                f"of {value.dtype} with {value.ndim}"
-            )
-        return value
-    checked = condition(value, np.dtype(kind.dtype), kind.ndim, False, f"data for {variable}")
-    return value if isinstance(value, np.memmap) else checked
-
-
-def find_bound(world, variables, what):
-    """Return the list of the `Data` bound to variables."""
-    if not variables:
-        raise TypeError(f"{what}: expected at least one variable")
-    for variable in variables:
-        try:
-            unknown = variable not in world.bound
-        except TypeError:
-            unknown = True
-        if unknown:
-            raise ValueError(f"{what}: no data is bound to {variable}; bind it with set_shmems()")
-    return [world.bound[variable] for variable in variables]
-
-
-def condition(value, dtype, ndim, force_cast, label):
-    """Return `value` as an array of `dtype` and `ndim`, or raise ``TypeError`` naming `label`."""
-    array = as_array(value, dtype, label)
-    if array.dtype != dtype:
-        if not force_cast and not np.can_cast(array.dtype, dtype, "safe"):
-            raise TypeError(
-                f"{label}: expected {np.dtype(dtype)}, got {array.dtype}, which cannot be cast "
-                f"safely; convert it, or set force_cast=True"
-            )
-        array = array.astype(dtype)
-    if array.ndim != ndim:
-        raise TypeError(f"{label}: expected {ndim} dimensions, got {array.ndim} ({array.shape})")
-    return array
-
-
-def as_array(value, dtype, label):
-    """Return an array; Python numbers take the dtype that is wanted if they fit it."""
-    if isinstance(value, (np.ndarray, np.generic)):
-        array = np.asarray(value)
-    elif isinstance(value, Data):
-        return value.data
-    else:
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("error", np.VisibleDeprecationWarning)  # ragged lists
-                array = np.array(value)
-        except (ValueError, np.VisibleDeprecationWarning) as error:
-            raise TypeError(f"{label}: not an array: {error}") from error
-        if dtype is not None and array.dtype.kind in "biuf":
-            wanted = np.dtype(dtype)
-            if np.can_cast(array.dtype, wanted, "same_kind"):
-                cast = array.astype(wanted)
-                if wanted.kind not in "iu" or np.array_equal(cast, array):
-                    array = cast
-    if array.dtype.kind not in "biufc":
-        raise TypeError(f"{label}: expected numbers, got dtype {array.dtype} from {type(value)}")
-    return array
 
 
 def locate_in_file(value):
@@ -376,35 +298,3 @@ def _size(shape):
     for extent in shape:
         size *= extent
     return size
-
-
-def _check_oversize(oversize):
-    if isinstance(oversize, (bool, str)) or not isinstance(oversize, (int, float, np.number)):
-        raise TypeError(f"oversize: expected a number in [1, 2], got {oversize!r}")
-    if not 1 <= oversize <= 2:
-        raise ValueError(f"oversize: expected a number in [1, 2], got {oversize}")
-    return float(oversize)
-
-
-def _check_dtype(dtype):
-    try:
-        checked = np.dtype(dtype)
-    except TypeError as error:
-        raise TypeError(f"dtype: expected a NumPy dtype, got {dtype!r}") from error
-    if checked.kind not in "biufc":
-        raise TypeError(f"dtype: expected a dtype of numbers, got {checked}")
-    return checked
-
-
-def _check_extent(extent, what):
-    if isinstance(extent, (bool, np.bool_)) or not isinstance(extent, (int, np.integer)):
-        raise TypeError(f"{what}: expected an int, got {extent!r}")
-    if extent < 0:
-        raise ValueError(f"{what}: expected zero or more, got {extent}")
-    return int(extent)
-
-
-def _check_shape(shape):
-    if not isinstance(shape, (tuple, list)):
-        raise TypeError(f"shape: expected a tuple of ints, got {shape!r}")
-    return tuple(_check_extent(extent, "shape") for extent in shape)

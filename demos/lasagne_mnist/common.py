@@ -39,7 +39,7 @@ MNIST_FILES = {
     "t10k-images-idx3-ubyte": "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
     "t10k-labels-idx1-ubyte": "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
 }
-MNIST_FOLDER = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "mnist"
+MNIST_FOLDER = Path(__file__).resolve().parent / "data"
 SPLIT_SEED = 2017  # not --seed: every run is judged on the same test digits
 MOMENTUM = 0.9
 ROWS_A_SLICE = 1000  # evaluated at a time: the activations of more would fill the memory
@@ -163,12 +163,12 @@ def read_idx(path):
 def download_mnist(folder, timeout=3):
     """Whether MNIST now lies in ``folder``; offline that is a plain ``False``."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
         for name, digest in MNIST_FILES.items():
             with urllib.request.urlopen(f"{MNIST_URL}{name}.gz", timeout=timeout) as answer:
                 content = answer.read()
             if hashlib.sha256(content).hexdigest() != digest:
                 return False
+            folder.mkdir(parents=True, exist_ok=True)
             unfinished = folder / f"{name}.{os.getpid()}"
             unfinished.write_bytes(content)
             unfinished.replace(folder / f"{name}.gz")
@@ -287,8 +287,8 @@ def parser(description):
     options.add_argument(
         "--data",
         metavar="DIR",
-        help="folder with MNIST's files, or 'sklearn' for scikit-learn's small digits "
-        f"(default: {MNIST_FOLDER}, else a download, else 'sklearn')",
+        help="folder with MNIST's files, or 'sklearn' for scikit-learn's small digits (default: "
+        "the folder data beside this script, else a download to it, else 'sklearn')",
     )
     options.add_argument("--epochs", type=int, help="default: 100, on MNIST 5")
     options.add_argument("--batch-size", type=int, default=100)

@@ -144,13 +144,14 @@ class _GraphPickler(pickle.Pickler):
     def __init__(self, file, known):
         super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
         self._known = known
-        self._containers = {shared.container: number for shared, number in known.items()}
+        # A function wraps the storage of its shared variables in containers of its own.
+        self._storages = {id(shared.container.storage): number for shared, number in known.items()}
 
     def persistent_id(self, item):
         if isinstance(item, SharedVariable) and item in self._known:
             return "shared", self._known[item]
-        if isinstance(item, Container) and item in self._containers:
-            return "container", self._containers[item]
+        if isinstance(item, Container) and id(item.storage) in self._storages:
+            return "container", self._storages[id(item.storage)]
         return None
 
     def reducer_override(self, item):

@@ -57,6 +57,7 @@ class LocalTransport(Transport):
         self.size, self.rank, self.master_rank = size, master_rank, master_rank
         self.timeout = timeout
         self.memory = SharedMemory(size)
+        self.memory.use_span(master_rank)
         self._workers = [rank for rank in range(size) if rank != master_rank]
         self._processes = {}
         self._master_pid = os.getpid()
@@ -77,7 +78,8 @@ class LocalTransport(Transport):
         # the last, so every rank has read the other.
         self._slots = [[_Box(memory, _SLOT_BYTES) for _ in range(self.size)] for _ in range(2)]
         self._turn = 0
-        self._aborted = memory.empty((1,), "int64").data
+        self._passed = 0  # barriers inside this command
+        self._aborted = memory.empty((1,), "int64").data  # from which barrier on, counted from 1
         self._aborted[0] = 0
 
     def _find_partners(self):
@@ -143,7 +145,7 @@ class LocalTransport(Transport):
     # Between master and workers
 
     def post(self, payload):
-        self._turn = 0  # a rank that failed may have made fewer exchanges than the others
+        self._turn = self._passed = 0  # a rank that failed may have passed fewer than the others
         self._mailbox.put(payload)
         for rank in self._workers:
             self._starts[rank].release()
@@ -162,7 +164,7 @@ class LocalTransport(Transport):
 
     def receive(self):
         self._wait(self._starts[self.rank], patient=True)
-        self._turn = 0
+        self._turn = self._passed = 0
         return self._mailbox.get()
 
     def reply(self, payload):
@@ -175,10 +177,12 @@ class LocalTransport(Transport):
         for theirs, ours in self._partners:
             theirs.release()
             self._wait(ours)
-            if self._aborted[0]:
+            # A rank that failed after it passed this barrier was here, as all ranks then are.
+            if 0 < self._aborted[0] <= self._passed + 1:
                 raise CollectiveAbortedError(
                     f"rank {self.rank} left a collective: another rank failed in this command"
                 )
+        self._passed += 1
 
     def exchange(self, item):
         self._turn = 1 - self._turn
@@ -188,7 +192,7 @@ class LocalTransport(Transport):
         return [slot.get() for slot in slots]
 
     def abort(self):
-        self._aborted[0] = 1
+        self._aborted[0] = self._passed + 1
         for rank, semaphores in enumerate(self._barriers):
             if rank != self.rank:
                 for semaphore in semaphores:

@@ -1,0 +1,493 @@
+"""What the rows share: contestants that take turns, tables, JSON, pictures, the machine.
+
+A row is a script of its own that ends with ``common.main(__doc__, measure, draw)``, where
+
+``measure(options)``
+    measures and returns a `Result`;
+``draw(figure, result)``
+    draws it; `result` is a dictionary, as it stands in the JSON file.
+
+``run.py`` finds the rows by itself: every script in this folder that is not ``run.py`` and not this
+one. The contestants of a row run in processes of their own. All wait asleep but the one whose turn it
+is, and the turns go round and round, so that whatever disturbs the machine disturbs all alike.
+"""
+
+import argparse
+import contextlib
+import dataclasses
+import importlib.metadata
+import json
+import multiprocessing
+import os
+import platform
+import subprocess
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any, Dict, List, Optional
+
+import numpy as np
+import psutil
+from tqdm import tqdm
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# Contestants and other children find the package without its being installed.
+for _folder in (str(ROOT), str(ROOT / "benchmarks")):
+    if _folder not in sys.path:
+        sys.path.insert(0, _folder)
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")])
+)
+
+UNITS = {"µs": 1e6, "ms": 1e3, "s": 1.0}
+
+
+# What a row returns
+
+
+@dataclasses.dataclass
+class Line:
+    """One line of a row's table.
+
+    `samples` are plain numbers in `unit`. `ratios` are formed within each round, against what `of`
+    names. `goal` is said in words; `reached` is None where there is nothing to reach.
+    """
+
+    what: str
+    unit: str
+    samples: List[float]
+    ratios: Optional[List[float]] = None
+    of: str = ""
+    goal: str = ""
+    reached: Optional[bool] = None
+
+    @property
+    def median(self):
+        return float(np.median(self.samples))
+
+    @property
+    def ratio(self):
+        return None if self.ratios is None else float(np.median(self.ratios))
+
+
+@dataclasses.dataclass
+class Result:
+    """The tables of a row, in the order in which they are printed, and remarks below them.
+
+    `extra` is anything else that the picture needs, as JSON knows it.
+    """
+
+    title: str
+    lines: List[Line]
+    notes: List[str] = dataclasses.field(default_factory=list)
+    extra: Dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+def line(what, unit, seconds, against=None, of="", at_most=None, at_least=None):
+    """Return the `Line` of samples in seconds, compared with those of another round by round.
+
+    With `at_least` the ratio is a speed-up, ``against / seconds``; else it is ``seconds / against``.
+    """
+    seconds = np.asarray(seconds, float)
+    made = Line(what, unit, list(seconds * UNITS[unit]))
+    if against is not None:
+        against = np.asarray(against, float)
+        made.ratios = list(seconds / against if at_least is None else against / seconds)
+        made.of = of
+    if at_most is not None:
+        made.goal, made.reached = f"≤ {at_most:g}", made.ratio <= at_most
+    if at_least is not None:
+        made.goal, made.reached = f"≥ {at_least:g}", made.ratio >= at_least
+    return made
+
+
+# Contestants
+
+
+class Contestant:
+    """One way to do the work, in a process of its own that sleeps until it is its turn.
+
+    Parameters
+    ----------
+    prepare : generator function of a module
+        Called in the process; yields once, a function. What follows the ``yield`` cleans up.
+    *arguments
+        For `prepare`.
+    environment : dict, optional
+        Variables to set in the process before anything is imported.
+    """
+
+    def __init__(self, prepare, *arguments, environment=None):
+        context = multiprocessing.get_context("spawn")
+        self._connection, other = context.Pipe()
+        self._process = context.Process(target=_contest, args=(other, prepare, arguments))
+        with _environment(environment or {}):
+            self._process.start()
+        other.close()
+        self._ready = False
+
+    def begin(self, *arguments):
+        """Let the function run; `result` waits for it."""
+        self._connection.send(arguments)
+
+    def result(self):
+        """Return what the function returned."""
+        try:
+            failure, value = self._connection.recv()
+        except EOFError:
+            raise RuntimeError("a contestant died; see above") from None
+        if failure:
+            raise RuntimeError(f"a contestant failed:\n{failure}")
+        return value
+
+    def get_ready(self):
+        """Wait until it is prepared."""
+        if not self._ready:
+            self.result()
+            self._ready = True
+
+    def __call__(self, *arguments):
+        self.begin(*arguments)
+        return self.result()
+
+    def close(self):
+        """Let it clean up, and end it."""
+        with contextlib.suppress(OSError):
+            self._connection.send(None)
+        self._process.join(20)
+        if self._process.is_alive():
+            self._process.kill()
+        self._process.join()
+
+
+def _contest(connection, prepare, arguments):
+    try:
+        generator = prepare(*arguments)
+        work = next(generator)
+        connection.send((None, None))
+        while True:
+            asked = connection.recv()
+            if asked is None:
+                break
+            connection.send((None, work(*asked)))
+        next(generator, None)
+    except EOFError:
+        pass
+    except BaseException:
+        connection.send((traceback.format_exc(), None))
+        raise
+
+
+@contextlib.contextmanager
+def _environment(changes):
+    before = {name: os.environ.get(name) for name in changes}
+    os.environ.update(changes)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+@contextlib.contextmanager
+def contestants(**made):
+    """Wait until all are prepared; end them in the end.
+
+    They prepare one after another, since Theano's compilation does not like company.
+    """
+    try:
+        for contestant in made.values():
+            contestant.get_ready()
+        yield made
+    finally:
+        for contestant in made.values():
+            contestant.close()
+
+
+def take_turns(turns, rounds, title):
+    """Call each of `turns`, a dictionary of functions, `rounds` times, in changing order.
+
+    Returns
+    -------
+    dict
+        The list of what each returned, round by round.
+    """
+    results = {name: [] for name in turns}
+    names = list(turns)
+    bar = tqdm(total=rounds * len(names), desc=title, leave=False, disable=None)
+    for number in range(rounds):
+        # There and back again: nobody is always the first, or always after the same other.
+        for name in names if number % 2 == 0 else names[::-1]:
+            results[name].append(turns[name]())
+            bar.update()
+    bar.close()
+    return results
+
+
+ONE_THREAD = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
+
+
+# Tables
+
+
+HEADINGS = ("what", "median", "quartiles", "ratio", "goal", "reached")
+
+
+def cells(one):
+    """Return the cells of one line, a dictionary as it stands in the JSON file."""
+    low, high = np.percentile(one["samples"], (25, 75))
+    spread = f"{number(low)} – {number(high)}" if len(one["samples"]) > 1 else ""
+    ratio = "" if one["ratio"] is None else f"{one['ratio']:.3g} × {one['of']}".strip()
+    reached = {None: "", True: "yes", False: "NO"}[one["reached"]]
+    return one["what"], f"{number(one['median'])} {one['unit']}", spread, ratio, one["goal"], reached
+
+
+def number(value):
+    """Write a number with three digits or more, none of them an exponent."""
+    size = abs(value)
+    digits = 0 if size >= 100 else 1 if size >= 10 else 2 if size >= 1 else 3
+    return f"{value:.{digits}f}"
+
+
+def plain_table(lines):
+    """Return the table as text."""
+    rows = [HEADINGS, *map(cells, lines)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(HEADINGS))]
+    text = [
+        "  ".join(
+            cell.rjust(width) if column in (1, 2) else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(row, widths))
+        ).rstrip()
+        for row in rows
+    ]
+    return "\n".join([text[0], "  ".join("-" * width for width in widths), *text[1:]])
+
+
+def markdown_table(lines):
+    """Return the table as Markdown."""
+    rows = [HEADINGS, ("---", "---:", "---:", "---", "---", "---"), *map(cells, lines)]
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+
+
+# The machine
+
+
+def machine():
+    """Describe the machine and what is installed, as far as speed depends on it."""
+    return {
+        "cpu": _cpu_model(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "theano": importlib.metadata.version("Theano"),
+        "blas": _blas(),
+    }
+
+
+def _cpu_model():
+    with contextlib.suppress(OSError):
+        for text in Path("/proc/cpuinfo").read_text().splitlines():
+            if text.startswith("model name"):
+                return text.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()
+
+
+_ASK_BLAS = """
+import json, synkhronos, theano, threadpoolctl
+import theano.tensor as T
+x = T.fmatrix()
+f = theano.function([x], T.dot(x, x))  # loads what Theano is linked to
+print(json.dumps([one for one in threadpoolctl.threadpool_info() if one["user_api"] == "blas"]))
+"""
+
+
+def _blas():
+    asked = subprocess.run([sys.executable, "-c", _ASK_BLAS], capture_output=True, text=True)
+    if asked.returncode:
+        return "unknown"
+    libraries = json.loads(asked.stdout.splitlines()[-1])
+    # NumPy and SciPy bring one each; Theano's is the one outside of Python's packages.
+    own = [one for one in libraries if "site-packages" not in one["filepath"]] or libraries
+    return ", ".join(
+        f"{one['internal_api']} {one['version']} ({one.get('architecture', '?')}, "
+        f"{one.get('threading_layer', '?')})"
+        for one in own
+    )
+
+
+# A row as a script
+
+
+def main(description, measure, draw, add_options=lambda parser: None):
+    """Run the row that calls this: measure, print, draw."""
+    name = Path(sys.argv[0]).stem
+    parser = argparse.ArgumentParser(description=description.splitlines()[0])
+    parser.add_argument("--plot", metavar="FILE", help="draw the result")
+    parser.add_argument("--json", metavar="FILE", help="write the result")
+    parser.add_argument("--quick", action="store_true", help="few repetitions: to try it out")
+    parser.add_argument(
+        "--redraw", metavar="FILE", help="print and draw this JSON file; measure nothing"
+    )
+    add_options(parser)
+    options = parser.parse_args()
+    if options.redraw:
+        record = json.loads(Path(options.redraw).read_text())
+    else:
+        record = _measure(name, measure, options)
+    report(record)
+    if options.json:
+        text = json.dumps(record, indent=1, ensure_ascii=False, default=float)
+        Path(options.json).write_text(text + "\n")
+    if options.plot:
+        picture(draw, record, options.plot)
+
+
+def _measure(name, measure, options):
+    described = machine()
+    before, began = os.getloadavg(), time.monotonic()
+    date = time.strftime("%Y-%m-%d %H:%M %Z")
+    result = measure(options)
+    lines = [
+        {
+            "what": one.what,
+            "unit": one.unit,
+            "median": one.median,
+            "ratio": one.ratio,
+            "of": one.of,
+            "goal": one.goal,
+            "reached": None if one.reached is None else bool(one.reached),
+            "samples": [float(f"{sample:.5g}") for sample in one.samples],
+        }
+        for one in result.lines
+    ]
+    return {
+        "row": name,
+        "title": result.title,
+        "date": date,
+        "quick": options.quick,
+        "load_before": [round(load, 2) for load in before],
+        "load_after": [round(load, 2) for load in os.getloadavg()],
+        "seconds": round(time.monotonic() - began),
+        "machine": described,
+        "lines": lines,
+        "notes": result.notes,
+        "extra": result.extra,
+    }
+
+
+def report(record):
+    """Print a row's result."""
+    quick = ", quick: not for comparison" if record["quick"] else ""
+    print(f"{record['row']}: {record['title']}\n")
+    print(plain_table(record["lines"]))
+    print()
+    for note in record["notes"]:
+        print(f"- {note}")
+    print(f"- {circumstances(record)}{quick}", flush=True)
+
+
+def circumstances(record):
+    """Say when and under which load a row was measured."""
+    load, after = record["load_before"][0], record["load_after"][0]
+    return (
+        f"{record['date']}, {record['machine']['cores']} cores, load average {load:.2f} before and "
+        f"{after:.2f} after, {record['seconds']} s"
+    )
+
+
+# Pictures
+
+COLOURS = {
+    "synk": "#1f6fb4",
+    "synk light": "#8fbfe3",
+    "other": "#8a8f98",
+    "other light": "#c9ccd1",
+    "good": "#2e8b57",
+    "bad": "#c0392b",
+    "goal": "#d9822b",
+}
+
+
+def picture(draw, record, filename):
+    """Draw a row's result into a file."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    style = {
+        "font.size": 10,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.titlesize": 11,
+        "axes.titlelocation": "left",
+        "axes.axisbelow": True,
+        "axes.edgecolor": "#555555",
+        "legend.frameon": False,
+    }
+    with matplotlib.rc_context(style):
+        figure = Figure(figsize=(10, 4.2), layout="constrained")
+        draw(figure, record)
+        quick = ", quick run" if record["quick"] else ""
+        figure.supxlabel(
+            f"{record['machine']['cpu']}, {record['machine']['cores']} cores, {record['date']}, "
+            f"load {record['load_before'][0]:.1f} before{quick}",
+            fontsize=7.5,
+            color="#777777",
+            x=0.995,
+            ha="right",
+        )
+        figure.savefig(filename, dpi=130)
+
+
+def find(record, what):
+    """Return the line of that name."""
+    return next(one for one in record["lines"] if one["what"] == what)
+
+
+def bars(axes, lines, labels, colours, unit, right=1.28):
+    """Draw lines as horizontal bars from the top: medians, every sample a dot, the value beside."""
+    places = range(len(lines))[::-1]
+    medians = [one["median"] for one in lines]
+    axes.barh(places, medians, color=colours, height=0.62)
+    # A single disturbed sample must not squeeze all that is of interest into a corner.
+    reach = right * max(np.percentile(one["samples"], 75) for one in lines)
+    for place, one in zip(places, lines):
+        samples = np.asarray(one["samples"])
+        shown = samples[samples <= reach]
+        spread = place + np.linspace(-0.2, 0.2, len(samples))[samples <= reach]
+        axes.plot(shown, spread, ".", color="black", alpha=0.3, markersize=3)
+        edge = np.percentile(samples, 90) if len(samples) > 1 else one["median"]
+        axes.annotate(
+            f"{number(one['median'])} {unit}",
+            (min(max(one["median"], edge), 0.86 * reach), place),
+            xytext=(5, 0),
+            textcoords="offset points",
+            va="center",
+            fontweight="bold",
+            bbox={"boxstyle": "round,pad=0.15", "fc": "white", "ec": "none", "alpha": 0.75},
+        )
+    axes.set_yticks(list(places), labels)
+    axes.tick_params(axis="y", length=0)
+    axes.set_xlim(0, reach)
+    axes.grid(axis="x", color="#e3e3e3")
+    axes.set_xlabel(unit)
+
+
+def goal_line(axes, value, text, y=0.02):
+    """Draw a vertical line at a goal."""
+    axes.axvline(value, color=COLOURS["goal"], linestyle="--", linewidth=1.5)
+    axes.annotate(
+        text,
+        (value, y),
+        xycoords=("data", "axes fraction"),
+        xytext=(4, 0),
+        textcoords="offset points",
+        color=COLOURS["goal"],
+        fontsize=9,
+    )

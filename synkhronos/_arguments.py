@@ -1,0 +1,214 @@
+"""The arguments of a call: matched to the function's inputs, checked, and made a command.
+
+Everything that can be wrong with a call is found here, in the master, before any rank begins.
+"""
+
+import numpy as np
+
+from synkhronos._call import CallFunction
+from synkhronos._conversion import condition
+from synkhronos._data import Data
+from synkhronos._errors import ClosedError
+from synkhronos._operations import OPERATIONS
+from synkhronos._partition import select
+from synkhronos._replicate import replicate
+from synkhronos._world import Command
+
+
+def in_order(function, args, named):
+    """Return the value given for each input, by position or by name; None where none is."""
+    inputs = function.inputs
+    if len(args) > len(inputs):
+        raise TypeError(f"{function!r}: expected at most {len(inputs)} inputs, got {len(args)}")
+    values = [*args, *[None] * (len(inputs) - len(args))]
+    for name, value in named.items():
+        positions = [i for i, one in enumerate(inputs) if one.name == name]
+        if not positions:
+            names = [one.name for one in inputs]
+            raise TypeError(f"{function!r}: no input is named {name!r}; inputs: {names}")
+        if values[positions[0]] is not None:
+            raise TypeError(f"{function!r}: input {name!r} is given twice")
+        values[positions[0]] = value
+    return values
+
+
+def match(world, function, args, named):
+    """Return, for each input, a `Data` or an array that fits it."""
+    inputs = function.inputs
+    if named or len(args) != len(inputs):
+        args = _fill_with_bound(world, function, in_order(function, args, named))
+    return [
+        _check_data(world, value, one) if type(value) is Data else _to_array(function, value, one)
+        for value, one in zip(args, inputs)
+    ]
+
+
+def _fill_with_bound(world, function, values):
+    values = [
+        world.bound.get(one.variable) if value is None else value
+        for one, value in zip(function.inputs, values)
+    ]
+    missing = [one.label for one, value in zip(function.inputs, values) if value is None]
+    if missing:
+        raise TypeError(
+            f"{function!r}: no value for {', '.join(missing)}; give one, or bind data with "
+            f"set_shmems()"
+        )
+    return values
+
+
+def _check_data(world, value, one):
+    if value._world is not world:
+        raise ClosedError(f"{one.label}: the Data belongs to processes that were closed")
+    kind = one.type
+    if value.dtype != kind.dtype or value.ndim != kind.ndim:
+        raise TypeError(
+            f"{one.label}: expected {kind.dtype} with {kind.ndim} dimensions, got Data of "
+            f"{value.dtype} with {value.ndim}"
+        )
+    _check_broadcastable(value.shape, one)
+    return value
+
+
+def _to_array(function, value, one):
+    kind = one.type
+    array = condition(value, np.dtype(kind.dtype), kind.ndim, function.downcast, one.label)
+    _check_broadcastable(array.shape, one)
+    return array
+
+
+def _check_broadcastable(shape, one):
+    for axis, (extent, is_one) in enumerate(zip(shape, one.type.broadcastable)):
+        if is_one and extent != 1:
+            raise TypeError(f"{one.label}: expected extent 1 on axis {axis}, got shape {shape}")
+
+
+def in_shared_memory(world, value):
+    """Return a `Data`: the given one, or one for this call with a copy of the given array."""
+    if type(value) is Data:
+        return value
+    data = Data(world, value.dtype, value.ndim)
+    data.set_value(value)
+    return data
+
+
+def plan(world, function, datas, references, output_subset, batch, batch_s, num_slices):
+    """Return the command of a call."""
+    num_slices = _check_num_slices(num_slices)
+    rows, minibatch = _select_rows(function, datas, batch)
+    if num_slices > 1:
+        _check_slicing(world, function)
+    if output_subset is not None:
+        output_subset = check_subset(function, output_subset)
+    if rows is not None:
+        _check_master_takes_part(world, function, len(rows), output_subset)
+    if batch_s is not None:
+        batch_s = _check_batch_s(world, function, batch_s)
+    return CallFunction(
+        function.number, references, rows, minibatch, batch_s, num_slices, output_subset
+    )
+
+
+def _check_num_slices(num_slices):
+    if isinstance(num_slices, bool) or not isinstance(num_slices, (int, np.integer)):
+        raise TypeError(f"num_slices: expected an int, got {num_slices!r}")
+    if num_slices < 1:
+        raise ValueError(f"num_slices: expected 1 or more, got {num_slices}")
+    return int(num_slices)
+
+
+def _select_rows(function, datas, batch):
+    """Return the rows to share out, and which inputs hold just them."""
+    scattered = [(one, data) for one, data in zip(function.inputs, datas) if one.scattered]
+    if not scattered:
+        if batch is not None:
+            raise ValueError(f"{function!r}: batch was given, but no input is scattered")
+        return None, ()
+    minibatch = tuple([data.minibatch for _, data in scattered])
+    whole = [data for _, data in scattered if not data.minibatch] or [scattered[0][1]]
+    lengths = {len(data) for data in whole}
+    if len(lengths) > 1:
+        listed = ", ".join(f"{one.label}: {len(data)}" for one, data in scattered)
+        raise ValueError(f"{function!r}: expected inputs of the same number of rows, got {listed}")
+    rows = select(batch, lengths.pop())
+    if not len(rows):
+        raise ValueError(f"{function!r}: no rows to compute on (batch={batch!r})")
+    for one, data in scattered:
+        if data.minibatch and len(data) < len(rows):
+            raise ValueError(
+                f"{one.label}: expected minibatch data of {len(rows)} rows, the length of the "
+                f"batch, got {len(data)}"
+            )
+    return rows, minibatch
+
+
+def _check_slicing(world, function):
+    if not function.sliceable and not any(one.scattered for one in function.inputs):
+        raise ValueError(f"{function!r}: num_slices was given, but no input can be sliced")
+    for number, op in function.updates:
+        shared = world.here.shareds[number]
+        if op in OPERATIONS:
+            dtype = world.here.engine.type_of(shared).dtype
+            OPERATIONS[op].check_dtype(dtype, f"the update of {shared} over slices")
+
+
+def check_subset(function, subset):
+    """Return `output_subset` as a list of indices that exist."""
+    if isinstance(subset, (str, bytes)) or not hasattr(subset, "__iter__"):
+        raise TypeError(f"output_subset: expected a list of ints, got {subset!r}")
+    n_outputs = len(function.output_modes)
+    for index in subset:
+        if isinstance(index, bool) or not isinstance(index, (int, np.integer)):
+            raise TypeError(f"output_subset: expected a list of ints, got {subset!r}")
+        if not 0 <= index < n_outputs:
+            raise IndexError(f"output_subset: expected indices below {n_outputs}, got {index}")
+    return [int(index) for index in subset]
+
+
+def _check_master_takes_part(world, function, n_rows, subset):
+    modes = function.output_modes
+    if n_rows > world.master_rank or None not in modes:
+        return
+    for index in range(len(modes)) if subset is None else subset:
+        if modes[index] is None:
+            raise ValueError(
+                f"{function!r}: output {index} is the master's own value (op None), but of "
+                f"{n_rows} rows rank {world.master_rank}, the master, gets none"
+            )
+
+
+def _check_batch_s(world, function, batch_s):
+    """Return a list with the rows of each rank, checked where they can be checked."""
+    if not function.sliceable:
+        raise ValueError(f"{function!r}: batch_s was given, but there are no sliceable_shareds")
+    each = isinstance(batch_s, (list, tuple)) and any(
+        one is None or isinstance(one, (slice, list, tuple, np.ndarray)) for one in batch_s
+    )
+    if each and len(batch_s) != world.size:
+        raise ValueError(f"batch_s: expected one batch a rank, {world.size}, got {len(batch_s)}")
+    batches = list(batch_s) if each else [batch_s] * world.size
+    for one in batches:
+        if isinstance(one, slice):
+            select(one, 0, "batch_s")
+    if not all(one is None or isinstance(one, slice) for one in batches):
+        _check_rows_exist(world, function, batches)
+    return batches
+
+
+def _check_rows_exist(world, function, batches):
+    """Row numbers, unlike slices, must exist on the rank; only the ranks know their lengths."""
+    replicate(world)
+    lengths = world.run(_SliceableLengths(function.sliceable))
+    for rank, (batch, own) in enumerate(zip(batches, lengths)):
+        for length in own:
+            select(batch, length, f"batch_s for rank {rank}")
+
+
+class _SliceableLengths(Command):
+    """How many rows this rank has of some shared variables."""
+
+    def __init__(self, numbers):
+        self.numbers = numbers
+
+    def run(self, here):
+        return [len(here.engine.storage(here.shareds[number])) for number in self.numbers]

@@ -1,0 +1,76 @@
+"""Values that a user gives, brought to arrays and numbers of the form that is wanted."""
+
+import warnings
+
+import numpy as np
+
+
+def condition(value, dtype, ndim, force_cast, label):
+    """Return `value` as an array of `dtype` and `ndim`, or raise ``TypeError`` naming `label`."""
+    array = as_array(value, dtype, label)
+    if array.dtype != dtype:
+        if not force_cast and not np.can_cast(array.dtype, dtype, "safe"):
+            raise TypeError(
+                f"{label}: expected {np.dtype(dtype)}, got {array.dtype}, which cannot be cast "
+                f"safely; convert it, or set force_cast=True"
+            )
+        array = array.astype(dtype)
+    if array.ndim != ndim:
+        raise TypeError(f"{label}: expected {ndim} dimensions, got {array.ndim} ({array.shape})")
+    return array
+
+
+def as_array(value, dtype, label):
+    """Return an array; Python numbers take the dtype that is wanted if they fit it."""
+    if isinstance(value, np.memmap):
+        array = value  # as such: every rank can map its file
+    elif hasattr(value, "__array__"):
+        array = np.asarray(value)
+    else:
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("error", np.VisibleDeprecationWarning)  # ragged lists
+                array = np.array(value)
+        except (ValueError, np.VisibleDeprecationWarning) as error:
+            raise TypeError(f"{label}: not an array: {error}") from error
+        if dtype is not None and array.dtype.kind in "biuf":
+            wanted = np.dtype(dtype)
+            if np.can_cast(array.dtype, wanted, "same_kind"):
+                cast = array.astype(wanted)
+                if wanted.kind not in "iu" or np.array_equal(cast, array):
+                    array = cast
+    if array.dtype.kind not in "biufc":
+        raise TypeError(f"{label}: expected numbers, got dtype {array.dtype} from {type(value)}")
+    return array
+
+
+def check_oversize(oversize):
+    if isinstance(oversize, (bool, str)) or not isinstance(oversize, (int, float, np.number)):
+        raise TypeError(f"oversize: expected a number in [1, 2], got {oversize!r}")
+    if not 1 <= oversize <= 2:
+        raise ValueError(f"oversize: expected a number in [1, 2], got {oversize}")
+    return float(oversize)
+
+
+def check_dtype(dtype):
+    try:
+        checked = np.dtype(dtype)
+    except TypeError as error:
+        raise TypeError(f"dtype: expected a NumPy dtype, got {dtype!r}") from error
+    if checked.kind not in "biufc":
+        raise TypeError(f"dtype: expected a dtype of numbers, got {checked}")
+    return checked
+
+
+def check_extent(extent, what):
+    if isinstance(extent, (bool, np.bool_)) or not isinstance(extent, (int, np.integer)):
+        raise TypeError(f"{what}: expected an int, got {extent!r}")
+    if extent < 0:
+        raise ValueError(f"{what}: expected zero or more, got {extent}")
+    return int(extent)
+
+
+def check_shape(shape):
+    if not isinstance(shape, (tuple, list)):
+        raise TypeError(f"shape: expected a tuple of ints, got {shape!r}")
+    return tuple(check_extent(extent, "shape") for extent in shape)

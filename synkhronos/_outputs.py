@@ -1,0 +1,49 @@
+"""The outputs of a call: what the ranks computed, reduced to what the caller gets."""
+
+import numpy as np
+
+from synkhronos._call import unpack
+from synkhronos._operations import GATHER, OPERATIONS, concatenate
+
+
+def collect(world, function, results, subset):
+    """Return the list of outputs, each reduced over the ranks that had rows.
+
+    Parameters
+    ----------
+    results : list of (int, list or None)
+        By rank: its rows, and its outputs in the form in which they travelled.
+    subset : list of int or None
+        Which outputs they are.
+    """
+    active = [rank for rank, (n_rows, _) in enumerate(results) if n_rows]
+    if not active:
+        raise ValueError(f"{function!r}: no rank had any rows to compute on (batch_s)")
+    weights = [results[rank][0] for rank in active]
+    outputs = []
+    for position, index in enumerate(range(len(function.output_modes)) if subset is None else subset):
+        mode = function.output_modes[index]
+        if mode is None:
+            outputs.append(results[world.master_rank][1][position])
+            continue
+        dtype = function.output_dtypes[index]
+        values = [unpack(world.here, results[rank][1][position], dtype) for rank in active]
+        if mode == GATHER:
+            outputs.append(concatenate(values))
+        else:
+            outputs.append(_reduce(function, index, values, weights, active))
+    return outputs
+
+
+def _reduce(function, index, values, weights, active):
+    if len(values) == 1:
+        return np.array(values[0])
+    mode = function.output_modes[index]
+    shape = values[0].shape
+    if any(value.shape != shape for value in values):
+        listed = ", ".join(f"rank {rank}: {value.shape}" for rank, value in zip(active, values))
+        raise ValueError(
+            f"{function!r}: output {index} cannot be reduced by {mode!r}, its shapes differ: "
+            f"{listed}; use 'gather'"
+        )
+    return OPERATIONS[mode].reduce(values, weights)

@@ -1,0 +1,80 @@
+"""Naming shared variables in a call: from the caller's objects to the ranks' numbers, checked."""
+
+import numpy as np
+
+from synkhronos import _world
+from synkhronos._conversion import condition
+from synkhronos._data import Data
+from synkhronos._replicate import replicate
+
+
+def resolve(shared_vars):
+    """Return the world, the list of variables, and whether just one was given bare."""
+    world = _world.current()
+    world.check_usable()
+    single = not isinstance(shared_vars, (list, tuple))
+    variables = [shared_vars] if single else list(shared_vars)
+    if not variables:
+        raise ValueError("shared_vars: expected at least one shared variable, got an empty list")
+    for variable in variables:
+        if not world.here.engine.is_shared(variable):
+            raise TypeError(f"shared_vars: expected shared variables of tensors, got {variable!r}")
+        if variable not in world.shared_numbers:
+            raise ValueError(
+                f"shared_vars: {variable} is used by no function made with synk.function()"
+            )
+    return world, variables, single
+
+
+def submit(world, command, finish):
+    """Run a command on replicas, which all ranks have from here on; see `World.submit`."""
+    replicate(world)
+    return world.submit(command, finish)
+
+
+def numbers_of(world, variables):
+    """Return the numbers by which the ranks know the variables."""
+    return [world.shared_numbers[variable] for variable in variables]
+
+
+def as_list(shared_vars, values, what):
+    """Return one value a variable: `values` is a list where `shared_vars` is one."""
+    if not isinstance(shared_vars, (list, tuple)):
+        return [values]
+    if not isinstance(values, (list, tuple)) or len(values) != len(shared_vars):
+        got = len(values) if isinstance(values, (list, tuple)) else type(values).__name__
+        raise ValueError(f"{what}: expected one a variable, {len(shared_vars)}, got {got}")
+    return list(values)
+
+
+def conditioned(world, variables, values, scattered=False):
+    """Return values as arrays, or `Data`, that the variables can hold."""
+    arrays = []
+    for variable, value in zip(variables, values):
+        kind = world.here.engine.type_of(variable)
+        array = condition(value, np.dtype(kind.dtype), kind.ndim, False, f"value for {variable}")
+        if scattered and (not kind.ndim or kind.broadcastable[0]):
+            raise ValueError(f"value for {variable}: its type has no rows that can be split")
+        for axis, (extent, is_one) in enumerate(zip(array.shape, kind.broadcastable)):
+            if is_one and extent != 1:
+                raise TypeError(
+                    f"value for {variable}: expected extent 1 on axis {axis}, got {array.shape}"
+                )
+        if isinstance(value, Data) and value.dtype == array.dtype:
+            array = value
+        arrays.append(array)
+    return arrays
+
+
+def check_rank(world, rank):
+    if isinstance(rank, bool) or not isinstance(rank, (int, np.integer)):
+        raise TypeError(f"rank: expected an int, got {rank!r}")
+    if not 0 <= rank < world.size:
+        raise IndexError(f"rank: expected 0 to {world.size - 1}, got {rank}")
+    return int(rank)
+
+
+def check_has_rows(world, variables, what):
+    for variable in variables:
+        if not world.here.engine.type_of(variable).ndim:
+            raise ValueError(f"{what}: {variable} has no axis 0")

@@ -1,0 +1,242 @@
+"""The MNIST demo: what its scripts share, and an epoch of each script."""
+
+import gzip
+import importlib.util
+import json
+import sys
+import urllib.error
+from pathlib import Path
+
+import numpy as np
+import pytest
+import theano
+
+for needed in ("lasagne", "matplotlib", "sklearn", "tqdm"):
+    if importlib.util.find_spec(needed) is None:
+        pytest.skip(f"the demos need {needed}", allow_module_level=True)
+
+DEMO = Path(__file__).resolve().parent.parent / "demos" / "lasagne_mnist"
+SCRIPTS = ("train_mnist_theano", "train_mnist_cpu_data", "train_mnist_gpu_data")
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:lasagne")
+
+
+@pytest.fixture(scope="module")
+def common():
+    yield from imported("common")
+
+
+@pytest.fixture(scope="module")
+def gpu_data(common):
+    yield from imported("train_mnist_gpu_data")
+
+
+def imported(name):
+    """The demo's module, which sets ``floatX``, without a trace for other tests."""
+    float_x = theano.config.floatX
+    sys.path.insert(0, str(DEMO))
+    try:
+        yield importlib.import_module(name)
+    finally:
+        sys.path.remove(str(DEMO))
+        theano.config.floatX = float_x
+        sys.modules.pop(name, None)
+
+
+# The digits
+
+
+@pytest.fixture(scope="module")
+def digits(common):
+    return common.load_digits("sklearn")
+
+
+def test_the_small_digits_are_pictures_of_28_by_28_in_three_parts(digits):
+    sizes = []
+    for images, labels in digits.parts.values():
+        assert images.dtype == "float32" and labels.dtype == "int32"
+        assert images.shape == (len(labels), 1, 28, 28)
+        assert images.min() == 0 and 0.99 < images.max() <= 1
+        sizes.append(len(labels))
+    assert list(digits.parts) == ["train", "valid", "test"]
+    assert sizes == [1259, 179, 359]
+    assert "1797" in digits.source
+
+
+def test_no_digit_is_in_two_parts(digits):
+    pictures = np.concatenate([images for images, _ in digits.parts.values()]).reshape(1797, -1)
+    assert len(np.unique(pictures, axis=0)) == 1797
+
+
+def test_a_split_has_the_asked_fraction_of_each_digit_and_is_always_the_same(common):
+    labels = np.random.RandomState(3).randint(0, 10, 1000)
+    rest, part = common.stratified_split(labels, 0.2)
+    again = common.stratified_split(labels, 0.2)
+    assert sorted([*rest, *part]) == list(range(1000))
+    for digit in range(10):
+        assert (labels[part] == digit).sum() == round(0.2 * (labels == digit).sum())
+    assert np.array_equal(rest, again[0]) and np.array_equal(part, again[1])
+
+
+def write_idx(path, array):
+    header = bytes([0, 0, 8, array.ndim]) + np.array(array.shape, ">i4").tobytes()
+    content = header + array.astype("uint8").tobytes()
+    path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
+
+
+def write_mnist(folder, suffix):
+    rng = np.random.RandomState(5)
+    for kind, rows in (("train", 120), ("t10k", 30)):
+        write_idx(folder / f"{kind}-images-idx3-ubyte{suffix}", rng.randint(0, 256, (rows, 28, 28)))
+        write_idx(folder / f"{kind}-labels-idx1-ubyte{suffix}", np.arange(rows) % 10)
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_mnist_is_read_from_its_own_files(common, tmp_path, suffix):
+    write_mnist(tmp_path, suffix)
+    digits = common.load_digits(tmp_path)
+    assert [len(labels) for _, labels in digits.parts.values()] == [100, 20, 30]
+    images, labels = digits.parts["test"]
+    raw = common.read_idx(tmp_path / f"t10k-images-idx3-ubyte{suffix}")
+    assert np.allclose(images[:, 0] * 255, raw) and images.dtype == "float32"
+    assert np.array_equal(labels, np.arange(30) % 10)
+
+
+def test_mnist_in_the_default_folder_comes_before_the_small_digits(common, tmp_path, monkeypatch):
+    write_mnist(tmp_path, ".gz")
+    monkeypatch.setattr(common, "MNIST_FOLDER", tmp_path)
+    assert common.load_digits().source == f"MNIST, from {tmp_path}"
+
+
+def test_a_folder_without_mnist_is_an_error_that_names_the_file(common, tmp_path):
+    with pytest.raises(FileNotFoundError, match="train-images-idx3-ubyte"):
+        common.load_digits(tmp_path)
+
+
+def test_a_file_of_another_format_is_refused(common, tmp_path):
+    path = tmp_path / "train-images-idx3-ubyte"
+    path.write_bytes(b"<html>not found</html>")
+    with pytest.raises(ValueError, match="not an idx file"):
+        common.read_idx(path)
+
+
+def test_offline_the_small_digits_are_used_and_it_says_so(common, tmp_path, monkeypatch):
+    def offline(address, timeout):
+        raise urllib.error.URLError("no network")
+
+    monkeypatch.setattr(common, "MNIST_FOLDER", tmp_path / "data")
+    monkeypatch.setattr(common.urllib.request, "urlopen", offline)
+    assert "none could be downloaded" in common.load_digits().source
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_download_is_kept_only_if_it_is_mnist(common, tmp_path, monkeypatch):
+    (tmp_path / "answer").write_bytes(b"a captive portal")
+    monkeypatch.setattr(
+        common.urllib.request, "urlopen", lambda address, timeout: open(tmp_path / "answer", "rb")
+    )
+    folder = tmp_path / "data"
+    assert not common.download_mnist(folder)
+    assert not folder.exists()
+
+    digest = common.hashlib.sha256(b"a captive portal").hexdigest()
+    monkeypatch.setattr(common, "MNIST_FILES", dict.fromkeys(common.MNIST_FILES, digest))
+    assert common.download_mnist(folder)
+    assert sorted(path.name for path in folder.iterdir()) == sorted(
+        f"{name}.gz" for name in common.MNIST_FILES
+    )
+
+
+# Minibatches
+
+
+@pytest.mark.parametrize("rows, batch_size", [(1259, 100), (1000, 100), (7, 100), (7, 2), (5, 1)])
+def test_batches_cover_all_rows_and_are_about_equally_long(common, rows, batch_size):
+    batches = common.batches(rows, batch_size)
+    lengths = [batch.stop - batch.start for batch in batches]
+    assert np.array_equal(np.concatenate([np.r_[batch] for batch in batches]), np.arange(rows))
+    assert max(lengths) <= batch_size and max(lengths) - min(lengths) <= 1
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4])
+@pytest.mark.parametrize("rows, batch_size", [(1259, 100), (48, 12), (23, 5), (3, 2)])
+def test_a_dealt_order_gives_the_ranks_together_the_rows_of_each_batch(
+    common, gpu_data, rows, batch_size, n
+):
+    order = np.random.RandomState(7).permutation(rows)
+    shares = np.array_split(gpu_data.deal(order, n), n)  # as scatter does
+    for batch in common.batches(rows, batch_size):
+        held = [share[hand] for share, hand in zip(shares, gpu_data.hands(batch, n))]
+        lengths = [len(one) for one in held]
+        assert sorted(np.concatenate(held)) == sorted(order[batch])
+        assert max(lengths) - min(lengths) <= 1
+
+
+# The networks
+
+
+@pytest.mark.parametrize("model", ["cnn", "mlp"])
+def test_initial_weights_depend_on_the_seed_alone(common, model):
+    def weights(*arguments):
+        options = common.parser("test").parse_args(["--model", model, *arguments])
+        return [param.get_value() for param in common.build_model(options).params]
+
+    first = weights("--seed", "1")
+    for same in (weights("--seed", "1"), weights("--seed", "1", "--no-dropout")):
+        assert all(np.array_equal(a, b) for a, b in zip(first, same))
+    assert not np.array_equal(first[0], weights("--seed", "2")[0])
+
+
+def test_the_networks_are_those_of_the_tutorial(common):
+    def shapes(model):
+        options = common.parser("test").parse_args(["--model", model])
+        return [param.get_value().shape for param in common.build_model(options).params]
+
+    assert shapes("mlp") == [(784, 800), (800,), (800, 800), (800,), (800, 10), (10,)]
+    assert shapes("cnn") == [
+        (32, 1, 5, 5), (32,), (32, 32, 5, 5), (32,), (512, 256), (256,), (256, 10), (10,)
+    ]  # fmt: skip
+
+
+# The scripts
+
+
+def test_the_three_scripts_have_the_same_loss_curve(run_python):
+    code = f"""
+        import importlib, json, sys
+        sys.path.insert(0, {str(DEMO)!r})
+        import common
+        # Rounding makes float32 curves part within an epoch, whatever the number of processes.
+        common.theano.config.floatX = "float64"
+        script = importlib.import_module(sys.argv[1])
+        history, accuracy = script.main(sys.argv[2:])
+        print(json.dumps([accuracy, [epoch[:4] for epoch in history]]))
+    """
+    arguments = "--data sklearn --no-dropout --epochs 2 --batch-size 299 --learning-rate .01".split()
+    results = {}
+    for script in SCRIPTS:
+        ranks = [] if script == "train_mnist_theano" else ["--processes", "2"]
+        compare = ["--no-compare"] if script == "train_mnist_cpu_data" else []
+        done = run_python(code, script, *arguments, *ranks, *compare, timeout=300)
+        results[script] = json.loads(done.stdout.splitlines()[-1])
+    accuracy, curve = results.pop("train_mnist_theano")
+    for other_accuracy, other_curve in results.values():
+        assert np.allclose(other_curve, curve, rtol=1e-6, atol=0)
+        assert other_accuracy == pytest.approx(accuracy)
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_a_script_trains_reports_and_draws(run_python, tmp_path, script):
+    code = f"""
+        import runpy, sys
+        sys.path.insert(0, {str(DEMO)!r})
+        runpy.run_path({str(DEMO / script)!r} + ".py", run_name="__main__")
+    """
+    arguments = ["--data", "sklearn", "--model", "mlp", "--epochs", "1", "--plot", "curve.png"]
+    ranks = [] if script == "train_mnist_theano" else ["--processes", "2"]
+    done = run_python(code, *arguments, *ranks, timeout=300)
+    loss, accuracy = (float(word.strip("%")) for word in done.stdout.splitlines()[4].split()[2:4])
+    assert loss < 2 and accuracy > 40
+    assert "images/s" in done.stderr
+    assert ("times as fast" in done.stdout) == (script == "train_mnist_cpu_data")
+    assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")

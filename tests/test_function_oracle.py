@@ -1,0 +1,576 @@
+"""Calls of functions, on 1 to 4 ranks, against the serial Theano function."""
+
+import numpy as np
+import pytest
+import theano
+import theano.tensor as tt
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from oracle import (
+    WORLD_IDS,
+    WORLDS,
+    assert_same,
+    batches,
+    both,
+    build,
+    combine,
+    exact,
+    examples,
+    parts,
+    reductions,
+    selected,
+    sliceable,
+    training,
+)
+
+import synkhronos as synk
+
+GRAPHS = {
+    "reductions32": (reductions, "float32"),
+    "reductions64": (reductions, "float64"),
+    "training": (training, "float32"),
+    "sliceable": (sliceable, "float64"),
+    "both": (both, "float32"),
+}
+
+seeds = st.integers(0, 10**6)
+lengths = st.integers(0, 13)
+
+
+class Pool:
+    """The pairs of functions of one world."""
+
+    def __init__(self, size, master_rank):
+        self.size, self.master_rank = size, master_rank
+        self.ranks = range(size)
+        self.pairs = {name: build(*graph) for name, graph in GRAPHS.items()}
+        y = tt.ivector("y")
+        self.table = theano.shared(np.arange(8.0))
+        self.hits = theano.shared(np.zeros(2))
+        looked_up = self.table[y].sum()
+        self.look_up = synk.function([y], (looked_up, "sum"), updates=[(self.hits, self.hits + 1)])
+        self.own_rows = synk.function([y], [(y.shape[0], None), (y.sum(), "sum")])
+        x, v = tt.fmatrix("x"), tt.fvector("v")
+        self.row = theano.shared(np.zeros((2, 3), "float32"))
+        self.vector = theano.shared(np.zeros(3, "float32"))
+        self.keep = synk.function([x], [], bcast_inputs=[v], updates=[
+            (self.row, x), (self.vector, v)])
+        self.identity = synk.function([x], [(x, "gather")])
+        self.in_place = theano.shared(np.zeros(5, "float32"))
+        self.swapped = theano.shared(np.zeros(5, "float32"))
+        self.step = synk.function([], [], bcast_inputs=[v], updates=[
+            (self.in_place, self.in_place - v[0] * tt.arange(5, dtype="float32")),
+            (self.swapped, tt.nnet.relu(tt.dot(tt.eye(5), self.swapped + v[0]).astype("float32")))])
+        synk.distribute()
+
+
+@pytest.fixture(scope="module", params=WORLDS, ids=WORLD_IDS)
+def pool(request, open_world):
+    size, master_rank = request.param
+    open_world(size, master_rank=master_rank)
+    return Pool(size, master_rank)
+
+
+def draw_arguments(draw, inputs, arrays, batch):
+    """Return the positional and named arguments, each in a form that is drawn; some are bound."""
+    args, named, positional = [], {}, True
+    any_whole = False
+    for number, (variable, (array, scattered)) in enumerate(zip(inputs, arrays)):
+        forms = ["data", "array", "bound", "bound array", "memory with room", "strided"]
+        last_scattered = number + 1 == len(arrays) or not arrays[number + 1][1]
+        if scattered and (batch is None or any_whole or not last_scattered):
+            forms.append("minibatch")
+        form = draw(st.sampled_from(forms))
+        any_whole |= scattered and form != "minibatch"
+        if scattered and last_scattered and not any_whole and batch is not None:
+            form, any_whole = "data", True
+        value = array
+        if form == "data":
+            value = synk.data(array, var=variable)
+        elif form == "memory with room":
+            value = synk.data(var=variable)
+            value.set_value(array, oversize=1.7)
+        elif form == "strided" and array.ndim:
+            value = np.repeat(array, 2, axis=0)[::2]
+        elif form == "minibatch":
+            chosen = selected(batch, array)
+            junk = np.full((draw(st.sampled_from([0, 2])) if any_whole else 0, *array.shape[1:]), 99)
+            rows = np.concatenate([chosen, junk.astype(array.dtype)])
+            value = synk.data(rows, var=variable, minibatch=True)
+        elif form.startswith("bound"):
+            bound = synk.data(array, var=variable) if form == "bound" else array
+            synk.set_shmems({variable: bound})
+            positional = False
+            continue
+        positional = positional and draw(st.booleans())
+        if positional:
+            args.append(value)
+        else:
+            named[variable.name] = value
+    return args, named
+
+
+@given(data=st.data(), seed=seeds, n_rows=lengths, num_slices=st.integers(1, 9),
+       dtype=st.sampled_from([32, 64]))
+@examples(70)
+def test_reduced_outputs_equal_the_serial_ones(pool, data, seed, n_rows, num_slices, dtype):
+    pair = pool.pairs[f"reductions{dtype}"]
+    rng = np.random.default_rng(seed)
+    x = exact(rng, (n_rows, 3), f"float{dtype}")
+    y = rng.integers(-99, 100, n_rows).astype("int32")
+    scale = np.array(rng.integers(1, 9) / 4, f"float{dtype}")
+    batch = data.draw(batches(n_rows), "batch")
+    subset = data.draw(st.none() | st.lists(st.integers(0, 9), max_size=6), "output_subset")
+    variables = [*pair.graph.inputs, *pair.graph.bcast]
+    arrays = [(x, True), (y, True), (scale, False)]
+    args, named = draw_arguments(data.draw, variables, arrays, batch)
+    chosen = selected(batch, x), selected(batch, y)
+    options = dict(output_subset=subset, batch=batch, num_slices=num_slices, **named)
+    if not len(chosen[0]):
+        with pytest.raises(ValueError, match="no rows"):
+            pair.parallel(*args, **options)
+        return
+    expected = pair.serial(*map(np.ascontiguousarray, chosen), scale)
+    if subset is not None:
+        expected = [expected[index] for index in subset]
+    got = pair.parallel(*args, **options)
+    assert len(got) == len(expected)
+    for one, other in zip(got, expected):
+        assert_same(one, other, other.dtype)
+
+
+def one_rank(pair, old, arguments, num_slices):
+    """Return what one rank's updates come to, by the serial function, slice by slice."""
+    columns = [parts(array, num_slices) for array in arguments[:-1]]
+    names = list(pair.graph.shared)
+    ops = {s.name: (update[2:] or ("avg",))[0] for update in pair.graph.updates
+           for s in update[:1]}
+    values, weights = [], []
+    for rows in zip(*columns):
+        if len(rows[0]):
+            for name, value in zip(names, old):
+                pair.serial_graph.shared[name].set_value(value)
+            pair.serial(*rows, arguments[-1])
+            values.append([pair.serial_graph.shared[name].get_value() for name in names])
+            weights.append(len(rows[0]))
+    if not values:
+        return old
+    return [combine(ops[name], [value[k] for value in values], weights)
+            for k, name in enumerate(names)]
+
+
+@given(data=st.data(), seed=seeds, n_rows=st.integers(1, 11), num_slices=st.integers(1, 7))
+@examples(40)
+def test_updates_of_slices_see_old_values_and_accumulate_once(
+    pool, data, seed, n_rows, num_slices
+):
+    pair = pool.pairs["training"]
+    rng = np.random.default_rng(seed)
+    x, t = exact(rng, (n_rows, 3), "float32"), exact(rng, n_rows, "float32")
+    batch = data.draw(batches(n_rows))
+    chosen = selected(batch, x), selected(batch, t)
+    assume(len(chosen[0]))
+    shareds = list(pair.graph.shared.values())
+    if data.draw(st.booleans()):
+        for rank in pool.ranks:
+            synk.set_value(rank, pair.graph.shared["w"], exact(rng, 3, "float32"))
+    old = [synk.get_value(rank, shareds) for rank in pool.ranks]
+    rate = np.float32(0.125)
+    same_everywhere = all(np.array_equal(o[0], old[0][0]) for o in old)
+    for name, value in zip(pair.graph.shared, old[0]):
+        pair.serial_graph.shared[name].set_value(value)
+    serial_loss = pair.serial(*chosen, rate)[0]
+    (loss,) = pair.parallel(x, t, rate, batch=batch, num_slices=num_slices)
+    if same_everywhere:
+        assert_same(loss, serial_loss, "float32")
+    for rank in pool.ranks:
+        own = [parts(array, pool.size)[rank] for array in chosen]
+        expected = one_rank(pair, old[rank], [*own, rate], num_slices)
+        for name, got, value in zip(
+            pair.graph.shared, synk.get_value(rank, shareds), expected
+        ):
+            assert_same(got, value, pair.graph.shared[name].dtype)
+    # The next example starts from small values again.
+    synk.broadcast(shareds, [s.get_value() * 0 + 1 for s in shareds])
+
+
+@given(seed=seeds, n_rows=st.integers(1, 40))
+@examples(15)
+def test_weighted_all_reduce_of_one_step_is_the_serial_step(pool, seed, n_rows):
+    pair = pool.pairs["training"]
+    rng = np.random.default_rng(seed)
+    x, t = exact(rng, (n_rows, 3), "float32"), exact(rng, n_rows, "float32")
+    w, serial_w = pair.graph.shared["w"], pair.serial_graph.shared["w"]
+    synk.broadcast(w, exact(rng, 3, "float32"))
+    serial_w.set_value(w.get_value())
+    for _ in range(3):
+        pair.parallel(x, t, np.float32(0.01))
+        synk.all_reduce(w, weights=pair.parallel)
+        pair.serial(x, t, np.float32(0.01))
+    for rank in pool.ranks:
+        np.testing.assert_allclose(synk.get_value(rank, w), serial_w.get_value(), 1e-4, 1e-4)
+
+
+@st.composite
+def slice_batches(draw, by_rank):
+    """A ``batch_s`` and the same by rank; `by_rank` are the ranks' rows."""
+    kind = draw(st.sampled_from(["none", "slice", "list", "array", "by rank"]))
+    if kind == "none":
+        return None, [None] * len(by_rank)
+    if kind == "by rank":
+        listed = [draw(batches(length).filter(is_listed)) for length in by_rank]
+        container = draw(st.sampled_from([list, tuple]))
+        return container(listed), listed
+    shortest = min(by_rank)
+    if kind == "slice":
+        one = draw(batches(shortest).filter(lambda batch: isinstance(batch, slice)))
+    else:
+        row = st.integers(-shortest, shortest - 1)
+        one = draw(st.lists(row, max_size=6)) if shortest else []
+        one = one if kind == "list" else np.array(one, int)
+    return one, [one] * len(by_rank)
+
+
+def is_listed(batch):
+    # A tuple of ints, or of bools, by rank, may not stand in a list of batches by rank.
+    return batch is None or isinstance(batch, (slice, list, np.ndarray))
+
+
+@given(data=st.data(), seed=seeds, n_rows=st.integers(0, 14), num_slices=st.integers(1, 6))
+@examples(50)
+def test_sliceable_shared_rows_equal_the_serial_function_on_these_rows(
+    pool, data, seed, n_rows, num_slices
+):
+    pair = pool.pairs["sliceable"]
+    rng = np.random.default_rng(seed)
+    rows = {name: exact(rng, (n_rows, 2)[: 1 if name == "b" else 2], "float64") for name in "abc"}
+    shared = pair.graph.shared
+    synk.scatter([shared[name] for name in "abc"], [rows[name] for name in "abc"])
+    if data.draw(st.booleans(), "other lengths") and n_rows:
+        extra = data.draw(st.integers(0, pool.size - 1))
+        for name in "abc":
+            synk.set_value(extra, shared[name], np.tile(rows[name], (2, 1)[: rows[name].ndim]))
+    by_rank = synk.get_lengths(shared["a"])
+    batch_s, each = data.draw(slice_batches(by_rank), "batch_s")
+    chosen = {
+        name: [selected(batch, synk.get_value(rank, shared[name]))
+               for rank, batch in zip(pool.ranks, each)]
+        for name in "abc"
+    }
+    used = [len(one) for one in chosen["a"]]
+    seen = [synk.get_value(rank, shared["seen"]) for rank in pool.ranks]
+    if not sum(used):
+        with pytest.raises(ValueError, match="rows"):
+            pair.parallel(batch_s=batch_s, num_slices=num_slices)
+        return
+    for name in "abc":
+        pair.serial_graph.shared[name].set_value(np.concatenate(chosen[name]))
+    expected = pair.serial()
+    got = pair.parallel(batch_s=batch_s, num_slices=num_slices)
+    for one, other in zip(got, expected):
+        assert_same(one, other, other.dtype)
+    for rank in pool.ranks:
+        computed = min(num_slices, used[rank])
+        assert synk.get_value(rank, shared["seen"]) == (
+            seen[rank] * computed + used[rank] if computed else seen[rank])
+    synk.broadcast(shared["seen"], 0)
+
+
+@given(data=st.data(), seed=seeds, n_rows=st.integers(1, 14), num_slices=st.integers(1, 6))
+@examples(30)
+def test_an_input_and_a_sliceable_shared_variable_are_sliced_together(
+    pool, data, seed, n_rows, num_slices
+):
+    pair = pool.pairs["both"]
+    rng = np.random.default_rng(seed)
+    x, a = exact(rng, (n_rows, 2), "float32"), exact(rng, (n_rows + 5, 2), "float32")
+    # Each rank holds the whole of `a`, and takes as many rows of it as it gets rows of the input.
+    synk.broadcast(pair.graph.shared["a"], a)
+    batch = data.draw(batches(n_rows))
+    chosen = selected(batch, x)
+    assume(len(chosen) and len(chosen) <= len(a))
+    each = [rng.permutation(len(a))[: len(part)] for part in parts(chosen, pool.size)]
+    pair.serial_graph.shared["a"].set_value(np.concatenate([a[rows] for rows in each]))
+    expected = pair.serial(chosen)
+    batch_s = [rows.tolist() for rows in each] if data.draw(st.booleans()) else each
+    got = pair.parallel(x, batch=batch, batch_s=batch_s, num_slices=num_slices)
+    for one, other in zip(got, expected):
+        assert_same(one, other, "float32")
+
+
+def test_batch_s_rows_that_a_rank_does_not_have_are_an_index_error(pool):
+    pair = pool.pairs["sliceable"]
+    shared = [pair.graph.shared[name] for name in "abc"]
+    synk.scatter(shared, [np.ones((9, 2)), np.ones(9), np.ones((9, 2))])
+    with pytest.raises(IndexError):
+        pair.parallel(batch_s=[8])if pool.size > 1 else pair.parallel(batch_s=[9])
+    with pytest.raises(ValueError):
+        pair.parallel(batch_s=[[0]] * (pool.size + 1))
+    assert_same(pair.parallel(batch_s=[0], output_subset=[3])[0], 1.0)
+
+
+def test_an_output_of_the_masters_own_is_its_value_for_its_rows_also_of_integers(pool):
+    y = np.arange(11, dtype="int32")
+    own, total = pool.own_rows(y)
+    assert_same(own, len(parts(y, pool.size)[pool.master_rank]), "int64")
+    assert_same(total, 55)
+    if pool.master_rank:
+        with pytest.raises(ValueError, match="master"):
+            pool.own_rows(y[: pool.master_rank])
+
+
+@given(data=st.data(), n_rows=st.integers(1, 12), num_slices=st.integers(1, 4))
+@examples(15)
+def test_an_error_on_a_rank_names_it_and_the_next_call_is_right(pool, data, n_rows, num_slices):
+    rank = data.draw(st.integers(0, min(n_rows, pool.size) - 1), "rank")
+    y = np.arange(n_rows, dtype="int32") % 8
+    good = y.copy()
+    parts(y, pool.size)[rank][-1] = 99  # array_split makes views
+    assert 99 in y
+    synk.broadcast(pool.hits, np.zeros(2))
+    if rank == pool.master_rank:
+        with pytest.raises(IndexError):
+            pool.look_up(y, num_slices=num_slices)
+    else:
+        with pytest.raises(synk.WorkerError) as raised:
+            pool.look_up(y, num_slices=num_slices)
+        assert raised.value.rank == rank
+        assert raised.value.type_name == "IndexError"
+        assert "Traceback" in raised.value.traceback
+        assert raised.value.traceback in str(raised.value)
+    assert_same(synk.get_value(rank, pool.hits), [0, 0])
+    assert_same(pool.look_up(good, num_slices=num_slices), good.sum() * 1.0)
+
+
+def test_an_error_before_a_collective_in_a_fused_step_makes_every_rank_leave_it(pool):
+    rows = np.arange(pool.size * 2, dtype="int32") % 8
+    for rank in pool.ranks:
+        bad = rows.copy()
+        bad[2 * rank] = 99
+        kind = IndexError if rank == pool.master_rank else synk.WorkerError
+        with pytest.raises(kind) as raised, synk.fuse():
+            pool.look_up(bad)
+            synk.all_reduce(pool.hits)
+            pool.look_up(rows)
+        if kind is synk.WorkerError:
+            assert (raised.value.rank, raised.value.type_name) == (rank, "IndexError")
+        for other in pool.ranks:
+            synk.set_value(other, pool.hits, [other, 1])
+        synk.all_reduce(pool.hits, "sum")
+        assert_same(synk.get_value(rank, pool.hits), [sum(pool.ranks), pool.size])
+
+
+@given(seed=seeds, lengths=st.lists(st.integers(1, 3000), min_size=1, max_size=4))
+@examples(10)
+def test_fused_calls_return_what_the_same_calls_return_unfused(pool, seed, lengths):
+    rng = np.random.default_rng(seed)
+    reduced = pool.pairs["reductions32"].parallel
+    batches_ = [exact(rng, (length, 3), "float32") for length in lengths]
+    labels = [rng.integers(0, 9, length).astype("int32") for length in lengths]
+
+    def calls():
+        results = []
+        for x, y in zip(batches_, labels):
+            results.append(reduced(x, y, 2.0))
+            results.append(synk.scatter(pool.row, x))
+            results.append(synk.get_value(pool.size - 1, pool.row))
+            results.append(synk.gather(pool.row, nd_up=0))
+            results.append(pool.identity(x, batch=slice(None, None, -1)))
+        return results
+
+    one_by_one = calls()
+    with synk.fuse():
+        pending = calls()
+    for one, expected in zip(pending, one_by_one):
+        got = one.result()
+        assert type(got) is type(expected)
+        if expected is not None:
+            for a, b in zip(got, expected):
+                np.testing.assert_array_equal(a, b)
+
+
+def test_an_error_inside_a_fuse_block_runs_nothing_and_leaves_the_world_usable(pool):
+    synk.broadcast(pool.hits, np.zeros(2))
+    with pytest.raises(ZeroDivisionError), synk.fuse():
+        pending = pool.look_up([1, 2, 3, 4])
+        raise ZeroDivisionError
+    with pytest.raises(RuntimeError):
+        pending.result()
+    assert_same(synk.get_value(pool.size - 1, pool.hits), [0, 0])
+    with pytest.raises(TypeError), synk.fuse():
+        pool.look_up("rows")
+    assert_same(pool.look_up([1, 2, 3, 4]), 10.0)
+
+
+def test_what_an_update_took_from_an_input_does_not_change_with_the_data(pool):
+    x = synk.data(np.arange(3.0 * pool.size, dtype="float32").reshape(-1, 3))
+    v = synk.data(np.array([1, 2, 3], "float32"))
+    pool.keep(x, v)
+    (gathered,) = pool.identity(x)
+    before = [synk.get_value(rank, [pool.row, pool.vector]) for rank in pool.ranks]
+    original = x.data.copy()
+    x[:] = 77
+    v[:] = 77
+    for rank in pool.ranks:
+        row, vector = synk.get_value(rank, [pool.row, pool.vector])
+        assert_same(row, before[rank][0])
+        assert_same(row, original[rank : rank + 1])
+        assert_same(vector, [1, 2, 3])
+    assert_same(gathered, original)
+
+
+def test_outputs_of_earlier_calls_do_not_change_with_later_ones(pool):
+    arrays = [np.full((2000, 3), value, "float32") for value in range(4)]
+    for options in ({}, {"num_slices": 3}, {"batch": np.arange(1500)}):
+        results = [pool.identity(array, **options)[0] for array in arrays]
+        for value, result in enumerate(results):
+            assert (result == value).all()
+
+
+def test_updates_in_place_and_updates_that_swap_storage_work_after_all_reduce(pool):
+    in_place, swapped = np.zeros(5), np.zeros(5)
+    synk.broadcast([pool.in_place, pool.swapped], [in_place, swapped])
+    for _ in range(4):
+        for rank in pool.ranks:
+            synk.set_value(rank, pool.in_place, in_place + rank)
+            synk.set_value(rank, pool.swapped, swapped + 2 * rank)
+        pool.step(np.ones(3, "float32"))
+        synk.all_reduce([pool.in_place, pool.swapped], "max")
+        in_place = in_place - np.arange(5) + pool.size - 1
+        swapped = swapped + 1 + 2 * (pool.size - 1)
+        for rank in pool.ranks:
+            got = synk.get_value(rank, [pool.in_place, pool.swapped])
+            assert_same(got[0], in_place)
+            assert_same(got[1], swapped)
+
+
+def test_as_theano_is_the_serial_function(pool):
+    pair = pool.pairs["reductions32"]
+    x, y = np.ones((7, 3), "float32"), np.arange(7, dtype="int32")
+    got = pair.parallel.as_theano(synk.data(x), y, scale=2.0)
+    for one, other in zip(got, pair.serial(x, y, 2.0)):
+        assert_same(one, other, other.dtype)
+    (alone,) = pair.parallel.as_theano(x, y, 2.0, output_subset=[3])
+    assert_same(alone, 21)
+
+
+@pytest.mark.parametrize(
+    "options, error",
+    [
+        ({"num_slices": 0}, ValueError),
+        ({"num_slices": 1.0}, TypeError),
+        ({"batch": [0, 9]}, IndexError),
+        ({"batch": [-8]}, IndexError),
+        ({"batch": [0.5]}, TypeError),
+        ({"batch": np.ones(6, bool)}, IndexError),
+        ({"batch": True}, TypeError),
+        ({"batch": "all"}, TypeError),
+        ({"batch": slice(0.5, 3)}, TypeError),
+        ({"batch_s": [0]}, ValueError),
+        ({"output_subset": [10]}, IndexError),
+        ({"output_subset": 1}, TypeError),
+        ({"x": np.zeros((6, 3), "float32")}, TypeError),
+        ({"z": 1}, TypeError),
+    ],
+)
+def test_wrong_arguments_are_found_in_the_master_and_leave_the_world_usable(pool, options, error):
+    pair = pool.pairs["reductions32"]
+    x, y = np.ones((7, 3), "float32"), np.arange(7, dtype="int32")
+    with pytest.raises(error):
+        pair.parallel(x, y, 1.0, **options)
+    with pytest.raises(ValueError):
+        pair.parallel(x, y[:-1], 1.0)
+    assert_same(pair.parallel(x, y, 1.0, output_subset=[3])[0], 21)
+
+
+# Functions that come later
+
+
+@pytest.mark.parametrize("size, master_rank", [(1, 0), (2, 1), (3, 0)])
+def test_functions_built_after_distribute_use_the_replicas_that_are_there(
+    world_of, size, master_rank
+):
+    world_of(size, master_rank=master_rank)
+    x = tt.fmatrix("x")
+    w = theano.shared(np.zeros(2, "float32"), "w")
+    rows = theano.shared(np.arange(12, dtype="float32").reshape(6, 2), "rows")
+    synk.function([x], (tt.dot(x, w), "gather"), updates=[(w, w + 1)])
+    synk.distribute()
+    for rank in range(size):
+        synk.set_value(rank, w, [rank, 10 * rank])
+    new = theano.shared(np.ones(2, "float32"), "new")
+    late = synk.function(
+        [x],
+        [(tt.dot(x, w) + new.sum(), "gather"), (rows.sum(axis=1), "gather")],
+        updates=[(new, new * 2), (w, w + new)],
+        sliceable_shareds=[rows],
+    )
+    later = synk.function([], [(new, "gather"), (w, "gather")])
+    inputs = np.ones((size, 2), "float32")
+    products, sums = late(inputs, batch_s=[[rank] for rank in range(size)])
+    assert_same(products, [11.0 * rank + 2 for rank in range(size)])
+    assert_same(sums, [1.0 + 4 * rank for rank in range(size)])
+    new_values, w_values = later()
+    assert_same(new_values, [2.0] * 2 * size)
+    assert_same(w_values.reshape(-1, 2), [[rank + 1, 10 * rank + 1] for rank in range(size)])
+    synk.all_reduce([w, new], "sum")
+    for rank in range(size):
+        assert_same(synk.get_value(rank, new), [2.0 * size] * 2)
+    assert_same(later()[0], [2.0 * size] * 2 * size)
+    assert len({id(shared) for shared in [*late.get_shared(), *later.get_shared()]}) == 3
+
+
+def test_a_late_function_that_a_rank_cannot_take_over_leaves_the_world_usable(world_of):
+    world_of(2)
+    x = tt.fmatrix("x")
+    early = synk.function([x], (x.sum(), "sum"))
+    synk.distribute()
+    assert_same(early(np.ones((4, 2), "float32")), 8.0)
+    late = [synk.function([x], (x.sum() * k, "sum"), name=f"late {k}") for k in range(3)]
+    synk.distribute()
+    synk.distribute()
+    for k, one in enumerate(late):
+        assert_same(one(np.ones((4, 2), "float32")), 8.0 * k)
+        assert one.name == f"late {k}"
+
+
+def test_shared_variables_updated_by_default_see_old_values_in_every_slice(world_of):
+    world_of(2)
+    x = tt.fvector("x")
+    mean = theano.shared(np.float64(0), "mean")
+    mean.default_update = 0.5 * mean + x.mean()
+    f = synk.function([x], (x.mean() + mean, "avg"))
+    f(np.arange(8, dtype="float32"), num_slices=4)
+    assert_same(synk.get_value(0, mean), 1.5)
+    assert_same(synk.get_value(1, mean), 5.5)
+
+
+def test_an_average_of_an_integer_update_under_slices_is_a_type_error(world_of):
+    world_of(2)
+    x = tt.fvector("x")
+    calls = theano.shared(np.int32(0))
+    f = synk.function([x], x.mean(), updates=[(calls, calls + 1)])
+    f(np.ones(4, "float32"))
+    assert_same(synk.get_value(1, calls), 1)
+    with pytest.raises(TypeError, match="avg"):
+        f(np.ones(4, "float32"), num_slices=2)
+    with pytest.raises(TypeError, match="avg"):
+        synk.function([x], calls + x.shape[0])
+
+
+def test_functions_without_inputs_and_with_broadcast_inputs_only_run_on_every_rank(world_of):
+    world_of(3, master_rank=1)
+    v = tt.fvector("v")
+    s = theano.shared(np.float32(0))
+    f = synk.function([], [(v.sum() + s, "sum"), (s, "gather")], bcast_inputs=[v])
+    g = synk.function([], s)
+    synk.distribute()
+    for rank in range(3):
+        synk.set_value(rank, s, rank)
+    total, each = f([1.0, 2.0])
+    assert_same(total, 12.0)
+    assert_same(each, [0.0, 1.0, 2.0])
+    assert_same(g(), 1.0)
+    for options in ({"num_slices": 2}, {"batch": 1}, {"batch_s": slice(1)}):
+        with pytest.raises(ValueError):
+            g(**options)
