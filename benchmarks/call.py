@@ -4,6 +4,7 @@ A function that sums one number a rank, on two ranks, against a round trip betwe
 against the same function called in Theano alone.
 """
 
+import itertools
 import math
 import os
 import time
@@ -20,13 +21,21 @@ IDLE_SECONDS = 2.0
 
 
 def main():
-    common.main(__doc__, measure, draw)
+    common.main(__doc__, measure, draw, add_options)
+
+
+def add_options(parser):
+    parser.add_argument(
+        "--free",
+        action="store_true",
+        help="let the system choose cores; else the two of each pair have a core each",
+    )
 
 
 # Contestants
 
 
-def round_trip(spins):
+def round_trip(spins, pinned):
     """A round trip between two processes over two semaphores, spinning or asleep."""
     import posix_ipc
 
@@ -41,6 +50,8 @@ def round_trip(spins):
             for _ in range(WARM_UP + BLOCK):
                 take(there)
                 back.release()
+    if pinned:
+        _pin([os.getpid(), child])
 
     def trip():
         there.release()
@@ -73,7 +84,7 @@ def serial_call():
     yield lambda: _time(lambda: function(value))
 
 
-def replicated_call(size, spin=None, count=False):
+def replicated_call(size, spin=None, pinned=False, count=False):
     """The function on `size` ranks; `spin` None leaves that to the library."""
     import psutil
     import synkhronos as synk
@@ -89,6 +100,9 @@ def replicated_call(size, spin=None, count=False):
     rows = synk.data(np.ones(size))
     if function(rows) != size:
         raise RuntimeError(f"expected {size}, got {function(rows)}")
+    workers = psutil.Process().children()
+    if pinned:
+        _pin([os.getpid(), *(worker.pid for worker in workers)])
 
     def turn(what="time"):
         if what == "idle":
@@ -103,7 +117,6 @@ def replicated_call(size, spin=None, count=False):
 
     def idle():
         """Return how much of a core each worker uses after the last command."""
-        workers = psutil.Process().children()
         _time(lambda: function(rows))
         before = [_cpu_seconds(worker) for worker in workers]
         time.sleep(IDLE_SECONDS)
@@ -119,6 +132,15 @@ def _graph():
 
     x = tt.dvector("x")
     return x, x.sum()
+
+
+def _pin(processes):
+    """Give each process a core of its own, as an idle system does by itself.
+
+    On a busy one both may end up on the same core, where a switch is all that a wake-up takes.
+    """
+    for process, core in zip(processes, itertools.cycle(sorted(os.sched_getaffinity(0)))):
+        os.sched_setaffinity(process, {core})
 
 
 def _time(call):
@@ -172,13 +194,13 @@ def _count_posts():
 
 
 def measure(options):
-    rounds = 9 if options.quick else 41
+    rounds, pinned = 9 if options.quick else 41, not options.free
     with common.contestants(
         serial=Contestant(serial_call),
-        asleep=Contestant(round_trip, False),
-        spinning=Contestant(round_trip, True),
-        call=Contestant(replicated_call, 2),
-        call_asleep=Contestant(replicated_call, 2, False),
+        asleep=Contestant(round_trip, False, pinned),
+        spinning=Contestant(round_trip, True, pinned),
+        call=Contestant(replicated_call, 2, None, pinned),
+        call_asleep=Contestant(replicated_call, 2, False, pinned),
     ) as players:
         times = common.take_turns(players, rounds, "calls")
         idle = [
@@ -211,7 +233,7 @@ def measure(options):
 
 def measure_growth(options):
     """Measure what a call costs the master on 1 to 8 ranks, and say what that means for more."""
-    made = {str(size): Contestant(replicated_call, size, False, True) for size in SIZES}
+    made = {str(size): Contestant(replicated_call, size, False, False, True) for size in SIZES}
     with common.contestants(**made) as players:
         turns = common.take_turns(players, 5 if options.quick else 21, "growth")
     growth = {

@@ -4,6 +4,7 @@
 """
 
 import argparse
+import textwrap
 
 import synkhronos as synk  # before Theano
 import theano
@@ -55,24 +56,25 @@ def main():
 
     print("\n5. The ops are avg, sum, prod, min and max; avg, the default, can weigh the processes.")
     for rank in range(n):
-        synk.set_value(rank, s, np.full(2, float(rank)))
+        synk.set_value(rank, s, np.full(2, rank + 1.0))
     print("   set_value(rank, s, ...):  ", synk.gather(s).tolist())
     print("   get_value(n - 1, s):      ", synk.get_value(n - 1, s))
     print("   reduce with 'max':        ", synk.reduce(s, "max", in_place=False))
     print("   reduce with 'avg':        ", synk.reduce(s, in_place=False))
     weighted = synk.reduce(s, in_place=False, weights=range(1, n + 1))
     print("   with weights 1, 2, ...:   ", weighted)
-    assert np.allclose(synk.reduce(s, in_place=False), (n - 1) / 2)
-    assert np.allclose(weighted, np.average(np.arange(n), weights=np.arange(1, n + 1)))
+    assert np.allclose(synk.reduce(s, in_place=False), (n + 1) / 2)
+    assert np.allclose(weighted, np.average(np.arange(1, n + 1), weights=np.arange(1, n + 1)))
 
     print("\n6. A function without inputs works on the replicas where they are.")
     double = synk.function([], updates=[(s, 2 * s)])
     synk.distribute()  # a variable that the processes have keeps its values there
     double()
-    print("   Doubled on every process: ", synk.gather(s).tolist())
+    print("   Doubled on every process:      ", synk.gather(s).tolist())
+    assert np.allclose(synk.gather(s)[:, 0], 2 * np.arange(1, n + 1))
     double.as_theano()
-    print("   And in the master alone:  ", synk.gather(s).tolist())
-    assert np.allclose(synk.gather(s)[1:, 0], 2 * np.arange(1, n))
+    print("   as_theano, in the master alone:", synk.gather(s).tolist())
+    assert np.allclose(synk.gather(s)[:, 0], [4, *2 * np.arange(2, n + 1)])
 
     print("\n7. scatter splits rows over the processes. Their shapes may differ from then on.")
     rows = theano.shared(np.zeros((1, 2)), "rows")
@@ -93,7 +95,8 @@ def main():
     try:
         synk.all_reduce(rows)
     except ValueError as error:
-        print("   all_reduce(rows) refuses:", error)
+        print("   all_reduce(rows) refuses, with a ValueError:")
+        print(textwrap.indent(textwrap.fill(str(error), 90), "      "))
     synk.all_gather(rows)
     print("   After all_gather every process has all rows: ", synk.get_lengths(rows))
     assert np.array_equal(synk.get_value(n - 1, rows), values)

@@ -1,4 +1,4 @@
-"""sliceable_shareds: data that lives in shared variables, a part of it on each process.
+"""sliceable_shareds: data that stays in shared variables, a part of it on each process.
 
     python demo_5.py --processes 2
 """
@@ -18,14 +18,64 @@ def main():
     n = synk.fork(parser.parse_args().processes, use_gpu=False)
     print(f"Demo 5: data in shared variables, on {n} process(es), this one included.")
 
-    x, w = theano.shared(np.zeros((1, 2)), "x"), theano.shared(np.ones(2), "w")
+    x, w = T.matrix("x"), theano.shared(np.ones(2), "w")
     row_sums = T.dot(x, w)
-    parallel = synk.function([], [row_sums.mean(), (row_sums, "gather")], sliceable_shareds=[x])
-    n_rows = synk.function([], (x.shape[0], "gather"), sliceable_shareds=[x])
+    serial = theano.function([x], [row_sums.mean(), row_sums])
+    x_value = np.repeat(np.arange(4.0 * n), 2).reshape(4 * n, 2)  # row i sums up to 2 i
+
+    print("\n1. The data goes to shared variables: scatter gives each process its rows, once.")
+    x_rows = theano.shared(np.zeros((1, 2)), "x_rows")
+    parallel = synk.function(
+        [],
+        [row_sums.mean(), (row_sums, "gather")],
+        givens={x: x_rows},
+        sliceable_shareds=[x_rows],
+    )
     synk.distribute()
-    x_value = np.arange(8 * n).reshape(4 * n, 2).astype("float64")
-    serial = theano.function([x], T.dot(x, w), on_unused_input="ignore") if False else None
-    del serial
+    synk.scatter(x_rows, x_value)
+    print("   Rows of each process:", synk.get_lengths(x_rows))
+    assert synk.get_lengths(x_rows) == [4] * n
+
+    def show(what, result, rows):
+        """Print the result of a call, and compare with Theano on the same rows."""
+        mean, sums = result
+        print(f"   {what:32} {sums.tolist()}, mean {mean:g}")
+        expected_mean, expected_sums = serial(x_value[rows])
+        assert np.allclose(mean, expected_mean) and np.allclose(sums, expected_sums)
+
+    print("\n2. A call then needs no input: x is given by x_rows, on each process by its own.")
+    show("f(), the sums of all rows:", parallel(), slice(None))
+
+    print("\n3. batch_s names rows of the process's own, here the same for all processes.")
+    first, last = [4 * rank for rank in range(n)], [4 * rank + 3 for rank in range(n)]
+    two = [row for pair in zip(last, first) for row in pair]
+    show("f(batch_s=slice(0, 1)):", parallel(batch_s=slice(0, 1)), first)
+    show("f(batch_s=[3, 0]):", parallel(batch_s=[3, 0]), two)
+
+    print("\n4. A list with one batch a process names other rows for each.")
+    slices = [slice(0, 3)] + [slice(3, 4)] * (n - 1)
+    show("f(batch_s=[:3, 3:, ...]):", parallel(batch_s=slices), [0, 1, 2, *last[1:]])
+    print("   The mean weighs each process by its rows, so it is that of all rows used.")
+
+    print("\n5. num_slices: each process computes on its rows piece by piece, to save memory.")
+    n_rows = synk.function([], (x_rows.shape[0], "gather"), sliceable_shareds=[x_rows])
+    synk.distribute()
+    print("   Rows at once, by process:       ", n_rows())
+    print("   Rows at once, with num_slices=2:", n_rows(num_slices=2))
+    assert n_rows(num_slices=2).tolist() == [2] * (2 * n)
+    show("f(num_slices=2):", parallel(num_slices=2), slice(None))
+
+    print("\n6. scatter takes a batch: the next part of a data set too large for one go.")
+    data = synk.data(x_value)
+    synk.scatter(x_rows, data, batch=slice(2 * n, 4 * n))
+    show(f"Rows {2 * n} to {4 * n - 1}:", parallel(), slice(2 * n, None))
+
+    print("\n7. What is not sliceable is used whole: w is the same for every row.")
+    synk.broadcast(w, np.array([1.0, -1.0]))
+    show("f() with w = [1, -1]:", parallel(), slice(2 * n, None))
+
+    synk.close()
+    print("\nAll results equal those of plain Theano on the same rows.")
 
 
 if __name__ == "__main__":

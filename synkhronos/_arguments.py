@@ -66,20 +66,20 @@ def _check_data(world, value, one):
             f"{one.label}: expected {kind.dtype} with {kind.ndim} dimensions, got Data of "
             f"{value.dtype} with {value.ndim}"
         )
-    _check_broadcastable(value.shape, one)
+    _check_extents(value.shape, one)
     return value
 
 
 def _to_array(function, value, one):
     kind = one.type
-    array = condition(value, np.dtype(kind.dtype), kind.ndim, function.downcast, one.label)
-    _check_broadcastable(array.shape, one)
+    array = condition(value, kind.dtype, kind.ndim, function.downcast, one.label)
+    _check_extents(array.shape, one)
     return array
 
 
-def _check_broadcastable(shape, one):
-    for axis, (extent, is_one) in enumerate(zip(shape, one.type.broadcastable)):
-        if is_one and extent != 1:
+def _check_extents(shape, one):
+    for axis in one.ones:
+        if shape[axis] != 1:
             raise TypeError(f"{one.label}: expected extent 1 on axis {axis}, got shape {shape}")
 
 
@@ -154,15 +154,17 @@ def _check_slicing(world, function):
 
 def check_subset(function, subset):
     """Return `output_subset` as a list of indices that exist."""
-    if isinstance(subset, (str, bytes)) or not hasattr(subset, "__iter__"):
-        raise TypeError(f"output_subset: expected a list of ints, got {subset!r}")
+    try:
+        indices = list(subset)
+    except TypeError as error:
+        raise TypeError(f"output_subset: expected a list of ints, got {subset!r}") from error
     n_outputs = len(function.output_modes)
-    for index in subset:
+    for index in indices:
         if isinstance(index, bool) or not isinstance(index, (int, np.integer)):
             raise TypeError(f"output_subset: expected a list of ints, got {subset!r}")
         if not 0 <= index < n_outputs:
             raise IndexError(f"output_subset: expected indices below {n_outputs}, got {index}")
-    return [int(index) for index in subset]
+    return [int(index) for index in indices]
 
 
 def _check_master_takes_part(world, function, n_rows, subset):

@@ -64,7 +64,7 @@ def free_shmems(*variables):
     for data in find_bound(world, variables, "free_shmems"):
         data.free_memory()
     for variable in variables:
-        del world.bound[variable]
+        world.bound.pop(variable, None)  # it may be named twice
 
 
 def bind(world, pairs, oversize, what):
@@ -90,13 +90,14 @@ def _prepare(world, variable, value, what):
     except TypeError as error:
         raise TypeError(f"{what}: {error}") from error
     if isinstance(value, Data):
-        if value.dtype != kind.dtype or value.ndim != kind.ndim:
+        array = value.data
+        if array.dtype != kind.dtype or array.ndim != kind.ndim:
             raise TypeError(
                 f"{what}: {variable}: expected {kind.dtype} with {kind.ndim} dimensions, got Data "
-                f"of {value.dtype} with {value.ndim}"
+                f"of {array.dtype} with {array.ndim}"
             )
         return value
-    checked = condition(value, np.dtype(kind.dtype), kind.ndim, False, f"data for {variable}")
+    checked = condition(value, kind.dtype, kind.ndim, False, f"data for {variable}")
     return value if isinstance(value, np.memmap) else checked
 
 

@@ -129,15 +129,10 @@ class CallFunction(Command):
 
     def _hand_over(self, here, function, values):
         """Return the outputs in the form in which they travel to the master."""
-        if here.is_master:
-            return values
         modes = function.output_modes
         if self.subset is not None:
             modes = [modes[index] for index in self.subset]
-        return [
-            None if mode is None else _pack(here, np.asarray(value))
-            for mode, value in zip(modes, values)
-        ]
+        return [_pack(here, mode, np.asarray(value)) for mode, value in zip(modes, values)]
 
 
 class _Whole:
@@ -175,20 +170,19 @@ class _Rows:
         return np.take(self._array, rows, axis=0, out=buffer, mode="clip")
 
 
-def _pack(here, value):
-    if value.ndim == 0:
+def _pack(here, mode, value):
+    """Return a float, a small array, or a reference to a large one."""
+    if mode is None:
+        return value if here.is_master else None
+    if value.ndim == 0 and value.dtype.kind == "f":
         return value.item()
-    if value.nbytes <= _SMALL:
+    if here.is_master or value.nbytes <= _SMALL:
         return value
     placed = here.memory.place(np.ascontiguousarray(value))
     here.outbox.append(placed)
     return here.memory.reference(placed)
 
 
-def unpack(here, packed, dtype):
-    """Return an output as the worker had it."""
-    if packed is None:  # only the master's own value is wanted
-        return None
-    if isinstance(packed, tuple):
-        return here.memory.open(packed)
-    return np.asarray(packed, dtype)
+def unpack(here, packed):
+    """Return an output as the rank had it; a number, if it was one."""
+    return here.memory.open(packed) if type(packed) is tuple else packed

@@ -3,6 +3,7 @@
 import numpy as np
 
 from synkhronos._arguments import in_shared_memory
+from synkhronos._conversion import as_array
 from synkhronos._function import Function
 from synkhronos._operations import concatenate, find_operation
 from synkhronos._replicas import Assign
@@ -251,10 +252,11 @@ def _check_weights(world, weights):
         if world.here.functions[weights.number : weights.number + 1] != [weights]:
             raise ValueError(f"weights: {weights!r} is not a function of this world")
         return weights.number
-    weights = [float(weight) for weight in weights]
-    if len(weights) != world.size or min(weights) < 0 or not sum(weights) > 0:
+    numbers = as_array(weights, None, "weights")
+    fitting = numbers.shape == (world.size,) and numbers.dtype.kind != "c"
+    if not fitting or not np.isfinite(numbers).all() or min(numbers) < 0 or not any(numbers):
         raise ValueError(
             f"weights: expected {world.size} numbers, one a rank, none negative and not all zero, "
             f"got {weights}"
         )
-    return weights
+    return numbers.tolist()

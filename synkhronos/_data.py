@@ -245,7 +245,10 @@ def data(
     if var is not None:
         if dtype is not None or ndim is not None:
             raise ValueError("data: give var, or dtype and ndim, not both")
-        dtype, ndim, _ = world.here.engine.type_of(var)
+        try:
+            dtype, ndim, _ = world.here.engine.type_of(var)
+        except TypeError as error:
+            raise TypeError(f"data: var: {error}") from error
         name = name or var.name
     if shape is not None:
         shape = check_shape(shape)

@@ -1,5 +1,7 @@
 """`function`: as ``theano.function``, for all ranks."""
 
+import sys
+
 import numpy as np
 
 from synkhronos import _arguments, _outputs, _world
@@ -8,7 +10,13 @@ from synkhronos._data import Data
 from synkhronos._errors import ClosedError
 from synkhronos._operations import parse_output_mode
 from synkhronos._replicate import replicate
-from synkhronos._signature import parse_inputs, parse_outputs, parse_sliceable, parse_updates
+from synkhronos._signature import (
+    parse_givens,
+    parse_inputs,
+    parse_outputs,
+    parse_sliceable,
+    parse_updates,
+)
 
 
 class Function:
@@ -148,6 +156,8 @@ class Function:
         Data or tuple of Data
         """
         world = self._usable_world()
+        if not self.inputs:
+            raise TypeError(f"{self!r}: build_inputs: the function has no inputs")
         if not args or len(args) > len(self.inputs):
             raise TypeError(
                 f"{self!r}: build_inputs expected 1 to {len(self.inputs)} arrays, got {len(args)}"
@@ -237,7 +247,11 @@ def function(
     parsed = parse_inputs(engine, inputs, bcast_inputs)
     variables, modes, single = parse_outputs(engine, outputs)
     pairs, ops = parse_updates(engine, updates)
+    givens = parse_givens(givens)
     sliceable = parse_sliceable(engine, sliceable_shareds, pairs)
+    if kwargs.get("name") is None:
+        caller = sys._getframe(1)  # as Theano names functions
+        kwargs["name"] = f"{caller.f_code.co_filename}:{caller.f_lineno}"
     compiled = engine.build(
         [one.variable for one in parsed], variables, pairs, givens, sliceable, **kwargs
     )

@@ -42,6 +42,15 @@ class Operation(NamedTuple):
         result = np.array(arrays[0])
         return self.reduce_into(result, [result, *arrays[1:]], weights)
 
+    def reduce_floats(self, values, weights):
+        """As `reduce`, for Python floats, in double precision."""
+        if self.combine is not np.add:
+            return self.combine.reduce(values)
+        if not self.weighted:
+            return sum(values)
+        total = sum([value * weight for value, weight in zip(values, weights) if weight])
+        return total / sum(weights)
+
     def reduce_into(self, out, arrays, weights=None):
         """As `reduce`, into `out`, which may be ``arrays[0]`` itself but no other of them."""
         if not self.weighted:
@@ -144,12 +153,12 @@ OPERATIONS = {
 }
 
 
-def find_operation(op):
+def find_operation(op, label="op"):
     """Return the `Operation` named `op`; a ``ValueError`` lists the names otherwise."""
     if isinstance(op, str) and op in OPERATIONS:
         return OPERATIONS[op]
     error = ValueError if isinstance(op, str) else TypeError
-    raise error(f"op: expected one of {sorted(OPERATIONS)}, got {op!r}")
+    raise error(f"{label}: expected one of {sorted(OPERATIONS)}, got {op!r}")
 
 
 def parse_output_mode(mode):

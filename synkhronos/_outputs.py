@@ -26,24 +26,23 @@ def collect(world, function, results, subset):
         if mode is None:
             outputs.append(results[world.master_rank][1][position])
             continue
-        dtype = function.output_dtypes[index]
-        values = [unpack(world.here, results[rank][1][position], dtype) for rank in active]
+        values = [unpack(world.here, results[rank][1][position]) for rank in active]
         if mode == GATHER:
-            outputs.append(concatenate(values))
+            outputs.append(concatenate(values).astype(function.output_dtypes[index], copy=False))
         else:
             outputs.append(_reduce(function, index, values, weights, active))
     return outputs
 
 
 def _reduce(function, index, values, weights, active):
-    if len(values) == 1:
-        return np.array(values[0])
-    mode = function.output_modes[index]
+    operation = OPERATIONS[function.output_modes[index]]
+    if type(values[0]) is float:
+        return np.asarray(operation.reduce_floats(values, weights), function.output_dtypes[index])
     shape = values[0].shape
     if any(value.shape != shape for value in values):
         listed = ", ".join(f"rank {rank}: {value.shape}" for rank, value in zip(active, values))
         raise ValueError(
-            f"{function!r}: output {index} cannot be reduced by {mode!r}, its shapes differ: "
-            f"{listed}; use 'gather'"
+            f"{function!r}: output {index} cannot be reduced by {operation.name!r}, its shapes "
+            f"differ: {listed}; use 'gather'"
         )
-    return OPERATIONS[mode].reduce(values, weights)
+    return operation.reduce(values, weights)

@@ -5,6 +5,7 @@ they are not. Both have a length and can be sliced, which is all that the rest n
 """
 
 import operator
+import warnings
 
 import numpy as np
 
@@ -50,8 +51,10 @@ def select(batch, length, name="batch"):
     if isinstance(batch, slice):
         try:
             return range(length)[batch]
-        except TypeError as error:
-            raise TypeError(f"{name}: a slice of integers was expected, got {batch}") from error
+        except (TypeError, ValueError) as error:
+            raise type(error)(
+                f"{name}: expected a slice of integers, the step not zero, got {batch}"
+            ) from error
     if isinstance(batch, (bool, np.bool_)):
         raise TypeError(f"{name}: expected an int, a slice, a list or array of rows, got {batch}")
     if isinstance(batch, (int, np.integer)):
@@ -66,7 +69,9 @@ def _select_listed(batch, length, name):
         )
     if isinstance(batch, (list, tuple)) and not batch:
         return range(0)
-    rows = np.asarray(batch)
+    rows = batch if isinstance(batch, np.ndarray) else _to_array(batch, name)
+    if rows.ndim == 0:
+        raise TypeError(f"{name}: expected an int, a slice, a list or array of rows, got {batch!r}")
     if rows.ndim != 1:
         raise TypeError(
             f"{name}: expected a 1-d list or array of rows, got {rows.ndim} dimensions of dtype "
@@ -91,6 +96,15 @@ def _select_listed(batch, length, name):
     if low < 0:
         rows[rows < 0] += length
     return rows
+
+
+def _to_array(batch, name):
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", np.VisibleDeprecationWarning)  # ragged lists
+            return np.asarray(batch)
+    except (ValueError, np.VisibleDeprecationWarning) as error:
+        raise TypeError(f"{name}: expected a 1-d list or array of rows, got {batch!r}") from error
 
 
 def as_slice(rows):

@@ -52,7 +52,7 @@ def conditioned(world, variables, values, scattered=False):
     arrays = []
     for variable, value in zip(variables, values):
         kind = world.here.engine.type_of(variable)
-        array = condition(value, np.dtype(kind.dtype), kind.ndim, False, f"value for {variable}")
+        array = condition(value, kind.dtype, kind.ndim, False, f"value for {variable}")
         if scattered and (not kind.ndim or kind.broadcastable[0]):
             raise ValueError(f"value for {variable}: its type has no rows that can be split")
         for axis, (extent, is_one) in enumerate(zip(array.shape, kind.broadcastable)):

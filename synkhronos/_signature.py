@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from synkhronos._conversion import as_array
 from synkhronos._operations import GATHER, OPERATIONS, find_operation, parse_output_mode
 
 
@@ -13,6 +14,7 @@ class Input(NamedTuple):
     name: str
     type: object  # an engines.base.TensorType
     scattered: bool
+    ones: tuple  # the axes whose extent is 1 by the type
 
     @property
     def label(self):
@@ -48,7 +50,8 @@ def _parse_input(engine, what, variable, scattered):
             f"inputs: {variable} ({kind.ndim} dimensions) cannot be split along axis 0; give it "
             f"in bcast_inputs"
         )
-    return Input(variable, variable.name, kind, scattered)
+    ones = tuple(axis for axis, is_one in enumerate(kind.broadcastable) if is_one)
+    return Input(variable, variable.name, kind, scattered, ones)
 
 
 def parse_outputs(engine, outputs):
@@ -64,9 +67,15 @@ def parse_outputs(engine, outputs):
         if isinstance(output, tuple):
             if len(output) != 2:
                 raise ValueError(
-                    f"outputs[{position}]: expected (variable, op), got {len(output)} items"
+                    f"outputs[{position}]: expected (variable, op), got {len(output)} items; give "
+                    f"several outputs as a list"
                 )
             variable, mode = output
+            if hasattr(mode, "type"):
+                raise TypeError(
+                    f"outputs[{position}]: expected (variable, op), got a variable, {mode}, as op; "
+                    f"give several outputs as a list"
+                )
         try:
             kind = engine.type_of(variable)
         except TypeError as error:
@@ -99,12 +108,26 @@ def parse_updates(engine, updates):
         if op == GATHER:
             raise ValueError(f"updates[{position}]: 'gather' cannot accumulate an update")
         if op is not None:
-            find_operation(op)
+            find_operation(op, f"updates[{position}]: op")
+        if not hasattr(new, "type"):
+            as_array(new, None, f"updates[{position}]: the new value of {shared}")
         if shared in [earlier for earlier, _ in pairs]:
             raise ValueError(f"updates[{position}]: {shared} is updated more than once")
         pairs.append((shared, new))
         ops.append(op)
     return pairs, ops
+
+
+def parse_givens(givens):
+    """Return the list of pairs of a variable and what stands for it."""
+    pairs = givens.items() if isinstance(givens, Mapping) else givens or []
+    if isinstance(pairs, (int, float, str, bytes)) or hasattr(pairs, "type"):
+        raise TypeError(f"givens: expected a list of pairs or a dict, got {givens!r}")
+    pairs = list(pairs)
+    for position, pair in enumerate(pairs):
+        if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+            raise TypeError(f"givens[{position}]: expected (variable, value), got {pair!r}")
+    return pairs
 
 
 def parse_sliceable(engine, sliceable_shareds, updates):

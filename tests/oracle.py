@@ -198,8 +198,9 @@ def combine(op, values, weights):
         return np.concatenate([np.atleast_1d(value) for value in values])
     stack = np.array(values)
     if op == "avg":
-        return np.average(stack.astype(np.complex128 if stack.dtype.kind == "c" else float),
-                          axis=0, weights=weights)
+        stack = stack.astype(np.promote_types(stack.dtype, float))
+        weights = np.ones(len(stack)) if weights is None else np.array(weights, float)
+        return np.tensordot(weights, stack, 1) / weights.sum()
     return {"sum": np.sum, "prod": np.prod, "min": np.min, "max": np.max}[op](stack, axis=0)
 
 

@@ -191,7 +191,7 @@ def test_updates_of_slices_see_old_values_and_accumulate_once(
         ):
             assert_same(got, value, pair.graph.shared[name].dtype)
     # The next example starts from small values again.
-    synk.broadcast(shareds, [s.get_value() * 0 + 1 for s in shareds])
+    synk.broadcast(shareds, [np.ones_like(s.get_value()) for s in shareds])
 
 
 @given(seed=seeds, n_rows=st.integers(1, 40))
@@ -303,7 +303,7 @@ def test_batch_s_rows_that_a_rank_does_not_have_are_an_index_error(pool):
     shared = [pair.graph.shared[name] for name in "abc"]
     synk.scatter(shared, [np.ones((9, 2)), np.ones(9), np.ones((9, 2))])
     with pytest.raises(IndexError):
-        pair.parallel(batch_s=[8])if pool.size > 1 else pair.parallel(batch_s=[9])
+        pair.parallel(batch_s=[8] if pool.size > 1 else [9])
     with pytest.raises(ValueError):
         pair.parallel(batch_s=[[0]] * (pool.size + 1))
     assert_same(pair.parallel(batch_s=[0], output_subset=[3])[0], 1.0)
@@ -428,7 +428,7 @@ def test_outputs_of_earlier_calls_do_not_change_with_later_ones(pool):
 
 
 def test_updates_in_place_and_updates_that_swap_storage_work_after_all_reduce(pool):
-    in_place, swapped = np.zeros(5), np.zeros(5)
+    in_place, swapped = np.zeros(5, "float32"), np.zeros(5, "float32")
     synk.broadcast([pool.in_place, pool.swapped], [in_place, swapped])
     for _ in range(4):
         for rank in pool.ranks:
@@ -436,8 +436,8 @@ def test_updates_in_place_and_updates_that_swap_storage_work_after_all_reduce(po
             synk.set_value(rank, pool.swapped, swapped + 2 * rank)
         pool.step(np.ones(3, "float32"))
         synk.all_reduce([pool.in_place, pool.swapped], "max")
-        in_place = in_place - np.arange(5) + pool.size - 1
-        swapped = swapped + 1 + 2 * (pool.size - 1)
+        in_place = in_place - np.arange(5, dtype="float32") + np.float32(pool.size - 1)
+        swapped = swapped + np.float32(1 + 2 * (pool.size - 1))
         for rank in pool.ranks:
             got = synk.get_value(rank, [pool.in_place, pool.swapped])
             assert_same(got[0], in_place)
@@ -517,7 +517,8 @@ def test_functions_built_after_distribute_use_the_replicas_that_are_there(
     for rank in range(size):
         assert_same(synk.get_value(rank, new), [2.0 * size] * 2)
     assert_same(later()[0], [2.0 * size] * 2 * size)
-    assert len({id(shared) for shared in [*late.get_shared(), *later.get_shared()]}) == 3
+    assert set(late.get_shared()) == {w, new, rows}
+    assert set(later.get_shared()) == {w, new}
 
 
 def test_a_late_function_that_a_rank_cannot_take_over_leaves_the_world_usable(world_of):

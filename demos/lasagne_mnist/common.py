@@ -291,8 +291,8 @@ def parser(description):
         "the folder data beside this script, else a download to it, else 'sklearn')",
     )
     options.add_argument("--epochs", type=int, help="default: 100, on MNIST 5")
-    options.add_argument("--batch-size", type=int, default=100)
-    options.add_argument("--learning-rate", type=float, default=0.03)
+    options.add_argument("--batch-size", type=int, default=200)
+    options.add_argument("--learning-rate", type=float, default=0.05)
     options.add_argument("--seed", type=int, default=1, help="of weights, dropout and shuffling")
     options.add_argument("--no-dropout", action="store_true")
     options.add_argument("--plot", metavar="FILE", help="draw the learning curve")

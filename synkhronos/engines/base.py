@@ -7,11 +7,13 @@ processes.
 from abc import ABC, abstractmethod
 from typing import NamedTuple
 
+import numpy as np
+
 
 class TensorType(NamedTuple):
     """What is known of a variable before it has a value."""
 
-    dtype: str
+    dtype: np.dtype
     ndim: int
     broadcastable: tuple  # a bool an axis: whether its extent is 1 always
 

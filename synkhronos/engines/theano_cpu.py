@@ -6,9 +6,11 @@ import sys
 import threading
 from collections import OrderedDict
 
+import numpy as np
 import theano
 from theano.compile.function_module import Function as TheanoFunction
 from theano.compile.sharedvalue import SharedVariable
+from theano.gof import vm
 from theano.gof.link import Container
 from theano.sandbox.rng_mrg import mrg_uniform_base
 from theano.tensor import TensorType as TheanoTensorType
@@ -20,6 +22,8 @@ from synkhronos.engines.base import Engine, TensorType
 # Theano's pickles recurse once or more a node of the graph.
 _DEEP_STACK = 512 << 20
 _DEEP_RECURSION = 1_000_000
+# The virtual machines that compute just the outputs that are asked for.
+_LAZY = tuple(getattr(vm, name) for name in ("CVM", "Stack") if hasattr(vm, name))
 
 
 class TheanoCpuEngine(Engine):
@@ -35,7 +39,7 @@ class TheanoCpuEngine(Engine):
         kind = getattr(variable, "type", None)
         if not isinstance(variable, theano.gof.Variable) or not isinstance(kind, TheanoTensorType):
             raise TypeError(f"expected a Theano tensor variable, got {variable!r}")
-        return TensorType(kind.dtype, kind.ndim, kind.broadcastable)
+        return TensorType(np.dtype(kind.dtype), kind.ndim, kind.broadcastable)
 
     def is_shared(self, variable):
         return isinstance(variable, SharedVariable) and isinstance(variable.type, TheanoTensorType)
@@ -74,7 +78,10 @@ class TheanoCpuEngine(Engine):
     def call(self, compiled, arguments, subset=None):
         if subset is None:
             return compiled(*arguments)
-        return compiled(*arguments, output_subset=subset)
+        if isinstance(compiled.fn, _LAZY):
+            return compiled(*arguments, output_subset=subset)
+        outputs = compiled(*arguments)  # this linker computes all there is
+        return [outputs[index] for index in subset]
 
     def condition(self, variable, value):
         return variable.type.filter(value, strict=False, allow_downcast=None)

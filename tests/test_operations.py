@@ -1,0 +1,134 @@
+"""What the operations mean, as arithmetic on arrays."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays_of
+from oracle import combine, examples
+
+from synkhronos._operations import (
+    OPERATIONS,
+    Accumulator,
+    concatenate,
+    find_operation,
+    parse_output_mode,
+)
+
+DTYPES = ["float16", "float32", "float64", "complex64", "complex128",
+          "int8", "int16", "int32", "int64", "uint8", "uint32", "bool"]
+DEFINED = [
+    (op, dtype) for op in OPERATIONS for dtype in DTYPES
+    if np.dtype(dtype).kind in {"avg": "fc", "sum": "iufc", "prod": "iufc"}.get(op, "biufc")
+]
+shapes = arrays_of.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4)
+
+
+def draw_values(draw, shape, dtype, number):
+    kind = np.dtype(dtype).kind
+    one = {"b": st.booleans(), "u": st.integers(0, 3)}.get(kind, st.integers(-3, 3))
+    return [draw(arrays_of.arrays(np.int64, shape, elements=one)).astype(dtype)
+            for _ in range(number)]
+
+
+def assert_close(got, expected):
+    rtol = {"float16": 3e-3}.get(got.dtype.name, 2e-6)
+    np.testing.assert_allclose(got, expected, rtol=rtol, atol=rtol)
+
+
+@given(data=st.data(), which=st.sampled_from(DEFINED), shape=shapes, number=st.integers(1, 5))
+@examples(200)
+def test_a_reduction_is_the_numpy_one_in_the_same_dtype(data, which, shape, number):
+    op, dtype = which
+    values = draw_values(data.draw, shape, dtype, number)
+    weights = data.draw(st.none() | st.lists(
+        st.sampled_from([0, 1, 2, 0.5, 7]), min_size=number, max_size=number).filter(any))
+    before = [value.copy() for value in values]
+    got = OPERATIONS[op].reduce(values, weights)
+    assert got.dtype == dtype and got.shape == shape
+    assert_close(got, combine(op, values, weights))
+    assert not any(np.shares_memory(got, value) for value in values if value.size)
+    for value, old in zip(values, before):
+        np.testing.assert_array_equal(value, old)
+    out = OPERATIONS[op].reduce_into(values[0], values, weights)
+    assert out is values[0]
+    np.testing.assert_array_equal(out, got)
+
+
+def test_values_of_weight_zero_take_no_part_whatever_they_are():
+    values = [np.array([np.nan, np.inf]), np.array([1.0, 2.0]), np.array([3.0, 4.0])]
+    got = OPERATIONS["avg"].reduce(values, [0, 1, 3])
+    assert got.tolist() == [2.5, 3.5]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_an_average_of_many_halves_does_not_overflow_or_lose_its_small_terms(dtype):
+    values = [np.full(3, 40000, dtype)] * 4
+    for weights in (None, [1, 2, 3, 4]):
+        assert_close(OPERATIONS["avg"].reduce(values, weights), [40000] * 3)
+
+
+@given(data=st.data(), which=st.sampled_from([*DEFINED, ("gather", "int8"), (None, "int8")]),
+       shape=shapes, weights=st.lists(st.integers(1, 9), min_size=1, max_size=6))
+@examples(200)
+def test_accumulated_slices_come_to_the_weighted_reduction(data, which, shape, weights):
+    op, dtype = which
+    values = draw_values(data.draw, shape, dtype, len(weights))
+    accumulator = Accumulator(op)
+    for value, weight in zip(values, weights):
+        temporary = value.copy()
+        accumulator.add(temporary, weight)
+        if op is not None:
+            temporary[...] = 1  # an output's memory may be used again
+    got = accumulator.result(np.dtype(dtype))
+    assert got.dtype == dtype
+    expected = combine(op, values, weights)
+    assert got.shape == expected.shape
+    assert_close(got, expected)
+
+
+def test_slices_of_unequal_shapes_can_only_be_gathered():
+    for op in OPERATIONS:
+        accumulator = Accumulator(op)
+        accumulator.add(np.ones(3), 3)
+        with pytest.raises(ValueError, match="gather"):
+            accumulator.add(np.ones(2), 2)
+    accumulator = Accumulator("gather")
+    accumulator.add(np.ones(3), 3)
+    accumulator.add(np.zeros(2), 2)
+    assert accumulator.result(float).tolist() == [1, 1, 1, 0, 0]
+
+
+def test_numbers_are_concatenated_to_a_vector():
+    assert concatenate([np.array(1.5), np.float64(2), np.array([3.0, 4.0])]).tolist() == [
+        1.5, 2, 3, 4]
+
+
+def test_operations_refuse_the_dtypes_that_they_are_not_defined_for():
+    for op in OPERATIONS:
+        for dtype in DTYPES:
+            if (op, dtype) in DEFINED:
+                OPERATIONS[op].check_dtype(dtype, "it")
+            else:
+                with pytest.raises(TypeError, match=f"{op}.*it.*{dtype}"):
+                    OPERATIONS[op].check_dtype(dtype, "it")
+
+
+def test_modes_of_outputs_are_an_operation_and_whether_it_runs_over_the_cpu():
+    assert parse_output_mode(None) == (None, False)
+    for op in [*OPERATIONS, "gather"]:
+        assert parse_output_mode(op) == (op, False)
+        assert parse_output_mode("c_" + op) == (op, True)
+    for wrong in ("", "mean", "c_", "c_c_sum", "SUM"):
+        with pytest.raises(ValueError, match="avg"):
+            parse_output_mode(wrong)
+    for wrong in (1, ["sum"], np.sum):
+        with pytest.raises(TypeError):
+            parse_output_mode(wrong)
+
+
+@pytest.mark.parametrize("op, error", [("mean", ValueError), ("gather", ValueError),
+                                       (None, TypeError), (max, TypeError)])
+def test_what_is_no_operation_is_refused_with_a_list_of_those_there_are(op, error):
+    with pytest.raises(error, match="avg.*max.*min.*prod.*sum"):
+        find_operation(op)
