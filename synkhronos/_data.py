@@ -16,6 +16,8 @@ from synkhronos._conversion import (
 )
 from synkhronos._errors import ClosedError
 
+_MOST_FILES = 64  # that a rank keeps mapped
+
 
 class Data:
     """An array of fixed dtype and ndim in memory that every rank shares. Made by `data`.
@@ -291,6 +293,8 @@ def open_reference(here, reference):
     if reference[0] != "file":
         return here.memory.open(reference)
     if reference not in here.files:
+        if len(here.files) >= _MOST_FILES:
+            here.files.clear()
         _, filename, dtype, shape, offset = reference
         here.files[reference] = np.memmap(filename, dtype, "r", offset, shape).view(np.ndarray)
     return here.files[reference]

@@ -9,7 +9,7 @@ import sys
 import warnings
 
 import numpy as np
-from threadpoolctl import threadpool_limits
+from threadpoolctl import ThreadpoolController
 
 from synkhronos import _world
 from synkhronos._errors import AlreadyForkedError
@@ -154,27 +154,34 @@ class _Threads:
 
     def __init__(self, each):
         self._each = each
-        self._limits = None
-        self._environment = {}
+        self._environment = {name: os.environ.get(name) for name in _THREAD_VARIABLES}
+        libraries = ThreadpoolController().lib_controllers
+        self._before = {library.filepath: library.num_threads for library in libraries}
 
     def limit(self):
         """Limit the libraries that are loaded, and, by the environment, those that will be."""
-        self._limits = threadpool_limits(self._each)
+        for library in ThreadpoolController().lib_controllers:
+            library.set_num_threads(min(self._each, self._wanted(library)))
         for name in _THREAD_VARIABLES:
-            self._environment.setdefault(name, os.environ.get(name))
-            asked = self._environment[name]
-            if not (asked or "").isdigit() or int(asked) > self._each:
-                os.environ[name] = str(self._each)
+            os.environ[name] = str(min(self._each, self._asked(name)))
 
     def restore(self):
-        """Take the limits back."""
-        if self._limits is not None:
-            self._limits.restore_original_limits()
+        """Give the threads back."""
+        for library in ThreadpoolController().lib_controllers:
+            library.set_num_threads(self._wanted(library))
         for name, value in self._environment.items():
             if value is None:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+
+    def _wanted(self, library):
+        """Return the threads that a library had, or would have had, without us."""
+        return self._before.get(library.filepath, self._asked("OMP_NUM_THREADS"))
+
+    def _asked(self, name):
+        value = self._environment[name] or ""
+        return int(value) if value.isdigit() and int(value) else cores()
 
 
 def _choose_devices(n_parallel, use_gpu, devices):

@@ -23,7 +23,7 @@ LINES = {
             "Their shapes: [(3, 2), (2, 2)]",
             "After all_gather every process has all rows:  [5, 5]",
         ],
-        3: ["rank 0: (3, 2) float64; rank 1: (2, 2)", "every process has all rows:  [7, 7, 7]"],
+        3: ["expected the same shape on every rank, got rank 0: (3, 2)", "every process has all rows:  [7, 7, 7]"],
     },
     4: {
         2: ["batch=[7, 0, 0, -1]            rows [7, 0, 0, 9], loss 292.50"],
