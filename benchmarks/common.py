@@ -120,13 +120,21 @@ class Contestant:
     """
 
     def __init__(self, prepare, *arguments, environment=None):
+        self._prepare, self._arguments = prepare, arguments
+        self._variables = environment or {}
+        self._process = None
+
+    def start(self):
+        """Start the process, and wait until it is prepared."""
         context = multiprocessing.get_context("spawn")
         self._connection, other = context.Pipe()
-        self._process = context.Process(target=_contest, args=(other, prepare, arguments))
-        with _environment(environment or {}):
+        self._process = context.Process(
+            target=_contest, args=(other, self._prepare, self._arguments)
+        )
+        with _environment(self._variables):
             self._process.start()
         other.close()
-        self._ready = False
+        self.result()
 
     def begin(self, *arguments):
         """Let the function run; `result` waits for it."""
@@ -142,18 +150,14 @@ class Contestant:
             raise RuntimeError(f"a contestant failed:\n{failure}")
         return value
 
-    def get_ready(self):
-        """Wait until it is prepared."""
-        if not self._ready:
-            self.result()
-            self._ready = True
-
     def __call__(self, *arguments):
         self.begin(*arguments)
         return self.result()
 
     def close(self):
         """Let it clean up, and end it."""
+        if self._process is None:
+            return
         with contextlib.suppress(OSError):
             self._connection.send(None)
         self._process.join(20)
@@ -196,13 +200,10 @@ def _environment(changes):
 
 @contextlib.contextmanager
 def contestants(**made):
-    """Wait until all are prepared; end them in the end.
-
-    They prepare one after another, since Theano's compilation does not like company.
-    """
+    """Start all, one after another since Theano compiles one at a time; end them in the end."""
     try:
-        for contestant in made.values():
-            contestant.get_ready()
+        for contestant in tqdm(made.values(), "getting ready", leave=False, disable=None):
+            contestant.start()
         yield made
     finally:
         for contestant in made.values():
@@ -450,33 +451,30 @@ def find(record, what):
     return next(one for one in record["lines"] if one["what"] == what)
 
 
-def bars(axes, lines, labels, colours, unit, right=1.28):
-    """Draw lines as horizontal bars from the top: medians, every sample a dot, the value beside."""
+def bars(axes, lines, labels, colours, unit, right=1.3):
+    """Draw lines as horizontal bars from the top: medians, whiskers at the quartiles, values."""
     places = range(len(lines))[::-1]
     medians = [one["median"] for one in lines]
     axes.barh(places, medians, color=colours, height=0.62)
-    # A single disturbed sample must not squeeze all that is of interest into a corner.
-    reach = right * max(np.percentile(one["samples"], 75) for one in lines)
+    ends = []
     for place, one in zip(places, lines):
-        samples = np.asarray(one["samples"])
-        shown = samples[samples <= reach]
-        spread = place + np.linspace(-0.2, 0.2, len(samples))[samples <= reach]
-        axes.plot(shown, spread, ".", color="black", alpha=0.3, markersize=3)
-        edge = np.percentile(samples, 90) if len(samples) > 1 else one["median"]
+        low, high = np.percentile(one["samples"], (25, 75))
+        axes.plot([low, high], [place, place], "|-", color="#333333", linewidth=1, markersize=7)
         axes.annotate(
             f"{number(one['median'])} {unit}",
-            (min(max(one["median"], edge), 0.86 * reach), place),
-            xytext=(5, 0),
+            (high, place),
+            xytext=(7, 0),
             textcoords="offset points",
             va="center",
             fontweight="bold",
-            bbox={"boxstyle": "round,pad=0.15", "fc": "white", "ec": "none", "alpha": 0.75},
+            bbox={"boxstyle": "square,pad=0.1", "facecolor": "white", "edgecolor": "none"},
         )
+        ends.append(high)
     axes.set_yticks(list(places), labels)
     axes.tick_params(axis="y", length=0)
-    axes.set_xlim(0, reach)
+    axes.set_xlim(0, right * max(ends))
     axes.grid(axis="x", color="#e3e3e3")
-    axes.set_xlabel(unit)
+    axes.set_xlabel(f"{unit} (medians; whiskers: quartiles)")
 
 
 def goal_line(axes, value, text, y=0.02):

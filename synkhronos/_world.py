@@ -141,6 +141,7 @@ class World:
         if not self.started:
             self.started = True
             if self.size > 1:
+                self.here.engine.before_fork()
                 self.transport.start(lambda: self.serve(self.here))
 
     def check_usable(self):

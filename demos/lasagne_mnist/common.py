@@ -254,27 +254,38 @@ def batches(rows, batch_size):
 
 def train(train_epoch, evaluate, digits, options):
     """Trains, prints a table that grows by a line an epoch, and returns the list of ``Epoch``."""
+    rows = len(digits.parts["train"][1])
     shuffle = np.random.RandomState(options.seed)
     history = []
-    print("epoch  train loss  valid loss  valid accuracy  seconds")
-    for number in range(1, options.epochs + 1):
-        order = shuffle.permutation(len(digits.parts["train"][1]))
-        loss, seconds = run_epoch(train_epoch, order, f"epoch {number}/{options.epochs}")
-        valid_loss, accuracy = evaluate("valid")
-        history.append(Epoch(number, loss, float(valid_loss), float(accuracy), seconds))
-        print("{:5d}  {:10.4f}  {:10.4f}  {:14.2%}  {:7.2f}".format(*history[-1]), flush=True)
+    with progress_bar(options.epochs * rows) as bar:
+        write(bar, "epoch  train loss  valid loss  valid accuracy  seconds")
+        for number in range(1, options.epochs + 1):
+            bar.set_description(f"epoch {number}/{options.epochs}", refresh=False)
+            loss, seconds = run_epoch(train_epoch, shuffle.permutation(rows), bar)
+            valid_loss, accuracy = evaluate("valid")
+            history.append(Epoch(number, loss, float(valid_loss), float(accuracy), seconds))
+            write(bar, "{:5d}  {:10.4f}  {:10.4f}  {:14.2%}  {:7.2f}".format(*history[-1]))
     return history
 
 
-def run_epoch(train_epoch, order, title):
+def run_epoch(train_epoch, order, bar):
     """The mean loss of one epoch and the seconds it took."""
     total, start = 0.0, time.perf_counter()
-    with tqdm(total=len(order), desc=title, unit=" images", leave=False) as bar:
-        for loss, rows in train_epoch(order):
-            total += loss * rows
-            bar.set_postfix(loss=f"{loss:.4f}", refresh=False)
-            bar.update(rows)
+    for loss, rows in train_epoch(order):
+        total += loss * rows
+        bar.set_postfix(loss=f"{loss:.4f}", refresh=False)
+        bar.update(rows)
     return total / len(order), time.perf_counter() - start
+
+
+def progress_bar(images):
+    """A bar with the loss and the rate; none where stderr is a file or a pipe."""
+    return tqdm(total=images, unit=" images", leave=False, disable=None)
+
+
+def write(bar, line):
+    bar.write(line)
+    sys.stdout.flush()
 
 
 # What goes in and what comes out
@@ -314,11 +325,13 @@ def prepare(options):
     return digits
 
 
-def report(history, evaluate, options):
+def report(history, evaluate, digits, options):
     """Prints the result on the test digits and draws the curve; returns the test accuracy."""
     loss, accuracy = evaluate("test")
     seconds = np.median([epoch.seconds for epoch in history])
-    print(f"Test:   loss {loss:.4f}, accuracy {accuracy:.2%}; {seconds:.2f} s an epoch (median)")
+    rate = len(digits.parts["train"][1]) / seconds
+    print(f"Test:   loss {loss:.4f}, accuracy {accuracy:.2%}")
+    print(f"Time:   {seconds:.3f} s an epoch (median), {rate:.0f} images/s")
     if options.plot:
         plot(history, options)
     return float(accuracy)

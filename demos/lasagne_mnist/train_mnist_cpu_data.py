@@ -16,8 +16,8 @@ from synkhronos.extensions.train import make_train_function
 from synkhronos.extensions.updates import nesterov_momentum
 from threadpoolctl import threadpool_info
 
-COMPARED_EPOCHS = 5
-COMPARED_ROWS = 10_000  # at most, so that an epoch of MNIST does not take minutes
+COMPARED_EPOCHS = 7
+COMPARED_ROWS = 5000  # at most: an epoch of MNIST would take long
 
 
 def build(digits, options):
@@ -51,20 +51,25 @@ def build(digits, options):
 
 
 def compare(train_epoch, digits, options):
-    """Times one process of plain Theano and all processes, in turns; trains on as it does so."""
+    """Times epochs of one process of plain Theano and of all processes, in turns.
+
+    Each process has the same number of BLAS threads. The figure may exceed the number of processes:
+    smaller shares of a minibatch fit the caches better.
+    """
     epochs = {1: train_mnist_theano.build(digits, options)[0], options.processes: train_epoch}
     order = np.random.permutation(len(digits.parts["train"][1]))[:COMPARED_ROWS]
     seconds = {processes: [] for processes in epochs}
-    for _ in range(1 + COMPARED_EPOCHS):
-        for processes, epoch in epochs.items():
-            _, taken = common.run_epoch(epoch, order, f"comparing, processes: {processes}")
-            seconds[processes].append(taken)
+    with common.progress_bar(2 * (1 + COMPARED_EPOCHS) * len(order)) as bar:
+        for _ in range(1 + COMPARED_EPOCHS):
+            for processes, epoch in epochs.items():
+                bar.set_description(f"comparing, processes: {processes}", refresh=False)
+                seconds[processes].append(common.run_epoch(epoch, order, bar)[1])
     # The first epoch of each only warms up.
     alone, together = (np.median(taken[1:]) for taken in seconds.values())
     threads = max(lib["num_threads"] for lib in threadpool_info() if lib["user_api"] == "blas")
     print(
-        f"Speed:  {together:.3f} s an epoch in {options.processes} processes, {alone:.3f} s in one "
-        f"of plain Theano: {alone / together:.2f} times as fast\n"
+        f"Speed:  {options.processes} processes are {alone / together:.2f} times as fast as one of "
+        f"plain Theano: {together:.3f} s an epoch, {alone:.3f} s\n"
         f"        (medians of {COMPARED_EPOCHS} epochs of {len(order)} digits each, in turns; "
         f"BLAS threads a process: {threads})"
     )
@@ -83,7 +88,7 @@ def main(arguments=None):
     digits = common.prepare(options)
     train_epoch, evaluate = build(digits, options)
     history = common.train(train_epoch, evaluate, digits, options)
-    accuracy = common.report(history, evaluate, options)
+    accuracy = common.report(history, evaluate, digits, options)
     if options.compare and options.processes > 1:
         compare(train_epoch, digits, options)
     synk.close()

@@ -86,7 +86,7 @@ def main(arguments=None):
     digits = common.prepare(options)
     train_epoch, evaluate = build(digits, options)
     history = common.train(train_epoch, evaluate, digits, options)
-    accuracy = common.report(history, evaluate, options)
+    accuracy = common.report(history, evaluate, digits, options)
     synk.close()
     return history, accuracy
 

@@ -1,6 +1,8 @@
 """Trains Lasagne's MNIST networks with plain Theano, in one process: where to start from.
 
     python train_mnist_theano.py --model cnn --plot curve.png
+
+The two parallel scripts read like this one, except where the digits lie and how a step is taken.
 """
 
 import common
@@ -39,7 +41,7 @@ def main(arguments=None):
     digits = common.prepare(options)
     train_epoch, evaluate = build(digits, options)
     history = common.train(train_epoch, evaluate, digits, options)
-    return history, common.report(history, evaluate, options)
+    return history, common.report(history, evaluate, digits, options)
 
 
 if __name__ == "__main__":

@@ -28,6 +28,10 @@ class Engine(ABC):
     def setup(self, device):
         """Bind this process to a device."""
 
+    @abstractmethod
+    def before_fork(self):
+        """Called as other processes are about to inherit this one's state."""
+
     # Graphs
 
     @abstractmethod

@@ -18,6 +18,7 @@ from theano.tensor.raw_random import RandomStateType
 
 from synkhronos._streams import jump_mrg, jump_random_state
 from synkhronos.engines.base import Engine, TensorType
+from synkhronos.engines.theano_modules import ModuleDiary, learn, make_cacheable
 
 # Theano's pickles recurse once or more a node of the graph.
 _DEEP_STACK = 512 << 20
@@ -29,9 +30,15 @@ _LAZY = tuple(getattr(vm, name) for name in ("CVM", "Stack") if hasattr(vm, name
 class TheanoCpuEngine(Engine):
     """Theano 1.0.5 with its C code, on one core or more of this machine."""
 
+    def __init__(self):
+        self._modules = ModuleDiary()
+
     def setup(self, device):
         if device != "cpu":
             raise ValueError(f"device: the engine of Theano on NumPy runs on 'cpu', got {device!r}")
+
+    def before_fork(self):
+        self._modules.mark()
 
     # Graphs
 
@@ -51,6 +58,7 @@ class TheanoCpuEngine(Engine):
             _check_used(sliceable, outputs, updates, givens)
             swap = OrderedDict(zip(sliceable, rows))
             outputs, updates, givens = _replace(swap, outputs, updates, givens)
+        make_cacheable()
         compiled = theano.function(
             [*inputs, *rows], outputs, updates=OrderedDict(updates), givens=givens, **kwargs
         )
@@ -65,13 +73,20 @@ class TheanoCpuEngine(Engine):
     def dumps(self, objects, known):
         def work():
             buffer = io.BytesIO()
+            pickle.dump(self._modules.tell(), buffer, pickle.HIGHEST_PROTOCOL)
             _GraphPickler(buffer, known).dump(objects)
             return buffer.getbuffer()
 
         return _with_deep_stack(work)
 
     def loads(self, payload, known):
-        return _with_deep_stack(lambda: _GraphUnpickler(io.BytesIO(payload), known).load())
+        def work():
+            buffer = io.BytesIO(payload)
+            learn(pickle.load(buffer))
+            make_cacheable()
+            return _GraphUnpickler(buffer, known).load()
+
+        return _with_deep_stack(work)
 
     # Calls
 

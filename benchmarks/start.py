@@ -1,0 +1,133 @@
+"""start: what it takes to import the package, to start four ranks, and to end them."""
+
+import os
+import subprocess
+import sys
+
+import common
+from common import COLOURS, Contestant, Line
+
+import numpy as np
+
+RANKS = 4
+GOALS = {"import": 50, "fork": 100, "close": 100}  # milliseconds
+
+_IMPORT = """
+import time
+start = time.perf_counter()
+import {modules}
+print(time.perf_counter() - start)
+"""
+_FLAGS = "import os, synkhronos; print(os.environ['THEANO_FLAGS'])"
+
+
+def main():
+    common.main(__doc__, measure, draw)
+
+
+def import_seconds(modules, environment):
+    """Return how long a fresh process takes to import them."""
+    return float(_python(_IMPORT.format(modules=modules), environment))
+
+
+def _python(code, environment=None):
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    return done.stdout.splitlines()[-1]
+
+
+def ranks():
+    """Starts and ends `RANKS` ranks, in a process that is as a script finds it."""
+    import time
+
+    import synkhronos as synk
+
+    def turn():
+        times = [time.perf_counter()]
+        synk.fork(RANKS)
+        times.append(time.perf_counter())
+        synk.distribute()  # there are no functions: it starts the workers, and waits for them
+        times.append(time.perf_counter())
+        synk.close()
+        times.append(time.perf_counter())
+        return np.diff(times).tolist()
+
+    yield turn
+
+
+def first_ranks():
+    """Return the times of the first start in a process."""
+    contestant = Contestant(ranks)
+    try:
+        contestant.start()
+        return [contestant(), contestant()]
+    finally:
+        contestant.close()
+
+
+def measure(options):
+    rounds = 4 if options.quick else 15
+    # Without flags, or with the wrong ones, Theano alone fails or looks for BLAS on and on; so it
+    # gets told what the package finds, and the package has to find it.
+    with_flags = {**os.environ, "THEANO_FLAGS": _python(_FLAGS)}
+    turns = common.take_turns(
+        {
+            "theano": lambda: import_seconds("theano", with_flags),
+            "both": lambda: import_seconds("synkhronos, theano", None),
+            "ranks": first_ranks,
+        },
+        rounds,
+        "start",
+    )
+    theano, both = 1e3 * np.array(turns["theano"]), 1e3 * np.array(turns["both"])
+    first, again = 1e3 * np.moveaxis(np.array(turns["ranks"]), 1, 0)
+    started = first[:, 0] + first[:, 1]
+    lines = [
+        Line("import theano", "ms", list(theano)),
+        Line("import synkhronos, theano", "ms", list(both)),
+        _with_goal("the difference", both - theano, "import"),
+        Line("fork(4)", "ms", list(first[:, 0])),
+        Line("distribute(), no functions", "ms", list(first[:, 1])),
+        _with_goal("fork(4) and distribute()", started, "fork"),
+        _with_goal("close()", first[:, 2], "close"),
+        Line("fork(4) and distribute(), again", "ms", list(again[:, 0] + again[:, 1])),
+        Line("close(), again", "ms", list(again[:, 2])),
+    ]
+    notes = [
+        f"each in {rounds} fresh processes, in turns; “again”: the second time in a process",
+        "the first distribute() starts the workers; fork() alone only prepares them",
+    ]
+    return common.Result("import, the start of 4 ranks and their end", lines, notes)
+
+
+def _with_goal(what, samples, goal):
+    limit = GOALS[goal]
+    return Line(
+        what, "ms", list(samples), goal=f"≤ {limit} ms", reached=np.median(samples) <= limit
+    )
+
+
+def draw(figure, record):
+    axes = figure.subplots()
+    names = ["the difference", "fork(4) and distribute()", "close()"]
+    lines = [common.find(record, name) for name in names]
+    labels = ["import synkhronos,\nbeyond import theano", "fork(4) and\ndistribute()", "close()"]
+    common.bars(axes, lines, labels, [COLOURS["synk"]] * 3, "ms")
+    axes.set_xlim(0, max(axes.get_xlim()[1], 1.12 * max(GOALS.values())))
+    for place, goal in zip((2, 1, 0), GOALS.values()):
+        axes.plot([goal] * 2, [place - 0.4, place + 0.4], "--", color=COLOURS["goal"])
+        axes.annotate(
+            f"goal {goal}", (goal, place + 0.4), xytext=(0, 2), textcoords="offset points",
+            ha="center", fontsize=9, color=COLOURS["goal"],
+        )
+    theano = common.find(record, "import theano")["median"]
+    axes.set_title(f"Beginning and end, once a script (import theano alone: {theano:.0f} ms)")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,405 @@
+"""Rows of collectives on shared variables, on 1 to 4 ranks, against lists of NumPy arrays by rank."""
+
+import numpy as np
+import pytest
+import theano
+import theano.tensor as tt
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from oracle import WORLD_IDS, WORLDS, assert_same, batches, combine, exact, examples, parts, selected
+
+import synkhronos as synk
+
+OPS = ["avg", "sum", "prod", "min", "max"]
+TAILS = {"matrix": (3,), "tensor": (2, 2), "vector": (), "long": (), "half": (), "byte": ()}
+STARTS = {
+    "matrix": np.zeros((2, 3), "float32"),
+    "tensor": np.zeros((2, 2, 2), "float64"),
+    "vector": np.zeros(5, "float64"),
+    "long": np.zeros(4, "int64"),
+    "half": np.zeros(3, "float16"),
+    "byte": np.zeros(3, "uint8"),
+    "number": np.array(0, "float32"),
+    "count": np.array(0, "int32"),
+}
+ROWS = list(TAILS)
+NAMES = list(STARTS)
+
+
+class Model:
+    """Shared variables, and what each rank's replica should hold."""
+
+    def __init__(self, size, master_rank):
+        self.size, self.master_rank = size, master_rank
+        self.shared = {name: theano.shared(value, name) for name, value in STARTS.items()}
+        floats = [shared for name, shared in self.shared.items()]
+        self.read = synk.function([], [(tt.sum(shared), "gather") for shared in floats])
+        synk.distribute()
+        self.values = {}
+
+    def reset(self, rng):
+        for name, start in STARTS.items():
+            values = [self.random(rng, name, start.shape) for _ in range(self.size)]
+            for rank, value in enumerate(values):
+                synk.set_value(rank, self.shared[name], value)
+            self.values[name] = values
+
+    def random(self, rng, name, shape):
+        if STARTS[name].dtype.kind in "iu":
+            return np.asarray(rng.integers(0, 4, shape)).astype(STARTS[name].dtype)
+        return np.asarray(exact(rng, shape, "float64") / 2).astype(STARTS[name].dtype)
+
+    def check(self, rtol=0):
+        """Every rank has what it should have, also in the eyes of a function."""
+        for name, shared in self.shared.items():
+            for rank, expected in enumerate(self.values[name]):
+                assert_same(synk.get_value(rank, shared), expected, STARTS[name].dtype)
+        for name, sums in zip(NAMES, self.read()):
+            for got, value in zip(sums, self.values[name]):
+                np.testing.assert_allclose(
+                    np.float64(got), np.sum(np.float64(value)), rtol=1e-2, atol=1e-2)
+        for name, shared in self.shared.items():  # no rounding errors add up
+            self.values[name] = [synk.get_value(rank, shared) for rank in range(self.size)]
+
+    def is_large(self):
+        return any(np.abs(value).max(initial=0) > 30 for values in self.values.values()
+                   for value in values)
+
+
+@pytest.fixture(scope="module", params=WORLDS, ids=WORLD_IDS)
+def model(request, open_world):
+    size, master_rank = request.param
+    open_world(size, master_rank=master_rank)
+    return Model(size, master_rank)
+
+
+def as_given(draw, variables, values):
+    """Return variables and values as they are passed: bare, lists, or tuples, arrays or `Data`."""
+    form = draw(st.sampled_from(["array", "data", "minibatch", "list", "strided"]))
+    given_values = []
+    for value in values:
+        if form == "data" or form == "minibatch":
+            value = synk.data(value, oversize=1.5, minibatch=form == "minibatch")
+        elif form == "list" and value.size and value.dtype in ("float32", "float64", "int64"):
+            value = value.tolist()
+        elif form == "strided" and value.ndim:
+            value = np.repeat(value, 2, axis=0)[1::2]
+        given_values.append(value)
+    if len(variables) == 1 and draw(st.booleans()):
+        return variables[0], given_values[0]
+    container = draw(st.sampled_from([list, tuple]))
+    return container(variables), container(given_values)
+
+
+def draw_names(draw, names):
+    return draw(st.lists(st.sampled_from(names), min_size=1, max_size=3, unique=True))
+
+
+def do_scatter(model, draw, rng):
+    names = draw_names(draw, ROWS)
+    length = draw(st.integers(0, 9))
+    batch = draw(batches(length))
+    arrays = [model.random(rng, name, (length, *TAILS[name])) for name in names]
+    synk.scatter(*as_given(draw, [model.shared[name] for name in names], arrays), batch=batch)
+    for name, array in zip(names, arrays):
+        model.values[name] = parts(selected(batch, array), model.size)
+
+
+def do_set_value(model, draw, rng):
+    rank = draw(st.integers(0, model.size - 1))
+    batch = None
+    if draw(st.booleans()):
+        names, length = draw_names(draw, ROWS), draw(st.integers(0, 9))
+        batch = draw(batches(length))
+        arrays = [model.random(rng, name, (length, *TAILS[name])) for name in names]
+    else:
+        names = draw_names(draw, NAMES)
+        arrays = [model.random(rng, name, STARTS[name].shape) for name in names]
+    variables, values = as_given(draw, [model.shared[name] for name in names], arrays)
+    synk.set_value(rank, variables, values, batch=batch)
+    for name, array in zip(names, arrays):
+        model.values[name] = [*model.values[name][:rank], selected(batch, array),
+                              *model.values[name][rank + 1:]]
+
+
+def do_broadcast(model, draw, rng):
+    names = draw_names(draw, NAMES)
+    variables = [model.shared[name] for name in names]
+    if draw(st.booleans()):
+        lengths = [(draw(st.integers(0, 5)), *TAILS[n]) if n in TAILS else () for n in names]
+        arrays = [model.random(rng, name, shape) for name, shape in zip(names, lengths)]
+        synk.broadcast(*as_given(draw, variables, arrays))
+    else:
+        arrays = [model.values[name][model.master_rank] for name in names]
+        synk.broadcast(variables)
+    for name, array in zip(names, arrays):
+        model.values[name] = [array] * model.size
+
+
+def do_gather(model, draw, rng):
+    nd_up = draw(st.sampled_from([0, 1]))
+    names = draw_names(draw, NAMES if nd_up else ROWS)
+    for name, got in zip(names, synk.gather([model.shared[name] for name in names], nd_up)):
+        values = model.values[name]
+        if nd_up == 0:
+            assert_same(got, np.concatenate(values))
+        elif len({value.shape for value in values}) == 1:
+            assert_same(got, np.stack(values))
+        else:
+            assert isinstance(got, list) and len(got) == model.size
+            for one, value in zip(got, values):
+                assert_same(one, value)
+
+
+def do_all_gather(model, draw, rng):
+    names = draw_names(draw, ROWS)
+    synk.all_gather([model.shared[name] for name in names])
+    for name in names:
+        model.values[name] = [np.concatenate(model.values[name])] * model.size
+
+
+def draw_reduction(model, draw, rng):
+    op = draw(st.sampled_from(OPS))
+    names = [name for name in draw_names(draw, NAMES)
+             if op != "avg" or STARTS[name].dtype.kind == "f"]
+    assume(names)
+    ragged = [name for name in names if len({v.shape for v in model.values[name]}) > 1]
+    weights = None
+    if op == "avg" and draw(st.booleans()):
+        weights = draw(st.lists(st.sampled_from([0, 1, 2, 0.25]), min_size=model.size,
+                                max_size=model.size).filter(any))
+        for rank, weight in enumerate(weights):
+            if not weight and not ragged:  # a rank without weight may hold anything
+                for name in names:
+                    nan = np.full_like(model.values[name][rank], np.nan)
+                    synk.set_value(rank, model.shared[name], nan)
+                    model.values[name] = [*model.values[name]]
+                    model.values[name][rank] = nan
+    return op, names, weights, ragged
+
+
+def do_all_reduce(model, draw, rng):
+    op, names, weights, ragged = draw_reduction(model, draw, rng)
+    variables = [model.shared[name] for name in names]
+    if ragged:
+        check_ragged(model, ragged, lambda shared: synk.all_reduce(shared, op, weights=weights))
+        return
+    synk.all_reduce(variables, op, weights=weights)
+    for name in names:
+        got = {synk.get_value(rank, model.shared[name]).tobytes() for rank in range(model.size)}
+        assert len(got) == 1
+        model.values[name] = [reduced(op, model.values[name], weights)] * model.size
+
+
+def do_reduce(model, draw, rng):
+    op, names, weights, ragged = draw_reduction(model, draw, rng)
+    variables = [model.shared[name] for name in names]
+    in_place = draw(st.booleans())
+    if ragged:
+        check_ragged(model, ragged, lambda shared: synk.reduce(shared, op, in_place))
+        return
+    got = synk.reduce(variables, op, in_place, weights=weights)
+    for position, name in enumerate(names):
+        wanted = reduced(op, model.values[name], weights)
+        if in_place:
+            assert got is None
+            model.values[name] = [*model.values[name]]
+            model.values[name][model.master_rank] = wanted
+        else:
+            assert_same(got[position], wanted, STARTS[name].dtype)
+    if weights is not None:  # the drawn NaN have done their part
+        for name in names:
+            for rank, weight in enumerate(weights):
+                if not weight and (rank != model.master_rank or not in_place):
+                    zero = np.zeros_like(model.values[name][rank])
+                    synk.set_value(rank, model.shared[name], zero)
+                    model.values[name] = [*model.values[name]]
+                    model.values[name][rank] = zero
+
+
+def reduced(op, values, weights):
+    if weights is not None:
+        kept = [rank for rank, weight in enumerate(weights) if weight]
+        values, weights = [values[rank] for rank in kept], [weights[rank] for rank in kept]
+    return np.asarray(combine(op, values, weights)).astype(values[0].dtype)
+
+
+def check_ragged(model, ragged, call):
+    shapes = synk.get_shapes(model.shared[ragged[0]])
+    with pytest.raises(ValueError) as raised:
+        call(model.shared[ragged[0]])
+    for rank, shape in enumerate(shapes):
+        assert f"rank {rank}: {shape}" in str(raised.value)
+
+
+def do_get_shapes(model, draw, rng):
+    for name, shared in model.shared.items():
+        shapes = [value.shape for value in model.values[name]]
+        assert synk.get_shapes(shared) == shapes
+        if name in TAILS:
+            assert synk.get_lengths(shared) == [shape[0] for shape in shapes]
+    several = [model.shared[name] for name in ROWS]
+    assert synk.get_lengths(several) == [[len(v) for v in model.values[name]] for name in ROWS]
+
+
+ACTIONS = [do_scatter, do_set_value, do_broadcast, do_gather, do_all_gather, do_all_reduce,
+           do_reduce, do_get_shapes]
+
+
+@given(data=st.data(), seed=st.integers(0, 10**6),
+       actions=st.lists(st.sampled_from(ACTIONS), min_size=2, max_size=6))
+@examples(100)
+def test_a_row_of_collectives_does_what_numpy_does_with_a_list_of_arrays(
+    model, data, seed, actions
+):
+    rng = np.random.default_rng(seed)
+    model.reset(rng)
+    for action in actions:
+        action(model, data.draw, rng)
+        model.check()
+        if model.is_large():
+            break
+
+
+def test_values_of_unequal_trailing_extents_are_a_list_and_cannot_be_joined(model):
+    matrix = model.shared["matrix"]
+    for rank in range(model.size):
+        synk.set_value(rank, matrix, np.full((2, rank + 1), rank, "float32"))
+    if model.size == 1:
+        assert_same(synk.gather(matrix, 0), np.zeros((2, 1)))
+        return
+    got = synk.gather(matrix)
+    assert [one.shape for one in got] == [(2, rank + 1) for rank in range(model.size)]
+    for _ in range(20):
+        with pytest.raises(ValueError):
+            synk.gather(matrix, nd_up=0)
+        with pytest.raises(ValueError):
+            synk.all_gather(matrix)
+        with pytest.raises(ValueError):
+            synk.reduce(matrix)
+        assert synk.get_shapes(matrix) == [(2, rank + 1) for rank in range(model.size)]
+
+
+def test_a_failed_reduction_leaves_what_is_in_the_variables(model):
+    vector = model.shared["vector"]
+    values = parts(np.arange(2.0 * model.size + 1), model.size)
+    for rank, value in enumerate(values):
+        synk.set_value(rank, vector, value)
+    if model.size > 1:
+        for op in OPS:
+            with pytest.raises(ValueError, match="rank 0: \\(3,\\)"):
+                synk.all_reduce(vector, op)
+            with pytest.raises(ValueError, match="rank 0: \\(3,\\)"):
+                synk.reduce(vector, op, in_place=False)
+    for rank, value in enumerate(values):
+        assert_same(synk.get_value(rank, vector), value)
+
+
+def test_what_is_returned_is_a_copy(model):
+    vector = model.shared["vector"]
+    synk.broadcast(vector, np.arange(5.0))
+    synk.all_reduce(vector, "max")
+    for rank in range(model.size):
+        synk.get_value(rank, vector)[:] = 9
+        synk.gather(vector)[:] = 9
+        synk.reduce(vector, "max", in_place=False)[:] = 9
+        assert_same(synk.get_value(rank, vector), np.arange(5.0))
+
+
+def test_values_given_may_be_changed_afterwards(model):
+    vector, matrix = model.shared["vector"], model.shared["matrix"]
+    for make in (np.array, synk.data):
+        value, rows = make(np.arange(5.0)), make(np.ones((model.size, 3), "float32"))
+        synk.broadcast(vector, value)
+        synk.scatter(matrix, rows)
+        value[:] = 9
+        rows[:] = 9
+        for rank in range(model.size):
+            assert_same(synk.get_value(rank, vector), np.arange(5.0))
+            assert_same(synk.get_value(rank, matrix), np.ones((1, 3)))
+
+
+def test_scatter_without_values_takes_the_bound_data(model):
+    vector, long = model.shared["vector"], model.shared["long"]
+    bound = synk.set_shmems({vector: np.arange(10.0)})
+    synk.scatter(vector, batch=[9, 0, -1, 3, 4])
+    expected = parts(np.array([9.0, 0, 9, 3, 4]), model.size)
+    for rank in range(model.size):
+        assert_same(synk.get_value(rank, vector), expected[rank])
+    assert synk.get_shmems(vector) is bound[vector]
+    with pytest.raises(ValueError, match="set_shmems"):
+        synk.scatter([vector, long])
+    synk.free_shmems(vector)
+    with pytest.raises(ValueError, match="set_shmems"):
+        synk.scatter(vector)
+
+
+def test_wrong_arguments_are_refused_before_any_rank_starts(model):
+    vector, long, number = (model.shared[name] for name in ("vector", "long", "number"))
+    synk.broadcast([vector, long, number], [np.arange(3.0), [1, 2], 0.5])
+    stranger = theano.shared(np.zeros(3))
+    wrong = [
+        (ValueError, lambda: synk.broadcast(stranger)),
+        (ValueError, lambda: synk.all_reduce([])),
+        (TypeError, lambda: synk.all_reduce(tt.vector())),
+        (TypeError, lambda: synk.all_reduce("vector")),
+        (TypeError, lambda: synk.all_reduce([vector, long])),
+        (ValueError, lambda: synk.all_reduce(vector, "mean")),
+        (TypeError, lambda: synk.all_reduce(vector, None)),
+        (ValueError, lambda: synk.all_reduce(vector, weights=[1] * (model.size + 1))),
+        (ValueError, lambda: synk.all_reduce(vector, weights=[0] * model.size)),
+        (ValueError, lambda: synk.all_reduce(vector, weights=[-1] * model.size)),
+        (ValueError, lambda: synk.all_gather(number)),
+        (ValueError, lambda: synk.gather(number, nd_up=0)),
+        (ValueError, lambda: synk.gather(vector, nd_up=2)),
+        (ValueError, lambda: synk.get_lengths(number)),
+        (ValueError, lambda: synk.scatter(number, 1.0)),
+        (TypeError, lambda: synk.broadcast(vector, np.zeros((2, 2)))),
+        (TypeError, lambda: synk.broadcast(long, np.array([0.5]))),
+        (ValueError, lambda: synk.broadcast([vector, long], [np.zeros(3)])),
+        (IndexError, lambda: synk.scatter(vector, np.zeros(3), batch=[3])),
+        (IndexError, lambda: synk.get_value(model.size, vector)),
+        (IndexError, lambda: synk.set_value(-1, vector, np.zeros(3))),
+        (TypeError, lambda: synk.get_value("0", vector)),
+        (TypeError, lambda: synk.get_value(True, vector)),
+    ]
+    for error, call in wrong:
+        with pytest.raises(error):
+            call()
+    for rank in range(model.size):
+        for got, value in zip(synk.get_value(rank, [vector, long, number]), ([0, 1, 2], [1, 2], 0.5)):
+            assert_same(got, value)
+
+
+def test_a_reduction_weighted_by_a_function_needs_a_call_of_it(world_of):
+    world_of(2)
+    x = tt.vector()
+    s = theano.shared(np.zeros(2))
+    f = synk.function([x], [], updates=[(s, s * 0 + x.mean())])
+    other = synk.function([x], x.sum())
+    with pytest.raises(ValueError):
+        synk.all_reduce(s, weights=f)
+    f(np.array([1.0, 2.0, 6.0]))
+    synk.all_reduce(s, weights=f)
+    for rank in range(2):
+        assert_same(synk.get_value(rank, s), [3.0, 3.0])
+    f(np.array([5.0]))  # the second rank has no rows, and keeps its old value
+    synk.all_reduce(s, weights=f)
+    assert_same(synk.get_value(1, s), [5.0, 5.0])
+    other(np.array([1.0, 1.0]))
+    assert_same(synk.reduce(s, "avg", in_place=False, weights=f), [5.0, 5.0])
+
+
+def test_numbers_that_python_code_computed_can_be_reduced_and_broadcast(world_of):
+    world_of(2)
+    s = theano.shared(np.float32(1))
+    v = tt.fscalar("v")
+    step = synk.function([], [], bcast_inputs=[v], updates=[(s, s + v)], mode="FAST_COMPILE")
+    for _ in range(3):
+        step(2.0)
+        synk.all_reduce(s, "sum")
+        step(1.0)
+        synk.set_value(0, s, 4.0)
+        synk.broadcast(s)
+        for rank in range(2):
+            assert_same(synk.get_value(rank, s), 4.0, "float32")
