@@ -177,17 +177,19 @@ def draw(figure, record):
     gigabytes = np.array(record["extra"]["steps"]) / 1e9
     held = record["extra"]["held"] / 1e9
     labels = ["before", "written by\nthe master", f"read by\n{RANKS} ranks", "freed"]
-    colours = [COLOURS[name] for name in ("other light", "synk light", "synk", "other light")]
+    colours = [COLOURS[name] for name in ("other light", "synk", "synk", "other light")]
     left.bar(labels, gigabytes, 0.6, color=colours)
     for place, size in enumerate(gigabytes):
+        inside = size > 0.5 * max(gigabytes)
         left.annotate(
-            f"{size:.2f} GB", (place, size), xytext=(0, 4), textcoords="offset points",
-            ha="center", fontweight="bold",
+            f"{size:.2f} GB", (place, size), xytext=(0, -14 if inside else 4),
+            textcoords="offset points", ha="center", fontweight="bold",
+            color="white" if inside else "black",
         )
     goal = gigabytes[0] + 1.01 * held
     left.axhline(goal, color=COLOURS["goal"], linestyle="--", linewidth=1.5)
     left.annotate(
-        f"goal: at most {held:.2f} GB + 1 % more than before", (-0.45, goal), xytext=(0, 5),
+        "goal: counted once, + 1%", (-0.38, goal), xytext=(0, 5),
         textcoords="offset points", color=COLOURS["goal"], fontsize=9,
     )
     left.set(ylabel="PSS of all processes, GB", ylim=(0, 1.25 * goal))
@@ -195,22 +197,22 @@ def draw(figure, record):
     left.set_title(f"A Data of {held:.2f} GB on {RANKS} ranks")
     copies = record["extra"]["copies"]
     right.bar(
-        ["built before\nthe workers", "built later"], copies, 0.5,
+        ["built before the\nworkers started", "built later"], copies, 0.5,
         color=[COLOURS["synk light"], COLOURS["synk"]],
     )
     for place, size in enumerate(copies):
         right.annotate(
-            f"{size:.2f}", (place, max(0, size)), xytext=(0, 4), textcoords="offset points",
+            f"{abs(size):.2f}", (place, max(0, size)), xytext=(0, 4), textcoords="offset points",
             ha="center", fontweight="bold",
         )
     right.axhline(RANKS - 1, color=COLOURS["goal"], linestyle="--", linewidth=1.5)
     right.annotate(
-        "one a worker", (-0.4, RANKS - 1), xytext=(0, 5), textcoords="offset points",
+        "goal: one a worker", (-0.25, RANKS - 1), xytext=(0, 5), textcoords="offset points",
         color=COLOURS["goal"], fontsize=9,
     )
     right.set(ylabel="copies added by distribute()", ylim=(0, 1.3 * max(RANKS - 1, *copies)))
     right.tick_params(axis="x", length=0)
-    right.set_title("100 MB of shared variables")
+    right.set_title("Functions with 102 MB of shared variables")
 
 
 if __name__ == "__main__":

@@ -210,9 +210,9 @@ def draw(figure, record):
         )
     right.set_yticks(list(places), [name.replace(" for ", "\nfor ") for name in parts])
     right.tick_params(axis="y", length=0)
-    right.set(xlabel="ms, mean of the ranks", xlim=(min(0, *milliseconds), 1.4 * max(milliseconds)))
+    right.set(xlabel="ms, mean of the ranks", xlim=(min(0, *milliseconds), 1.5 * max(milliseconds)))
     right.grid(axis="x", color="#e3e3e3")
-    right.set_title(f"What the step holds beyond the gradient ({1e3 * gradient:.0f} ms)")
+    right.set_title(f"Besides the gradient's {1e3 * gradient:.0f} ms")
 
 
 if __name__ == "__main__":

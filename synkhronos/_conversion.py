@@ -35,7 +35,8 @@ def as_array(value, dtype, label):
             raise TypeError(f"{label}: not an array: {error}") from error
         if dtype is not None and array.dtype.kind in "biuf":
             wanted = np.dtype(dtype)
-            if np.can_cast(array.dtype, wanted, "same_kind"):
+            integers = array.dtype.kind in "iu" and wanted.kind in "iu"
+            if integers or not array.size or np.can_cast(array.dtype, wanted, "same_kind"):
                 cast = array.astype(wanted)
                 if wanted.kind not in "iu" or np.array_equal(cast, array):
                     array = cast

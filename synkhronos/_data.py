@@ -181,7 +181,6 @@ class Data:
 
     def _reserve(self, size, shape, oversize=1):
         if self._store is None or size > self._store.size:
-            self._view = None  # so that the memory of old views' blocks is given back first
             room = int(size * oversize)
             self._store = self._world.here.memory.empty((room,), self._dtype)
         self._file = self._reference = None
@@ -285,7 +284,13 @@ def locate_in_file(value):
     start = value.offset - value.offset % mmap.ALLOCATIONGRANULARITY
     first = np.frombuffer(mapping, np.uint8).ctypes.data
     offset = start + value.ctypes.data - first
-    return "file", os.fspath(value.filename), value.dtype.str, value.shape, offset
+    filename = os.fspath(value.filename)
+    try:
+        status = os.stat(filename)  # another file may take this one's name later
+    except OSError:  # removed: no other rank can open it
+        return None
+    which = status.st_dev, status.st_ino, status.st_ctime_ns
+    return "file", filename, value.dtype.str, value.shape, offset, which
 
 
 def open_reference(here, reference):
@@ -295,7 +300,7 @@ def open_reference(here, reference):
     if reference not in here.files:
         if len(here.files) >= _MOST_FILES:
             here.files.clear()
-        _, filename, dtype, shape, offset = reference
+        _, filename, dtype, shape, offset, _ = reference
         here.files[reference] = np.memmap(filename, dtype, "r", offset, shape).view(np.ndarray)
     return here.files[reference]
 

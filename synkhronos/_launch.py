@@ -161,7 +161,9 @@ class _Threads:
     def limit(self):
         """Limit the libraries that are loaded, and, by the environment, those that will be."""
         for library in ThreadpoolController().lib_controllers:
-            library.set_num_threads(min(self._each, self._wanted(library)))
+            wanted = min(self._each, self._wanted(library))
+            if library.num_threads != wanted:  # in a worker OpenBLAS would begin its threads anew
+                library.set_num_threads(wanted)
         for name in _THREAD_VARIABLES:
             os.environ[name] = str(min(self._each, self._asked(name)))
 

@@ -192,9 +192,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_the_loop_shows_loss_and_rate_and_returns_the_history(
-    common, digits, monkeypatch, capsys
-):
+def test_the_loop_shows_loss_and_rate_and_returns_the_history(common, digits, monkeypatch, capsys):
     options = common.parser("test").parse_args(["--epochs", "3", "--batch-size", "500"])
     orders = []
 

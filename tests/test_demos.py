@@ -20,6 +20,7 @@ LINES = {
         2: [
             "gather(s), by process: [[3.0, 3.0], [7.0, 7.0]]",
             "After all_reduce: [[10.0, 10.0], [10.0, 10.0]]",
+            "Doubled on every process:       [[2.0, 2.0], [4.0, 4.0]]",
             "Their shapes: [(3, 2), (2, 2)]",
             "After all_gather every process has all rows:  [5, 5]",
         ],

@@ -1,5 +1,7 @@
 """Random streams: independent on every rank, the same again in each run, the master's as in Theano."""
 
+import sys
+
 import numpy as np
 import pytest
 import theano
@@ -91,7 +93,11 @@ def test_streams_of_functions_distributed_later_are_independent_too(
         assert len(runs(common[rank].tolist(), 1)) > 0.95 * common.shape[1]
 
 
-def test_streams_inside_a_loop_of_the_graph_are_independent_too(world_of, make_streams):
+def test_streams_inside_a_loop_of_the_graph_are_independent_too(
+    world_of, make_streams, monkeypatch
+):
+    if sys.version_info >= (3, 11):  # where its C code does not compile; it has Python code, too
+        monkeypatch.setitem(sys.modules, "theano.scan_module.scan_perform_ext", None)
     world_of(2)
     streams = make_streams(5)
 
@@ -153,7 +159,8 @@ def test_one_step_of_the_recurrences_is_theanos_next_value():
     state = np.array([11, 22, 33, 44, 55, 66], "int32")
     for _ in range(20):
         after = np.empty_like(state)
-        mrg_next_value(state, after)
+        with np.errstate(over="ignore"):
+            mrg_next_value(state, after, NORM=1, mask=0, offset=0)
         for part, modulus in enumerate(_streams._MODULI):
             ours = np.array(_streams._STEPS[part], object) @ state[3 * part : 3 * part + 3]
             assert (ours % modulus).tolist() == after[3 * part : 3 * part + 3].tolist()

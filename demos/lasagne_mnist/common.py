@@ -333,22 +333,23 @@ def report(history, evaluate, digits, options):
     print(f"Test:   loss {loss:.4f}, accuracy {accuracy:.2%}")
     print(f"Time:   {seconds:.3f} s an epoch (median), {rate:.0f} images/s")
     if options.plot:
-        plot(history, options)
+        plot(history, accuracy, options)
     return float(accuracy)
 
 
-def plot(history, options):
+def plot(history, test_accuracy, options):
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 3.5), layout="constrained")
     losses, accuracies = figure.subplots(1, 2)
     numbers = [epoch.number for epoch in history]
-    losses.semilogy(numbers, [epoch.train_loss for epoch in history], label="training")
+    training = "training" if options.no_dropout else "training, with dropout"
+    losses.semilogy(numbers, [epoch.train_loss for epoch in history], label=training)
     losses.semilogy(numbers, [epoch.valid_loss for epoch in history], label="validation")
     losses.set(xlabel="epoch", ylabel="cross-entropy")
     losses.legend()
     accuracies.plot(numbers, [100 * epoch.valid_accuracy for epoch in history], color="C1")
     accuracies.set(xlabel="epoch", ylabel="validation accuracy (%)")
-    figure.suptitle(f"{options.model}, seed {options.seed}")
+    figure.suptitle(f"{options.model}: {test_accuracy:.2%} of the test digits recognised")
     figure.savefig(options.plot, dpi=120)
     print(f"Plot:   {options.plot}")

@@ -111,7 +111,9 @@ class TheanoCpuEngine(Engine):
 
     def random_streams(self, compiled):
         states = [
-            shared for shared in self.shareds(compiled) if isinstance(shared.type, RandomStateType)
+            shared
+            for shared in self.shareds(compiled)
+            if isinstance(shared.type, RandomStateType) or getattr(shared.tag, "is_rng", False)
         ]
         for node in compiled.maker.fgraph.apply_nodes:
             if isinstance(node.op, mrg_uniform_base):

@@ -22,6 +22,7 @@ import itertools
 import multiprocessing
 import multiprocessing.connection
 import os
+import secrets
 import signal
 import sys
 import threading
@@ -130,6 +131,10 @@ class LocalTransport(Transport):
         for process in self._processes.values():
             process.join(max(0, deadline - time.monotonic()))
         self._kill()
+        semaphores = [*self._starts, *self._finishes, *itertools.chain(*self._barriers)]
+        self._starts = self._finishes = self._barriers = ()
+        for semaphore in semaphores:
+            semaphore.close()
 
     def _kill(self):
         for process in self._processes.values():
@@ -286,7 +291,9 @@ class _Box:
 def _semaphore():
     """Return a new semaphore at zero that has no name any more."""
     try:
-        semaphore = posix_ipc.Semaphore(None, posix_ipc.O_CREX, mode=0o600, initial_value=0)
+        # The random names of posix_ipc itself depend on the second at which it was imported only.
+        name = f"/synkhronos-{secrets.token_hex(16)}"
+        semaphore = posix_ipc.Semaphore(name, posix_ipc.O_CREX, mode=0o600, initial_value=0)
     except OSError as error:
         raise SynkhronosError(
             f"fork(): no POSIX semaphore could be made ({error}); /dev/shm must be mounted and "
@@ -294,6 +301,15 @@ def _semaphore():
         ) from error
     semaphore.unlink()
     return semaphore
+
+
+def _disown_workers():
+    """In a process that the script forks: multiprocessing would end the workers as it exits."""
+    children = multiprocessing.process._children
+    children -= {child for child in children if child.name.startswith("synkhronos-")}
+
+
+os.register_at_fork(after_in_child=_disown_workers)
 
 
 def _drain(semaphore):

@@ -1,0 +1,96 @@
+"""Functions that are built after the workers were forked."""
+
+import pickle
+
+import numpy as np
+import pytest
+
+import synkhronos as synk
+import theano
+import theano.tensor as T
+
+
+def test_workers_take_over_new_functions_without_compiling_anything(run_python, tmp_path):
+    code = """
+        import os
+        from pathlib import Path
+        import numpy as np
+        import synkhronos as synk, theano, theano.tensor as T
+
+        def modules():
+            return sorted(Path(theano.config.compiledir).glob("*/key.pkl"))
+
+        synk.fork(4, use_gpu=False)
+        synk.distribute()
+        x = T.fmatrix()
+        w = theano.shared(np.ones((3, 4), "float32"))
+        f = synk.function([x], (T.nnet.softmax(x.dot(w)).sum(), "sum"))  # Dot22 has no properties
+        compiled = modules()
+        synk.distribute()
+        assert modules() == compiled and compiled, set(modules()) ^ set(compiled)
+        assert abs(f(np.ones((8, 3), "float32")) - 8) < 1e-5
+    """
+    run_python(code, environment={"THEANO_FLAGS": f"base_compiledir={tmp_path}/modules"})
+
+
+def test_a_pickled_function_uses_the_variables_that_are_there(world_of):
+    world_of(3)
+    x = T.dvector("x")
+    total = theano.shared(0.0, "total")
+    first = synk.function([x], updates=[(total, total + x.sum())])
+    synk.distribute()
+    first([1.0, 2.0, 4.0])
+    second = synk.function([x], (x.sum() * total, "gather"))
+    synk.distribute()
+    assert second([1.0, 1.0, 1.0]).tolist() == [1.0, 2.0, 4.0]
+    first([1.0, 1.0, 1.0])
+    assert second([1.0, 1.0, 1.0]).tolist() == [2.0, 3.0, 5.0]
+
+
+def test_known_variables_travel_as_numbers_not_as_values(world_of):
+    world_of(2)
+    large = theano.shared(np.zeros(1_000_000), "large")
+    synk.function([], (large.sum(), "sum"))
+    synk.distribute()
+    world = synk._world.current()
+    late = synk.function([], (large.max(), "max"))
+    known = {shared: number for number, shared in enumerate(world.here.shareds)}
+    assert len(world.here.engine.dumps(late, known)) < 100_000
+    assert late() == 0
+
+
+def test_deep_graphs_can_be_pickled(world_of):
+    world_of(2)
+    synk.distribute()
+    x = T.dvector("x")
+    y = x
+    for _ in range(150):
+        y = y + T.dot(y, y)
+    f = synk.function([x], (y.sum(), "sum"), mode=theano.Mode(linker="py", optimizer=None))
+    with pytest.raises(RecursionError):
+        pickle.dumps(f.compiled)
+    assert f(np.zeros(4)) == 0
+
+
+def test_distribute_again_does_nothing_to_what_is_there(world_of):
+    world_of(2)
+    x = T.dvector("x")
+    s = theano.shared(np.zeros(()), "s")
+    f = synk.function([x], updates=[(s, s + x.sum())])
+    synk.distribute()
+    f([1.0, 2.0])
+    synk.distribute()
+    assert synk.gather(s).tolist() == [1.0, 2.0]
+
+
+def test_a_function_that_a_worker_cannot_take_over_can_be_tried_again(world_of, monkeypatch):
+    world_of(3)
+    synk.distribute()
+    x = T.dvector("x")
+    f = synk.function([x], (x.sum(), "sum"))
+    engine = synk._world.current().here.engine
+    with monkeypatch.context() as patch:
+        patch.setattr(type(engine), "dumps", lambda *_: b"not a pickle")
+        with pytest.raises(synk.WorkerError, match="UnpicklingError|EOFError|unpickl"):
+            synk.distribute()
+    assert f([1.0, 2.0, 3.0]) == 6

@@ -1,0 +1,103 @@
+"""The fused training step against the serial step on the whole minibatch."""
+
+import inspect
+
+import numpy as np
+import pytest
+
+import synkhronos as synk
+import theano
+import theano.tensor as T
+from synkhronos.extensions import train, updates
+
+ROWS = 53
+
+
+@pytest.fixture(scope="module")
+def digits():
+    rng = np.random.RandomState(0)
+    return rng.randn(ROWS, 6).astype("float32"), rng.randint(0, 3, ROWS).astype("int32")
+
+
+def make_network(x, y):
+    rng = np.random.RandomState(1)
+    w = theano.shared(rng.randn(6, 3).astype("float32"), "w")
+    b = theano.shared(np.zeros(3, "float32"), "b")
+    loss = T.nnet.categorical_crossentropy(T.nnet.softmax(x.dot(w) + b), y).mean()
+    return loss, [w, b]
+
+
+def make_both(rule, **kwargs):
+    x, y = T.fmatrix("x"), T.ivector("y")
+    loss, params = make_network(x, y)
+    parallel = train.make_train_function(loss, params, x, y, rule, **kwargs)
+    loss, serial_params = make_network(x, y)
+    serial = train.make_train_function_theano(loss, serial_params, x, y, rule, **kwargs)
+    return parallel, serial, list(zip(params, serial_params))
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_steps_equal_the_serial_steps_for_any_batch(world_of, digits, ranks):
+    world_of(ranks)
+    parallel, serial, params = make_both(updates.nesterov_momentum, learning_rate=0.1)
+    x, y = map(synk.data, digits)
+    rng = np.random.RandomState(2)
+    batches = [None, 1, 2, slice(5, 40, 3), slice(None, None, -1), [3, 3, -1]]
+    batches += [rng.permutation(ROWS)[:n] for n in (1, 4, 10, 53)]
+    for step, batch in enumerate(batches):
+        loss = parallel(x, y, batch=batch, num_slices=1 + step % 3)
+        np.testing.assert_allclose(loss, serial(*digits, batch=batch), rtol=1e-5)
+        assert loss.dtype == "float32" and loss.shape == ()
+    for ours, theirs in params:
+        for replica in synk.gather(ours):
+            np.testing.assert_allclose(replica, theirs.get_value(), rtol=1e-4, atol=1e-6)
+
+
+def test_ranks_hold_the_same_bits(world_of, digits):
+    world_of(3)
+    parallel, _, params = make_both(updates.adam)
+    for _ in range(5):
+        parallel(*digits, batch=[1, 2, 3, 4, 5])
+    for ours, _ in params:
+        replicas = synk.gather(ours)
+        assert all((replica == replicas[0]).all() for replica in replicas)
+
+
+def test_the_gradients_may_be_separate_variables(world_of, digits):
+    world_of(2)
+    parallel, serial, params = make_both(updates.sgd_nonflat, learning_rate=0.5)
+    for _ in range(3):
+        np.testing.assert_allclose(
+            parallel(*digits, batch=7), serial(*digits, batch=7), rtol=1e-5
+        )
+    for ours, theirs in params:
+        np.testing.assert_allclose(synk.get_value(1, ours), theirs.get_value(), rtol=1e-5)
+
+
+def test_inputs_may_be_lists(world_of, digits):
+    world_of(2)
+    x, z, y = T.fmatrix("x"), T.fmatrix("z"), T.ivector("y")
+    loss, params = make_network(x + z, y)
+    step = train.make_train_function(loss, params, [x, z], y, updates.sgd, 0.1)
+    loss, params = make_network(x, y)
+    serial = train.make_train_function_theano(loss, params, x, [y], updates.sgd, 0.1)
+    half = digits[0] / 2
+    for _ in range(2):
+        np.testing.assert_allclose(step([half, half], digits[1]), serial(*digits), rtol=1e-5)
+
+
+def test_a_step_is_one_command(world_of, digits, monkeypatch):
+    world_of(2)
+    parallel, _, _ = make_both(updates.sgd, learning_rate=0.1)
+    parallel(*digits)
+    transport, posts = synk._world.current().transport, []
+    post = transport.post
+    monkeypatch.setattr(transport, "post", lambda payload: (posts.append(payload), post(payload)))
+    parallel(*digits)
+    assert len(posts) == 1
+
+
+def test_the_signatures_are_the_documented_ones():
+    for make in (train.make_train_function, train.make_train_function_theano):
+        expected = "(loss, params, x, y, update_rule, *args, **kwargs)"
+        assert str(inspect.signature(make)) == expected
