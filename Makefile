@@ -16,11 +16,12 @@ lint: env
 demo:
 	sh demos/run
 
-bench:
-	sh benchmarks/run
+bench: env
+	.venv/bin/python benchmarks/run.py --plot
 
-docs:
-	sh docs/run
+docs: env
+	.venv/bin/python -m pip install --quiet sphinx numpydoc
+	.venv/bin/python -m sphinx -W docs docs/_build
 
 clean:
 	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .hypothesis

@@ -203,9 +203,7 @@ def measure(options):
         call_asleep=Contestant(replicated_call, 2, False, pinned),
     ) as players:
         times = common.take_turns(players, rounds, "calls")
-        idle = [
-            100 * players["call"]("idle") for _ in range(2 if options.quick else 5)
-        ]
+        idle = [100 * players["call"]("idle") for _ in range(2 if options.quick else 5)]
     for name in ("call", "call_asleep"):
         times[name] = [one["seconds"] for one in times[name]]
     trip = times["asleep"]
@@ -246,9 +244,11 @@ def measure_growth(options):
     slope, fixed = np.polyfit(sizes - 1, growth["master"][1:], 1)
     off = np.abs(fixed + slope * (sizes - 1) - growth["master"][1:]) / growth["master"][1:]
     growth["model"] = [fixed, slope]
-    posts = "as counted" if all(
-        math.isclose(count, 2 * (size - 1)) for size, count in zip(SIZES, growth["posts"])
-    ) else f"but counted were {growth['posts']}"
+    posts = (
+        "as counted"
+        if all(math.isclose(count, 2 * (size - 1)) for size, count in zip(SIZES, growth["posts"]))
+        else f"but counted were {growth['posts']}"
+    )
     at = {size: fixed + slope * (size - 1) for size in (64, 1024)}
     return growth, [
         f"growth: a call on n ranks takes 2 (n - 1) posts of a semaphore ({posts} on 1 to 8 ranks) "
@@ -273,16 +273,7 @@ def draw(figure, record):
     common.bars(left, lines, labels, colours, "µs")
     trip = common.find(record, "round trip, blocking")["median"]
     for place, factor in ((1, 0.6), (0, 2.5)):
-        left.plot([factor * trip] * 2, [place - 0.42, place + 0.42], "--", color=COLOURS["goal"])
-        left.annotate(
-            f"goal {factor} ×",
-            (factor * trip, place + 0.42),
-            xytext=(0, 1),
-            textcoords="offset points",
-            ha="center",
-            fontsize=8,
-            color=COLOURS["goal"],
-        )
+        common.mark_goal(left, factor * trip, place, f"goal {factor} ×")
     left.set_title("A trivial call on 2 ranks")
     growth = record["extra"]["growth"]
     fixed, slope = growth["model"]

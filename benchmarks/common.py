@@ -37,9 +37,7 @@ ROOT = Path(__file__).resolve().parent.parent
 for _folder in (str(ROOT), str(ROOT / "benchmarks")):
     if _folder not in sys.path:
         sys.path.insert(0, _folder)
-os.environ["PYTHONPATH"] = os.pathsep.join(
-    filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")])
-)
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
 
 UNITS = {"µs": 1e6, "ms": 1e3, "s": 1.0}
 
@@ -128,9 +126,7 @@ class Contestant:
         """Start the process, and wait until it is prepared."""
         context = multiprocessing.get_context("spawn")
         self._connection, other = context.Pipe()
-        self._process = context.Process(
-            target=_contest, args=(other, self._prepare, self._arguments)
-        )
+        self._process = context.Process(target=_contest, args=(other, self._prepare, self._arguments))
         with _environment(self._variables):
             self._process.start()
         other.close()
@@ -460,15 +456,9 @@ def bars(axes, lines, labels, colours, unit, right=1.3):
     for place, one in zip(places, lines):
         low, high = np.percentile(one["samples"], (25, 75))
         axes.plot([low, high], [place, place], "|-", color="#333333", linewidth=1, markersize=7)
-        axes.annotate(
-            f"{number(one['median'])} {unit}",
-            (high, place),
-            xytext=(7, 0),
-            textcoords="offset points",
-            va="center",
-            fontweight="bold",
-            bbox={"boxstyle": "square,pad=0.1", "facecolor": "white", "edgecolor": "none"},
-        )
+        box = {"boxstyle": "square,pad=0.1", "facecolor": "white", "edgecolor": "none"}
+        value = f"{number(one['median'])} {unit}"
+        write(axes, value, (high, place), (7, 0), va="center", fontweight="bold", bbox=box)
         ends.append(high)
     axes.set_yticks(list(places), labels)
     axes.tick_params(axis="y", length=0)
@@ -477,15 +467,12 @@ def bars(axes, lines, labels, colours, unit, right=1.3):
     axes.set_xlabel(f"{unit} (medians; whiskers: quartiles)")
 
 
-def goal_line(axes, value, text, y=0.02):
-    """Draw a vertical line at a goal."""
-    axes.axvline(value, color=COLOURS["goal"], linestyle="--", linewidth=1.5)
-    axes.annotate(
-        text,
-        (value, y),
-        xycoords=("data", "axes fraction"),
-        xytext=(4, 0),
-        textcoords="offset points",
-        color=COLOURS["goal"],
-        fontsize=9,
-    )
+def write(axes, text, place, shift=(0, 4), **style):
+    """Write a text at a place in the data's coordinates, shifted by some points."""
+    return axes.annotate(text, place, xytext=shift, textcoords="offset points", **style)
+
+
+def mark_goal(axes, value, place, text):
+    """Mark a goal across the bar at `place`."""
+    axes.plot([value] * 2, [place - 0.4, place + 0.4], "--", color=COLOURS["goal"])
+    write(axes, text, (value, place + 0.4), (0, 2), ha="center", fontsize=8.5, color=COLOURS["goal"])

@@ -19,9 +19,7 @@ def main():
 
 
 def add_options(parser):
-    parser.add_argument(
-        "--gigabytes", type=float, help="size of the Data; default: 2, with --quick 0.5"
-    )
+    parser.add_argument("--gigabytes", type=float, help="size of the Data; default: 2, with --quick 0.5")
 
 
 # Contestants
@@ -74,9 +72,7 @@ def replicated_function(late):
         if late:
             synk.distribute()
             small(data)
-        layers = [
-            theano.shared(np.ones(parameters // LAYERS, "float32")) for _ in range(LAYERS)
-        ]
+        layers = [theano.shared(np.ones(parameters // LAYERS, "float32")) for _ in range(LAYERS)]
         function = synk.function([x], (sum(x.sum() * layer[0] for layer in layers), "sum"))
         before, _ = _sizes()
         synk.distribute()
@@ -181,38 +177,33 @@ def draw(figure, record):
     left.bar(labels, gigabytes, 0.6, color=colours)
     for place, size in enumerate(gigabytes):
         inside = size > 0.5 * max(gigabytes)
-        left.annotate(
-            f"{size:.2f} GB", (place, size), xytext=(0, -14 if inside else 4),
-            textcoords="offset points", ha="center", fontweight="bold",
-            color="white" if inside else "black",
-        )
+        shift, colour = ((0, -14), "white") if inside else ((0, 4), "black")
+        style = {"ha": "center", "fontweight": "bold", "color": colour}
+        common.write(left, f"{size:.2f} GB", (place, size), shift, **style)
     goal = gigabytes[0] + 1.01 * held
-    left.axhline(goal, color=COLOURS["goal"], linestyle="--", linewidth=1.5)
-    left.annotate(
-        "goal: counted once, + 1%", (-0.38, goal), xytext=(0, 5),
-        textcoords="offset points", color=COLOURS["goal"], fontsize=9,
-    )
+    _mark_goal(left, goal, "goal: counted once, + 1%")
     left.set(ylabel="PSS of all processes, GB", ylim=(0, 1.25 * goal))
     left.tick_params(axis="x", length=0)
     left.set_title(f"A Data of {held:.2f} GB on {RANKS} ranks")
     copies = record["extra"]["copies"]
     right.bar(
-        ["built before the\nworkers started", "built later"], copies, 0.5,
+        ["built before the\nworkers started", "built later"],
+        copies,
+        0.5,
         color=[COLOURS["synk light"], COLOURS["synk"]],
     )
     for place, size in enumerate(copies):
-        right.annotate(
-            f"{abs(size):.2f}", (place, max(0, size)), xytext=(0, 4), textcoords="offset points",
-            ha="center", fontweight="bold",
-        )
-    right.axhline(RANKS - 1, color=COLOURS["goal"], linestyle="--", linewidth=1.5)
-    right.annotate(
-        "goal: one a worker", (-0.25, RANKS - 1), xytext=(0, 5), textcoords="offset points",
-        color=COLOURS["goal"], fontsize=9,
-    )
+        place = place, max(0, size)
+        common.write(right, f"{abs(size):.2f}", place, ha="center", fontweight="bold")
+    _mark_goal(right, RANKS - 1, "goal: one a worker")
     right.set(ylabel="copies added by distribute()", ylim=(0, 1.3 * max(RANKS - 1, *copies)))
     right.tick_params(axis="x", length=0)
     right.set_title("Functions with 102 MB of shared variables")
+
+
+def _mark_goal(axes, value, text):
+    axes.axhline(value, color=COLOURS["goal"], linestyle="--", linewidth=1.5)
+    common.write(axes, text, (-0.3, value), (0, 5), color=COLOURS["goal"], fontsize=9)
 
 
 if __name__ == "__main__":

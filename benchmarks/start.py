@@ -107,9 +107,7 @@ def measure(options):
 
 def _with_goal(what, samples, goal):
     limit = GOALS[goal]
-    return Line(
-        what, "ms", list(samples), goal=f"≤ {limit} ms", reached=np.median(samples) <= limit
-    )
+    return Line(what, "ms", list(samples), goal=f"≤ {limit} ms", reached=np.median(samples) <= limit)
 
 
 def draw(figure, record):
@@ -120,11 +118,7 @@ def draw(figure, record):
     common.bars(axes, lines, labels, [COLOURS["synk"]] * 3, "ms")
     axes.set_xlim(0, max(axes.get_xlim()[1], 1.12 * max(GOALS.values())))
     for place, goal in zip((2, 1, 0), GOALS.values()):
-        axes.plot([goal] * 2, [place - 0.4, place + 0.4], "--", color=COLOURS["goal"])
-        axes.annotate(
-            f"goal {goal}", (goal, place + 0.4), xytext=(0, 2), textcoords="offset points",
-            ha="center", fontsize=9, color=COLOURS["goal"],
-        )
+        common.mark_goal(axes, goal, place, f"goal {goal}")
     theano = common.find(record, "import theano")["median"]
     axes.set_title(f"Beginning and end, once a script (import theano alone: {theano:.0f} ms)")
 

@@ -18,7 +18,7 @@ RANKS = 2
 BATCH = 500
 ROWS = 5000
 LEARNING_RATE, MOMENTUM = 0.01, 0.9
-PARTS = ("gradient", "all-reduce", "update", "waiting")
+PARTS = ("gradient", "all-reduce", "update", "waiting", "CPU time of the gradient")
 
 
 def main():
@@ -33,7 +33,14 @@ def serial(batch):
     from synkhronos.extensions import train
 
     step = train.make_train_function_theano(*_network())
-    yield lambda steps: _time(step, _digits(), batch, steps)
+    data = _digits()
+
+    def turn(steps):
+        before = time.process_time()
+        seconds = _time(step, data, batch, steps)
+        return {"seconds": seconds, "cpu": (time.process_time() - before) / (1 + steps)}
+
+    yield turn
 
 
 def replicated():
@@ -98,9 +105,11 @@ def _time_parts(memory):
     def run(sequence, here):
         results = []
         for part, command in enumerate(sequence.commands):
-            start = time.perf_counter()
+            start, cpu_start = time.perf_counter(), time.process_time()
             results.append(command.run(here))
             spent[here.rank, part] += time.perf_counter() - start
+            if PARTS[part] == "gradient":
+                spent[here.rank, -1] += time.process_time() - cpu_start
         return results
 
     barrier = LocalTransport.barrier
@@ -130,8 +139,10 @@ def measure(options):
             pair = players["first"], players["second"]
             for player in pair:
                 player.begin(steps)
+            results = [player.result() for player in pair]
             # Each makes 250 rows in its time: what counts is the rows a second of both.
-            return len(pair) / sum(1 / player.result() for player in pair)
+            seconds = len(pair) / sum(1 / result["seconds"] for result in results)
+            return {"seconds": seconds, "cpu": np.mean([result["cpu"] for result in results])}
 
         turns = common.take_turns(
             {
@@ -143,9 +154,10 @@ def measure(options):
             "steps",
         )
     parts = np.median([turn["parts"] for turn in turns["synk"]], axis=0)
-    times = {**turns, "synk": [turn["seconds"] for turn in turns["synk"]]}
-    serial_times, ideal_times = np.array(times["serial"]), np.array(times["ideal"])
-    own = np.array(times["synk"])
+    serial_times, own, ideal_times = (
+        np.array([turn["seconds"] for turn in turns[name]]) for name in ("serial", "synk", "ideal")
+    )
+    ideal_cpu = np.median([turn["cpu"] for turn in turns["ideal"]])
     lines = [
         common.line("plain Theano, 500 rows", "ms", serial_times),
         common.line("synkhronos, 2 ranks", "ms", own, serial_times, "serial", at_least=1.9),
@@ -163,17 +175,19 @@ def measure(options):
     notes = [
         f"per turn {steps} steps after one to warm up, {rounds} turns each; one BLAS thread a process",
         "ratios are speed-ups within each round",
-        "where a step of synkhronos goes: " + ", ".join(
-            f"{name} {1e3 * seconds:.2f} ms" for name, seconds in extra["parts"].items()
+        "where a step of synkhronos goes: "
+        + ", ".join(f"{name} {1e3 * seconds:.2f} ms" for name, seconds in extra["parts"].items()),
+        "gradient: {:.2f} and {:.2f} ms on the ranks, of CPU time {:.2f} and {:.2f} ms; a whole step "
+        "of the ideal takes {:.2f} ms of CPU time".format(
+            *1e3 * parts[:, 0], *1e3 * parts[:, -1], 1e3 * ideal_cpu
         ),
-        "gradient: {0:.2f} and {1:.2f} ms on the ranks".format(*(1e3 * parts[:, 0])),
     ]
     return common.Result("Lasagne's MNIST CNN, batch 500", lines, notes, extra)
 
 
 def where_time_goes(parts, step, ideal):
     """Split a step into parts, as a mean over the ranks."""
-    gradient, all_reduce, update, waiting = parts.mean(axis=0)
+    gradient, all_reduce, update, waiting, _ = parts.mean(axis=0)
     split = {
         "gradient": gradient,
         "update": update,
@@ -200,14 +214,8 @@ def draw(figure, record):
     milliseconds = [1e3 * seconds for seconds in parts.values()]
     right.barh(places, milliseconds, 0.55, color=COLOURS["synk light"])
     for place, value in zip(places, milliseconds):
-        right.annotate(
-            f"{common.number(value)} ms",
-            (max(0, value), place),
-            xytext=(5, 0),
-            textcoords="offset points",
-            va="center",
-            fontweight="bold",
-        )
+        text = f"{common.number(value)} ms"
+        common.write(right, text, (max(0, value), place), (5, 0), va="center", fontweight="bold")
     right.set_yticks(list(places), [name.replace(" for ", "\nfor ") for name in parts])
     right.tick_params(axis="y", length=0)
     right.set(xlabel="ms, mean of the ranks", xlim=(min(0, *milliseconds), 1.5 * max(milliseconds)))

@@ -54,7 +54,7 @@ def main():
     print("   After all_reduce:", synk.gather(s).tolist())
     assert np.allclose(synk.gather(s), np.tile(expected, (n, 1)))
 
-    print("\n5. The ops are avg, sum, prod, min and max; avg, the default, can weigh the processes.")
+    print("\n5. The ops are avg, sum, prod, min and max; avg, the default, can weigh processes.")
     for rank in range(n):
         synk.set_value(rank, s, np.full(2, rank + 1.0))
     print("   set_value(rank, s, ...):  ", synk.gather(s).tolist())

@@ -1,4 +1,4 @@
-"""How Sphinx builds these pages: ``sh docs/run``."""
+"""How Sphinx, with numpydoc, builds these pages: ``make docs``."""
 
 import sys
 from pathlib import Path

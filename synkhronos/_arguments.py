@@ -72,7 +72,8 @@ def _check_data(world, value, one):
 
 def _to_array(function, value, one):
     kind = one.type
-    array = condition(value, kind.dtype, kind.ndim, function.downcast, one.label)
+    remedy = "convert it, or make the function with allow_input_downcast=True"
+    array = condition(value, kind.dtype, kind.ndim, function.downcast, one.label, remedy)
     _check_extents(array.shape, one)
     return array
 

@@ -43,6 +43,11 @@ def set_shmems(vars_data, oversize=None):
 def get_shmems(*variables):
     """Return the `Data` bound to variables: one, or a list for several.
 
+    Parameters
+    ----------
+    *variables : variable
+        Inputs of functions, or shared variables.
+
     Raises
     ------
     ValueError
@@ -54,6 +59,11 @@ def get_shmems(*variables):
 
 def free_shmems(*variables):
     """Unbind the `Data` of variables, and free its memory.
+
+    Parameters
+    ----------
+    *variables : variable
+        Inputs of functions, or shared variables.
 
     Raises
     ------

@@ -5,14 +5,14 @@ import warnings
 import numpy as np
 
 
-def condition(value, dtype, ndim, force_cast, label):
+def condition(value, dtype, ndim, force_cast, label, remedy="convert it"):
     """Return `value` as an array of `dtype` and `ndim`, or raise ``TypeError`` naming `label`."""
     array = as_array(value, dtype, label)
     if array.dtype != dtype:
         if not force_cast and not np.can_cast(array.dtype, dtype, "safe"):
             raise TypeError(
                 f"{label}: expected {np.dtype(dtype)}, got {array.dtype}, which cannot be cast "
-                f"safely; convert it, or set force_cast=True"
+                f"safely; {remedy}"
             )
         array = array.astype(dtype)
     if array.ndim != ndim:

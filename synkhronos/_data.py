@@ -118,14 +118,28 @@ class Data:
         self._view[...] = value
 
     def set_length(self, length, oversize=1):
-        """Change the extent of axis 0. Old rows are kept; new ones are zero."""
+        """Change the extent of axis 0. Old rows are kept; new ones are zero.
+
+        Parameters
+        ----------
+        length : int
+        oversize : float
+            As in `set_value`.
+        """
         length = check_extent(length, "length")
         if not self._ndim:
             raise ValueError("set_length: this Data has no axis 0")
         self.set_shape((length, *self.shape[1:]), oversize)
 
     def set_shape(self, shape, oversize=1):
-        """Change the shape. What lies in the old and the new shape is kept; the rest is zero."""
+        """Change the shape. What lies in the old and the new shape is kept; the rest is zero.
+
+        Parameters
+        ----------
+        shape : tuple of int
+        oversize : float
+            As in `set_value`.
+        """
         oversize = check_oversize(oversize)
         shape = check_shape(shape)
         if len(shape) != self._ndim:
@@ -148,12 +162,19 @@ class Data:
     def condition_data(self, value, force_cast=False):
         """Return `value` as an array of this dtype and ndim.
 
+        Parameters
+        ----------
+        value : array-like
+        force_cast : bool
+            Whether to cast a dtype that cannot be cast safely.
+
         Raises
         ------
         TypeError
             If the dtype cannot be cast safely and `force_cast` is not set, or the ndim differs.
         """
-        return condition(value, self._dtype, self._ndim, force_cast, self._label())
+        remedy = "convert it, or set force_cast=True"
+        return condition(value, self._dtype, self._ndim, force_cast, self._label(), remedy)
 
     def free_memory(self):
         """Give the memory back; this object cannot be used any more."""

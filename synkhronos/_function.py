@@ -130,6 +130,17 @@ class Function:
         """Call the Theano function in the master alone, with whole inputs, and return its outputs.
 
         Sliceable shared variables are used whole. Updates change the master's replicas only.
+
+        Parameters
+        ----------
+        *args, **inputs_by_name : Data or array-like
+            The inputs, as in a call.
+        output_subset : list of int, optional
+            The outputs to compute and return.
+
+        Returns
+        -------
+        numpy.ndarray or list of numpy.ndarray
         """
         world = self._usable_world()
         if output_subset is not None:

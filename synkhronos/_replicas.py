@@ -120,7 +120,17 @@ class _Fetch(Command):
 
 
 def get_value(rank, shared_vars):
-    """Return copies of the replicas of one rank: an array, or a list where a list was given."""
+    """Return copies of the replicas of one rank.
+
+    Parameters
+    ----------
+    rank : int
+    shared_vars : shared variable, or list of these
+
+    Returns
+    -------
+    numpy.ndarray, or list of these where a list was given
+    """
     world, variables, single = resolve(shared_vars)
     rank = check_rank(world, rank)
 
@@ -151,7 +161,17 @@ class _Shapes(Command):
 
 
 def get_shapes(shared_vars):
-    """Return each variable's shapes by rank: a list, or a list of lists where a list was given."""
+    """Return the shapes of each variable's replicas.
+
+    Parameters
+    ----------
+    shared_vars : shared variable, or list of these
+
+    Returns
+    -------
+    list of tuple
+        By rank; a list of such lists where a list was given.
+    """
     world, variables, single = resolve(shared_vars)
 
     def finish(results):
@@ -162,7 +182,17 @@ def get_shapes(shared_vars):
 
 
 def get_lengths(shared_vars):
-    """Return each variable's lengths by rank: a list, or a list of lists where a list was given."""
+    """Return the lengths of each variable's replicas along axis 0.
+
+    Parameters
+    ----------
+    shared_vars : shared variable, or list of these
+
+    Returns
+    -------
+    list of int
+        By rank; a list of such lists where a list was given.
+    """
     world, variables, single = resolve(shared_vars)
     check_has_rows(world, variables, "get_lengths")
 

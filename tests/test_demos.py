@@ -9,7 +9,10 @@ from conftest import ROOT
 
 LINES = {
     1: {
-        2: ["Rows that each process had, of 7:  [4 3]", "Rows at once, with num_slices=2:  [3 2 3 2]"],
+        2: [
+            "Rows that each process had, of 7:  [4 3]",
+            "Rows at once, with num_slices=2:  [3 2 3 2]",
+        ],
         3: ["Rows that each process had, of 7:  [3 2 2]"],
     },
     2: {
@@ -24,7 +27,10 @@ LINES = {
             "Their shapes: [(3, 2), (2, 2)]",
             "After all_gather every process has all rows:  [5, 5]",
         ],
-        3: ["expected the same shape on every rank, got rank 0: (3, 2)", "every process has all rows:  [7, 7, 7]"],
+        3: [
+            "expected the same shape on every rank, got rank 0: (3, 2)",
+            "every process has all rows:  [7, 7, 7]",
+        ],
     },
     4: {
         2: ["batch=[7, 0, 0, -1]            rows [7, 0, 0, 9], loss 292.50"],

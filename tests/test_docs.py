@@ -10,7 +10,7 @@ MARK = "-- end of block {} --"
 
 
 def code_blocks(text):
-    """Return the list of ``(code, output, line)`` of a page; the output is empty if none is shown."""
+    """Return a list of ``(code, output, line)``; the output is empty if none is shown."""
     found = re.finditer(
         r"^\.\. code-block:: (python|text)\n\n((?:    .*\n|\n)+)", text, re.MULTILINE
     )

@@ -20,7 +20,8 @@ def test_example_prints_what_is_shown(run_python):
 
 
 def test_paths_that_are_named_exist():
-    paths = re.findall(r"<([^>:\s]+)>`_", README) + re.findall(r"^ +sh (\S+)$", README, re.MULTILINE)
+    paths = re.findall(r"<([^>:\s]+)>`_", README)
+    paths += re.findall(r"^ +sh (\S+)$", README, re.MULTILINE)
     assert len(paths) >= 6
     for path in paths:
         assert (ROOT / path).exists(), path

@@ -1,0 +1,381 @@
+"""The rules that the code keeps, read from the code itself."""
+
+import ast
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+
+import synkhronos as synk
+
+ROOT = Path(synk.__file__).resolve().parent
+DOCS = ROOT.parent / "docs"
+LONGEST_FILE = 330
+LONGEST_FUNCTION = 45  # lines, without its docstring
+
+ALLOWED_FOR_PYGPU = {"synkhronos.engines.theano_gpu", "synkhronos.comms.nccl"}
+PROCESSES = {"multiprocessing", "subprocess", "signal", "threadpoolctl", "posix_ipc", "psutil"}
+COMPILERS = {"theano", "pygpu", "pytensor", "lasagne"}
+MUTATORS = {
+    "add", "append", "clear", "discard", "extend", "insert", "move_to_end", "pop", "popitem",
+    "popleft", "appendleft", "remove", "reverse", "setdefault", "sort", "update",
+}  # fmt: skip
+
+
+def name_of(path):
+    parts = path.relative_to(ROOT.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+FILES = {name_of(path): path for path in sorted(ROOT.rglob("*.py"))}
+TREES = {name: ast.parse(path.read_text(), str(path)) for name, path in FILES.items()}
+FUNCTIONS = [
+    (name, node)
+    for name, tree in TREES.items()
+    for node in ast.walk(tree)
+    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+]
+
+
+def imports_of(name):
+    """Return the full names of all that a module imports, also inside functions."""
+    found = set()
+    for node in ast.walk(TREES[name]):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            package = node.module or ""
+            if node.level:
+                base = name if FILES[name].name == "__init__.py" else name.rpartition(".")[0]
+                for _ in range(node.level - 1):
+                    base = base.rpartition(".")[0]
+                package = f"{base}.{package}".rstrip(".")
+            for alias in node.names:
+                full = f"{package}.{alias.name}"
+                found.add(full if full in FILES else package)
+    return found
+
+
+IMPORTS = {name: imports_of(name) for name in FILES}
+
+
+def inside(name):
+    """Return the modules of this package that a module imports."""
+    return {one for one in IMPORTS[name] if one in FILES}
+
+
+def reached_from(name):
+    """Return all that a module imports, directly or through modules of this package."""
+    reached, waiting = set(), [name]
+    while waiting:
+        for one in IMPORTS[waiting.pop()]:
+            if one not in reached:
+                reached.add(one)
+                if one in FILES and one != "synkhronos":
+                    waiting.append(one)
+    return reached
+
+
+def top_level(names):
+    return {name.partition(".")[0] for name in names}
+
+
+def is_in(name, package):
+    return name.startswith(f"synkhronos.{package}")
+
+
+# Imports
+
+
+def layers():
+    """Read the map in the docstring of the package: the names of each row, from the top."""
+    rows = []
+    for line in ast.get_docstring(TREES["synkhronos"]).splitlines():
+        names, described = re.match(r"((?:``\w+``(?:, )?)*)(.*)", line).groups()
+        if names and described:
+            rows.append(re.findall(r"\w+", names))
+    return rows
+
+
+def layer_of(name):
+    """Return the row of a module; those not named in the map are in its last."""
+    rows = layers()
+    for index, names in enumerate(rows):
+        if name.split(".")[1] in names:
+            return index
+    return len(rows) - 1
+
+
+def test_the_map_of_the_layers_names_what_there_is():
+    named = [name for row in layers() for name in row]
+    assert len(named) > 10
+    assert len(set(named)) == len(named)
+    there = {name.split(".")[1] for name in FILES if "." in name}
+    assert set(named) <= there
+    assert named[-1] == "_partition"  # whose row says "and others"
+
+
+@pytest.mark.parametrize("name", [n for n in FILES if n not in ("synkhronos", "synkhronos.__main__")])
+def test_arrows_point_down_the_map_only(name):
+    for imported in inside(name) - {"synkhronos"}:
+        assert layer_of(imported) >= layer_of(name), f"{name} imports {imported}, which is above it"
+
+
+def test_no_import_circles():
+    done, path = set(), []
+
+    def visit(name):
+        assert name not in path, " -> ".join([*path[path.index(name) :], name])
+        if name in done:
+            return
+        path.append(name)
+        for one in sorted(inside(name)):
+            # The package itself is there as soon as one of its modules is.
+            if one != "synkhronos":
+                visit(one)
+        path.pop()
+        done.add(name)
+
+    for name in FILES:
+        if name != "synkhronos":
+            visit(name)
+
+
+@pytest.mark.parametrize("package", ["transports", "comms", "_partition", "_operations", "_streams",
+                                     "_conversion", "_errors", "_machine"])  # fmt: skip
+def test_knows_nothing_of_graph_compilers(package):
+    modules = [name for name in FILES if is_in(name, package) and name not in ALLOWED_FOR_PYGPU]
+    assert modules
+    for name in modules:
+        reached = reached_from(name)
+        assert not top_level(reached) & COMPILERS, name
+        assert not [one for one in reached if is_in(one, "engines")], name
+
+
+@pytest.mark.parametrize("package", ["engines", "_partition", "_operations", "_streams",
+                                     "_conversion", "_errors"])  # fmt: skip
+def test_knows_nothing_of_processes(package):
+    modules = [name for name in FILES if is_in(name, package)]
+    assert modules
+    for name in modules:
+        reached = reached_from(name)
+        assert not top_level(reached) & PROCESSES, name
+        for above in ("transports", "comms", "_world", "_launch"):
+            assert not [one for one in reached if is_in(one, above)], name
+
+
+def test_pygpu_is_imported_in_two_places_only():
+    importing = {name for name, found in IMPORTS.items() if "pygpu" in top_level(found)}
+    assert importing <= ALLOWED_FOR_PYGPU
+
+
+def test_theano_is_imported_in_engines_and_extensions_only():
+    for name, found in IMPORTS.items():
+        if top_level(found) & COMPILERS:
+            assert is_in(name, "engines") or is_in(name, "extensions"), name
+
+
+@pytest.mark.parametrize("name", [name for name in FILES if is_in(name, "extensions")])
+def test_extensions_use_public_names_only(name):
+    for one in inside(name):
+        assert one == "synkhronos" or is_in(one, "extensions"), one
+    aliases = set()
+    for node in ast.walk(TREES[name]):
+        if isinstance(node, ast.Import):
+            aliases.update(one.asname or one.name for one in node.names if one.name == "synkhronos")
+        if isinstance(node, ast.ImportFrom) and node.module == "synkhronos":
+            assert {one.name for one in node.names} <= set(synk.__all__)
+    for node in ast.walk(TREES[name]):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            if node.value.id in aliases:
+                assert node.attr in synk.__all__, node.attr
+
+
+# State
+
+
+def test_the_current_world_is_the_only_name_that_is_rebound():
+    rebound = {
+        (name, one)
+        for name, tree in TREES.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Global)
+        for one in node.names
+    }
+    assert rebound == {("synkhronos._world", "_current")}
+
+
+def module_level_names(tree):
+    """Return the names that a module binds outside of functions and classes, imports too."""
+    names, imported = set(), set()
+    for node in tree.body:
+        if isinstance(node, (ast.Assign, ast.AnnAssign, ast.AugAssign)):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            names.update(one.id for one in targets if isinstance(one, ast.Name))
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            imported.update((one.asname or one.name).partition(".")[0] for one in node.names)
+    return names, imported
+
+
+def local_names(function):
+    arguments = function.args
+    every = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
+    every += [one for one in (arguments.vararg, arguments.kwarg) if one]
+    stored = {
+        node.id
+        for node in ast.walk(function)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+    }
+    return {one.arg for one in every} | stored
+
+
+def changed_by(function):
+    """Return the names of things that a function changes: item, attribute or by a method."""
+    for node in ast.walk(function):
+        if isinstance(node, (ast.Subscript, ast.Attribute)):
+            if isinstance(node.ctx, (ast.Store, ast.Del)) and isinstance(node.value, ast.Name):
+                yield node.value.id, isinstance(node, ast.Attribute)
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            if node.func.attr in MUTATORS and isinstance(node.func.value, ast.Name):
+                yield node.func.value.id, False
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_functions_change_nothing_at_module_level(name):
+    bound, imported = module_level_names(TREES[name])
+    for module, function in FUNCTIONS:
+        if module != name:
+            continue
+        own = local_names(function)
+        for changed, is_attribute in changed_by(function):
+            if changed not in own:
+                assert changed not in bound, f"{function.name} changes {changed}"
+                assert not (is_attribute and changed in imported), f"{function.name}: {changed}"
+
+
+@pytest.mark.parametrize("name", [name for name in FILES if name != "synkhronos.__main__"])
+def test_the_library_does_not_print(name):
+    calls = [node.func for node in ast.walk(TREES[name]) if isinstance(node, ast.Call)]
+    assert not [one for one in calls if isinstance(one, ast.Name) and one.id in ("print", "pprint")]
+
+
+# What is public
+
+
+def test_all_is_what_the_reference_documents():
+    text = (DOCS / "reference.rst").read_text()
+    documented = re.findall(r"^\.\. auto(?:function|class|exception):: (\w+)", text, re.MULTILINE)
+    assert sorted(documented) == sorted(synk.__all__)
+
+
+def test_all_is_sorted_and_complete():
+    assert synk.__all__ == sorted(synk.__all__)
+    public = {
+        name
+        for name, value in vars(synk).items()
+        if not name.startswith("_") and not inspect.ismodule(value)
+    }
+    assert public == set(synk.__all__)
+
+
+def test_no_module_of_the_package_shows_among_the_public_names():
+    modules = {
+        name
+        for name, value in vars(synk).items()
+        if inspect.ismodule(value) and not name.startswith("_")
+    }
+    assert modules <= {"comms", "engines", "extensions", "transports"}
+
+
+def sections(docstring):
+    """Return the lines of each numpydoc section."""
+    found, current = {}, None
+    lines = inspect.cleandoc(docstring).splitlines()
+    for line, following in zip(lines, [*lines[1:], ""]):
+        if set(following) == {"-"} and len(following) == len(line):
+            current = found.setdefault(line, [])
+        elif current is not None and set(line) != {"-"}:
+            current.append(line)
+    return found
+
+
+def documented_parameters(docstring):
+    names = []
+    for line in sections(docstring).get("Parameters", []):
+        if line and not line.startswith(" "):
+            names += [name.strip().lstrip("*") for name in line.partition(" : ")[0].split(",")]
+    return names
+
+
+def public_callables():
+    for name in synk.__all__:
+        value = getattr(synk, name)
+        if inspect.isclass(value):
+            for member, function in vars(value).items():
+                if inspect.isfunction(function) and not member.startswith("_"):
+                    yield f"{name}.{member}", function
+        else:
+            yield name, value
+
+
+PUBLIC = dict(public_callables())
+
+
+@pytest.mark.parametrize("name", synk.__all__)
+def test_what_is_public_has_a_docstring(name):
+    docstring = inspect.getdoc(getattr(synk, name))
+    assert docstring
+    assert docstring.splitlines()[0].endswith((".", ":")), docstring
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_every_parameter_is_documented(name):
+    function = inspect.unwrap(PUBLIC[name])
+    assert function.__doc__
+    expected = [one for one in inspect.signature(function).parameters if one != "self"]
+    documented = documented_parameters(function.__doc__)
+    assert set(documented) == set(expected)
+
+
+def test_the_call_of_a_function_documents_its_parameters():
+    documented = documented_parameters(synk.Function.__call__.__doc__)
+    expected = set(inspect.signature(synk.Function.__call__).parameters) - {"self"}
+    assert set(documented) == expected
+
+
+# Size
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_is_short(name):
+    assert len(FILES[name].read_text().splitlines()) <= LONGEST_FILE
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_functions_are_short(name):
+    for module, function in FUNCTIONS:
+        if module == name:
+            first = function.body[0]
+            docstring = 0
+            if ast.get_docstring(function) is not None:
+                docstring = first.end_lineno - first.lineno + 1
+            length = function.end_lineno - function.lineno + 1 - docstring
+            assert length <= LONGEST_FUNCTION, f"{function.name}: {length} lines"
+
+
+# The rules that find nothing must be able to find something.
+
+
+def test_the_readers_of_code_find_what_they_look_for():
+    tree = ast.parse(
+        "import os\nTABLE = {}\n"
+        "def f(x):\n    TABLE[x] = 1\n    TABLE.update(x)\n    os.environ = x\n    x.y = 2\n"
+    )
+    bound, imported = module_level_names(tree)
+    assert (bound, imported) == ({"TABLE"}, {"os"})
+    changes = set(changed_by(tree.body[-1]))
+    assert changes == {("TABLE", False), ("os", True), ("x", True)}
+    assert local_names(tree.body[-1]) == {"x"}
+    assert documented_parameters("S.\n\nParameters\n----------\na, *b : int\n    A.\nc\n\nReturns\n"
+                                 "-------\nint\n") == ["a", "b", "c"]  # fmt: skip

@@ -1,0 +1,540 @@
+"""`Data`: what it holds, how it grows, what it refuses, and that every rank sees it."""
+
+import os
+
+import numpy as np
+import pytest
+import theano.tensor as tt
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays_of
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+from oracle import examples
+
+import synkhronos as synk
+
+DTYPES = ["bool", "int8", "int32", "int64", "uint8", "uint16", "float16", "float32", "float64",
+          "complex64"]
+SIZE = 3
+
+
+class World:
+    """Functions that show what each rank finds in a `Data`."""
+
+    def __init__(self):
+        self.matrix, self.vector = tt.matrix("m", dtype="float32"), tt.lvector("v")
+        self.rows = synk.function([self.matrix], (self.matrix, "gather"))
+        rank_of = self.vector
+        self.whole = synk.function(
+            [rank_of], [(self.matrix.dimshuffle("x", 0, 1) * 1.0, "gather")],
+            bcast_inputs=[self.matrix], on_unused_input="ignore")
+        synk.distribute()
+
+    def check_seen(self, data):
+        """Every rank sees all of a float32 matrix, and its rows of it."""
+        expected = np.array(data.data)
+        (got,) = self.whole(np.arange(SIZE), data)
+        np.testing.assert_array_equal(got, np.stack([expected] * SIZE))
+        if len(expected):
+            np.testing.assert_array_equal(self.rows(data), expected)
+            picked = list(range(len(expected)))[::-2]
+            np.testing.assert_array_equal(self.rows(data, batch=picked), expected[picked])
+
+
+@pytest.fixture(scope="module")
+def world(open_world):
+    open_world(SIZE, master_rank=1)
+    return World()
+
+
+class Growing(RuleBasedStateMachine):
+    """A `Data` against a NumPy array."""
+
+    world = None
+
+    @initialize(shape=st.tuples(st.integers(0, 5), st.integers(0, 3)))
+    def make(self, shape):
+        self.data = synk.data(shape=shape, dtype="float32")
+        self.array = np.zeros(shape, "float32")
+        self.views = []
+        self.counter = 0
+
+    def numbers(self, shape):
+        self.counter += 1
+        return (np.arange(np.prod(shape, dtype=int)).reshape(shape) + 10 * self.counter).astype("f4")
+
+    @rule(shape=st.tuples(st.integers(0, 6), st.integers(0, 4)), oversize=st.floats(1, 2))
+    def set_value(self, shape, oversize):
+        self.keep_view()
+        value = self.numbers(shape)
+        self.data.set_value(value, oversize=oversize)
+        self.array = value
+        value = None
+
+    @rule(shape=st.tuples(st.integers(0, 6), st.integers(0, 4)), oversize=st.floats(1, 2))
+    def set_shape(self, shape, oversize):
+        self.keep_view()
+        before = self.data.alloc_size
+        self.data.set_shape(shape, oversize)
+        new = np.zeros(shape, "float32")
+        both = tuple(slice(min(a, b)) for a, b in zip(shape, self.array.shape))
+        new[both] = self.array[both]
+        self.array = new
+        size = shape[0] * shape[1]
+        assert self.data.alloc_size == (before if size <= before else int(size * oversize))
+
+    @rule(length=st.integers(0, 9), oversize=st.floats(1, 2))
+    def set_length(self, length, oversize):
+        self.keep_view()
+        self.data.set_length(length, oversize)
+        new = np.zeros((length, self.array.shape[1]), "float32")
+        new[: len(self.array)] = self.array[:length]
+        self.array = new
+
+    @rule(data=st.data())
+    def write(self, data):
+        index = data.draw(arrays_of.basic_indices(self.array.shape))
+        self.counter += 1
+        self.data[index] = self.counter
+        self.array[index] = self.counter
+
+    @rule(data=st.data())
+    @precondition(lambda self: self.array.size)
+    def set_to_a_part_of_itself(self, data):
+        step = data.draw(st.sampled_from([slice(1, None), slice(None, None, -1), slice(None, None, 2)]))
+        self.data.set_value(self.data.data[step])
+        self.array = self.array[step].copy()
+
+    def keep_view(self):
+        self.views = [self.data.data]
+
+    @invariant()
+    def equals_the_array(self):
+        np.testing.assert_array_equal(self.data.data, self.array)
+        assert self.data.shape == self.array.shape and self.data.dtype == "float32"
+        assert self.data.size == self.array.size <= self.data.alloc_size
+        assert len(self.data) == len(self.array) and self.data.ndim == 2
+
+    @invariant()
+    def every_rank_sees_it(self):
+        self.world.check_seen(self.data)
+
+    @invariant()
+    def views_taken_earlier_can_be_read_and_written(self):
+        for view in self.views:
+            if not np.shares_memory(view, self.data.data):
+                view[...] = -1
+
+    def teardown(self):
+        if hasattr(self, "data"):
+            self.data.free_memory()
+
+
+def test_data_that_changes_is_like_an_array_on_every_rank(world):
+    Growing.world = world
+    run_state_machine_as_test(Growing, settings=examples(40))
+
+
+# Making it
+
+
+@given(data=st.data(), dtype=st.sampled_from(DTYPES), shape=arrays_of.array_shapes(
+    min_dims=0, max_dims=4, min_side=0, max_side=3))
+@examples(60)
+def test_data_holds_a_copy_of_any_array(world, data, dtype, shape):
+    value = np.asarray(np.random.default_rng(0).integers(0, 3, shape)).astype(dtype)
+    layout = data.draw(st.sampled_from(["plain", "transposed", "strided", "data", "swapped"]))
+    if layout == "transposed":
+        value = value.T
+    elif layout == "strided" and value.ndim:
+        value = np.repeat(value, 2, axis=0)[::-2]
+    elif layout == "swapped":
+        value = value.astype(value.dtype.newbyteorder())
+    made = synk.data(synk.data(value) if layout == "data" else value, oversize=1.5)
+    assert made.dtype == np.dtype(dtype) or layout == "swapped"
+    assert (made.shape, made.ndim, made.size) == (value.shape, value.ndim, value.size)
+    assert made.alloc_size == int(value.size * 1.5)
+    np.testing.assert_array_equal(made.data, value)
+    np.testing.assert_array_equal(np.asarray(made), value)
+    before = value.copy()
+    value[...] = 0
+    np.testing.assert_array_equal(made, before)
+    made[...] = 1
+    assert not value.any()
+
+
+def test_data_of_another_byte_order_is_seen_right_by_functions(world):
+    made = synk.data(np.arange(6.0).reshape(3, 2).astype(">f4"), var=world.matrix)
+    assert made.dtype == np.dtype("float32") and made.dtype.isnative
+    world.check_seen(made)
+
+
+def test_data_takes_dtype_ndim_and_name_from_a_variable(world):
+    made = synk.data(var=world.matrix)
+    assert (made.dtype, made.ndim, made.shape, made.name) == ("float32", 2, (0, 0), "m")
+    assert synk.data([[1, 2]], var=world.matrix, name="mine").name == "mine"
+    assert synk.data(dtype="int8", ndim=3).shape == (0, 0, 0)
+    assert synk.data(shape=[2, 3], dtype="int8").data.tolist() == [[0] * 3] * 2
+    assert synk.data(1.5).shape == ()
+    assert synk.data([1, 2]).dtype == "int64"
+    assert synk.data([1], minibatch=True).minibatch and not synk.data([1]).minibatch
+
+
+@pytest.mark.parametrize(
+    "kwargs, error",
+    [
+        ({}, ValueError),
+        ({"dtype": "int8"}, ValueError),
+        ({"ndim": 2}, ValueError),
+        ({"shape": (2,)}, ValueError),
+        ({"value": [1], "shape": (1,)}, ValueError),
+        ({"shape": (2, 2), "dtype": "int8", "ndim": 1}, ValueError),
+        ({"shape": (-1,), "dtype": "int8"}, ValueError),
+        ({"shape": (1.5,), "dtype": "int8"}, TypeError),
+        ({"shape": 3, "dtype": "int8"}, TypeError),
+        ({"dtype": "O", "ndim": 1}, TypeError),
+        ({"dtype": "nonsense", "ndim": 1}, TypeError),
+        ({"dtype": "int8", "ndim": -1}, ValueError),
+        ({"dtype": "int8", "ndim": "1"}, TypeError),
+        ({"value": ["a"]}, TypeError),
+        ({"value": [[1], [1, 2]]}, TypeError),
+        ({"value": [None]}, TypeError),
+        ({"value": np.array(["2020-01-01"], "M8[D]")}, TypeError),
+        ({"value": [1], "name": 3}, TypeError),
+        ({"value": [1], "oversize": 0.9}, ValueError),
+        ({"value": [1], "oversize": 2.1}, ValueError),
+        ({"value": [1], "oversize": float("nan")}, ValueError),
+        ({"value": [1], "oversize": "2"}, TypeError),
+        ({"value": [1], "oversize": None}, TypeError),
+        ({"value": [1, 2], "ndim": 2}, TypeError),
+        ({"value": [0.5], "dtype": "int8"}, TypeError),
+        ({"value": 3, "var": 3}, TypeError),
+    ],
+    ids=repr,
+)
+def test_data_that_cannot_be_made_is_refused(world, kwargs, error):
+    with pytest.raises(error):
+        synk.data(**kwargs)
+
+
+def test_a_variable_and_a_dtype_contradict_each_other(world):
+    with pytest.raises(ValueError):
+        synk.data(var=world.matrix, dtype="float32")
+    with pytest.raises(TypeError):
+        synk.data([1.0], var=world.matrix)
+
+
+# Casting
+
+
+@given(source=st.sampled_from(DTYPES), target=st.sampled_from(DTYPES))
+@examples(100)
+def test_only_safe_casts_happen_unless_they_are_forced(world, source, target):
+    value = np.array([0, 1, 1], source)
+    made = synk.data(dtype=target, ndim=1)
+    made.set_value(np.array([1], target))
+    if np.can_cast(source, target, "safe"):
+        made.set_value(value)
+        conditioned = made.condition_data(value)
+        assert conditioned.dtype == target
+    else:
+        with pytest.raises(TypeError, match="force_cast"):
+            made.set_value(value)
+        with pytest.raises(TypeError, match="force_cast"):
+            made.condition_data(value)
+        assert made.data.tolist() == [1]
+        made.set_value(value, force_cast=True)
+    assert made.dtype == target
+    assert made.data.tolist() == value.astype(target).tolist()
+
+
+@given(numbers=st.lists(st.integers(-300, 300), max_size=4), dtype=st.sampled_from(DTYPES[1:9]))
+@examples(100)
+def test_python_numbers_take_the_dtype_if_they_fit_it(world, numbers, dtype):
+    made = synk.data(dtype=dtype, ndim=1)
+    fit = np.dtype(dtype).kind == "f" or all(
+        np.iinfo(dtype).min <= number <= np.iinfo(dtype).max for number in numbers)
+    if fit:
+        made.set_value(numbers)
+        assert made.data.tolist() == numbers
+    else:
+        with pytest.raises(TypeError, match="force_cast"):
+            made.set_value(numbers)
+
+
+def test_another_number_of_dimensions_is_refused_and_changes_nothing(world):
+    made = synk.data([1, 2, 3])
+    for wrong in ([[1]], 1, np.zeros((2, 2), "int64")):
+        with pytest.raises(TypeError, match="dimensions"):
+            made.set_value(wrong)
+    with pytest.raises(ValueError):
+        made.set_shape((2, 2))
+    with pytest.raises(ValueError):
+        made.set_length(-1)
+    with pytest.raises(TypeError):
+        made.set_length(2.0)
+    with pytest.raises(ValueError):
+        made.set_value([1], oversize=3)
+    number = synk.data(1)
+    with pytest.raises(ValueError):
+        number.set_length(2)
+    with pytest.raises(TypeError):
+        len(number)
+    assert made.data.tolist() == [1, 2, 3]
+
+
+def test_data_is_what_it_was_after_there_was_not_enough_memory(world):
+    made = synk.data(np.ones((2, 3), "float32"))
+    for call in (lambda: made.set_shape((1 << 50, 3)), lambda: made.set_length(1 << 50)):
+        with pytest.raises(MemoryError):
+            call()
+        world.check_seen(made)
+        assert made.data.tolist() == [[1, 1, 1]] * 2
+    with pytest.raises(MemoryError):
+        synk.data(shape=(1 << 55,), dtype="int8")
+
+
+# Indexing
+
+
+@given(data=st.data())
+@examples(60)
+def test_data_is_indexed_as_an_array(world, data):
+    array = np.arange(24.0).reshape(4, 3, 2)
+    made = synk.data(array)
+    index = data.draw(
+        arrays_of.basic_indices(array.shape, allow_newaxis=True, allow_ellipsis=True)
+        | arrays_of.integer_array_indices(array.shape)
+        | arrays_of.arrays(bool, array.shape))
+    np.testing.assert_array_equal(made[index], array[index])
+    made[index] = -1
+    array[index] = -1
+    np.testing.assert_array_equal(made, array)
+    np.testing.assert_array_equal(made + array, 2 * array)
+
+
+def test_indices_that_are_not_there_are_index_errors(world):
+    made = synk.data([1, 2, 3])
+    with pytest.raises(IndexError):
+        made[3]
+    with pytest.raises(IndexError):
+        made[[0, -4]] = 1
+
+
+def test_freed_data_says_so(world):
+    made = synk.data([1, 2], name="rows")
+    view = made.data
+    made.free_memory()
+    made.free_memory()
+    for use in (lambda: made.data, lambda: len(made), lambda: made[0], lambda: made.shape,
+                lambda: made.set_value([1]), lambda: np.asarray(made),
+                lambda: world.rows(made)):
+        with pytest.raises((ValueError, TypeError)):
+            use()
+    assert view.tolist() == [1, 2]
+    assert "freed" in repr(made) and "rows" in repr(made)
+
+
+def test_names_and_shapes_are_shown(world):
+    assert repr(synk.data([[1.5]], name="x")) == "<Data 'x': float64 (1, 1)>"
+
+
+def test_what_a_call_sees_is_what_the_data_hold_at_that_moment(world):
+    made = synk.data(np.zeros((6, 2), "float32"))
+    view = made.data
+    for turn in range(5):
+        view[:] = turn
+        assert (world.rows(made) == turn).all()
+        made[1:4] = turn + 0.5
+        world.check_seen(made)
+    made.set_length(2000)
+    made[:] = 7
+    world.check_seen(made)
+    assert view[0, 0] == 4
+
+
+# Files
+
+
+@pytest.fixture
+def mapped(tmp_path):
+    path = tmp_path / "rows.bin"
+    file = np.memmap(path, "float32", "w+", offset=20, shape=(40, 3))
+    file[:] = np.arange(120).reshape(40, 3)
+    return file
+
+
+@given(data=st.data())
+@examples(30)
+def test_views_of_a_mapped_file_are_seen_by_every_rank_without_a_copy(world, data, tmp_path_factory):
+    path = tmp_path_factory.mktemp("mapped") / "rows.bin"
+    offset = data.draw(st.sampled_from([0, 4, 4096, 5000]))
+    file = np.memmap(path, "float32", "w+", offset=offset, shape=(2000, 3))
+    file[:] = np.arange(6000).reshape(2000, 3)
+    start, stop = data.draw(st.integers(0, 1999)), data.draw(st.integers(0, 2000))
+    assume(start < stop)
+    view = file[start:stop]
+    if data.draw(st.booleans()):
+        view = np.memmap(path, "float32", "r", offset, (2000, 3))[start:stop]
+    made = synk.data(view)
+    assert np.shares_memory(made.data, view)
+    world.check_seen(made)
+    file[start] = -5
+    world.check_seen(made)
+    assert made[0, 0] == -5
+
+
+@pytest.mark.parametrize("change", ["columns", "strided", "rows reversed", "copied", "double"])
+def test_views_of_a_mapped_file_that_are_not_contiguous_are_copied(world, mapped, change):
+    views = {
+        "columns": lambda: mapped[:, :2],
+        "strided": lambda: mapped[::2],
+        "rows reversed": lambda: mapped[::-1],
+        "copied": lambda: mapped[[5, 3]],
+        "double": lambda: mapped * 2,
+    }
+    view = views[change]()
+    made = synk.data(view, var=world.matrix)
+    np.testing.assert_array_equal(made, view)
+    world.check_seen(made)
+    before = np.array(made)
+    mapped[:] = 0
+    if change not in ("copied", "double"):
+        assert not np.shares_memory(made.data, mapped)
+    np.testing.assert_array_equal(made, before)
+
+
+def test_private_changes_to_a_copy_on_write_mapping_are_kept(world, mapped):
+    mapped.flush()
+    private = np.memmap(mapped.filename, "float32", "c", 20, (40, 3))
+    private[7] = -1
+    made = synk.data(private)
+    assert made[7].tolist() == [-1] * 3
+    world.check_seen(made)
+
+
+def test_a_file_is_read_only_if_it_was_mapped_so_and_data_can_leave_it(world, mapped):
+    mapped.flush()
+    made = synk.data(np.memmap(mapped.filename, "float32", "r", 20, (40, 3)))
+    with pytest.raises(ValueError):
+        made[0] = 1
+    made.set_length(50)
+    assert (made[:40] == mapped).all() and (made[40:] == 0).all()
+    made[0] = 99
+    world.check_seen(made)
+    assert mapped[0, 0] == 0
+    made.set_value(mapped[3:9])
+    assert np.shares_memory(made.data, mapped)
+    world.check_seen(made)
+    made.set_value(np.ones((4, 2), "float32"))
+    world.check_seen(made)
+    assert mapped[3, 0] == 9
+
+
+def test_a_file_of_another_dtype_is_cast(world, mapped):
+    doubles = synk.data(mapped, dtype="float64")
+    assert doubles.dtype == "float64"
+    np.testing.assert_array_equal(doubles, mapped)
+    with pytest.raises(TypeError, match="force_cast"):
+        synk.data(mapped, dtype="int32")
+    assert synk.data(mapped, dtype="int32", force_cast=True)[1].tolist() == [3, 4, 5]
+
+
+def test_a_new_file_of_an_old_name_is_read_anew(world, tmp_path):
+    path = tmp_path / "epoch.npy"
+    for epoch in range(4):
+        fresh = tmp_path / "fresh.npy"
+        np.save(fresh, np.full((6, 2), epoch, "float32"))
+        if epoch % 2:
+            os.replace(fresh, path)
+        else:
+            if path.exists():
+                path.unlink()
+            fresh.rename(path)
+        world.check_seen(synk.data(np.load(path, mmap_mode="r")))
+
+
+def test_a_file_that_was_removed_can_still_be_used(world, mapped):
+    os.unlink(mapped.filename)
+    world.check_seen(synk.data(mapped))
+
+
+def test_a_relative_name_of_a_file_holds_in_another_directory(world, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    file = np.memmap("here.bin", "float32", "w+", shape=(5, 2))
+    file[:] = 3
+    os.mkdir("elsewhere")
+    monkeypatch.chdir("elsewhere")
+    world.check_seen(synk.data(file))
+
+
+# Bound data
+
+
+def test_bound_data_are_refilled_in_place_and_shared_by_functions(world):
+    first = synk.set_shmems({world.matrix: np.ones((6, 2), "float32")}, oversize=2)[world.matrix]
+    again = synk.set_shmems([(world.matrix, np.full((9, 2), 2, "float32"))])[world.matrix]
+    assert first is again is synk.get_shmems(world.matrix)
+    assert first.alloc_size == 24
+    assert (world.rows() == 2).all()
+    assert (world.rows(batch=[1, 2]) == np.full((2, 2), 2)).all()
+    assert (world.rows(np.zeros((3, 2), "float32")) == 0).all()
+    assert (world.rows() == 2).all()
+    assert world.whole(np.arange(SIZE))[0].shape == (SIZE, 9, 2)
+    mine = synk.data(np.full((4, 2), 5, "float32"))
+    synk.set_shmems({world.matrix: mine})
+    assert synk.get_shmems(world.matrix) is mine
+    assert (world.rows() == 5).all()
+    synk.free_shmems(world.matrix)
+    for call in (world.rows, lambda: synk.get_shmems(world.matrix),
+                 lambda: synk.free_shmems(world.matrix)):
+        with pytest.raises((TypeError, ValueError), match="set_shmems"):
+            call()
+
+
+def test_nothing_is_bound_if_one_of_the_pairs_is_wrong(world):
+    good = np.ones((6, 2), "float32")
+    for pairs in (
+        [(world.matrix, good), (world.vector, [0.5])],
+        [(world.matrix, good), (world.vector, synk.data([0.5]))],
+        [(world.matrix, good), ("vector", [1])],
+        [(world.matrix, good), (world.vector,)],
+        5,
+    ):
+        with pytest.raises(TypeError):
+            synk.set_shmems(pairs)
+        with pytest.raises(ValueError):
+            synk.get_shmems(world.matrix)
+
+
+def test_inputs_of_a_function_are_bound_and_built_together(world):
+    assert world.whole.build_inputs([1, 2]).dtype == "int64"
+    rows, matrix = world.whole.build_inputs([1, 2, 3], np.ones((2, 2)), force_cast=True, oversize=2)
+    assert (matrix.dtype, matrix.alloc_size, rows.minibatch) == ("float32", 8, False)
+    world.whole.set_input_shmems(rows, m=matrix)
+    bound = world.whole.get_input_shmems()
+    assert [one is other for one, other in zip(bound, (rows, matrix))] == [True, True]
+    assert world.whole()[0].shape == (3, 2, 2)
+    synk.free_shmems(world.matrix, world.vector)
+
+
+# The last: the world is closed here
+
+
+def test_data_of_a_closed_world_say_so(world, open_world):
+    made = synk.data([1, 2])
+    function = world.rows
+    synk.close()
+    with pytest.raises(synk.ClosedError):
+        made.data
+    with pytest.raises(synk.ClosedError):
+        function(np.ones((2, 2), "float32"))
+    with pytest.raises(synk.ClosedError):
+        synk.data([1])
