@@ -15,6 +15,7 @@ from common import COLOURS, Contestant, Line
 import numpy as np
 
 BLOCK = 300  # calls in a turn
+GROUP = 10  # calls timed together
 WARM_UP = 60  # calls before these: a waiter has to learn again that looking pays
 SIZES = range(1, 9)
 IDLE_SECONDS = 2.0
@@ -144,12 +145,16 @@ def _pin(processes):
 
 
 def _time(call):
+    """Return the seconds of a call: the median of short groups, which a disturbance does not shift."""
     for _ in range(WARM_UP):
         call()
-    start = time.perf_counter()
-    for _ in range(BLOCK):
-        call()
-    return (time.perf_counter() - start) / BLOCK
+    groups = []
+    for _ in range(BLOCK // GROUP):
+        start = time.perf_counter()
+        for _ in range(GROUP):
+            call()
+        groups.append((time.perf_counter() - start) / GROUP)
+    return float(np.median(groups))
 
 
 def _cpu_seconds(process):
@@ -176,11 +181,9 @@ def _count_posts():
     class Counted:
         def __init__(self):
             self._semaphore, self._place = make(), next(made)
-            self.acquire = self._semaphore.acquire
 
-        @property
-        def value(self):
-            return self._semaphore.value
+        def __getattr__(self, name):
+            return getattr(self._semaphore, name)
 
         def release(self):
             counts[self._place] += 1
@@ -219,7 +222,7 @@ def measure(options):
     serial = np.median(times["serial"])
     notes = [
         f"ratios are against the blocking round trip; per turn {BLOCK} calls after {WARM_UP} to "
-        f"warm up, {rounds} turns each",
+        f"warm up, timed in groups of {GROUP}, of which the median counts; {rounds} turns each",
         f"a call adds {1e6 * (np.median(times['call']) - serial):.0f} µs to Theano's own, "
         f"{1e6 * (np.median(times['call_asleep']) - serial):.0f} µs with the spin off",
         f"idle: over {IDLE_SECONDS:g} s from the end of the last command on",

@@ -151,15 +151,16 @@ class Contestant:
         return self.result()
 
     def close(self):
-        """Let it clean up, and end it."""
+        """Let it clean up, and end it. Return its exit code."""
         if self._process is None:
-            return
+            return 0
         with contextlib.suppress(OSError):
             self._connection.send(None)
         self._process.join(20)
         if self._process.is_alive():
             self._process.kill()
         self._process.join()
+        return self._process.exitcode
 
 
 def _contest(connection, prepare, arguments):
@@ -202,8 +203,9 @@ def contestants(**made):
             contestant.start()
         yield made
     finally:
-        for contestant in made.values():
-            contestant.close()
+        codes = {name: contestant.close() for name, contestant in made.items()}
+    if any(codes.values()):
+        raise RuntimeError(f"contestants that did not end well, by exit code: {codes}; see above")
 
 
 def take_turns(turns, rounds, title):
@@ -280,7 +282,7 @@ def machine():
         "cpu": _cpu_model(),
         "cores": len(os.sched_getaffinity(0)),
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
-        "kernel": platform.release(),
+        "kernel": platform.release().split("-")[0],
         "python": platform.python_version(),
         "numpy": np.__version__,
         "theano": importlib.metadata.version("Theano"),

@@ -193,7 +193,8 @@ def _check_batch_s(world, function, batch_s):
     for one in batches:
         if isinstance(one, slice):
             select(one, 0, "batch_s")
-    if not all(one is None or isinstance(one, slice) for one in batches):
+    listed = not all(one is None or isinstance(one, slice) for one in batches)
+    if listed and world.fused is None:  # inside fuse() the lengths may be others by then
         _check_rows_exist(world, function, batches)
     return batches
 

@@ -53,7 +53,8 @@ def broadcast(shared_vars, values=None, nccl=True):
         arrays = conditioned(world, variables, as_list(shared_vars, values, "values"))
         datas = [in_shared_memory(world, array) for array in arrays]
         command = Assign(numbers, [data.reference() for data in datas])
-        return submit(world, command, lambda results, kept=datas: None)
+        kept = [data.data for data in datas]
+        return submit(world, command, lambda results, kept=kept: None)
     return submit(world, command, lambda results: None)
 
 

@@ -124,7 +124,6 @@ class Data:
         ----------
         length : int
         oversize : float
-            As in `set_value`.
         """
         length = check_extent(length, "length")
         if not self._ndim:
@@ -138,7 +137,6 @@ class Data:
         ----------
         shape : tuple of int
         oversize : float
-            As in `set_value`.
         """
         oversize = check_oversize(oversize)
         shape = check_shape(shape)
@@ -166,7 +164,6 @@ class Data:
         ----------
         value : array-like
         force_cast : bool
-            Whether to cast a dtype that cannot be cast safely.
 
         Raises
         ------

@@ -11,6 +11,7 @@ Nothing here runs the compiler, and nothing but NumPy is imported, which Theano 
 import configparser
 import importlib.util
 import os
+import runpy
 import shlex
 import sys
 from pathlib import Path
@@ -36,9 +37,7 @@ def prepare() -> None:
     if runs_as_command(sys.argv, interpreter_arguments()):
         # `python -m synkhronos` imports this package first. Its commands must work also where
         # the rest of the package cannot be imported, and `run` before Theano is.
-        from synkhronos.__main__ import main
-
-        sys.exit(main(sys.argv[1:]))
+        runpy.run_module("synkhronos", run_name="__main__")
     complaint = python_complaint(sys.version_info[:3]) or package_complaint()
     if complaint:
         raise ImportError(complaint)

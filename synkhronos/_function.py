@@ -67,7 +67,8 @@ class Function:
 
     def get_shared(self):
         """Return the shared variables that the function reads or updates."""
-        return list(self._world.here.engine.shareds(self.compiled))
+        here = self._world.here
+        return [*here.engine.shareds(self.compiled), *(here.shareds[k] for k in self.sliceable)]
 
     # Calling
 
@@ -108,7 +109,10 @@ class Function:
         if self.number >= world.replicated_functions:
             replicate(world)
 
-        def finish(results, in_use_until_here=datas):
+        # Inside fuse() the data may leave their memory before the command runs: keep it until then.
+        memory = [data.data for data in datas]
+
+        def finish(results, in_use_until_here=memory):
             outputs = _outputs.collect(world, self, results, command.subset)
             return outputs[0] if self._single and output_subset is None else outputs
 

@@ -77,7 +77,8 @@ def scatter(shared_vars, values=None, batch=None):
     rows = [select(batch, len(array)) for array in arrays]
     datas = [in_shared_memory(world, array) for array in arrays]
     command = Assign(numbers_of(world, variables), [data.reference() for data in datas], rows)
-    return submit(world, command, lambda results, kept=datas: None)
+    kept = [data.data for data in datas]
+    return submit(world, command, lambda results, kept=kept: None)
 
 
 def set_value(rank, shared_vars, values, batch=None):
@@ -99,7 +100,8 @@ def set_value(rank, shared_vars, values, batch=None):
     datas = [in_shared_memory(world, array) for array in arrays]
     numbers = numbers_of(world, variables)
     command = Assign(numbers, [data.reference() for data in datas], rows, rank)
-    return submit(world, command, lambda results, kept=datas: None)
+    kept = [data.data for data in datas]
+    return submit(world, command, lambda results, kept=kept: None)
 
 
 class _Fetch(Command):

@@ -274,7 +274,7 @@ def check_arrays_of_any_layout_are_taken(ranks):
             for _, result, _ in outcomes:
                 np.testing.assert_array_equal(result, outcomes[root][0])
             outcomes = values(ranks.run(awkward, "all_gather", kind, dtype))
-            for _, result, array in outcomes:
+            for _, result, _ in outcomes:
                 assert_equal_lists(result, [before for before, _, _ in outcomes])
             for before, _, array in outcomes:
                 np.testing.assert_array_equal(array, before)

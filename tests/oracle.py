@@ -5,6 +5,7 @@ its own. Everything here works the expected result out again from the documentat
 of the library but its public names.
 """
 
+import os
 from collections import namedtuple
 
 import numpy as np
@@ -19,11 +20,15 @@ WORLDS = [(1, 0), (2, 0), (3, 2), (4, 1)]
 WORLD_IDS = [f"{size}-ranks-master-{master}" for size, master in WORLDS]
 
 
+# With EXAMPLES=20 in the environment: twenty times as many, and others in each run.
+FACTOR = int(os.environ.get("EXAMPLES", 1))
+
+
 def examples(number):
     """Settings: this many examples, the same ones in each run."""
     return settings(
-        max_examples=number,
-        derandomize=True,
+        max_examples=number * FACTOR,
+        derandomize=FACTOR == 1,
         deadline=None,
         database=None,
         suppress_health_check=list(HealthCheck),

@@ -732,7 +732,7 @@ for name, call in {
           lambda e, c=call: c(e.counts, W))  # fmt: skip
     wrong(f"{name}: the second value wrong", TypeError, ("table", "2 dimensions", "got 1"),
           lambda e, c=call: c([e.w, e.table], [2 * W, W]))  # fmt: skip
-wrong("set_value: None", TypeError, ("w", "numbers"), lambda e: synk.set_value(0, e.w, None))
+wrong("set_value: no value", TypeError, ("w", "numbers"), lambda e: synk.set_value(0, e.w, None))
 wrong("set_value: two rows where the type has one", TypeError, ("single", "extent 1", "(2, 2)"),
       lambda e: synk.set_value(0, e.single, np.ones((2, 2), "float32")))  # fmt: skip
 wrong("broadcast: two rows where the type has one", TypeError, ("single", "extent 1", "(2, 2)"),

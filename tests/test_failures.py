@@ -8,7 +8,7 @@ import pytest
 # What the scripts share. Rank r gets row r of x: a number from ACTIONS that says what its share of the
 # computation does. `act` runs inside a command, on every rank.
 PRELUDE = """
-import ctypes, multiprocessing, os, signal, sys, threading, time, warnings
+import ctypes, gc, multiprocessing, os, signal, sys, threading, time, warnings
 from pathlib import Path
 import numpy as np
 import psutil
@@ -661,21 +661,20 @@ def round():
     synk.broadcast(w, np.ones(1 << 19))
     synk.all_reduce(w)
     synk.close()
+    gc.collect()
 
 
 for _ in range(3):
     round()
-import gc
-gc.collect()
 files, memory, threads, maps = state()
 for _ in range(10):
     round()
-gc.collect()
 files_after, memory_after, threads_after, maps_after = state()
 assert files_after <= files, (files, files_after)
 assert threads_after <= threads
 assert maps_after <= maps + 5, (maps, maps_after)
-assert memory_after - memory < 16 << 20, (memory_after - memory) >> 20
+assert memory_after - memory < 4 << 20, (memory_after - memory) >> 10
+assert sum(type(one).__name__ == "World" for one in gc.get_objects()) == 1
 assert psutil.Process().children() == []
 """)
 

@@ -389,6 +389,41 @@ def test_fused_calls_return_what_the_same_calls_return_unfused(pool, seed, lengt
                 np.testing.assert_array_equal(a, b)
 
 
+def test_a_fused_call_uses_the_rows_that_the_calls_before_it_scatter(pool):
+    pair = pool.pairs["sliceable"]
+    shared = [pair.graph.shared[name] for name in "abc"]
+    synk.scatter(shared, [np.zeros((0, 2)), np.zeros(0), np.zeros((0, 2))])
+    n_rows = 3 * pool.size
+    values = [np.arange(2.0 * n_rows).reshape(-1, 2), np.ones(n_rows), np.ones((n_rows, 2))]
+    with synk.fuse():
+        synk.scatter(shared, values)
+        pending = pair.parallel(batch_s=[2], output_subset=[1])
+    assert_same(pending.result()[0], values[0][2::3])
+    with pytest.raises((IndexError, synk.WorkerError), match="out of range"), synk.fuse():
+        synk.scatter(shared, values)
+        pair.parallel(batch_s=[3])
+    synk.broadcast(pair.graph.shared["seen"], 0)
+
+
+@pytest.mark.parametrize("change", ["grow", "free", "forget"])
+def test_fused_calls_keep_the_memory_of_data_that_change_before_they_run(pool, change):
+    ones = np.ones((5000, 3), "float32")
+    data, rows = synk.data(ones), synk.data(ones[: pool.size])
+    with synk.fuse():
+        pending = pool.identity(data)
+        synk.scatter(pool.row, rows)
+        for one in (data, rows):
+            if change == "grow":
+                one.set_length(20000)
+            elif change == "free":
+                one.free_memory()
+        del data, rows, one
+        others = [synk.data(7 * ones[:length]) for length in (5000, pool.size) * 2]
+    assert (pending.result()[0] == 1).all()
+    assert_same(synk.get_value(0, pool.row), ones[:1])
+    assert len(others) == 4
+
+
 def test_an_error_inside_a_fuse_block_runs_nothing_and_leaves_the_world_usable(pool):
     synk.broadcast(pool.hits, np.zeros(2))
     with pytest.raises(ZeroDivisionError), synk.fuse():

@@ -198,14 +198,14 @@ def build_model(options):
     x, y = T.tensor4("x"), T.ivector("y")
     network = NETWORKS[options.model](x, drop=not options.no_dropout)
     cross_entropy = lasagne.objectives.categorical_crossentropy
-    sure = lasagne.layers.get_output(network, deterministic=True)
+    prediction = lasagne.layers.get_output(network, deterministic=True)
     return Model(
         x=x,
         y=y,
         params=lasagne.layers.get_all_params(network, trainable=True),
         losses=cross_entropy(lasagne.layers.get_output(network), y),
-        valid_loss=cross_entropy(sure, y).mean(),
-        accuracy=T.eq(sure.argmax(axis=1), y).mean(dtype=theano.config.floatX),
+        valid_loss=cross_entropy(prediction, y).mean(),
+        accuracy=T.eq(prediction.argmax(axis=1), y).mean(dtype=theano.config.floatX),
     )
 
 

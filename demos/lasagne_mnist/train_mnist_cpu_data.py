@@ -66,12 +66,12 @@ def compare(train_epoch, digits, options):
                 seconds[processes].append(common.run_epoch(epoch, order, bar)[1])
     # The first epoch of each only warms up.
     alone, together = (np.median(taken[1:]) for taken in seconds.values())
-    threads = max(lib["num_threads"] for lib in threadpool_info() if lib["user_api"] == "blas")
+    pools = [pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"]
     print(
         f"Speed:  {options.processes} processes are {alone / together:.2f} times as fast as one of "
         f"plain Theano: {together:.3f} s an epoch, {alone:.3f} s\n"
         f"        (medians of {COMPARED_EPOCHS} epochs of {len(order)} digits each, in turns; "
-        f"BLAS threads a process: {threads})"
+        f"BLAS threads a process: {max(pools, default=1)})"
     )
     return alone / together
 
