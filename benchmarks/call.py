@@ -275,6 +275,7 @@ def draw(figure, record):
     ]
     common.bars(left, lines, labels, colours, "µs")
     trip = common.find(record, "round trip, blocking")["median"]
+    left.set_xlim(0, max(left.get_xlim()[1], 2.7 * trip))
     for place, factor in ((1, 0.6), (0, 2.5)):
         common.mark_goal(left, factor * trip, place, f"goal {factor} ×")
     left.set_title("A trivial call on 2 ranks")

@@ -55,9 +55,11 @@ def replicated():
     data = [synk.data(array) for array in _digits()]
 
     def turn(steps):
-        before = spent.copy()
+        before, begin = spent.copy(), time.perf_counter()
         seconds = _time(step, data, BATCH, steps)
-        return {"seconds": seconds, "parts": ((spent - before) / (1 + steps)).tolist()}
+        each = (time.perf_counter() - begin) / (1 + steps)
+        parts = (spent - before) / (1 + steps)
+        return {"seconds": seconds, "parts": parts.tolist(), "split": _split(each, parts)}
 
     yield turn
     synk.close()
@@ -123,6 +125,18 @@ def _time_parts(memory):
     return spent
 
 
+def _split(step, parts):
+    """Split the seconds of a step into parts, as a mean over the ranks."""
+    gradient, all_reduce, update, waiting, _ = parts.mean(axis=0)
+    split = {
+        "gradient": gradient,
+        "update": update,
+        "waiting for the other rank": waiting,
+        "all-reduce itself": all_reduce - waiting,
+    }
+    return {**split, "starting, finishing": step - sum(split.values())}
+
+
 # The row
 
 
@@ -171,31 +185,19 @@ def measure(options):
         ),
         Line("serial / ideal", "×", list(serial_times / ideal_times)),
     ]
-    extra = where_time_goes(parts, float(np.median(own)), float(np.median(ideal_times)))
+    splits = [turn["split"] for turn in turns["synk"]]
+    split = {name: float(np.median([one[name] for one in splits])) for name in splits[0]}
     notes = [
         f"per turn {steps} steps after one to warm up, {rounds} turns each; one BLAS thread a process",
         "ratios are speed-ups within each round",
         "where a step of synkhronos goes: "
-        + ", ".join(f"{name} {1e3 * seconds:.2f} ms" for name, seconds in extra["parts"].items()),
+        + ", ".join(f"{name} {1e3 * seconds:.2f} ms" for name, seconds in split.items()),
         "gradient: {:.2f} and {:.2f} ms on the ranks, of CPU time {:.2f} and {:.2f} ms; a whole step "
         "of the ideal takes {:.2f} ms of CPU time".format(
             *1e3 * parts[:, 0], *1e3 * parts[:, -1], 1e3 * ideal_cpu
         ),
     ]
-    return common.Result("Lasagne's MNIST CNN, batch 500", lines, notes, extra)
-
-
-def where_time_goes(parts, step, ideal):
-    """Split a step into parts, as a mean over the ranks."""
-    gradient, all_reduce, update, waiting, _ = parts.mean(axis=0)
-    split = {
-        "gradient": gradient,
-        "update": update,
-        "waiting for the other rank": waiting,
-        "all-reduce itself": all_reduce - waiting,
-    }
-    split["starting, finishing"] = step - sum(split.values())
-    return {"parts": split, "ideal": ideal}
+    return common.Result("Lasagne's MNIST CNN, batch 500", lines, notes, {"parts": split})
 
 
 def draw(figure, record):

@@ -182,7 +182,8 @@ assert (error.rank, error.type_name, error.message, error.traceback) == (
 
 @pytest.mark.parametrize("master_rank", [0, 2])
 def test_an_exception_before_a_collective_makes_the_others_leave_it(run_script, master_rank):
-    run_script("""
+    run_script(
+        """
 master_rank = int(sys.argv[1])
 open_world(3, master_rank=master_rank)
 for rank in range(3):
@@ -200,12 +201,15 @@ check_usable(3)
 error = error_of(lambda: fused(SLEEP, RAISE, NOTHING))  # rank 0 comes to it when it is over
 assert error.rank == 1
 check_usable(3)
-""", master_rank)
+""",
+        master_rank,
+    )
 
 
 @pytest.mark.parametrize("shapes", [(3, 5), (5, 3), (0, 3)])
 def test_unequal_shapes_in_a_reduction_are_listed_and_no_rank_is_left_waiting(run_script, shapes):
-    run_script("""
+    run_script(
+        """
 open_world()
 shapes = [int(one) for one in sys.argv[1:]]
 for reduction in (synk.reduce, synk.all_reduce, lambda v: synk.reduce(v, in_place=False)):
@@ -217,7 +221,9 @@ for reduction in (synk.reduce, synk.all_reduce, lambda v: synk.reduce(v, in_plac
         assert f"rank {rank}: ({length},)" in str(error), error
     assert synk.get_lengths(w) == shapes
     check_usable()
-""", *shapes)
+""",
+        *shapes,
+    )
 
 
 def test_a_dead_worker_breaks_the_world_at_once_and_a_new_one_can_be_opened(run_script):
@@ -379,16 +385,21 @@ def check_after(error, workers):
     ],
 )
 def test_ctrl_c_reaches_the_script_and_leaves_the_world_usable_or_broken(run_script, call):
-    run_script(INTERRUPTED + f"""
+    run_script(
+        INTERRUPTED
+        + f"""
 open_world()
 workers = pids()[1:]
 later(0.4, interrupt)
 check_after(error_of(lambda: {call}, 3), workers)
-""")
+"""
+    )
 
 
 def test_ctrl_c_at_any_moment_of_short_calls_leaves_the_world_in_step(run_script):
-    run_script(INTERRUPTED + """
+    run_script(
+        INTERRUPTED
+        + """
 open_world()
 moments = np.random.RandomState(0)
 for round in range(20):
@@ -401,17 +412,21 @@ for round in range(20):
             synk.broadcast(w, np.arange(3.0))
 
     check_after(error_of(work, 3), workers)
-""")
+"""
+    )
 
 
 def test_a_second_ctrl_c_ends_a_call_that_does_not_end(run_script):
-    run_script(INTERRUPTED + """
+    run_script(
+        INTERRUPTED
+        + """
 open_world()
 workers = pids()[1:]
 later(0.4, interrupt)
 later(0.9, interrupt)
 check_after(error_of(lambda: f(np.array([NOTHING, LONG])), 3), workers)
-""")
+"""
+    )
 
 
 def test_an_uncaught_ctrl_c_ends_the_script_and_its_workers(run_script):
