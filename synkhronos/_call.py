@@ -4,7 +4,7 @@ import numpy as np
 
 from synkhronos._data import open_reference
 from synkhronos._operations import Accumulator
-from synkhronos._partition import as_slice, select, share
+from synkhronos._partition import select, share
 from synkhronos._world import Command
 
 _SMALL = 4096  # bytes of an output that travels inside the reply
@@ -60,34 +60,39 @@ class CallFunction(Command):
         if not n_rows:
             return 0, None
         if self.num_slices == 1:
-            arguments = [column.whole() for column in columns]
+            arguments = [
+                array if rows is None else here.take(key, array, rows)
+                for key, array, rows in columns
+            ]
             values = here.engine.call(function.compiled, arguments, self.subset)
         else:
             values = self._accumulate(here, function, columns, n_rows)
         return n_rows, self._hand_over(here, function, values)
 
     def _columns(self, here, function):
-        """Return this rank's arguments, and how many rows it has."""
+        """Return, for each argument, ``(key, array, rows of this rank)``; and how many rows these are.
+
+        The rows of an argument that every rank and slice gets whole are None.
+        """
         arrays = [open_reference(here, reference) for reference in self.references]
         n_rows = 1
         columns = []
         if self.rows is not None:
             start, stop = share(len(self.rows), here.size, here.rank)
             n_rows = stop - start
+            rows = self.rows[start:stop]
             for position, minibatch in enumerate(self.minibatch):
-                own = range(start, stop) if minibatch else self.rows[start:stop]
-                columns.append(_Rows(here, (self.number, position), arrays[position], own))
-        columns.extend(_Whole(array) for array in arrays[len(columns) :])
+                own = range(start, stop) if minibatch else rows
+                columns.append(((self.number, position), arrays[position], own))
+        columns.extend([(None, array, None) for array in arrays[len(columns) :]])
         if function.sliceable:
             batch = None if self.batch_s is None else self.batch_s[here.rank]
-            lengths = []
-            for position, number in enumerate(function.sliceable):
+            for number in function.sliceable:
                 array = here.engine.storage(here.shareds[number])
                 own = select(batch, len(array), "batch_s")
-                lengths.append(len(own))
-                columns.append(_Rows(here, (self.number, "s", position), array, own))
+                columns.append(((self.number, "shared", number), array, own))
             if self.rows is None:
-                n_rows = min(lengths)
+                n_rows = min(len(rows) for _, _, rows in columns[-len(function.sliceable) :])
         return columns, n_rows
 
     def _accumulate(self, here, function, columns, n_rows):
@@ -107,7 +112,10 @@ class CallFunction(Command):
                     continue
                 for (shared, _), old in zip(updates, olds):
                     engine.store(shared, old.copy())  # an update may write in place
-                arguments = [column.part(self.num_slices, index) for column in columns]
+                arguments = [
+                    array if rows is None else here.take(key, array, self._slice(rows, index))
+                    for key, array, rows in columns
+                ]
                 values = engine.call(function.compiled, arguments, self.subset)
                 for accumulator, value in zip(outputs, values):
                     accumulator.add(value, stop - start)
@@ -127,47 +135,16 @@ class CallFunction(Command):
             dtypes = [dtypes[index] for index in self.subset]
         return [accumulator.result(dtype) for accumulator, dtype in zip(outputs, dtypes)]
 
+    def _slice(self, rows, index):
+        start, stop = share(len(rows), self.num_slices, index)
+        return rows[start:stop]
+
     def _hand_over(self, here, function, values):
         """Return the outputs in the form in which they travel to the master."""
         modes = function.output_modes
         if self.subset is not None:
             modes = [modes[index] for index in self.subset]
-        return [_pack(here, mode, np.asarray(value)) for mode, value in zip(modes, values)]
-
-
-class _Whole:
-    """An argument that every rank and slice gets whole."""
-
-    def __init__(self, array):
-        self._array = array
-
-    def whole(self):
-        return self._array
-
-    def part(self, parts, index):
-        return self._array
-
-
-class _Rows:
-    """A rank's rows of an argument; a part of them is a view wherever it can be one."""
-
-    def __init__(self, here, key, array, rows):
-        self._here, self._key, self._array, self._rows = here, key, array, rows
-
-    def whole(self):
-        return self._take(self._rows)
-
-    def part(self, parts, index):
-        start, stop = share(len(self._rows), parts, index)
-        return self._take(self._rows[start:stop])
-
-    def _take(self, rows):
-        if type(rows) is range:
-            return self._array[as_slice(rows)]
-        shape = (len(rows), *self._array.shape[1:])
-        buffer = self._here.buffer(self._key, shape, self._array.dtype)
-        # The rows were checked in the master; the mode "raise" would go through another buffer.
-        return np.take(self._array, rows, axis=0, out=buffer, mode="clip")
+        return [_pack(here, mode, value) for mode, value in zip(modes, values)]
 
 
 def _pack(here, mode, value):

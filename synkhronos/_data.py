@@ -176,7 +176,7 @@ class Data:
     def free_memory(self):
         """Give the memory back; this object cannot be used any more."""
         self._store = self._view = self._file = self._reference = None
-        self._world.here.memory.collect()
+        self._world.here.memory.trim()
 
     # Inside
 

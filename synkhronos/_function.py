@@ -101,7 +101,12 @@ class Function:
         references = tuple([data.reference() for data in datas])
         plain = batch is None and batch_s is None and output_subset is None and num_slices == 1
         command = self._last_plain
-        if not plain or command is None or command.references != references:
+        if (
+            not plain
+            or command is None
+            or command.references != references
+            or any([value.minibatch for value in datas])
+        ):
             command = _arguments.plan(
                 world, self, datas, references, output_subset, batch, batch_s, num_slices
             )

@@ -65,6 +65,9 @@ def replicate(world):
         reference = here.memory.reference(payload)
         del pickled
     world.run(Replicate(first_function, first_shared, reference))
+    if payload is not None:
+        del payload
+        here.memory.trim()
     world.replicated_functions += len(functions)
     world.replicated_shareds += len(shareds)
 

@@ -16,7 +16,9 @@ def resolve(shared_vars):
     variables = [shared_vars] if single else list(shared_vars)
     if not variables:
         raise ValueError("shared_vars: expected at least one shared variable, got an empty list")
-    for variable in variables:
+    for position, variable in enumerate(variables):
+        if variable in variables[:position]:
+            raise ValueError(f"shared_vars: {variable} is given more than once")
         if not world.here.engine.is_shared(variable):
             raise TypeError(f"shared_vars: expected shared variables of tensors, got {variable!r}")
         if variable not in world.shared_numbers:

@@ -10,6 +10,7 @@ There is one world at a time, and it is the package's only mutable global.
 
 import logging
 import math
+import os
 import pickle
 import traceback
 import weakref
@@ -23,6 +24,7 @@ from synkhronos._errors import (
     WorkerError,
     WorldBrokenError,
 )
+from synkhronos._partition import as_slice
 
 logger = logging.getLogger("synkhronos")
 
@@ -75,13 +77,17 @@ class Here:
         self._buffers = {}
         self._payload = self._command = None
 
-    def buffer(self, key, shape, dtype):
-        """Return an array to write to; the same memory for the same key, if it is large enough."""
+    def take(self, key, array, rows):
+        """Return rows of an array: a view of a range of them; else an excerpt, in the key's buffer."""
+        if type(rows) is range:
+            return array[as_slice(rows)]
+        shape = (len(rows), *array.shape[1:])
         size = math.prod(shape)
-        store = self._buffers.get(key)
-        if store is None or store.size < size or store.dtype != dtype:
-            store = self._buffers[key] = np.empty(size, dtype)
-        return store[:size].reshape(shape)
+        buffer = self._buffers.get(key)
+        if buffer is None or buffer.size < size or buffer.dtype != array.dtype:
+            buffer = self._buffers[key] = np.empty(size, array.dtype)
+        # The rows were checked in the master; the mode "raise" would go through another buffer.
+        return np.take(array, rows, axis=0, out=buffer[:size].reshape(shape), mode="clip")
 
     @property
     def rank(self):
@@ -237,6 +243,8 @@ class World:
                 data.free_memory()
             for shared in self.here.shareds:
                 self._take_home(shared)
+            self.here.memory.trim()
+            self.here.memory.trim_others()
             self.on_close()
             self.closed = True
 
@@ -259,6 +267,15 @@ def current():
 def exists():
     """Whether there is a world that is not closed."""
     return _current is not None and not _current.closed
+
+
+def _refuse_in_child():
+    """A process that the script forks has the world's objects, but must leave its ranks alone."""
+    if exists():
+        _current.broken = "this process was forked from the master; only that one may use the ranks"
+
+
+os.register_at_fork(after_in_child=_refuse_in_child)
 
 
 def enter(world):

@@ -29,7 +29,12 @@ class FreeList:
     """Offsets of free memory between two bounds: first fit, neighbours merged."""
 
     def __init__(self, start, stop):
+        self.lowest = start
         self._starts, self._stops = [start], [stop]
+
+    def holes(self):
+        """Return a list of ``(start, stop)``, in order."""
+        return list(zip(self._starts, self._stops))
 
     def take(self, nbytes):
         """Return the offset of `nbytes` free bytes, or None."""
@@ -110,7 +115,10 @@ class SharedMemory:
 
     def use_span(self, index):
         """Allocate from this span from now on; blocks of the former one are another rank's."""
-        self._free = FreeList(index * self._span, (index + 1) * self._span)
+        start, stop = index * self._span, (index + 1) * self._span
+        # Apart, so that large blocks begin and end with a page.
+        self._small = FreeList(start, start + self._span // 16)
+        self._large = FreeList(start + self._span // 16, stop)
         self._returned = collections.deque()
         self._kept = 0
 
@@ -122,7 +130,7 @@ class SharedMemory:
         self.collect()
         if nbytes >= _CHECKED:
             _check_memory_left(nbytes)
-        offset = self._free.take(nbytes)
+        offset = (self._small if unit < _PAGE else self._large).take(nbytes)
         if offset is None:
             raise MemoryError(
                 f"shared memory: {nbytes} bytes were asked for, more than is left of the "
@@ -140,15 +148,30 @@ class SharedMemory:
         return self.allocate(size * dtype.itemsize).view(dtype).reshape(shape)
 
     def collect(self):
-        """Make the blocks whose arrays died free again; large ones go back to the system."""
+        """Make the blocks whose arrays died free again; keep some of their pages for the next."""
         while self._returned:
             offset, nbytes = self._returned.popleft()
-            self._free.give(offset, nbytes)
-            if nbytes >= _PAGE:
-                self._kept += nbytes
-                if self._kept > _KEPT:
-                    self.mapping.madvise(mmap.MADV_REMOVE, offset, nbytes)
-                    self._kept -= nbytes
+            if nbytes < _PAGE:
+                self._small.give(offset, nbytes)
+                continue
+            self._large.give(offset, nbytes)
+            self._kept += nbytes
+            if self._kept > _KEPT:
+                self.mapping.madvise(mmap.MADV_REMOVE, offset, nbytes)
+                self._kept -= nbytes
+
+    def trim(self):
+        """As `collect`, and give all pages that are free back to the system."""
+        self.collect()
+        for start, stop in self._large.holes():
+            self.mapping.madvise(mmap.MADV_REMOVE, start, stop - start)
+        self._kept = 0
+
+    def trim_others(self):
+        """Give back the pages of all other ranks, once these have ended."""
+        for start in range(0, self._end - self.address, self._span):
+            if not start <= self._large.lowest < start + self._span:
+                self.mapping.madvise(mmap.MADV_REMOVE, start, self._span)
 
     def __contains__(self, array):
         """Whether a C-contiguous array lies in this memory."""
