@@ -43,6 +43,10 @@ def prepare() -> None:
         raise ImportError(complaint)
     if "theano" not in sys.modules:
         set_flags(os.environ)
+    if sys.version_info >= (3, 11):
+        # The C code of `theano.scan` does not compile there. Without this module Theano uses its
+        # Python code instead; with it the script ends in the compiler's errors.
+        sys.modules.setdefault("theano.scan_module.scan_perform_ext", None)
 
 
 def set_flags(environ) -> None:

@@ -8,7 +8,7 @@ from synkhronos import _arguments, _outputs, _world
 from synkhronos._binding import bind, find_bound
 from synkhronos._data import Data
 from synkhronos._errors import ClosedError
-from synkhronos._operations import parse_output_mode
+from synkhronos._operations import OPERATIONS, parse_output_mode
 from synkhronos._replicate import replicate
 from synkhronos._signature import (
     parse_givens,
@@ -46,12 +46,7 @@ class Function:
         self.output_modes = [parse_output_mode(mode)[0] for mode in modes]
         self.output_dtypes = [engine.type_of(variable).dtype for variable in variables]
         self.sliceable = [world.shared_numbers[shared] for shared in sliceable]
-        streams = engine.random_streams(compiled)
-        self.updates = [
-            (world.shared_numbers[shared], op)
-            for shared, op in updates
-            if engine.is_shared(shared) and shared not in streams  # a stream just runs on
-        ]
+        self.updates = _accumulated(world, compiled, dict(updates))
 
     def __getstate__(self):
         kept = ("number", "compiled", "output_modes", "output_dtypes", "sliceable", "updates")
@@ -222,6 +217,22 @@ class Function:
         """
         variables = [one.variable for one in self.inputs]
         return find_bound(self._usable_world(), variables, "get_input_shmems")
+
+
+def _accumulated(world, compiled, ops):
+    """Return ``(number, op)`` of each variable whose updates accumulate over slices.
+
+    Updates by default count too. Random streams do not: they just run on.
+    """
+    engine = world.here.engine
+    streams = engine.random_streams(compiled)
+    accumulated = []
+    for shared in engine.updated(compiled):
+        if engine.is_shared(shared) and shared not in streams:
+            is_mean = OPERATIONS["avg"].is_defined_for(engine.type_of(shared).dtype)
+            op = ops.get(shared, "avg" if is_mean else None)
+            accumulated.append((world.shared_numbers[shared], op))
+    return accumulated
 
 
 def function(

@@ -20,10 +20,13 @@ class Operation(NamedTuple):
     weighted: bool
     kinds: str  # the dtype kinds it is defined for
 
+    def is_defined_for(self, dtype):
+        """Whether values of `dtype` can be reduced so."""
+        return np.dtype(dtype).kind in self.kinds
+
     def check_dtype(self, dtype, what):
         """Raise ``TypeError`` if values of `dtype` cannot be reduced so; `what` names the value."""
-        dtype = np.dtype(dtype)
-        if dtype.kind not in self.kinds:
+        if not self.is_defined_for(dtype):
             raise TypeError(
                 f"operation {self.name!r} of {what}: not defined for dtype {dtype}; cast it to a "
                 f"float, or use another operation"

@@ -24,6 +24,11 @@ def collect(world, function, results, subset):
     for position, index in enumerate(range(len(function.output_modes)) if subset is None else subset):
         mode = function.output_modes[index]
         if mode is None:
+            if world.master_rank not in active:
+                raise ValueError(
+                    f"{function!r}: output {index} is the master's own value (op None), but the "
+                    f"master had no rows (batch_s)"
+                )
             outputs.append(results[world.master_rank][1][position])
             continue
         values = [unpack(world.here, results[rank][1][position]) for rank in active]

@@ -163,6 +163,10 @@ class World:
             self.shared_numbers[shared] = len(self.here.shareds)
             self.here.shareds.append(shared)
 
+    def give_up(self, reason):
+        """Refuse every command from here on, for this reason."""
+        self.broken = reason
+
     def submit(self, command, finish):
         """Run a command and return ``finish(results by rank)``; inside ``fuse()``, later."""
         if self.fused is None:
@@ -199,11 +203,11 @@ class World:
                     self.transport.abort()
             replies = self.transport.collect()
         except WorldBrokenError as broken:
-            self.broken = str(broken)
+            self.give_up(str(broken))
             raise
         except BaseException:
             # Interrupted between the barriers: ranks may be out of step from here on.
-            self.broken = "a command was interrupted; the workers were ended; only close() is left"
+            self.give_up("a command was interrupted; the workers were ended; only close() is left")
             self.transport.close(0)
             raise
         results, failures = self._read(replies)
@@ -272,7 +276,7 @@ def exists():
 def _refuse_in_child():
     """A process that the script forks has the world's objects, but must leave its ranks alone."""
     if exists():
-        _current.broken = "this process was forked from the master; only that one may use the ranks"
+        _current.give_up("this process was forked from the master; only that one may use the ranks")
 
 
 os.register_at_fork(after_in_child=_refuse_in_child)

@@ -11,8 +11,9 @@ import synkhronos as synk
 
 ROOT = Path(synk.__file__).resolve().parent
 DOCS = ROOT.parent / "docs"
-LONGEST_FILE = 330
-LONGEST_FUNCTION = 45  # lines, without its docstring
+LONGEST_FILE = 300  # lines, without docstrings
+LONGEST_FUNCTION = 45
+DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef)
 
 ALLOWED_FOR_PYGPU = {"synkhronos.engines.theano_gpu", "synkhronos.comms.nccl"}
 PROCESSES = {"multiprocessing", "subprocess", "signal", "threadpoolctl", "posix_ipc", "psutil"}
@@ -349,7 +350,11 @@ def test_the_call_of_a_function_documents_its_parameters():
 
 @pytest.mark.parametrize("name", FILES)
 def test_a_file_is_short(name):
-    assert len(FILES[name].read_text().splitlines()) <= LONGEST_FILE
+    docstrings = 0
+    for node in ast.walk(TREES[name]):
+        if isinstance(node, DOCUMENTED) and ast.get_docstring(node) is not None:
+            docstrings += node.body[0].end_lineno - node.body[0].lineno + 1
+    assert len(FILES[name].read_text().splitlines()) - docstrings <= LONGEST_FILE
 
 
 @pytest.mark.parametrize("name", FILES)

@@ -721,3 +721,52 @@ error = error_of(lambda: synk.data(dtype="float64", shape=(1 << 50,)))
 assert type(error) is MemoryError and str(8 << 50) in str(error), repr(error)
 check_usable()
 """)
+
+
+def test_a_child_of_the_script_cannot_command_the_workers(run_python):
+    done = run_python(
+        """
+        import os
+        import synkhronos as synk, theano
+        synk.fork(2, use_gpu=False)
+        s = theano.shared(1.0)
+        f = synk.function([], (s * 2, "sum"), mode="FAST_COMPILE")
+        assert f() == 4
+        faulthandler.cancel_dump_traceback_later()  # its thread is not there after a fork
+        child = os.fork()
+        if not child:
+            for call in (f, synk.distribute, lambda: synk.all_reduce(s)):
+                try:
+                    call()
+                except synk.WorldBrokenError as error:
+                    assert "forked from the master" in str(error)
+                else:
+                    os._exit(1)
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert f() == 4
+        print("both well")
+        """
+    )
+    assert "both well" in done.stdout
+
+
+def test_closing_gives_all_memory_back_while_a_function_is_kept(run_python):
+    run_python(
+        """
+        import numpy as np, psutil
+        import synkhronos as synk, theano
+        def shared_memory():
+            return psutil.Process().memory_full_info().pss
+        before = shared_memory()
+        synk.fork(2, use_gpu=False)
+        s = theano.shared(np.zeros(4_000_000))
+        f = synk.function([], updates=[(s, s + 1)])
+        f()
+        synk.all_reduce(s)
+        data = synk.data(np.zeros(8_000_000))
+        synk.close()
+        assert s.get_value(borrow=True)[0] == 1
+        assert shared_memory() - before < 60e6, shared_memory() - before
+        """
+    )

@@ -17,9 +17,7 @@ import math
 import os
 import sys
 import time
-import types
 import urllib.request
-import warnings
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,8 +25,10 @@ import synkhronos  # noqa: F401  (before Theano: with it, Theano imports on toda
 import numpy as np
 import theano
 import theano.tensor as T
-from theano.tensor.signal import pool
 from tqdm import tqdm
+
+sys.path.append(str(Path(__file__).resolve().parent.parent))
+from lasagne_on_theano import lasagne
 
 theano.config.floatX = "float32"
 
@@ -43,25 +43,6 @@ MNIST_FOLDER = Path(__file__).resolve().parent / "data"
 SPLIT_SEED = 2017  # not --seed: every run is judged on the same test digits
 MOMENTUM = 0.9
 ROWS_A_SLICE = 1000  # evaluated at a time: the activations of more would fill the memory
-
-
-def import_lasagne():
-    """Lasagne 0.1, PyPI's latest, made to import on Theano 1.0.
-
-    It asks for ``theano.tensor.signal.downsample.max_pool_2d``. Theano 1.0 has the same function
-    as ``pool.pool_2d``, so a module of the old name that holds it is all that is missing.
-    """
-    downsample = types.ModuleType("theano.tensor.signal.downsample")
-    downsample.max_pool_2d = pool.pool_2d
-    sys.modules[downsample.__name__] = downsample
-    # Its calls name Theano's arguments as of 2015: they work, with a warning for each.
-    warnings.filterwarnings("ignore", category=UserWarning, module="lasagne")
-    import lasagne
-
-    return lasagne
-
-
-lasagne = import_lasagne()
 
 
 # The digits

@@ -61,6 +61,10 @@ class Engine(ABC):
         """Return the shared variables that a compiled function reads or updates, in fixed order."""
 
     @abstractmethod
+    def updated(self, compiled):
+        """Return the shared variables that a compiled function updates, also those by default."""
+
+    @abstractmethod
     def dumps(self, objects, known):
         """Pickle objects with compiled functions in them.
 

@@ -70,6 +70,9 @@ class TheanoCpuEngine(Engine):
     def shareds(self, compiled):
         return compiled.get_shared()
 
+    def updated(self, compiled):
+        return [one.variable for one in compiled.maker.inputs if one.update is not None]
+
     def dumps(self, objects, known):
         def work():
             buffer = io.BytesIO()

@@ -1,0 +1,130 @@
+"""Trains a residual network of 50 layers on all cores or GPUs.
+
+    python train_resnet.py --small --compare
+    python train_resnet.py --data DIR --batch 64 --slices 4
+
+A step equals that of one process on the whole minibatch, except for batch norm: each rank, and each
+of its slices, normalises its rows by their own mean and variance, not by those of all rows. With a
+few rows or more for each the network learns as well; with too few the statistics are noise.
+
+Running averages, of these means and variances, are not communicated at each step either: each rank
+has those of the rows that it saw. Before an evaluation they are averaged over the ranks, weighted by
+the rows of each, so that all ranks evaluate the same network and training goes on from the same.
+"""
+
+import math
+import time
+
+import common
+import numpy as np
+import synkhronos as synk
+import train_resnet_theano
+from synkhronos.extensions.train import make_train_function
+from synkhronos.extensions.updates import nesterov_momentum
+from threadpoolctl import threadpool_info
+
+COMPARED_STEPS = 3
+
+
+def build(model, options):
+    """The functions that take a step and that evaluate."""
+    train_minibatch = make_train_function(
+        model.loss,
+        model.params,
+        model.x,
+        model.y,
+        nesterov_momentum,
+        options.learning_rate,
+        common.MOMENTUM,
+    )
+    measure = synk.function(
+        [model.x, model.y], [model.valid_loss, model.accuracy], no_default_updates=True
+    )
+    synk.distribute()
+    rows_by_rank = shares(options.batch, options.processes)
+    rows_a_slice = math.ceil(max(rows_by_rank) / options.slices)
+
+    def step(x, y):
+        return train_minibatch(x, y, num_slices=options.slices)
+
+    def evaluate(x, y):
+        synk.all_reduce(model.averages, weights=rows_by_rank)
+        rows_a_rank = math.ceil(len(y) / options.processes)
+        return measure(x, y, num_slices=math.ceil(rows_a_rank / rows_a_slice))
+
+    return step, evaluate
+
+
+def shares(rows, n):
+    """How many of the rows each rank gets: as evenly as possible, the longer shares first."""
+    return [rows // n + (rank < rows % n) for rank in range(n)]
+
+
+def minibatch_data(shape, dtype):
+    return synk.data(shape=shape, dtype=dtype, minibatch=True)
+
+
+def compare(minibatches, step, options):
+    """The seconds of steps of one process of plain Theano, and of all processes, in turns.
+
+    Each process has the same number of BLAS threads, and each trains a network of its own.
+    """
+    step_alone, _ = train_resnet_theano.build(common.build_model(options), options)
+    steps = {"alone": lambda x, y: step_alone(np.asarray(x), np.asarray(y)), "together": step}
+    seconds = {which: [] for which in steps}
+    with common.progress_bar(2 * (1 + COMPARED_STEPS) * options.batch) as bar:
+        for _ in range(1 + COMPARED_STEPS):
+            for which, one in steps.items():
+                bar.set_description(f"comparing, {which}", refresh=False)
+                seconds[which].append(common.timed_step(minibatches, one)[0])
+                bar.update(options.batch)
+    # The first step of each only warms up.
+    return seconds["alone"][1:], seconds["together"][1:]
+
+
+def main(arguments=None):
+    parser = common.parser(__doc__)
+    parser.add_argument("--processes", type=int, help="default: one a core, or one a GPU")
+    parser.add_argument(
+        "--compare", action="store_true", help="time plain Theano in one process as well"
+    )
+    options = parser.parse_args(arguments)
+    n = synk.fork(options.processes)
+    common.complete(options, n)
+    images = common.load_images(options)
+    with common.Decoders(images, options, minibatch_data) as decoders:
+        valid, minibatches = decoders.valid(), decoders.minibatches()
+        start = time.perf_counter()
+        model = common.build_model(options)
+        common.describe(model, images, options)
+        print(
+            f"Ranks:   {n}, with {max(shares(options.batch, n))} images each at most. Each "
+            f"normalises its own by their own statistics;\n"
+            f"         the {len(model.averages)} running averages are averaged over the ranks before "
+            f"each evaluation"
+        )
+        step, evaluate = build(model, options)
+        print(f"Ready:   in {time.perf_counter() - start:.0f} s\n", flush=True)
+        seconds, losses = common.train(minibatches, valid, step, evaluate, options)
+        table = [(f"{n} process(es)", seconds, options.batch, losses[-1])]
+        if options.compare:
+            alone, together = compare(minibatches, step, options)
+            table.append(("  compared, in turns with:", together, options.batch, None))
+            table.append(("1 process of plain Theano", alone, options.batch, None))
+        common.print_table(table)
+    if options.compare:
+        report_speed(np.median(alone) / np.median(together), n)
+    synk.close()
+    return model, losses
+
+
+def report_speed(ratio, n):
+    pools = [pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"]
+    print(
+        f"\n{n} process(es) are {ratio:.2f} times as fast as one of plain Theano (medians of "
+        f"{COMPARED_STEPS} steps each,\nin turns; BLAS threads a process: {max(pools, default=1)})"
+    )
+
+
+if __name__ == "__main__":
+    common.run(main)

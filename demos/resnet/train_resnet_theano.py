@@ -1,0 +1,52 @@
+"""Trains a residual network of 50 layers with plain Theano, in one process: where to start from.
+
+    python train_resnet_theano.py --small
+"""
+
+import math
+import time
+
+import common
+import numpy as np
+import theano
+from common import lasagne
+
+
+def build(model, options):
+    """The functions that take a step and that evaluate."""
+    updates = lasagne.updates.nesterov_momentum(
+        model.loss, model.params, options.learning_rate, common.MOMENTUM
+    )
+    train_minibatch = theano.function([model.x, model.y], model.loss, updates=updates)
+    measure = theano.function(
+        [model.x, model.y], [model.valid_loss, model.accuracy], no_default_updates=True
+    )
+
+    def evaluate(x, y):
+        slices = np.array_split(np.arange(len(y)), math.ceil(len(y) / options.batch))
+        results = [measure(x[rows], y[rows]) for rows in slices]
+        return np.average(results, axis=0, weights=[len(rows) for rows in slices])
+
+    return train_minibatch, evaluate
+
+
+def main(arguments=None):
+    options = common.parser(__doc__).parse_args(arguments)
+    common.complete(options, processes=1)
+    if options.slices > 1:
+        raise common.UserError("--slices: plain Theano has none; use train_resnet.py --processes 1")
+    images = common.load_images(options)
+    with common.Decoders(images, options, common.shared_array) as decoders:
+        valid = decoders.valid()
+        start = time.perf_counter()
+        model = common.build_model(options)
+        common.describe(model, images, options)
+        step, evaluate = build(model, options)
+        print(f"Ready:   in {time.perf_counter() - start:.0f} s\n", flush=True)
+        seconds, losses = common.train(decoders.minibatches(), valid, step, evaluate, options)
+    common.print_table([("1 process of plain Theano", seconds, options.batch, losses[-1])])
+    return model, losses
+
+
+if __name__ == "__main__":
+    common.run(main)
