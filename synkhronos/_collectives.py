@@ -25,10 +25,10 @@ class Broadcast(Command):
         self.numbers = numbers
 
     def run(self, here):
-        for number in self.numbers:
-            shared = here.shareds[number]
-            value = here.comm.broadcast(here.engine.storage(shared), here.master_rank)
-            here.engine.store(shared, value)
+        variables = [here.shareds[number] for number in self.numbers]
+        storages = [here.engine.storage(variable) for variable in variables]
+        for variable, value in zip(variables, here.comm.broadcast(storages, here.master_rank)):
+            here.engine.store(variable, value)
 
 
 def broadcast(shared_vars, values=None, nccl=True):
@@ -65,15 +65,12 @@ class Gather(Command):
         self.numbers, self.to_all = numbers, to_all
 
     def run(self, here):
-        gathered = []
-        for number in self.numbers:
-            storage = here.engine.storage(here.shareds[number])
-            if self.to_all:
-                joined = concatenate(here.comm.all_gather(storage))
-                here.engine.store(here.shareds[number], joined)
-            else:
-                gathered.append(here.comm.gather(storage, here.master_rank))
-        return gathered if here.is_master else None
+        variables = [here.shareds[number] for number in self.numbers]
+        storages = [here.engine.storage(variable) for variable in variables]
+        if not self.to_all:
+            return here.comm.gather(storages, here.master_rank)
+        for variable, arrays in zip(variables, here.comm.all_gather(storages)):
+            here.engine.store(variable, concatenate(arrays))
 
 
 def gather(shared_vars, nd_up=1, nccl=True):
@@ -152,20 +149,19 @@ class Reduce(Command):
         self.numbers, self.op, self.target, self.weights = numbers, op, target, weights
 
     def run(self, here):
+        variables = [here.shareds[number] for number in self.numbers]
+        arrays = [here.engine.storage(variable) for variable in variables]
         weight = self._weight(here)
-        reduced = []
-        for number in self.numbers:
-            shared = here.shareds[number]
-            array = here.engine.storage(shared)
-            if self.target == "all":
-                here.engine.store(shared, here.comm.all_reduce(array, self.op, weight))
-            elif self.target == "master" or not here.is_master:
-                array = here.comm.reduce(array, self.op, here.master_rank, weight)
-                here.engine.store(shared, array)
-            else:
-                array = here.comm.reduce(array.copy(), self.op, here.master_rank, weight)
-                reduced.append(array.copy())
-        return reduced if here.is_master else None
+        if self.target == "all":
+            reduced = here.comm.all_reduce(arrays, self.op, weight)
+        else:
+            if self.target == "new" and here.is_master:
+                arrays = [array.copy() for array in arrays]
+            reduced = here.comm.reduce(arrays, self.op, here.master_rank, weight)
+            if self.target == "new" and here.is_master:
+                return [array.copy() for array in reduced]
+        for variable, array in zip(variables, reduced):
+            here.engine.store(variable, array)
 
     def _weight(self, here):
         if self.weights is None:

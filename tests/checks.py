@@ -5,6 +5,7 @@ Each check takes `ranks`, an object with a `size` and a method ``run(program, *a
 are pickled.
 """
 
+import pickle
 from typing import NamedTuple
 
 import numpy as np
@@ -35,12 +36,18 @@ class Outcome(NamedTuple):
 # Programs: what a rank runs
 
 
+def single(comm, name, array, *args, **kwargs):
+    """Call a collective with one array, and return what there is of it."""
+    result = getattr(comm, name)([array], *args, **kwargs)
+    return None if result is None else result[0]
+
+
 def collective(comm, name, arrays, *args):
-    return getattr(comm, name)(arrays[comm.rank], *args)
+    return single(comm, name, arrays[comm.rank], *args)
 
 
 def weighted(comm, name, arrays, args, weights):
-    return getattr(comm, name)(arrays[comm.rank], *args, weight=weights[comm.rank])
+    return single(comm, name, arrays[comm.rank], *args, weight=weights[comm.rank])
 
 
 def awkward(comm, name, kind, dtype, *args):
@@ -59,7 +66,7 @@ def awkward(comm, name, kind, dtype, *args):
         buffer[:] = np.frombuffer(array.tobytes(), np.uint8)
         array = buffer.view(dtype).reshape(4, 6)
     before = array.copy()
-    result = getattr(comm, name)(array, *args)
+    result = single(comm, name, array, *args)
     return before, result, array
 
 
@@ -67,18 +74,18 @@ def many(comm, number, length):
     """A long row of collectives, each on what the last one returned."""
     array = np.full(length, comm.rank + 1.0)
     for turn in range(number):
-        array = comm.all_reduce(array, "max")
+        [array] = comm.all_reduce([array], "max")
         array = array + comm.rank
-        array = comm.broadcast(array, turn % comm.size)
-        assert len(comm.all_gather(array[: comm.rank])) == comm.size
+        [array] = comm.broadcast([array], turn % comm.size)
+        assert len(comm.all_gather([array[: comm.rank]])[0]) == comm.size
     return array
 
 
 def unchanged_by_others(comm):
     """What a collective returned stays as it is while other ranks work on with theirs."""
-    gathered = comm.all_gather(np.full(1000, comm.rank))
-    received = comm.broadcast(np.full(1000, comm.rank), comm.size - 1)
-    reduced = comm.all_reduce(np.full(1000, comm.rank + 1), "sum")
+    [gathered] = comm.all_gather([np.full(1000, comm.rank)])
+    [received] = comm.broadcast([np.full(1000, comm.rank)], comm.size - 1)
+    [reduced] = comm.all_reduce([np.full(1000, comm.rank + 1)], "sum")
     comm.transport.barrier()
     received += 100 * (comm.rank + 1)
     reduced += 100 * (comm.rank + 1)
@@ -298,6 +305,56 @@ def check_what_a_rank_does_with_its_result_is_its_own_affair(ranks):
         assert (received == ranks.size - 1 + 100 * (rank + 1)).all()
         total = ranks.size * (ranks.size + 1) // 2
         assert (reduced == total + 100 * (rank + 1)).all()
+
+
+def joint(comm, name, lists, calls):
+    """Call a collective on the same list of arrays again and again, each time with other arguments."""
+    arrays = [array.copy() for array in lists[comm.rank]]
+    results = []
+    for args, kwargs in calls:
+        result = getattr(comm, name)(arrays, *args, **{key: by[comm.rank] for key, by in kwargs.items()})
+        results.append(pickle.loads(pickle.dumps(result)))
+        if name != "gather" and result is not None and name != "all_gather":
+            for array, first in zip(result, lists[comm.rank]):
+                array[...] = first  # an update in place, of the array to work on with
+            arrays = result
+    return results
+
+
+def check_arrays_of_any_number_shape_and_dtype_travel_together(ranks):
+    size = ranks.size
+    kinds = [((3,), "float32"), ((0,), "float64"), ((40_001,), "float32"), ((), "float64")]
+    kinds += [((2, 3), "int64"), ((1,), "int8")]
+    drawn = [draw(size, shape, dtype) for shape, dtype in kinds]
+    lists = [[arrays[rank] for arrays in drawn] for rank in range(size)]
+    ops = ["sum", "sum", "max", "sum", "prod"]
+    for outcome in values(ranks.run(joint, "all_reduce", lists, [((op,), {}) for op in ops])):
+        for op, results in zip(ops, outcome):
+            for result, arrays in zip(results, drawn):
+                np.testing.assert_allclose(result, expected(op, arrays), rtol=1e-6)
+    outcomes = values(ranks.run(joint, "gather", lists, [((size - 1,), {})] * 2))
+    for result, arrays in zip(outcomes[-1][1], drawn):
+        for one, array in zip(result, arrays):
+            np.testing.assert_array_equal(one, array)
+    assert all(outcome == [None, None] for outcome in outcomes[:-1])
+    root = size // 2
+    for first, second in values(ranks.run(joint, "broadcast", lists, [((root,), {})] * 2)):
+        for one, two, arrays in zip(first, second, drawn):
+            np.testing.assert_array_equal(one, arrays[root])
+            np.testing.assert_array_equal(two, arrays[root])
+
+
+def check_weights_may_change_from_call_to_call(ranks):
+    size = ranks.size
+    lists = [[np.full(3, 1.0 + rank), np.full(50_000, 10.0 * rank)] for rank in range(size)]
+    weights = [[1] * size, [rank + 1 for rank in range(size)], [rank % 2 for rank in range(size)]]
+    weights = [one for one in [*weights, weights[0]] if any(one)]
+    calls = [(("avg",), {"weight": one}) for one in weights]
+    for outcome in values(ranks.run(joint, "all_reduce", lists, calls)):
+        for one, (small, large) in zip(weights, outcome):
+            mean = np.average(range(size), weights=one)
+            np.testing.assert_allclose(small, 1 + mean)
+            np.testing.assert_allclose(large, 10 * mean)
 
 
 CHECKS = [item for name, item in sorted(globals().items()) if name.startswith("check_")]

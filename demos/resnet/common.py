@@ -23,7 +23,6 @@ import numpy as np
 import theano
 import theano.tensor as T
 from PIL import Image, ImageOps
-from theano.tensor.nnet import bn
 from tqdm import tqdm
 
 sys.path.append(str(Path(__file__).resolve().parent.parent))
@@ -51,52 +50,64 @@ class BatchNormLayer(lasagne.layers.Layer):
     """Batch normalisation: each channel with mean 0 and variance 1, then scaled and shifted.
 
     In training by the mean and the variance of the rows at hand, that is of the rank's own rows, or
-    of a slice of them; no rank waits for another's. Both go into running averages, which Theano
-    updates by itself (``default_update``) in every function of the training graph, on each rank
-    from the rows of that rank. With ``deterministic=True`` the running averages normalise; a
-    function of that graph is compiled with ``no_default_updates=True``, or it would update them too.
+    of a slice of them; no rank waits for another's. With ``deterministic=True`` the running averages
+    of both normalise. What a step makes of these is in `updates`, once the layer has its output for
+    training: the function that computes the gradient is to do them, on each rank from its own rows.
 
-    The running average of the variance is of the unbiased estimate, so that it tends to the same
-    value however many rows a rank has; it needs two or more numbers a channel.
+    A running average is the mean of all steps so far; from the tenth on the newest step has the
+    weight 0.1. That of the variance is of the unbiased estimate, so that it tends to the same value
+    however many rows a rank has.
 
     Parameters
     ----------
     incoming : Layer or tuple
         Channels on axis 1; every other axis is normalised over.
     weight : float
-        Of the newest rows in the running averages.
+        Of the newest step in the running averages, at least.
     epsilon : float
-        Added to the variance; above 1e-5.
+        Added to the variance.
     """
 
-    def __init__(self, incoming, weight=0.1, epsilon=1e-4, **kwargs):
+    def __init__(self, incoming, weight=0.1, epsilon=1e-5, **kwargs):
         super().__init__(incoming, **kwargs)
         self.weight, self.epsilon = weight, epsilon
-        self.scale = self._param("scale", 1)
-        self.shift = self._param("shift", 0)
-        self.mean = self._param("mean", 0, trainable=False, running_average=True)
-        self.variance = self._param("variance", 1, trainable=False, running_average=True)
+        self.updates = []
+        channels = self.input_shape[1:2]
+        self.scale = self._param("scale", 1, channels)
+        self.shift = self._param("shift", 0, channels)
+        average = {"trainable": False, "running_average": True}
+        self.mean = self._param("mean", 0, channels, **average)
+        self.variance = self._param("variance", 1, channels, **average)
+        self.steps = self._param("steps", 0, (), **average)
 
-    def _param(self, name, value, **tags):
-        value, shape = lasagne.init.Constant(value), self.input_shape[1:2]
+    def _param(self, name, value, shape, **tags):
+        value = lasagne.init.Constant(value)
         return self.add_param(value, shape, name, regularizable=False, **tags)
 
     def get_output_for(self, input, deterministic=False, **kwargs):
-        how = {"axes": "spatial", "epsilon": self.epsilon}
+        axes = [axis for axis in range(input.ndim) if axis != 1]
+        pattern = [0 if axis == 1 else "x" for axis in range(input.ndim)]
         if deterministic:
-            averages = self.mean, self.variance
-            return bn.batch_normalization_test(input, self.scale, self.shift, *averages, **how)
-        output, _, _, mean, variance = bn.batch_normalization_train(
-            input,
-            self.scale,
-            self.shift,
-            running_average_factor=self.weight,
-            running_mean=self.mean,
-            running_var=self.variance,
-            **how,
-        )
-        self.mean.default_update, self.variance.default_update = mean, variance
-        return output
+            mean, variance = self.mean, self.variance
+            centred = input - mean.dimshuffle(pattern)
+        else:
+            # Theano's own batch_normalization_train computes the squares as powers, and with them
+            # a step of the whole network takes a quarter more time.
+            mean = input.mean(axes)
+            centred = input - mean.dimshuffle(pattern)
+            variance = T.sqr(centred).mean(axes)
+            self.updates = self._updates(mean, variance, input.size // input.shape[1])
+        scale = self.scale / T.sqrt(variance + np.float32(self.epsilon))
+        return centred * scale.dimshuffle(pattern) + self.shift.dimshuffle(pattern)
+
+    def _updates(self, mean, variance, numbers):
+        newest = T.maximum(1 / (self.steps + 1), np.float32(self.weight))
+        unbiased = variance * T.cast(numbers / (numbers - 1), variance.dtype)
+        return [
+            (self.mean, (1 - newest) * self.mean + newest * mean),
+            (self.variance, (1 - newest) * self.variance + newest * unbiased),
+            (self.steps, self.steps + 1),
+        ]
 
 
 class ConvLayer(lasagne.layers.Conv2DLayer):
@@ -156,8 +167,9 @@ class Model(NamedTuple):
     x: T.TensorVariable
     y: T.TensorVariable
     params: list  # to be trained
-    averages: list  # the running means and variances of batch norm
+    averages: list  # the running averages of batch norm
     loss: T.TensorVariable
+    average_updates: list
     valid_loss: T.TensorVariable
     accuracy: T.TensorVariable
 
@@ -167,14 +179,17 @@ def build_model(options):
     lasagne.random.set_rng(np.random.RandomState(options.seed))
     x, y = T.tensor4("x"), T.ivector("y")
     network = build_resnet(x, options.size, options.classes, options.blocks, options.width)
-    prediction = lasagne.layers.get_output(network, deterministic=True)
     cross_entropy = lasagne.objectives.categorical_crossentropy
+    loss = cross_entropy(lasagne.layers.get_output(network), y).mean()
+    prediction = lasagne.layers.get_output(network, deterministic=True)
+    norms = [one for one in lasagne.layers.get_all_layers(network) if hasattr(one, "updates")]
     return Model(
         x=x,
         y=y,
         params=lasagne.layers.get_all_params(network, trainable=True),
         averages=lasagne.layers.get_all_params(network, running_average=True),
-        loss=cross_entropy(lasagne.layers.get_output(network), y).mean(),
+        loss=loss,
+        average_updates=[update for norm in norms for update in norm.updates],
         valid_loss=cross_entropy(prediction, y).mean(),
         accuracy=T.eq(prediction.argmax(axis=1), y).mean(dtype=theano.config.floatX),
     )

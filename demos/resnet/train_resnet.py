@@ -28,18 +28,22 @@ COMPARED_STEPS = 3
 
 def build(model, options):
     """The functions that take a step and that evaluate."""
+
+    def update_rule(loss, params, *args):
+        """Nesterov momentum; where the gradient is computed the running averages are updated."""
+        gradient, *rest = nesterov_momentum(loss, params, *args)
+        return [*gradient, *model.average_updates], *rest
+
     train_minibatch = make_train_function(
         model.loss,
         model.params,
         model.x,
         model.y,
-        nesterov_momentum,
+        update_rule,
         options.learning_rate,
         common.MOMENTUM,
     )
-    measure = synk.function(
-        [model.x, model.y], [model.valid_loss, model.accuracy], no_default_updates=True
-    )
+    measure = synk.function([model.x, model.y], [model.valid_loss, model.accuracy])
     synk.distribute()
     rows_by_rank = shares(options.batch, options.processes)
     rows_a_slice = math.ceil(max(rows_by_rank) / options.slices)

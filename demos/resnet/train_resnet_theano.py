@@ -17,10 +17,9 @@ def build(model, options):
     updates = lasagne.updates.nesterov_momentum(
         model.loss, model.params, options.learning_rate, common.MOMENTUM
     )
+    updates.update(model.average_updates)
     train_minibatch = theano.function([model.x, model.y], model.loss, updates=updates)
-    measure = theano.function(
-        [model.x, model.y], [model.valid_loss, model.accuracy], no_default_updates=True
-    )
+    measure = theano.function([model.x, model.y], [model.valid_loss, model.accuracy])
 
     def evaluate(x, y):
         slices = np.array_split(np.arange(len(y)), math.ceil(len(y) / options.batch))

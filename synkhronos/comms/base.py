@@ -1,4 +1,4 @@
-"""What a communicator must do. `naive` says it in the fewest words; `checks` are its conformance."""
+"""What a communicator must do. `naive` says it in the fewest words; `tests/checks.py` conforms it."""
 
 from abc import ABC, abstractmethod
 
@@ -6,10 +6,13 @@ from synkhronos._operations import find_operation
 
 
 class Communicator(ABC):
-    """Collectives on one array a rank; all ranks call the same ones in the same order.
+    """Collectives on a list of arrays a rank; all ranks call the same ones in the same order.
 
-    A communicator may use the memory of the array that it is given, and may return an array that other
-    ranks can reach: work on with the returned array and forget the given one.
+    The lists are of the same length on every rank, and an array of one rank meets those at the same
+    place in the others' lists. However many arrays there are, they travel together.
+
+    A communicator may use the memory of the arrays that it is given, and may return arrays that other
+    ranks can reach: work on with the returned ones and forget the given ones.
 
     Attributes
     ----------
@@ -25,20 +28,20 @@ class Communicator(ABC):
         return self.transport.rank
 
     @abstractmethod
-    def broadcast(self, array, root):
-        """Return the array of rank `root`. What the others give is ignored, or used as room for it."""
+    def broadcast(self, arrays, root):
+        """Return the arrays of rank `root`. What the others give is only used as room for them."""
 
     @abstractmethod
-    def gather(self, array, root):
-        """Return, to rank `root`, a list of every rank's array; shapes may differ. None to others."""
+    def gather(self, arrays, root):
+        """Return, to rank `root`, for each array a list by rank; shapes may differ. None to others."""
 
     @abstractmethod
-    def all_gather(self, array):
-        """Return a list of every rank's array, by rank; shapes may differ."""
+    def all_gather(self, arrays):
+        """Return for each array a list by rank; shapes may differ."""
 
     @abstractmethod
-    def reduce(self, array, op, root, weight=1):
-        """Return, to rank `root`, the reduction of all arrays; the given array to the others.
+    def reduce(self, arrays, op, root, weight=1):
+        """Return the reductions to rank `root`; to the others the given arrays.
 
         Parameters
         ----------
@@ -50,26 +53,28 @@ class Communicator(ABC):
         Raises
         ------
         ValueError
-            On every rank, if the shapes or dtypes differ; the message lists them by rank.
+            On every rank, if shapes or dtypes differ; the message lists them by rank.
         """
 
     @abstractmethod
-    def all_reduce(self, array, op, weight=1):
-        """Return the reduction of all arrays to every rank, the same bits to each. See `reduce`."""
+    def all_reduce(self, arrays, op, weight=1):
+        """Return the reductions to every rank, the same bits to each. See `reduce`."""
 
     @staticmethod
-    def check_reducible(op, types, weights):
-        """Return the `Operation` if arrays of these ``(shape, dtype)``, by rank, can be reduced."""
+    def check_reducible(op, by_rank, weights):
+        """Return the `Operation` if every rank's arrays, in a list by rank, can be reduced by it."""
         operation = find_operation(op)
-        if any(one != types[0] for one in types):
-            listed = "; ".join(
-                f"rank {rank}: {tuple(shape)} {dtype}" for rank, (shape, dtype) in enumerate(types)
-            )
-            raise ValueError(
-                f"reduction {op!r}: expected the same shape on every rank, got {listed}; use gather "
-                f"for unequal shapes"
-            )
-        operation.check_dtype(types[0][1], "a shared variable")
+        for arrays in zip(*by_rank):
+            types = [(array.shape, array.dtype) for array in arrays]
+            if any(one != types[0] for one in types):
+                listed = "; ".join(
+                    f"rank {rank}: {shape} {dtype}" for rank, (shape, dtype) in enumerate(types)
+                )
+                raise ValueError(
+                    f"reduction {op!r}: expected the same shape on every rank, got {listed}; use "
+                    f"gather for unequal shapes"
+                )
+            operation.check_dtype(types[0][1], "a shared variable")
         if operation.weighted and not any(weights):
             raise ValueError(f"reduction {op!r}: the weights of all ranks are zero: {weights}")
         return operation

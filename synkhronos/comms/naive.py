@@ -11,22 +11,21 @@ class NaiveCommunicator(Communicator):
     def _exchange(self, item):
         return [pickle.loads(item) for item in self.transport.exchange(pickle.dumps(item))]
 
-    def broadcast(self, array, root):
-        return self._exchange(array if self.rank == root else None)[root]
+    def broadcast(self, arrays, root):
+        return self._exchange(arrays if self.rank == root else None)[root]
 
-    def gather(self, array, root):
-        arrays = self._exchange(array)
-        return arrays if self.rank == root else None
+    def gather(self, arrays, root):
+        gathered = self.all_gather(arrays)
+        return gathered if self.rank == root else None
 
-    def all_gather(self, array):
-        return self._exchange(array)
+    def all_gather(self, arrays):
+        return [list(by_rank) for by_rank in zip(*self._exchange(arrays))]
 
-    def reduce(self, array, op, root, weight=1):
-        reduced = self.all_reduce(array, op, weight)
-        return reduced if self.rank == root else array
+    def reduce(self, arrays, op, root, weight=1):
+        reduced = self.all_reduce(arrays, op, weight)
+        return reduced if self.rank == root else arrays
 
-    def all_reduce(self, array, op, weight=1):
-        arrays, weights = zip(*self._exchange((array, weight)))
-        types = [(one.shape, one.dtype) for one in arrays]
-        operation = self.check_reducible(op, types, weights)
-        return operation.reduce(arrays, weights)
+    def all_reduce(self, arrays, op, weight=1):
+        by_rank, weights = zip(*self._exchange((arrays, weight)))
+        operation = self.check_reducible(op, by_rank, weights)
+        return [operation.reduce(one, weights) for one in zip(*by_rank)]

@@ -1,20 +1,23 @@
 """The communicator for NumPy arrays of ranks that share memory.
 
-An array that is not yet in shared memory is copied there; one that is stays where it is. As the callers
-keep the returned array as the shared variable's storage, and most updates write in place, the copy is
-made once and the collectives then work on the variables themselves.
+Arrays that are not yet in shared memory are copied there; those that are stay where they are. As the
+callers keep the returned arrays as the shared variables' storage, and most updates write in place, the
+copy is made once and the collectives then work on the variables themselves.
 
-A reduction is a reduce-scatter and an all-gather in one pass: each rank reduces its own part, in pieces
-that stay in the cache, and writes it to every rank's array. Every element is read and written once a
-rank, and the bits are the same everywhere since each is computed once.
+A reduction is a reduce-scatter and an all-gather in one pass: the elements of all arrays, as if joined
+to one, are shared out; each rank reduces its part, in pieces that stay in the cache, and writes it to
+every rank's arrays. Every element is read and written once a rank, and the bits are the same everywhere
+since each is computed once.
 """
 
 import pickle
+import struct
 
 from synkhronos._partition import share
 from synkhronos.comms.base import Communicator
 
 _PIECE_BYTES = 1 << 17
+_WEIGHT = struct.Struct("d")
 
 
 class SharedMemoryCommunicator(Communicator):
@@ -23,63 +26,113 @@ class SharedMemoryCommunicator(Communicator):
     def __init__(self, transport):
         super().__init__(transport)
         self.memory = transport.memory
+        # What the last collective found out: training repeats the same one step after step.
+        self._placed, self._said = [], b""
+        self._heard, self._arrays = [b""] * transport.size, [[]] * transport.size
+        self._plan = _Plan(None, None, None, None)
 
-    def _meet(self, array, weight=1):
-        """Return this rank's array, placed, and every rank's arrays and weights."""
-        own = self.memory.place(array)
-        item = pickle.dumps((self.memory.reference(own), weight))
-        references, weights = zip(*map(pickle.loads, self.transport.exchange(item)))
-        return own, [self.memory.open(reference) for reference in references], weights
-
-    def broadcast(self, array, root):
-        own, arrays, _ = self._meet(array)
+    def broadcast(self, arrays, root):
+        placed, by_rank, _ = self._meet(arrays)
         if self.rank != root:
-            own = _copy_into(own, arrays[root])
+            placed = [_copy_into(own, array) for own, array in zip(placed, by_rank[root])]
         self.transport.barrier()
-        return own
+        return placed
 
-    def gather(self, array, root):
-        _, arrays, _ = self._meet(array)
-        gathered = [array.copy() for array in arrays] if self.rank == root else None
-        self.transport.barrier()
-        return gathered
-
-    def all_gather(self, array):
-        _, arrays, _ = self._meet(array)
-        gathered = [array.copy() for array in arrays]
+    def gather(self, arrays, root):
+        gathered = None
+        _, by_rank, _ = self._meet(arrays)
+        if self.rank == root:
+            gathered = [[array.copy() for array in one] for one in zip(*by_rank)]
         self.transport.barrier()
         return gathered
 
-    def reduce(self, array, op, root, weight=1):
-        own, arrays, weights = self._meet(array, weight)
-        self._reduce_part(op, arrays, weights, [root])
+    def all_gather(self, arrays):
+        _, by_rank, _ = self._meet(arrays)
+        gathered = [[array.copy() for array in one] for one in zip(*by_rank)]
         self.transport.barrier()
-        return own
+        return gathered
 
-    def all_reduce(self, array, op, weight=1):
-        own, arrays, weights = self._meet(array, weight)
-        self._reduce_part(op, arrays, weights, range(self.size))
+    def reduce(self, arrays, op, root, weight=1):
+        placed, by_rank, weights = self._meet(arrays, weight)
+        self.reduce_part(op, by_rank, weights, (root,))
         self.transport.barrier()
-        return own
+        return placed
 
-    def _reduce_part(self, op, arrays, weights, targets):
+    def all_reduce(self, arrays, op, weight=1):
+        placed, by_rank, weights = self._meet(arrays, weight)
+        self.reduce_part(op, by_rank, weights, tuple(range(self.size)))
+        self.transport.barrier()
+        return placed
+
+    def _meet(self, arrays, weight=1):
+        """Return this rank's arrays, placed, and every rank's arrays and weights, by rank."""
+        if not _are_same(arrays, self._placed):
+            self._placed, self._plan = [], _Plan(None, None, None, None)  # let go of their memory
+            self._placed = [self.memory.place(array) for array in arrays]
+            self._said = pickle.dumps([self.memory.reference(array) for array in self._placed])
+        weights = []
+        for rank, item in enumerate(self.transport.exchange(_WEIGHT.pack(weight) + self._said)):
+            weights.append(_WEIGHT.unpack_from(item)[0])
+            said = item[_WEIGHT.size :]
+            if said != self._heard[rank]:
+                self._heard[rank] = said
+                self._arrays[rank] = [self.memory.open(reference) for reference in pickle.loads(said)]
+        return self._placed, list(self._arrays), weights
+
+    def reduce_part(self, op, by_rank, weights, targets):
         """Reduce this rank's part of the elements into the arrays of the ranks `targets`."""
-        types = [(array.shape, array.dtype) for array in arrays]
-        operation = self.check_reducible(op, types, weights)
-        first, *others = targets
-        ranks = [first, *(rank for rank in range(self.size) if rank != first)]
+        zero = [rank for rank, weight in enumerate(weights) if not weight]
+        plan = self._plan
+        if not (
+            plan.op == op
+            and plan.targets == targets
+            and plan.zero == zero
+            and _are_same(plan.by_rank, by_rank)
+        ):
+            operation = self.check_reducible(op, by_rank, weights)
+            plan = _Plan(op, targets, zero, by_rank)
+            plan.make_pieces(operation, self.rank)
+            self._plan = plan
+        active = [weights[rank] for rank in plan.active]
+        for reduced, parts, others in plan.pieces:
+            plan.operation.reduce_into(reduced, parts, active)
+            for other in others:
+                other[...] = reduced
+
+
+class _Plan:
+    """The pieces of a reduction that are this rank's to do."""
+
+    def __init__(self, op, targets, zero, by_rank):
+        self.op, self.targets, self.zero, self.by_rank = op, targets, zero, by_rank
+
+    def make_pieces(self, operation, rank):
+        """Find, for each piece, where it goes first, what it is made of, and where else it goes."""
+        self.operation = operation
+        first, *others = self.targets
+        size = len(self.by_rank)
+        self.active = [first, *(other for other in range(size) if other != first)]
         if operation.weighted:
-            ranks = [rank for rank in ranks if weights[rank]]
-        weights = [weights[rank] for rank in ranks]
-        flat = [array.reshape(-1) for array in arrays]
-        start, stop = share(flat[0].size, self.size, self.rank)
-        step = max(1, _PIECE_BYTES // flat[0].itemsize)
-        for low in range(start, stop, step):
-            piece = slice(low, min(low + step, stop))
-            reduced = flat[first][piece]
-            operation.reduce_into(reduced, [flat[rank][piece] for rank in ranks], weights)
-            for rank in others:
-                flat[rank][piece] = reduced
+            self.active = [one for one in self.active if one not in self.zero]
+        start, stop = share(sum(array.size for array in self.by_rank[0]), size, rank)
+        self.pieces = []
+        passed = 0
+        for arrays in zip(*self.by_rank):
+            flat = [array.reshape(-1) for array in arrays]
+            low, high = max(start - passed, 0), min(stop - passed, flat[0].size)
+            passed += flat[0].size
+            step = max(1, _PIECE_BYTES // flat[0].itemsize)
+            for begin in range(low, high, step):
+                piece = slice(begin, min(begin + step, high))
+                parts = [flat[one][piece] for one in self.active]
+                self.pieces.append((flat[first][piece], parts, [flat[one][piece] for one in others]))
+
+
+def _are_same(some, others):
+    """Whether two lists hold the very same objects."""
+    if some is None or len(some) != len(others):
+        return False
+    return all([one is other for one, other in zip(some, others)])
 
 
 def _copy_into(own, array):
