@@ -16,6 +16,8 @@ import argparse
 import contextlib
 import dataclasses
 import importlib.metadata
+import importlib.util
+import itertools
 import json
 import multiprocessing
 import os
@@ -49,7 +51,7 @@ UNITS = {"µs": 1e6, "ms": 1e3, "s": 1.0}
 class Line:
     """One line of a row's table.
 
-    `samples` are plain numbers in `unit`. `ratios` are formed within each round, against what `of`
+    `samples` are plain numbers in `unit`; none, if a peer is not installed. `ratios` are formed within each round, against what `of`
     names. `goal` is said in words; `reached` is None where there is nothing to reach.
     """
 
@@ -63,7 +65,7 @@ class Line:
 
     @property
     def median(self):
-        return float(np.median(self.samples))
+        return float(np.median(self.samples)) if self.samples else None
 
     @property
     def ratio(self):
@@ -228,6 +230,37 @@ def take_turns(turns, rounds, title):
     return results
 
 
+def seconds_of(call, times, group=1, warm_up=None):
+    """Return the seconds of a call: the median of short groups, which a disturbance does not shift."""
+    for _ in range(max(1, times // 5) if warm_up is None else warm_up):
+        call()
+    groups = []
+    for _ in range(max(1, times // group)):
+        start = time.perf_counter()
+        for _ in range(group):
+            call()
+        groups.append((time.perf_counter() - start) / group)
+    return float(np.median(groups))
+
+
+def pin(processes):
+    """Give each process a core of its own, as an idle system does by itself.
+
+    On a busy one both may end up on the same core, where a switch is all that a wake-up takes.
+    """
+    for process, core in zip(processes, itertools.cycle(sorted(os.sched_getaffinity(0)))):
+        os.sched_setaffinity(process, {core})
+
+
+def load_demo(folder):
+    """Return the module ``common`` of a folder of ``demos``."""
+    place = ROOT / "demos" / folder / "common.py"
+    spec = importlib.util.spec_from_file_location(f"{folder}_common", place)
+    demo = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(demo)
+    return demo
+
+
 ONE_THREAD = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
 
 
@@ -239,6 +272,8 @@ HEADINGS = ("what", "median", "quartiles", "ratio", "goal", "reached")
 
 def cells(one):
     """Return the cells of one line, a dictionary as it stands in the JSON file."""
+    if not one["samples"]:
+        return one["what"], "not installed", "", "", one["goal"], ""
     low, high = np.percentile(one["samples"], (25, 75))
     spread = f"{number(low)} – {number(high)}" if len(one["samples"]) > 1 else ""
     ratio = "" if one["ratio"] is None else f"{one['ratio']:.3g} × {one['of']}".strip()

@@ -6,7 +6,6 @@ that know nothing of each other, each with 250 rows, at the same time.
 """
 
 import argparse
-import importlib.util
 import time
 
 import common
@@ -70,10 +69,7 @@ def _network():
     import synkhronos as synk  # noqa: F401
     from synkhronos.extensions import updates
 
-    place = common.ROOT / "demos" / "lasagne_mnist" / "common.py"
-    spec = importlib.util.spec_from_file_location("lasagne_mnist", place)
-    demo = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(demo)
+    demo = common.load_demo("lasagne_mnist")
     model = demo.build_model(argparse.Namespace(seed=1, model="cnn", no_dropout=False))
     rule = updates.nesterov_momentum, LEARNING_RATE, MOMENTUM
     return model.losses.mean(), model.params, model.x, model.y, *rule

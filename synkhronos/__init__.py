@@ -8,6 +8,7 @@ The layers, from the script down; each knows those below it only.
 ``_collectives``              shared variables across ranks, all together
 ``_replicas``                 shared variables across ranks, each for itself
 ``_shared_variables``         naming shared variables in these calls
+``_profile``                  where each rank's time goes
 ``_fuse``                     several calls as one command
 ``_function``                 ``function`` and the calls of it
 ``_arguments``, ``_outputs``  a call before its start barrier and after its finish barrier
@@ -50,6 +51,7 @@ from synkhronos._function import Function, function
 from synkhronos._fuse import fuse
 from synkhronos._launch import close, fork, get_n_gpu
 from synkhronos._partition import make_slices
+from synkhronos._profile import Profile, profile
 from synkhronos._replicas import get_lengths, get_shapes, get_value, scatter, set_value
 from synkhronos._replicate import distribute
 
@@ -59,6 +61,7 @@ __all__ = [
     "Data",
     "Function",
     "NotForkedError",
+    "Profile",
     "SynkhronosError",
     "WorkerError",
     "WorldBrokenError",
@@ -79,6 +82,7 @@ __all__ = [
     "get_shmems",
     "get_value",
     "make_slices",
+    "profile",
     "reduce",
     "scatter",
     "set_shmems",

@@ -60,6 +60,8 @@ class Here:
         This rank's mappings of the files that `Data` of ``numpy.memmap`` lie in.
     outbox : list of arrays
         What lies in shared memory until the master has read it; emptied at the next command.
+    log : object or None
+        What is being measured, while `profile` is on.
     """
 
     def __init__(self, transport, comm, engine):
@@ -74,6 +76,7 @@ class Here:
         self.rows = {}
         self.files = {}
         self.outbox = []
+        self.log = None
         self._buffers = {}
         self._payload = self._command = None
 

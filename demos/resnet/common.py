@@ -9,6 +9,7 @@ Nothing here knows of ranks. A script hands ``train`` two functions of its own:
 """
 
 import argparse
+import contextlib
 import math
 import mmap
 import multiprocessing
@@ -97,11 +98,11 @@ class BatchNormLayer(lasagne.layers.Layer):
             centred = input - mean.dimshuffle(pattern)
             variance = T.sqr(centred).mean(axes)
             self.updates = self._updates(mean, variance, input.size // input.shape[1])
-        scale = self.scale / T.sqrt(variance + np.float32(self.epsilon))
+        scale = self.scale / T.sqrt(variance + self.epsilon)
         return centred * scale.dimshuffle(pattern) + self.shift.dimshuffle(pattern)
 
     def _updates(self, mean, variance, numbers):
-        newest = T.maximum(1 / (self.steps + 1), np.float32(self.weight))
+        newest = T.maximum(1 / (self.steps + 1), self.weight)
         unbiased = variance * T.cast(numbers / (numbers - 1), variance.dtype)
         return [
             (self.mean, (1 - newest) * self.mean + newest * mean),
@@ -331,18 +332,22 @@ class Decoders:
     def _begin(self, place, rows):
         self._places[place][1][:] = self._images.labels[rows]
         work = list(enumerate(rows.tolist()))
-        for number, pipe in enumerate(self._pipes):
-            pipe.send((place, work[number :: len(self._pipes)]))
+        with self._noticing_an_end():
+            for number, pipe in enumerate(self._pipes):
+                pipe.send((place, work[number :: len(self._pipes)]))
 
     def _finish(self):
-        problems = []
-        for pipe in self._pipes:
-            try:
-                problems.extend(pipe.recv())
-            except EOFError:
-                raise RuntimeError("a process that decodes images has ended") from None
+        with self._noticing_an_end():
+            problems = [problem for pipe in self._pipes for problem in pipe.recv()]
         if problems:
             raise UserError("\n".join(problems))
+
+    @contextlib.contextmanager
+    def _noticing_an_end(self):
+        try:
+            yield
+        except (EOFError, ConnectionError) as error:
+            raise RuntimeError("a process that decodes images has ended") from error
 
     def _serve(self, pipe):
         """What a decoder does, until the script's end of the pipe is closed."""

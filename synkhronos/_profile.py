@@ -1,0 +1,236 @@
+"""`profile`: where each rank's time goes.
+
+While it is on, each rank's own objects have their methods replaced by timed ones; while it is off there
+is nothing of it anywhere.
+"""
+
+import contextlib
+import json
+import time
+from typing import NamedTuple
+
+import numpy as np
+
+from synkhronos import _world
+from synkhronos._replicate import replicate
+from synkhronos._world import Command
+
+CATEGORIES = ("compute", "copy", "reduce", "wait", "other")
+_COMMAND = "command"
+
+# What counts as what: the object that a rank has it in, and the method. None calls another.
+_SEAMS = (
+    ("compute", "engine", "call"),
+    ("copy", None, "take"),
+    ("copy", "memory", "place"),
+    ("reduce", "comm", "reduce_part"),
+    ("wait", "transport", "barrier"),
+    ("wait", "transport", "collect"),
+)
+
+
+class Event(NamedTuple):
+    """Something that a rank did.
+
+    Attributes
+    ----------
+    step : int
+        The number of the command that it was a part of, from 0.
+    category : str
+        Of `CATEGORIES`, or ``"command"`` for the whole.
+    name : str
+    start, seconds : float
+        On the clock of ``time.perf_counter``, which the ranks of a machine share.
+    """
+
+    step: int
+    category: str
+    name: str
+    start: float
+    seconds: float
+
+
+class Profile:
+    """What `profile` has measured.
+
+    Attributes
+    ----------
+    categories : tuple of str
+        ``"compute"``: inside compiled functions; ``"copy"``: rows excerpted, arrays brought to shared
+        memory; ``"reduce"``: arithmetic of collectives; ``"wait"``: for other ranks; ``"other"``: what
+        is left of the commands.
+    events : list of list of Event
+        By rank.
+    seconds : numpy.ndarray
+        Of shape (steps, ranks, categories); a step is a command.
+    """
+
+    categories = CATEGORIES
+
+    def __init__(self):
+        self.events = []
+        self.seconds = np.zeros((0, 0, len(CATEGORIES)))
+
+    def _take(self, events):
+        self.events = events
+        steps = max((event.step + 1 for by_rank in events for event in by_rank), default=0)
+        self.seconds = np.zeros((steps, len(events), len(CATEGORIES)))
+        whole = np.zeros((steps, len(events)))
+        for rank, by_rank in enumerate(events):
+            for event in by_rank:
+                if event.category == _COMMAND:
+                    whole[event.step, rank] += event.seconds
+                else:
+                    self.seconds[event.step, rank, CATEGORIES.index(event.category)] += event.seconds
+        self.seconds[:, :, -1] = np.maximum(whole - self.seconds.sum(axis=2), 0)
+
+    def table(self):
+        """Return a table of milliseconds a step, and their share, by rank."""
+        steps, ranks, _ = self.seconds.shape
+        lines = [f"{steps} steps; milliseconds a step, and the share of each rank's time"]
+        lines.append("rank " + "".join(f"{name:>18}" for name in CATEGORIES) + f"{'all':>12}")
+        for rank in range(ranks):
+            each = 1e3 * self.seconds[:, rank].sum(axis=0) / max(steps, 1)
+            total = each.sum()
+            cells = [f"{one:>10.3f} {one / total if total else 0:>6.1%}" for one in each]
+            lines.append(f"{rank:>4} " + "".join(f"{cell:>18}" for cell in cells) + f"{total:>12.3f}")
+        return "\n".join(lines)
+
+    __str__ = table
+
+    def save(self, path):
+        """Write the events as a Chrome trace, for https://ui.perfetto.dev or chrome://tracing.
+
+        Parameters
+        ----------
+        path : str or path-like
+            Of the JSON file.
+        """
+        begin = min((event.start for by_rank in self.events for event in by_rank), default=0)
+        trace = []
+        for rank, by_rank in enumerate(self.events):
+            name = {"name": "process_name", "ph": "M", "pid": rank, "args": {"name": f"rank {rank}"}}
+            trace.append(name)
+            for event in by_rank:
+                trace.append(
+                    {
+                        "name": event.name,
+                        "cat": event.category,
+                        "ph": "X",
+                        "pid": rank,
+                        "tid": 0,
+                        "ts": 1e6 * (event.start - begin),
+                        "dur": 1e6 * event.seconds,
+                        "args": {"step": event.step},
+                    }
+                )
+        with open(path, "w", encoding="utf-8") as file:
+            json.dump({"traceEvents": trace, "displayTimeUnit": "ms"}, file)
+
+
+class _Log:
+    """The events of this rank so far."""
+
+    def __init__(self):
+        self.step = 0
+        self.events = []
+        self._replaced = []
+
+    def replace(self, owner, method, category):
+        """Time every call of a method of one object."""
+        original = getattr(owner, method)
+
+        def timed(*args, **kwargs):
+            start = time.perf_counter()
+            try:
+                return original(*args, **kwargs)
+            finally:
+                seconds = time.perf_counter() - start
+                name = getattr(args[0], "name", None) if category == "compute" else method
+                self.events.append(Event(self.step, category, name or method, start, seconds))
+
+        setattr(owner, method, timed)
+        self._replaced.append((owner, method))
+
+    def replace_command(self, owner, method):
+        """Time every command, and count it as a step."""
+        self.replace(owner, method, _COMMAND)
+        timed = getattr(owner, method)
+
+        def counted(command):
+            try:
+                return timed(command)
+            finally:
+                self.step += 1
+
+        setattr(owner, method, counted)
+
+    def stop(self):
+        for owner, method in self._replaced:
+            if method in vars(owner):
+                delattr(owner, method)
+
+
+class _Begin(Command):
+    def run(self, here):
+        here.log = log = _Log()
+        for category, name, method in _SEAMS:
+            owner = here if name is None else getattr(here, name)
+            if hasattr(owner, method):
+                log.replace(owner, method, category)
+        if not here.is_master:
+            log.replace_command(here, "execute")
+
+
+class _End(Command):
+    def run(self, here):
+        log, here.log = here.log, None
+        log.stop()
+        return [tuple(event) for event in log.events]
+
+
+@contextlib.contextmanager
+def profile(path=None):
+    """Measure, in the block, what every rank spends its time on.
+
+    Parameters
+    ----------
+    path : str or path-like, optional
+        Where to write a Chrome trace as the block ends.
+
+    Yields
+    ------
+    Profile
+        Filled as the block ends.
+
+    Raises
+    ------
+    RuntimeError
+        For a block inside a block.
+
+    Examples
+    --------
+    >>> with synk.profile("trace.json") as profile:             # doctest: +SKIP
+    ...     for rows in batches:
+    ...         train_minibatch(x, y, batch=rows)
+    >>> print(profile)                                          # doctest: +SKIP
+    """
+    world = _world.current()
+    world.check_usable()
+    if world.here.log is not None:
+        raise RuntimeError("profile(): already inside a profile() block; blocks cannot be nested")
+    replicate(world)
+    measured = Profile()
+    world.run(_Begin())
+    log = world.here.log
+    log.replace_command(world, "run")
+    try:
+        yield measured
+    finally:
+        log.stop()
+        world.here.log = log
+        if world.broken is None and not world.closed:
+            by_rank = world.run(_End())
+            measured._take([[Event(*event) for event in events] for events in by_rank])
+            if path is not None:
+                measured.save(path)

@@ -1,0 +1,428 @@
+"""The residual network demo: its layers, how it loads images, and both scripts."""
+
+import importlib
+import importlib.util
+import re
+import sys
+from argparse import Namespace
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import theano
+import theano.tensor as tt
+
+import synkhronos as synk
+
+for needed in ("lasagne", "PIL", "tqdm"):
+    if importlib.util.find_spec(needed) is None:
+        pytest.skip(f"the demos need {needed}", allow_module_level=True)
+
+DEMO = Path(__file__).resolve().parent.parent / "demos" / "resnet"
+MODULES = ("common", "train_resnet_theano", "train_resnet")
+TINY = ["--blocks", "1", "1", "--width", "4", "--size", "16", "--classes", "5"]
+TINY += ["--batch", "6", "--valid", "7", "--steps", "3", "--evaluate-every", "2"]
+
+RUN_SCRIPT = f"""
+import runpy, sys
+sys.path.insert(0, {str(DEMO)!r})
+sys.argv[0] = sys.argv.pop(1) + ".py"
+runpy.run_path({str(DEMO)!r} + "/" + sys.argv[0], run_name="__main__")
+"""
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:lasagne")
+
+
+@pytest.fixture(scope="module")
+def demo():
+    """The demo's modules by name; they set ``floatX``, of which other tests see no trace."""
+    float_x = theano.config.floatX
+    sys.path.insert(0, str(DEMO))
+    try:
+        yield SimpleNamespace(**{name: importlib.import_module(name) for name in MODULES})
+    finally:
+        sys.path.remove(str(DEMO))
+        theano.config.floatX = float_x
+        for name in MODULES:
+            sys.modules.pop(name, None)
+
+
+@pytest.fixture
+def float64(demo):
+    theano.config.floatX = "float64"
+    yield
+    theano.config.floatX = "float32"
+
+
+@pytest.fixture
+def common(demo):
+    return demo.common
+
+
+# Batch norm
+
+
+def norm_layer(common, shape, seed=3):
+    """A layer with all its parameters at random, and an input."""
+    rng = np.random.RandomState(seed)
+    layer = common.BatchNormLayer((None, *shape[1:]))
+    for param in (layer.scale, layer.shift, layer.mean, layer.variance):
+        param.set_value(rng.uniform(0.5, 2, shape[1]).astype(param.dtype))
+    return layer, rng.normal(3, 2, shape).astype(theano.config.floatX)
+
+
+def normalised(x, layer, mean, variance):
+    def by_channel(vector):
+        return vector.reshape(1, -1, *[1] * (x.ndim - 2))
+
+    centred = (x - by_channel(mean)) / np.sqrt(by_channel(variance) + layer.epsilon)
+    return by_channel(layer.scale.get_value()) * centred + by_channel(layer.shift.get_value())
+
+
+@pytest.mark.parametrize("shape", [(5, 4, 3, 2), (7, 3), (2, 1, 4, 4)])
+def test_training_normalises_by_the_rows_at_hand_and_updates_the_averages(common, float64, shape):
+    layer, x = norm_layer(common, shape)
+    axes = (0, *range(2, x.ndim))
+    variable = tt.TensorType("float64", [False] * x.ndim)("x")
+    output = layer.get_output_for(variable)
+    step = theano.function([variable], output, updates=layer.updates)
+    mean, variance = layer.mean.get_value(), layer.variance.get_value()
+    for number in range(1, 13):
+        np.testing.assert_allclose(step(x), normalised(x, layer, x.mean(axes), x.var(axes)))
+        weight = max(1 / number, 0.1)
+        mean = (1 - weight) * mean + weight * x.mean(axes)
+        variance = (1 - weight) * variance + weight * x.var(axes, ddof=1)
+        np.testing.assert_allclose(layer.mean.get_value(), mean)
+        np.testing.assert_allclose(layer.variance.get_value(), variance)
+        x = x * 1.5 + 1
+
+
+def test_inference_normalises_by_the_running_averages_and_leaves_them(common, float64):
+    layer, x = norm_layer(common, (5, 4, 3, 2))
+    variable = tt.tensor4("x")
+    evaluate = theano.function([variable], layer.get_output_for(variable, deterministic=True))
+    averages = layer.mean.get_value(), layer.variance.get_value()
+    np.testing.assert_allclose(evaluate(x), normalised(x, layer, *averages))
+    np.testing.assert_array_equal(layer.mean.get_value(), averages[0])
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_the_gradient_through_it_is_that_of_finite_differences(common, float64, deterministic):
+    layer, x = norm_layer(common, (3, 2, 2, 2))
+    given = {"W": np.random.RandomState(4).normal(size=x.shape)}
+
+    def weighted(x, scale, shift):
+        layer.scale, layer.shift = scale, shift
+        return (layer.get_output_for(x, deterministic) * given["W"]).sum()
+
+    values = [x, layer.scale.get_value(), layer.shift.get_value()]
+    theano.gradient.verify_grad(weighted, values, rng=np.random.RandomState(5))
+
+
+# The network
+
+
+def options_of(common, *arguments, processes=1):
+    options = common.parser("test").parse_args([*TINY, *map(str, arguments)])
+    common.complete(options, processes)
+    return options
+
+
+def test_the_network_of_50_layers_has_the_papers_25_6_million_parameters(common):
+    x = tt.tensor4("x")
+    network = common.build_resnet(x, 224, 1000)
+    params = common.lasagne.layers.get_all_params(network, trainable=True)
+    averages = common.lasagne.layers.get_all_params(network, running_average=True)
+    assert sum(param.get_value().size for param in params) == 25_557_032
+    assert sum(param.get_value().size for param in averages) == 53_120 + 53
+    layers = common.lasagne.layers.get_all_layers(network)
+    assert sum(hasattr(layer, "W") for layer in layers) == 50 + 4  # and four on the shortcuts
+    shapes = [layer.output_shape[1:] for layer in layers if len(layer.output_shape) == 4]
+    stages = [(256, 56, 56), (512, 28, 28), (1024, 14, 14), (2048, 7, 7)]
+    assert [shape for shape in shapes if shape in stages][-1] == stages[-1]
+    assert all(stage in shapes for stage in stages)
+
+
+def test_a_seed_gives_one_set_of_weights(common):
+    def weights(seed):
+        model = common.build_model(options_of(common, "--seed", seed))
+        return [param.get_value() for param in model.params]
+
+    assert all(np.array_equal(a, b) for a, b in zip(weights(1), weights(1)))
+    assert not np.array_equal(weights(1)[0], weights(2)[0])
+
+
+def minibatch(options, rows):
+    rng = np.random.RandomState(6)
+    x = rng.normal(size=(rows, 3, options.size, options.size))
+    return x, rng.randint(options.classes, size=rows).astype("int32")
+
+
+def values_of(variables):
+    return [variable.get_value() for variable in variables]
+
+
+def assert_close(got, expected):
+    for one, other in zip(got, expected):
+        np.testing.assert_allclose(one, other, rtol=1e-7, atol=1e-10)
+
+
+@pytest.mark.parametrize("processes, slices", [(1, 1), (2, 1), (2, 2)])
+def test_a_step_equals_the_serial_one_where_every_share_has_the_same_statistics(
+    demo, float64, world_of, processes, slices
+):
+    """The same rows for each rank and slice: then these have the statistics of all rows as well."""
+    options = options_of(demo.common, "--slices", slices, processes=processes)
+    x, y = minibatch(options, 3)
+    x, y = np.tile(x, (processes * slices, 1, 1, 1)), np.tile(y, processes * slices)
+
+    serial = demo.common.build_model(options)
+    serial_step, serial_evaluate = demo.train_resnet_theano.build(serial, options)
+    expected = [float(serial_step(x, y)) for _ in range(2)]
+
+    world_of(processes)
+    model = demo.common.build_model(options)
+    step, evaluate = demo.train_resnet.build(model, options)
+    data = synk.data(x), synk.data(y)
+    np.testing.assert_allclose([step(*data) for _ in range(2)], expected)
+    assert_close(values_of(model.params), values_of(serial.params))
+    if processes == 1 and slices == 1:  # else the unbiased variances are of fewer numbers
+        assert_close(values_of(model.averages), values_of(serial.averages))
+        np.testing.assert_allclose(evaluate(*data), serial_evaluate(x, y))
+
+
+def test_a_step_equals_the_serial_one_on_any_rows_with_batch_norm_as_in_evaluation(
+    demo, float64, world_of
+):
+    options = options_of(demo.common, processes=2)
+    x, y = minibatch(options, 7)
+
+    def model_without_batch_statistics():
+        model = demo.common.build_model(options)
+        return model._replace(loss=model.valid_loss, average_updates=[])
+
+    serial = model_without_batch_statistics()
+    serial_step, _ = demo.train_resnet_theano.build(serial, options)
+    expected = [float(serial_step(x, y)) for _ in range(2)]
+    world_of(2)
+    model = model_without_batch_statistics()
+    step, _ = demo.train_resnet.build(model, options)
+    data = synk.data(x), synk.data(y)
+    np.testing.assert_allclose([step(*data) for _ in range(2)], expected)
+    assert_close(values_of(model.params), values_of(serial.params))
+
+
+def test_evaluation_averages_the_running_averages_over_the_ranks_by_their_rows(
+    demo, float64, world_of
+):
+    options = options_of(demo.common, "--batch", 5, processes=2)
+    world_of(2)
+    model = demo.common.build_model(options)
+    step, evaluate = demo.train_resnet.build(model, options)
+    x, y = minibatch(options, 5)
+    data = synk.data(x), synk.data(y)
+    step(*data)
+    before = synk.gather(model.averages)
+    # The first convolution of a rank's own rows, as the first batch norm sees it.
+    assert not np.allclose(before[0][0], before[0][1])
+    results = evaluate(*data)
+    for each, after in zip(before, synk.gather(model.averages)):
+        np.testing.assert_allclose(after[0], (3 * each[0] + 2 * each[1]) / 5)
+        np.testing.assert_array_equal(after[0], after[1])
+    # So it does not matter which rank evaluates a row, nor how many at a time.
+    order = [3, 4, 0, 2, 1]
+    np.testing.assert_allclose(evaluate(synk.data(x[order]), synk.data(y[order])), results)
+    measure = theano.function([model.x, model.y], [model.valid_loss, model.accuracy])
+    np.testing.assert_allclose(results, measure(x, y))
+
+
+@pytest.mark.parametrize("rows, n", [(8, 2), (7, 3), (1, 4)])
+def test_shares_are_those_of_the_library(demo, rows, n):
+    expected = [len(part) for part in np.array_split(np.arange(rows), n)]
+    assert demo.train_resnet.shares(rows, n) == expected
+
+
+# Options
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["--steps", "0"], "--steps: expected 1 or more"),
+        (["--evaluate-every", "-1"], "--evaluate-every: expected 1 or more"),
+        (["--size", "8", "--batch", "3"], "3 images leave batch norm a single number a channel"),
+        (["--size", "8", "--batch", "6", "--slices", "2"], "a single number a channel"),
+    ],
+)
+def test_options_that_cannot_work_are_refused(common, arguments, message):
+    with pytest.raises(common.UserError, match=message):
+        options_of(common, *arguments, processes=2)
+
+
+def test_defaults_depend_on_the_number_of_processes_and_on_small(common):
+    for arguments, batch in (([], 24), (["--small"], 12)):
+        options = common.parser("test").parse_args(arguments)
+        common.complete(options, 3)
+        assert options.batch == batch and options.size == 224
+        assert options.learning_rate == pytest.approx(0.1 * batch / 256)
+
+
+# The images
+
+
+COLOURS = {"blue": (0, 0, 255), "green": (0, 255, 0), "red": (255, 0, 0)}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Four plain images a colour, in the folder of the colour."""
+    from PIL import Image
+
+    root = tmp_path / "images"
+    for name, colour in COLOURS.items():
+        (root / name / "more").mkdir(parents=True)
+        for number, where in enumerate((".", ".", ".", "more")):
+            image = Image.new("RGB", (20 + 7 * number, 30), colour)
+            suffix = "JPG" if number == 1 else "png"
+            image.save(root / name / where / f"{number}.{suffix}", quality=95)
+        (root / name / "notes.txt").write_text("not an image")
+    (root / "empty").mkdir()
+    return root
+
+
+def test_images_have_the_class_of_their_folder_and_the_size_asked_for(common, folder):
+    images = common.ImageFolder(folder)
+    assert images.names == ["blue", "green", "red"]
+    assert images.labels.dtype == "int32" and images.labels.tolist() == [0] * 4 + [1] * 4 + [2] * 4
+    assert "12 of 3 classes" in images.source
+    out = np.empty((3, 16, 16), "float32")
+    for row, label in enumerate(images.labels):
+        images.load(row, out)
+        colour = np.array(COLOURS[images.names[label]]) / 255
+        expected = (colour - common.PIXEL_MEAN) / common.PIXEL_DEVIATION
+        np.testing.assert_allclose(out, np.broadcast_to(expected[:, None, None], out.shape), atol=0.1)
+
+
+def test_the_middle_of_an_image_is_kept_upright(common, tmp_path):
+    from PIL import Image
+
+    pixels = np.zeros((8, 16, 3), "uint8")
+    pixels[:4, 4:8] = 255
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        Image.fromarray(pixels).save(tmp_path / name / "1.png")
+    out = np.empty((3, 8, 8), "float32")
+    common.ImageFolder(tmp_path).load(0, out)
+    assert np.array_equal(np.argwhere(out[0] > 0).max(axis=0), [3, 3])
+    assert np.argwhere(out[0] > 0).min() == 0
+
+
+@pytest.mark.parametrize("content", [b"", b"<html>gone</html>", None])
+def test_a_file_that_is_no_image_is_named(common, folder, content):
+    path = folder / "green" / "0.png"
+    path.write_bytes(path.read_bytes()[:-30] if content is None else content)
+    with pytest.raises(common.UserError, match=f"{path} cannot be read as an image: "):
+        common.ImageFolder(folder).load(4, np.empty((3, 8, 8), "float32"))
+
+
+def test_a_folder_without_classes_is_refused(common, folder):
+    with pytest.raises(common.UserError, match="expected a folder of images, got .*nowhere"):
+        common.ImageFolder(folder / "nowhere")
+    with pytest.raises(common.UserError, match="two classes or more, got 1 files in 1 classes"):
+        common.ImageFolder(folder / "red")
+
+
+def load_options(folder=None, **changes):
+    options = dict(data=folder, classes=5, size=8, batch=4, valid=2, seed=1, decoders=2)
+    return Namespace(**{**options, **changes})
+
+
+@pytest.mark.parametrize("decoders", [1, 3])
+def test_decoders_fill_minibatches_in_an_order_that_takes_every_image_once(
+    common, folder, decoders
+):
+    options = load_options(folder, decoders=decoders)
+    images = common.load_images(options)
+    assert options.classes == 3 and options.valid == 2
+    seen = []
+    with common.Decoders(images, options, common.shared_array) as loader:
+        x, y = (array.copy() for array in loader.valid())
+        assert x.shape == (2, 3, 8, 8)
+        minibatches = loader.minibatches()
+        for _ in range(5):  # twice the ten images that are left
+            pictures, labels = next(minibatches)
+            colours = pictures.mean(axis=(2, 3)).argmax(axis=1)  # red, green, blue
+            assert np.array_equal(labels, 2 - colours)
+            seen.extend(labels)
+        processes = loader._processes
+    for half in (seen[:10], seen[10:]):
+        assert np.array_equal(np.bincount([*half, *y]), [4, 4, 4])
+    assert not any(process.is_alive() for process in processes)
+
+
+def test_synthetic_images_are_noise_and_the_same_every_time(common):
+    options = load_options()
+    images = common.load_images(options)
+    with common.Decoders(images, options, common.shared_array) as loader:
+        first = [array.copy() for array in next(loader.minibatches())]
+    with common.Decoders(images, options, common.shared_array) as loader:
+        second = next(loader.minibatches())
+        assert all(np.array_equal(a, b) for a, b in zip(first, second))
+    assert abs(first[0].mean()) < 0.2 and 0.8 < first[0].std() < 1.2
+
+
+def test_a_broken_file_and_an_ended_decoder_are_errors_in_the_script(common, folder):
+    (folder / "red" / "2.png").write_bytes(b"")
+    options = load_options(folder, valid=1)
+    images = common.load_images(options)
+    with common.Decoders(images, options, common.shared_array) as loader:
+        minibatches = loader.minibatches()
+        with pytest.raises(common.UserError, match="red/2.png cannot be read as an image"):
+            for _ in range(3):
+                next(minibatches)
+    with common.Decoders(images, options, common.shared_array) as loader:
+        loader._processes[1].kill()
+        with pytest.raises(RuntimeError, match="a process that decodes images has ended"):
+            loader.valid()
+
+
+# The scripts
+
+
+def figures(line):
+    return [float(number) for number in re.findall(r"(?<![\w.])\d+\.\d+", line)]
+
+
+def test_the_main_script_trains_compares_and_reports(run_python):
+    arguments = [*TINY, "--processes", "2", "--slices", "1", "--compare"]
+    done = run_python(RUN_SCRIPT, "train_resnet", *arguments, timeout=300)
+    assert "noise with random labels; 7 held out" in done.stdout
+    assert "8 layers" in done.stdout and "Ranks:   2, with 3 images each at most" in done.stdout
+    assert "27 running averages are averaged over the ranks" in done.stdout
+    for steps in (2, 3):
+        assert re.search(rf"^ +{steps}( +\d+\.\d+){{2}} +\d+\.\d+% +\d+\.\d+$", done.stdout, re.M)
+    assert re.search(r"^2 process\(es\)( +\d+\.\d+){3}$", done.stdout, re.M)
+    assert re.search(r"^1 process of plain Theano( +\d+\.\d+){2} +-$", done.stdout, re.M)
+    assert re.search(r"2 process\(es\) are [0-9.]+ times as fast as one of plain", done.stdout)
+    assert "images/s]" not in done.stderr  # no bar in a log
+
+
+@pytest.mark.parametrize("script", ["train_resnet", "train_resnet_theano"])
+def test_the_scripts_train_on_image_files(run_python, folder, script):
+    own = ["--processes", "2", "--slices", "2", "--batch", "9"] if script == "train_resnet" else []
+    done = run_python(RUN_SCRIPT, script, *TINY, "--data", folder, *own, timeout=300)
+    assert f"12 of 3 classes, from {folder}; 2 held out" in done.stdout
+    assert "3 classes\n" in done.stdout
+    last = figures([line for line in done.stdout.splitlines() if line.startswith("    3 ")][0])
+    assert 0 < last[0] < 5 and 0 < last[1] < 20
+
+
+def test_a_script_names_the_broken_file_without_a_traceback(run_python, folder):
+    for path in folder.rglob("*.png"):
+        path.write_bytes(b"")
+    done = run_python(
+        RUN_SCRIPT, "train_resnet", *TINY, "--data", folder, "--processes", "2", check=False
+    )
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert re.search(r"^train_resnet.py: .*\.png cannot be read as an image", done.stderr)
