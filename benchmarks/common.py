@@ -51,8 +51,9 @@ UNITS = {"µs": 1e6, "ms": 1e3, "s": 1.0}
 class Line:
     """One line of a row's table.
 
-    `samples` are plain numbers in `unit`; none, if a peer is not installed. `ratios` are formed within each round, against what `of`
-    names. `goal` is said in words; `reached` is None where there is nothing to reach.
+    `samples` are plain numbers in `unit`; none of a peer that is not installed. `ratios` are formed
+    within each round, against what `of` names. `goal` is said in words; `reached` is None where there
+    is nothing to reach.
     """
 
     what: str

@@ -19,7 +19,7 @@ import common
 from tqdm import tqdm
 
 HERE = Path(__file__).resolve().parent
-NOT_ROWS = {"common", "run"}
+NOT_ROWS = {"commands", "common", "run"}
 
 
 def main():

@@ -1,4 +1,4 @@
-"""Lasagne 0.1, PyPI's latest, made to import on Theano 1.0: ``from lasagne_on_theano import lasagne``.
+"""``from lasagne_on_theano import lasagne``: Lasagne 0.1, PyPI's latest, on Theano 1.0.
 
 It asks for ``theano.tensor.signal.downsample.max_pool_2d``. Theano 1.0 has the same function as
 ``pool.pool_2d``, so a module of the old name that holds it is all that is missing.

@@ -93,7 +93,7 @@ def in_shared_memory(world, value):
     return data
 
 
-def plan(world, function, datas, references, output_subset, batch, batch_s, num_slices):
+def plan(world, function, datas, output_subset, batch, batch_s, num_slices):
     """Return the command of a call."""
     num_slices = _check_num_slices(num_slices)
     rows, minibatch = _select_rows(function, datas, batch)
@@ -105,6 +105,7 @@ def plan(world, function, datas, references, output_subset, batch, batch_s, num_
         _check_master_takes_part(world, function, len(rows), output_subset)
     if batch_s is not None:
         batch_s = _check_batch_s(world, function, batch_s)
+    references = tuple([data.reference() for data in datas])
     return CallFunction(
         function.number, references, rows, minibatch, batch_s, num_slices, output_subset
     )

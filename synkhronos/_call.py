@@ -30,7 +30,16 @@ class CallFunction(Command):
         Outputs to compute.
     """
 
-    __slots__ = ("number", "references", "rows", "minibatch", "batch_s", "num_slices", "subset")
+    __slots__ = (
+        "number",
+        "references",
+        "rows",
+        "minibatch",
+        "batch_s",
+        "num_slices",
+        "subset",
+        "_prepared",
+    )
 
     def __init__(self, number, references, rows, minibatch, batch_s, num_slices, subset):
         self.number = number
@@ -40,6 +49,7 @@ class CallFunction(Command):
         self.batch_s = batch_s
         self.num_slices = num_slices
         self.subset = subset
+        self._prepared = None  # this rank's arguments, if they are the same views each time
 
     def __reduce__(self):
         return CallFunction, (
@@ -55,19 +65,27 @@ class CallFunction(Command):
     def run(self, here):
         """Return how many rows this rank had, and its outputs; None for these without rows."""
         function = here.functions[self.number]
-        columns, n_rows = self._columns(here, function)
+        n_rows, arguments = self._prepared or self._prepare(here, function)
         here.rows[self.number] = n_rows
         if not n_rows:
             return 0, None
         if self.num_slices == 1:
-            arguments = [
-                array if rows is None else here.take(key, array, rows)
-                for key, array, rows in columns
-            ]
             values = here.engine.call(function.compiled, arguments, self.subset)
         else:
-            values = self._accumulate(here, function, columns, n_rows)
+            values = self._accumulate(here, function, arguments, n_rows)
         return n_rows, self._hand_over(here, function, values)
+
+    def _prepare(self, here, function):
+        """Return how many rows this rank has, and its arguments; columns, if it works in slices."""
+        columns, n_rows = self._columns(here, function)
+        if self.num_slices > 1 or not n_rows:
+            return n_rows, columns
+        arguments = [
+            array if rows is None else here.take(key, array, rows) for key, array, rows in columns
+        ]
+        if not function.sliceable and type(self.rows) is not np.ndarray:
+            self._prepared = n_rows, arguments
+        return n_rows, arguments
 
     def _columns(self, here, function):
         """Return, for each argument, ``(key, array, rows of this rank)``; and how many rows these are.

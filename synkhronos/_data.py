@@ -35,7 +35,7 @@ class Data:
         self._store = None  # 1-d: all allocated items
         self._view = None
         self._file = None  # where the ranks map a numpy.memmap from
-        self._reference = None
+        self.last_reference = None  # another object whenever the array is at another place
         world.datas.add(self)
         self._reserve(0 if ndim else 1, (0,) * ndim)
         self._view[...] = 0
@@ -175,7 +175,7 @@ class Data:
 
     def free_memory(self):
         """Give the memory back; this object cannot be used any more."""
-        self._store = self._view = self._file = self._reference = None
+        self._store = self._view = self._file = self.last_reference = None
         self._world.here.memory.trim()
 
     # Inside
@@ -192,16 +192,16 @@ class Data:
 
     def reference(self):
         """Return what `open_reference` needs on another rank."""
-        if self._reference is None:
+        if self.last_reference is None:
             view = self._alive()
-            self._reference = self._file or self._world.here.memory.reference(view)
-        return self._reference
+            self.last_reference = self._file or self._world.here.memory.reference(view)
+        return self.last_reference
 
     def _reserve(self, size, shape, oversize=1):
         if self._store is None or size > self._store.size:
             room = int(size * oversize)
             self._store = self._world.here.memory.empty((room,), self._dtype)
-        self._file = self._reference = None
+        self._file = self.last_reference = None
         self._view = self._store[:size].reshape(shape)
 
     def _map(self, value):
@@ -209,7 +209,7 @@ class Data:
         place = locate_in_file(value)
         if place is None or value.dtype != self._dtype or value.ndim != self._ndim:
             return False
-        self._store, self._reference = None, None
+        self._store, self.last_reference = None, None
         self._file, self._view = place, value
         return True
 

@@ -91,32 +91,38 @@ class Function:
             As the Theano function would.
         """
         world = self._usable_world()
-        values = _arguments.match(world, self, args, inputs_by_name)
-        datas = [_arguments.in_shared_memory(world, value) for value in values]
-        references = tuple([data.reference() for data in datas])
         plain = batch is None and batch_s is None and output_subset is None and num_slices == 1
-        command = self._last_plain
-        if (
-            not plain
-            or command is None
-            or command.references != references
-            or any([value.minibatch for value in datas])
-        ):
+        command = None
+        if plain and not inputs_by_name:
+            command = self._command_of_last_call(args)
+        memory = None
+        if command is None:
+            values = _arguments.match(world, self, args, inputs_by_name)
+            datas = [_arguments.in_shared_memory(world, value) for value in values]
             command = _arguments.plan(
-                world, self, datas, references, output_subset, batch, batch_s, num_slices
+                world, self, datas, output_subset, batch, batch_s, num_slices
             )
             self._last_plain = command if plain else None
+            # For as long as the command runs: they may be of this call only, or be freed in fuse().
+            memory = [data.data for data in datas]
         if self.number >= world.replicated_functions:
             replicate(world)
-
-        # Inside fuse() the data may leave their memory before the command runs: keep it until then.
-        memory = [data.data for data in datas]
 
         def finish(results, in_use_until_here=memory):
             outputs = _outputs.collect(world, self, results, command.subset)
             return outputs[0] if self._single and output_subset is None else outputs
 
         return world.submit(command, finish)
+
+    def _command_of_last_call(self, args):
+        """Return the last call's command if these are the same `Data`, where they were; else None."""
+        command = self._last_plain
+        if command is None or len(args) != len(command.references) or self._world.fused is not None:
+            return None
+        for arg, reference in zip(args, command.references):
+            if type(arg) is not Data or arg.last_reference is not reference:
+                return None
+        return command
 
     def _usable_world(self):
         world = self._world

@@ -51,9 +51,10 @@ class BatchNormLayer(lasagne.layers.Layer):
     """Batch normalisation: each channel with mean 0 and variance 1, then scaled and shifted.
 
     In training by the mean and the variance of the rows at hand, that is of the rank's own rows, or
-    of a slice of them; no rank waits for another's. With ``deterministic=True`` the running averages
-    of both normalise. What a step makes of these is in `updates`, once the layer has its output for
-    training: the function that computes the gradient is to do them, on each rank from its own rows.
+    of a slice of them; no rank waits for another's. With ``deterministic=True`` the running
+    averages of both normalise. What a step makes of these is in `updates`, once the layer has its
+    output for training: the function that computes the gradient is to do them, on each rank from
+    its own rows.
 
     A running average is the mean of all steps so far; from the tenth on the newest step has the
     weight 0.1. That of the variance is of the unbiased estimate, so that it tends to the same value
@@ -138,7 +139,7 @@ def rectified(layer):
 
 
 def build_bottleneck(layer, width, stride):
-    """1x1 convolution to `width` channels, 3x3, 1x1 to four times as many; added to what came in."""
+    """Convolutions of 1x1 to `width` channels, 3x3, 1x1 to four times as many; the input added."""
     residual = rectified(BatchNormLayer(ConvLayer(layer, width, 1, stride)))
     residual = rectified(BatchNormLayer(ConvLayer(residual, width, 3)))
     residual = BatchNormLayer(ConvLayer(residual, 4 * width, 1))
@@ -208,7 +209,7 @@ class SyntheticImages:
         self._seed = seed
 
     def load(self, row, out):
-        out[...] = np.random.RandomState([self._seed, row]).standard_normal(out.shape)
+        np.random.default_rng([self._seed, row]).standard_normal(dtype=out.dtype, out=out)
 
 
 class ImageFolder:
@@ -289,10 +290,10 @@ class Decoders:
         self._pipes, self._processes = [], []
         for _ in range(options.decoders):
             here, there = context.Pipe()
+            self._pipes.append(here)
             process = context.Process(target=self._serve, args=(there,), daemon=True)
             process.start()
             there.close()
-            self._pipes.append(here)
             self._processes.append(process)
 
     def __enter__(self):
@@ -350,8 +351,10 @@ class Decoders:
             raise RuntimeError("a process that decodes images has ended") from error
 
     def _serve(self, pipe):
-        """What a decoder does, until the script's end of the pipe is closed."""
+        """What a decoder does, until the script's end of the pipe is closed, or the script dead."""
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the script's affair
+        for inherited in self._pipes:
+            inherited.close()
         while True:
             try:
                 place, work = pipe.recv()
@@ -449,8 +452,8 @@ def parser(description):
     network = options.add_argument_group("the network (default: ResNet-50 for ImageNet)")
     network.add_argument("--size", type=int, default=224, help="pixels of an image's side")
     network.add_argument("--classes", type=int, default=1000, help="those of DIR, if given")
-    network.add_argument("--blocks", type=int, nargs="+", default=[3, 4, 6, 3], help="of each stage")
-    network.add_argument("--width", type=int, default=64, help="channels of the first stage")
+    network.add_argument("--blocks", type=int, nargs="+", default=[3, 4, 6, 3], help="a stage")
+    network.add_argument("--width", type=int, default=64, help="filters in the first stage")
     return options
 
 

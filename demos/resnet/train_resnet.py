@@ -3,13 +3,13 @@
     python train_resnet.py --small --compare
     python train_resnet.py --data DIR --batch 64 --slices 4
 
-A step equals that of one process on the whole minibatch, except for batch norm: each rank, and each
-of its slices, normalises its rows by their own mean and variance, not by those of all rows. With a
-few rows or more for each the network learns as well; with too few the statistics are noise.
+A step equals that of one process on the whole minibatch, except for batch norm: each rank, and
+each slice of its rows, normalises them by their own mean and variance, not by those of all rows. So
+a rank's rows, not the minibatch, have to be enough for good statistics.
 
-Running averages, of these means and variances, are not communicated at each step either: each rank
-has those of the rows that it saw. Before an evaluation they are averaged over the ranks, weighted by
-the rows of each, so that all ranks evaluate the same network and training goes on from the same.
+The running averages of these means and variances are not communicated at each step either: each
+rank has those of the rows that it saw. Before an evaluation they are averaged over the ranks,
+weighted by the rows of each, so that all ranks evaluate the same network, and train on with it.
 """
 
 import math
@@ -102,10 +102,9 @@ def main(arguments=None):
         model = common.build_model(options)
         common.describe(model, images, options)
         print(
-            f"Ranks:   {n}, with {max(shares(options.batch, n))} images each at most. Each "
-            f"normalises its own by their own statistics;\n"
-            f"         the {len(model.averages)} running averages are averaged over the ranks before "
-            f"each evaluation"
+            f"Ranks:   {n}, with {max(shares(options.batch, n))} images each at most; batch norm "
+            f"has each rank's own statistics,\n         its {len(model.averages)} running averages "
+            f"are averaged over the ranks before each evaluation"
         )
         step, evaluate = build(model, options)
         print(f"Ready:   in {time.perf_counter() - start:.0f} s\n", flush=True)

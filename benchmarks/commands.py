@@ -1,0 +1,69 @@
+"""What the rows let every rank do, besides the library's own commands."""
+
+import ctypes
+import re
+import time
+from pathlib import Path
+
+import common
+from synkhronos._world import Command
+
+
+class RepeatAllReduce(Command):
+    """Repeat the all-reduce of a variable inside one command.
+
+    Each rank returns the seconds that one takes, and the processor time.
+    """
+
+    def __init__(self, number, times, group=1, op="sum"):
+        self.number, self.times, self.group, self.op = number, times, group, op
+
+    def run(self, here):
+        variable = here.shareds[self.number]
+        arrays = [here.engine.storage(variable)]
+        counted = 0
+
+        def all_reduce():
+            nonlocal counted
+            arrays[:] = here.comm.all_reduce(arrays, self.op)
+            counted += 1
+
+        start = time.process_time()
+        seconds = common.seconds_of(all_reduce, self.times, self.group)
+        used = (time.process_time() - start) / counted
+        here.engine.store(variable, arrays[0])
+        return seconds, used
+
+
+class RepeatBarrier(Command):
+    """Repeat a barrier inside one command; each rank returns the processor time of one."""
+
+    def __init__(self, times):
+        self.times = times
+
+    def run(self, here):
+        start = time.process_time()
+        for _ in range(self.times):
+            here.transport.barrier()
+        return (time.process_time() - start) / self.times
+
+
+class ForgetPeak(Command):
+    """Give freed memory back and let the peak begin anew; each rank returns what it has."""
+
+    def run(self, here):
+        ctypes.CDLL(None).malloc_trim(0)
+        Path("/proc/self/clear_refs").write_text("5")
+        return _status("VmRSS")
+
+
+class Peak(Command):
+    """Each rank returns the most memory that it had since `ForgetPeak`."""
+
+    def run(self, here):
+        return _status("VmHWM")
+
+
+def _status(name):
+    text = Path("/proc/self/status").read_text()
+    return 1024 * int(re.search(rf"{name}:\s*(\d+) kB", text).group(1))
