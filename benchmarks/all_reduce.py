@@ -345,15 +345,15 @@ def draw(figure, record):
         right.loglog(nbytes.values(), ratios, style, color=colour, label=label, markersize=5)
     right.axhline(1, color=COLOURS["synk"], label="Synkhronos, communicator")
     right.set_title("As many times as long as the communicator")
-    right.legend(loc="upper right")
+    right.legend(loc="upper left", ncols=2, columnspacing=1, fontsize=8.5)
     for axes in (left, right):
         axes.set_xticks(list(nbytes.values()), [size.replace(" ", "\n") for size in nbytes])
         axes.minorticks_off()
         axes.grid(color="#e3e3e3")
     lowest, highest = right.get_ylim()
-    right.set_ylim(min(0.5, lowest), 2 * highest)
-    ticks = [tick for tick in (0.5, 1, 2, 4, 8, 16, 32, 64, 128) if tick <= 2 * highest]
-    right.set_yticks(ticks, [f"{tick:g} ×" for tick in ticks])
+    right.set_ylim(lowest / 1.5, 4 * highest)
+    ticks = [float(2**power) for power in range(-8, 12, 2) if lowest <= 2**power <= 4 * highest]
+    right.set_yticks(ticks, [f"{tick:g} ×" if tick >= 1 else f"1/{1 / tick:g} ×" for tick in ticks])
 
 
 if __name__ == "__main__":

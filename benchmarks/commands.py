@@ -48,6 +48,13 @@ class RepeatBarrier(Command):
         return (time.process_time() - start) / self.times
 
 
+class Nothing(Command):
+    """What any command takes by itself."""
+
+    def run(self, here):
+        return 0.0, 0.0
+
+
 class ForgetPeak(Command):
     """Give freed memory back and let the peak begin anew; each rank returns what it has."""
 

@@ -250,6 +250,7 @@ class World:
                 data.free_memory()
             for shared in self.here.shareds:
                 self._take_home(shared)
+            self.here.comm = None  # it remembers arrays
             self.here.memory.trim()
             self.here.memory.trim_others()
             self.on_close()

@@ -386,6 +386,22 @@ def test_a_broken_file_and_an_ended_decoder_are_errors_in_the_script(common, fol
             loader.valid()
 
 
+def test_decoders_end_with_a_script_that_is_killed(run_python):
+    code = f"""
+        import os, signal, sys
+        sys.path.insert(0, {str(DEMO)!r})
+        import common
+        options = common.parser("test").parse_args({TINY!r})
+        common.complete(options, 1)
+        with common.Decoders(common.load_images(options), options, common.shared_array) as decoders:
+            next(decoders.minibatches())
+            print("killed", flush=True)
+            os.kill(os.getpid(), signal.SIGKILL)
+    """
+    done = run_python(code, check=False)  # it looks for processes that are left
+    assert done.returncode == -9 and done.stdout == "killed\n" and not done.stderr
+
+
 # The scripts
 
 

@@ -355,18 +355,16 @@ class Decoders:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the script's affair
         for inherited in self._pipes:
             inherited.close()
-        while True:
-            try:
+        with contextlib.suppress(EOFError, ConnectionError):
+            while True:
                 place, work = pipe.recv()
-            except EOFError:
-                return
-            pictures, problems = np.asarray(self._places[place][0]), []
-            for position, row in work:
-                try:
-                    self._images.load(row, pictures[position])
-                except UserError as error:
-                    problems.append(str(error))
-            pipe.send(problems)
+                pictures, problems = np.asarray(self._places[place][0]), []
+                for position, row in work:
+                    try:
+                        self._images.load(row, pictures[position])
+                    except UserError as error:
+                        problems.append(str(error))
+                pipe.send(problems)
 
 
 def shared_array(shape, dtype):

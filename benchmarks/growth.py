@@ -1,0 +1,352 @@
+"""growth: what calls and all-reduces cost on more and more ranks, counted, and a model of it.
+
+More ranks than cores are timed by their processor time, and otherwise counted: posts of semaphores,
+messages, bytes. The model's constants come from 2 to 8 ranks; on 16 and 32 ranks it is tried.
+"""
+
+import math
+
+import common
+from common import COLOURS, Contestant, Line
+
+import numpy as np
+
+FITTED = range(1, 9)
+TRIED = (16, 32)
+FORETOLD = (64, 1024)
+SMALL, LARGE = 64, 1 << 20  # numbers in the arrays: at least one a rank, and 4 MB
+KINDS = ("posts", "messages written", "bytes written", "messages read", "bytes read")
+CALLS, BARRIERS, REDUCES = 100, 100, {SMALL: 100, LARGE: 10}
+
+
+def main():
+    common.main(__doc__, measure, draw)
+
+
+# The model. Of all times: microseconds of processor time.
+
+
+def rounds(size):
+    """Return the rounds of a dissemination barrier."""
+    return (size - 1).bit_length()
+
+
+def count_call(size):
+    """Return the posts and messages of a call, over all ranks."""
+    others = size - 1
+    return {
+        "posts": 2 * others,
+        "messages written": (1 + others) * bool(others),
+        "messages read": 2 * others,
+    }
+
+
+def count_all_reduce(size):
+    """Return the posts and messages of an all-reduce, over all ranks: an exchange and a barrier."""
+    return {"posts": 2 * size * rounds(size), "messages written": size, "messages read": size**2}
+
+
+def bytes_moved(size, nbytes):
+    """Return the bytes that all ranks read and write of the arrays themselves, in an all-reduce."""
+    return 2 * nbytes * size
+
+
+def model_call(size, constants):
+    """Return the master's time in a call."""
+    return constants["call"] + constants["call, a worker"] * (size - 1)
+
+
+def model_barrier(size, constants):
+    """Return a rank's time in a barrier."""
+    return constants["barrier"] + constants["barrier, a round"] * rounds(size)
+
+
+def model_all_reduce(size, nbytes, constants):
+    """Return a rank's time in an all-reduce of arrays of that many bytes."""
+    return (
+        2 * model_barrier(size, constants)
+        + constants["all-reduce"]
+        + constants["all-reduce, a rank"] * size
+        + constants["all-reduce, a byte"] * nbytes * (size - 1) / size
+    )
+
+
+def fit(measured):
+    """Return the constants, by least squares."""
+    sizes = np.array([size for size in FITTED if size > 1])
+    at = {what: np.array([measured[what][str(size)] for size in sizes]) for what in measured}
+    constants = {}
+    slope, constant = np.polyfit(sizes - 1, at["call"], 1)
+    constants["call"], constants["call, a worker"] = constant, slope
+    slope, constant = np.polyfit([rounds(size) for size in sizes], at["barrier"], 1)
+    constants["barrier"], constants["barrier, a round"] = constant, slope
+    barriers = np.array([2 * model_barrier(size, constants) for size in sizes])
+    slope, constant = np.polyfit(sizes, at["small"] - barriers, 1)
+    constants["all-reduce"], constants["all-reduce, a rank"] = constant, slope
+    # What 4 MB take beyond the small array: proportional to its bytes that come from others.
+    beyond = at["large"] - at["small"]
+    others = 4 * (LARGE - SMALL) * (sizes - 1) / sizes
+    constants["all-reduce, a byte"] = float((beyond * others).sum() / (others**2).sum())
+    return {name: float(value) for name, value in constants.items()}
+
+
+# Contestants
+
+
+def ranks(size):
+    """So many ranks, none of which spins, and what they do, counted."""
+    import synkhronos as synk
+    import theano
+    import theano.tensor as tt
+    from commands import Nothing, RepeatAllReduce, RepeatBarrier
+
+    counts = _count(size)
+    synk.fork(size)
+    world = synk._world.current()
+    world.transport._most_spins = world.transport._spins = 0
+    arrays = {length: theano.shared(np.ones(length, "float32")) for length in (SMALL, LARGE)}
+    x = tt.dvector("x")
+    function = synk.function([x], (x.sum() + sum(one[0] for one in arrays.values()), "sum"))
+    synk.distribute()
+    rows = synk.data(np.ones(size))
+
+    def calls():
+        import time
+
+        function(rows)
+        before, start = counts.sum(axis=0), time.process_time()
+        seconds = common.seconds_of(lambda: function(rows), CALLS, warm_up=0)
+        used = (time.process_time() - start) / CALLS
+        return used, seconds, ((counts.sum(axis=0) - before) / CALLS).tolist()
+
+    def turn(what):
+        if what == "call":
+            return calls()
+        if what == "barrier":
+            return [np.mean(world.run(RepeatBarrier(BARRIERS)))]
+        length = {"small": SMALL, "large": LARGE}[what]
+        times = REDUCES[length]
+        command = RepeatAllReduce(world.shared_numbers[arrays[length]], times)
+        world.run(command)
+        before = counts.sum(axis=0)
+        by_rank = world.run(command)
+        after = counts.sum(axis=0)
+        world.run(Nothing())
+        counted = after - before - (counts.sum(axis=0) - after)  # less those of any command
+        pieces = _bytes_of_plan(world.here.comm)
+        made = times + max(1, times // 5)  # with those that warm up
+        return [
+            np.mean([used for _, used in by_rank]),
+            by_rank[0][0],
+            (counted / made).tolist(),
+            pieces,
+        ]
+
+    yield turn
+    synk.close()
+
+
+def _bytes_of_plan(comm):
+    """Return the bytes that the master's pieces of the last reduction are made of and written to."""
+    return sum(
+        sum(part.nbytes for part in parts) + reduced.nbytes + sum(other.nbytes for other in others)
+        for reduced, parts, others in comm._plan.pieces
+    )
+
+
+def _count(size):
+    """Count the posts and messages of the ranks made from now on: an array, ranks by `KINDS`."""
+    import mmap
+
+    from synkhronos import _world
+    from synkhronos.transports import local
+
+    # One row a rank, which alone writes to it: no count is lost.
+    counts = np.frombuffer(mmap.mmap(-1, 8 * size * len(KINDS)), np.int64).reshape(size, -1)
+    make = local._semaphore
+
+    def add(kind, number=1):
+        if _world.exists():
+            counts[_world.current().transport.rank, KINDS.index(kind)] += number
+
+    class Semaphore:
+        def __init__(self):
+            self._semaphore = make()
+
+        def __getattr__(self, name):
+            return getattr(self._semaphore, name)
+
+        def release(self):
+            add("posts")
+            self._semaphore.release()
+
+    class Box(local._Box):
+        def put(self, payload):
+            add("messages written")
+            add("bytes written", len(payload))
+            super().put(payload)
+
+        def get(self):
+            payload = super().get()
+            add("messages read")
+            add("bytes read", len(payload))
+            return payload
+
+    local._semaphore, local._Box = Semaphore, Box
+    return counts
+
+
+# The row
+
+
+def measure(options):
+    turns = 4 if options.quick else 15
+    results = {}
+    # One number of ranks after another: each forks as many processes.
+    for size in (*FITTED, *TRIED):
+        with common.contestants(ranks=Contestant(ranks, size, environment=common.ONE_THREAD)) as players:
+            results[size] = common.take_turns(
+                {
+                    what: lambda what=what: players["ranks"](what)
+                    for what in ("call", "barrier", "small", "large")
+                },
+                turns,
+                f"{size} ranks",
+            )
+    samples = {
+        what: {str(size): [1e6 * one[0] for one in of_size[what]] for size, of_size in results.items()}
+        for what in ("call", "barrier", "small", "large")
+    }
+    measured = {
+        what: {size: float(np.median(one)) for size, one in of_size.items()}
+        for what, of_size in samples.items()
+    }
+    constants = fit(measured)
+    lines = _lines(samples, measured, constants)
+    counted, wrong = _check_counts(results)
+    notes = _notes(constants, counted, wrong, measured)
+    extra = {"measured": measured, "constants": constants, "counted": counted}
+    return common.Result("calls and all-reduces on 1 to 32 ranks, and a model", lines, notes, extra)
+
+
+TITLES = {
+    "call": "call, the master",
+    "barrier": "barrier, a rank",
+    "small": f"all-reduce of {4 * SMALL} B, a rank",
+    "large": f"all-reduce of {4 * LARGE / 2**20:g} MB, a rank",
+}
+
+
+def foretell(what, size, constants):
+    """Return what the model says of a measured thing."""
+    if what == "call":
+        return model_call(size, constants)
+    if what == "barrier":
+        return model_barrier(size, constants)
+    return model_all_reduce(size, 4 * {"small": SMALL, "large": LARGE}[what], constants)
+
+
+def _lines(samples, measured, constants):
+    lines = []
+    for what, title in TITLES.items():
+        for size in (2, 4, 8, *TRIED):
+            model = foretell(what, size, constants)
+            line = Line(f"{title}: n = {size}", "µs", samples[what][str(size)])
+            line.ratios, line.of = [one / model for one in line.samples], "model"
+            lines.append(line)
+        for size in FORETOLD:
+            lines.append(
+                Line(f"{title}: n = {size}, the model", "µs", [foretell(what, size, constants)])
+            )
+    return lines
+
+
+def _check_counts(results):
+    """Return the counts by size, and in words those that the model has otherwise."""
+    counted, wrong = {}, []
+    for what, model in (("call", count_call), ("small", count_all_reduce)):
+        counted[what] = {}
+        for size, of_size in results.items():
+            found = dict(zip(KINDS, np.median([one[2] for one in of_size[what]], axis=0).tolist()))
+            counted[what][str(size)] = found
+            for kind, number in model(size).items():
+                if not math.isclose(found[kind], number, abs_tol=0.5):
+                    wrong.append(f"{what} on {size} ranks: {found[kind]:g} {kind}, not {number}")
+    counted["bytes"] = {}
+    for size, of_size in results.items():
+        found = of_size["large"][-1][3]
+        counted["bytes"][str(size)] = found
+        expected = bytes_moved(size, 4 * LARGE) / size
+        if size > 1 and not math.isclose(found, expected, rel_tol=0.01):
+            wrong.append(f"all-reduce on {size} ranks: {found} bytes moved a rank, not {expected:g}")
+    return counted, wrong
+
+
+def _notes(constants, counted, wrong, measured):
+    off = {
+        name: max(
+            abs(foretell(what, size, constants) / measured[what][str(size)] - 1)
+            for what in TITLES
+            for size in sizes
+        )
+        for name, sizes in (("fitted", [size for size in FITTED if size > 1]), ("tried", TRIED))
+    }
+    c = constants
+    call, reduce = counted["call"]["8"], counted["small"]["8"]
+    return [
+        "processor time, spin off, more ranks than cores; L(n) = ceil(log2 n) rounds of a barrier",
+        "counted, "
+        + ("as the model says: " if not wrong else f"BUT {'; '.join(wrong)}; the model: ")
+        + "a call takes 2 (n - 1) posts, n messages written and 2 (n - 1) read; an all-reduce "
+        "2 n L(n) posts, n messages written and n² read, and each rank reads and writes as many bytes "
+        "of the arrays as there are, whatever n",
+        f"on 8 ranks a call writes {call['bytes written']:.0f} bytes and reads {call['bytes read']:.0f} "
+        f"beside the data, an all-reduce of one array {reduce['bytes written']:.0f} and "
+        f"{reduce['bytes read']:.0f}",
+        f"call, the master: {c['call']:.1f} + {c['call, a worker']:.2f} (n - 1) µs",
+        f"barrier, a rank: {c['barrier']:.1f} + {c['barrier, a round']:.2f} L(n) µs",
+        f"all-reduce of B bytes, a rank: two barriers + {c['all-reduce']:.1f} + "
+        f"{c['all-reduce, a rank']:.2f} n + {1e6 * c['all-reduce, a byte']:.0f} B (n - 1) / n / 10⁶ µs",
+        f"the model is at most {off['fitted']:.0%} off where it was fitted, on 2 to 8 ranks, and "
+        f"{off['tried']:.0%} on {' and '.join(map(str, TRIED))}; further out it is a guess",
+    ]
+
+
+def draw(figure, record):
+    left, right = figure.subplots(1, 2, width_ratios=(1, 1.35))
+    measured, counted = record["extra"]["measured"], record["extra"]["counted"]
+    constants = record["extra"]["constants"]
+    sizes = [int(size) for size in counted["call"]]
+    far = np.unique(np.geomspace(2, FORETOLD[-1], 60).astype(int))
+    for what, model, label, colour in (
+        ("call", count_call, "a call: 2 (n - 1)", COLOURS["good"]),
+        ("small", count_all_reduce, "an all-reduce: 2 n ⌈log₂ n⌉", COLOURS["synk"]),
+    ):
+        posts = [counted[what][str(size)]["posts"] for size in sizes]
+        left.plot(sizes[1:], posts[1:], "o", color=colour, markersize=5)
+        left.plot(far, [model(size)["posts"] for size in far], color=colour, label=label)
+    left.set(ylabel="posts, all ranks", title="Posts of semaphores")
+    styles = {
+        "large": COLOURS["goal"],
+        "small": COLOURS["synk"],
+        "call": COLOURS["good"],
+        "barrier": COLOURS["other"],
+    }
+    for what, colour in styles.items():
+        points = [(int(size), value) for size, value in measured[what].items() if int(size) > 1]
+        for size, value in points:
+            face = colour if size in FITTED else "white"
+            right.plot(size, value, "o", color=colour, markerfacecolor=face, markersize=5)
+        model = [foretell(what, size, constants) for size in far]
+        right.plot(far, model, color=colour, label=TITLES[what])
+    right.set(ylabel="µs", title="Processor time (filled: fitted; hollow: only tried; line: model)")
+    for axes in (left, right):
+        axes.set(xscale="log", yscale="log", xlabel="ranks n")
+        axes.set_xticks([2, 4, 8, 16, 32, 64, 256, 1024], [2, 4, 8, 16, 32, 64, 256, 1024])
+        axes.minorticks_off()
+        axes.grid(color="#e3e3e3")
+        axes.legend(loc="upper left", fontsize=8.5)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,155 @@
+"""shuffled batch: rows in random order from a large `Data`, excerpted by two ranks at once.
+
+Against one process that excerpts the same rows with NumPy, into memory that the ranks share, and then
+lets each rank have its slice. The function itself reads hardly anything, so that the rows are all
+there is to do. How many bytes a batch copies is counted in the ranks.
+"""
+
+import os
+
+import common
+from common import COLOURS, Contestant, Line
+
+import numpy as np
+
+RANKS = 2
+ROWS = 512
+ROW = 37_500  # numbers in a row of 150 kB
+
+
+def main():
+    common.main(__doc__, measure, draw, add_options)
+
+
+def add_options(parser):
+    parser.add_argument("--gigabytes", type=float, help="size of the Data; default: 2, with --quick 0.5")
+
+
+def batches(nbytes):
+    """A `Data` of that size, and the ways to have a batch of it."""
+    import psutil
+    import synkhronos as synk
+    import theano.tensor as tt
+
+    synk.fork(RANKS)
+    copied = _count_copies(synk._world.current().here)
+    x = tt.fmatrix("x")
+    function = synk.function([x], (x[:, 0].sum(), "sum"))
+    synk.distribute()
+    common.pin([os.getpid(), *(worker.pid for worker in psutil.Process().children())])
+    data = synk.data(shape=(nbytes // (4 * ROW), ROW), dtype="float32", name="all rows")
+    for start in range(0, len(data), 64):
+        data[start : start + 64] = np.arange(start, min(start + 64, len(data)))[:, None]
+    excerpt = synk.data(shape=(ROWS, ROW), dtype="float32", minibatch=True, name="a batch")
+    random = np.random.RandomState(0)
+
+    def by_one_process(rows):
+        np.take(data.data, rows, axis=0, out=excerpt.data, mode="clip")
+        return function(excerpt)
+
+    ways = {
+        "index": lambda rows: function(data, batch=rows),
+        "sorted": lambda rows: function(data, batch=np.sort(rows)),
+        "serial": by_one_process,
+        "array": lambda rows: function(data.data[rows]),
+        "slice": lambda rows: function(data, batch=slice(int(rows[0]), int(rows[0]) + ROWS)),
+    }
+
+    def turn(way, times):
+        """Return the seconds of a batch, and the bytes that the ranks copied for it."""
+        drawn = [random.permutation(len(data) - ROWS)[:ROWS] for _ in range(times + 1)]
+        drawn_again = iter(drawn)
+        before = copied.sum()
+        seconds = common.seconds_of(lambda: ways[way](next(drawn_again)), times, warm_up=1)
+        return seconds, float(copied.sum() - before) / (times + 1)
+
+    rows = random.permutation(len(data) - ROWS)[:ROWS]
+    for way in ("index", "sorted", "serial", "array"):
+        if ways[way](rows) != rows.sum(dtype="float32"):
+            raise RuntimeError(f"{way}: expected {rows.sum()}, got {ways[way](rows)}")
+    yield turn
+    synk.close()
+
+
+def _count_copies(here):
+    """Let every rank count the bytes of the rows that are not views of the whole data."""
+    copied = here.memory.empty((RANKS,), "int64")
+    copied[...] = 0
+    take = type(here).take
+
+    def counted(self, key, array, rows):
+        taken = take(self, key, array, rows)
+        if not np.shares_memory(taken, array):
+            copied[self.rank] += taken.nbytes
+        return taken
+
+    type(here).take = counted
+    return copied
+
+
+def measure(options):
+    gigabytes = options.gigabytes or (0.5 if options.quick else 2)
+    rounds, times = (5, 3) if options.quick else (21, 5)
+    made = Contestant(batches, int(gigabytes * 1e9), environment=common.ONE_THREAD)
+    with common.contestants(batches=made) as players:
+        turns = common.take_turns(
+            {
+                way: lambda way=way: players["batches"](way, times)
+                for way in ("serial", "index", "array", "sorted", "slice")
+            },
+            rounds,
+            "batches",
+        )
+    seconds = {way: [one[0] for one in of_way] for way, of_way in turns.items()}
+    copied = {way: [one[1] for one in of_way] for way, of_way in turns.items()}
+    serial = seconds["serial"]
+    wanted = ROWS * ROW * 4
+    lines = [
+        common.line("one process excerpts, then slices", "ms", serial),
+        common.line("array given: excerpt, copy, slices", "ms", seconds["array"], serial, "serial"),
+        common.line("index batch", "ms", seconds["index"], serial, "serial", at_least=1.8),
+        common.line("index batch, rows in order", "ms", seconds["sorted"], serial, "serial"),
+        common.line("slice batch", "ms", seconds["slice"]),
+        Line("copied for an index batch", "bytes", copied["index"]),
+        Line(
+            "copied for a slice batch",
+            "bytes",
+            copied["slice"],
+            goal="0",
+            reached=not any(copied["slice"]),
+        ),
+    ]
+    # Two lines say how much faster: let both say it the same way.
+    for one in (lines[1], lines[3]):
+        one.ratios = [1 / ratio for ratio in one.ratios]
+    notes = [
+        f"{ROWS} rows of {4 * ROW / 1e3:g} kB, {wanted / 1e6:.1f} MB, at random from "
+        f"{gigabytes:g} GB; {rounds} turns of {times} batches each, each of other rows; {RANKS} ranks, "
+        f"bound to a core each",
+        "ratios are speed-ups over one process that excerpts into shared memory (numpy.take with out), "
+        "the fastest way that one process has",
+        "bytes: over all ranks, those of rows that do not lie in the data's own memory "
+        "(numpy.shares_memory)",
+    ]
+    title = f"a batch of {ROWS} rows of 150 kB out of {gigabytes:g} GB, 2 ranks"
+    return common.Result(title, lines, notes)
+
+
+def draw(figure, record):
+    axes = figure.subplots()
+    labels = [
+        "one process excerpts,\nthe ranks take slices",
+        "function(data[rows]):\nexcerpted, copied",
+        "function(data, batch=rows):\nthe ranks excerpt",
+        "the same, rows in order",
+        "function(data, batch=slice):\nviews",
+    ]
+    colours = [COLOURS[name] for name in ("other", "other light", "synk", "synk light", "good")]
+    common.bars(axes, record["lines"][:5], labels, colours, "ms")
+    serial, index = record["lines"][0], record["lines"][2]
+    common.mark_goal(axes, serial["median"] / 1.8, 2, "goal 1.8 × as fast")
+    axes.set_title(f"{record['title']}: {index['ratio']:.2f} × as fast as one process")
+
+
+if __name__ == "__main__":
+    main()
