@@ -10,13 +10,14 @@ import common
 from common import COLOURS, Contestant, Line
 
 import numpy as np
+from scipy.optimize import nnls
 
 FITTED = range(1, 9)
 TRIED = (16, 32)
 FORETOLD = (64, 1024)
-SMALL, LARGE = 64, 1 << 20  # numbers in the arrays: at least one a rank, and 4 MB
+SMALL, LARGE = 64, 1 << 23  # numbers in the arrays: at least one a rank; more than caches hold
 KINDS = ("posts", "messages written", "bytes written", "messages read", "bytes read")
-CALLS, BARRIERS, REDUCES = 100, 100, {SMALL: 100, LARGE: 10}
+CALLS, BARRIERS, REDUCES = 100, 100, {SMALL: 100, LARGE: 3}
 
 
 def main():
@@ -28,7 +29,7 @@ def main():
 
 def rounds(size):
     """Return the rounds of a dissemination barrier."""
-    return (size - 1).bit_length()
+    return (int(size) - 1).bit_length()
 
 
 def count_call(size):
@@ -66,41 +67,46 @@ def model_all_reduce(size, nbytes, constants):
     return (
         2 * model_barrier(size, constants)
         + constants["all-reduce"]
-        + constants["all-reduce, a rank"] * size
+        + constants["all-reduce, a rank"] * (size - 1)
         + constants["all-reduce, a byte"] * nbytes * (size - 1) / size
     )
 
 
 def fit(measured):
-    """Return the constants, by least squares."""
-    sizes = np.array([size for size in FITTED if size > 1])
+    """Return the constants: none negative, and with the least squares of the relative errors."""
+    sizes = [size for size in FITTED if size > 1]
+    others = np.array(sizes) - 1
+    each = np.ones(len(sizes))
     at = {what: np.array([measured[what][str(size)] for size in sizes]) for what in measured}
     constants = {}
-    slope, constant = np.polyfit(sizes - 1, at["call"], 1)
-    constants["call"], constants["call, a worker"] = constant, slope
-    slope, constant = np.polyfit([rounds(size) for size in sizes], at["barrier"], 1)
-    constants["barrier"], constants["barrier, a round"] = constant, slope
-    barriers = np.array([2 * model_barrier(size, constants) for size in sizes])
-    slope, constant = np.polyfit(sizes, at["small"] - barriers, 1)
-    constants["all-reduce"], constants["all-reduce, a rank"] = constant, slope
-    # What 4 MB take beyond the small array: proportional to its bytes that come from others.
-    beyond = at["large"] - at["small"]
-    others = 4 * (LARGE - SMALL) * (sizes - 1) / sizes
-    constants["all-reduce, a byte"] = float((beyond * others).sum() / (others**2).sum())
-    return {name: float(value) for name, value in constants.items()}
+
+    def least(names, terms, values, scale):
+        found, _ = nnls(np.transpose(terms) / scale[:, None], values / scale)
+        constants.update(zip(names, map(float, found)))
+
+    least(("call", "call, a worker"), (each, others), at["call"], at["call"])
+    of_rounds = np.array([rounds(size) for size in sizes])
+    least(("barrier", "barrier, a round"), (each, of_rounds), at["barrier"], at["barrier"])
+    two_barriers = np.array([2 * model_barrier(size, constants) for size in sizes])
+    small = at["small"] - two_barriers
+    least(("all-reduce", "all-reduce, a rank"), (each, others), small, at["small"])
+    # What a large array takes beyond a small one is proportional to its bytes that others have.
+    foreign = 4 * (LARGE - SMALL) * others / np.array(sizes)
+    least(("all-reduce, a byte",), (foreign,), at["large"] - at["small"], at["large"])
+    return constants
 
 
 # Contestants
 
 
-def ranks(size):
-    """So many ranks, none of which spins, and what they do, counted."""
+def ranks(size, counting):
+    """So many ranks, none of which spins. Counting takes time: it is done apart."""
     import synkhronos as synk
     import theano
     import theano.tensor as tt
     from commands import Nothing, RepeatAllReduce, RepeatBarrier
 
-    counts = _count(size)
+    counts = _count(size) if counting else np.zeros((size, len(KINDS)))
     synk.fork(size)
     world = synk._world.current()
     world.transport._most_spins = world.transport._spins = 0
@@ -201,21 +207,20 @@ def _count(size):
 
 def measure(options):
     turns = 4 if options.quick else 15
-    results = {}
+    results, counted = {}, {}
     # One number of ranks after another: each forks as many processes.
     for size in (*FITTED, *TRIED):
-        with common.contestants(ranks=Contestant(ranks, size, environment=common.ONE_THREAD)) as players:
-            results[size] = common.take_turns(
-                {
-                    what: lambda what=what: players["ranks"](what)
-                    for what in ("call", "barrier", "small", "large")
-                },
-                turns,
-                f"{size} ranks",
-            )
+        for kept, counting, times in ((results, False, turns), (counted, True, 1)):
+            made = Contestant(ranks, size, counting, environment=common.ONE_THREAD)
+            with common.contestants(ranks=made) as players:
+                kept[size] = common.take_turns(
+                    {what: lambda what=what: players["ranks"](what) for what in TITLES},
+                    times,
+                    f"{size} ranks",
+                )
     samples = {
         what: {str(size): [1e6 * one[0] for one in of_size[what]] for size, of_size in results.items()}
-        for what in ("call", "barrier", "small", "large")
+        for what in TITLES
     }
     measured = {
         what: {size: float(np.median(one)) for size, one in of_size.items()}
@@ -223,7 +228,7 @@ def measure(options):
     }
     constants = fit(measured)
     lines = _lines(samples, measured, constants)
-    counted, wrong = _check_counts(results)
+    counted, wrong = _check_counts(counted)
     notes = _notes(constants, counted, wrong, measured)
     extra = {"measured": measured, "constants": constants, "counted": counted}
     return common.Result("calls and all-reduces on 1 to 32 ranks, and a model", lines, notes, extra)
@@ -306,7 +311,7 @@ def _notes(constants, counted, wrong, measured):
         f"call, the master: {c['call']:.1f} + {c['call, a worker']:.2f} (n - 1) µs",
         f"barrier, a rank: {c['barrier']:.1f} + {c['barrier, a round']:.2f} L(n) µs",
         f"all-reduce of B bytes, a rank: two barriers + {c['all-reduce']:.1f} + "
-        f"{c['all-reduce, a rank']:.2f} n + {1e6 * c['all-reduce, a byte']:.0f} B (n - 1) / n / 10⁶ µs",
+        f"{c['all-reduce, a rank']:.2f} (n - 1) + {1e6 * c['all-reduce, a byte']:.0f} B (n - 1) / n / 10⁶ µs",
         f"the model is at most {off['fitted']:.0%} off where it was fitted, on 2 to 8 ranks, and "
         f"{off['tried']:.0%} on {' and '.join(map(str, TRIED))}; further out it is a guess",
     ]

@@ -440,7 +440,7 @@ def parser(description):
         "--slices",
         type=int,
         default=1,
-        help="compute a gradient in that many slices, which need so many times less memory",
+        help="compute a gradient in that many slices, for minibatches larger than the memory",
     )
     options.add_argument("--learning-rate", type=float, help="default: 0.1 for 256 images")
     options.add_argument("--valid", type=int, metavar="IMAGES", help="to hold out")
