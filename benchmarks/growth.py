@@ -206,18 +206,9 @@ def _count(size):
 
 
 def measure(options):
-    turns = 4 if options.quick else 15
-    results, counted = {}, {}
-    # One number of ranks after another: each forks as many processes.
-    for size in (*FITTED, *TRIED):
-        for kept, counting, times in ((results, False, turns), (counted, True, 1)):
-            made = Contestant(ranks, size, counting, environment=common.ONE_THREAD)
-            with common.contestants(ranks=made) as players:
-                kept[size] = common.take_turns(
-                    {what: lambda what=what: players["ranks"](what) for what in TITLES},
-                    times,
-                    f"{size} ranks",
-                )
+    turns = 3 if options.quick else 8
+    results = _take_turns_by_size(False, turns)
+    counted = _take_turns_by_size(True, 1)
     samples = {
         what: {str(size): [1e6 * one[0] for one in of_size[what]] for size, of_size in results.items()}
         for what in TITLES
@@ -232,6 +223,25 @@ def measure(options):
     notes = _notes(constants, counted, wrong, measured)
     extra = {"measured": measured, "constants": constants, "counted": counted}
     return common.Result("calls and all-reduces on 1 to 32 ranks, and a model", lines, notes, extra)
+
+
+def _take_turns_by_size(counting, turns):
+    """Return, by size and by what was measured, what each turn returned."""
+    made = {
+        str(size): Contestant(ranks, size, counting, environment=common.ONE_THREAD)
+        for size in (*FITTED, *TRIED)
+    }
+    with common.contestants(**made) as players:
+        times = common.take_turns(
+            {
+                (int(size), what): lambda player=player, what=what: player(what)
+                for size, player in players.items()
+                for what in TITLES
+            },
+            turns,
+            "counting" if counting else "growth",
+        )
+    return {size: {what: times[size, what] for what in TITLES} for size in (*FITTED, *TRIED)}
 
 
 TITLES = {
@@ -311,7 +321,8 @@ def _notes(constants, counted, wrong, measured):
         f"call, the master: {c['call']:.1f} + {c['call, a worker']:.2f} (n - 1) µs",
         f"barrier, a rank: {c['barrier']:.1f} + {c['barrier, a round']:.2f} L(n) µs",
         f"all-reduce of B bytes, a rank: two barriers + {c['all-reduce']:.1f} + "
-        f"{c['all-reduce, a rank']:.2f} (n - 1) + {1e6 * c['all-reduce, a byte']:.0f} B (n - 1) / n / 10⁶ µs",
+        f"{c['all-reduce, a rank']:.2f} (n - 1) + {1e6 * c['all-reduce, a byte']:.0f} (n - 1) / n "
+        f"B / 10⁶ µs",
         f"the model is at most {off['fitted']:.0%} off where it was fitted, on 2 to 8 ranks, and "
         f"{off['tried']:.0%} on {' and '.join(map(str, TRIED))}; further out it is a guess",
     ]
@@ -350,7 +361,9 @@ def draw(figure, record):
         axes.set_xticks([2, 4, 8, 16, 32, 64, 256, 1024], [2, 4, 8, 16, 32, 64, 256, 1024])
         axes.minorticks_off()
         axes.grid(color="#e3e3e3")
-        axes.legend(loc="upper left", fontsize=8.5)
+    left.legend(loc="upper left")
+    right.set_ylim(0.8, right.get_ylim()[1])
+    right.legend(loc="lower right", fontsize=8.5, ncols=2)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,265 @@
+"""replicate: distribute() of ResNet-50's three functions, to one worker and to three.
+
+Early, as scripts do it: workers that are forked inherit the functions. Late: workers that run already
+get them pickled. Against one ``pickle.loads`` of the same functions, by Theano's own means, in one
+process. Every turn begins with processes that have loaded none of the functions' C modules, but for the
+early ones, whose master has just compiled them.
+"""
+
+import argparse
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import common
+from common import COLOURS, Contestant, Line
+
+import numpy as np
+
+RECURSION, STACK = 100_000, 512 << 20  # to pickle a deep graph
+WORKERS = (1, 3)
+
+
+def main():
+    common.main(__doc__, measure, draw)
+
+
+# The functions
+
+
+def build(options):
+    """Build the gradient, the update and the evaluation of a residual network."""
+    import synkhronos as synk
+    from synkhronos.extensions import train, updates
+
+    demo = common.load_demo("resnet")
+    model = demo.build_model(options)
+
+    def rule(loss, params, *arguments):
+        gradient, *rest = updates.nesterov_momentum(loss, params, *arguments)
+        return [*gradient, *model.average_updates], *rest
+
+    train.make_train_function(model.loss, model.params, model.x, model.y, rule, 0.01, 0.9)
+    synk.function([model.x, model.y], [model.valid_loss, model.accuracy])
+
+
+def network(quick):
+    """Return the options of ResNet-50, or of a network a tenth as deep, for a quick run."""
+    blocks = [1, 1] if quick else [3, 4, 6, 3]
+    return argparse.Namespace(seed=1, size=32 if quick else 224, classes=1000, blocks=blocks, width=64)
+
+
+# Contestants
+
+
+def early(options, folder):
+    """Builds the functions once, and distributes them to new workers again and again."""
+    import synkhronos as synk
+
+    synk.fork(2)
+    start = time.perf_counter()
+    build(options)
+    built = time.perf_counter() - start
+    here = synk._world.current().here
+    functions, shareds = list(here.functions), list(here.shareds)
+    sizes = _write_pickles(here.engine, functions, shareds, Path(folder))
+    synk.close()
+
+    def turn(workers):
+        if not workers:
+            return {"built": built, **sizes}
+        synk.fork(1 + workers)
+        _adopt(functions, shareds)
+        start = time.perf_counter()
+        synk.distribute()
+        seconds = time.perf_counter() - start
+        synk.close()
+        return seconds
+
+    yield turn
+
+
+def late(workers, folder):
+    """In a new process: start workers, then have the functions and distribute them."""
+    import synkhronos as synk
+    import theano
+    import theano.tensor as tt
+
+    def turn():
+        synk.fork(1 + workers)
+        x = tt.fvector("x")
+        first = synk.function([x], (x.sum(), "sum"))
+        synk.distribute()
+        rows = np.ones(1 + workers, "float32")
+        first(rows)
+        # As if they had been built here: the C modules are loaded, and nothing is replicated.
+        world = synk._world.current()
+        functions, shareds = world.here.engine.loads((Path(folder) / "ours").read_bytes(), [])
+        for number, function in enumerate(functions, len(world.here.functions)):
+            function.number = number
+        _adopt(functions, shareds)
+        times = [_seconds(synk.distribute)]
+        for number in range(5):
+            factor = theano.shared(np.float32(number))
+            synk.function([x], ((x * factor).sum(), "sum"))
+            times.append(_seconds(synk.distribute))
+        if first(rows) != 1 + workers:
+            raise RuntimeError(f"expected {1 + workers}, got {first(rows)}")
+        synk.close()
+        return times
+
+    yield turn
+
+
+def unpickled(folder):
+    """In a new process: have the functions by ``pickle.loads`` alone."""
+    import pickle
+
+    import synkhronos  # noqa: F401
+    import theano
+    import theano.tensor as tt
+    from synkhronos.engines.theano_modules import make_cacheable
+
+    x = tt.fvector("x")
+    theano.function([x], x.sum())  # Theano has read its cache, as the workers' has
+    payload = (Path(folder) / "plain").read_bytes()
+    # Else Theano would compile some of the modules anew, which is not what is to be compared.
+    make_cacheable()
+    yield lambda: _with_deep_stack(lambda: _seconds(lambda: pickle.loads(payload)))
+
+
+def _adopt(functions, shareds):
+    """Have this world's master know functions as if they had just been built in it."""
+    from synkhronos import _world
+
+    world = _world.current()
+    world.here.functions.extend(functions)
+    for shared in shareds:
+        world.number_shared(shared)
+
+
+def _write_pickles(engine, functions, shareds, folder):
+    """Write them as the library pickles them, and as Theano alone does."""
+    import pickle
+
+    start = time.perf_counter()
+    ours = bytes(engine.dumps((functions, shareds), {}))
+    seconds = time.perf_counter() - start
+    compiled = [function.compiled for function in functions]
+    plain = _with_deep_stack(lambda: pickle.dumps(compiled, pickle.HIGHEST_PROTOCOL))
+    (folder / "ours").write_bytes(ours)
+    (folder / "plain").write_bytes(plain)
+    return {"ours": len(ours), "plain": len(plain), "pickled": seconds}
+
+
+def _with_deep_stack(work):
+    """Return ``work()``: deep graphs need deep recursion."""
+    outcome = []
+    sys.setrecursionlimit(RECURSION)
+    threading.stack_size(STACK)
+    thread = threading.Thread(target=lambda: outcome.append(work()))
+    thread.start()
+    thread.join()
+    threading.stack_size(0)
+    if not outcome:
+        raise RuntimeError("that failed in a thread; see above")
+    return outcome[0]
+
+
+def _seconds(work):
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+def _fresh(prepare, *arguments):
+    """Return what a contestant returns in its one turn."""
+    contestant = Contestant(prepare, *arguments, environment=common.ONE_THREAD)
+    try:
+        contestant.start()
+        return contestant()
+    finally:
+        contestant.close()
+
+
+# The row
+
+
+def measure(options):
+    rounds = 2 if options.quick else 5
+    with tempfile.TemporaryDirectory() as folder:
+        made = Contestant(early, network(options.quick), folder, environment=common.ONE_THREAD)
+        with common.contestants(early=made) as players:
+            about = players["early"](0)
+            turns = {"unpickled": lambda: _fresh(unpickled, folder)}
+            for workers in WORKERS:
+                turns["early", workers] = lambda workers=workers: players["early"](workers)
+                turns["late", workers] = lambda workers=workers: _fresh(late, workers, folder)
+            times = common.take_turns(turns, rounds, "replicate")
+    loads = np.array(times["unpickled"])
+    lines = [common.line("pickle.loads in one process", "s", loads)]
+    for workers in WORKERS:
+        seconds = np.array(times["early", workers])
+        lines.append(
+            Line(
+                f"early, {_count(workers)}",
+                "s",
+                list(seconds),
+                goal="≤ 0.5 s",
+                reached=np.median(seconds) <= 0.5,
+            )
+        )
+    for workers in WORKERS:
+        seconds = np.array(times["late", workers])[:, 0]
+        what = f"late, {_count(workers)}"
+        lines.append(common.line(what, "s", seconds, loads, "loads", at_most=1.5))
+    again = 1e3 * np.concatenate(
+        [np.array(times["late", workers])[:, 1:].ravel() for workers in WORKERS]
+    )
+    lines.append(
+        Line(
+            "a small function, later", "ms", list(again), goal="≤ 50 ms", reached=np.median(again) <= 50
+        )
+    )
+    what = "two blocks, 32 x 32 pixels: a quick run" if options.quick else "ResNet-50, 224 x 224 pixels"
+    notes = [
+        f"the gradient, the update and the evaluation of {what}: built in {about['built']:.0f} s, "
+        f"pickled in {about['pickled']:.2f} s; {about['ours'] / 1e6:.0f} MB pickled, by Theano alone "
+        f"{about['plain'] / 1e6:.0f} MB",
+        f"{rounds} turns each. Early: fork() to the end of distribute(), which forks the workers. Late: "
+        "workers of a new process that know nothing of the functions; pickling is part of it",
+        "the processes on both sides take the compiled C modules from Theano's cache",
+        "a small function, later: one sum with one new shared variable, to 1 and to 3 workers",
+    ]
+    return common.Result(f"distribute() of three functions, {what}", lines, notes)
+
+
+def _count(workers):
+    return f"{workers} worker" + "s" * (workers > 1)
+
+
+def draw(figure, record):
+    axes = figure.subplots()
+    lines = record["lines"][:-1]
+    early_lines = [one for one in lines if one["what"].startswith("early")]
+    labels = ["pickle.loads,\none process", *(one["what"].replace(", ", ",\n") for one in lines[1:])]
+    colours = [
+        COLOURS["other"],
+        *[COLOURS["synk"]] * len(WORKERS),
+        *[COLOURS["synk light"]] * len(WORKERS),
+    ]
+    common.bars(axes, lines, labels, colours, "s")
+    for place, one in enumerate(lines[::-1]):
+        if one in early_lines:
+            common.mark_goal(axes, 0.5, place, "goal 0.5")
+        elif one is not lines[0]:
+            common.mark_goal(axes, 1.5 * lines[0]["median"], place, "goal 1.5 ×")
+    axes.set_xlim(0, max(axes.get_xlim()[1], 1.7 * lines[0]["median"]))
+    small = record["lines"][-1]["median"]
+    axes.set_title(f"{record['title']} (a small function, later: {common.number(small)} ms)")
+
+
+if __name__ == "__main__":
+    main()
