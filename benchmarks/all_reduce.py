@@ -56,7 +56,6 @@ BYTES["102 MB"] = 4 * sum(resnet_sizes())
 
 def replicated():
     """The library on `RANKS` ranks; also how long a trivial call takes it."""
-    import psutil
     import synkhronos as synk
     import theano.tensor as tt
     from commands import RepeatAllReduce
@@ -71,7 +70,7 @@ def replicated():
     function = synk.function([x], (x.sum(), "sum"))
     synk.distribute()
     rows = synk.data(np.ones(RANKS))
-    common.pin([os.getpid(), *(worker.pid for worker in psutil.Process().children())])
+    common.pin([os.getpid(), *common.worker_ids()])
     for variable in variables:
         synk.all_reduce(variable, "sum")
         if not (variable.get_value(borrow=True) == RANKS).all():

@@ -98,9 +98,9 @@ def replicated_call(spin=None, pinned=False):
     rows = synk.data(np.ones(RANKS))
     if function(rows) != RANKS:
         raise RuntimeError(f"expected {RANKS}, got {function(rows)}")
-    workers = psutil.Process().children()
+    workers = [psutil.Process(worker) for worker in common.worker_ids()]
     if pinned:
-        common.pin([os.getpid(), *(worker.pid for worker in workers)])
+        common.pin([os.getpid(), *common.worker_ids()])
 
     def turn(what="time"):
         if what == "idle":

@@ -167,6 +167,7 @@ class Contestant:
 
 
 def _contest(connection, prepare, arguments):
+    sys.modules["mpi4py"] = None  # Theano would import it where it is installed, and start MPI
     try:
         generator = prepare(*arguments)
         work = next(generator)
@@ -251,6 +252,13 @@ def pin(processes):
     """
     for process, core in zip(processes, itertools.cycle(sorted(os.sched_getaffinity(0)))):
         os.sched_setaffinity(process, {core})
+
+
+def worker_ids():
+    """Return the process ids of the library's workers, by rank."""
+    children = multiprocessing.active_children()
+    workers = [child for child in children if child.name.startswith("synkhronos-")]
+    return [child.pid for child in sorted(workers, key=lambda child: int(child.name.split("-")[1]))]
 
 
 def load_demo(folder):

@@ -27,7 +27,6 @@ def add_options(parser):
 
 def batches(nbytes):
     """A `Data` of that size, and the ways to have a batch of it."""
-    import psutil
     import synkhronos as synk
     import theano.tensor as tt
 
@@ -37,7 +36,7 @@ def batches(nbytes):
     function = synk.function([x], (x[:, 0].sum(), "sum"))
     read_all = synk.function([], (y.max(), "max"), bcast_inputs=[y])
     synk.distribute()
-    common.pin([os.getpid(), *(worker.pid for worker in psutil.Process().children())])
+    common.pin([os.getpid(), *common.worker_ids()])
     data = synk.data(shape=(nbytes // (4 * ROW), ROW), dtype="float32", name="all rows")
     for start in range(0, len(data), 64):
         data[start : start + 64] = np.arange(start, min(start + 64, len(data)))[:, None]

@@ -129,13 +129,14 @@ class CallFunction(Command):
                 if start == stop:
                     continue
                 for (shared, _), old in zip(updates, olds):
-                    engine.store(shared, old.copy())  # an update may write in place
+                    if engine.reads(function.compiled, shared):
+                        engine.store(shared, old.copy())  # an update may write in place
                 arguments = [
                     array if rows is None else here.take(key, array, self._slice(rows, index))
                     for key, array, rows in columns
                 ]
                 values = engine.call(function.compiled, arguments, self.subset)
-                for accumulator, value in zip(outputs, values):
+                for accumulator, value in zip(outputs, _distinct(values)):
                     accumulator.add(value, stop - start)
                 for accumulator, (shared, _) in zip(news, updates):
                     accumulator.add(engine.storage(shared), stop - start)
@@ -163,6 +164,14 @@ class CallFunction(Command):
         if self.subset is not None:
             modes = [modes[index] for index in self.subset]
         return [_pack(here, mode, value) for mode, value in zip(modes, values)]
+
+
+def _distinct(values):
+    """Copy outputs that were asked for twice: each is its receiver's own."""
+    return [
+        value.copy() if any([value is earlier for earlier in values[:position]]) else value
+        for position, value in enumerate(values)
+    ]
 
 
 def _pack(here, mode, value):

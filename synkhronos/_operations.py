@@ -100,11 +100,11 @@ class Accumulator:
     def __init__(self, mode):
         self._mode = mode
         self._operation = OPERATIONS.get(mode)
-        self._value, self._weight = None, 0
+        self._value, self._weight, self._unit = None, 0, None
         self._parts = []
 
     def add(self, value, weight):
-        """Take a value, computed from `weight` rows."""
+        """Take a value, computed from `weight` rows, over: its memory may be used from here on."""
         if self._mode == GATHER:
             self._parts.append(np.array(value))
         elif self._operation is None:
@@ -115,11 +115,14 @@ class Accumulator:
     def _fold(self, value, weight):
         operation = self._operation
         if operation.weighted:
+            # In units of the first weight: slices of equal length then need no multiplication.
+            self._unit = self._unit or weight
             self._weight += weight
-            wide = np.promote_types(value.dtype, np.float32)
-            value = np.multiply(value, wide.type(weight), dtype=wide)
+            value = value.astype(np.promote_types(value.dtype, np.float32), copy=False)
+            if weight != self._unit:
+                value *= value.dtype.type(weight / self._unit)
         if self._value is None:
-            self._value = np.array(value)
+            self._value = value
         elif self._value.shape != value.shape:
             raise ValueError(
                 f"operation {operation.name!r}: the slices' values have unequal shapes, "
@@ -134,8 +137,8 @@ class Accumulator:
             return concatenate(self._parts)
         if self._operation is None:
             return self._value
-        if self._operation.weighted:
-            self._value /= self._value.dtype.type(self._weight)
+        if self._operation.weighted and self._weight != self._unit:
+            self._value /= self._value.dtype.type(self._weight / self._unit)
         return self._value.astype(dtype, copy=False)
 
 

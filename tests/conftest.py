@@ -16,6 +16,11 @@ import synkhronos as synk
 ROOT = Path(__file__).resolve().parent.parent
 
 
+def semaphores():
+    """Return the names of the library's semaphores, which are there for a moment only."""
+    return [name for name in os.listdir("/dev/shm") if name.startswith("sem.synkhronos")]
+
+
 def pytest_configure(config):
     faulthandler.enable()
 
@@ -45,10 +50,9 @@ def world_of(open_world):
 @pytest.fixture(autouse=True, scope="module")
 def nothing_left():
     """No process of a world and no semaphore is there after a module's tests."""
-    before = set(os.listdir("/dev/shm"))
     yield
     assert not [child for child in multiprocessing.active_children() if "synk" in child.name]
-    assert not [name for name in set(os.listdir("/dev/shm")) - before if name.startswith("sem.")]
+    assert not semaphores()
 
 
 @pytest.fixture
@@ -65,7 +69,6 @@ def run_python(tmp_path):
             f"import faulthandler; faulthandler.dump_traceback_later({timeout - 5}, exit=True)\n"
             + textwrap.dedent(code)
         )
-        before = set(os.listdir("/dev/shm"))
         done = subprocess.run(
             [sys.executable, str(script), *map(str, arguments)],
             capture_output=True,
@@ -78,7 +81,7 @@ def run_python(tmp_path):
             assert done.returncode == 0, done.stdout + done.stderr
         left = [one.info["cmdline"] or [] for one in psutil.process_iter(["cmdline"])]
         assert not [cmdline for cmdline in left if str(script) in cmdline]
-        assert set(os.listdir("/dev/shm")) <= before
+        assert not semaphores()
         return done
 
     return run

@@ -76,10 +76,7 @@ def test_accumulated_slices_come_to_the_weighted_reduction(data, which, shape, w
     values = draw_values(data.draw, shape, dtype, len(weights))
     accumulator = Accumulator(op)
     for value, weight in zip(values, weights):
-        temporary = value.copy()
-        accumulator.add(temporary, weight)
-        if op is not None:
-            temporary[...] = 1  # an output's memory may be used again
+        accumulator.add(value.copy(), weight)  # it takes the value over
     got = accumulator.result(np.dtype(dtype))
     assert got.dtype == dtype
     expected = combine(op, values, weights)

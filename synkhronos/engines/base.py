@@ -65,6 +65,10 @@ class Engine(ABC):
         """Return the shared variables that a compiled function updates, also those by default."""
 
     @abstractmethod
+    def reads(self, compiled, shared):
+        """Whether a compiled function reads, and so may also write to, a variable that it updates."""
+
+    @abstractmethod
     def dumps(self, objects, known):
         """Pickle objects with compiled functions in them.
 

@@ -73,6 +73,12 @@ class TheanoCpuEngine(Engine):
     def updated(self, compiled):
         return [one.variable for one in compiled.maker.inputs if one.update is not None]
 
+    def reads(self, compiled, shared):
+        return any(
+            graph_input.clients and wrapped.variable is shared
+            for wrapped, graph_input in zip(compiled.maker.inputs, compiled.maker.fgraph.inputs)
+        )
+
     def dumps(self, objects, known):
         def work():
             buffer = io.BytesIO()
