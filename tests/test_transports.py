@@ -375,3 +375,12 @@ def test_ranks_allocate_in_spans_of_their_own(memory):
     gc.collect()
     third = memory.allocate(1000)
     assert third.ctypes.data > second.ctypes.data
+
+
+@pytest.mark.parametrize("nbytes", [1, 63, 64, 4031, 4032, 4033, 4095, 4096, 4097, 10_000])
+def test_blocks_of_about_a_page_go_back_where_they_came_from(memory, nbytes):
+    before = memory._small.holes(), memory._large.holes()
+    for _ in range(3):
+        memory.allocate(nbytes)
+        memory.trim()
+    assert (memory._small.holes(), memory._large.holes()) == before

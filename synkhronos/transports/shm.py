@@ -151,7 +151,7 @@ class SharedMemory:
         """Make the blocks whose arrays died free again; keep some of their pages for the next."""
         while self._returned:
             offset, nbytes = self._returned.popleft()
-            if nbytes < _PAGE:
+            if offset < self._large.lowest:
                 self._small.give(offset, nbytes)
                 continue
             self._large.give(offset, nbytes)
