@@ -6,6 +6,8 @@ import time
 from pathlib import Path
 
 import common
+from synkhronos._data import open_reference
+from synkhronos._partition import share
 from synkhronos._world import Command
 
 
@@ -46,6 +48,28 @@ class RepeatBarrier(Command):
         for _ in range(self.times):
             here.transport.barrier()
         return (time.process_time() - start) / self.times
+
+
+class Excerpt(Command):
+    """Each rank excerpts its share of rows, one list of rows after another, all ranks at once.
+
+    Each returns the seconds that one list takes it: what the memory allows, without any calls.
+    """
+
+    def __init__(self, reference, lists):
+        self.reference, self.lists = reference, lists
+
+    def run(self, here):
+        array = open_reference(here, self.reference)
+        left = iter(self.lists)
+
+        def excerpt():
+            rows = next(left)
+            start, stop = share(len(rows), here.size, here.rank)
+            here.take("excerpt", array, rows[start:stop])
+
+        here.transport.barrier()
+        return common.seconds_of(excerpt, len(self.lists) - 1, warm_up=1)
 
 
 class Nothing(Command):

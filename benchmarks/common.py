@@ -7,8 +7,8 @@ A row is a script of its own that ends with ``common.main(__doc__, measure, draw
 ``draw(figure, result)``
     draws it; `result` is a dictionary, as it stands in the JSON file.
 
-``run.py`` finds the rows by itself: every script in this folder that is not ``run.py`` and not this
-one. The contestants of a row run in processes of their own. All wait asleep but the one whose turn it
+``run.py`` finds the rows by itself: every script in this folder that is not one of its ``NOT_ROWS``.
+The contestants of a row run in processes of their own. All wait asleep but the one whose turn it
 is, and the turns go round and round, so that whatever disturbs the machine disturbs all alike.
 """
 

@@ -4,8 +4,8 @@
     python benchmarks/run.py call start       # some
     python benchmarks/run.py --plot --quick   # with pictures; few repetitions
 
-For each row results/ROW.json, with ``--plot`` results/ROW.png, and a table of all in
-results/README.md.
+For each row results/ROW.json, with ``--plot`` results/ROW.png. All tables together are in
+results/README.md and, for the documentation, in results/tables.rst.
 """
 
 import argparse
@@ -19,7 +19,46 @@ import common
 from tqdm import tqdm
 
 HERE = Path(__file__).resolve().parent
-NOT_ROWS = {"commands", "common", "run"}
+DESCRIBED = {
+    "cpu": "CPU",
+    "cores": "cores",
+    "memory_gib": "memory, GiB",
+    "kernel": "Linux",
+    "python": "Python",
+    "numpy": "NumPy",
+    "theano": "Theano",
+    "blas": "BLAS",
+}
+# What was published, and the line of a row that says the same of this machine.
+_SYNKHRONOS = "Synkhronos 2017, 2 GTX 1080"
+_THEANO_MPI = "Theano-MPI, 2 of the GPUs of Tesla K80s, ResNet-50, batch 64 each"
+PUBLISHED = [
+    (
+        "MNIST CNN, parameters all-reduced and loss collected each step",
+        f"0.72 s / 0.66 s = 1.1 × ({_SYNKHRONOS})",
+        "step_small",
+        1,
+    ),
+    (
+        "MNIST CNN, neither (here: two processes that never meet)",
+        f"0.72 s / 0.46 s = 1.6 × ({_SYNKHRONOS})",
+        "step_small",
+        4,
+    ),
+    (
+        "ResNet-50, synchronised each step",
+        f"163.15 s / (80.09 s + 0.81 s) = 2.02 × ({_THEANO_MPI})",
+        "step_large",
+        1,
+    ),
+    (
+        "ResNet-50, without communication",
+        f"163.15 s / 80.09 s = 2.04 × ({_THEANO_MPI})",
+        "step_large",
+        4,
+    ),
+]
+NOT_ROWS = {"commands", "common", "run", "steps"}
 
 
 def main():
@@ -88,21 +127,84 @@ def write_tables(results):
         if record["machine"] != records[-1]["machine"]:
             page += ["", "On another machine:", "", *describe(record["machine"])]
     (results / "README.md").write_text("\n".join(page) + "\n")
+    (results / "tables.rst").write_text("\n".join(write_rst(records, results)) + "\n")
+
+
+def write_rst(records, results):
+    """Return the lines of the tables as ``docs/performance.rst`` includes them."""
+    machine = records[-1]["machine"]
+    page = [".. Written by benchmarks/run.py.", ""]
+    page += [f":{title}: {machine[key]}" for key, title in DESCRIBED.items()]
+    page += ["", *_beside({record["row"]: record["lines"] for record in records})]
+    for record in records:
+        name = record["row"]
+        title = f"{name.replace('_', ' ')}: {record['title']}"
+        page += [
+            "",
+            title,
+            "^" * len(title),
+            "",
+            *_rst_table([common.HEADINGS, *map(common.cells, record["lines"])]),
+            "",
+        ]
+        if (results / f"{name}.png").exists():
+            # The path as seen from the page that includes this.
+            page += [f".. image:: ../benchmarks/results/{name}.png", f"   :alt: {title}", ""]
+        notes = [*record["notes"], common.circumstances(record)]
+        if record["quick"]:
+            notes.append("a quick run, not for comparison")
+        if record["machine"] != machine:
+            notes.append("on another machine: " + _in_words(record["machine"]))
+        page += [f"- {_as_text(note)}" for note in notes]
+    return page
+
+
+def _beside(lines):
+    """Return a table of the published numbers of 2017 with ours for the same quantity."""
+    rows = [("what", "2017", "here")]
+    for what, theirs, row, position in PUBLISHED:
+        if row in lines:
+            line = lines[row][position]
+            ratio = line["ratio"] if line["ratio"] is not None else line["median"]
+            rows.append((what, theirs, f"{ratio:.2f} × ({row.replace('_', ' ')})"))
+    if len(rows) == 1:
+        return []
+    title = "Beside the numbers of 2017"
+    return [
+        title,
+        "^" * len(title),
+        "",
+        "Published ones are from GPUs, ours from this machine's cores: in each case two processes "
+        "against one of their own kind. Side by side they say how much of a second processor is used, "
+        "not which is faster.",
+        "",
+        *_rst_table(rows),
+    ]
+
+
+def _rst_table(cells):
+    rows = [[_as_text(cell) for cell in row] for row in cells]
+    table = [".. list-table::", "   :header-rows: 1", ""]
+    for row in rows:
+        table += [
+            f"   {'-' if column else '* -'} {cell}".replace("   -", "     -").rstrip()
+            for column, cell in enumerate(row)
+        ]
+    return table
+
+
+def _as_text(text):
+    """Escape what means something else in reStructuredText than in plain text."""
+    return "".join(f"\\{one}" if one in "*`|_\\" else one for one in text)
+
+
+def _in_words(machine):
+    return ", ".join(f"{title} {machine[key]}" for key, title in DESCRIBED.items())
 
 
 def describe(machine):
     """Return the lines of a table of the machine."""
-    named = {
-        "cpu": "CPU",
-        "cores": "cores",
-        "memory_gib": "memory, GiB",
-        "kernel": "Linux",
-        "python": "Python",
-        "numpy": "NumPy",
-        "theano": "Theano",
-        "blas": "BLAS",
-    }
-    rows = [f"| {title} | {machine[key]} |" for key, title in named.items()]
+    rows = [f"| {title} | {machine[key]} |" for key, title in DESCRIBED.items()]
     return ["| machine | |", "| --- | --- |", *rows]
 
 

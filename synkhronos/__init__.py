@@ -21,7 +21,7 @@ The layers, from the script down; each knows those below it only.
 ``comms``                     collectives on arrays: naive, shared memory
 ``transports``                how ranks start and bytes reach them: fork, semaphores, shared memory
 ``_partition`` and others     arithmetic on rows, operations, random streams; conversion of values;
-                              the machine; the exceptions
+                              the machine; the exceptions; the names of types
 ============================  ====================================================================
 """
 

@@ -3,6 +3,10 @@
 Everything that can be wrong with a call is found here, in the master, before any rank begins.
 """
 
+from __future__ import annotations
+
+from typing import Any, Mapping, Sequence
+
 import numpy as np
 
 from synkhronos._call import CallFunction
@@ -12,10 +16,13 @@ from synkhronos._errors import ClosedError
 from synkhronos._operations import OPERATIONS
 from synkhronos._partition import select
 from synkhronos._replicate import replicate
-from synkhronos._world import Command
+from synkhronos._typing import ArrayLike, Batch
+from synkhronos._world import Command, World
 
 
-def in_order(function, args, named):
+def in_order(
+    function: Any, args: Sequence[ArrayLike], named: Mapping[str, ArrayLike]
+) -> list[Any]:
     """Return the value given for each input, by position or by name; None where none is."""
     inputs = function.inputs
     if len(args) > len(inputs):
@@ -32,7 +39,9 @@ def in_order(function, args, named):
     return values
 
 
-def match(world, function, args, named):
+def match(
+    world: World, function: Any, args: Sequence[ArrayLike], named: Mapping[str, ArrayLike]
+) -> list[np.ndarray | Data]:
     """Return, for each input, a `Data` or an array that fits it."""
     inputs = function.inputs
     if named or len(args) != len(inputs):
@@ -84,7 +93,7 @@ def _check_extents(shape, one):
             raise TypeError(f"{one.label}: expected extent 1 on axis {axis}, got shape {shape}")
 
 
-def in_shared_memory(world, value):
+def in_shared_memory(world: World, value: np.ndarray | Data) -> Data:
     """Return a `Data`: the given one, or one for this call with a copy of the given array."""
     if type(value) is Data:
         return value
@@ -93,7 +102,15 @@ def in_shared_memory(world, value):
     return data
 
 
-def plan(world, function, datas, output_subset, batch, batch_s, num_slices):
+def plan(
+    world: World,
+    function: Any,
+    datas: Sequence[Data],
+    output_subset: Sequence[int] | None,
+    batch: Batch | None,
+    batch_s: Batch | Sequence[Batch | None] | None,
+    num_slices: int,
+) -> CallFunction:
     """Return the command of a call."""
     num_slices = _check_num_slices(num_slices)
     rows, minibatch = _select_rows(function, datas, batch)
@@ -103,11 +120,10 @@ def plan(world, function, datas, output_subset, batch, batch_s, num_slices):
         output_subset = check_subset(function, output_subset)
     if rows is not None:
         _check_master_takes_part(world, function, len(rows), output_subset)
-    if batch_s is not None:
-        batch_s = _check_batch_s(world, function, batch_s)
+    batches = None if batch_s is None else _check_batch_s(world, function, batch_s)
     references = tuple([data.reference() for data in datas])
     return CallFunction(
-        function.number, references, rows, minibatch, batch_s, num_slices, output_subset
+        function.number, references, rows, minibatch, batches, num_slices, output_subset
     )
 
 
@@ -154,7 +170,7 @@ def _check_slicing(world, function):
             OPERATIONS[op].check_dtype(dtype, f"the update of {shared} over slices")
 
 
-def check_subset(function, subset):
+def check_subset(function: Any, subset: Sequence[int]) -> list[int]:
     """Return `output_subset` as a list of indices that exist."""
     try:
         indices = list(subset)

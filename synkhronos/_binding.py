@@ -1,15 +1,23 @@
 """`Data` bound to variables: written once, then used by calls that pass row indices only."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
+from typing import Any, Sequence
 
 import numpy as np
 
 from synkhronos import _world
 from synkhronos._conversion import check_oversize, condition
 from synkhronos._data import Data
+from synkhronos._typing import ArrayLike, Result, Variable
+from synkhronos._world import World
 
 
-def set_shmems(vars_data, oversize=None):
+def set_shmems(
+    vars_data: Mapping[Variable, Any] | Sequence[tuple[Variable, Any]],
+    oversize: float | None = None,
+) -> dict[Variable, Data]:
     """Make, or refill, the `Data` bound to variables.
 
     Parameters
@@ -40,7 +48,7 @@ def set_shmems(vars_data, oversize=None):
     return {variable: world.bound[variable] for variable, _ in pairs}
 
 
-def get_shmems(*variables):
+def get_shmems(*variables: Variable) -> Result:
     """Return the `Data` bound to variables: one, or a list for several.
 
     Parameters
@@ -57,7 +65,7 @@ def get_shmems(*variables):
     return datas[0] if len(variables) == 1 else datas
 
 
-def free_shmems(*variables):
+def free_shmems(*variables: Variable) -> None:
     """Unbind the `Data` of variables, and free its memory.
 
     Parameters
@@ -77,7 +85,12 @@ def free_shmems(*variables):
         world.bound.pop(variable, None)  # it may be named twice
 
 
-def bind(world, pairs, oversize, what):
+def bind(
+    world: World,
+    pairs: Sequence[tuple[Variable, ArrayLike]],
+    oversize: float | None,
+    what: str,
+) -> None:
     """Make, or refill, the `Data` bound to variables; all pairs are checked before one is bound."""
     prepared = [(variable, _prepare(world, variable, value, what)) for variable, value in pairs]
     oversize = check_oversize(1 if oversize is None else oversize)
@@ -111,7 +124,7 @@ def _prepare(world, variable, value, what):
     return value if isinstance(value, np.memmap) else checked
 
 
-def find_bound(world, variables, what):
+def find_bound(world: World, variables: Sequence[Variable], what: str) -> list[Data]:
     """Return the list of the `Data` bound to variables."""
     if not variables:
         raise TypeError(f"{what}: expected at least one variable")

@@ -1,11 +1,16 @@
 """What a rank does in the call of a function: take its rows, compute, hand the outputs over."""
 
+from __future__ import annotations
+
+from typing import Any
+
 import numpy as np
 
 from synkhronos._data import open_reference
 from synkhronos._operations import Accumulator
 from synkhronos._partition import select, share
-from synkhronos._world import Command
+from synkhronos._typing import Reference, Rows
+from synkhronos._world import Command, Here
 
 _SMALL = 4096  # bytes of an output that travels inside the reply
 
@@ -41,7 +46,16 @@ class CallFunction(Command):
         "_prepared",
     )
 
-    def __init__(self, number, references, rows, minibatch, batch_s, num_slices, subset):
+    def __init__(
+        self,
+        number: int,
+        references: tuple[Reference, ...],
+        rows: Rows | None,
+        minibatch: tuple[bool, ...],
+        batch_s: list | None,
+        num_slices: int,
+        subset: list[int] | None,
+    ) -> None:
         self.number = number
         self.references = references
         self.rows = rows
@@ -49,7 +63,7 @@ class CallFunction(Command):
         self.batch_s = batch_s
         self.num_slices = num_slices
         self.subset = subset
-        self._prepared = None  # this rank's arguments, if they are the same views each time
+        self._prepared: Any = None  # this rank's arguments, if they are the same views each time
 
     def __reduce__(self):
         return CallFunction, (
@@ -62,7 +76,7 @@ class CallFunction(Command):
             self.subset,
         )
 
-    def run(self, here):
+    def run(self, here: Here) -> tuple[int, list | None]:
         """Return how many rows this rank had, and its outputs; None for these without rows."""
         function = here.functions[self.number]
         n_rows, arguments = self._prepared or self._prepare(here, function)
@@ -187,6 +201,6 @@ def _pack(here, mode, value):
     return here.memory.reference(placed)
 
 
-def unpack(here, packed):
+def unpack(here: Here, packed: Any) -> Any:
     """Return an output as the rank had it; a number, if it was one."""
     return here.memory.open(packed) if type(packed) is tuple else packed

@@ -1,10 +1,13 @@
 """Collectives on shared variables: each function with its command."""
 
+from __future__ import annotations
+
 import numpy as np
 
 from synkhronos._arguments import in_shared_memory
 from synkhronos._conversion import as_array
 from synkhronos._function import Function
+from synkhronos._fuse import Pending
 from synkhronos._operations import concatenate, find_operation
 from synkhronos._replicas import Assign
 from synkhronos._shared_variables import (
@@ -15,6 +18,7 @@ from synkhronos._shared_variables import (
     resolve,
     submit,
 )
+from synkhronos._typing import ArrayLike, Result, SharedVariables, Values
 from synkhronos._world import Command
 
 
@@ -31,7 +35,9 @@ class Broadcast(Command):
             here.engine.store(variable, value)
 
 
-def broadcast(shared_vars, values=None, nccl=True):
+def broadcast(
+    shared_vars: SharedVariables, values: Values | None = None, nccl: bool = True
+) -> Pending | None:
     """Give the master's value, or `values`, to every rank.
 
     Parameters
@@ -48,7 +54,7 @@ def broadcast(shared_vars, values=None, nccl=True):
     """
     world, variables, _ = resolve(shared_vars)
     numbers = numbers_of(world, variables)
-    command = Broadcast(numbers)
+    command: Command = Broadcast(numbers)
     if values is not None:
         arrays = conditioned(world, variables, as_list(shared_vars, values, "values"))
         datas = [in_shared_memory(world, array) for array in arrays]
@@ -73,7 +79,7 @@ class Gather(Command):
             here.engine.store(variable, concatenate(arrays))
 
 
-def gather(shared_vars, nd_up=1, nccl=True):
+def gather(shared_vars: SharedVariables, nd_up: int = 1, nccl: bool = True) -> Result:
     """Return the ranks' values.
 
     Parameters
@@ -115,7 +121,7 @@ def _join(arrays, nd_up):
     return np.stack(arrays)
 
 
-def all_gather(shared_vars, nccl=True):
+def all_gather(shared_vars: SharedVariables, nccl: bool = True) -> Pending | None:
     """Make every rank's variable the concatenation, along axis 0, of all ranks' values.
 
     Parameters
@@ -171,7 +177,14 @@ class Reduce(Command):
         return self.weights[here.rank]
 
 
-def reduce(shared_vars, op="avg", in_place=True, nccl=True, *, weights=None):
+def reduce(
+    shared_vars: SharedVariables,
+    op: str = "avg",
+    in_place: bool = True,
+    nccl: bool = True,
+    *,
+    weights: Function | ArrayLike | None = None,
+) -> Result:
     """Reduce the ranks' values to the master.
 
     Parameters
@@ -210,7 +223,13 @@ def reduce(shared_vars, op="avg", in_place=True, nccl=True, *, weights=None):
     return submit(world, command, finish)
 
 
-def all_reduce(shared_vars, op="avg", nccl=True, *, weights=None):
+def all_reduce(
+    shared_vars: SharedVariables,
+    op: str = "avg",
+    nccl: bool = True,
+    *,
+    weights: Function | ArrayLike | None = None,
+) -> Pending | None:
     """Make every rank's variable the reduction of all ranks' values.
 
     Parameters

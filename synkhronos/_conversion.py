@@ -1,11 +1,22 @@
 """Values that a user gives, brought to arrays and numbers of the form that is wanted."""
 
+from __future__ import annotations
+
 import warnings
 
 import numpy as np
 
+from synkhronos._typing import ArrayLike, DTypeLike, Shape
 
-def condition(value, dtype, ndim, force_cast, label, remedy="convert it"):
+
+def condition(
+    value: ArrayLike,
+    dtype: DTypeLike,
+    ndim: int,
+    force_cast: bool,
+    label: str,
+    remedy: str = "convert it",
+) -> np.ndarray:
     """Return `value` as an array of `dtype` and `ndim`, or raise ``TypeError`` naming `label`."""
     array = as_array(value, dtype, label)
     if array.dtype != dtype:
@@ -20,8 +31,9 @@ def condition(value, dtype, ndim, force_cast, label, remedy="convert it"):
     return array
 
 
-def as_array(value, dtype, label):
+def as_array(value: ArrayLike, dtype: DTypeLike, label: str) -> np.ndarray:
     """Return an array; Python numbers take the dtype that is wanted if they fit it."""
+    array: np.ndarray
     if isinstance(value, np.memmap):
         array = value  # as such: every rank can map its file
     elif hasattr(value, "__array__"):
@@ -45,7 +57,7 @@ def as_array(value, dtype, label):
     return array
 
 
-def check_oversize(oversize):
+def check_oversize(oversize: float) -> float:
     if isinstance(oversize, (bool, str)) or not isinstance(oversize, (int, float, np.number)):
         raise TypeError(f"oversize: expected a number in [1, 2], got {oversize!r}")
     if not 1 <= oversize <= 2:
@@ -53,7 +65,7 @@ def check_oversize(oversize):
     return float(oversize)
 
 
-def check_dtype(dtype):
+def check_dtype(dtype: DTypeLike) -> np.dtype:
     try:
         checked = np.dtype(dtype)
     except TypeError as error:
@@ -63,7 +75,7 @@ def check_dtype(dtype):
     return checked
 
 
-def check_extent(extent, what):
+def check_extent(extent: int, what: str) -> int:
     if isinstance(extent, (bool, np.bool_)) or not isinstance(extent, (int, np.integer)):
         raise TypeError(f"{what}: expected an int, got {extent!r}")
     if extent < 0:
@@ -71,7 +83,7 @@ def check_extent(extent, what):
     return int(extent)
 
 
-def check_shape(shape):
+def check_shape(shape: Shape) -> tuple[int, ...]:
     if not isinstance(shape, (tuple, list)):
         raise TypeError(f"shape: expected a tuple of ints, got {shape!r}")
     return tuple(check_extent(extent, "shape") for extent in shape)

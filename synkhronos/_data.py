@@ -1,7 +1,10 @@
 """`Data`: an array in shared memory that every rank reads without a copy."""
 
+from __future__ import annotations
+
 import mmap
 import os
+from typing import Any
 
 import numpy as np
 
@@ -15,6 +18,8 @@ from synkhronos._conversion import (
     condition,
 )
 from synkhronos._errors import ClosedError
+from synkhronos._typing import ArrayLike, DTypeLike, Reference, Shape, Variable
+from synkhronos._world import Here, World
 
 _MOST_FILES = 64  # that a rank keeps mapped
 
@@ -26,71 +31,79 @@ class Data:
     a function call is what the array holds at that moment.
     """
 
-    def __init__(self, world, dtype, ndim, minibatch=False, name=None):
+    def __init__(
+        self,
+        world: World,
+        dtype: DTypeLike,
+        ndim: int,
+        minibatch: bool = False,
+        name: str | None = None,
+    ) -> None:
         self._world = world
         self._dtype = np.dtype(dtype)
         self._ndim = ndim
         self._minibatch = bool(minibatch)
         self.name = name
-        self._store = None  # 1-d: all allocated items
-        self._view = None
-        self._file = None  # where the ranks map a numpy.memmap from
-        self.last_reference = None  # another object whenever the array is at another place
+        self._store: Any = None  # 1-d: all allocated items
+        self._view: Any = None
+        self._file: Reference | None = None  # where the ranks map a numpy.memmap from
+        # Another object whenever the array is at another place
+        self.last_reference: Reference | None = None
         world.datas.add(self)
         self._reserve(0 if ndim else 1, (0,) * ndim)
-        self._view[...] = 0
+        self._alive()[...] = 0
 
     # What it is
 
     @property
-    def data(self):
+    def data(self) -> np.ndarray:
         """The array, as a NumPy view. Views taken earlier stay valid, but not current, as it grows."""
         return self._alive()
 
     @property
-    def minibatch(self):
+    def minibatch(self) -> bool:
         """Whether it holds the rows of one batch only."""
         return self._minibatch
 
     @property
-    def dtype(self):
+    def dtype(self) -> np.dtype:
         return self._dtype
 
     @property
-    def ndim(self):
+    def ndim(self) -> int:
         return self._ndim
 
     @property
-    def shape(self):
+    def shape(self) -> tuple[int, ...]:
         return self._alive().shape
 
     @property
-    def size(self):
+    def size(self) -> int:
         return self._alive().size
 
     @property
-    def alloc_size(self):
+    def alloc_size(self) -> int:
         """Items that the allocated memory has room for."""
         view = self._alive()
         return view.size if self._store is None else self._store.size
 
-    def __len__(self):
+    def __len__(self) -> int:
         view = self._alive()
         if not self._ndim:
             raise TypeError("len() of 0-dimensional Data")
         return view.shape[0]
 
-    def __getitem__(self, index):
+    def __getitem__(self, index: Any) -> Any:
         return self._alive()[index]
 
-    def __setitem__(self, index, value):
+    def __setitem__(self, index: Any, value: ArrayLike) -> None:
         self._alive()[index] = value
 
-    def __array__(self, dtype=None):
+    def __array__(self, dtype: DTypeLike = None) -> np.ndarray:
         view = self._alive()
         return view if dtype is None else view.astype(dtype, copy=False)
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         name = f" {self.name!r}" if self.name else ""
         if self._view is None:
             return f"<Data{name}: freed>"
@@ -98,7 +111,7 @@ class Data:
 
     # Changing it
 
-    def set_value(self, value, force_cast=False, oversize=1):
+    def set_value(self, value: ArrayLike, force_cast: bool = False, oversize: float = 1) -> None:
         """Replace the contents; memory is kept where it has room.
 
         Parameters
@@ -117,7 +130,7 @@ class Data:
         self._reserve(value.size, value.shape, oversize)
         self._view[...] = value
 
-    def set_length(self, length, oversize=1):
+    def set_length(self, length: int, oversize: float = 1) -> None:
         """Change the extent of axis 0. Old rows are kept; new ones are zero.
 
         Parameters
@@ -130,7 +143,7 @@ class Data:
             raise ValueError("set_length: this Data has no axis 0")
         self.set_shape((length, *self.shape[1:]), oversize)
 
-    def set_shape(self, shape, oversize=1):
+    def set_shape(self, shape: Shape, oversize: float = 1) -> None:
         """Change the shape. What lies in the old and the new shape is kept; the rest is zero.
 
         Parameters
@@ -157,7 +170,7 @@ class Data:
         self._view[...] = 0
         self._view[kept] = saved
 
-    def condition_data(self, value, force_cast=False):
+    def condition_data(self, value: ArrayLike, force_cast: bool = False) -> np.ndarray:
         """Return `value` as an array of this dtype and ndim.
 
         Parameters
@@ -173,38 +186,38 @@ class Data:
         remedy = "convert it, or set force_cast=True"
         return condition(value, self._dtype, self._ndim, force_cast, self._label(), remedy)
 
-    def free_memory(self):
+    def free_memory(self) -> None:
         """Give the memory back; this object cannot be used any more."""
         self._store = self._view = self._file = self.last_reference = None
         self._world.here.memory.trim()
 
     # Inside
 
-    def _label(self):
+    def _label(self) -> str:
         return f"Data {self.name!r}" if self.name else "Data"
 
-    def _alive(self):
+    def _alive(self) -> np.ndarray:
         if self._view is None:
             if self._world.closed:
                 raise ClosedError(f"{self._label()}: its world was closed")
             raise ValueError(f"{self._label()}: its memory was freed by free_memory()")
         return self._view
 
-    def reference(self):
+    def reference(self) -> Reference:
         """Return what `open_reference` needs on another rank."""
         if self.last_reference is None:
             view = self._alive()
             self.last_reference = self._file or self._world.here.memory.reference(view)
         return self.last_reference
 
-    def _reserve(self, size, shape, oversize=1):
+    def _reserve(self, size: int, shape: tuple[int, ...], oversize: float = 1) -> None:
         if self._store is None or size > self._store.size:
             room = int(size * oversize)
             self._store = self._world.here.memory.empty((room,), self._dtype)
         self._file = self.last_reference = None
         self._view = self._store[:size].reshape(shape)
 
-    def _map(self, value):
+    def _map(self, value: Any) -> bool:
         """Use the file of a ``numpy.memmap``, if `value` is one that every rank can map alike."""
         place = locate_in_file(value)
         if place is None or value.dtype != self._dtype or value.ndim != self._ndim:
@@ -215,16 +228,16 @@ class Data:
 
 
 def data(
-    value=None,
-    var=None,
-    dtype=None,
-    ndim=None,
-    shape=None,
-    minibatch=False,
-    force_cast=False,
-    oversize=1,
-    name=None,
-):
+    value: ArrayLike | None = None,
+    var: Variable | None = None,
+    dtype: DTypeLike | None = None,
+    ndim: int | None = None,
+    shape: Shape | None = None,
+    minibatch: bool = False,
+    force_cast: bool = False,
+    oversize: float = 1,
+    name: str | None = None,
+) -> Data:
     """Make an array in shared memory, to be used as an input of functions.
 
     Parameters
@@ -274,7 +287,7 @@ def data(
         ndim = len(shape) if ndim is None else check_extent(ndim, "ndim")
         if len(shape) != ndim:
             raise ValueError(f"data: ndim is {ndim}, but shape {shape} has {len(shape)} extents")
-    array = None if value is None else as_array(value, dtype, "data")
+    array: Any = None if value is None else as_array(value, dtype, "data")
     if dtype is None and array is not None:
         dtype = array.dtype
     if ndim is None and array is not None:
@@ -282,21 +295,21 @@ def data(
     if dtype is None or ndim is None:
         raise ValueError("data: give a value, a var, or dtype and ndim (or shape)")
     result = Data(world, check_dtype(dtype), check_extent(ndim, "ndim"), minibatch, name)
-    if array is not None:
+    if value is not None:
         result.set_value(array if isinstance(value, Data) else value, force_cast, oversize)
     elif shape is not None:
         result.set_shape(shape, oversize)
     return result
 
 
-def locate_in_file(value):
+def locate_in_file(value: Any) -> Reference | None:
     """Return a reference to where a ``numpy.memmap`` lies in its file, or None if it is not there.
 
     Copy-on-write mappings and views that are not C-contiguous have no such place.
     """
     if not isinstance(value, np.memmap) or value.filename is None or value.mode == "c":
         return None
-    mapping = value._mmap
+    mapping = value._mmap  # type: ignore[attr-defined]
     if mapping is None or not value.flags.c_contiguous:
         return None
     start = value.offset - value.offset % mmap.ALLOCATIONGRANULARITY
@@ -311,7 +324,7 @@ def locate_in_file(value):
     return "file", filename, value.dtype.str, value.shape, offset, which
 
 
-def open_reference(here, reference):
+def open_reference(here: Here, reference: Reference) -> np.ndarray:
     """Return the array of a `Data`'s reference, on any rank, without a copy."""
     if reference[0] != "file":
         return here.memory.open(reference)
@@ -323,7 +336,7 @@ def open_reference(here, reference):
     return here.files[reference]
 
 
-def _size(shape):
+def _size(shape: tuple[int, ...]) -> int:
     size = 1
     for extent in shape:
         size *= extent

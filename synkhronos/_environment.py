@@ -46,7 +46,7 @@ def prepare() -> None:
     if sys.version_info >= (3, 11):
         # The C code of `theano.scan` does not compile there. Without this module Theano uses its
         # Python code instead; with it the script ends in the compiler's errors.
-        sys.modules.setdefault("theano.scan_module.scan_perform_ext", None)
+        sys.modules.setdefault("theano.scan_module.scan_perform_ext", None)  # type: ignore[arg-type]
 
 
 def set_flags(environ) -> None:

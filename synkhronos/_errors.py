@@ -4,6 +4,8 @@ Wrong arguments are plain ``TypeError``, ``ValueError`` and ``IndexError``; the 
 what goes wrong with the processes.
 """
 
+from __future__ import annotations
+
 
 class SynkhronosError(Exception):
     """Base class of all exceptions of this package."""
@@ -34,14 +36,14 @@ class WorkerError(SynkhronosError):
         The worker's traceback, formatted.
     """
 
-    def __init__(self, rank, type_name, message, traceback):
+    def __init__(self, rank: int, type_name: str, message: str, traceback: str) -> None:
         super().__init__(rank, type_name, message, traceback)
         self.rank = rank
         self.type_name = type_name
         self.message = message
         self.traceback = traceback
 
-    def __str__(self):
+    def __str__(self) -> str:
         return (
             f"rank {self.rank} raised {self.type_name}: {self.message}\n\n"
             f"Traceback of rank {self.rank}:\n{self.traceback}"

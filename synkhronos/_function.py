@@ -1,6 +1,9 @@
 """`function`: as ``theano.function``, for all ranks."""
 
+from __future__ import annotations
+
 import sys
+from typing import Any, Iterable, Mapping, Sequence, Tuple, Union
 
 import numpy as np
 
@@ -11,12 +14,18 @@ from synkhronos._errors import ClosedError
 from synkhronos._operations import OPERATIONS, parse_output_mode
 from synkhronos._replicate import replicate
 from synkhronos._signature import (
+    Input,
     parse_givens,
     parse_inputs,
     parse_outputs,
     parse_sliceable,
     parse_updates,
 )
+from synkhronos._typing import ArrayLike, Batch, Compiled, Result, SharedVariable, Variable
+from synkhronos._world import World
+
+Output = Union[Variable, Tuple[Variable, Union[str, None]]]
+Update = Union[Tuple[SharedVariable, Any], Tuple[SharedVariable, Any, Union[str, None]]]
 
 
 class Function:
@@ -31,7 +40,17 @@ class Function:
         How each explicit update accumulates over slices.
     """
 
-    def __init__(self, world, number, compiled, inputs, outputs, updates, sliceable, downcast):
+    def __init__(
+        self,
+        world: World,
+        number: int,
+        compiled: Compiled,
+        inputs: list[Input],
+        outputs: tuple[list[Variable], list[str | None], bool],
+        updates: list[tuple[SharedVariable, str | None]],
+        sliceable: list[SharedVariable],
+        downcast: bool,
+    ) -> None:
         variables, modes, single = outputs
         engine = world.here.engine
         self._world = world
@@ -39,7 +58,7 @@ class Function:
         self._single = single
         self.downcast = downcast
         self.update_modes = [op for _, op in updates]
-        self._last_plain = None  # the command of the last call, if that had inputs only
+        self._last_plain: Any = None  # the command of the last call, if that had inputs only
         # What every rank needs:
         self.number = number
         self.compiled = compiled
@@ -48,19 +67,19 @@ class Function:
         self.sliceable = [world.shared_numbers[shared] for shared in sliceable]
         self.updates = _accumulated(world, compiled, dict(updates))
 
-    def __getstate__(self):
+    def __getstate__(self) -> dict[str, Any]:
         kept = ("number", "compiled", "output_modes", "output_dtypes", "sliceable", "updates")
         return {name: getattr(self, name) for name in kept}
 
     @property
-    def name(self):
+    def name(self) -> str | None:
         """The name given to `function`, or None."""
         return self.compiled.name
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return f"<synkhronos.Function {self.name or self.number}>"
 
-    def get_shared(self):
+    def get_shared(self) -> list[SharedVariable]:
         """Return the shared variables that the function reads or updates."""
         here = self._world.here
         return [*here.engine.shareds(self.compiled), *(here.shareds[k] for k in self.sliceable)]
@@ -68,8 +87,14 @@ class Function:
     # Calling
 
     def __call__(
-        self, *args, output_subset=None, batch=None, batch_s=None, num_slices=1, **inputs_by_name
-    ):
+        self,
+        *args: ArrayLike,
+        output_subset: Sequence[int] | None = None,
+        batch: Batch | None = None,
+        batch_s: Batch | Sequence[Batch | None] | None = None,
+        num_slices: int = 1,
+        **inputs_by_name: ArrayLike,
+    ) -> Result:
         """Scatter the inputs, compute on every rank, reduce the outputs.
 
         Parameters
@@ -136,7 +161,12 @@ class Function:
 
     # The master alone
 
-    def as_theano(self, *args, output_subset=None, **inputs_by_name):
+    def as_theano(
+        self,
+        *args: ArrayLike,
+        output_subset: Sequence[int] | None = None,
+        **inputs_by_name: ArrayLike,
+    ) -> Result:
         """Call the Theano function in the master alone, with whole inputs, and return its outputs.
 
         Sliceable shared variables are used whole. Updates change the master's replicas only.
@@ -162,7 +192,13 @@ class Function:
         outputs = engine.call(self.compiled, arguments, output_subset)
         return outputs[0] if self._single and output_subset is None else list(outputs)
 
-    def build_inputs(self, *args, force_cast=False, oversize=1.0, minibatch=False):
+    def build_inputs(
+        self,
+        *args: ArrayLike,
+        force_cast: bool = False,
+        oversize: float = 1.0,
+        minibatch: bool = False,
+    ) -> Result:
         """Make `Data` of the function's inputs.
 
         Parameters
@@ -190,7 +226,7 @@ class Function:
             built.append(made)
         return built[0] if len(built) == 1 else tuple(built)
 
-    def set_input_shmems(self, *values, **values_by_name):
+    def set_input_shmems(self, *values: ArrayLike, **values_by_name: ArrayLike) -> list[Data]:
         """Make, or refill, the `Data` bound to the inputs, as `set_shmems` does.
 
         Functions that share input variables share the data.
@@ -206,14 +242,12 @@ class Function:
             One a value that was given, in the order of the inputs.
         """
         world = self._usable_world()
-        values = _arguments.in_order(self, values, values_by_name)
-        given = [
-            (one.variable, value) for one, value in zip(self.inputs, values) if value is not None
-        ]
+        each = _arguments.in_order(self, values, values_by_name)
+        given = [(one.variable, value) for one, value in zip(self.inputs, each) if value is not None]
         bind(world, given, None, "set_input_shmems")
         return [world.bound[variable] for variable, _ in given]
 
-    def get_input_shmems(self):
+    def get_input_shmems(self) -> list[Data]:
         """Return the list of the `Data` bound to the inputs, in their order.
 
         Raises
@@ -242,14 +276,14 @@ def _accumulated(world, compiled, ops):
 
 
 def function(
-    inputs,
-    outputs=None,
-    bcast_inputs=None,
-    updates=None,
-    givens=None,
-    sliceable_shareds=None,
-    **kwargs,
-):
+    inputs: Sequence[Variable],
+    outputs: Output | list[Output] | None = None,
+    bcast_inputs: Sequence[Variable] | None = None,
+    updates: Mapping[SharedVariable, Any] | Sequence[Update] | None = None,
+    givens: Mapping[Variable, Any] | Iterable[tuple[Variable, Any]] | None = None,
+    sliceable_shareds: Sequence[SharedVariable] | None = None,
+    **kwargs: Any,
+) -> Function:
     """Compile a function that computes on all ranks.
 
     Parameters

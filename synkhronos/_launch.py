@@ -1,5 +1,7 @@
 """`fork` and `close`: the beginning and the end of a world, and what a worker does in between."""
 
+from __future__ import annotations
+
 import atexit
 import cProfile
 import importlib.util
@@ -7,6 +9,7 @@ import os
 import subprocess
 import sys
 import warnings
+from typing import Sequence
 
 import numpy as np
 from threadpoolctl import ThreadpoolController
@@ -27,16 +30,16 @@ print("count", pygpu.gpuarray.count_devices("cuda", 0))
 
 
 def fork(
-    n_parallel=None,
-    use_gpu=None,
-    master_rank=0,
-    profile_workers=False,
-    max_n_var=1000,
-    max_dim=16,
+    n_parallel: int | None = None,
+    use_gpu: bool | None = None,
+    master_rank: int = 0,
+    profile_workers: bool = False,
+    max_n_var: int = 1000,
+    max_dim: int = 16,
     *,
-    devices=None,
-    timeout=None,
-):
+    devices: Sequence[str] | None = None,
+    timeout: float | None = None,
+) -> int:
     """Make a world of `n` processes, this one and ``n - 1`` workers.
 
     On the CPU the workers are forked by the first ``distribute()``, or by the first call that needs
@@ -95,7 +98,7 @@ def fork(
     return size
 
 
-def close():
+def close() -> None:
     """End the workers and free all shared memory. Runs by itself at exit.
 
     Before ``fork()``, or a second time, it only warns.
@@ -112,7 +115,7 @@ def _close_at_exit():
         close()
 
 
-def get_n_gpu():
+def get_n_gpu() -> int:
     """Count the GPUs that pygpu can use, in a subprocess, so that no CUDA context is made here.
 
     Returns

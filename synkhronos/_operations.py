@@ -4,9 +4,13 @@ This is the one place that knows what ``"avg"`` or ``"max"`` means: outputs, sli
 communicators all look here. A new operation is a new row of ``OPERATIONS``.
 """
 
-from typing import NamedTuple
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Sequence
 
 import numpy as np
+
+from synkhronos._typing import ArrayLike, DTypeLike
 
 #: Modes that an output may have besides the reductions.
 GATHER = "gather"
@@ -20,11 +24,11 @@ class Operation(NamedTuple):
     weighted: bool
     kinds: str  # the dtype kinds it is defined for
 
-    def is_defined_for(self, dtype):
+    def is_defined_for(self, dtype: DTypeLike) -> bool:
         """Whether values of `dtype` can be reduced so."""
         return np.dtype(dtype).kind in self.kinds
 
-    def check_dtype(self, dtype, what):
+    def check_dtype(self, dtype: DTypeLike, what: str) -> None:
         """Raise ``TypeError`` if values of `dtype` cannot be reduced so; `what` names the value."""
         if not self.is_defined_for(dtype):
             raise TypeError(
@@ -32,7 +36,9 @@ class Operation(NamedTuple):
                 f"float, or use another operation"
             )
 
-    def reduce(self, arrays, weights=None):
+    def reduce(
+        self, arrays: Sequence[np.ndarray], weights: Sequence[float] | None = None
+    ) -> np.ndarray:
         """Reduce a list of equally shaped arrays to a new one, in list order.
 
         Parameters
@@ -45,7 +51,7 @@ class Operation(NamedTuple):
         result = np.array(arrays[0])
         return self.reduce_into(result, [result, *arrays[1:]], weights)
 
-    def reduce_floats(self, values, weights):
+    def reduce_floats(self, values: Sequence[float], weights: Sequence[float]) -> float:
         """As `reduce`, for Python floats, in double precision."""
         if self.combine is not np.add:
             return self.combine.reduce(values)
@@ -54,7 +60,12 @@ class Operation(NamedTuple):
         total = sum([value * weight for value, weight in zip(values, weights) if weight])
         return total / sum(weights)
 
-    def reduce_into(self, out, arrays, weights=None):
+    def reduce_into(
+        self,
+        out: np.ndarray,
+        arrays: Sequence[np.ndarray],
+        weights: Sequence[float] | None = None,
+    ) -> np.ndarray:
         """As `reduce`, into `out`, which may be ``arrays[0]`` itself but no other of them."""
         if not self.weighted:
             return self._fold(out, arrays)
@@ -65,7 +76,7 @@ class Operation(NamedTuple):
             return np.divide(out, len(arrays), out=out, casting="same_kind")
         return _weighted_mean(out, arrays, weights)
 
-    def _fold(self, out, arrays):
+    def _fold(self, out: np.ndarray, arrays: Sequence[np.ndarray]) -> np.ndarray:
         if len(arrays) == 1:
             if out is not arrays[0]:
                 out[...] = arrays[0]
@@ -76,7 +87,9 @@ class Operation(NamedTuple):
         return out
 
 
-def _weighted_mean(out, arrays, weights):
+def _weighted_mean(
+    out: np.ndarray, arrays: Sequence[np.ndarray], weights: Sequence[float]
+) -> np.ndarray:
     """``sum(w * a) / sum(w)``; half precision is accumulated in single."""
     wide = np.promote_types(out.dtype, np.float32)
     total = np.zeros(out.shape, wide)
@@ -97,23 +110,24 @@ class Accumulator:
         The name of an `Operation`, ``"gather"``, or None to keep the last value.
     """
 
-    def __init__(self, mode):
+    def __init__(self, mode: str | None) -> None:
         self._mode = mode
-        self._operation = OPERATIONS.get(mode)
-        self._value, self._weight, self._unit = None, 0, None
-        self._parts = []
+        self._operation = None if mode is None else OPERATIONS.get(mode)
+        self._value: Any = None
+        self._weight: float = 0
+        self._unit: float = 0
+        self._parts: list[np.ndarray] = []
 
-    def add(self, value, weight):
+    def add(self, value: Any, weight: float) -> None:
         """Take a value, computed from `weight` rows, over: its memory may be used from here on."""
         if self._mode == GATHER:
             self._parts.append(np.array(value))
         elif self._operation is None:
             self._value = value
         else:
-            self._fold(np.asarray(value), weight)
+            self._fold(self._operation, np.asarray(value), weight)
 
-    def _fold(self, value, weight):
-        operation = self._operation
+    def _fold(self, operation: Operation, value: np.ndarray, weight: float) -> None:
         if operation.weighted:
             # In units of the first weight: slices of equal length then need no multiplication.
             self._unit = self._unit or weight
@@ -131,7 +145,7 @@ class Accumulator:
         else:
             operation.combine(self._value, value, out=self._value)
 
-    def result(self, dtype):
+    def result(self, dtype: DTypeLike) -> Any:
         """Return what all the values came to."""
         if self._mode == GATHER:
             return concatenate(self._parts)
@@ -142,7 +156,7 @@ class Accumulator:
         return self._value.astype(dtype, copy=False)
 
 
-def concatenate(arrays):
+def concatenate(arrays: Sequence[ArrayLike]) -> np.ndarray:
     """Join arrays along axis 0; numbers become the items of a vector."""
     return np.concatenate([np.atleast_1d(array) for array in arrays])
 
@@ -159,7 +173,7 @@ OPERATIONS = {
 }
 
 
-def find_operation(op, label="op"):
+def find_operation(op: str, label: str = "op") -> Operation:
     """Return the `Operation` named `op`; a ``ValueError`` lists the names otherwise."""
     if isinstance(op, str) and op in OPERATIONS:
         return OPERATIONS[op]
@@ -167,7 +181,7 @@ def find_operation(op, label="op"):
     raise error(f"{label}: expected one of {sorted(OPERATIONS)}, got {op!r}")
 
 
-def parse_output_mode(mode):
+def parse_output_mode(mode: str | None) -> tuple[str | None, bool]:
     """Split an output's mode into ``(name, over_cpu)``: ``"c_sum"`` is ``("sum", True)``."""
     if mode is None:
         return None, False

@@ -1,12 +1,22 @@
 """The outputs of a call: what the ranks computed, reduced to what the caller gets."""
 
+from __future__ import annotations
+
+from typing import Any, Sequence
+
 import numpy as np
 
 from synkhronos._call import unpack
 from synkhronos._operations import GATHER, OPERATIONS, concatenate
+from synkhronos._world import World
 
 
-def collect(world, function, results, subset):
+def collect(
+    world: World,
+    function: Any,
+    results: Sequence[tuple[int, Any]],
+    subset: Sequence[int] | None,
+) -> list[Any]:
     """Return the list of outputs, each reduced over the ranks that had rows.
 
     Parameters

@@ -4,13 +4,18 @@ Rows are a ``range`` where they are regular (so that they stay views) and a 1-d 
 they are not. Both have a length and can be sliced, which is all that the rest needs.
 """
 
+from __future__ import annotations
+
 import operator
 import warnings
+from typing import Any, Sequence
 
 import numpy as np
 
+from synkhronos._typing import Batch, Rows
 
-def share(n_rows, parts, index):
+
+def share(n_rows: int, parts: int, index: int) -> tuple[int, int]:
     """Return ``(start, stop)`` of part `index` when `n_rows` are split as evenly as possible.
 
     The longer parts come first: 7 rows in 3 parts are 3, 2 and 2.
@@ -20,13 +25,13 @@ def share(n_rows, parts, index):
     return start, start + quotient + (index < remainder)
 
 
-def shares(n_rows, parts):
+def shares(n_rows: int, parts: int) -> list[int]:
     """Return the lengths of all parts."""
     quotient, remainder = divmod(n_rows, parts)
     return [quotient + (index < remainder) for index in range(parts)]
 
 
-def select(batch, length, name="batch"):
+def select(batch: Batch | None, length: int, name: str = "batch") -> Rows:
     """Return the rows that `batch` means for data of `length` rows.
 
     Parameters
@@ -62,7 +67,7 @@ def select(batch, length, name="batch"):
     return _select_listed(batch, length, name)
 
 
-def _select_listed(batch, length, name):
+def _select_listed(batch: Batch, length: int, name: str) -> Rows:
     if isinstance(batch, (str, bytes, dict, set)):
         raise TypeError(
             f"{name}: expected an int, a slice, a list or array of rows, got {type(batch).__name__}"
@@ -98,7 +103,7 @@ def _select_listed(batch, length, name):
     return rows
 
 
-def _to_array(batch, name):
+def _to_array(batch: Batch, name: str) -> np.ndarray:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", np.VisibleDeprecationWarning)  # ragged lists
@@ -107,14 +112,14 @@ def _to_array(batch, name):
         raise TypeError(f"{name}: expected a 1-d list or array of rows, got {batch!r}") from error
 
 
-def as_slice(rows):
+def as_slice(rows: range) -> slice:
     """Return the slice that takes the rows of a ``range`` from an array."""
     if len(rows) and rows.stop < 0:
         return slice(rows.start, None, rows.step)
     return slice(rows.start, rows.stop, rows.step)
 
 
-def make_slices(arrays):
+def make_slices(arrays: Sequence[Any]) -> tuple[slice, ...]:
     """Return where each array lies, along axis 0, in their concatenation.
 
     Parameters

@@ -4,15 +4,18 @@ While it is on, each rank's own objects have their methods replaced by timed one
 is nothing of it anywhere.
 """
 
+from __future__ import annotations
+
 import contextlib
 import json
 import time
-from typing import NamedTuple
+from typing import Iterator, NamedTuple
 
 import numpy as np
 
 from synkhronos import _world
 from synkhronos._replicate import replicate
+from synkhronos._typing import PathLike
 from synkhronos._world import Command
 
 CATEGORIES = ("compute", "copy", "reduce", "wait", "other")
@@ -67,11 +70,11 @@ class Profile:
 
     categories = CATEGORIES
 
-    def __init__(self):
-        self.events = []
+    def __init__(self) -> None:
+        self.events: list[list[Event]] = []
         self.seconds = np.zeros((0, 0, len(CATEGORIES)))
 
-    def _take(self, events):
+    def _take(self, events: list[list[Event]]) -> None:
         self.events = events
         steps = max((event.step + 1 for by_rank in events for event in by_rank), default=0)
         self.seconds = np.zeros((steps, len(events), len(CATEGORIES)))
@@ -84,7 +87,7 @@ class Profile:
                     self.seconds[event.step, rank, CATEGORIES.index(event.category)] += event.seconds
         self.seconds[:, :, -1] = np.maximum(whole - self.seconds.sum(axis=2), 0)
 
-    def table(self):
+    def table(self) -> str:
         """Return a table of milliseconds a step, and their share, by rank."""
         steps, ranks, _ = self.seconds.shape
         lines = [f"{steps} steps; milliseconds a step, and the share of each rank's time"]
@@ -98,7 +101,7 @@ class Profile:
 
     __str__ = table
 
-    def save(self, path):
+    def save(self, path: PathLike) -> None:
         """Write the events as a Chrome trace, for https://ui.perfetto.dev or chrome://tracing.
 
         Parameters
@@ -190,7 +193,7 @@ class _End(Command):
 
 
 @contextlib.contextmanager
-def profile(path=None):
+def profile(path: PathLike | None = None) -> Iterator[Profile]:
     """Measure, in the block, what every rank spends its time on.
 
     Parameters
@@ -217,7 +220,7 @@ def profile(path=None):
     """
     world = _world.current()
     world.check_usable()
-    if world.here.log is not None:
+    if world.here.log:
         raise RuntimeError("profile(): already inside a profile() block; blocks cannot be nested")
     replicate(world)
     measured = Profile()

@@ -1,9 +1,12 @@
 """Reading and writing the ranks' replicas of shared variables, each rank for itself."""
 
+from __future__ import annotations
+
 import numpy as np
 
 from synkhronos._arguments import in_shared_memory
 from synkhronos._data import open_reference
+from synkhronos._fuse import Pending
 from synkhronos._partition import as_slice, select, share
 from synkhronos._shared_variables import (
     as_list,
@@ -14,6 +17,7 @@ from synkhronos._shared_variables import (
     resolve,
     submit,
 )
+from synkhronos._typing import Batch, Result, SharedVariables, Values
 from synkhronos._world import Command
 
 
@@ -47,7 +51,9 @@ class Assign(Command):
             _write(here, here.shareds[number], value)
 
 
-def scatter(shared_vars, values=None, batch=None):
+def scatter(
+    shared_vars: SharedVariables, values: Values | None = None, batch: Batch | None = None
+) -> Pending | None:
     """Split rows of `values` over the ranks, as evenly as possible, the longer shares first.
 
     Parameters
@@ -81,7 +87,9 @@ def scatter(shared_vars, values=None, batch=None):
     return submit(world, command, lambda results, kept=kept: None)
 
 
-def set_value(rank, shared_vars, values, batch=None):
+def set_value(
+    rank: int, shared_vars: SharedVariables, values: Values, batch: Batch | None = None
+) -> Pending | None:
     """Set the replicas of one rank.
 
     Parameters
@@ -121,7 +129,7 @@ class _Fetch(Command):
         return [(here.memory.reference(array), np.shape(one)) for array, one in zip(placed, storages)]
 
 
-def get_value(rank, shared_vars):
+def get_value(rank: int, shared_vars: SharedVariables) -> Result:
     """Return copies of the replicas of one rank.
 
     Parameters
@@ -162,7 +170,7 @@ class _Shapes(Command):
         return [np.shape(here.engine.storage(here.shareds[number])) for number in self.numbers]
 
 
-def get_shapes(shared_vars):
+def get_shapes(shared_vars: SharedVariables) -> Result:
     """Return the shapes of each variable's replicas.
 
     Parameters
@@ -183,7 +191,7 @@ def get_shapes(shared_vars):
     return submit(world, _Shapes(numbers_of(world, variables)), finish)
 
 
-def get_lengths(shared_vars):
+def get_lengths(shared_vars: SharedVariables) -> Result:
     """Return the lengths of each variable's replicas along axis 0.
 
     Parameters

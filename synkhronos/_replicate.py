@@ -5,8 +5,10 @@ share the memory of the variables' values until one is written to. Functions tha
 as one pickle, in which shared variables that the ranks already have are numbers.
 """
 
+from __future__ import annotations
+
 from synkhronos import _world
-from synkhronos._world import Command
+from synkhronos._world import Command, World
 
 
 class Replicate(Command):
@@ -46,7 +48,7 @@ class Replicate(Command):
                 here.engine.jump(shared, index)
 
 
-def replicate(world):
+def replicate(world: World) -> None:
     """Bring what is not replicated yet to the ranks; start them if they are not."""
     world.check_usable()
     here = world.here
@@ -72,7 +74,7 @@ def replicate(world):
     world.replicated_shareds += len(shareds)
 
 
-def distribute():
+def distribute() -> None:
     """Replicate all functions that are not yet replicated, with their shared variables.
 
     A shared variable has one replica a rank, however many functions use it; one that the ranks already

@@ -1,14 +1,20 @@
 """Naming shared variables in a call: from the caller's objects to the ranks' numbers, checked."""
 
+from __future__ import annotations
+
+from typing import Any, Sequence
+
 import numpy as np
 
 from synkhronos import _world
 from synkhronos._conversion import condition
 from synkhronos._data import Data
 from synkhronos._replicate import replicate
+from synkhronos._typing import ArrayLike, Finish, SharedVariable, SharedVariables, Values
+from synkhronos._world import Command, World
 
 
-def resolve(shared_vars):
+def resolve(shared_vars: SharedVariables) -> tuple[World, list[SharedVariable], bool]:
     """Return the world, the list of variables, and whether just one was given bare."""
     world = _world.current()
     world.check_usable()
@@ -28,18 +34,18 @@ def resolve(shared_vars):
     return world, variables, single
 
 
-def submit(world, command, finish):
+def submit(world: World, command: Command, finish: Finish) -> Any:
     """Run a command on replicas, which all ranks have from here on; see `World.submit`."""
     replicate(world)
     return world.submit(command, finish)
 
 
-def numbers_of(world, variables):
+def numbers_of(world: World, variables: Sequence[SharedVariable]) -> list[int]:
     """Return the numbers by which the ranks know the variables."""
     return [world.shared_numbers[variable] for variable in variables]
 
 
-def as_list(shared_vars, values, what):
+def as_list(shared_vars: SharedVariables, values: Values, what: str) -> list[Any]:
     """Return one value a variable: `values` is a list where `shared_vars` is one."""
     if not isinstance(shared_vars, (list, tuple)):
         return [values]
@@ -49,12 +55,18 @@ def as_list(shared_vars, values, what):
     return list(values)
 
 
-def conditioned(world, variables, values, scattered=False):
+def conditioned(
+    world: World,
+    variables: Sequence[SharedVariable],
+    values: Sequence[ArrayLike],
+    scattered: bool = False,
+) -> list[np.ndarray | Data]:
     """Return values as arrays, or `Data`, that the variables can hold."""
-    arrays = []
+    arrays: list[np.ndarray | Data] = []
     for variable, value in zip(variables, values):
         kind = world.here.engine.type_of(variable)
-        array = condition(value, kind.dtype, kind.ndim, False, f"value for {variable}")
+        label = f"value for {variable}"
+        array: np.ndarray | Data = condition(value, kind.dtype, kind.ndim, False, label)
         if scattered and (not kind.ndim or kind.broadcastable[0]):
             raise ValueError(f"value for {variable}: its type has no rows that can be split")
         for axis, (extent, is_one) in enumerate(zip(array.shape, kind.broadcastable)):
@@ -68,7 +80,7 @@ def conditioned(world, variables, values, scattered=False):
     return arrays
 
 
-def check_rank(world, rank):
+def check_rank(world: World, rank: int) -> int:
     if isinstance(rank, bool) or not isinstance(rank, (int, np.integer)):
         raise TypeError(f"rank: expected an int, got {rank!r}")
     if not 0 <= rank < world.size:
@@ -76,7 +88,7 @@ def check_rank(world, rank):
     return int(rank)
 
 
-def check_has_rows(world, variables, what):
+def check_has_rows(world: World, variables: Sequence[SharedVariable], what: str) -> None:
     for variable in variables:
         if not world.here.engine.type_of(variable).ndim:
             raise ValueError(f"{what}: {variable} has no axis 0")

@@ -1,27 +1,31 @@
 """What a function takes and gives: the arguments of `function`, checked and brought to one form."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from synkhronos._conversion import as_array
 from synkhronos._operations import GATHER, OPERATIONS, find_operation, parse_output_mode
+from synkhronos._typing import SharedVariable, Variable
+from synkhronos.engines.base import Engine, TensorType
 
 
 class Input(NamedTuple):
     """An input of a function."""
 
-    variable: object
-    name: str
-    type: object  # an engines.base.TensorType
+    variable: Variable
+    name: str | None
+    type: TensorType
     scattered: bool
-    ones: tuple  # the axes whose extent is 1 by the type
+    ones: tuple[int, ...]  # the axes whose extent is 1 by the type
 
     @property
-    def label(self):
+    def label(self) -> str:
         return f"input {self.name!r}" if self.name else f"input {self.variable}"
 
 
-def parse_inputs(engine, inputs, bcast_inputs):
+def parse_inputs(engine: Engine, inputs: Any, bcast_inputs: Any) -> list[Input]:
     """Return the list of `Input`, the scattered ones first."""
     parsed = []
     for what, variables, scattered in (("inputs", inputs, True), ("bcast_inputs", bcast_inputs, 0)):
@@ -54,14 +58,17 @@ def _parse_input(engine, what, variable, scattered):
     return Input(variable, variable.name, kind, scattered, ones)
 
 
-def parse_outputs(engine, outputs):
+def parse_outputs(
+    engine: Engine, outputs: Any
+) -> tuple[list[Variable], list[str | None], bool]:
     """Return ``(variables, modes, single)``; `single`: a bare output, not a list, was asked for."""
     single = outputs is not None and not isinstance(outputs, list)
     if outputs is None:
         outputs = []
     elif single:
         outputs = [outputs]
-    variables, modes = [], []
+    variables: list[Variable] = []
+    modes: list[str | None] = []
     for position, output in enumerate(outputs):
         variable, mode = output, "avg"
         if isinstance(output, tuple):
@@ -88,7 +95,9 @@ def parse_outputs(engine, outputs):
     return variables, modes, single
 
 
-def parse_updates(engine, updates):
+def parse_updates(
+    engine: Engine, updates: Any
+) -> tuple[list[tuple[SharedVariable, Any]], list[str | None]]:
     """Return ``(pairs, ops)``: a list of ``(shared, new)``, and the name of each accumulation."""
     if updates is None:
         updates = []
@@ -96,7 +105,8 @@ def parse_updates(engine, updates):
         updates = list(updates.items())
     if not isinstance(updates, (list, tuple)):
         raise TypeError(f"updates: expected a list of pairs or an ordered dict, got {updates!r}")
-    pairs, ops = [], []
+    pairs: list[tuple[SharedVariable, Any]] = []
+    ops: list[str | None] = []
     for position, update in enumerate(updates):
         if not isinstance(update, (tuple, list)) or len(update) not in (2, 3):
             raise TypeError(
@@ -118,7 +128,7 @@ def parse_updates(engine, updates):
     return pairs, ops
 
 
-def parse_givens(givens):
+def parse_givens(givens: Any) -> list[tuple[Variable, Any]]:
     """Return the list of pairs of a variable and what stands for it."""
     pairs = givens.items() if isinstance(givens, Mapping) else givens or []
     if isinstance(pairs, (int, float, str, bytes)) or hasattr(pairs, "type"):
@@ -130,7 +140,9 @@ def parse_givens(givens):
     return pairs
 
 
-def parse_sliceable(engine, sliceable_shareds, updates):
+def parse_sliceable(
+    engine: Engine, sliceable_shareds: Any, updates: list[tuple[SharedVariable, Any]]
+) -> list[SharedVariable]:
     """Return the list of sliceable shared variables."""
     if sliceable_shareds is None:
         return []

@@ -4,7 +4,10 @@ A rank uses the stream that the script seeded, moved far ahead. How far: beyond 
 draw, and beyond the distance between the streams that a seeded generator itself hands out.
 """
 
+from __future__ import annotations
+
 import functools
+from typing import Tuple
 
 import numpy as np
 
@@ -19,8 +22,10 @@ _STEPS = (
 # The streams of one seed lie 2^134 apart, the generators within a stream 2^72.
 _DISTANCE = 160
 
+_Matrix = Tuple[Tuple[int, ...], ...]
 
-def jump_mrg(states, index):
+
+def jump_mrg(states: np.ndarray, index: int) -> np.ndarray:
     """Move states of MRG31k3p ``index * 2**160`` draws ahead.
 
     Parameters
@@ -44,7 +49,7 @@ def jump_mrg(states, index):
 
 
 @functools.lru_cache(maxsize=None)
-def _jump_matrix(part, index):
+def _jump_matrix(part: int, index: int) -> _Matrix:
     modulus = _MODULI[part]
     matrix = np.array(_STEPS[part], dtype=object)
     for _ in range(_DISTANCE):
@@ -55,7 +60,7 @@ def _jump_matrix(part, index):
     return tuple(map(tuple, result))
 
 
-def jump_random_state(state, index):
+def jump_random_state(state: np.random.RandomState, index: int) -> np.random.RandomState:
     """Return a copy of a ``numpy.random.RandomState``, moved ``index * 2**128`` draws ahead."""
     bits = np.random.MT19937()
     moved = np.random.RandomState(bits)

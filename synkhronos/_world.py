@@ -8,12 +8,15 @@ together in one module; there is no other list of what a worker can do.
 There is one world at a time, and it is the package's only mutable global.
 """
 
+from __future__ import annotations
+
 import logging
 import math
 import os
 import pickle
 import traceback
 import weakref
+from typing import Any, Callable, Hashable
 
 import numpy as np
 
@@ -25,18 +28,22 @@ from synkhronos._errors import (
     WorldBrokenError,
 )
 from synkhronos._partition import as_slice
+from synkhronos._typing import Array, Finish, Reference, Rows, SharedVariable, Variable
+from synkhronos.comms.base import Communicator
+from synkhronos.engines.base import Engine
+from synkhronos.transports.base import Transport
 
 logger = logging.getLogger("synkhronos")
 
 _CLOSING = 2.0  # seconds that a worker has to end by itself
 
-_current = None
+_current: World | None = None
 
 
 class Command:
     """Something that every rank does. Keep it small: it is pickled for each call."""
 
-    def run(self, here):
+    def run(self, here: Here) -> Any:
         """Do it, with the state of this rank, and return what the master needs of it."""
         raise NotImplementedError
 
@@ -64,23 +71,24 @@ class Here:
         What is being measured, while `profile` is on.
     """
 
-    def __init__(self, transport, comm, engine):
+    def __init__(self, transport: Transport, comm: Communicator, engine: Engine) -> None:
         self.transport = transport
         self.comm = comm
         self.engine = engine
         self.memory = transport.memory
         self.size = transport.size
         self.master_rank = transport.master_rank
-        self.functions = []
-        self.shareds = []
-        self.rows = {}
-        self.files = {}
-        self.outbox = []
-        self.log = None
-        self._buffers = {}
-        self._payload = self._command = None
+        self.functions: list[Any] = []
+        self.shareds: list[SharedVariable] = []
+        self.rows: dict[int, int] = {}
+        self.files: dict[Reference, np.ndarray] = {}
+        self.outbox: list[np.ndarray] = []
+        self.log: Any = None
+        self._buffers: dict[Hashable, np.ndarray] = {}
+        self._payload: bytes | None = None
+        self._command: Any = None
 
-    def take(self, key, array, rows):
+    def take(self, key: Hashable, array: Array, rows: Rows) -> Array:
         """Return rows of an array: a view of a range of them; else an excerpt, in the key's buffer."""
         if type(rows) is range:
             return array[as_slice(rows)]
@@ -93,14 +101,14 @@ class Here:
         return np.take(array, rows, axis=0, out=buffer[:size].reshape(shape), mode="clip")
 
     @property
-    def rank(self):
+    def rank(self) -> int:
         return self.transport.rank
 
     @property
-    def is_master(self):
+    def is_master(self) -> bool:
         return self.rank == self.master_rank
 
-    def execute(self, payload):
+    def execute(self, payload: bytes) -> bytes:
         """Run the command in these bytes and return the bytes of the reply."""
         try:
             if payload != self._payload:  # the same call again is common
@@ -127,7 +135,13 @@ class World:
         ``serve(here)`` is what a worker does from its start to its end.
     """
 
-    def __init__(self, transport, comm, engine, serve):
+    def __init__(
+        self,
+        transport: Transport,
+        comm: Communicator,
+        engine: Engine,
+        serve: Callable[[Here], None],
+    ) -> None:
         self.transport = transport
         self.here = Here(transport, comm, engine)
         self.size = transport.size
@@ -135,17 +149,17 @@ class World:
         self.serve = serve
         self.started = False
         self.closed = False
-        self.broken = None
+        self.broken: str | None = None
         self.replicated_functions = 0
         self.replicated_shareds = 0
-        self.shared_numbers = {}
-        self.bound = {}  # Data by the variable that it is bound to
-        self.fused = None  # the commands gathered by an open `fuse()`
-        self._last = None, None  # the last command, and its bytes
-        self.datas = weakref.WeakSet()
-        self.on_close = lambda: None
+        self.shared_numbers: dict[SharedVariable, int] = {}
+        self.bound: dict[Variable, Any] = {}  # Data by the variable that it is bound to
+        self.fused: Any = None  # the commands gathered by an open `fuse()`
+        self._last: tuple[Any, bytes] = None, b""  # the last command, and its bytes
+        self.datas: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.on_close: Callable[[], None] = lambda: None
 
-    def start(self):
+    def start(self) -> None:
         """Start the workers; they inherit all that the master has by now."""
         if not self.started:
             self.started = True
@@ -153,30 +167,30 @@ class World:
                 self.here.engine.before_fork()
                 self.transport.start(lambda: self.serve(self.here))
 
-    def check_usable(self):
+    def check_usable(self) -> None:
         """Raise if no command can run in this world any more."""
         if self.closed:
             raise ClosedError("this world was closed; call synk.fork() to make a new one")
         if self.broken is not None:
             raise WorldBrokenError(self.broken)
 
-    def number_shared(self, shared):
+    def number_shared(self, shared: SharedVariable) -> None:
         """Give a shared variable the number by which every rank knows it, if it has none."""
         if shared not in self.shared_numbers:
             self.shared_numbers[shared] = len(self.here.shareds)
             self.here.shareds.append(shared)
 
-    def give_up(self, reason):
+    def give_up(self, reason: str) -> None:
         """Refuse every command from here on, for this reason."""
         self.broken = reason
 
-    def submit(self, command, finish):
+    def submit(self, command: Command, finish: Finish) -> Any:
         """Run a command and return ``finish(results by rank)``; inside ``fuse()``, later."""
         if self.fused is None:
             return finish(self.run(command))
         return self.fused.add(command, finish)
 
-    def run(self, command):
+    def run(self, command: Command) -> list:
         """Let every rank run the command; return what each returned, by rank.
 
         Raises
@@ -237,7 +251,7 @@ class World:
         rank, _, *cause = min(failures, key=lambda failure: failure[1])
         return WorkerError(rank, *cause)
 
-    def close(self):
+    def close(self) -> None:
         """End the workers and give everything back that this world holds."""
         if self.closed:
             return
@@ -250,7 +264,7 @@ class World:
                 data.free_memory()
             for shared in self.here.shareds:
                 self._take_home(shared)
-            self.here.comm = None  # it remembers arrays
+            self.here.comm = None  # type: ignore[assignment]  # it remembers arrays
             self.here.memory.trim()
             self.here.memory.trim_others()
             self.on_close()
@@ -263,7 +277,7 @@ class World:
             self.here.engine.store(shared, storage.copy())
 
 
-def current():
+def current() -> World:
     """Return the one world, or raise if there is none that can be used."""
     if _current is None:
         raise NotForkedError("no processes yet: call synk.fork() first")
@@ -272,7 +286,7 @@ def current():
     return _current
 
 
-def exists():
+def exists() -> bool:
     """Whether there is a world that is not closed."""
     return _current is not None and not _current.closed
 
@@ -286,7 +300,7 @@ def _refuse_in_child():
 os.register_at_fork(after_in_child=_refuse_in_child)
 
 
-def enter(world):
+def enter(world: World) -> None:
     """Make this the one world."""
     global _current
     _current = world

@@ -3,6 +3,8 @@
 import ast
 import inspect
 import re
+import sys
+import typing
 from pathlib import Path
 
 import pytest
@@ -345,6 +347,68 @@ def test_the_call_of_a_function_documents_its_parameters():
     assert set(documented) == expected
 
 
+# Types
+
+#: All functions of these, and the public methods of these classes, are annotated whoever calls them.
+TYPED_MODULES = ["_conversion", "_operations", "_partition", "_streams", "extensions.train",
+                 "extensions.updates"]  # fmt: skip
+TYPED_CLASSES = ["_world.Command", "_world.Here", "_world.World", "transports.base.Transport",
+                 "transports.shm.SharedMemory", "comms.base.Communicator", "engines.base.Engine",
+                 "_fuse.Pending"]  # fmt: skip
+
+
+def unannotated(function):
+    """Return the names of what a function has no annotation for."""
+    arguments = function.args
+    every = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
+    every += [one for one in (arguments.vararg, arguments.kwarg) if one]
+    found = {one.arg: one.annotation for one in every if one.arg not in ("self", "cls")}
+    found["return"] = function.returns
+    return [name for name, annotation in found.items() if annotation is None]
+
+
+def functions_named(module, name):
+    """Return a function, or the methods of a class that its users call."""
+    node = next(one for one in TREES[module].body if getattr(one, "name", None) == name)
+    if isinstance(node, ast.FunctionDef):
+        return [node]
+    methods = [one for one in node.body if isinstance(one, ast.FunctionDef)]
+    return [one for one in methods if re.match("[^_]|__", one.name)]
+
+
+@pytest.mark.parametrize("name", synk.__all__)
+def test_what_is_public_is_annotated(name):
+    for function in functions_named(getattr(synk, name).__module__, name):
+        assert not unannotated(function), function.name
+
+
+@pytest.mark.parametrize("name", TYPED_MODULES)
+def test_every_function_of_these_modules_is_annotated(name):
+    functions = [function for module, function in FUNCTIONS if module == f"synkhronos.{name}"]
+    assert functions
+    for function in functions:
+        assert not unannotated(function), function.name
+
+
+@pytest.mark.parametrize("name", TYPED_CLASSES)
+def test_the_interfaces_between_layers_are_annotated(name):
+    module, _, class_name = name.rpartition(".")
+    functions = functions_named(f"synkhronos.{module}", class_name)
+    assert functions
+    for function in functions:
+        assert not unannotated(function), function.name
+
+
+@pytest.mark.skipif(sys.version_info < (3, 10), reason="int | None cannot be evaluated before")
+@pytest.mark.parametrize("name", PUBLIC)
+def test_annotations_name_what_there_is(name):
+    assert "return" in typing.get_type_hints(inspect.unwrap(PUBLIC[name]))
+
+
+def test_the_package_says_that_it_has_types():
+    assert (ROOT / "py.typed").exists()
+
+
 # Size
 
 
@@ -382,5 +446,6 @@ def test_the_readers_of_code_find_what_they_look_for():
     changes = set(changed_by(tree.body[-1]))
     assert changes == {("TABLE", False), ("os", True), ("x", True)}
     assert local_names(tree.body[-1]) == {"x"}
+    assert unannotated(tree.body[-1]) == ["x", "return"]
     assert documented_parameters("S.\n\nParameters\n----------\na, *b : int\n    A.\nc\n\nReturns\n"
                                  "-------\nint\n") == ["a", "b", "c"]  # fmt: skip

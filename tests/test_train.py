@@ -99,5 +99,8 @@ def test_a_step_is_one_command(world_of, digits, monkeypatch):
 
 def test_the_signatures_are_the_documented_ones():
     for make in (train.make_train_function, train.make_train_function_theano):
-        expected = "(loss, params, x, y, update_rule, *args, **kwargs)"
-        assert str(inspect.signature(make)) == expected
+        parameters = [
+            str(parameter.replace(annotation=inspect.Parameter.empty))
+            for parameter in inspect.signature(make).parameters.values()
+        ]
+        assert ", ".join(parameters) == "loss, params, x, y, update_rule, *args, **kwargs"

@@ -1,8 +1,13 @@
 """What a communicator must do. `naive` says it in the fewest words; `tests/checks.py` conforms it."""
 
-from abc import ABC, abstractmethod
+from __future__ import annotations
 
-from synkhronos._operations import find_operation
+from abc import ABC, abstractmethod
+from typing import Sequence
+
+from synkhronos._operations import Operation, find_operation
+from synkhronos._typing import Array
+from synkhronos.transports.base import Transport
 
 
 class Communicator(ABC):
@@ -19,28 +24,30 @@ class Communicator(ABC):
     rank, size : int
     """
 
-    def __init__(self, transport):
+    def __init__(self, transport: Transport) -> None:
         self.transport = transport
         self.size = transport.size
 
     @property
-    def rank(self):
+    def rank(self) -> int:
         return self.transport.rank
 
     @abstractmethod
-    def broadcast(self, arrays, root):
+    def broadcast(self, arrays: Sequence[Array], root: int) -> list[Array]:
         """Return the arrays of rank `root`. What the others give is only used as room for them."""
 
     @abstractmethod
-    def gather(self, arrays, root):
+    def gather(self, arrays: Sequence[Array], root: int) -> list[list[Array]] | None:
         """Return, to rank `root`, for each array a list by rank; shapes may differ. None to others."""
 
     @abstractmethod
-    def all_gather(self, arrays):
+    def all_gather(self, arrays: Sequence[Array]) -> list[list[Array]]:
         """Return for each array a list by rank; shapes may differ."""
 
     @abstractmethod
-    def reduce(self, arrays, op, root, weight=1):
+    def reduce(
+        self, arrays: Sequence[Array], op: str, root: int, weight: float = 1
+    ) -> Sequence[Array]:
         """Return the reductions to rank `root`; to the others the given arrays.
 
         Parameters
@@ -57,11 +64,13 @@ class Communicator(ABC):
         """
 
     @abstractmethod
-    def all_reduce(self, arrays, op, weight=1):
+    def all_reduce(self, arrays: Sequence[Array], op: str, weight: float = 1) -> Sequence[Array]:
         """Return the reductions to every rank, the same bits to each. See `reduce`."""
 
     @staticmethod
-    def check_reducible(op, by_rank, weights):
+    def check_reducible(
+        op: str, by_rank: Sequence[Sequence[Array]], weights: Sequence[float]
+    ) -> Operation:
         """Return the `Operation` if every rank's arrays, in a list by rank, can be reduced by it."""
         operation = find_operation(op)
         for arrays in zip(*by_rank):

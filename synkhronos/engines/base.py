@@ -4,10 +4,14 @@ Everything else in the package knows graphs only through these methods. An engin
 processes.
 """
 
+from __future__ import annotations
+
 from abc import ABC, abstractmethod
-from typing import NamedTuple
+from typing import Any, Iterable, Mapping, NamedTuple, Sequence
 
 import numpy as np
+
+from synkhronos._typing import Array, ArrayLike, Buffer, Compiled, SharedVariable, Variable
 
 
 class TensorType(NamedTuple):
@@ -15,7 +19,7 @@ class TensorType(NamedTuple):
 
     dtype: np.dtype
     ndim: int
-    broadcastable: tuple  # a bool an axis: whether its extent is 1 always
+    broadcastable: tuple[bool, ...]  # for each axis, whether its extent is 1 always
 
 
 class Engine(ABC):
@@ -25,25 +29,33 @@ class Engine(ABC):
     """
 
     @abstractmethod
-    def setup(self, device):
+    def setup(self, device: str) -> None:
         """Bind this process to a device."""
 
     @abstractmethod
-    def before_fork(self):
+    def before_fork(self) -> None:
         """Called as other processes are about to inherit this one's state."""
 
     # Graphs
 
     @abstractmethod
-    def type_of(self, variable):
+    def type_of(self, variable: Variable) -> TensorType:
         """Return the `TensorType` of a variable; a ``TypeError`` if it is not a tensor variable."""
 
     @abstractmethod
-    def is_shared(self, variable):
+    def is_shared(self, variable: Variable) -> bool:
         """Whether this is a shared variable that holds a tensor."""
 
     @abstractmethod
-    def build(self, inputs, outputs, updates, givens, sliceable, **kwargs):
+    def build(
+        self,
+        inputs: Sequence[Variable],
+        outputs: Sequence[Variable],
+        updates: Sequence[tuple[SharedVariable, Variable]],
+        givens: Mapping[Variable, Any] | Iterable[tuple[Variable, Any]] | None,
+        sliceable: Sequence[SharedVariable],
+        **kwargs: Any,
+    ) -> Compiled:
         """Compile a function.
 
         Parameters
@@ -57,52 +69,54 @@ class Engine(ABC):
         """
 
     @abstractmethod
-    def shareds(self, compiled):
+    def shareds(self, compiled: Compiled) -> list[SharedVariable]:
         """Return the shared variables that a compiled function reads or updates, in fixed order."""
 
     @abstractmethod
-    def updated(self, compiled):
+    def updated(self, compiled: Compiled) -> list[SharedVariable]:
         """Return the shared variables that a compiled function updates, also those by default."""
 
     @abstractmethod
-    def reads(self, compiled, shared):
+    def reads(self, compiled: Compiled, shared: SharedVariable) -> bool:
         """Whether a compiled function reads, and so may also write to, a variable that it updates."""
 
     @abstractmethod
-    def dumps(self, objects, known):
+    def dumps(self, objects: Any, known: Mapping[SharedVariable, int]) -> bytes | memoryview:
         """Pickle objects with compiled functions in them.
 
         `known` maps a shared variable to the number by which it travels; others travel whole.
         """
 
     @abstractmethod
-    def loads(self, payload, known):
+    def loads(self, payload: Buffer, known: Sequence[SharedVariable]) -> Any:
         """Unpickle what `dumps` made; `known` is the list of shared variables by number."""
 
     # Calls
 
     @abstractmethod
-    def call(self, compiled, arguments, subset=None):
+    def call(
+        self, compiled: Compiled, arguments: Sequence[Array], subset: Sequence[int] | None = None
+    ) -> list[Array]:
         """Call a compiled function and return the list of its outputs."""
 
     @abstractmethod
-    def condition(self, variable, value):
+    def condition(self, variable: Variable, value: ArrayLike) -> Array:
         """Return `value` as the compiler would take it for `variable`, or raise ``TypeError``."""
 
     # Shared variables
 
     @abstractmethod
-    def storage(self, shared):
+    def storage(self, shared: SharedVariable) -> Array:
         """Return the very array that holds the shared variable's value now."""
 
     @abstractmethod
-    def store(self, shared, array):
+    def store(self, shared: SharedVariable, array: Array) -> None:
         """Make this very array the shared variable's storage."""
 
     @abstractmethod
-    def random_streams(self, compiled):
+    def random_streams(self, compiled: Compiled) -> list[SharedVariable]:
         """Return the shared variables that are states of random streams."""
 
     @abstractmethod
-    def jump(self, shared, index):
+    def jump(self, shared: SharedVariable, index: int) -> None:
         """Move the state of a random stream to the `index`-th of its independent substreams."""

@@ -5,12 +5,31 @@ each rank updates its parameters alike. All of it is one command: the ranks meet
 finish barrier, and in the all-reduce.
 """
 
+from __future__ import annotations
+
+from typing import Any, Callable, Sequence, Tuple, Union
+
+import numpy
 import theano
+from theano.compile.sharedvalue import SharedVariable
+from theano.gof import Variable
 
 import synkhronos as synk
+from synkhronos.extensions._flat_gradient import UpdatePairs
+
+Variables = Union[Variable, Sequence[Variable]]
+UpdateRule = Callable[..., Tuple[UpdatePairs, UpdatePairs, Any]]
 
 
-def make_train_function(loss, params, x, y, update_rule, *args, **kwargs):
+def make_train_function(
+    loss: Variable,
+    params: Sequence[SharedVariable],
+    x: Variables,
+    y: Variables,
+    update_rule: UpdateRule,
+    *args: Any,
+    **kwargs: Any,
+) -> Callable[..., numpy.ndarray]:
     """Make a function that trains on one minibatch, on all ranks.
 
     Parameters
@@ -45,7 +64,9 @@ def make_train_function(loss, params, x, y, update_rule, *args, **kwargs):
     gradient = synk.function(_inputs(x, y), loss, updates=grad_updates, name="gradient")
     update = synk.function([], updates=param_updates, name="update")
 
-    def train_minibatch(x_data, y_data, batch=None, num_slices=1):
+    def train_minibatch(
+        x_data: Any, y_data: Any, batch: Any = None, num_slices: int = 1
+    ) -> numpy.ndarray:
         data = [*_as_list(x_data), *_as_list(y_data)]
         with synk.fuse():
             value = gradient(*data, batch=batch, num_slices=num_slices)
@@ -56,7 +77,15 @@ def make_train_function(loss, params, x, y, update_rule, *args, **kwargs):
     return train_minibatch
 
 
-def make_train_function_theano(loss, params, x, y, update_rule, *args, **kwargs):
+def make_train_function_theano(
+    loss: Variable,
+    params: Sequence[SharedVariable],
+    x: Variables,
+    y: Variables,
+    update_rule: UpdateRule,
+    *args: Any,
+    **kwargs: Any,
+) -> Callable[..., numpy.ndarray]:
     """As `make_train_function`, for this process alone, with Theano alone.
 
     Returns
@@ -69,7 +98,7 @@ def make_train_function_theano(loss, params, x, y, update_rule, *args, **kwargs)
     gradient = theano.function(inputs, loss, updates=grad_updates, name="gradient")
     update = theano.function([], updates=param_updates, name="update")
 
-    def train_minibatch(x_data, y_data, batch=None):
+    def train_minibatch(x_data: Any, y_data: Any, batch: Any = None) -> numpy.ndarray:
         rows = slice(batch) if batch is None or isinstance(batch, int) else batch
         value = gradient(*(data[rows] for data in [*_as_list(x_data), *_as_list(y_data)]))
         update()
@@ -78,9 +107,9 @@ def make_train_function_theano(loss, params, x, y, update_rule, *args, **kwargs)
     return train_minibatch
 
 
-def _inputs(x, y):
+def _inputs(x: Variables, y: Variables) -> list[Variable]:
     return [*_as_list(x), *_as_list(y)]
 
 
-def _as_list(one_or_many):
+def _as_list(one_or_many: Any) -> list:
     return list(one_or_many) if isinstance(one_or_many, (list, tuple)) else [one_or_many]

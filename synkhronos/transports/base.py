@@ -1,6 +1,11 @@
 """What a transport must do: start the ranks, and bring bytes from one to another."""
 
+from __future__ import annotations
+
 from abc import ABC, abstractmethod
+from typing import Callable
+
+from synkhronos.transports.shm import SharedMemory
 
 
 class Transport(ABC):
@@ -18,20 +23,25 @@ class Transport(ABC):
         What ranks on one machine have in common.
     """
 
+    rank: int
+    size: int
+    master_rank: int
+    memory: SharedMemory
+
     @abstractmethod
-    def start(self, serve):
+    def start(self, serve: Callable[[], None]) -> None:
         """Start every worker; in it ``serve()`` is called and the worker ends as that returns."""
 
     @abstractmethod
-    def is_master_process(self):
+    def is_master_process(self) -> bool:
         """Whether this process is the one that made the world, and no fork of it."""
 
     @abstractmethod
-    def post(self, payload):
+    def post(self, payload: bytes) -> None:
         """Master: bring the bytes of a command to every worker (the start barrier)."""
 
     @abstractmethod
-    def collect(self):
+    def collect(self) -> list[bytes | None]:
         """Master: return every rank's reply, None for its own (the finish barrier).
 
         Raises
@@ -41,15 +51,15 @@ class Transport(ABC):
         """
 
     @abstractmethod
-    def receive(self):
+    def receive(self) -> bytes:
         """Worker: wait for a command and return its bytes."""
 
     @abstractmethod
-    def reply(self, payload):
+    def reply(self, payload: bytes) -> None:
         """Worker: bring the bytes of the reply to the master."""
 
     @abstractmethod
-    def barrier(self):
+    def barrier(self) -> None:
         """Wait until every rank is here.
 
         Raises
@@ -59,13 +69,13 @@ class Transport(ABC):
         """
 
     @abstractmethod
-    def exchange(self, item):
+    def exchange(self, item: bytes) -> list[bytes]:
         """Return the bytes `item` of every rank, by rank. A barrier, too; raises what it raises."""
 
     @abstractmethod
-    def abort(self):
+    def abort(self) -> None:
         """Make the others leave the barrier that they wait at, or will wait at, in this command."""
 
     @abstractmethod
-    def close(self, grace):
+    def close(self, grace: float) -> None:
         """Master: end the workers; those that do not end within `grace` seconds are killed."""

@@ -9,14 +9,18 @@ Each rank allocates from a span of its own, so no lock is needed; any rank reads
 through its reference ``(offset, shape, dtype)``. A block lives as long as an array in it does.
 """
 
+from __future__ import annotations
+
 import bisect
 import collections
 import mmap
+from typing import Sequence
 
 import numpy as np
 import psutil
 
 from synkhronos._machine import memory_room
+from synkhronos._typing import DTypeLike, Reference
 
 _NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 _ALIGNMENT = 64
@@ -28,15 +32,15 @@ _CHECKED = 16 << 20  # blocks from this size on are checked against the memory t
 class FreeList:
     """Offsets of free memory between two bounds: first fit, neighbours merged."""
 
-    def __init__(self, start, stop):
+    def __init__(self, start: int, stop: int) -> None:
         self.lowest = start
         self._starts, self._stops = [start], [stop]
 
-    def holes(self):
+    def holes(self) -> list[tuple[int, int]]:
         """Return a list of ``(start, stop)``, in order."""
         return list(zip(self._starts, self._stops))
 
-    def take(self, nbytes):
+    def take(self, nbytes: int) -> int | None:
         """Return the offset of `nbytes` free bytes, or None."""
         for index, start in enumerate(self._starts):
             if self._stops[index] - start >= nbytes:
@@ -47,7 +51,7 @@ class FreeList:
                 return start
         return None
 
-    def give(self, start, nbytes):
+    def give(self, start: int, nbytes: int) -> None:
         """Make the bytes free again."""
         stop = start + nbytes
         index = bisect.bisect(self._starts, start)
@@ -95,7 +99,7 @@ class SharedMemory:
         How many spans it has; this process allocates from span `rank`, at first 0.
     """
 
-    def __init__(self, ranks):
+    def __init__(self, ranks: int) -> None:
         span = 1 << (2 * psutil.virtual_memory().total - 1).bit_length()
         while True:
             try:
@@ -113,16 +117,16 @@ class SharedMemory:
         self._end = self.address + span * ranks
         self.use_span(0)
 
-    def use_span(self, index):
+    def use_span(self, index: int) -> None:
         """Allocate from this span from now on; blocks of the former one are another rank's."""
         start, stop = index * self._span, (index + 1) * self._span
         # Apart, so that large blocks begin and end with a page.
         self._small = FreeList(start, start + self._span // 16)
         self._large = FreeList(start + self._span // 16, stop)
-        self._returned = collections.deque()
+        self._returned: collections.deque = collections.deque()
         self._kept = 0
 
-    def allocate(self, nbytes):
+    def allocate(self, nbytes: int) -> np.ndarray:
         """Return a 1-d ``uint8`` array of new shared memory, not cleared."""
         size = nbytes
         unit = _ALIGNMENT if nbytes < _PAGE else _PAGE
@@ -139,7 +143,7 @@ class SharedMemory:
         self._kept = max(0, self._kept - nbytes)
         return np.asarray(_Block(self, offset, nbytes, size))
 
-    def empty(self, shape, dtype):
+    def empty(self, shape: Sequence[int], dtype: DTypeLike) -> np.ndarray:
         """Return a new array in shared memory, not cleared."""
         dtype = np.dtype(dtype)
         size = 1
@@ -147,7 +151,7 @@ class SharedMemory:
             size *= extent
         return self.allocate(size * dtype.itemsize).view(dtype).reshape(shape)
 
-    def collect(self):
+    def collect(self) -> None:
         """Make the blocks whose arrays died free again; keep some of their pages for the next."""
         while self._returned:
             offset, nbytes = self._returned.popleft()
@@ -160,28 +164,28 @@ class SharedMemory:
                 self.mapping.madvise(mmap.MADV_REMOVE, offset, nbytes)
                 self._kept -= nbytes
 
-    def trim(self):
+    def trim(self) -> None:
         """As `collect`, and give all pages that are free back to the system."""
         self.collect()
         for start, stop in self._large.holes():
             self.mapping.madvise(mmap.MADV_REMOVE, start, stop - start)
         self._kept = 0
 
-    def trim_others(self):
+    def trim_others(self) -> None:
         """Give back the pages of all other ranks, once these have ended."""
         for start in range(0, self._end - self.address, self._span):
             if not start <= self._large.lowest < start + self._span:
                 self.mapping.madvise(mmap.MADV_REMOVE, start, self._span)
 
-    def __contains__(self, array):
+    def __contains__(self, array: np.ndarray) -> bool:
         """Whether a C-contiguous array lies in this memory."""
         return array.flags.c_contiguous and self.address <= array.ctypes.data < self._end
 
-    def reference(self, array):
+    def reference(self, array: np.ndarray) -> Reference:
         """Return what another rank needs to `open` a C-contiguous array of this memory."""
         return array.ctypes.data - self.address, array.shape, array.dtype.str
 
-    def place(self, array):
+    def place(self, array: np.ndarray) -> np.ndarray:
         """Return `array` itself if it lies in this memory, else a copy that does."""
         if array in self:
             return array
@@ -189,7 +193,7 @@ class SharedMemory:
         placed[...] = array
         return placed
 
-    def open(self, reference):
+    def open(self, reference: Reference) -> np.ndarray:
         """Return the array of a reference, without a copy."""
         offset, shape, dtype = reference
         return np.ndarray(shape, dtype, self.mapping, offset)

@@ -1,0 +1,63 @@
+"""step, large: a training step of ResNet-50 on two ranks, 4 images of 224 x 224 pixels each.
+
+Every step all-reduces the flat gradient of 102 MB, applies Nesterov momentum and collects the loss; the
+running averages of batch norm stay with the ranks. Against plain Theano in one process with one BLAS
+thread and all 8 images, and against the ideal: two processes that know nothing of each other, each with
+4 images, at the same time.
+"""
+
+import argparse
+import functools
+
+import common
+import steps
+from steps import RANKS
+
+import numpy as np
+
+EACH = 4  # images a rank
+LEARNING_RATE, MOMENTUM = 0.01, 0.9
+
+
+def main():
+    common.main(__doc__, measure, steps.draw, add_options)
+
+
+def add_options(parser):
+    parser.add_argument("--pixels", type=int, help="of an image's side; default: 224, with --quick 64")
+
+
+def network(pixels):
+    """Return the arguments of ``make_train_function``, ResNet-50's."""
+    import synkhronos as synk  # noqa: F401
+    from synkhronos.extensions import updates
+
+    demo = common.load_demo("resnet")
+    model = demo.build_model(
+        argparse.Namespace(seed=1, size=pixels, classes=1000, blocks=[3, 4, 6, 3], width=64)
+    )
+
+    def rule(loss, params, *arguments):
+        gradient, *rest = updates.nesterov_momentum(loss, params, *arguments)
+        return [*gradient, *model.average_updates], *rest
+
+    return model.loss, model.params, model.x, model.y, rule, LEARNING_RATE, MOMENTUM
+
+
+def images(pixels):
+    """Return noise and labels; what they show does not matter for speed."""
+    random = np.random.RandomState(0)
+    pictures = random.standard_normal((RANKS * EACH, 3, pixels, pixels)).astype("float32")
+    return pictures, random.randint(0, 1000, RANKS * EACH).astype("int32")
+
+
+def measure(options):
+    pixels = options.pixels or (64 if options.quick else 224)
+    rounds, each = (2, 1) if options.quick else (5, 2)
+    title = f"ResNet-50, {pixels} x {pixels} pixels, {EACH} images a rank"
+    build, load = functools.partial(network, pixels), functools.partial(images, pixels)
+    return steps.measure(title, build, load, RANKS * EACH, "images", rounds, each)
+
+
+if __name__ == "__main__":
+    main()
