@@ -344,7 +344,7 @@ def draw(figure, record):
         ratios = np.divide(medians[what], medians["communicator"])
         right.loglog(nbytes.values(), ratios, style, color=colour, label=label, markersize=5)
     right.axhline(1, color=COLOURS["synk"])
-    right.set_title("The same, as a multiple of the communicator's time")
+    right.set_title("In times of the communicator")
     for axes in (left, right):
         axes.set_xticks(list(nbytes.values()), [size.replace(" ", "\n") for size in nbytes])
         axes.minorticks_off()
