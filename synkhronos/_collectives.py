@@ -210,8 +210,7 @@ def reduce(
         For unequal shapes, listed by rank.
     """
     world, variables, single = resolve(shared_vars)
-    _check_operation(world, variables, op)
-    target = "master" if in_place else "new"
+    command = _plan_reduction(world, variables, op, "master" if in_place else "new", weights)
 
     def finish(results):
         if in_place:
@@ -219,7 +218,6 @@ def reduce(
         reduced = results[world.master_rank]
         return reduced[0] if single else reduced
 
-    command = Reduce(numbers_of(world, variables), op, target, _check_weights(world, weights))
     return submit(world, command, finish)
 
 
@@ -250,15 +248,27 @@ def all_reduce(
         For unequal shapes, listed by rank.
     """
     world, variables, _ = resolve(shared_vars)
-    _check_operation(world, variables, op)
-    command = Reduce(numbers_of(world, variables), op, "all", _check_weights(world, weights))
+    command = _plan_reduction(world, variables, op, "all", weights)
     return submit(world, command, lambda results: None)
 
 
-def _check_operation(world, variables, op):
+def _plan_reduction(world, variables, op, target, weights):
+    """Return the command; that of the last time if it is the same, so that its bytes are, too."""
     operation = find_operation(op)
+    weights = _check_weights(world, weights)
+    numbers = numbers_of(world, variables)
+    last = world.last_reduction
+    if last is not None and (last.numbers, last.op, last.target, last.weights) == (
+        numbers,
+        op,
+        target,
+        weights,
+    ):
+        return last
     for variable in variables:
-        operation.check_dtype(world.here.engine.type_of(variable).dtype, str(variable))
+        operation.check_dtype(world.here.engine.type_of(variable).dtype, variable)
+    world.last_reduction = command = Reduce(numbers, op, target, weights)
+    return command
 
 
 def _check_weights(world, weights):

@@ -28,7 +28,7 @@ class Operation(NamedTuple):
         """Whether values of `dtype` can be reduced so."""
         return np.dtype(dtype).kind in self.kinds
 
-    def check_dtype(self, dtype: DTypeLike, what: str) -> None:
+    def check_dtype(self, dtype: DTypeLike, what: object) -> None:
         """Raise ``TypeError`` if values of `dtype` cannot be reduced so; `what` names the value."""
         if not self.is_defined_for(dtype):
             raise TypeError(

@@ -22,15 +22,17 @@ def resolve(shared_vars: SharedVariables) -> tuple[World, list[SharedVariable], 
     variables = [shared_vars] if single else list(shared_vars)
     if not variables:
         raise ValueError("shared_vars: expected at least one shared variable, got an empty list")
-    for position, variable in enumerate(variables):
-        if variable in variables[:position]:
-            raise ValueError(f"shared_vars: {variable} is given more than once")
+    seen = set()
+    for variable in variables:
         if not world.here.engine.is_shared(variable):
             raise TypeError(f"shared_vars: expected shared variables of tensors, got {variable!r}")
         if variable not in world.shared_numbers:
             raise ValueError(
                 f"shared_vars: {variable} is used by no function made with synk.function()"
             )
+        if variable in seen:
+            raise ValueError(f"shared_vars: {variable} is given more than once")
+        seen.add(variable)
     return world, variables, single
 
 

@@ -156,6 +156,7 @@ class World:
         self.bound: dict[Variable, Any] = {}  # Data by the variable that it is bound to
         self.fused: Any = None  # the commands gathered by an open `fuse()`
         self._last: tuple[Any, bytes] = None, b""  # the last command, and its bytes
+        self.last_reduction: Any = None  # the command of the last reduction
         self.datas: weakref.WeakSet[Any] = weakref.WeakSet()
         self.on_close: Callable[[], None] = lambda: None
 

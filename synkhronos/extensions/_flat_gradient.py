@@ -236,10 +236,14 @@ class FlatGradient:
             start = end
 
     def gradient_updates(self) -> UpdatePairs:
-        """Return the update that writes the gradients into the vector."""
-        raveled = [expression.flatten() for expression in self._expressions]
-        vector = tt.concatenate(raveled) if len(raveled) > 1 else raveled[0]
-        return [(self.gradient, tt.patternbroadcast(vector, (False,)))]
+        """Return the update that writes the gradients into the vector, in place."""
+        vector, start = self.gradient, 0
+        for expression, end in zip(self._expressions, self._ends):
+            # A concatenation would be a new array each time, which would have to be copied to where
+            # other ranks can reach it.
+            vector = tt.set_subtensor(vector[start:end], expression.flatten())
+            start = end
+        return [(self.gradient, vector)]
 
     def descent(self, step: Variable) -> UpdatePairs:
         """Return the updates that subtract the vector `step` from the parameters."""

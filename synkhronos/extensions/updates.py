@@ -75,7 +75,7 @@ def sgd(loss: Loss, params: Iterable[SharedVariable], learning_rate: Hyper) -> R
     Returns
     -------
     grad_updates : list of (shared variable, expression)
-        One pair: `grad_shared` and the concatenated, raveled gradients.
+        One pair: `grad_shared` and the raveled gradients, one after another.
     param_updates : list of (shared variable, expression)
         The parameters in their order, then the state of the rule.
     grad_shared : shared vector
