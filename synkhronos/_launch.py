@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import cProfile
 import importlib.util
 import os
 import subprocess
@@ -12,7 +11,6 @@ import warnings
 from typing import Sequence
 
 import numpy as np
-from threadpoolctl import ThreadpoolController
 
 from synkhronos import _world
 from synkhronos._errors import AlreadyForkedError
@@ -136,6 +134,8 @@ def _serve(here, threads, profile):
     """Be a worker: run one command after another, until the master says that it was the last."""
     if not profile:
         return _serve_commands(here, threads)
+    import cProfile
+
     profiler = cProfile.Profile()
     try:
         profiler.runcall(_serve_commands, here, threads)
@@ -158,12 +158,11 @@ class _Threads:
     def __init__(self, each):
         self._each = each
         self._environment = {name: os.environ.get(name) for name in _THREAD_VARIABLES}
-        libraries = ThreadpoolController().lib_controllers
-        self._before = {library.filepath: library.num_threads for library in libraries}
+        self._before = {library.filepath: library.num_threads for library in _libraries()}
 
     def limit(self):
         """Limit the libraries that are loaded, and, by the environment, those that will be."""
-        for library in ThreadpoolController().lib_controllers:
+        for library in _libraries():
             wanted = min(self._each, self._wanted(library))
             if library.num_threads != wanted:  # in a worker OpenBLAS would begin its threads anew
                 library.set_num_threads(wanted)
@@ -172,7 +171,7 @@ class _Threads:
 
     def restore(self):
         """Give the threads back."""
-        for library in ThreadpoolController().lib_controllers:
+        for library in _libraries():
             library.set_num_threads(self._wanted(library))
         for name, value in self._environment.items():
             if value is None:
@@ -187,6 +186,13 @@ class _Threads:
     def _asked(self, name):
         value = self._environment[name] or ""
         return int(value) if value.isdigit() and int(value) else cores()
+
+
+def _libraries():
+    """Return the loaded libraries of BLAS and OpenMP."""
+    from threadpoolctl import ThreadpoolController  # takes 7 ms, and no import of ours needs it
+
+    return ThreadpoolController().lib_controllers
 
 
 def _choose_devices(n_parallel, use_gpu, devices):

@@ -31,33 +31,39 @@ def collect(
         raise ValueError(f"{function!r}: no rank had any rows to compute on (batch_s)")
     weights = [results[rank][0] for rank in active]
     outputs = []
-    for position, index in enumerate(range(len(function.output_modes)) if subset is None else subset):
+    indices = range(len(function.output_modes)) if subset is None else subset
+    for position, index in enumerate(indices):
         mode = function.output_modes[index]
+        values = [results[rank][1][position] for rank in active]
         if mode is None:
-            if world.master_rank not in active:
-                raise ValueError(
-                    f"{function!r}: output {index} is the master's own value (op None), but the "
-                    f"master had no rows (batch_s)"
-                )
-            outputs.append(results[world.master_rank][1][position])
-            continue
-        values = [unpack(world.here, results[rank][1][position]) for rank in active]
-        if mode == GATHER:
-            outputs.append(concatenate(values).astype(function.output_dtypes[index], copy=False))
+            outputs.append(_masters_own(world, function, index, values, active))
+        elif type(values[0]) is float and mode in OPERATIONS:
+            value = OPERATIONS[mode].reduce_floats(values, weights)
+            outputs.append(np.asarray(value, function.output_dtypes[index]))
         else:
-            outputs.append(_reduce(function, index, values, weights, active))
+            values = [unpack(world.here, value) for value in values]
+            outputs.append(_combine(function, index, values, weights, active))
     return outputs
 
 
-def _reduce(function, index, values, weights, active):
-    operation = OPERATIONS[function.output_modes[index]]
-    if type(values[0]) is float:
-        return np.asarray(operation.reduce_floats(values, weights), function.output_dtypes[index])
+def _masters_own(world, function, index, values, active):
+    if world.master_rank not in active:
+        raise ValueError(
+            f"{function!r}: output {index} is the master's own value (op None), but the master had "
+            f"no rows (batch_s)"
+        )
+    return values[active.index(world.master_rank)]
+
+
+def _combine(function, index, values, weights, active):
+    mode = function.output_modes[index]
+    if mode == GATHER:
+        return concatenate(values).astype(function.output_dtypes[index], copy=False)
     shape = values[0].shape
     if any(value.shape != shape for value in values):
         listed = ", ".join(f"rank {rank}: {value.shape}" for rank, value in zip(active, values))
         raise ValueError(
-            f"{function!r}: output {index} cannot be reduced by {operation.name!r}, its shapes "
-            f"differ: {listed}; use 'gather'"
+            f"{function!r}: output {index} cannot be reduced by {mode!r}, its shapes differ: "
+            f"{listed}; use 'gather'"
         )
-    return operation.reduce(values, weights)
+    return OPERATIONS[mode].reduce(values, weights)

@@ -11,7 +11,7 @@ queue up in steps of five seconds. So the master tells the ranks where its new m
 import itertools
 import os
 
-from theano.gof import Op
+from theano.gof import Op, cmodule
 from theano.gof.cc import get_module_cache
 
 
@@ -44,15 +44,22 @@ class ModuleDiary:
     """
 
     def __init__(self):
-        self._told = 0
+        self._told = None
 
     def mark(self):
         """All that is known now, the ranks know."""
-        self._told = len(get_module_cache().entry_from_key)
+        if cmodule._module_cache is not None:
+            self._told = len(get_module_cache().entry_from_key)
 
     def tell(self):
-        """Return the places, by key, of the modules that the ranks may not know; they do, then."""
-        news = dict(itertools.islice(get_module_cache().entry_from_key.items(), self._told, None))
+        """Return the places, by key, of the modules that the ranks may not know; they do, then.
+
+        Ranks that inherited no cache, as nothing was compiled by then, read all of it from disk.
+        """
+        news = {}
+        if self._told is not None:
+            known = get_module_cache().entry_from_key.items()
+            news = dict(itertools.islice(known, self._told, None))
         self.mark()
         return news
 

@@ -22,7 +22,6 @@ import itertools
 import multiprocessing
 import multiprocessing.connection
 import os
-import secrets
 import signal
 import sys
 import threading
@@ -292,7 +291,7 @@ def _semaphore():
     """Return a new semaphore at zero that has no name any more."""
     try:
         # The random names of posix_ipc itself depend on the second at which it was imported only.
-        name = f"/synkhronos-{secrets.token_hex(16)}"
+        name = f"/synkhronos-{os.urandom(16).hex()}"
         semaphore = posix_ipc.Semaphore(name, posix_ipc.O_CREX, mode=0o600, initial_value=0)
     except OSError as error:
         raise SynkhronosError(

@@ -17,7 +17,6 @@ import mmap
 from typing import Sequence
 
 import numpy as np
-import psutil
 
 from synkhronos._machine import memory_room
 from synkhronos._typing import DTypeLike, Reference
@@ -100,6 +99,8 @@ class SharedMemory:
     """
 
     def __init__(self, ranks: int) -> None:
+        import psutil  # takes 6 ms, and is not needed by an import of this package
+
         span = 1 << (2 * psutil.virtual_memory().total - 1).bit_length()
         while True:
             try:
@@ -200,6 +201,8 @@ class SharedMemory:
 
 
 def _check_memory_left(nbytes):
+    import psutil
+
     left, room = psutil.virtual_memory().available, memory_room()
     if room is not None:
         left = min(left, room)
