@@ -206,9 +206,9 @@ class World:
         self.check_usable()
         if self.size == 1:
             return [command.run(self.here)]
+        if command is not self._last[0]:
+            self._last = command, pickle.dumps(command, pickle.HIGHEST_PROTOCOL)
         try:
-            if command is not self._last[0]:
-                self._last = command, pickle.dumps(command, pickle.HIGHEST_PROTOCOL)
             self.transport.post(self._last[1])
             own, error = None, None
             try:

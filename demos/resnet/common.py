@@ -2,24 +2,20 @@
 
 Nothing here knows of ranks. A script hands ``train`` two functions of its own:
 
-``step(x, y)``
+``step(rows, labels)``
     takes a step on a minibatch, and returns the loss before it;
-``evaluate(x, y)``
+``evaluate(rows, labels)``
     the loss and the accuracy on the rows held out, with the running averages of batch norm.
 """
 
 import argparse
-import contextlib
 import math
-import mmap
-import multiprocessing
-import signal
 import sys
 import time
 from pathlib import Path
 from typing import NamedTuple
 
-import synkhronos  # noqa: F401  (before Theano: with it, Theano imports on today's NumPy)
+import synkhronos  # before Theano: with it, Theano imports on today's NumPy
 import numpy as np
 import theano
 import theano.tensor as T
@@ -176,11 +172,19 @@ class Model(NamedTuple):
     accuracy: T.TensorVariable
 
 
-def build_model(options):
-    """The network, its graph and its parameters; one seed gives one set of initial weights."""
+def build_model(options, images=None):
+    """The network, its graph and its parameters; one seed gives one set of initial weights.
+
+    With images, the input `x` is row numbers, and the graph begins with loading these images.
+    """
     lasagne.random.set_rng(np.random.RandomState(options.seed))
-    x, y = T.tensor4("x"), T.ivector("y")
-    network = build_resnet(x, options.size, options.classes, options.blocks, options.width)
+    y = T.ivector("y")
+    if images is None:
+        x = pixels = T.tensor4("x")
+    else:
+        x = T.ivector("rows")
+        pixels = LoadImages(images, options.size)(x)
+    network = build_resnet(pixels, options.size, options.classes, options.blocks, options.width)
     cross_entropy = lasagne.objectives.categorical_crossentropy
     loss = cross_entropy(lasagne.layers.get_output(network), y).mean()
     prediction = lasagne.layers.get_output(network, deterministic=True)
@@ -259,118 +263,54 @@ def load_images(options):
     return images
 
 
-class Decoders:
-    """Processes that load the next minibatch while this one computes.
+class LoadImages(theano.Op):
+    """The images of some rows, as a part of the graph.
 
-    Ranks run the library's commands and nothing else, so decoding is not theirs. Threads would not
-    do: Theano holds Python's global lock for as long as a step takes. So these are processes of
-    the script's own, forked while it is small. They write into arrays that all processes share,
-    and the pixels are copied nowhere: two arrays take turns as a minibatch, one is being filled
-    while the ranks take their rows from the other; a third holds the rows for evaluation.
-
-    Parameters
-    ----------
-    images : SyntheticImages or ImageFolder
-    options : argparse.Namespace
-    make_array : callable
-        ``make_array(shape, dtype)`` makes an array in shared memory.
+    So each rank loads the images of its own rows, at the same time as the others, and with
+    ``num_slices`` no more of them at once than it computes on. What is scattered is row numbers.
+    Loading while another minibatch computes would gain nothing on a machine whose cores all compute:
+    an image takes some milliseconds to decode, and hundreds to train on.
     """
 
-    def __init__(self, images, options, make_array):
-        self._images = images
-        rows = np.random.RandomState(options.seed).permutation(len(images.labels))
-        self._valid, self._train = rows[: options.valid], rows[options.valid :]
-        self._seed, self._batch = options.seed, options.batch
-        self._places = [
-            (make_array((length, 3, options.size, options.size), "float32"),
-             make_array((length,), "int32"))
-            for length in (options.batch, options.batch, options.valid)
-        ]  # fmt: skip
-        context = multiprocessing.get_context("fork")
-        self._pipes, self._processes = [], []
-        for _ in range(options.decoders):
-            here, there = context.Pipe()
-            self._pipes.append(here)
-            process = context.Process(target=self._serve, args=(there,), daemon=True)
-            process.start()
-            there.close()
-            self._processes.append(process)
+    def __init__(self, images, size):
+        self._images, self._size = images, size
 
-    def __enter__(self):
+    def make_node(self, rows):
+        return theano.Apply(self, [T.as_tensor_variable(rows)], [T.ftensor4()])
+
+    def perform(self, node, inputs, outputs):
+        (rows,) = inputs
+        pixels = np.empty((len(rows), 3, self._size, self._size), "float32")
+        for row, image in zip(rows, pixels):
+            self._images.load(row, image)
+        outputs[0][0] = pixels
+
+    def connection_pattern(self, node):
+        return [[False]]  # there is no gradient by a row number
+
+    def grad(self, inputs, gradients):
+        return [theano.gradient.DisconnectedType()()]
+
+
+class Minibatches:
+    """Row numbers and labels: those held out, and minibatches in random order without end."""
+
+    def __init__(self, images, options):
+        self._labels = images.labels
+        rows = np.random.RandomState(options.seed).permutation(len(images.labels)).astype("int32")
+        held_out, self._train = rows[: options.valid], rows[options.valid :]
+        self.valid = held_out, self._labels[held_out]
+        self._shuffle, self._batch = np.random.RandomState(options.seed), options.batch
+        self._left = self._train[:0]
+
+    def __iter__(self):
         return self
 
-    def __exit__(self, *exception):
-        for process in self._processes:
-            process.terminate()
-            process.join()
-
-    def valid(self):
-        """The rows held out."""
-        self._begin(2, self._valid)
-        self._finish()
-        return self._places[2]
-
-    def minibatches(self):
-        """Minibatches without end, each of the same number of rows, in random order."""
-        order = self._endless_order()
-        turn = 0
-        self._begin(turn, next(order))
-        while True:
-            self._finish()
-            self._begin(1 - turn, next(order))
-            yield self._places[turn]
-            turn = 1 - turn
-
-    def _endless_order(self):
-        shuffle = np.random.RandomState(self._seed)
-        rows = []
-        while True:
-            while len(rows) < self._batch:
-                rows = np.concatenate([rows, shuffle.permutation(self._train)]).astype(int)
-            yield rows[: self._batch]
-            rows = rows[self._batch :]
-
-    def _begin(self, place, rows):
-        self._places[place][1][:] = self._images.labels[rows]
-        work = list(enumerate(rows.tolist()))
-        with self._noticing_an_end():
-            for number, pipe in enumerate(self._pipes):
-                pipe.send((place, work[number :: len(self._pipes)]))
-
-    def _finish(self):
-        with self._noticing_an_end():
-            problems = [problem for pipe in self._pipes for problem in pipe.recv()]
-        if problems:
-            raise UserError("\n".join(problems))
-
-    @contextlib.contextmanager
-    def _noticing_an_end(self):
-        try:
-            yield
-        except (EOFError, ConnectionError) as error:
-            raise RuntimeError("a process that decodes images has ended") from error
-
-    def _serve(self, pipe):
-        """What a decoder does, until the script's end of the pipe is closed, or the script dead."""
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the script's affair
-        for inherited in self._pipes:
-            inherited.close()
-        with contextlib.suppress(EOFError, ConnectionError):
-            while True:
-                place, work = pipe.recv()
-                pictures, problems = np.asarray(self._places[place][0]), []
-                for position, row in work:
-                    try:
-                        self._images.load(row, pictures[position])
-                    except UserError as error:
-                        problems.append(str(error))
-                pipe.send(problems)
-
-
-def shared_array(shape, dtype):
-    """An array that this process shares with those that it forks later."""
-    size = math.prod(shape) * np.dtype(dtype).itemsize
-    return np.frombuffer(mmap.mmap(-1, size), dtype).reshape(shape)
+    def __next__(self):
+        while len(self._left) < self._batch:
+            self._left = np.concatenate([self._left, self._shuffle.permutation(self._train)])
+        rows, self._left = self._left[: self._batch], self._left[self._batch :]
+        return rows, self._labels[rows]
 
 
 # The loop
@@ -398,7 +338,7 @@ def train(minibatches, valid, step, evaluate, options):
 
 
 def timed_step(minibatches, step):
-    """The seconds of a step, waiting for its images included, and its loss."""
+    """The seconds of a step, loading its images included, and its loss."""
     start = time.perf_counter()
     loss = float(step(*next(minibatches)))
     return time.perf_counter() - start, loss
@@ -445,7 +385,6 @@ def parser(description):
     options.add_argument("--learning-rate", type=float, help="default: 0.1 for 256 images")
     options.add_argument("--valid", type=int, metavar="IMAGES", help="to hold out")
     options.add_argument("--evaluate-every", type=int, metavar="STEPS")
-    options.add_argument("--decoders", type=int, default=2, help="processes that load images")
     options.add_argument("--seed", type=int, default=1, help="of weights, noise and shuffling")
     network = options.add_argument_group("the network (default: ResNet-50 for ImageNet)")
     network.add_argument("--size", type=int, default=224, help="pixels of an image's side")
@@ -464,7 +403,7 @@ def complete(options, processes):
     options.processes = processes
     options.batch = options.batch or defaults["batch_a_process"] * processes
     options.learning_rate = options.learning_rate or RATE * options.batch
-    for name in ("steps", "batch", "slices", "valid", "evaluate_every", "decoders"):
+    for name in ("steps", "batch", "slices", "valid", "evaluate_every"):
         if getattr(options, name) < 1:
             raise UserError(f"--{name.replace('_', '-')}: expected 1 or more")
     # What is left of the sides, and so the numbers a channel that the last batch norm has.
@@ -505,4 +444,12 @@ def run(main):
     try:
         main()
     except UserError as error:
-        sys.exit(f"{Path(sys.argv[0]).name}: {error}")
+        problem = str(error)
+    except synkhronos.WorkerError as error:
+        if error.type_name != UserError.__name__:
+            raise
+        problem = error.message
+    else:
+        return
+    # Theano adds, below the message, which node of the graph it was.
+    sys.exit(f"{Path(sys.argv[0]).name}: {problem.splitlines()[0]}")

@@ -1,4 +1,4 @@
-"""Trains a residual network of 50 layers on all cores or GPUs.
+"""Trains a residual network of 50 layers on all cores.
 
     python train_resnet.py --small --compare
     python train_resnet.py --data DIR --batch 64 --slices 4
@@ -48,13 +48,13 @@ def build(model, options):
     rows_by_rank = shares(options.batch, options.processes)
     rows_a_slice = math.ceil(max(rows_by_rank) / options.slices)
 
-    def step(x, y):
-        return train_minibatch(x, y, num_slices=options.slices)
+    def step(rows, labels):
+        return train_minibatch(rows, labels, num_slices=options.slices)
 
-    def evaluate(x, y):
+    def evaluate(rows, labels):
         synk.all_reduce(model.averages, weights=rows_by_rank)
-        rows_a_rank = math.ceil(len(y) / options.processes)
-        return measure(x, y, num_slices=math.ceil(rows_a_rank / rows_a_slice))
+        rows_a_rank = math.ceil(len(labels) / options.processes)
+        return measure(rows, labels, num_slices=math.ceil(rows_a_rank / rows_a_slice))
 
     return step, evaluate
 
@@ -64,17 +64,13 @@ def shares(rows, n):
     return [rows // n + (rank < rows % n) for rank in range(n)]
 
 
-def minibatch_data(shape, dtype):
-    return synk.data(shape=shape, dtype=dtype, minibatch=True)
-
-
-def compare(minibatches, step, options):
+def compare(minibatches, step, images, options):
     """The seconds of steps of one process of plain Theano, and of all processes, in turns.
 
     Each process has the same number of BLAS threads, and each trains a network of its own.
     """
-    step_alone, _ = train_resnet_theano.build(common.build_model(options), options)
-    steps = {"alone": lambda x, y: step_alone(np.asarray(x), np.asarray(y)), "together": step}
+    step_alone, _ = train_resnet_theano.build(common.build_model(options, images), options)
+    steps = {"alone": step_alone, "together": step}
     seconds = {which: [] for which in steps}
     with common.progress_bar(2 * (1 + COMPARED_STEPS) * options.batch) as bar:
         for _ in range(1 + COMPARED_STEPS):
@@ -88,7 +84,7 @@ def compare(minibatches, step, options):
 
 def main(arguments=None):
     parser = common.parser(__doc__)
-    parser.add_argument("--processes", type=int, help="default: one a core, or one a GPU")
+    parser.add_argument("--processes", type=int, help="default: one a core")
     parser.add_argument(
         "--compare", action="store_true", help="time plain Theano in one process as well"
     )
@@ -96,25 +92,25 @@ def main(arguments=None):
     n = synk.fork(options.processes)
     common.complete(options, n)
     images = common.load_images(options)
-    with common.Decoders(images, options, minibatch_data) as decoders:
-        valid, minibatches = decoders.valid(), decoders.minibatches()
-        start = time.perf_counter()
-        model = common.build_model(options)
-        common.describe(model, images, options)
-        print(
-            f"Ranks:   {n}, with {max(shares(options.batch, n))} images each at most; batch norm "
-            f"has each rank's own statistics,\n         its {len(model.averages)} running averages "
-            f"are averaged over the ranks before each evaluation"
-        )
-        step, evaluate = build(model, options)
-        print(f"Ready:   in {time.perf_counter() - start:.0f} s\n", flush=True)
-        seconds, losses = common.train(minibatches, valid, step, evaluate, options)
-        table = [(f"{n} process(es)", seconds, options.batch, losses[-1])]
-        if options.compare:
-            alone, together = compare(minibatches, step, options)
-            table.append(("  compared, in turns with:", together, options.batch, None))
-            table.append(("1 process of plain Theano", alone, options.batch, None))
-        common.print_table(table)
+    minibatches = common.Minibatches(images, options)
+    start = time.perf_counter()
+    model = common.build_model(options, images)
+    common.describe(model, images, options)
+    print(
+        f"Ranks:   {n}, with {max(shares(options.batch, n))} images each at most, which each loads "
+        f"by itself;\n         batch norm has each rank's own statistics, and its "
+        f"{len(model.averages)} running averages are\n         averaged over the ranks before each "
+        f"evaluation"
+    )
+    step, evaluate = build(model, options)
+    print(f"Ready:   in {time.perf_counter() - start:.0f} s\n", flush=True)
+    seconds, losses = common.train(minibatches, minibatches.valid, step, evaluate, options)
+    table = [(f"{n} process(es)", seconds, options.batch, losses[-1])]
+    if options.compare:
+        alone, together = compare(minibatches, step, images, options)
+        table.append(("  compared, in turns with:", together, options.batch, None))
+        table.append(("1 process of plain Theano", alone, options.batch, None))
+    common.print_table(table)
     if options.compare:
         report_speed(np.median(alone) / np.median(together), n)
     synk.close()

@@ -35,14 +35,13 @@ def main(arguments=None):
     if options.slices > 1:
         raise common.UserError("--slices: plain Theano has none; use train_resnet.py --processes 1")
     images = common.load_images(options)
-    with common.Decoders(images, options, common.shared_array) as decoders:
-        valid = decoders.valid()
-        start = time.perf_counter()
-        model = common.build_model(options)
-        common.describe(model, images, options)
-        step, evaluate = build(model, options)
-        print(f"Ready:   in {time.perf_counter() - start:.0f} s\n", flush=True)
-        seconds, losses = common.train(decoders.minibatches(), valid, step, evaluate, options)
+    minibatches = common.Minibatches(images, options)
+    start = time.perf_counter()
+    model = common.build_model(options, images)
+    common.describe(model, images, options)
+    step, evaluate = build(model, options)
+    print(f"Ready:   in {time.perf_counter() - start:.0f} s\n", flush=True)
+    seconds, losses = common.train(minibatches, minibatches.valid, step, evaluate, options)
     common.print_table([("1 process of plain Theano", seconds, options.batch, losses[-1])])
     return model, losses
 
