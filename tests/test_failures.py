@@ -688,7 +688,8 @@ files_after, memory_after, threads_after, maps_after = state()
 assert files_after <= files, (files, files_after)
 assert threads_after <= threads
 assert maps_after <= maps + 5, (maps, maps_after)
-assert memory_after - memory < 4 << 20, (memory_after - memory) >> 10
+# An array kept each round would be 40 MB; malloc itself keeps some 6 MB now, and gives it back later.
+assert memory_after - memory < 16 << 20, (memory_after - memory) >> 10
 assert sum(type(one).__name__ == "World" for one in gc.get_objects()) == 1
 assert psutil.Process().children() == []
 """)
