@@ -10,7 +10,6 @@ There is one world at a time, and it is the package's only mutable global.
 
 from __future__ import annotations
 
-import logging
 import math
 import os
 import pickle
@@ -32,8 +31,6 @@ from synkhronos._typing import Array, Finish, Reference, Rows, SharedVariable, V
 from synkhronos.comms.base import Communicator
 from synkhronos.engines.base import Engine
 from synkhronos.transports.base import Transport
-
-logger = logging.getLogger("synkhronos")
 
 _CLOSING = 2.0  # seconds that a worker has to end by itself
 

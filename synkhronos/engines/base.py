@@ -11,7 +11,7 @@ from typing import Any, Iterable, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
-from synkhronos._typing import Array, ArrayLike, Buffer, Compiled, SharedVariable, Variable
+from synkhronos._typing import Array, Buffer, Compiled, SharedVariable, Variable
 
 
 class TensorType(NamedTuple):
@@ -98,10 +98,6 @@ class Engine(ABC):
         self, compiled: Compiled, arguments: Sequence[Array], subset: Sequence[int] | None = None
     ) -> list[Array]:
         """Call a compiled function and return the list of its outputs."""
-
-    @abstractmethod
-    def condition(self, variable: Variable, value: ArrayLike) -> Array:
-        """Return `value` as the compiler would take it for `variable`, or raise ``TypeError``."""
 
     # Shared variables
 

@@ -107,9 +107,6 @@ class TheanoCpuEngine(Engine):
         outputs = compiled(*arguments)  # this linker computes all there is
         return [outputs[index] for index in subset]
 
-    def condition(self, variable, value):
-        return variable.type.filter(value, strict=False, allow_downcast=None)
-
     # Shared variables
 
     def storage(self, shared):
