@@ -1,0 +1,278 @@
+"""Where NVIDIA's libraries are, and whether libgpuarray finds them.
+
+libgpuarray loads ``libcuda.so``, ``libnvrtc.so``, ``libcublas.so`` and ``libnccl.so`` by these bare
+names. A driver, pip's wheels and many packages bring only names with a version, in folders where
+the loader does not look. `find` says which files would do; ``_library_links`` gives them these names.
+
+Nothing of CUDA is initialized here: the driver alone is loaded, and asked for its version.
+
+Which files are taken:
+
+1. Folders in this order: ``LD_LIBRARY_PATH``, pip's wheels in ``sys.path``, the environment (conda's
+   and Python's), ``CUDA_HOME`` and ``CUDA_PATH``, those in the loader's cache, the usual ones of
+   drivers and of CUDA. In a folder the newest version comes first. No stubs, which are for linking
+   only; no empty files, which some containers leave; none for another processor.
+2. The driver is the first that there is. Without one nothing is found.
+3. NVRTC needs its built-in functions beside it, and must not be newer than the driver, which compiles
+   further what NVRTC writes.
+4. cuBLAS needs cuBLASLt beside it, from CUDA 11 on, and no newer major version than the driver's.
+5. Of these, the first NVRTC for which there is a cuBLAS of the same major version, and the first such
+   cuBLAS. Where there is no such pair, the first of each.
+6. NCCL is the first that there is.
+"""
+
+import ctypes
+import glob
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+NEEDED = ("libcuda", "libnvrtc", "libcublas")
+NAMES = (*NEEDED, "libnccl")
+BESIDE = {"libnvrtc": "libnvrtc-builtins", "libcublas": "libcublasLt"}
+FIRST_WITH_CUBLASLT = (11,)
+OF_CUDA = ("lib64", "lib", "targets/*/lib")
+LOADERS_OWN = ("/lib/{0}", "/usr/lib/{0}", "/lib64", "/usr/lib64", "/lib", "/usr/lib")
+OF_DRIVERS = (
+    "/usr/lib/{0}/nvidia/current",
+    "/usr/local/nvidia/lib64",
+    "/usr/local/nvidia/lib",
+    "/usr/lib/wsl/lib",
+    "/run/nvidia/driver/usr/lib/{0}",
+    "/run/nvidia/driver/usr/lib64",
+    "/run/opengl-driver/lib",
+)
+LINKS = "synkhronos/libraries"  # where _library_links has its folders: they are not found again
+
+Version = Tuple[int, ...]
+
+
+class Library(NamedTuple):
+    """A library's file, the version that its name tells, and what it loads from its folder."""
+
+    file: Path
+    version: Version
+    beside: Tuple[Path, ...] = ()
+
+
+def driver_is_visible() -> bool:
+    """Tell whether this process can load the NVIDIA driver as libgpuarray does, by its bare name."""
+    try:
+        ctypes.CDLL("libcuda.so")
+    except OSError:
+        return False
+    return True
+
+
+def explain_missing() -> str:
+    """Say in one sentence what keeps libgpuarray from CUDA, and the remedy; empty if nothing does."""
+    cache = loader_cache()
+    found = find(cache=cache)
+    if not found:
+        return "" if driver_is_visible() else f"there is no NVIDIA driver here: {DRIVER_REMEDY}"
+    lacking = [name for name in NEEDED if name not in found]
+    if lacking:
+        needed = " and ".join(f"{name}.so" for name in lacking)
+        return (
+            f"libgpuarray needs {needed}, and nothing that fits the driver is here: "
+            f"{remedy(lacking, driver_version(found['libcuda'].file))}"
+        )
+    hidden = [name for name in found if visible(f"{name}.so", cache=cache) is None]
+    if not hidden:
+        return ""
+    return (
+        f"libgpuarray looks for {', '.join(f'{name}.so' for name in hidden)}, and finds nothing by "
+        f"this name, though there is {', '.join(str(found[name].file) for name in hidden)}: start "
+        "the script by `python -m synkhronos run SCRIPT`"
+    )
+
+
+DRIVER_REMEDY = (
+    "install it with its library for CUDA, libcuda.so.1 (on Debian: apt-get install nvidia-driver "
+    "libcuda1); if it lies in a folder of its own, put this folder into LD_LIBRARY_PATH"
+)
+
+
+def remedy(names: Iterable[str], driver: Optional[Version]) -> str:
+    """Say how to get libraries, of these but the driver, for a driver of this version of CUDA."""
+    major, minor = driver or (12, 0)
+    suffix = f"-cu{major}" if major < 13 else ""
+    wheels = {
+        "libnvrtc": f'"nvidia-cuda-nvrtc{suffix}<{major}.{minor + 1}"',
+        "libcublas": f'"nvidia-cublas{suffix}<{major + 1}"',
+        "libnccl": f"nvidia-nccl-cu{major}",
+    }
+    conda = {"libnvrtc": "cuda-nvrtc", "libcublas": "libcublas", "libnccl": "nccl"}
+    debian = {
+        "libnvrtc": f"cuda-nvrtc-{major}-{minor}",
+        "libcublas": f"libcublas-{major}-{minor}",
+        "libnccl": "libnccl2",
+    }
+    names = [name for name in names if name in wheels]
+    return (
+        f"python -m pip install {' '.join(wheels[name] for name in names)}, or "
+        f"conda install -c conda-forge {' '.join(conda[name] for name in names)} "
+        f"cuda-version={major}.{minor}, or with NVIDIA's archive for Debian "
+        f"apt-get install {' '.join(debian[name] for name in names)}"
+    )
+
+
+def find(
+    environ: Mapping[str, str] = os.environ, cache: Optional[Sequence[Path]] = None
+) -> Dict[str, Library]:
+    """Find the libraries, by the rules above; what is not there is left out.
+
+    Parameters
+    ----------
+    environ : mapping
+        Environment variables.
+    cache : sequence of Path, optional
+        The files in the loader's cache, by default those of this machine.
+    """
+    folders = list(search_folders(environ, loader_cache() if cache is None else cache))
+    found = {name: candidates(name, folders) for name in NAMES}
+    if not found["libcuda"]:
+        return {}
+    driver = driver_version(found["libcuda"][0].file)
+    if driver:
+        found["libnvrtc"] = [one for one in found["libnvrtc"] if one.version[:2] <= driver]
+        found["libcublas"] = [one for one in found["libcublas"] if one.version[:1] <= driver[:1]]
+    for nvrtc in found["libnvrtc"]:
+        fitting = [one for one in found["libcublas"] if one.version[:1] == nvrtc.version[:1]]
+        if fitting:
+            found["libnvrtc"], found["libcublas"] = [nvrtc], fitting
+            break
+    return {name: libraries[0] for name, libraries in found.items() if libraries}
+
+
+def candidates(name: str, folders: Iterable[Path]) -> List[Library]:
+    """List the files of a library that can be used, in the order of `folders`, newest first."""
+    libraries, seen = [], set()
+    for folder in folders:
+        files = [file for file in folder.glob(f"{name}.so*") if is_usable(file)]
+        for file in sorted(files, key=version, reverse=True):
+            real = os.path.realpath(file)
+            library = complete(name, file)
+            if library is not None and real not in seen:
+                seen.add(real)
+                libraries.append(library)
+    return libraries
+
+
+def complete(name: str, file: Path) -> Optional[Library]:
+    """Add what a library loads from its folder; None if that is not there."""
+    own = version(file)
+    if name not in BESIDE or (name == "libcublas" and own < FIRST_WITH_CUBLASLT):
+        return Library(file, own)
+    files = [one for one in file.parent.glob(f"{BESIDE[name]}.so*") if is_usable(one)]
+    beside = [one for one in files if version(one)[:1] == own[:1]]
+    if not beside:
+        return None
+    if name == "libnvrtc" and len(own) < 3:
+        # Names such as libnvrtc.so.12 and libnvrtc.so.11.2 are kept over many releases; the name of
+        # the built-in functions tells the release.
+        own = max(version(one) for one in beside)
+    return Library(file, own, tuple(sorted(beside)))
+
+
+def version(file: Path) -> Version:
+    """Read a library's version from its name, or from that of the file it is a link to."""
+    versions = [
+        tuple(int(part) for part in name.partition(".so.")[2].split(".") if part.isdigit())
+        for name in (file.name, os.path.basename(os.path.realpath(file)))
+    ]
+    return max(versions, key=len)
+
+
+def is_usable(file: Path) -> bool:
+    """Tell whether the loader can take a file into a process such as this, and may."""
+    folders = {*file.parts, *Path(os.path.realpath(file)).parts}
+    return "stubs" not in folders and kind(file) == kind(Path(sys.executable))
+
+
+def kind(file: Path) -> bytes:
+    """Read from an ELF file the word size, byte order and processor; empty if it is none."""
+    try:
+        with file.open("rb") as opened:
+            header = opened.read(20)
+    except OSError:
+        return b""
+    return header[4:6] + header[18:20] if header[:4] == b"\x7fELF" else b""
+
+
+def visible(
+    name: str, environ: Mapping[str, str] = os.environ, cache: Optional[Sequence[Path]] = None
+) -> Optional[Path]:
+    """Find the file that the loader takes for a name; None if there is none that can be used.
+
+    The loader's own rules, but for folders that are written into programs (as in conda's Python).
+    """
+    cached = [file for file in (loader_cache() if cache is None else cache) if file.name == name]
+    by_path = [folder / name for folder in listed_folders(environ)]
+    for file in (*by_path, *cached, *(folder / name for folder in matching(LOADERS_OWN))):
+        if file.exists() and kind(file) in (b"", kind(Path(sys.executable))):
+            return file if is_usable(file) else None
+    return None
+
+
+def loader_cache() -> List[Path]:
+    """List the files in the loader's cache, in its order."""
+    for command in ("ldconfig", "/sbin/ldconfig"):
+        try:
+            answer = subprocess.run([command, "-p"], capture_output=True, text=True, check=False)
+        except OSError:
+            continue
+        return [Path(path) for path in re.findall(r" => (/.+)$", answer.stdout, re.MULTILINE)]
+    return []
+
+
+def driver_version(file: Path) -> Optional[Version]:
+    """Ask a driver which version of CUDA it is made for, as ``(13, 0)``; None if it does not say."""
+    number = ctypes.c_int()
+    try:
+        status = ctypes.CDLL(str(file)).cuDriverGetVersion(ctypes.byref(number))
+    except (OSError, AttributeError):
+        return None
+    return None if status else (number.value // 1000, number.value % 1000 // 10)
+
+
+def search_folders(environ: Mapping[str, str], cache: Sequence[Path]) -> Iterator[Path]:
+    """List the folders to look in, the best first."""
+    yield from (folder for folder in listed_folders(environ) if LINKS not in str(folder))
+    for entry in sys.path:
+        yield from wheel_folders(Path(entry).absolute() / "nvidia")
+    prefixes = [environ.get("CONDA_PREFIX"), sys.prefix, sys.base_prefix]
+    prefixes += [environ.get("CUDA_HOME"), environ.get("CUDA_PATH")]
+    yield from matching(Path(prefix) / part for prefix in prefixes if prefix for part in OF_CUDA)
+    names = re.compile(rf"({'|'.join(NAMES)})\.so")
+    yield from dict.fromkeys(file.parent for file in cache if names.match(file.name))
+    yield from matching((*OF_DRIVERS, *LOADERS_OWN))
+    releases = sorted(Path("/usr/local").glob("cuda-*"), key=_numbers, reverse=True)
+    releases = [Path("/usr/local/cuda"), *releases, Path("/opt/cuda")]
+    yield from matching(release / part for release in releases for part in OF_CUDA)
+
+
+def wheel_folders(nvidia: Path) -> List[Path]:
+    """List the folders of pip's wheels: those of whole releases, such as cu13, before the others."""
+    releases = sorted(nvidia.glob("cu[0-9]*/lib"), key=_numbers, reverse=True)
+    return [*releases, *sorted(set(nvidia.glob("*/lib")) - set(releases))]
+
+
+def listed_folders(environ: Mapping[str, str]) -> List[Path]:
+    """List the folders in ``LD_LIBRARY_PATH``, as the loader reads it."""
+    value = environ.get("LD_LIBRARY_PATH")
+    return [Path(entry).absolute() for entry in re.split("[:;]", value)] if value else []
+
+
+def matching(patterns: Iterable[object]) -> Iterator[Path]:
+    """List what matches absolute patterns, in which ``{0}`` is this machine's name in paths."""
+    machine = getattr(sys.implementation, "_multiarch", f"{os.uname().machine}-linux-gnu")
+    for pattern in patterns:
+        yield from map(Path, sorted(glob.glob(str(pattern).replace("{0}", machine))))
+
+
+def _numbers(path: Path) -> List[int]:
+    return [int(digits) for digits in re.findall(r"\d+", str(path))]
