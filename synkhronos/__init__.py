@@ -5,6 +5,7 @@ The layers, from the script down; each knows those below it only.
 ============================  ====================================================================
 ``extensions``                update rules and training steps, on the public names alone
 ``_launch``                   ``fork``, ``close``, the worker's loop
+``_devices``                  the ranks' devices
 ``_collectives``              shared variables across ranks, all together
 ``_replicas``                 shared variables across ranks, each for itself
 ``_shared_variables``         naming shared variables in these calls
@@ -17,8 +18,8 @@ The layers, from the script down; each knows those below it only.
 ``_signature``                the arguments of ``function``
 ``_binding``, ``_data``       data bound to variables; arrays in shared memory
 ``_world``                    the ranks, their commands, the barriers around them, failures
-``engines``                   graph compilers with their array types: Theano on NumPy
-``comms``                     collectives on arrays: naive, shared memory
+``engines``                   graph compilers with their array types: Theano on NumPy, on a GPU
+``comms``                     collectives on arrays: naive, shared memory, NCCL, staged through the host
 ``transports``                how ranks start and bytes reach them: fork, semaphores, shared memory
 ``_partition`` and others     arithmetic on rows, operations, random streams; conversion of values;
                               the machine; the exceptions; the names of types
@@ -39,6 +40,7 @@ from synkhronos._collectives import (
     reduce,
 )
 from synkhronos._data import Data, data
+from synkhronos._devices import get_n_gpu
 from synkhronos._errors import (
     AlreadyForkedError,
     ClosedError,
@@ -49,7 +51,7 @@ from synkhronos._errors import (
 )
 from synkhronos._function import Function, function
 from synkhronos._fuse import fuse
-from synkhronos._launch import close, fork, get_n_gpu
+from synkhronos._launch import close, fork
 from synkhronos._partition import make_slices
 from synkhronos._profile import Profile, profile
 from synkhronos._replicas import get_lengths, get_shapes, get_value, scatter, set_value

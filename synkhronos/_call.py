@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from synkhronos._data import open_reference
-from synkhronos._operations import Accumulator
+from synkhronos._operations import OPERATIONS, Accumulator
 from synkhronos._partition import select, share
 from synkhronos._typing import Reference, Rows
 from synkhronos._world import Command, Here
@@ -134,8 +134,8 @@ class CallFunction(Command):
         modes = function.output_modes
         if self.subset is not None:
             modes = [modes[index] for index in self.subset]
-        outputs = [Accumulator(mode) for mode in modes]
-        news = [Accumulator(op) for _, op in updates]
+        outputs = [Accumulator(mode, engine.arithmetic) for mode in modes]
+        news = [Accumulator(op, engine.arithmetic) for _, op in updates]
         olds = [engine.storage(shared) for shared, _ in updates]
         try:
             for index in range(self.num_slices):
@@ -177,7 +177,32 @@ class CallFunction(Command):
         modes = function.output_modes
         if self.subset is not None:
             modes = [modes[index] for index in self.subset]
+        if here.size > 1 and self._all_have_rows(here, function):
+            values = self._reduce_in_place(here, modes, values)
         return [_pack(here, mode, value) for mode, value in zip(modes, values)]
+
+    def _all_have_rows(self, here, function):
+        """Whether every rank has rows, as far as each of them can tell by itself."""
+        if self.rows is None:
+            return not function.sliceable
+        return len(self.rows) >= here.size
+
+    def _reduce_in_place(self, here, modes, values):
+        """Reduce what lies where the communicator reduces it; the other ranks then keep nothing."""
+        values = list(values)
+        for op in OPERATIONS:
+            chosen = [
+                position
+                for position, (mode, value) in enumerate(zip(modes, values))
+                if mode == op and here.comm.reduces_in_place(value)
+            ]
+            if chosen:
+                arrays = _distinct([values[position] for position in chosen])
+                n_rows = here.rows[self.number]
+                reduced = here.comm.reduce(arrays, op, here.master_rank, n_rows)
+                for position, value in zip(chosen, reduced):
+                    values[position] = value if here.is_master else None
+        return values
 
 
 def _distinct(values):
@@ -190,15 +215,13 @@ def _distinct(values):
 
 def _pack(here, mode, value):
     """Return a float, a small array, or a reference to a large one."""
-    if mode is None:
-        return value if here.is_master else None
-    if value.ndim == 0 and value.dtype.kind == "f":
-        return value.item()
-    if here.is_master or value.nbytes <= _SMALL:
-        return value
-    placed = here.memory.place(np.ascontiguousarray(value))
-    here.outbox.append(placed)
-    return here.memory.reference(placed)
+    if value is None or (mode is None and not here.is_master):
+        return None
+    if here.is_master or value.size * value.dtype.itemsize <= _SMALL:
+        value = here.engine.to_host(value)
+        is_number = mode is not None and value.ndim == 0 and value.dtype.kind == "f"
+        return value.item() if is_number else value
+    return here.send(value)
 
 
 def unpack(here: Here, packed: Any) -> Any:

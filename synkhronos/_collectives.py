@@ -8,11 +8,12 @@ from synkhronos._arguments import in_shared_memory
 from synkhronos._conversion import as_array
 from synkhronos._function import Function
 from synkhronos._fuse import Pending
-from synkhronos._operations import concatenate, find_operation
+from synkhronos._operations import find_operation
 from synkhronos._replicas import Assign
 from synkhronos._shared_variables import (
     as_list,
     check_has_rows,
+    check_nccl,
     conditioned,
     numbers_of,
     resolve,
@@ -25,13 +26,14 @@ from synkhronos._world import Command
 class Broadcast(Command):
     """Every rank's replicas become the master's."""
 
-    def __init__(self, numbers):
-        self.numbers = numbers
+    def __init__(self, numbers, nccl):
+        self.numbers, self.nccl = numbers, nccl
 
     def run(self, here):
         variables = [here.shareds[number] for number in self.numbers]
         storages = [here.engine.storage(variable) for variable in variables]
-        for variable, value in zip(variables, here.comm.broadcast(storages, here.master_rank)):
+        values = here.communicator(self.nccl).broadcast(storages, here.master_rank)
+        for variable, value in zip(variables, values):
             here.engine.store(variable, value)
 
 
@@ -54,7 +56,7 @@ def broadcast(
     """
     world, variables, _ = resolve(shared_vars)
     numbers = numbers_of(world, variables)
-    command: Command = Broadcast(numbers)
+    command: Command = Broadcast(numbers, check_nccl(nccl))
     if values is not None:
         arrays = conditioned(world, variables, as_list(shared_vars, values, "values"))
         datas = [in_shared_memory(world, array) for array in arrays]
@@ -67,16 +69,17 @@ def broadcast(
 class Gather(Command):
     """Bring every rank's replicas to the master, or to all ranks, joined along axis 0."""
 
-    def __init__(self, numbers, to_all):
-        self.numbers, self.to_all = numbers, to_all
+    def __init__(self, numbers, to_all, nccl):
+        self.numbers, self.to_all, self.nccl = numbers, to_all, nccl
 
     def run(self, here):
+        comm = here.communicator(self.nccl)
         variables = [here.shareds[number] for number in self.numbers]
         storages = [here.engine.storage(variable) for variable in variables]
         if not self.to_all:
-            return here.comm.gather(storages, here.master_rank)
-        for variable, arrays in zip(variables, here.comm.all_gather(storages)):
-            here.engine.store(variable, concatenate(arrays))
+            return comm.gather(storages, here.master_rank)
+        for variable, arrays in zip(variables, comm.all_gather(storages)):
+            here.engine.store(variable, here.engine.arithmetic.concatenate(arrays))
 
 
 def gather(shared_vars: SharedVariables, nd_up: int = 1, nccl: bool = True) -> Result:
@@ -105,7 +108,8 @@ def gather(shared_vars: SharedVariables, nd_up: int = 1, nccl: bool = True) -> R
         joined = [_join(arrays, nd_up) for arrays in results[world.master_rank]]
         return joined[0] if single else joined
 
-    return submit(world, Gather(numbers_of(world, variables), to_all=False), finish)
+    command = Gather(numbers_of(world, variables), to_all=False, nccl=check_nccl(nccl))
+    return submit(world, command, finish)
 
 
 def _join(arrays, nd_up):
@@ -135,7 +139,7 @@ def all_gather(shared_vars: SharedVariables, nccl: bool = True) -> Pending | Non
     for variable in variables:
         if world.here.engine.type_of(variable).broadcastable[0]:
             raise ValueError(f"all_gather: {variable} has extent 1 on axis 0 by its type")
-    command = Gather(numbers_of(world, variables), to_all=True)
+    command = Gather(numbers_of(world, variables), to_all=True, nccl=check_nccl(nccl))
     return submit(world, command, lambda results: None)
 
 
@@ -149,23 +153,26 @@ class Reduce(Command):
     target : {"all", "master", "new"}
     weights : list of float, int, or None
         By rank; or the number of a function, whose rows count.
+    nccl : bool
     """
 
-    def __init__(self, numbers, op, target, weights):
-        self.numbers, self.op, self.target, self.weights = numbers, op, target, weights
+    def __init__(self, numbers, op, target, weights, nccl):
+        self.numbers, self.op, self.target = numbers, op, target
+        self.weights, self.nccl = weights, nccl
 
     def run(self, here):
+        comm = here.communicator(self.nccl)
         variables = [here.shareds[number] for number in self.numbers]
         arrays = [here.engine.storage(variable) for variable in variables]
         weight = self._weight(here)
         if self.target == "all":
-            reduced = here.comm.all_reduce(arrays, self.op, weight)
+            reduced = comm.all_reduce(arrays, self.op, weight)
         else:
             if self.target == "new" and here.is_master:
                 arrays = [array.copy() for array in arrays]
-            reduced = here.comm.reduce(arrays, self.op, here.master_rank, weight)
+            reduced = comm.reduce(arrays, self.op, here.master_rank, weight)
             if self.target == "new" and here.is_master:
-                return [array.copy() for array in reduced]
+                return [np.array(here.engine.to_host(array)) for array in reduced]
         for variable, array in zip(variables, reduced):
             here.engine.store(variable, array)
 
@@ -210,7 +217,7 @@ def reduce(
         For unequal shapes, listed by rank.
     """
     world, variables, single = resolve(shared_vars)
-    command = _plan_reduction(world, variables, op, "master" if in_place else "new", weights)
+    command = _plan_reduction(world, variables, op, "master" if in_place else "new", weights, nccl)
 
     def finish(results):
         if in_place:
@@ -248,26 +255,22 @@ def all_reduce(
         For unequal shapes, listed by rank.
     """
     world, variables, _ = resolve(shared_vars)
-    command = _plan_reduction(world, variables, op, "all", weights)
+    command = _plan_reduction(world, variables, op, "all", weights, nccl)
     return submit(world, command, lambda results: None)
 
 
-def _plan_reduction(world, variables, op, target, weights):
+def _plan_reduction(world, variables, op, target, weights, nccl):
     """Return the command; that of the last time if it is the same, so that its bytes are, too."""
     operation = find_operation(op)
-    weights = _check_weights(world, weights)
-    numbers = numbers_of(world, variables)
+    command = Reduce(
+        numbers_of(world, variables), op, target, _check_weights(world, weights), check_nccl(nccl)
+    )
     last = world.last_reduction
-    if last is not None and (last.numbers, last.op, last.target, last.weights) == (
-        numbers,
-        op,
-        target,
-        weights,
-    ):
+    if last is not None and vars(last) == vars(command):
         return last
     for variable in variables:
         operation.check_dtype(world.here.engine.type_of(variable).dtype, variable)
-    world.last_reduction = command = Reduce(numbers, op, target, weights)
+    world.last_reduction = command
     return command
 
 

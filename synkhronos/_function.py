@@ -190,7 +190,8 @@ class Function:
         rows = [engine.storage(world.here.shareds[number]) for number in self.sliceable]
         arguments = [*(np.asarray(value) for value in values), *rows]
         outputs = engine.call(self.compiled, arguments, output_subset)
-        return outputs[0] if self._single and output_subset is None else list(outputs)
+        outputs = [engine.to_host(value) for value in outputs]
+        return outputs[0] if self._single and output_subset is None else outputs
 
     def build_inputs(
         self,
@@ -323,8 +324,9 @@ def function(
     if kwargs.get("name") is None:
         caller = sys._getframe(1)  # as Theano names functions
         kwargs["name"] = f"{caller.f_code.co_filename}:{caller.f_lineno}"
+    on_host = [parse_output_mode(mode)[1] for mode in modes]
     compiled = engine.build(
-        [one.variable for one in parsed], variables, pairs, givens, sliceable, **kwargs
+        [one.variable for one in parsed], variables, pairs, givens, sliceable, on_host, **kwargs
     )
     for shared in [*engine.shareds(compiled), *sliceable, *(shared for shared, _ in pairs)]:
         world.number_shared(shared)

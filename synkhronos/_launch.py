@@ -3,28 +3,21 @@
 from __future__ import annotations
 
 import atexit
-import importlib.util
 import os
-import subprocess
-import sys
 import warnings
 from typing import Sequence
 
-import numpy as np
-
 from synkhronos import _world
+from synkhronos._devices import Bind, check_int, choose_devices, kind_of, report
 from synkhronos._errors import AlreadyForkedError
 from synkhronos._machine import cores
 from synkhronos._world import World
 from synkhronos.comms.shm import SharedMemoryCommunicator
+from synkhronos.engines.base import Engine
 from synkhronos.engines.theano_cpu import TheanoCpuEngine
 from synkhronos.transports.local import LocalTransport
 
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-_COUNT_GPUS = """
-import pygpu.gpuarray
-print("count", pygpu.gpuarray.count_devices("cuda", 0))
-"""
 
 
 def fork(
@@ -76,24 +69,43 @@ def fork(
     for name, flag in (("use_gpu", use_gpu), ("profile_workers", profile_workers)):
         if not isinstance(flag, bool) and not (flag is None and name == "use_gpu"):
             raise TypeError(f"fork: {name}: expected True or False, got {flag!r}")
-    devices = _choose_devices(n_parallel, use_gpu, devices)
+    devices = choose_devices(n_parallel, use_gpu, devices)
     size = len(devices)
-    master_rank = _check_int(master_rank, "master_rank")
+    master_rank = check_int(master_rank, "master_rank")
     if not 0 <= master_rank < size:
         raise ValueError(f"fork: master_rank: expected 0 to {size - 1}, got {master_rank}")
-    _check_int(max_n_var, "max_n_var")
-    _check_int(max_dim, "max_dim")
+    check_int(max_n_var, "max_n_var")
+    check_int(max_dim, "max_dim")
     timeout = _check_timeout(timeout)
-    engine = TheanoCpuEngine()
-    engine.setup(devices[master_rank])
+    engine = _make_engine(devices)
     transport = LocalTransport(size, master_rank, timeout, spin=size <= cores())
     comm = SharedMemoryCommunicator(transport)
     threads = _Threads(max(1, cores() // size))
     world = World(transport, comm, engine, lambda here: _serve(here, threads, profile_workers))
     world.on_close = threads.restore
     threads.limit()
+    if not engine.forks_late:
+        _start(world, devices)
     _world.enter(world)
     return size
+
+
+def _make_engine(devices) -> Engine:
+    if kind_of(devices[0]) == "cpu":
+        return TheanoCpuEngine()
+    from synkhronos.engines.theano_gpu import TheanoGpuEngine
+
+    return TheanoGpuEngine()
+
+
+def _start(world, devices):
+    """Start the workers, and bind every rank to its device; leave nothing behind if that fails."""
+    try:
+        world.start()
+        report(world.run(Bind(devices))[world.master_rank])
+    except BaseException:
+        world.close()
+        raise
 
 
 def close() -> None:
@@ -111,23 +123,6 @@ def close() -> None:
 def _close_at_exit():
     if _world.exists() and _world.current().transport.is_master_process():
         close()
-
-
-def get_n_gpu() -> int:
-    """Count the GPUs that pygpu can use, in a subprocess, so that no CUDA context is made here.
-
-    Returns
-    -------
-    int
-        0 without pygpu.
-    """
-    if importlib.util.find_spec("pygpu") is None:
-        return 0
-    counted = subprocess.run(
-        [sys.executable, "-c", _COUNT_GPUS], capture_output=True, text=True, check=False
-    )
-    words = counted.stdout.split()
-    return int(words[-1]) if words[-2:-1] == ["count"] else 0
 
 
 def _serve(here, threads, profile):
@@ -193,49 +188,6 @@ def _libraries():
     from threadpoolctl import ThreadpoolController  # takes 7 ms, and no import of ours needs it
 
     return ThreadpoolController().lib_controllers
-
-
-def _choose_devices(n_parallel, use_gpu, devices):
-    """Return the list of Theano device names, one a rank."""
-    if n_parallel is not None:
-        n_parallel = _check_int(n_parallel, "n_parallel")
-        if n_parallel < 1:
-            raise ValueError(f"fork: n_parallel: expected 1 or more, got {n_parallel}")
-    if devices is None:
-        if use_gpu:
-            raise ValueError(_why_no_gpu())
-        return ["cpu"] * (n_parallel or cores())
-    if not isinstance(devices, (list, tuple)) or not all(isinstance(one, str) for one in devices):
-        raise TypeError(f"fork: devices: expected a list of device names, got {devices!r}")
-    if not devices:
-        raise ValueError("fork: devices: expected at least one device name, got an empty list")
-    if n_parallel not in (None, len(devices)):
-        raise ValueError(
-            f"fork: n_parallel is {n_parallel}, but {len(devices)} devices are named: {devices}"
-        )
-    others = sorted({one for one in devices if one != "cpu"})
-    if others:
-        raise ValueError(f"fork: devices: this version computes on 'cpu' only, got {others}")
-    if use_gpu:
-        raise ValueError(f"fork: use_gpu is True, but the devices are {devices}")
-    return list(devices)
-
-
-def _why_no_gpu():
-    if importlib.util.find_spec("pygpu") is None:
-        return (
-            "fork: use_gpu=True, but pygpu is not installed; install it (Debian: python3-pygpu), or "
-            "use use_gpu=False"
-        )
-    if not get_n_gpu():
-        return "fork: use_gpu=True, but pygpu finds no GPU; 'python -m synkhronos doctor' says more"
-    return "fork: use_gpu=True, but this version computes on the CPU only; use use_gpu=False"
-
-
-def _check_int(value, name):
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
-        raise TypeError(f"fork: {name}: expected an int, got {value!r}")
-    return int(value)
 
 
 def _check_timeout(timeout):

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Sequence
 
 import numpy as np
 
-from synkhronos._typing import ArrayLike, DTypeLike
+from synkhronos._typing import DTypeLike
 
 #: Modes that an output may have besides the reductions.
 GATHER = "gather"
@@ -101,6 +101,38 @@ def _weighted_mean(
     return out
 
 
+class Arithmetic:
+    """Arithmetic on arrays, in place where it can be: here NumPy's; an engine may bring its own."""
+
+    def own(self, value: Any) -> Any:
+        """Return a value of a compiled function as an array."""
+        return np.asarray(value)
+
+    def astype(self, array: Any, dtype: DTypeLike) -> Any:
+        """Return `array` itself if it has this dtype, else a copy that has."""
+        return array.astype(dtype, copy=False)
+
+    def multiply(self, array: Any, factor: float) -> None:
+        """Multiply an array of floats by a number."""
+        array *= array.dtype.type(factor)
+
+    def divide(self, array: Any, divisor: float) -> None:
+        """Divide an array of floats by a number."""
+        array /= array.dtype.type(divisor)
+
+    def combine(self, operation: Operation, array: Any, other: Any) -> None:
+        """Put ``operation(array, other)`` into `array`."""
+        operation.combine(array, other, out=array)
+
+    def concatenate(self, arrays: Sequence[Any]) -> Any:
+        """Join arrays along axis 0; numbers become the items of a vector."""
+        return np.concatenate([np.atleast_1d(array) for array in arrays])
+
+
+#: NumPy's.
+NUMPY = Arithmetic()
+
+
 class Accumulator:
     """Takes one value after another, and keeps no more of them than the mode needs.
 
@@ -108,33 +140,36 @@ class Accumulator:
     ----------
     mode : str or None
         The name of an `Operation`, ``"gather"``, or None to keep the last value.
+    arithmetic : Arithmetic
+        What knows the values' type of array.
     """
 
-    def __init__(self, mode: str | None) -> None:
+    def __init__(self, mode: str | None, arithmetic: Arithmetic = NUMPY) -> None:
         self._mode = mode
         self._operation = None if mode is None else OPERATIONS.get(mode)
+        self._arithmetic = arithmetic
         self._value: Any = None
         self._weight: float = 0
         self._unit: float = 0
-        self._parts: list[np.ndarray] = []
+        self._parts: list[Any] = []
 
     def add(self, value: Any, weight: float) -> None:
         """Take a value, computed from `weight` rows, over: its memory may be used from here on."""
         if self._mode == GATHER:
-            self._parts.append(np.array(value))
+            self._parts.append(self._arithmetic.own(value).copy())
         elif self._operation is None:
             self._value = value
         else:
-            self._fold(self._operation, np.asarray(value), weight)
+            self._fold(self._operation, self._arithmetic.own(value), weight)
 
-    def _fold(self, operation: Operation, value: np.ndarray, weight: float) -> None:
+    def _fold(self, operation: Operation, value: Any, weight: float) -> None:
         if operation.weighted:
             # In units of the first weight: slices of equal length then need no multiplication.
             self._unit = self._unit or weight
             self._weight += weight
-            value = value.astype(np.promote_types(value.dtype, np.float32), copy=False)
+            value = self._arithmetic.astype(value, np.promote_types(value.dtype, np.float32))
             if weight != self._unit:
-                value *= value.dtype.type(weight / self._unit)
+                self._arithmetic.multiply(value, weight / self._unit)
         if self._value is None:
             self._value = value
         elif self._value.shape != value.shape:
@@ -143,22 +178,17 @@ class Accumulator:
                 f"{self._value.shape} and {value.shape}; use 'gather'"
             )
         else:
-            operation.combine(self._value, value, out=self._value)
+            self._arithmetic.combine(operation, self._value, value)
 
     def result(self, dtype: DTypeLike) -> Any:
         """Return what all the values came to."""
         if self._mode == GATHER:
-            return concatenate(self._parts)
+            return self._arithmetic.concatenate(self._parts)
         if self._operation is None:
             return self._value
         if self._operation.weighted and self._weight != self._unit:
-            self._value /= self._value.dtype.type(self._weight / self._unit)
-        return self._value.astype(dtype, copy=False)
-
-
-def concatenate(arrays: Sequence[ArrayLike]) -> np.ndarray:
-    """Join arrays along axis 0; numbers become the items of a vector."""
-    return np.concatenate([np.atleast_1d(array) for array in arrays])
+            self._arithmetic.divide(self._value, self._weight / self._unit)
+        return self._arithmetic.astype(self._value, dtype)
 
 
 OPERATIONS = {

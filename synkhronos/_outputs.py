@@ -7,7 +7,7 @@ from typing import Any, Sequence
 import numpy as np
 
 from synkhronos._call import unpack
-from synkhronos._operations import GATHER, OPERATIONS, concatenate
+from synkhronos._operations import GATHER, NUMPY, OPERATIONS
 from synkhronos._world import World
 
 
@@ -37,6 +37,8 @@ def collect(
         values = [results[rank][1][position] for rank in active]
         if mode is None:
             outputs.append(_masters_own(world, function, index, values, active))
+        elif any([value is None for value in values]):
+            outputs.append(values[active.index(world.master_rank)])  # reduced by the communicator
         elif type(values[0]) is float and mode in OPERATIONS:
             value = OPERATIONS[mode].reduce_floats(values, weights)
             outputs.append(np.asarray(value, function.output_dtypes[index]))
@@ -58,7 +60,7 @@ def _masters_own(world, function, index, values, active):
 def _combine(function, index, values, weights, active):
     mode = function.output_modes[index]
     if mode == GATHER:
-        return concatenate(values).astype(function.output_dtypes[index], copy=False)
+        return NUMPY.concatenate(values).astype(function.output_dtypes[index], copy=False)
     shape = values[0].shape
     if any(value.shape != shape for value in values):
         listed = ", ".join(f"rank {rank}: {value.shape}" for rank, value in zip(active, values))

@@ -48,7 +48,7 @@ class Assign(Command):
                     start, stop = share(len(rows), here.size, here.rank)
                     rows = rows[start:stop]
                 value = value[as_slice(rows)] if isinstance(rows, range) else value.take(rows, 0)
-            _write(here, here.shareds[number], value)
+            here.engine.write(here.shareds[number], value)
 
 
 def scatter(
@@ -123,10 +123,8 @@ class _Fetch(Command):
             return None
         storages = [here.engine.storage(here.shareds[number]) for number in self.numbers]
         if here.is_master:
-            return [np.array(storage) for storage in storages]
-        placed = [here.memory.place(np.ascontiguousarray(one)) for one in storages]
-        here.outbox.extend(placed)
-        return [(here.memory.reference(array), np.shape(one)) for array, one in zip(placed, storages)]
+            return [np.array(here.engine.to_host(storage)) for storage in storages]
+        return [(here.send(storage), np.shape(storage)) for storage in storages]
 
 
 def get_value(rank: int, shared_vars: SharedVariables) -> Result:
@@ -151,15 +149,6 @@ def get_value(rank: int, shared_vars: SharedVariables) -> Result:
         return values[0] if single else values
 
     return submit(world, _Fetch(numbers_of(world, variables), rank), finish)
-
-
-def _write(here, shared, value):
-    """Copy a value into a replica, in place where it has the shape."""
-    storage = here.engine.storage(shared)
-    if storage.shape == value.shape and storage.flags.writeable:
-        storage[...] = value
-    else:
-        here.engine.store(shared, np.array(value))
 
 
 class _Shapes(Command):

@@ -94,3 +94,9 @@ def check_has_rows(world: World, variables: Sequence[SharedVariable], what: str)
     for variable in variables:
         if not world.here.engine.type_of(variable).ndim:
             raise ValueError(f"{what}: {variable} has no axis 0")
+
+
+def check_nccl(nccl: bool) -> bool:
+    if not isinstance(nccl, (bool, np.bool_)):
+        raise TypeError(f"nccl: expected True or False, got {nccl!r}")
+    return bool(nccl)

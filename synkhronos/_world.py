@@ -87,6 +87,8 @@ class Here:
 
     def take(self, key: Hashable, array: Array, rows: Rows) -> Array:
         """Return rows of an array: a view of a range of them; else an excerpt, in the key's buffer."""
+        if not isinstance(array, np.ndarray):
+            return self.engine.take(array, rows)
         if type(rows) is range:
             return array[as_slice(rows)]
         shape = (len(rows), *array.shape[1:])
@@ -96,6 +98,20 @@ class Here:
             buffer = self._buffers[key] = np.empty(size, array.dtype)
         # The rows were checked in the master; the mode "raise" would go through another buffer.
         return np.take(array, rows, axis=0, out=buffer[:size].reshape(shape), mode="clip")
+
+    def communicator(self, nccl: bool) -> Communicator:
+        """Return the communicator to use, NCCL or not, where there is NCCL."""
+        return self.comm if nccl else self.comm.over_cpu
+
+    def send(self, array: Array) -> Reference:
+        """Return a reference by which the master can open an array until the next command."""
+        if isinstance(array, np.ndarray):
+            placed = self.memory.place(np.ascontiguousarray(array))
+        else:
+            placed = self.memory.empty(array.shape, array.dtype)
+            self.engine.read(array, placed)
+        self.outbox.append(placed)
+        return self.memory.reference(placed)
 
     @property
     def rank(self) -> int:
@@ -160,10 +176,10 @@ class World:
     def start(self) -> None:
         """Start the workers; they inherit all that the master has by now."""
         if not self.started:
-            self.started = True
             if self.size > 1:
                 self.here.engine.before_fork()
                 self.transport.start(lambda: self.serve(self.here))
+            self.started = True
 
     def check_usable(self) -> None:
         """Raise if no command can run in this world any more."""

@@ -13,6 +13,8 @@ from synkhronos.transports.base import Transport
 class Communicator(ABC):
     """Collectives on a list of arrays a rank; all ranks call the same ones in the same order.
 
+    An array is NumPy's, or of another type that the communicator knows.
+
     The lists are of the same length on every rank, and an array of one rank meets those at the same
     place in the others' lists. However many arrays there are, they travel together.
 
@@ -32,13 +34,25 @@ class Communicator(ABC):
     def rank(self) -> int:
         return self.transport.rank
 
+    @property
+    def over_cpu(self) -> Communicator:
+        """The communicator that goes over the CPU's memory: this one, unless it says otherwise."""
+        return self
+
+    def reduces_in_place(self, array: Array) -> bool:
+        """Whether this array is better reduced where it lies than brought to the master."""
+        return False
+
     @abstractmethod
     def broadcast(self, arrays: Sequence[Array], root: int) -> list[Array]:
         """Return the arrays of rank `root`. What the others give is only used as room for them."""
 
     @abstractmethod
     def gather(self, arrays: Sequence[Array], root: int) -> list[list[Array]] | None:
-        """Return, to rank `root`, for each array a list by rank; shapes may differ. None to others."""
+        """Return, to rank `root`, for each array a list by rank, of NumPy arrays; shapes may differ.
+
+        None to the other ranks.
+        """
 
     @abstractmethod
     def all_gather(self, arrays: Sequence[Array]) -> list[list[Array]]:

@@ -11,7 +11,8 @@ from typing import Any, Iterable, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
-from synkhronos._typing import Array, Buffer, Compiled, SharedVariable, Variable
+from synkhronos._operations import Arithmetic
+from synkhronos._typing import Array, Buffer, Compiled, Rows, SharedVariable, Variable
 
 
 class TensorType(NamedTuple):
@@ -25,16 +26,28 @@ class TensorType(NamedTuple):
 class Engine(ABC):
     """A graph compiler.
 
-    *variable*, *shared* (variable) and *compiled* (function) are the compiler's own objects.
+    *variable*, *shared* (variable) and *compiled* (function) are the compiler's own objects. An *array*
+    is NumPy's, or of the engine's own type, which then has ``shape``, ``dtype``, ``copy()`` and slicing
+    as NumPy's have.
+
+    Attributes
+    ----------
+    arithmetic : Arithmetic
+        On its arrays.
+    forks_late : bool
+        Whether workers may be forked when this process has compiled and computed already.
     """
 
+    arithmetic: Arithmetic
+    forks_late: bool
+
     @abstractmethod
-    def setup(self, device: str) -> None:
-        """Bind this process to a device."""
+    def setup(self, device: str, announce: bool = True) -> None:
+        """Bind this process to a device, which the compiler may `announce` on the terminal."""
 
     @abstractmethod
     def before_fork(self) -> None:
-        """Called as other processes are about to inherit this one's state."""
+        """Called as other processes are about to inherit this one's state; raises if they must not."""
 
     # Graphs
 
@@ -54,6 +67,7 @@ class Engine(ABC):
         updates: Sequence[tuple[SharedVariable, Variable]],
         givens: Mapping[Variable, Any] | Iterable[tuple[Variable, Any]] | None,
         sliceable: Sequence[SharedVariable],
+        on_host: Sequence[bool],
         **kwargs: Any,
     ) -> Compiled:
         """Compile a function.
@@ -66,6 +80,8 @@ class Engine(ABC):
         sliceable : list of shared variables
             The compiled function takes the rows to use of each as a further argument, after
             `inputs`, instead of reading the shared variable.
+        on_host : list of bool
+            Which outputs must be NumPy arrays; others may stay where they are computed.
         """
 
     @abstractmethod
@@ -108,6 +124,28 @@ class Engine(ABC):
     @abstractmethod
     def store(self, shared: SharedVariable, array: Array) -> None:
         """Make this very array the shared variable's storage."""
+
+    @abstractmethod
+    def write(self, shared: SharedVariable, value: np.ndarray) -> None:
+        """Copy a NumPy array into a shared variable, in place where it has the shape."""
+
+    @abstractmethod
+    def take(self, array: Array, rows: Rows) -> Array:
+        """Return rows of an array of the engine's own type."""
+
+    @abstractmethod
+    def to_host(self, array: Array) -> np.ndarray:
+        """Return the array itself if it is NumPy's, else a copy that is."""
+
+    @abstractmethod
+    def to_device(self, value: np.ndarray) -> Array:
+        """Return a new array of the engine's own type with the values of a NumPy array."""
+
+    @abstractmethod
+    def read(self, array: Array, out: np.ndarray) -> None:
+        """Copy an array into a C-contiguous NumPy array of the same shape and dtype."""
+
+    # Random streams
 
     @abstractmethod
     def random_streams(self, compiled: Compiled) -> list[SharedVariable]:

@@ -1,10 +1,11 @@
 """Theano on NumPy arrays."""
 
+import copyreg
 import io
 import pickle
 import sys
 import threading
-from collections import OrderedDict
+from collections import ChainMap, OrderedDict
 
 import numpy as np
 import theano
@@ -16,6 +17,8 @@ from theano.sandbox.rng_mrg import mrg_uniform_base
 from theano.tensor import TensorType as TheanoTensorType
 from theano.tensor.raw_random import RandomStateType
 
+from synkhronos._operations import NUMPY
+from synkhronos._partition import as_slice
 from synkhronos._streams import jump_mrg, jump_random_state
 from synkhronos.engines.base import Engine, TensorType
 from synkhronos.engines.theano_modules import ModuleDiary, learn, make_cacheable
@@ -30,10 +33,14 @@ _LAZY = tuple(getattr(vm, name) for name in ("CVM", "Stack") if hasattr(vm, name
 class TheanoCpuEngine(Engine):
     """Theano 1.0.5 with its C code, on one core or more of this machine."""
 
+    arithmetic = NUMPY
+    forks_late = True
+    reducers = {}  # how to pickle objects in graphs, by their type, beside what copyreg knows
+
     def __init__(self):
         self._modules = ModuleDiary()
 
-    def setup(self, device):
+    def setup(self, device, announce=True):
         if device != "cpu":
             raise ValueError(f"device: the engine of Theano on NumPy runs on 'cpu', got {device!r}")
 
@@ -51,7 +58,7 @@ class TheanoCpuEngine(Engine):
     def is_shared(self, variable):
         return isinstance(variable, SharedVariable) and isinstance(variable.type, TheanoTensorType)
 
-    def build(self, inputs, outputs, updates, givens, sliceable, **kwargs):
+    def build(self, inputs, outputs, updates, givens, sliceable, on_host, **kwargs):
         givens = list(givens.items() if hasattr(givens, "items") else givens or ())
         rows = [shared.type(f"{shared.name or 'shared'}_rows") for shared in sliceable]
         if sliceable:
@@ -83,7 +90,7 @@ class TheanoCpuEngine(Engine):
         def work():
             buffer = io.BytesIO()
             pickle.dump(self._modules.tell(), buffer, pickle.HIGHEST_PROTOCOL)
-            _GraphPickler(buffer, known).dump(objects)
+            _GraphPickler(buffer, known, self.reducers).dump(objects)
             return buffer.getbuffer()
 
         return _with_deep_stack(work)
@@ -115,6 +122,27 @@ class TheanoCpuEngine(Engine):
     def store(self, shared, array):
         shared.container.storage[0] = array
 
+    def write(self, shared, value):
+        storage = self.storage(shared)
+        if storage.shape == value.shape and storage.flags.writeable:
+            storage[...] = value
+        else:
+            self.store(shared, np.array(value))
+
+    def take(self, array, rows):
+        return array[as_slice(rows)] if isinstance(rows, range) else array.take(rows, axis=0)
+
+    def to_host(self, array):
+        return array
+
+    def to_device(self, value):
+        return np.array(value)
+
+    def read(self, array, out):
+        out[...] = array
+
+    # Random streams
+
     def random_streams(self, compiled):
         states = [
             shared
@@ -126,9 +154,14 @@ class TheanoCpuEngine(Engine):
                 states.extend(
                     shared
                     for shared in self.shareds(compiled)
-                    if shared not in states and _is_input(compiled, shared, node.inputs[0])
+                    if shared not in states
+                    and _is_input(compiled, shared, self.origin(node.inputs[0]))
                 )
         return states
+
+    def origin(self, variable):
+        """Return the variable of an optimised graph that another one is a plain copy of."""
+        return variable
 
     def jump(self, shared, index):
         state = self.storage(shared)
@@ -171,8 +204,9 @@ def _replace(swap, outputs, updates, givens):
 class _GraphPickler(pickle.Pickler):
     """Pickles compiled functions; shared variables that the receiver has travel by number."""
 
-    def __init__(self, file, known):
+    def __init__(self, file, known, reducers):
         super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
+        self.dispatch_table = ChainMap(reducers, copyreg.dispatch_table)
         self._known = known
         # A function wraps the storage of its shared variables in containers of its own.
         self._storages = {id(shared.container.storage): number for shared, number in known.items()}

@@ -1,0 +1,275 @@
+"""The communicator for arrays of CUDA devices: NCCL, through pygpu.
+
+Before NCCL is entered the ranks exchange what they bring, through the transport: a rank that has
+failed, or a shape that differs, is found there, where it can still be an error on every rank. However
+many arrays there are, those of one dtype travel as one flat array, in one call.
+
+What NCCL cannot do goes through shared memory: NumPy arrays, dtypes that it has no name for, and
+``gather``, which ends in the master's memory anyway.
+"""
+
+import math
+import pickle
+from typing import NamedTuple
+
+import numpy as np
+import pygpu
+from pygpu.collectives import GpuComm, GpuCommCliqueId
+from pygpu.gpuarray import GpuArray, GpuArrayException
+
+from synkhronos.comms.base import Communicator
+
+# libgpuarray 0.7 knows NCCL's names of these, and counts the items of a call in an int.
+_DTYPES = tuple(np.dtype(name) for name in "int8 int32 int64 uint64 float16 float32 float64".split())
+_MOST_ITEMS = 1 << 30
+
+
+class CannotJoinError(Exception):
+    """There is no NCCL for these ranks; the message, the same on every rank, says why."""
+
+
+class Like(NamedTuple):
+    """What a rank tells the others of an array."""
+
+    shape: tuple
+    dtype: np.dtype
+
+
+def join(staged, context, arithmetic):
+    """Return a communicator; all ranks call this together.
+
+    Parameters
+    ----------
+    staged : StagedCommunicator
+        For what NCCL cannot do.
+    context : pygpu.gpuarray.GpuContext
+        This rank's device.
+    arithmetic : Arithmetic
+        On the device's arrays.
+
+    Raises
+    ------
+    CannotJoinError
+        On every rank, if one of them cannot.
+    """
+    transport = staged.transport
+    name = _agree(transport, lambda: bytes(GpuCommCliqueId(context).comm_id))[0]
+    cliques = []
+
+    def enter():
+        clique = GpuCommCliqueId(context, bytearray(name))
+        cliques.append(GpuComm(clique, transport.size, transport.rank))
+        return b""
+
+    _agree(transport, enter)
+    return NcclCommunicator(cliques[0], staged, context, arithmetic)
+
+
+def _agree(transport, step):
+    """Do a step on every rank, and return the bytes that each returned if all could do it."""
+    try:
+        said = True, step()
+    except (GpuArrayException, RuntimeError, ValueError) as error:
+        said = False, f"rank {transport.rank}: {error}"
+    heard = [pickle.loads(item) for item in transport.exchange(pickle.dumps(said))]
+    for could, what in heard:
+        if not could:
+            raise CannotJoinError(what)
+    return [what for _, what in heard]
+
+
+class NcclCommunicator(Communicator):
+    """Collectives on arrays of this rank's CUDA device. Made by `join`."""
+
+    def __init__(self, clique, staged, context, arithmetic):
+        super().__init__(staged.transport)
+        self._clique = clique
+        self._staged = staged
+        self._context = context
+        self._arithmetic = arithmetic
+        self._heard = None  # what every rank said of its arrays in the last collective
+        self._by_rank = None
+
+    @property
+    def over_cpu(self):
+        return self._staged
+
+    def reduces_in_place(self, array):
+        return isinstance(array, GpuArray) and array.dtype in _DTYPES
+
+    def broadcast(self, arrays, root):
+        return self._split(arrays, self._broadcast, self._staged.broadcast, root)
+
+    def gather(self, arrays, root):
+        return self._staged.gather(arrays, root)
+
+    def all_gather(self, arrays):
+        return self._split(arrays, self._all_gather, self._staged.all_gather)
+
+    def reduce(self, arrays, op, root, weight=1):
+        return self._split(arrays, self._reduce, self._staged.reduce, op, root, weight)
+
+    def all_reduce(self, arrays, op, weight=1):
+        def over_cpu(others, op, _, weight):
+            return self._staged.all_reduce(others, op, weight)
+
+        return self._split(arrays, self._reduce, over_cpu, op, None, weight)
+
+    def _split(self, arrays, by_nccl, over_cpu, *args):
+        """Do NCCL's part of the arrays by NCCL and the others over the CPU; join the results."""
+        places = [place for place, array in enumerate(arrays) if self.reduces_in_place(array)]
+        others = [place for place in range(len(arrays)) if place not in places]
+        results = [None] * len(arrays)
+        for do, chosen in ((by_nccl, places), (over_cpu, others)):
+            if chosen:
+                for place, one in zip(chosen, do([arrays[place] for place in chosen], *args)):
+                    results[place] = one
+        return results
+
+    # What follows has arrays that NCCL can take.
+
+    def _broadcast(self, arrays, root):
+        by_rank, _ = self._meet(arrays)
+        arrays = [
+            array if array.shape == like.shape else self._empty(like.shape, array.dtype)
+            for array, like in zip(arrays, by_rank[root])
+        ]
+        for flat in self._flats(arrays):
+            for piece in _pieces(flat.array):
+                self._clique.broadcast(piece, root)
+            if self.rank != root:
+                flat.unpack()
+        return arrays
+
+    def _reduce(self, arrays, op, root, weight):
+        """Reduce to rank `root`, or, if that is None, to every rank."""
+        by_rank, weights = self._meet(arrays, weight)
+        operation = self.check_reducible(op, by_rank, weights)
+        weighted = operation.weighted and any(one != weights[0] for one in weights)
+        is_target = root in (None, self.rank)
+        for flat in self._flats(arrays, widen=operation.weighted):
+            if weighted and not weight:
+                flat.clear()  # its values may be no numbers at all
+            elif weighted:
+                if not is_target:
+                    flat.own()  # these ranks keep what they have
+                self._arithmetic.multiply(flat.array, weight)
+            self._reduce_flat(flat.array, operation, root)
+            if is_target:
+                if operation.weighted:
+                    self._arithmetic.divide(flat.array, sum(weights) if weighted else self.size)
+                flat.unpack()
+        return arrays
+
+    def _reduce_flat(self, flat, operation, root):
+        name = "sum" if operation.weighted else operation.name
+        for piece in _pieces(flat):
+            if root is None:
+                self._clique.all_reduce(piece, name, piece)
+            elif root == self.rank:
+                self._clique.reduce(piece, name, piece, root)
+            else:
+                self._clique.reduce(piece, name, root=root)
+
+    def _all_gather(self, arrays):
+        by_rank, _ = self._meet(arrays)
+        gathered = [[] for _ in arrays]
+        for flat in self._flats(arrays):
+            shapes = [[likes[place].shape for place in flat.places] for likes in by_rank]
+            sizes = [sum(map(math.prod, own)) for own in shapes]
+            for own, joined in zip(shapes, self._all_gather_flat(flat.array, sizes)):
+                for place, shape in zip(flat.places, own):
+                    part, joined = joined[: math.prod(shape)], joined[math.prod(shape) :]
+                    whole = part.reshape(shape) if part.size else self._empty(shape, part.dtype)
+                    gathered[place].append(whole)
+        return gathered
+
+    def _all_gather_flat(self, flat, sizes):
+        """Return every rank's flat array; their sizes may differ."""
+        if len(set(sizes)) == 1 and 0 < flat.size <= _MOST_ITEMS:
+            joined = self._empty((flat.size * self.size,), flat.dtype)
+            self._clique.all_gather(flat, joined)
+            return [joined[rank * flat.size : (rank + 1) * flat.size] for rank in range(self.size)]
+        every = [self._empty((size,), flat.dtype) for size in sizes]
+        every[self.rank] = flat
+        for rank, one in enumerate(every):
+            for piece in _pieces(one):
+                self._clique.broadcast(piece, rank)
+        return every
+
+    def _meet(self, arrays, weight=1):
+        """Return what every rank brings, by rank, and the weights; every rank is here then."""
+        likes = [Like(array.shape, array.dtype) for array in arrays]
+        heard = self.transport.exchange(pickle.dumps((likes, weight)))
+        if heard != self._heard:  # training repeats the same one step after step
+            self._heard = heard
+            self._by_rank = list(zip(*[pickle.loads(item) for item in heard]))
+            for one in zip(*self._by_rank[0]):
+                if len({like.dtype for like in one}) > 1:
+                    raise ValueError(f"expected one dtype, got {one} by rank")
+        return self._by_rank
+
+    def _flats(self, arrays, widen=False):
+        """Return the arrays as flat ones, one a dtype; half precision in single if to `widen`."""
+        places = {}
+        for place, array in enumerate(arrays):
+            places.setdefault(array.dtype, []).append(place)
+        return [
+            _Flat(
+                self._context,
+                [arrays[place] for place in chosen],
+                chosen,
+                np.promote_types(dtype, np.float32) if widen else dtype,
+            )
+            for dtype, chosen in places.items()
+        ]
+
+    def _empty(self, shape, dtype):
+        return pygpu.empty(shape, dtype, context=self._context)
+
+
+class _Flat:
+    """Arrays as one: their items after each other in `array`; a single one needs no copy."""
+
+    def __init__(self, context, parts, places, dtype):
+        self.places = places
+        self._parts = parts
+        first = parts[0]
+        self._is_view = len(parts) == 1 and first.dtype == dtype and first.flags["C_CONTIGUOUS"]
+        if self._is_view:
+            self.array = first.reshape((first.size,))
+            return
+        size = sum(part.size for part in parts)
+        self.array = pygpu.empty((size,), dtype, context=context)
+        for segment, part in self._segments():
+            segment[...] = part.reshape((part.size,))
+
+    def own(self):
+        """Have memory of its own."""
+        if self._is_view:
+            self.array, self._is_view = self.array.copy(), False
+
+    def clear(self):
+        """Be zeros, in memory of its own."""
+        array = self.array
+        self.array = pygpu.zeros(array.shape, array.dtype, context=array.context)
+        self._is_view = False
+
+    def unpack(self):
+        """Write the items into the arrays that they came from."""
+        if not self._is_view:
+            for segment, part in self._segments():
+                part[...] = segment.reshape(part.shape)
+
+    def _segments(self):
+        start = 0
+        for part in self._parts:
+            if part.size:
+                yield self.array[start : start + part.size], part
+            start += part.size
+
+
+def _pieces(flat):
+    """Return views of a flat array that are not too long for one call."""
+    number = math.ceil(flat.size / _MOST_ITEMS)
+    return [flat[i * _MOST_ITEMS : (i + 1) * _MOST_ITEMS] for i in range(number)]

@@ -1,0 +1,186 @@
+"""Theano on the arrays of a GPU, through pygpu.
+
+Shared variables and outputs stay on the device; NumPy arrays, such as the views of shared memory that
+inputs are, and numbers are handled as on the CPU. The device may be CUDA's or OpenCL's.
+"""
+
+import contextlib
+import io
+import sys
+
+import numpy as np
+import pygpu
+import theano
+import theano.gpuarray
+from pygpu.elemwise import GpuElemwise, arg
+from pygpu.gpuarray import GpuArray, GpuContext
+from theano.gpuarray.basic_ops import GpuFromHost, HostFromGpu, host_from_gpu
+from theano.gpuarray.type import GpuArrayType, get_context, gpu_supported, list_contexts
+
+from synkhronos._operations import Arithmetic
+from synkhronos._partition import as_slice
+from synkhronos.engines.base import TensorType
+from synkhronos.engines.theano_cpu import TheanoCpuEngine
+
+_MULTIPLY, _DIVIDE = "a = a * b", "a = a / b"
+_COMBINE = {  # as NumPy's, which return NaN where either operand is
+    "avg": "a = a + b",
+    "sum": "a = a + b",
+    "prod": _MULTIPLY,
+    "min": "a = (b < a || b != b) ? b : a",
+    "max": "a = (b > a || b != b) ? b : a",
+}
+
+
+class TheanoGpuEngine(TheanoCpuEngine):
+    """Theano 1.0.5 with its GpuArray back end, on one device."""
+
+    reducers = {GpuContext: lambda context: (get_context, (None,))}  # each rank has its own
+    forks_late = False  # CUDA does not survive a fork, and OpenCL's threads are not copied by it
+
+    def before_fork(self):
+        if list_contexts():
+            raise RuntimeError(
+                "fork: Theano uses a GPU in this process already, and no process can be forked from it "
+                "then. Start Python with THEANO_FLAGS=device=cpu,force_device=True, call no "
+                "theano.gpuarray.use(), and let synk.fork() bind each rank to its device. After "
+                "synk.close() the process keeps its device: begin the next world in a new process, or "
+                "with n_parallel=1"
+            )
+        super().before_fork()
+
+    def setup(self, device, announce=True):
+        bound = list(theano.gpuarray.init_dev.devmap)
+        if bound and bound != [device]:
+            raise ValueError(f"device: this process is bound to {bound} already, got {device!r}")
+        if not bound:
+            with contextlib.redirect_stderr(sys.stderr if announce else io.StringIO()):
+                theano.gpuarray.use(device)
+        self.context = get_context(None)
+        self.arithmetic = GpuArithmetic(self.context)
+
+    # Graphs
+
+    def type_of(self, variable):
+        kind = getattr(variable, "type", None)
+        if isinstance(kind, GpuArrayType):
+            return TensorType(np.dtype(kind.dtype), kind.ndim, kind.broadcastable)
+        return super().type_of(variable)
+
+    def is_shared(self, variable):
+        is_on_device = isinstance(getattr(variable, "type", None), GpuArrayType)
+        return hasattr(variable, "container") if is_on_device else super().is_shared(variable)
+
+    def build(self, inputs, outputs, updates, givens, sliceable, on_host, **kwargs):
+        for one in inputs:
+            if isinstance(one.type, GpuArrayType):
+                raise TypeError(
+                    f"inputs: expected tensor variables, whose values come from the host, got {one} "
+                    f"of {one.type}"
+                )
+        outputs = [_place(output, host) for output, host in zip(outputs, on_host)]
+        return super().build(inputs, outputs, updates, givens, sliceable, on_host, **kwargs)
+
+    # Arrays
+
+    def write(self, shared, value):
+        storage = self.storage(shared)
+        if not isinstance(storage, GpuArray):
+            super().write(shared, value)
+        elif storage.shape == value.shape and storage.flags["C_CONTIGUOUS"]:
+            storage.write(np.ascontiguousarray(value))
+        else:
+            self.store(shared, self.to_device(value))
+
+    def take(self, array, rows):
+        if isinstance(rows, range):
+            return array[as_slice(rows)]
+        return _contiguous(array).take1(self.to_device(rows))
+
+    def to_host(self, array):
+        return np.asarray(array)
+
+    def to_device(self, value):
+        return pygpu.array(value, context=self.context)
+
+    def read(self, array, out):
+        if isinstance(array, GpuArray):
+            _contiguous(array).read(out)
+        else:
+            super().read(array, out)
+
+    # Random streams
+
+    def jump(self, shared, index):
+        storage = self.storage(shared)
+        if isinstance(storage, GpuArray):
+            self.store(shared, self.to_host(storage))
+        super().jump(shared, index)
+        if isinstance(storage, GpuArray):
+            self.store(shared, self.to_device(self.storage(shared)))
+
+    def origin(self, variable):
+        while variable.owner is not None and isinstance(variable.owner.op, (GpuFromHost, HostFromGpu)):
+            variable = variable.owner.inputs[0]
+        return variable
+
+
+class GpuArithmetic(Arithmetic):
+    """Arithmetic on the arrays of one device, and on NumPy's."""
+
+    def __init__(self, context):
+        self._context = context
+        self._kernels = {}
+
+    def own(self, value):
+        return value if isinstance(value, GpuArray) else super().own(value)
+
+    def astype(self, array, dtype):
+        return array if array.dtype == dtype else array.astype(dtype)
+
+    def multiply(self, array, factor):
+        if isinstance(array, GpuArray):
+            self._run(_MULTIPLY, array, factor)
+        else:
+            super().multiply(array, factor)
+
+    def divide(self, array, divisor):
+        if isinstance(array, GpuArray):
+            self._run(_DIVIDE, array, divisor)
+        else:
+            super().divide(array, divisor)
+
+    def combine(self, operation, array, other):
+        if isinstance(array, GpuArray):
+            self._run(_COMBINE[operation.name], array, other)
+        else:
+            super().combine(operation, array, other)
+
+    def concatenate(self, arrays):
+        if all(isinstance(array, GpuArray) for array in arrays):
+            return pygpu.concatenate(arrays, axis=0, context=self._context)
+        return super().concatenate(arrays)
+
+    def _run(self, expression, array, other):
+        """Run a kernel on the items of `array` and of `other`, which is an array or one number."""
+        scalar = not isinstance(other, GpuArray)
+        key = expression, array.dtype, scalar
+        if key not in self._kernels:
+            arguments = [
+                arg("a", array.dtype, read=True, write=True),
+                arg("b", array.dtype, read=not scalar, scalar=scalar),
+            ]
+            self._kernels[key] = GpuElemwise(self._context, expression, arguments, convert_f16=True)
+        self._kernels[key](array, other)
+
+
+def _place(output, on_host):
+    """Return an output as a variable on the host or, if it can be an array there, on the device."""
+    if on_host:
+        return host_from_gpu(output) if isinstance(output.type, GpuArrayType) else output
+    # A number goes to the master in any case; Theano keeps it, as a shared variable, on the host, too.
+    return output.transfer(None) if output.ndim and gpu_supported(output) else output
+
+
+def _contiguous(array):
+    return array if array.flags["C_CONTIGUOUS"] else array.copy("C")
