@@ -177,7 +177,7 @@ class CallFunction(Command):
         modes = function.output_modes
         if self.subset is not None:
             modes = [modes[index] for index in self.subset]
-        if here.size > 1 and self._all_have_rows(here, function):
+        if here.comm.works_in_place and self._all_have_rows(here, function):
             values = self._reduce_in_place(here, modes, values)
         return [_pack(here, mode, value) for mode, value in zip(modes, values)]
 
@@ -194,7 +194,7 @@ class CallFunction(Command):
             chosen = [
                 position
                 for position, (mode, value) in enumerate(zip(modes, values))
-                if mode == op and here.comm.reduces_in_place(value)
+                if mode == op and here.comm.takes(value)
             ]
             if chosen:
                 arrays = _distinct([values[position] for position in chosen])
@@ -215,12 +215,14 @@ def _distinct(values):
 
 def _pack(here, mode, value):
     """Return a float, a small array, or a reference to a large one."""
-    if value is None or (mode is None and not here.is_master):
+    if mode is None:
+        return here.engine.to_host(value) if here.is_master else None
+    if value is None:
         return None
+    if value.ndim == 0 and value.dtype.kind == "f":
+        return value.item()
     if here.is_master or value.size * value.dtype.itemsize <= _SMALL:
-        value = here.engine.to_host(value)
-        is_number = mode is not None and value.ndim == 0 and value.dtype.kind == "f"
-        return value.item() if is_number else value
+        return here.engine.to_host(value)
     return here.send(value)
 
 

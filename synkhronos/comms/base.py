@@ -24,7 +24,12 @@ class Communicator(ABC):
     Attributes
     ----------
     rank, size : int
+    works_in_place : bool
+        Whether there are arrays that it reduces where they lie, so that outputs are better reduced by
+        it than brought to the master one and all.
     """
+
+    works_in_place = False
 
     def __init__(self, transport: Transport) -> None:
         self.transport = transport
@@ -39,8 +44,8 @@ class Communicator(ABC):
         """The communicator that goes over the CPU's memory: this one, unless it says otherwise."""
         return self
 
-    def reduces_in_place(self, array: Array) -> bool:
-        """Whether this array is better reduced where it lies than brought to the master."""
+    def takes(self, array: Array) -> bool:
+        """Whether it reduces this array where it lies."""
         return False
 
     @abstractmethod

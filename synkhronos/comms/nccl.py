@@ -81,6 +81,8 @@ def _agree(transport, step):
 class NcclCommunicator(Communicator):
     """Collectives on arrays of this rank's CUDA device. Made by `join`."""
 
+    works_in_place = True
+
     def __init__(self, clique, staged, context, arithmetic):
         super().__init__(staged.transport)
         self._clique = clique
@@ -94,7 +96,7 @@ class NcclCommunicator(Communicator):
     def over_cpu(self):
         return self._staged
 
-    def reduces_in_place(self, array):
+    def takes(self, array):
         return isinstance(array, GpuArray) and array.dtype in _DTYPES
 
     def broadcast(self, arrays, root):
@@ -117,7 +119,7 @@ class NcclCommunicator(Communicator):
 
     def _split(self, arrays, by_nccl, over_cpu, *args):
         """Do NCCL's part of the arrays by NCCL and the others over the CPU; join the results."""
-        places = [place for place, array in enumerate(arrays) if self.reduces_in_place(array)]
+        places = [place for place, array in enumerate(arrays) if self.takes(array)]
         others = [place for place in range(len(arrays)) if place not in places]
         results = [None] * len(arrays)
         for do, chosen in ((by_nccl, places), (over_cpu, others)):

@@ -175,11 +175,11 @@ class GpuArithmetic(Arithmetic):
 
 
 def _place(output, on_host):
-    """Return an output as a variable on the host or, if it can be an array there, on the device."""
-    if on_host:
+    """Return an output as a variable on the device, or on the host where it is to be there."""
+    # A number goes to the master in any case, and Theano's shared ones are on the host, too.
+    if on_host or not output.ndim:
         return host_from_gpu(output) if isinstance(output.type, GpuArrayType) else output
-    # A number goes to the master in any case; Theano keeps it, as a shared variable, on the host, too.
-    return output.transfer(None) if output.ndim and gpu_supported(output) else output
+    return output.transfer(None) if gpu_supported(output) else output
 
 
 def _contiguous(array):
