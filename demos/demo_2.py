@@ -17,7 +17,9 @@ import numpy as np
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("-n", "--processes", type=int, default=2, help="in all (default: 2)")
-    n = synk.fork(parser.parse_args().processes, use_gpu=False)
+    parser.add_argument("-d", "--devices", nargs="+", help="one a process: cuda0 cuda1 (default: cpu)")
+    options = parser.parse_args()
+    n = synk.fork(devices=options.devices or ["cpu"] * options.processes)
     print(f"Demo 2: data, on {n} process(es), this one included.")
 
     x = T.matrix("x", dtype="float32")

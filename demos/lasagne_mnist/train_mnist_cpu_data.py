@@ -79,12 +79,13 @@ def compare(train_epoch, digits, options):
 def main(arguments=None):
     parser = common.parser(__doc__)
     parser.add_argument("--processes", type=int, help="default: one a core, or one a GPU")
+    parser.add_argument("--devices", nargs="+", help="Theano's, one a process, such as: cuda0 cuda1")
     parser.add_argument("--compare", action="store_true", default=True, help="(the default)")
     parser.add_argument(
         "--no-compare", dest="compare", action="store_false", help="do not time plain Theano"
     )
     options = parser.parse_args(arguments)
-    options.processes = synk.fork(options.processes)
+    options.processes = synk.fork(options.processes, devices=options.devices)
     digits = common.prepare(options)
     train_epoch, evaluate = build(digits, options)
     history = common.train(train_epoch, evaluate, digits, options)

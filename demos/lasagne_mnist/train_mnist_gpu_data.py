@@ -81,8 +81,9 @@ def hands(batch, n):
 def main(arguments=None):
     parser = common.parser(__doc__)
     parser.add_argument("--processes", type=int, help="default: one a GPU, or one a core")
+    parser.add_argument("--devices", nargs="+", help="Theano's, one a process, such as: cuda0 cuda1")
     options = parser.parse_args(arguments)
-    options.processes = synk.fork(options.processes)
+    options.processes = synk.fork(options.processes, devices=options.devices)
     digits = common.prepare(options)
     train_epoch, evaluate = build(digits, options)
     history = common.train(train_epoch, evaluate, digits, options)

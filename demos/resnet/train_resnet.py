@@ -84,12 +84,13 @@ def compare(minibatches, step, images, options):
 
 def main(arguments=None):
     parser = common.parser(__doc__)
-    parser.add_argument("--processes", type=int, help="default: one a core")
+    parser.add_argument("--processes", type=int, help="default: one a core, or one a GPU")
+    parser.add_argument("--devices", nargs="+", help="Theano's, one a process, such as: cuda0 cuda1")
     parser.add_argument(
         "--compare", action="store_true", help="time plain Theano in one process as well"
     )
     options = parser.parse_args(arguments)
-    n = synk.fork(options.processes)
+    n = synk.fork(options.processes, devices=options.devices)
     common.complete(options, n)
     images = common.load_images(options)
     minibatches = common.Minibatches(images, options)
