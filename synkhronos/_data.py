@@ -317,11 +317,24 @@ def locate_in_file(value: Any) -> Reference | None:
     offset = start + value.ctypes.data - first
     filename = os.fspath(value.filename)
     try:
-        status = os.stat(filename)  # another file may take this one's name later
+        status = os.stat(filename)
     except OSError:  # removed: no other rank can open it
+        return None
+    if not _is_open(status):  # another file has taken its name
         return None
     which = status.st_dev, status.st_ino, status.st_ctime_ns
     return "file", filename, value.dtype.str, value.shape, offset, which
+
+
+def _is_open(status):
+    """Whether this process has a file open; a mapping keeps its file open."""
+    for number in os.listdir("/dev/fd"):
+        try:
+            if os.path.samestat(os.fstat(int(number)), status):
+                return True
+        except OSError:  # the one that the list was read from
+            continue
+    return False
 
 
 def open_reference(here: Here, reference: Reference) -> np.ndarray:
@@ -331,9 +344,21 @@ def open_reference(here: Here, reference: Reference) -> np.ndarray:
     if reference not in here.files:
         if len(here.files) >= _MOST_FILES:
             here.files.clear()
-        _, filename, dtype, shape, offset, _ = reference
-        here.files[reference] = np.memmap(filename, dtype, "r", offset, shape).view(np.ndarray)
+        here.files[reference] = _map_file(*reference[1:])
     return here.files[reference]
+
+
+def _map_file(filename, dtype, shape, offset, which):
+    """Map a file by its name, and make sure that it is the one which the master has mapped."""
+    # Opening a named pipe, put in the file's place, would block without the flag.
+    with open(filename, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as file:
+        status = os.fstat(file.fileno())
+        if (status.st_dev, status.st_ino) != which[:2]:
+            raise OSError(
+                f"Data of a numpy.memmap: another file has taken the place of {filename} since it was "
+                f"mapped; call set_value() with a memmap of the new one"
+            )
+        return np.memmap(file, dtype, "r", offset, shape).view(np.ndarray)
 
 
 def _size(shape: tuple[int, ...]) -> int:

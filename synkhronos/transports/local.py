@@ -36,6 +36,7 @@ from synkhronos.transports.shm import SharedMemory
 _MAILBOX_BYTES = 1 << 20
 _SLOT_BYTES = 1 << 16
 _LOOK = 0.2  # seconds between two looks at whether the others live
+_DYING = 1.0  # seconds to wait for the exit code of a process that is ending
 _FEWEST_SPINS, _MOST_SPINS = 64, 4096  # looks at a semaphore, each some 50 nanoseconds
 _LONGEST_SPIN = 2e-4  # seconds, about that of the most
 _PR_SET_PDEATHSIG = 1
@@ -245,13 +246,14 @@ class LocalTransport(Transport):
     def _see_workers(self):
         """Raise `WorldBrokenError`, and end all workers, if one of them is dead."""
         sentinels = [process.sentinel for process in self._processes.values()]
-        if not multiprocessing.connection.wait(sentinels, 0):
+        closed = multiprocessing.connection.wait(sentinels, 0)
+        if not closed:
             return
-        causes = [
-            f"rank {rank} ({_describe_exit(process.exitcode)})"
-            for rank, process in self._processes.items()
-            if not process.is_alive()
-        ]
+        causes = []
+        for rank, process in self._processes.items():
+            if process.sentinel in closed:
+                process.join(_DYING)  # its files are closed before its memory is given back
+                causes.append(f"rank {rank} ({_describe_exit(process.exitcode)})")
         self._kill()
         raise WorldBrokenError(
             f"a worker died: {', '.join(causes)}; the others were ended; only close() is left"
@@ -293,10 +295,10 @@ def _semaphore():
         # The random names of posix_ipc itself depend on the second at which it was imported only.
         name = f"/synkhronos-{os.urandom(16).hex()}"
         semaphore = posix_ipc.Semaphore(name, posix_ipc.O_CREX, mode=0o600, initial_value=0)
-    except OSError as error:
+    except (OSError, posix_ipc.Error) as error:
         raise SynkhronosError(
             f"fork(): no POSIX semaphore could be made ({error}); /dev/shm must be mounted and "
-            f"writable"
+            f"writable, and not be full"
         ) from error
     semaphore.unlink()
     return semaphore

@@ -113,6 +113,10 @@ class SharedMemory:
                 span //= 2
                 if span < 1 << 20:
                     raise
+        if hasattr(mmap, "MADV_DONTDUMP"):
+            # A core dump would touch every page, those too that do not exist yet, until the memory
+            # or the disk is full.
+            self.mapping.madvise(mmap.MADV_DONTDUMP)
         self._span = span
         self.address = np.frombuffer(self.mapping, np.uint8, count=1).ctypes.data
         self._end = self.address + span * ranks
