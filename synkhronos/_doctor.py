@@ -8,6 +8,7 @@ import importlib
 import json
 import os
 import re
+import secrets
 import shutil
 import subprocess
 import sys
@@ -17,6 +18,8 @@ from typing import Any, Dict, List, NamedTuple
 
 from synkhronos import _environment
 from synkhronos._machine import affinity, cores, cpu_quota, memory_room
+from synkhronos._ownership import cache_folder, outsider
+from synkhronos._probes import NCCL_PROBE, PYGPU_PROBE, THEANO_PROBE
 
 OK, WARNING, PROBLEM = "ok", "warning", "problem"
 TIME_LIMIT = 120  # seconds; the first compilation on a slow file system takes long
@@ -27,58 +30,6 @@ REQUIREMENTS = {  # what is imported, and what pip is asked for
     "threadpoolctl": "threadpoolctl",
     "psutil": "psutil",
 }
-
-THEANO_PROBE = """
-import json, time
-import numpy, theano, theano.tensor as T
-
-a = numpy.random.RandomState(0).rand(1024, 1024).astype("float32")
-x, y = T.fmatrices("x", "y")
-product = theano.function([x, y], T.dot(x, y))
-
-def fastest(function):
-    function(a, a)
-    times = []
-    for _ in range(7):
-        start = time.perf_counter()
-        function(a, a)
-        times.append(time.perf_counter() - start)
-    return min(times)
-
-paths = {line.split()[-1] for line in open("/proc/self/maps") if "blas" in line}
-print(json.dumps({
-    "version": theano.__version__,
-    "compiler": theano.config.cxx,
-    "ldflags": theano.config.blas.ldflags,
-    "theano": fastest(product),
-    "numpy": fastest(numpy.dot),
-    "libraries": sorted(path for path in paths if path.startswith("/")),
-}))
-"""
-
-PYGPU_PROBE = """
-import json
-import pygpu
-from pygpu import gpuarray
-
-def count(kind):
-    try:
-        return sum(gpuarray.count_devices(kind, i) for i in range(gpuarray.count_platforms(kind)))
-    except Exception:
-        return 0
-
-print(json.dumps({
-    "version": pygpu.__version__, "cuda": count("cuda"), "opencl": count("opencl"),
-}))
-"""
-
-NCCL_PROBE = """
-import ctypes, json
-
-version = ctypes.c_int()
-ctypes.CDLL("libnccl.so").ncclGetVersion(ctypes.byref(version))
-print(json.dumps({"version": version.value}))
-"""
 
 
 class Result(NamedTuple):
@@ -101,10 +52,9 @@ class ProbeError(Exception):
 
 def probe(code: str, **environ: str) -> Dict[str, Any]:
     """Run `code` in a fresh interpreter and read the JSON that it prints last."""
-    command = [sys.executable, "-c", code]
     try:
         process = subprocess.run(
-            command,
+            _environment.fresh_python(code),
             capture_output=True,
             text=True,
             timeout=TIME_LIMIT,
@@ -164,6 +114,19 @@ def check_compiler() -> Result:
         remedy = "install them, on Debian with: apt-get install python3-dev"
         return Result("compiler", PROBLEM, f"no Python headers: {header} is missing", remedy)
     return Result("compiler", OK, f"{compiler}, {header}")
+
+
+def check_cache() -> Result:
+    """Check that nobody else can put code in Theano's cache, from which Theano loads and runs it."""
+    folder = cache_folder(os.environ)
+    complaint = outsider(folder)
+    if complaint is None:
+        return Result("Theano's cache", OK, f"{folder}, which no other user can change")
+    remedy = (
+        "whoever can change it can run code as you: set THEANO_FLAGS=base_compiledir=FOLDER to a "
+        "folder of your own, with nothing in it that others have made; or chmod -R go-w"
+    )
+    return Result("Theano's cache", WARNING, complaint, remedy)
 
 
 def check_theano() -> Result:
@@ -245,7 +208,8 @@ def check_semaphores() -> Result:
     except ImportError:
         return Result("semaphores", PROBLEM, "not tried", "python -m pip install posix_ipc")
     try:
-        semaphore = posix_ipc.Semaphore(None, posix_ipc.O_CREX, mode=0o600, initial_value=1)
+        name = f"/synkhronos-{secrets.token_hex(16)}"
+        semaphore = posix_ipc.Semaphore(name, posix_ipc.O_CREX, mode=0o600, initial_value=1)
     except (OSError, posix_ipc.Error) as error:
         remedy = "mount it writable: mount -t tmpfs -o mode=1777 tmpfs /dev/shm"
         return Result("semaphores", PROBLEM, f"cannot be made in /dev/shm: {error}", remedy)
@@ -304,12 +268,12 @@ def nccl_version(number: int) -> str:
     return f"{number // unit}.{number % unit // 100}.{number % 100}"
 
 
-
 CHECKS = (
     check_python,
     check_numpy,
     check_modules,
     check_compiler,
+    check_cache,
     check_theano,
     check_cores,
     check_memory,

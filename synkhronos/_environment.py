@@ -51,7 +51,7 @@ def prepare() -> None:
 
 def set_flags(environ) -> None:
     """Add ``blas.ldflags`` to ``THEANO_FLAGS`` in `environ`, unless the user has set it."""
-    if user_ldflags(environ) is None:
+    if user_setting(LDFLAGS, environ) is None:
         environ["THEANO_FLAGS"] = add_flag(environ.get("THEANO_FLAGS", ""), find_ldflags())
 
 
@@ -89,9 +89,9 @@ def numpy_complaint(version: str) -> Optional[str]:
     )
 
 
-def user_ldflags(environ: Mapping[str, str]) -> Optional[str]:
-    """Find the ``blas.ldflags`` that the user set, as Theano reads it; None if they did not."""
-    value = flags_of(environ.get("THEANO_FLAGS", "")).get(LDFLAGS)
+def user_setting(name: str, environ: Mapping[str, str]) -> Optional[str]:
+    """Find a setting that the user made, as Theano reads it; None if they did not."""
+    value = flags_of(environ.get("THEANO_FLAGS", "")).get(name)
     if value is not None:
         return value
     paths = environ.get("THEANORC", "~/.theanorc").split(os.pathsep)
@@ -100,8 +100,8 @@ def user_ldflags(environ: Mapping[str, str]) -> Optional[str]:
         parser.read([os.path.expanduser(path) for path in paths])
     except configparser.Error:
         return None  # Theano reads the same files and says best what is wrong in them.
-    section, option = LDFLAGS.split(".")
-    return parser.get(section, option, fallback=None)
+    section, _, option = name.rpartition(".")
+    return parser.get(section or "global", option, fallback=None)
 
 
 def flags_of(text: str) -> Mapping[str, str]:
@@ -164,6 +164,15 @@ def find_library(folders: Iterable[Path], pattern: str) -> Optional[Path]:
         for library in sorted(folder.glob(pattern)):
             return library
     return None
+
+
+def fresh_python(code: str) -> List[str]:
+    """Return the command that runs `code` in a fresh interpreter.
+
+    Nothing is imported from the current directory, where ``python -c`` looks first, and where
+    another user may have put a module.
+    """
+    return [sys.executable, "-c", f"import sys; sys.path = [one for one in sys.path if one]\n{code}"]
 
 
 def interpreter_arguments() -> List[str]:

@@ -96,7 +96,8 @@ def test_flags_that_the_user_set_are_left_alone():
 
 
 def test_an_empty_value_counts_as_set(no_settings):
-    assert environment.user_ldflags({"THEANO_FLAGS": "blas.ldflags=", **no_settings}) == ""
+    flags = {"THEANO_FLAGS": "blas.ldflags=", **no_settings}
+    assert environment.user_setting("blas.ldflags", flags) == ""
 
 
 def test_the_users_settings_file_is_left_alone(tmp_path):
