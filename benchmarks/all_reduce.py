@@ -144,7 +144,7 @@ def peer(kind):
 
 def _peer_environment():
     here = str(Path(__file__).resolve().parent)
-    paths = [here, os.environ.get("PYTHONPATH", "")]
+    paths = filter(None, [here, os.environ.get("PYTHONPATH", "")])
     return {**os.environ, **ENVIRONMENT, "PYTHONPATH": os.pathsep.join(paths)}
 
 

@@ -49,6 +49,8 @@ def run(script: str, arguments: Sequence[str]) -> int:
         return 1
     _environment.set_flags(os.environ)
     sys.stdout.flush()
+    if script.startswith("-") and script != "-":
+        script = os.path.join(os.curdir, script)  # a file's name, and no option of Python's
     command = [sys.executable, *interpreter_options(), script, *arguments]
     os.execv(sys.executable, command)
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import logging
 import os
 import subprocess
-import sys
 from importlib.util import find_spec
 from typing import Sequence
 
 import numpy as np
 
-from synkhronos import _libraries
+from synkhronos import _environment, _libraries
 from synkhronos._machine import cores
 from synkhronos._world import Command, Here
 
@@ -37,7 +36,7 @@ def get_n_gpu() -> int:
     if find_spec("pygpu") is None or not _libraries.driver_is_visible():
         return 0
     counted = subprocess.run(
-        [sys.executable, "-c", _COUNT_GPUS], capture_output=True, text=True, check=False
+        _environment.fresh_python(_COUNT_GPUS), capture_output=True, text=True, check=False
     )
     words = counted.stdout.split()
     return int(words[-1]) if words[-2:-1] == ["count"] else 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import tempfile
 import warnings
 from typing import Sequence
 
@@ -17,7 +18,11 @@ from synkhronos.engines.base import Engine
 from synkhronos.engines.theano_cpu import TheanoCpuEngine
 from synkhronos.transports.local import LocalTransport
 
-_THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+_THREAD_VARIABLES = {  # by the name that threadpoolctl has for who reads it before OpenMP's
+    "openmp": "OMP_NUM_THREADS",
+    "openblas": "OPENBLAS_NUM_THREADS",
+    "mkl": "MKL_NUM_THREADS",
+}
 
 
 def fork(
@@ -135,7 +140,22 @@ def _serve(here, threads, profile):
     try:
         profiler.runcall(_serve_commands, here, threads)
     finally:
-        profiler.dump_stats(f"synk_worker_{here.rank}.prof")
+        _write_profile(profiler, f"synk_worker_{here.rank}.prof")
+
+
+def _write_profile(profiler, name):
+    """Put a file in the place of one of that name, and never through it, if it is a link or a pipe."""
+    try:
+        descriptor, unfinished = tempfile.mkstemp(prefix=f"{name}.", dir=os.curdir)
+        os.close(descriptor)
+        try:
+            profiler.dump_stats(unfinished)
+            os.replace(unfinished, name)
+        except OSError:
+            os.unlink(unfinished)
+            raise
+    except OSError as error:
+        warnings.warn(f"profile_workers: {name} was not written: {error}", RuntimeWarning, stacklevel=2)
 
 
 def _serve_commands(here, threads):
@@ -152,7 +172,7 @@ class _Threads:
 
     def __init__(self, each):
         self._each = each
-        self._environment = {name: os.environ.get(name) for name in _THREAD_VARIABLES}
+        self._environment = {name: os.environ.get(name) for name in _THREAD_VARIABLES.values()}
         self._before = {library.filepath: library.num_threads for library in _libraries()}
 
     def limit(self):
@@ -161,7 +181,7 @@ class _Threads:
             wanted = min(self._each, self._wanted(library))
             if library.num_threads != wanted:  # in a worker OpenBLAS would begin its threads anew
                 library.set_num_threads(wanted)
-        for name in _THREAD_VARIABLES:
+        for name in _THREAD_VARIABLES.values():
             os.environ[name] = str(min(self._each, self._asked(name)))
 
     def restore(self):
@@ -176,11 +196,19 @@ class _Threads:
 
     def _wanted(self, library):
         """Return the threads that a library had, or would have had, without us."""
-        return self._before.get(library.filepath, self._asked("OMP_NUM_THREADS"))
+        name = _THREAD_VARIABLES.get(library.internal_api, "OMP_NUM_THREADS")
+        return self._before.get(library.filepath, self._asked(name))
 
     def _asked(self, name):
-        value = self._environment[name] or ""
-        return int(value) if value.isdigit() and int(value) else cores()
+        """Return the threads that the user asks for by this variable, or else by that of OpenMP."""
+        for one in (name, "OMP_NUM_THREADS"):
+            try:
+                value = int(self._environment[one] or 0)
+            except ValueError:
+                value = 0
+            if value > 0:
+                return value
+        return cores()
 
 
 def _libraries():
