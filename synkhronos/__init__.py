@@ -10,6 +10,7 @@ The layers, from the script down; each knows those below it only.
 ``_replicas``                 shared variables across ranks, each for itself
 ``_shared_variables``         naming shared variables in these calls
 ``_profile``                  where each rank's time goes
+``_random``                   random streams begun anew
 ``_fuse``                     several calls as one command
 ``_function``                 ``function`` and the calls of it
 ``_arguments``, ``_outputs``  a call before its start barrier and after its finish barrier
@@ -54,6 +55,7 @@ from synkhronos._fuse import fuse
 from synkhronos._launch import close, fork
 from synkhronos._partition import make_slices
 from synkhronos._profile import Profile, profile
+from synkhronos._random import reseed
 from synkhronos._replicas import get_lengths, get_shapes, get_value, scatter, set_value
 from synkhronos._replicate import distribute
 
@@ -86,6 +88,7 @@ __all__ = [
     "make_slices",
     "profile",
     "reduce",
+    "reseed",
     "scatter",
     "set_shmems",
     "set_value",

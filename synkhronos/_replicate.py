@@ -8,7 +8,7 @@ as one pickle, in which shared variables that the ranks already have are numbers
 from __future__ import annotations
 
 from synkhronos import _world
-from synkhronos._world import Command, World
+from synkhronos._world import Command, Here, World
 
 
 class Replicate(Command):
@@ -37,7 +37,7 @@ class Replicate(Command):
         self._separate_streams(here)
 
     def _separate_streams(self, here):
-        index = (here.rank - here.master_rank) % here.size
+        index = stream_index(here)
         streams = []
         for function in here.functions[self.first_function :]:
             for shared in here.engine.random_streams(function.compiled):
@@ -46,6 +46,11 @@ class Replicate(Command):
         for shared in streams:
             if index and shared in here.shareds[self.first_shared :]:
                 here.engine.jump(shared, index)
+
+
+def stream_index(here: Here) -> int:
+    """Return which of the independent random streams is this rank's; 0, the script's, the master's."""
+    return (here.rank - here.master_rank) % here.size
 
 
 def replicate(world: World) -> None:

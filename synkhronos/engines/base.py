@@ -152,5 +152,9 @@ class Engine(ABC):
         """Return the shared variables that are states of random streams."""
 
     @abstractmethod
+    def seed(self, streams: Any, seed: int | None) -> list[SharedVariable]:
+        """Seed the compiler's random streams anew; return the shared variables with their states."""
+
+    @abstractmethod
     def jump(self, shared: SharedVariable, index: int) -> None:
         """Move the state of a random stream to the `index`-th of its independent substreams."""

@@ -13,9 +13,10 @@ from theano.compile.function_module import Function as TheanoFunction
 from theano.compile.sharedvalue import SharedVariable
 from theano.gof import vm
 from theano.gof.link import Container
-from theano.sandbox.rng_mrg import mrg_uniform_base
+from theano.sandbox.rng_mrg import MRG_RandomStreams, mrg_uniform_base
 from theano.tensor import TensorType as TheanoTensorType
 from theano.tensor.raw_random import RandomStateType
+from theano.tensor.shared_randomstreams import RandomStreams
 
 from synkhronos._operations import NUMPY
 from synkhronos._partition import as_slice
@@ -162,6 +163,12 @@ class TheanoCpuEngine(Engine):
     def origin(self, variable):
         """Return the variable of an optimised graph that another one is a plain copy of."""
         return variable
+
+    def seed(self, streams, seed):
+        if not isinstance(streams, (MRG_RandomStreams, RandomStreams)):
+            raise TypeError(f"expected MRG_RandomStreams or RandomStreams, got {streams!r}")
+        streams.seed(seed)
+        return [state for state, *_ in streams.state_updates]
 
     def jump(self, shared, index):
         state = self.storage(shared)
