@@ -1,0 +1,718 @@
+"""What another user can reach of a world: nothing. And what lies in this user's way does no harm."""
+
+import ast
+import json
+import os
+import pstats
+import re
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+import textwrap
+from pathlib import Path
+
+import numpy as np
+import posix_ipc
+import pytest
+import theano.tensor as tt
+
+import synkhronos as synk
+from conftest import ROOT
+from synkhronos import _doctor, _environment, _launch
+from synkhronos._ownership import cache_folder, outsider
+
+NOBODY = 65534
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as a second user")
+
+VICTIM = """
+import faulthandler; faulthandler.dump_traceback_later(100, exit=True)
+import json, os, sys
+import synkhronos as synk
+import numpy as np
+import theano.tensor as tt
+
+synk.fork(2, use_gpu=False)
+x = tt.dmatrix("x")
+f = synk.function([x], (x.sum(), "sum"))
+secret = synk.data(np.full((64, 64), 123456.789))
+synk.distribute()
+f(secret)
+transport = synk._world.current().transport
+pids = [os.getpid(), *(process.pid for process in transport._processes.values())]
+print(json.dumps({"pids": pids, "address": secret.data.ctypes.data}), flush=True)
+for _ in sys.stdin:
+    print(float(f(secret)), flush=True)
+synk.close()
+"""
+
+# Prints, as JSON, what each attack on a process brought: bytes, "done", or the name of an error.
+ATTACKER = """
+import ctypes, errno, json, os, resource, signal, struct, sys
+
+pid, address = int(sys.argv[1]), int(sys.argv[2])
+libc = ctypes.CDLL(None, use_errno=True)
+
+def call(name, *arguments):
+    if getattr(libc, name)(*arguments) < 0:
+        raise OSError(ctypes.get_errno(), name)
+
+def memory(flags):
+    file = os.open(f"/proc/{pid}/mem", flags)
+    if flags == os.O_RDONLY:
+        return os.pread(file, 8, address).hex()
+
+def vector(name):
+    here = ctypes.create_string_buffer(8)
+    local = (ctypes.c_size_t * 2)(ctypes.addressof(here), 8)
+    remote = (ctypes.c_size_t * 2)(address, 8)
+    if name == "process_vm_writev":
+        call("process_vm_readv", pid, local, 1, remote, 1, 0)
+    call(name, pid, local, 1, remote, 1, 0)
+    return here.raw.hex()
+
+def descriptor():
+    handle = libc.syscall(434, pid, 0)  # pidfd_open
+    if libc.syscall(438, handle, 0, 0) < 0:  # pidfd_getfd
+        raise OSError(ctypes.get_errno(), "pidfd_getfd")
+
+def attach():
+    call("ptrace", 16, pid, None, None)
+    os.waitpid(pid, 0x40000000)
+    call("ptrace", 17, pid, None, None)
+
+attacks = {
+    "read memory": lambda: memory(os.O_RDONLY),
+    "open memory to write": lambda: memory(os.O_RDWR),
+    "list maps": lambda: open(f"/proc/{pid}/maps").read() and None,
+    "list map_files": lambda: os.listdir(f"/proc/{pid}/map_files") and None,
+    "list files": lambda: os.listdir(f"/proc/{pid}/fd") and None,
+    "read environment": lambda: open(f"/proc/{pid}/environ").read() and None,
+    "process_vm_readv": lambda: vector("process_vm_readv"),
+    "process_vm_writev": lambda: vector("process_vm_writev"),
+    "ptrace": attach,
+    "take a file": descriptor,
+    "limit": lambda: resource.prlimit(pid, resource.RLIMIT_CPU, (10**6, 10**6)) and None,
+    "move to a core": lambda: os.sched_setaffinity(pid, os.sched_getaffinity(0)),
+    "continue": lambda: os.kill(pid, signal.SIGCONT),
+}
+if os.geteuid():  # the rest would work for the victim's own user
+    for name in ("SIGSTOP", "SIGINT", "SIGTERM", "SIGKILL"):
+        attacks[name] = lambda name=name: os.kill(pid, getattr(signal, name))
+results = {}
+for name, attack in attacks.items():
+    try:
+        results[name] = attack() or "done"
+    except OSError as error:
+        results[name] = errno.errorcode.get(error.errno, "?")
+print(json.dumps(results))
+"""
+
+
+def become_nobody():
+    os.setgroups([])
+    os.setgid(NOBODY)
+    os.setuid(NOBODY)
+
+
+def run_as(become, code, *arguments, **keywords):
+    """Run code in an interpreter as another user, and return what it printed."""
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", textwrap.dedent(code), *map(str, arguments)],
+        preexec_fn=become, start_new_session=True, capture_output=True, text=True, timeout=100,
+        **keywords,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture
+def nobody():
+    """What a process calls to become a second user; skipped where there can be none."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can act as a second user")
+    try:
+        run_as(become_nobody, "pass", cwd="/")
+    except (AssertionError, OSError, subprocess.SubprocessError) as error:
+        pytest.skip(f"a second user cannot run this Python: {error}")
+    return become_nobody
+
+
+@pytest.fixture
+def open_folder():
+    """A folder that a second user can reach: those of pytest are this user's alone."""
+    folder = Path(tempfile.mkdtemp())
+    folder.chmod(0o755)
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def script(tmp_path):
+    """Start code as a script with pipes; ended at the latest with the test."""
+    started = []
+
+    def start(code, **keywords):
+        path = tmp_path / "script.py"
+        path.write_text(textwrap.dedent(code))
+        process = subprocess.Popen(
+            [sys.executable, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            env={**os.environ, "PYTHONPATH": str(ROOT)}, bufsize=1, **keywords,
+        )  # fmt: skip
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.stdin.close()
+        process.stdout.close()
+        if process.wait(100):
+            raise AssertionError(f"the script ended with {process.returncode}")
+
+
+def planted_modules(folder, marker):
+    """Put modules in a folder that leave a mark when they are imported."""
+    for name in ("ctypes", "json", "multiprocessing", "numpy", "pygpu", "pwd", "secrets", "theano"):
+        (folder / name).mkdir()
+        (folder / name / "__init__.py").write_text(f"open({str(marker)!r}, 'a').write({name!r})\n")
+
+
+# A second user against a world
+
+
+def test_a_second_user_can_neither_read_nor_write_nor_stop_a_rank(nobody, script):
+    victim = script(VICTIM)
+    told = json.loads(victim.stdout.readline())
+    assert len(told["pids"]) == 2
+    for pid in told["pids"]:
+        # What the attacks do where nothing stands in their way:
+        own = json.loads(run_as(None, ATTACKER, pid, told["address"]))
+        assert own["read memory"] == np.float64(123456.789).tobytes().hex()
+        attacks = json.loads(run_as(nobody, ATTACKER, pid, told["address"], cwd="/"))
+        assert {"SIGKILL", "ptrace", "read memory"} < set(attacks)
+        assert set(attacks.values()) <= {"EPERM", "EACCES"}, attacks
+    victim.stdin.write("again\n")
+    assert float(victim.stdout.readline()) == pytest.approx(123456.789 * 64 * 64)
+
+
+def test_a_second_user_can_do_nothing_with_a_semaphore_while_it_has_a_name(nobody, script):
+    victim = script(
+        """
+        import os, sys
+        os.umask(0)
+        import posix_ipc
+        make = posix_ipc.Semaphore
+
+        def slowly(name, *arguments, **keywords):
+            made = make(name, *arguments, **keywords)
+            print(name, flush=True)
+            sys.stdin.readline()
+            return made
+
+        posix_ipc.Semaphore = slowly
+        import synkhronos as synk
+        synk.fork(2, use_gpu=False)
+        synk.close()
+        print("closed", flush=True)
+        """
+    )
+    attack = """
+        import ctypes, errno, os, sys
+        path = "/dev/shm/sem." + sys.argv[1][1:]
+        aside = "/dev/shm/aside-" + sys.argv[1][1:]
+        libc = ctypes.CDLL(None, use_errno=True)
+        libc.sem_open.restype = ctypes.c_void_p
+
+        def sem_open():
+            if not libc.sem_open(sys.argv[1].encode(), 0):
+                raise OSError(ctypes.get_errno(), "sem_open")
+
+        for attack in (
+            lambda: os.open(path, os.O_RDONLY), lambda: os.open(path, os.O_RDWR), sem_open,
+            lambda: os.unlink(path), lambda: os.rename(path, aside), lambda: os.chmod(path, 0o666),
+            lambda: os.rename("/dev/null", path),
+        ):
+            try:
+                attack()
+            except OSError as error:
+                assert error.errno in (errno.EACCES, errno.EPERM, errno.EXDEV), error
+            else:
+                raise SystemExit("done")
+    """
+    names = []
+    while True:
+        name = victim.stdout.readline().strip()
+        if name == "closed":
+            break
+        run_as(nobody, attack, name, cwd="/")
+        assert stat.S_IMODE(os.stat(f"/dev/shm/sem.{name[1:]}").st_mode) == 0o600
+        victim.stdin.write("\n")
+        names.append(name)
+    assert len(names) == 6  # a start and a finish for each rank, one round of the barrier
+    assert not any(os.path.exists(f"/dev/shm/sem.{name[1:]}") for name in names)
+
+
+# Names
+
+
+def test_names_are_long_random_never_used_again_and_gone_when_fork_returns(monkeypatch, world_of):
+    made, make = [], posix_ipc.Semaphore
+
+    def record(name, flags=0, mode=0o777, **keywords):
+        semaphore = make(name, flags, mode, **keywords)
+        made.append((name, flags, stat.S_IMODE(os.stat(f"/dev/shm/sem.{name[1:]}").st_mode)))
+        return semaphore
+
+    monkeypatch.setattr(posix_ipc, "Semaphore", record)
+    before = os.umask(0)
+    try:
+        for _ in range(2):
+            world_of(3)
+    finally:
+        os.umask(before)
+    assert len(made) == 2 * (3 + 3 + 3 * 2)
+    assert len({name for name, _, _ in made}) == len(made)
+    for name, flags, mode in made:
+        assert re.fullmatch("/synkhronos-[0-9a-f]{32}", name)
+        assert flags & posix_ipc.O_CREX == posix_ipc.O_CREX
+        assert mode == 0o600
+        assert not os.path.exists(f"/dev/shm/sem.{name[1:]}")
+    digits = "".join(name[-32:] for name, _, _ in made)
+    assert all(digits.count(digit) > len(digits) / 40 for digit in "0123456789abcdef")
+
+
+def test_a_name_that_is_there_already_is_refused_and_not_used(monkeypatch):
+    monkeypatch.setattr(os, "urandom", lambda size: bytes(range(size)))
+    name = f"/synkhronos-{bytes(range(16)).hex()}"
+    planted = posix_ipc.Semaphore(name, posix_ipc.O_CREX, mode=0o666)
+    try:
+        with pytest.raises(synk.SynkhronosError, match="no POSIX semaphore could be made"):
+            synk.fork(2, use_gpu=False)
+        assert os.path.exists(f"/dev/shm/sem.{name[1:]}")  # nor is it removed
+    finally:
+        planted.unlink()
+        planted.close()
+    assert not synk._world.exists()
+
+
+@pytest.mark.skipif(shutil.which("strace") is None, reason="needs strace")
+def test_the_kernel_sees_no_other_names_and_none_after_the_workers_are_forked(tmp_path):
+    script, trace = tmp_path / "script.py", tmp_path / "trace"
+    script.write_text(
+        textwrap.dedent(
+            """
+            import os
+            import synkhronos as synk
+            import numpy as np
+            import theano
+            import theano.tensor as tt
+            x, s = tt.dmatrix("x"), theano.shared(np.ones(3))
+            theano.function([x], [x.sum(), s.sum()])  # compiled here, so that it is not compiled below
+            os.path.exists("/begin")
+            synk.fork(3, use_gpu=False)
+            f = synk.function([x], x.sum())
+            synk.distribute()
+            data = synk.data(np.ones((300, 300)))
+            f(data)
+            f(np.ones((200, 300)))
+            synk.function([], s.sum())()
+            synk.all_reduce(s)
+            os.path.exists("/end")
+            synk.close()
+            """
+        )
+    )
+    done = subprocess.run(
+        ["strace", "-f", "-qq", "-o", str(trace), "-e",
+         "trace=file,bind,connect,clone,clone3,fork,vfork,memfd_create,shmget,msgget,semget",
+         sys.executable, str(script)],
+        env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=100,
+    )  # fmt: skip
+    if "ptrace" in done.stderr.lower():
+        pytest.skip(f"strace may not trace here: {done.stderr}")
+    assert done.returncode == 0, done.stderr
+    lines = trace.read_text().splitlines()
+    begin = next(number for number, line in enumerate(lines) if '"/begin"' in line)
+    end = next(number for number, line in enumerate(lines) if '"/end"' in line)
+    during = lines[begin:end]
+    first_fork = next(number for number, line in enumerate(during) if re.search(r"clone|fork\(", line))
+    made = [line for line in during if "O_CREAT" in line and "ENOENT" not in line]
+    in_memory = [line for line in made if '"/dev/shm/' in line]
+    assert len(in_memory) == 3 + 3 + 3 * 2
+    assert all("O_EXCL" in line and ", 0600)" in line for line in in_memory)
+    linked = [re.findall('"([^"]+)"', line)[1] for line in during if " link(" in line]
+    assert len(linked) == len(in_memory)
+    assert all(re.fullmatch("/dev/shm/sem.synkhronos-[0-9a-f]{32}", name) for name in linked)
+    for name in [*linked, *(re.search('"([^"]+)"', line).group(1) for line in in_memory)]:
+        gone = [n for n, line in enumerate(during) if f'unlink("{name}")' in line]
+        assert gone and gone[0] < first_fork, name
+    # What else is written is Theano's, in its cache; and there is no door of another kind.
+    cache = os.path.realpath(cache_folder(os.environ))
+    for line in made:
+        path = re.search('"([^"]+)"', line).group(1)
+        assert path.startswith(("/dev/shm/sem.", cache, "/dev/null")), line
+    doors = ("bind(", "connect(", "mknod", "memfd_create(", "shmget(", "msgget(", "semget(")
+    assert not [line for line in during if any(f" {door}" in line for door in doors)]
+
+
+# Where another user stands in the way
+
+
+@as_root
+@pytest.mark.skipif(shutil.which("unshare") is None, reason="needs unshare")
+@pytest.mark.parametrize(
+    "prepare",
+    ["head -c 4096 /dev/zero > /dev/shm/full", "mount -o remount,ro /dev/shm", "chmod 755 /dev/shm"],
+    ids=["full", "read-only", "not ours"],
+)
+def test_semaphores_that_cannot_be_made_are_one_sentence_that_names_the_remedy(open_folder, prepare):
+    code = """
+        import os
+        os.setgroups([]); os.setgid(65534); os.setuid(65534)
+        import synkhronos as synk
+        try:
+            synk.fork(2, use_gpu=False)
+        except synk.SynkhronosError as error:
+            print(error)
+    """
+    (open_folder / "script.py").write_text(textwrap.dedent(code))
+    os.mkdir(open_folder / "cache")
+    os.chown(open_folder / "cache", NOBODY, NOBODY)
+    mounted = f"mount -t tmpfs -o size=4k,mode=1777 tmpfs /dev/shm && {prepare} && exec \"$@\""
+    flags = f"cxx=,base_compiledir={open_folder}/cache"
+    done = subprocess.run(
+        ["unshare", "-m", "sh", "-c", mounted, "sh", sys.executable, str(open_folder / "script.py")],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "THEANO_FLAGS": flags},
+        capture_output=True, text=True, timeout=60, cwd="/",
+    )  # fmt: skip
+    if "unshare" in done.stderr or "mount:" in done.stderr:
+        pytest.skip(f"no file system of its own: {done.stderr}")
+    assert re.fullmatch("fork.*no POSIX semaphore.*/dev/shm must be .*writable.*\n", done.stdout), done
+
+
+def test_nothing_is_imported_from_the_current_directory_but_by_python_itself(tmp_path, monkeypatch):
+    hostile, marker, home = tmp_path / "hostile", tmp_path / "marker", tmp_path / "home"
+    hostile.mkdir()
+    home.mkdir()
+    planted_modules(hostile, marker)
+    script = home / "script.py"
+    script.write_text(
+        "import synkhronos as synk\nfrom synkhronos import _doctor\nimport theano.tensor as tt\n"
+        "synk.get_n_gpu()\n"
+        "for check in _doctor.CHECKS:\n    check()\n"
+        "synk.fork(2, use_gpu=False)\nx = tt.vector()\n"
+        "print(synk.function([x], x.sum())([1, 2]))\nsynk.close()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, str(script)], cwd=hostile, env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True, text=True, timeout=100,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert not marker.exists(), marker.read_text()
+
+
+@pytest.mark.parametrize("kind", ["link", "dangling link", "pipe", "file", "folder"])
+def test_a_workers_profile_is_never_written_through_what_lies_there(run_python, tmp_path, kind):
+    planted, precious = tmp_path / "synk_worker_1.prof", tmp_path / "precious"
+    if kind == "link":
+        precious.write_text("precious")
+    if kind.endswith("link"):
+        planted.symlink_to(precious)
+    elif kind == "pipe":
+        os.mkfifo(planted)
+    elif kind == "folder":
+        planted.mkdir()
+    else:
+        planted.write_text("old")
+        planted.chmod(0o666)
+    done = run_python(
+        """
+        import os
+        os.umask(0)
+        import synkhronos as synk
+        synk.fork(2, use_gpu=False, profile_workers=True)
+        synk.distribute()
+        synk.close()
+        """
+    )
+    assert precious.exists() == (kind == "link")
+    if kind == "link":
+        assert precious.read_text() == "precious"
+    if kind == "folder":
+        assert "synk_worker_1.prof was not written" in done.stderr
+    else:
+        status = planted.lstat()
+        assert stat.S_ISREG(status.st_mode) and stat.S_IMODE(status.st_mode) == 0o600
+        assert pstats.Stats(str(planted)).total_calls > 0
+    assert [path for path in os.listdir(tmp_path) if path.startswith("synk")] == [planted.name]
+
+
+def test_a_file_of_another_user_in_the_way_is_a_warning_and_no_end(nobody, open_folder):
+    crowd = open_folder / "crowd"
+    crowd.mkdir()
+    crowd.chmod(0o1777)
+    (crowd / "synk_worker_1.prof").write_text("root's")
+    (open_folder / "cache").mkdir()
+    os.chown(open_folder / "cache", NOBODY, NOBODY)
+    code = """
+        import synkhronos as synk
+        import theano.tensor as tt
+        synk.fork(2, use_gpu=False, profile_workers=True)
+        x = tt.dvector()
+        f = synk.function([x], (x.sum(), "sum"))
+        print(f([1.0, 2.0, 3.0]))
+        synk.close()
+    """
+    script = open_folder / "script.py"
+    script.write_text(textwrap.dedent(code))
+    flags = f"cxx=,base_compiledir={open_folder}/cache"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "THEANO_FLAGS": flags, "TMPDIR": str(crowd)}
+    done = subprocess.run(
+        [sys.executable, str(script)], preexec_fn=nobody, cwd=crowd, env=environment,
+        capture_output=True, text=True, timeout=100,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, "6.0\n"), done.stderr
+    assert "synk_worker_1.prof was not written" in done.stderr
+    assert (crowd / "synk_worker_1.prof").read_text() == "root's"
+    assert os.listdir(crowd) == ["synk_worker_1.prof"]
+
+
+# Files that data is mapped from
+
+
+@pytest.fixture
+def summed(world_of):
+    world_of(2)
+    x = tt.dmatrix("x")
+    f = synk.function([x], (x.sum(), "sum"))
+    synk.distribute()
+    f(np.ones((2, 2)))
+    return f
+
+
+@pytest.fixture
+def path(tmp_path):
+    np.save(tmp_path / "rows.npy", np.ones((8, 3)))
+    np.save(tmp_path / "other.npy", np.full((8, 3), 2.0))
+    return tmp_path / "rows.npy"
+
+
+@pytest.mark.parametrize("kind", ["file", "pipe"])
+def test_a_file_that_took_the_place_of_a_mapped_one_is_not_read(summed, path, kind):
+    data = synk.data(np.load(path, mmap_mode="r"))
+    if kind == "pipe":
+        path.unlink()
+        os.mkfifo(path)
+    else:
+        os.replace(path.with_name("other.npy"), path)
+    with pytest.raises(OSError, match="another file has taken the place of .*rows.npy.*set_value"):
+        summed(data)
+    assert summed(np.ones((4, 3))) == 12
+    np.save(path.with_name("third.npy"), np.full((8, 3), 3.0))
+    os.replace(path.with_name("third.npy"), path)
+    data.set_value(np.load(path, mmap_mode="r"))
+    assert summed(data) == 72
+
+
+def test_a_mapping_whose_files_name_is_anothers_by_now_is_copied(summed, path):
+    mapped = np.load(path, mmap_mode="r")
+    os.replace(path.with_name("other.npy"), path)
+    data = synk.data(mapped)
+    assert data.data.sum() == 24
+    assert summed(data) == 24
+
+
+# What is dumped as a process crashes
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/smaps"), reason="needs /proc")
+def test_shared_memory_stays_out_of_core_dumps(world_of):
+    world_of(2)
+    address = synk._world.current().here.memory.address
+    entries = re.split(r"^(?=[0-9a-f]+-[0-9a-f]+ )", Path("/proc/self/smaps").read_text(), flags=re.M)
+    [entry] = [one for one in entries if one.startswith(f"{address:x}-")]
+    assert " dd" in re.search("VmFlags:(.*)", entry).group(1)
+
+
+# Theano's cache
+
+
+@pytest.fixture
+def cache(tmp_path):
+    (tmp_path / "cache" / "compiledir_x" / "tmpabc").mkdir(parents=True)
+    (tmp_path / "cache" / "compiledir_x" / "tmpabc" / "key.pkl").write_bytes(b"")
+    for path in [tmp_path / "cache", *(tmp_path / "cache").rglob("*")]:
+        path.chmod(0o700 if path.is_dir() else 0o600)
+    return tmp_path / "cache"
+
+
+def test_a_cache_of_ones_own_is_safe(cache):
+    assert outsider(cache) is None
+    assert outsider(cache / "not there yet") is None
+
+
+PARTS = ["", "compiledir_x", "compiledir_x/tmpabc", "compiledir_x/tmpabc/key.pkl", ".."]
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_a_part_that_every_user_can_write_is_named(cache, part):
+    path = (cache / part).resolve()
+    path.chmod(0o777)
+    assert outsider(cache) == f"{path} can be written by every user"
+    path.chmod(0o1777)  # nobody can be sure to be the only one to make a file there
+    assert (outsider(cache) is None) == (part == "..")
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o1777])
+def test_a_cache_that_another_can_make_first_is_named(cache, mode):
+    cache.chmod(mode)
+    missing = cache / "to be made"
+    assert outsider(missing).startswith(f"{missing} does not exist yet")
+
+
+@as_root
+@pytest.mark.parametrize("part", ["compiledir_x", "compiledir_x/tmpabc/key.pkl", ".."])
+def test_a_part_of_another_user_is_named(cache, part):
+    path = (cache / part).resolve()
+    os.chown(path, NOBODY, -1)
+    assert re.fullmatch(f"{path} belongs to the user .*", outsider(cache))
+
+
+@as_root
+def test_a_link_of_another_user_is_named_and_one_of_ones_own_followed(cache, tmp_path):
+    link = tmp_path / "link"
+    link.symlink_to(cache)
+    assert outsider(link) is None
+    (cache / "compiledir_x").chmod(0o777)
+    assert "compiledir_x can be written" in outsider(link)
+    os.lchown(link, NOBODY, NOBODY)
+    assert outsider(link).startswith(f"{link} belongs to")
+
+
+@as_root
+def test_a_group_counts_unless_it_has_no_other_member(cache):
+    (cache / "compiledir_x").chmod(0o770)
+    assert outsider(cache) is None  # root's own
+    os.chown(cache / "compiledir_x", -1, NOBODY)
+    assert outsider(cache).endswith(f"can be written by the group {NOBODY}")
+
+
+def test_the_doctor_warns_of_a_cache_that_others_can_change(cache, monkeypatch):
+    monkeypatch.setenv("THEANO_FLAGS", f"base_compiledir={cache}")
+    assert _doctor.check_cache().state == _doctor.OK
+    cache.chmod(0o777)
+    result = _doctor.check_cache()
+    assert result.state == _doctor.WARNING and str(cache) in result.found
+    assert "base_compiledir" in result.remedy
+
+
+def test_the_doctor_looks_at_the_cache_before_theano_loads_from_it():
+    assert _doctor.CHECKS.index(_doctor.check_cache) < _doctor.CHECKS.index(_doctor.check_theano)
+
+
+@pytest.mark.parametrize(
+    ("flags", "settings", "expected"),
+    [
+        ("", "", "~/.theano"),
+        ("base_compiledir=/a", "", "/a"),
+        ("base_compiledir=~/a", "", "~/a"),
+        ("", "[global]\nbase_compiledir = /b", "/b"),
+        ("base_compiledir=/a", "[global]\nbase_compiledir = /b", "/a"),
+        ("base_compiledir=/a,compiledir=/c", "", "/c"),
+    ],
+)
+def test_the_cache_is_looked_for_where_theano_has_it(tmp_path, flags, settings, expected):
+    (tmp_path / "theanorc").write_text(settings)
+    environ = {"THEANO_FLAGS": flags, "THEANORC": str(tmp_path / "theanorc")}
+    assert cache_folder(environ) == Path(expected).expanduser()
+
+
+def test_the_cache_is_where_theano_says_that_it_is():
+    import theano
+
+    assert Path(theano.config.compiledir).is_relative_to(os.path.realpath(cache_folder(os.environ)))
+
+
+# Strings from outside
+
+
+EVIL = ["__import__('os').system('touch marker')", "$(touch marker)", "`touch marker`", "; touch marker",
+        "%(os)s", "²", "9" * 5000, "-1", "\\"]  # fmt: skip
+
+
+@pytest.mark.parametrize("value", EVIL)
+def test_numbers_in_the_environment_are_read_and_not_evaluated(monkeypatch, world_of, tmp_path, value):
+    monkeypatch.chdir(tmp_path)
+    for name in _launch._THREAD_VARIABLES.values():
+        monkeypatch.setenv(name, value)
+    world_of(2)
+    synk.close()
+    assert os.environ["OMP_NUM_THREADS"] == value
+    assert not os.listdir(tmp_path)
+
+
+@pytest.mark.parametrize("value", [one for one in EVIL if one.isascii()])
+def test_flags_of_theano_are_read_and_not_evaluated(monkeypatch, tmp_path, value):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rc").write_text(f"[global]\nbase_compiledir = {value}\n")
+    environ = {"THEANORC": str(tmp_path / "rc"), "THEANO_FLAGS": "floatX=float32"}
+    assert _environment.user_setting("base_compiledir", environ) == value.strip()
+    if "'" not in value and "\\" not in value:
+        environ["THEANO_FLAGS"] = f"base_compiledir={value}"
+        assert _environment.user_setting("base_compiledir", environ) == value
+    assert os.listdir(tmp_path) == ["rc"]
+
+
+@pytest.mark.parametrize("name", ["-c", "-cprint(6*7)", "-m", "--version"])
+def test_run_takes_a_scripts_name_for_a_name_whatever_it_looks_like(tmp_path, name):
+    command = [sys.executable, "-m", "synkhronos", "run", "--", name, "print(6*7)"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    keywords = {"cwd": tmp_path, "env": environment, "capture_output": True, "text": True}
+    done = subprocess.run(command, timeout=60, **keywords)
+    assert (done.returncode, done.stdout) == (2, ""), done
+    (tmp_path / name).write_text("import sys\nprint(sys.argv[1:])\n")
+    assert subprocess.run(command, timeout=60, **keywords).stdout == "['print(6*7)']\n"
+
+
+# The code itself
+
+
+def calls_in(tree):
+    """Return ``(name, keywords)`` of each call; ``module.function`` where it is written so."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            keywords = {one.arg: getattr(one.value, "value", None) for one in node.keywords}
+            if isinstance(node.func, ast.Name):
+                yield node.func.id, keywords
+            elif isinstance(node.func, ast.Attribute):
+                owner = node.func.value
+                yield f"{owner.id if isinstance(owner, ast.Name) else '?'}.{node.func.attr}", keywords
+
+
+FORBIDDEN = {"eval", "exec", "compile", "os.system", "os.popen", "tempfile.mktemp", "marshal.loads",
+             "subprocess.getoutput", "shelve.open", "yaml.load"}  # fmt: skip
+#: These read what a rank wrote in the world's memory, the benchmark what it wrote in its own folder.
+UNPICKLING = {"synkhronos/_world.py", "synkhronos/comms/naive.py", "synkhronos/comms/shm.py",
+              "synkhronos/engines/theano_cpu.py", "benchmarks/replicate.py"}  # fmt: skip
+CODE = [
+    path
+    for folder in ("synkhronos", "demos", "tools", "benchmarks")
+    for path in sorted((ROOT / folder).rglob("*.py"))
+]
+
+
+@pytest.mark.parametrize("path", CODE, ids=lambda path: str(path.relative_to(ROOT)))
+def test_the_code_evaluates_no_strings_and_unpickles_in_known_places_only(path):
+    for name, keywords in calls_in(ast.parse(path.read_text())):
+        assert name not in FORBIDDEN, name
+        assert not keywords.get("shell") and not keywords.get("allow_pickle"), name
+        if name in ("pickle.load", "pickle.loads", "pickle.Unpickler", "loads"):
+            assert str(path.relative_to(ROOT)) in UNPICKLING, name
+
+
+def test_the_reader_of_code_finds_what_it_looks_for():
+    tree = ast.parse("eval(x)\nos.system(x)\nsubprocess.run(x, shell=True)\nf().eval()")
+    assert list(calls_in(tree)) == [
+        ("eval", {}), ("os.system", {}), ("subprocess.run", {"shell": True}), ("?.eval", {}), ("f", {}),
+    ]  # fmt: skip
