@@ -5,7 +5,8 @@ import os
 import sys
 from typing import List, Optional, Sequence
 
-from synkhronos import _doctor, _environment
+from synkhronos import _doctor, _environment, _library_links
+from synkhronos._probe import PROBLEM
 
 DESCRIPTION = "Data-parallel Theano on all the cores or GPUs of one machine."
 RUN = "run a script with Theano's flags set right for this machine, also one that imports Theano"
@@ -48,6 +49,10 @@ def run(script: str, arguments: Sequence[str]) -> int:
         print(complaint, file=sys.stderr)
         return 1
     _environment.set_flags(os.environ)
+    try:
+        os.environ.update(_library_links.environment())
+    except OSError as error:  # a script that does not use GPUs can go on
+        print(f"python -m synkhronos run: {error}", file=sys.stderr)
     sys.stdout.flush()
     if script.startswith("-") and script != "-":
         script = os.path.join(os.curdir, script)  # a file's name, and no option of Python's
@@ -73,7 +78,7 @@ def doctor() -> int:
     for check in _doctor.CHECKS:
         result = check()
         print(result.line(), flush=True)
-        needed_is_missing |= result.state == _doctor.PROBLEM
+        needed_is_missing |= result.state == PROBLEM
     summary = "Something that is needed is missing." if needed_is_missing else "All is there."
     print(summary)
     return int(needed_is_missing)

@@ -5,24 +5,21 @@ in subprocesses, so that a crash there is a finding too, and no CUDA context is 
 """
 
 import importlib
-import json
 import os
 import re
 import secrets
 import shutil
-import subprocess
 import sys
 import sysconfig
 from pathlib import Path
-from typing import Any, Dict, List, NamedTuple
+from typing import Any, Dict
 
 from synkhronos import _environment
+from synkhronos._doctor_gpus import check_cuda, check_gpus, check_nccl
 from synkhronos._machine import affinity, cores, cpu_quota, memory_room
 from synkhronos._ownership import cache_folder, outsider
-from synkhronos._probes import NCCL_PROBE, PYGPU_PROBE, THEANO_PROBE
+from synkhronos._probe import OK, PROBLEM, WARNING, ProbeError, Result, probe
 
-OK, WARNING, PROBLEM = "ok", "warning", "problem"
-TIME_LIMIT = 120  # seconds; the first compilation on a slow file system takes long
 GIBIBYTE = 1024.0**3
 REQUIREMENTS = {  # what is imported, and what pip is asked for
     "scipy": '"scipy<1.11"',
@@ -31,42 +28,33 @@ REQUIREMENTS = {  # what is imported, and what pip is asked for
     "psutil": "psutil",
 }
 
+THEANO_PROBE = """
+import json, time
+import numpy, theano, theano.tensor as T
 
-class Result(NamedTuple):
-    """What a check found: its state, and how to mend it where it is not `OK`."""
+a = numpy.random.RandomState(0).rand(1024, 1024).astype("float32")
+x, y = T.fmatrices("x", "y")
+product = theano.function([x, y], T.dot(x, y))
 
-    name: str
-    state: str
-    found: str
-    remedy: str = ""
+def fastest(function):
+    function(a, a)
+    times = []
+    for _ in range(7):
+        start = time.perf_counter()
+        function(a, a)
+        times.append(time.perf_counter() - start)
+    return min(times)
 
-    def line(self) -> str:
-        """Write the result as the doctor prints it."""
-        text = f"{self.state:<8} {self.name:<14} {self.found}"
-        return f"{text}\n{'':<24}-> {self.remedy}" if self.remedy else text
-
-
-class ProbeError(Exception):
-    """A probe's subprocess failed; the message is the last line that it wrote."""
-
-
-def probe(code: str, **environ: str) -> Dict[str, Any]:
-    """Run `code` in a fresh interpreter and read the JSON that it prints last."""
-    try:
-        process = subprocess.run(
-            _environment.fresh_python(code),
-            capture_output=True,
-            text=True,
-            timeout=TIME_LIMIT,
-            env={**os.environ, **environ},
-        )
-    except subprocess.TimeoutExpired:
-        raise ProbeError(f"no answer within {TIME_LIMIT} s") from None
-    lines = process.stdout.strip().splitlines()
-    if process.returncode or not lines:
-        complaint = process.stderr.strip().splitlines() or [f"exit status {process.returncode}"]
-        raise ProbeError(complaint[-1])
-    return json.loads(lines[-1])
+paths = {line.split()[-1] for line in open("/proc/self/maps") if "blas" in line}
+print(json.dumps({
+    "version": theano.__version__,
+    "compiler": theano.config.cxx,
+    "ldflags": theano.config.blas.ldflags,
+    "theano": fastest(product),
+    "numpy": fastest(numpy.dot),
+    "libraries": sorted(path for path in paths if path.startswith("/")),
+}))
+"""
 
 
 def check_python() -> Result:
@@ -218,56 +206,6 @@ def check_semaphores() -> Result:
     return Result("semaphores", OK, "can be made in /dev/shm")
 
 
-def check_gpus(devices: Path = Path("/dev")) -> Result:
-    """Check pygpu and count the GPUs that it can use; only where there are any."""
-    present = sorted(path.name for path in devices.glob("nvidia[0-9]*"))
-    try:
-        found = probe(PYGPU_PROBE)
-    except ProbeError as error:
-        return judge_missing_pygpu(str(error), present)
-    text = f"pygpu {found['version']}: {found['cuda']} CUDA, {found['opencl']} OpenCL devices"
-    if present and not found["cuda"]:
-        remedy = (
-            "libgpuarray finds no CUDA: it loads libcuda.so, libnvrtc.so and libcublas.so by "
-            "these names, so have them in LD_LIBRARY_PATH"
-        )
-        return Result("GPUs", WARNING, f"{text}, but {', '.join(present)} exist", remedy)
-    return Result("GPUs", OK, text)
-
-
-def judge_missing_pygpu(complaint: str, present: List[str]) -> Result:
-    """Make a result where pygpu cannot be used: GPUs that stay idle are worth a warning."""
-    if not present:
-        return Result("GPUs", OK, f"none, and none is needed ({complaint})")
-    remedy = (
-        "install pygpu, on Debian 12 with: apt-get install python3-pygpu libgpuarray-dev, and "
-        "use an environment made with /usr/bin/python3 -m venv --system-site-packages"
-    )
-    return Result("GPUs", WARNING, f"{', '.join(present)} cannot be used: {complaint}", remedy)
-
-
-def check_nccl(devices: Path = Path("/dev")) -> Result:
-    """Check that NCCL can be loaded; only where there are several GPUs to use it."""
-    several = len(list(devices.glob("nvidia[0-9]*"))) > 1
-    try:
-        number = probe(NCCL_PROBE)["version"]
-    except ProbeError as error:
-        if not several:
-            return Result("NCCL", OK, "none, and none is needed without several GPUs")
-        remedy = (
-            "libgpuarray loads libnccl.so by this name: install NCCL, and have the folder of a "
-            "link of that name in LD_LIBRARY_PATH"
-        )
-        return Result("NCCL", WARNING, str(error), remedy)
-    return Result("NCCL", OK, nccl_version(number))
-
-
-def nccl_version(number: int) -> str:
-    """Write NCCL's version number with points: 2.9 changed the way it is composed."""
-    unit = 10_000 if number >= 10_000 else 1_000
-    return f"{number // unit}.{number % unit // 100}.{number % 100}"
-
-
 CHECKS = (
     check_python,
     check_numpy,
@@ -278,6 +216,7 @@ CHECKS = (
     check_cores,
     check_memory,
     check_semaphores,
+    check_cuda,
     check_gpus,
     check_nccl,
 )

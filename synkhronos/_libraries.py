@@ -45,7 +45,9 @@ OF_DRIVERS = (
     "/run/nvidia/driver/usr/lib64",
     "/run/opengl-driver/lib",
 )
-LINKS = "synkhronos/libraries"  # where _library_links has its folders: they are not found again
+PROGRAM = Path("/proc/self/exe")
+RELEASES = ("/usr/local/cuda", "/usr/local/cuda-*", "/opt/cuda")
+LINKS = re.compile(r"/synkhronos[^/]*/libraries-\w+$")  # the folders of _library_links
 
 Version = Tuple[int, ...]
 
@@ -190,7 +192,7 @@ def version(file: Path) -> Version:
 def is_usable(file: Path) -> bool:
     """Tell whether the loader can take a file into a process such as this, and may."""
     folders = {*file.parts, *Path(os.path.realpath(file)).parts}
-    return "stubs" not in folders and kind(file) == kind(Path(sys.executable))
+    return "stubs" not in folders and kind(file) == kind(PROGRAM)
 
 
 def kind(file: Path) -> bytes:
@@ -213,7 +215,7 @@ def visible(
     cached = [file for file in (loader_cache() if cache is None else cache) if file.name == name]
     by_path = [folder / name for folder in listed_folders(environ)]
     for file in (*by_path, *cached, *(folder / name for folder in matching(LOADERS_OWN))):
-        if file.exists() and kind(file) in (b"", kind(Path(sys.executable))):
+        if file.exists() and kind(file) in (b"", kind(PROGRAM)):
             return file if is_usable(file) else None
     return None
 
@@ -239,25 +241,26 @@ def driver_version(file: Path) -> Optional[Version]:
     return None if status else (number.value // 1000, number.value % 1000 // 10)
 
 
-def search_folders(environ: Mapping[str, str], cache: Sequence[Path]) -> Iterator[Path]:
+def search_folders(
+    environ: Mapping[str, str] = os.environ, cache: Sequence[Path] = ()
+) -> Iterator[Path]:
     """List the folders to look in, the best first."""
-    yield from (folder for folder in listed_folders(environ) if LINKS not in str(folder))
+    yield from (folder for folder in listed_folders(environ) if not LINKS.search(str(folder)))
     for entry in sys.path:
         yield from wheel_folders(Path(entry).absolute() / "nvidia")
     prefixes = [environ.get("CONDA_PREFIX"), sys.prefix, sys.base_prefix]
     prefixes += [environ.get("CUDA_HOME"), environ.get("CUDA_PATH")]
-    yield from matching(Path(prefix) / part for prefix in prefixes if prefix for part in OF_CUDA)
+    prefixes = [glob.escape(os.path.abspath(prefix)) for prefix in prefixes if prefix]
+    yield from matching(f"{prefix}/{part}" for prefix in prefixes for part in OF_CUDA)
     names = re.compile(rf"({'|'.join(NAMES)})\.so")
     yield from dict.fromkeys(file.parent for file in cache if names.match(file.name))
     yield from matching((*OF_DRIVERS, *LOADERS_OWN))
-    releases = sorted(Path("/usr/local").glob("cuda-*"), key=_numbers, reverse=True)
-    releases = [Path("/usr/local/cuda"), *releases, Path("/opt/cuda")]
-    yield from matching(release / part for release in releases for part in OF_CUDA)
+    yield from matching(f"{release}/{part}" for release in RELEASES for part in OF_CUDA)
 
 
 def wheel_folders(nvidia: Path) -> List[Path]:
     """List the folders of pip's wheels: those of whole releases, such as cu13, before the others."""
-    releases = sorted(nvidia.glob("cu[0-9]*/lib"), key=_numbers, reverse=True)
+    releases = sorted(nvidia.glob("cu[0-9]*/lib"), key=numbers, reverse=True)
     return [*releases, *sorted(set(nvidia.glob("*/lib")) - set(releases))]
 
 
@@ -267,12 +270,14 @@ def listed_folders(environ: Mapping[str, str]) -> List[Path]:
     return [Path(entry).absolute() for entry in re.split("[:;]", value)] if value else []
 
 
-def matching(patterns: Iterable[object]) -> Iterator[Path]:
-    """List what matches absolute patterns, in which ``{0}`` is this machine's name in paths."""
+def matching(patterns: Iterable[str]) -> Iterator[Path]:
+    """List what matches patterns, in which ``{0}`` is this machine's name in paths; newest first."""
     machine = getattr(sys.implementation, "_multiarch", f"{os.uname().machine}-linux-gnu")
     for pattern in patterns:
-        yield from map(Path, sorted(glob.glob(str(pattern).replace("{0}", machine))))
+        found = glob.glob(pattern.replace("{0}", machine))
+        yield from sorted(map(Path, found), key=numbers, reverse=True)
 
 
-def _numbers(path: Path) -> List[int]:
+def numbers(path: Path) -> List[int]:
+    """Return the numbers in a path, by which releases are in order."""
     return [int(digits) for digits in re.findall(r"\d+", str(path))]

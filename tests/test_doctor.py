@@ -16,34 +16,6 @@ FOUND = {
 }
 
 
-def test_a_result_shows_its_remedy_on_a_line_of_its_own():
-    assert doctor.Result("BLAS", doctor.WARNING, "slow", "mend it").line().splitlines() == [
-        "warning  BLAS           slow",
-        "                        -> mend it",
-    ]
-    assert "\n" not in doctor.Result("BLAS", doctor.OK, "fast").line()
-
-
-def test_a_probe_returns_what_it_prints_last():
-    assert doctor.probe("print('noise'); print('{\"a\": 1}')") == {"a": 1}
-
-
-def test_a_probe_that_fails_tells_the_last_line():
-    with pytest.raises(doctor.ProbeError, match="^ValueError: lost$"):
-        doctor.probe("raise ValueError('lost')")
-
-
-def test_a_probe_that_crashes_is_a_finding():
-    with pytest.raises(doctor.ProbeError, match="exit status -9"):
-        doctor.probe("import os; os.kill(os.getpid(), 9)")
-
-
-def test_a_probe_that_hangs_is_given_up(monkeypatch):
-    monkeypatch.setattr(doctor, "TIME_LIMIT", 0.5)
-    with pytest.raises(doctor.ProbeError, match="no answer"):
-        doctor.probe("import time; time.sleep(60)")
-
-
 def test_this_python_is_well():
     assert doctor.check_python().state == doctor.OK
 
@@ -144,38 +116,6 @@ def test_semaphores_that_cannot_be_made_are_a_problem(monkeypatch):
 
     monkeypatch.setattr(posix_ipc, "Semaphore", refuse)
     assert doctor.check_semaphores().state == doctor.PROBLEM
-
-
-def test_without_a_gpu_neither_pygpu_nor_nccl_is_missed(monkeypatch, tmp_path):
-    monkeypatch.setattr(doctor, "PYGPU_PROBE", "import a_module_that_is_not_there")
-    monkeypatch.setattr(doctor, "NCCL_PROBE", "raise OSError('no libnccl.so')")
-    assert doctor.check_gpus(tmp_path).state == doctor.OK
-    assert doctor.check_nccl(tmp_path).state == doctor.OK
-
-
-def test_gpus_that_cannot_be_used_are_a_warning(monkeypatch, tmp_path):
-    for name in ("nvidia0", "nvidia1", "nvidiactl"):
-        (tmp_path / name).touch()
-    monkeypatch.setattr(doctor, "PYGPU_PROBE", "import a_module_that_is_not_there")
-    monkeypatch.setattr(doctor, "NCCL_PROBE", "raise OSError('no libnccl.so')")
-    assert "nvidia0, nvidia1 cannot be used" in doctor.check_gpus(tmp_path).found
-    assert doctor.check_nccl(tmp_path).state == doctor.WARNING
-
-
-def test_gpus_that_pygpu_does_not_see_are_a_warning(monkeypatch, tmp_path):
-    (tmp_path / "nvidia0").touch()
-    probe = 'print(\'{"version": "0.7.6", "cuda": 0, "opencl": 1}\')'
-    monkeypatch.setattr(doctor, "PYGPU_PROBE", probe)
-    result = doctor.check_gpus(tmp_path)
-    assert result.state == doctor.WARNING
-    assert "libcuda.so" in result.remedy
-
-
-@pytest.mark.parametrize(
-    ("number", "version"), [(2804, "2.8.4"), (21602, "2.16.2"), (22105, "2.21.5")]
-)
-def test_versions_of_nccl_are_written_with_points(number, version):
-    assert doctor.nccl_version(number) == version
 
 
 def test_every_check_is_carried_out():

@@ -7,6 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from made_up_libraries import fixture_binaries, fixture_put  # noqa: F401
+from made_up_libraries import all_are_visible, path_of, wheels_of
+
+from synkhronos import _libraries
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -87,6 +91,71 @@ def test_run_hands_on_the_interpreters_options(script, options):
     assert command("run", path, options=options).stdout == "1\n"
 
 
+LOAD = """
+import ctypes, os
+for name in ("libcuda.so", "libnvrtc.so", "libcublas.so", "libnccl.so"):
+    before = set(open("/proc/self/maps"))
+    ctypes.CDLL(name)
+    print(*{os.path.basename(line.split()[-1]) for line in set(open("/proc/self/maps")) - before
+            if ".so" in line})
+print(os.environ["LD_LIBRARY_PATH"])
+"""
+
+
+@pytest.fixture
+def nvidia(put, tmp_path):
+    """The variables on a machine with a driver and pip's wheels, all by names with a version."""
+    if all_are_visible():
+        pytest.skip("no library is hidden on this machine")
+    return {
+        **path_of(put("driver", "libcuda.so.1")),
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(wheels_of(put))]),
+        "XDG_CACHE_HOME": str(tmp_path / "cache"),
+    }
+
+
+def test_run_gives_the_drivers_and_pips_libraries_their_bare_names(script, nvidia, tmp_path):
+    path = script(LOAD)
+    assert command(path, options=(), **nvidia).returncode == 1  # without us it does not find them
+    answer = command("run", path, **nvidia)
+    *loaded, folders = answer.stdout.splitlines()
+    assert loaded == ["libcuda.so.1", "libnvrtc.so.13", "libcublas.so.13", "libnccl.so.2"], answer
+    (links,) = (tmp_path / "cache" / "synkhronos").iterdir()
+    assert folders == f"{links}:{nvidia['LD_LIBRARY_PATH']}"
+
+
+def test_run_inside_of_run_adds_nothing(script, nvidia):
+    path = script("import os\nprint(os.environ['LD_LIBRARY_PATH'])\n")
+    answer = command("run", path, **nvidia)
+    variables = {**nvidia, "LD_LIBRARY_PATH": answer.stdout.strip()}
+    assert command("run", path, **variables).stdout == answer.stdout
+
+
+def test_libgpuarray_finds_the_driver_in_run(script, nvidia):
+    pytest.importorskip("pygpu")
+    path = script("import pygpu\npygpu.init('cuda0')\n")
+    assert "Could not load" in command(path, options=(), **nvidia).stderr
+    assert "Could not find symbol" in command("run", path, **nvidia).stderr  # of ours, made up
+
+
+def test_run_goes_on_where_there_is_no_place_for_links(script, nvidia, tmp_path):
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    places = dict.fromkeys(("XDG_CACHE_HOME", "XDG_RUNTIME_DIR", "TMPDIR"), str(tmp_path / "open"))
+    answer = command("run", script("print('reached')"), **{**nvidia, **places})
+    assert answer.stdout == "reached\n"
+    assert answer.stderr.startswith("python -m synkhronos run: there is no place for links")
+    assert "others may write in" in answer.stderr
+
+
+@pytest.mark.skipif(bool(_libraries.find()), reason="this machine has a driver")
+def test_run_changes_nothing_without_a_driver(script, tmp_path):
+    path = script("import os\nprint(os.environ.get('LD_LIBRARY_PATH'))\n")
+    expected = f"{os.environ.get('LD_LIBRARY_PATH')}\n"
+    assert command("run", path, XDG_CACHE_HOME=str(tmp_path)).stdout == expected
+    assert not list(tmp_path.glob("synkhronos*"))
+
+
 def test_no_command_shows_the_help():
     answer = command()
     assert answer.returncode == 2
@@ -119,5 +188,5 @@ def test_run_with_a_wrong_numpy_says_one_sentence(script, too_new_numpy):
 def test_doctor_finds_this_machine_in_order():
     answer = command("doctor")
     assert answer.returncode == 0, answer.stdout + answer.stderr
-    for name in ("Python", "NumPy", "compiler", "Theano", "cores", "memory", "GPUs", "NCCL"):
+    for name in ("Python", "NumPy", "compiler", "Theano", "cores", "memory", "CUDA", "GPUs", "NCCL"):
         assert f" {name} " in answer.stdout

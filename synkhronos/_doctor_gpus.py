@@ -1,0 +1,169 @@
+"""The doctor's checks of GPUs: NVIDIA's libraries, pygpu, NCCL.
+
+pygpu and NCCL are looked at in the environment that ``python -m synkhronos run`` gives a script.
+"""
+
+from pathlib import Path
+from typing import Dict, Iterable, List
+
+from synkhronos import _libraries, _library_links
+from synkhronos._libraries import NAMES, NEEDED, Library, Version
+from synkhronos._probe import OK, WARNING, ProbeError, Result, probe
+
+NVIDIA_DEVICES = "nvidia[0-9]*"
+CUDNN_VERSIONS = ((5,), (8,))  # those that Theano 1.0.5 can use: from the first on, before the other
+
+LOADING_PROBE = """
+import ctypes, json
+
+complaints = {{}}
+for name in {names}:
+    try:
+        ctypes.CDLL(name)
+    except OSError as error:
+        complaints[name] = str(error)
+print(json.dumps(complaints))
+"""
+
+PYGPU_PROBE = """
+import json
+import pygpu
+from pygpu import gpuarray
+
+def count(kind):
+    try:
+        return sum(gpuarray.count_devices(kind, i) for i in range(gpuarray.count_platforms(kind)))
+    except Exception:
+        return 0
+
+print(json.dumps({
+    "version": pygpu.__version__, "cuda": count("cuda"), "opencl": count("opencl"),
+}))
+"""
+
+NCCL_PROBE = """
+import ctypes, json
+
+version = ctypes.c_int()
+ctypes.CDLL("libnccl.so").ncclGetVersion(ctypes.byref(version))
+print(json.dumps({"version": version.value}))
+"""
+
+
+def check_cuda(devices: Path = Path("/dev")) -> Result:
+    """Check that NVIDIA's libraries are there, and that libgpuarray finds them."""
+    present = sorted(path.name for path in devices.glob(NVIDIA_DEVICES))
+    found = _libraries.find()
+    if not found and present:
+        text = f"no libcuda.so.1, though there is {', '.join(present)}"
+        return Result("CUDA", WARNING, text, _libraries.DRIVER_REMEDY)
+    if not found:
+        return Result("CUDA", OK, "no NVIDIA driver, and none is needed")
+    driver = _libraries.driver_version(found["libcuda"].file)
+    names = [f"{name}.so" for name in found]
+    code = LOADING_PROBE.format(names=names)
+    try:
+        hidden = probe(code)
+        failing = probe(code, **_library_links.environment()) if hidden else {}
+    except (ProbeError, OSError) as error:
+        return Result("CUDA", WARNING, listing(found, driver, []), str(error))
+    text = listing(found, driver, hidden)
+    lacking = [name for name in NEEDED if name not in found]
+    if lacking:
+        return Result("CUDA", WARNING, text, _libraries.remedy(lacking, driver))
+    if failing:
+        return Result("CUDA", WARNING, text, f"mend this: {'; '.join(failing.values())}")
+    if hidden:
+        remedy = "start scripts by: python -m synkhronos run SCRIPT"
+        return Result("CUDA", WARNING, text, remedy)
+    return Result("CUDA", OK, text)
+
+
+def listing(found: Dict[str, Library], driver: Version, hidden: Iterable[str]) -> str:
+    """Write a line a library: its file and version, and whether its bare name leads to it."""
+    lines = []
+    for name in NAMES:
+        if name not in found:
+            lines.append(f"{name}.so: no file that fits")
+            continue
+        version = driver if name == "libcuda" else found[name].version
+        text = f"{name}.so: {found[name].file} ({dotted(version)})"
+        is_hidden = f"{name}.so" in hidden
+        lines.append(f"{text}, not found by this name" if is_hidden else text)
+    return "\n".join([*lines, cudnn()])
+
+
+def cudnn() -> str:
+    """Write which cuDNN there is, which no script needs."""
+    folders = _libraries.search_folders(cache=_libraries.loader_cache())
+    found = _libraries.candidates("libcudnn", folders)
+    oldest, too_new = CUDNN_VERSIONS
+    usable = [one for one in found if oldest <= one.version < too_new]
+    if usable:
+        return f"libcudnn.so: {usable[0].file} ({dotted(usable[0].version)}), with the flag dnn.enabled"
+    there = f"{found[0].file} ({dotted(found[0].version)})" if found else "none"
+    return (
+        f"libcudnn.so: {there}; Theano 1.0.5 can use cuDNN 5 to 7 only, and works without it by the "
+        "flag dnn.enabled=False"
+    )
+
+
+def dotted(version: Version) -> str:
+    """Write a version with points, or that the file does not tell it."""
+    return ".".join(map(str, version or ())) or "version unknown"
+
+
+def as_run() -> Dict[str, str]:
+    """Return the variables that ``python -m synkhronos run`` would set for NVIDIA's libraries."""
+    try:
+        return _library_links.environment()
+    except OSError:  # of which check_cuda tells
+        return {}
+
+
+def check_gpus(devices: Path = Path("/dev")) -> Result:
+    """Check pygpu and count the GPUs that it can use; only where there are any."""
+    present = sorted(path.name for path in devices.glob(NVIDIA_DEVICES))
+    try:
+        found = probe(PYGPU_PROBE, **as_run())
+    except ProbeError as error:
+        return judge_missing_pygpu(str(error), present)
+    text = f"pygpu {found['version']}: {found['cuda']} CUDA, {found['opencl']} OpenCL devices"
+    if present and not found["cuda"]:
+        remedy = _libraries.explain_missing() or (
+            "libgpuarray finds its libraries but no device: see that nvidia-smi works, and what "
+            "CUDA_VISIBLE_DEVICES leaves"
+        )
+        return Result("GPUs", WARNING, f"{text}, but {', '.join(present)} exist", remedy)
+    return Result("GPUs", OK, text)
+
+
+def judge_missing_pygpu(complaint: str, present: List[str]) -> Result:
+    """Make a result where pygpu cannot be used: GPUs that stay idle are worth a warning."""
+    if not present:
+        return Result("GPUs", OK, f"none, and none is needed ({complaint})")
+    remedy = (
+        "install pygpu, on Debian 12 with: apt-get install python3-pygpu libgpuarray-dev, and "
+        "use an environment made with /usr/bin/python3 -m venv --system-site-packages"
+    )
+    return Result("GPUs", WARNING, f"{', '.join(present)} cannot be used: {complaint}", remedy)
+
+
+def check_nccl(devices: Path = Path("/dev")) -> Result:
+    """Check that NCCL can be loaded; only where there are several GPUs to use it."""
+    several = len(list(devices.glob(NVIDIA_DEVICES))) > 1
+    try:
+        number = probe(NCCL_PROBE, **as_run())["version"]
+    except ProbeError as error:
+        if not several:
+            return Result("NCCL", OK, "none, and none is needed without several GPUs")
+        found = _libraries.find()
+        driver = _libraries.driver_version(found["libcuda"].file) if found else None
+        return Result("NCCL", WARNING, str(error), _libraries.remedy(["libnccl"], driver))
+    return Result("NCCL", OK, nccl_version(number))
+
+
+def nccl_version(number: int) -> str:
+    """Write NCCL's version number with points: 2.9 changed the way it is composed."""
+    unit = 10_000 if number >= 10_000 else 1_000
+    return f"{number // unit}.{number % unit // 100}.{number % 100}"

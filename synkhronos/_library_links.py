@@ -1,0 +1,158 @@
+"""A private folder of links, by which NVIDIA's libraries have the names that libgpuarray looks for.
+
+The folder is put before what ``LD_LIBRARY_PATH`` lists. The loader reads that as a process starts
+and not again, so it helps only a process that is started after it.
+
+What is loaded from the folder runs in the user's name, so nobody else may be able to change it, nor
+to put another in its place: it and all folders above it belong to the user or to the system, and
+only they may write there, or, as in ``/tmp``, everybody to what is their own.
+
+The folder's name comes from the links in it. So the same libraries have the same folder, which is
+used again, and other libraries another one. Each process that needs it makes the links that it does
+not find, one after another and each in one step: it needs no lock, and a process that was killed
+in between leaves nothing that the next does not complete.
+"""
+
+import hashlib
+import os
+import secrets
+import shutil
+import stat
+import tempfile
+import time
+from pathlib import Path
+from typing import Dict, Iterator, Mapping, Optional, Sequence
+
+from synkhronos._libraries import Library, find, loader_cache, visible
+
+OUTDATED = 30 * 24 * 3600.0  # seconds without use, after which a folder of broken links is removed
+UNSAFE_IN_PATH = ":;$"  # the loader would not take them for a part of a name
+
+
+def environment(
+    environ: Mapping[str, str] = os.environ, cache: Optional[Sequence[Path]] = None
+) -> Dict[str, str]:
+    """Return the variables with which a new process finds the libraries by their bare names.
+
+    Parameters
+    ----------
+    environ : mapping
+        Environment variables.
+    cache : sequence of Path, optional
+        The files in the loader's cache, by default those of this machine.
+
+    Returns
+    -------
+    dict
+        Empty if there is no NVIDIA driver, or if a process finds all that is there anyway.
+
+    Raises
+    ------
+    OSError
+        If there is no place for the links.
+    """
+    cache = loader_cache() if cache is None else cache
+    found = find(environ, cache)
+    if all(visible(f"{name}.so", environ, cache) for name in found):
+        return {}
+    folders = [str(links_folder(wanted_links(found), environ))]
+    if environ.get("LD_LIBRARY_PATH"):
+        folders.append(environ["LD_LIBRARY_PATH"])
+    if not visible("libcuda.so.1", environ, cache):
+        # The driver loads more of its libraries, by names of theirs, from its folder.
+        folders.append(os.path.dirname(os.path.realpath(found["libcuda"].file)))
+    return {"LD_LIBRARY_PATH": ":".join(folders)}
+
+
+def wanted_links(found: Mapping[str, Library]) -> Dict[str, str]:
+    """Return the links' names with the files that they lead to.
+
+    A library that is reached by a link looks for others in the folder of the link. So these have
+    links too, and each library has also the name with its version, by which others ask for it.
+    """
+    links = {}
+    for name, library in found.items():
+        links[f"{name}.so"] = library.file
+        for file in (*library.file.parent.glob(f"{name}.so.*"), *library.beside):
+            if file in library.beside or os.path.samefile(file, library.file):
+                links[file.name] = file
+    return {name: str(links[name]) for name in sorted(links)}
+
+
+def links_folder(links: Mapping[str, str], environ: Mapping[str, str]) -> Path:
+    """Make the folder of these links, or find it made, in the first place that can be used."""
+    digest = hashlib.sha256("\0".join(f"{name}\0{links[name]}" for name in links).encode())
+    complaints = []
+    for place in places(environ):
+        try:
+            folder = private_folder(private_folder(place) / f"libraries-{digest.hexdigest()[:16]}")
+            for name, file in links.items():
+                link(folder / name, file)
+            os.utime(folder)
+            remove_outdated(folder)
+            return folder
+        except OSError as error:
+            complaints.append(f"{place}: {error.strerror or error}")
+    raise OSError(
+        "there is no place for links to NVIDIA's libraries, where nobody else can change them: "
+        f"{'; '.join(complaints)}; name one in XDG_CACHE_HOME"
+    )
+
+
+def places(environ: Mapping[str, str]) -> Iterator[Path]:
+    """List where the folder may be, the best first.
+
+    The folder of a login session is not the first, since a script may go on after its end.
+    """
+    cache, home = environ.get("XDG_CACHE_HOME", ""), environ.get("HOME", "")
+    if os.path.isabs(cache):
+        yield Path(cache, "synkhronos")
+    elif os.path.isabs(home):
+        yield Path(home, ".cache", "synkhronos")
+    if os.path.isabs(environ.get("XDG_RUNTIME_DIR", "")):
+        yield Path(environ["XDG_RUNTIME_DIR"], "synkhronos")
+    yield Path(tempfile.gettempdir(), f"synkhronos-{os.geteuid()}")
+
+
+def private_folder(path: Path) -> Path:
+    """Make a folder, or find it made, that is nobody else's to change; return its real path.
+
+    Raises
+    ------
+    OSError
+    """
+    for folder in (path.parent, path):
+        if not folder.is_dir():
+            folder.mkdir(mode=0o700, exist_ok=True)
+    path = Path(os.path.realpath(path))
+    if set(UNSAFE_IN_PATH) & set(str(path)):
+        raise OSError(f"its path has one of the characters {UNSAFE_IN_PATH} in it")
+    trusted = {0, os.geteuid(), os.stat("/").st_uid}  # in a container the system may be another's
+    for folder in (path, *path.parents):
+        status = os.stat(folder)
+        others_may_write = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+        if others_may_write and (folder == path or not status.st_mode & stat.S_ISVTX):
+            raise OSError(f"others may write in {folder}")
+        if status.st_uid not in trusted or (folder == path and status.st_uid != os.geteuid()):
+            raise OSError(f"{folder} belongs to another user")
+    return path
+
+
+def link(path: Path, file: str) -> None:
+    """Make a symbolic link at `path` to `file`, in one step also where there is another link."""
+    if path.is_symlink() and os.readlink(path) == file:
+        return
+    new = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    os.symlink(file, new)
+    os.replace(new, path)
+
+
+def remove_outdated(used: Path) -> None:
+    """Remove folders beside that in use, of which a library has gone and no process made use."""
+    for folder in used.parent.glob("libraries-*"):
+        try:
+            idle = time.time() - folder.stat().st_mtime
+            if idle > OUTDATED and not all(one.exists() for one in folder.iterdir()):
+                shutil.rmtree(folder)
+        except OSError:  # another process removes it too
+            continue

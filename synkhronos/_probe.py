@@ -1,0 +1,49 @@
+"""What a check of the doctor finds, and the subprocess in which it looks."""
+
+import json
+import os
+import subprocess
+from typing import Any, Dict, NamedTuple
+
+from synkhronos import _environment
+
+OK, WARNING, PROBLEM = "ok", "warning", "problem"
+TIME_LIMIT = 120  # seconds; the first compilation on a slow file system takes long
+
+
+class Result(NamedTuple):
+    """What a check found, in one line or several, and how to mend it where it is not `OK`."""
+
+    name: str
+    state: str
+    found: str
+    remedy: str = ""
+
+    def line(self) -> str:
+        """Write the result as the doctor prints it."""
+        text = f"{self.state:<8} {self.name:<14} {self.found}"
+        text = f"{text}\n-> {self.remedy}" if self.remedy else text
+        return text.replace("\n", f"\n{'':<24}")
+
+
+class ProbeError(Exception):
+    """A probe's subprocess failed; the message is the last line that it wrote."""
+
+
+def probe(code: str, **environ: str) -> Dict[str, Any]:
+    """Run `code` in a fresh interpreter and read the JSON that it prints last."""
+    try:
+        process = subprocess.run(
+            _environment.fresh_python(code),
+            capture_output=True,
+            text=True,
+            timeout=TIME_LIMIT,
+            env={**os.environ, **environ},
+        )
+    except subprocess.TimeoutExpired:
+        raise ProbeError(f"no answer within {TIME_LIMIT} s") from None
+    lines = process.stdout.strip().splitlines()
+    if process.returncode or not lines:
+        complaint = process.stderr.strip().splitlines() or [f"exit status {process.returncode}"]
+        raise ProbeError(complaint[-1])
+    return json.loads(lines[-1])

@@ -1,0 +1,80 @@
+"""Small shared libraries in the places and by the names of NVIDIA's, which the loader really loads.
+
+A test module imports the fixtures that it uses, and those that they use.
+"""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from synkhronos import _libraries
+
+SOURCE = """
+extern "C" int cuDriverGetVersion(int *version) { *version = DRIVER; return DRIVER ? 0 : 34; }
+extern "C" int ncclGetVersion(int *version) { *version = 22809; return 0; }
+"""
+
+
+def compiled(folder, driver):
+    """Compile a library that says, as a driver, that it is of this version of CUDA."""
+    source, library = folder / "library.cpp", folder / f"library-{driver}.so"
+    source.write_text(SOURCE)
+    command = ["g++", "-shared", "-fPIC", "-nostdlib", f"-DDRIVER={driver}", "-o", library, source]
+    subprocess.run(command, check=True, timeout=60)
+    return library
+
+
+@pytest.fixture(scope="session", name="binaries")
+def fixture_binaries(tmp_path_factory):
+    """The libraries by the driver's version; 0 is one that does not say it, as stubs do not."""
+    folder = tmp_path_factory.mktemp("binaries")
+    return {driver: compiled(folder, driver) for driver in (0, 12040, 13000)}
+
+
+@pytest.fixture(name="put")
+def fixture_put(binaries, tmp_path):
+    """A function that puts libraries into a folder and returns the folder."""
+
+    def put_it(folder, *names, driver=13000):
+        folder = tmp_path / folder
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in names:
+            shutil.copyfile(binaries[driver], folder / name)
+        return folder
+
+    return put_it
+
+
+@pytest.fixture(name="bare_machine")
+def fixture_bare_machine(monkeypatch, tmp_path):
+    """Have no library of this machine be found in-process, also where it has a GPU."""
+    for name in ("OF_DRIVERS", "LOADERS_OWN", "RELEASES"):
+        monkeypatch.setattr(_libraries, name, ())
+    monkeypatch.setattr(_libraries, "loader_cache", lambda: [])
+    monkeypatch.setattr(_libraries.sys, "path", [])
+    for name in ("prefix", "base_prefix"):
+        monkeypatch.setattr(_libraries.sys, name, str(tmp_path / "no-prefix"))
+    for name in ("LD_LIBRARY_PATH", "CONDA_PREFIX", "CUDA_HOME", "CUDA_PATH"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def all_are_visible():
+    """Tell whether this machine has all libraries by their bare names, so that none is hidden."""
+    return all(_libraries.visible(f"{name}.so") for name in _libraries.NAMES)
+
+
+def path_of(*folders):
+    """Return an environment with these folders in ``LD_LIBRARY_PATH``."""
+    return {"LD_LIBRARY_PATH": ":".join(map(str, folders))}
+
+
+def wheels_of(put, major=13, minor=0):
+    """Put in place what pip's wheels bring; return the folder for ``sys.path``."""
+    nvrtc = (f"libnvrtc.so.{major}", f"libnvrtc-builtins.so.{major}.{minor}")
+    cublas = (f"libcublas.so.{major}", f"libcublasLt.so.{major}")
+    folder = f"site-{major}.{minor}"
+    put(f"{folder}/nvidia/cu{major}/lib", *nvrtc, *cublas)
+    put(f"{folder}/nvidia/nccl/lib", "libnccl.so.2")
+    return Path(put(folder))

@@ -1,0 +1,170 @@
+"""The doctor's checks of GPUs, on machines with and without them."""
+
+import os
+
+import pytest
+from made_up_libraries import fixture_bare_machine, fixture_binaries, fixture_put  # noqa: F401
+from made_up_libraries import all_are_visible, path_of
+
+from synkhronos import _doctor_gpus as doctor
+from synkhronos import _library_links
+
+pytestmark = pytest.mark.usefixtures("bare_machine")
+NAMES = ("libnvrtc.so.13", "libnvrtc-builtins.so.13.0", "libcublas.so.13", "libcublasLt.so.13")
+BARE = ("libcuda.so", "libnvrtc.so", "libcublas.so", "libnccl.so")
+
+
+@pytest.fixture
+def gpu(tmp_path):
+    """A folder of devices with one GPU in it."""
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev" / "nvidia0").touch()
+    return tmp_path / "dev"
+
+
+@pytest.fixture
+def libraries(put, tmp_path, monkeypatch):
+    """A function that puts libraries in place and makes them those of this process."""
+
+    def put_them(*names):
+        folder = put("libraries", *names)
+        monkeypatch.setenv("LD_LIBRARY_PATH", path_of(folder)["LD_LIBRARY_PATH"])
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+        return folder
+
+    return put_them
+
+
+def test_without_a_gpu_neither_pygpu_nor_nccl_is_missed(monkeypatch, tmp_path):
+    monkeypatch.setattr(doctor, "PYGPU_PROBE", "import a_module_that_is_not_there")
+    monkeypatch.setattr(doctor, "NCCL_PROBE", "raise OSError('no libnccl.so')")
+    assert doctor.check_gpus(tmp_path).state == doctor.OK
+    assert doctor.check_nccl(tmp_path).state == doctor.OK
+
+
+def test_gpus_that_cannot_be_used_are_a_warning(monkeypatch, tmp_path):
+    for name in ("nvidia0", "nvidia1", "nvidiactl"):
+        (tmp_path / name).touch()
+    monkeypatch.setattr(doctor, "PYGPU_PROBE", "import a_module_that_is_not_there")
+    monkeypatch.setattr(doctor, "NCCL_PROBE", "raise OSError('no libnccl.so')")
+    assert "nvidia0, nvidia1 cannot be used" in doctor.check_gpus(tmp_path).found
+    assert doctor.check_nccl(tmp_path).state == doctor.WARNING
+
+
+def test_gpus_that_pygpu_does_not_see_are_a_warning(monkeypatch, tmp_path):
+    (tmp_path / "nvidia0").touch()
+    probe = 'print(\'{"version": "0.7.6", "cuda": 0, "opencl": 1}\')'
+    monkeypatch.setattr(doctor, "PYGPU_PROBE", probe)
+    result = doctor.check_gpus(tmp_path)
+    assert result.state == doctor.WARNING
+    assert "libcuda.so" in result.remedy
+
+
+@pytest.mark.parametrize(
+    ("number", "version"), [(2804, "2.8.4"), (21602, "2.16.2"), (22105, "2.21.5")]
+)
+def test_versions_of_nccl_are_written_with_points(number, version):
+    assert doctor.nccl_version(number) == version
+
+
+def test_without_a_driver_cuda_is_not_missed(tmp_path):
+    assert doctor.check_cuda(tmp_path).state == doctor.OK
+
+
+def test_a_gpu_without_the_drivers_library_is_a_warning(gpu):
+    result = doctor.check_cuda(gpu)
+    assert result.state == doctor.WARNING
+    assert "nvidia0" in result.found
+    assert "libcuda1" in result.remedy
+
+
+def test_libraries_with_their_bare_names_are_well(libraries, gpu):
+    folder = libraries(*BARE, *NAMES, "libnccl.so.2")
+    result = doctor.check_cuda(gpu)
+    assert (result.state, result.remedy) == (doctor.OK, "")
+    assert result.found.splitlines()[:4] == [
+        f"libcuda.so: {folder}/libcuda.so (13.0)",
+        f"libnvrtc.so: {folder}/libnvrtc.so.13 (13.0)",
+        f"libcublas.so: {folder}/libcublas.so.13 (13)",
+        f"libnccl.so: {folder}/libnccl.so.2 (2)",
+    ]
+
+
+@pytest.mark.skipif(all_are_visible(), reason="no library is hidden on this machine")
+def test_libraries_that_run_would_show_are_a_warning(libraries, gpu):
+    folder = libraries("libcuda.so.1", *NAMES, "libcublas.so")
+    result = doctor.check_cuda(gpu)
+    assert result.state == doctor.WARNING
+    lines = result.found.splitlines()
+    assert lines[0] == f"libcuda.so: {folder}/libcuda.so.1 (13.0), not found by this name"
+    assert lines[2] == f"libcublas.so: {folder}/libcublas.so.13 (13)"
+    assert lines[3] == "libnccl.so: no file that fits"
+    assert result.remedy == "start scripts by: python -m synkhronos run SCRIPT"
+
+
+def test_a_missing_library_is_a_warning_with_the_remedy(libraries, gpu):
+    libraries("libcuda.so.1", *NAMES[:2])
+    result = doctor.check_cuda(gpu)
+    assert result.state == doctor.WARNING
+    assert "libcublas.so: no file that fits" in result.found
+    assert '"nvidia-cublas<14"' in result.remedy
+
+
+def test_a_library_that_cannot_be_loaded_is_a_warning_with_the_loaders_words(libraries, gpu):
+    folder = libraries("libcuda.so.1", *NAMES)
+    whole = (folder / "libcublas.so.13").read_bytes()
+    (folder / "libcublas.so.13").write_bytes(whole[:100])
+    result = doctor.check_cuda(gpu)
+    assert result.state == doctor.WARNING
+    assert result.remedy.startswith("mend this: ")
+    assert "libcublas.so: cannot read file data" in result.remedy
+
+
+def test_no_place_for_links_is_a_warning(libraries, gpu, monkeypatch):
+    libraries("libcuda.so.1", *NAMES)
+
+    def refuse():
+        raise OSError("there is no place")
+
+    monkeypatch.setattr(_library_links, "environment", refuse)
+    assert doctor.check_cuda(gpu).remedy == "there is no place"
+    assert doctor.as_run() == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("libcudnn.so.7", "libcudnn.so.7 (7), with the flag dnn.enabled"),
+        ("libcudnn.so.9", "libcudnn.so.9 (9); Theano 1.0.5 can use cuDNN 5 to 7 only"),
+        ("libcudnn.so.4", "libcudnn.so.4 (4); Theano 1.0.5 can use cuDNN 5 to 7 only"),
+        ("other.so", "libcudnn.so: none; Theano 1.0.5 can use cuDNN 5 to 7 only"),
+    ],
+)
+def test_cudnn_is_told_with_what_theano_can_use(libraries, name, expected):
+    libraries(name)
+    assert expected in doctor.cudnn()
+
+
+def test_nccl_is_loaded_as_run_would_show_it(libraries, gpu):
+    libraries("libcuda.so.1", *NAMES, "libnccl.so.2")
+    assert doctor.check_nccl(gpu).found == "2.28.9"
+
+
+def test_the_remedy_for_nccl_is_made_for_the_driver(libraries, gpu, monkeypatch):
+    (gpu / "nvidia1").touch()
+    libraries("libcuda.so.1", *NAMES)
+    monkeypatch.setattr(doctor, "NCCL_PROBE", "raise OSError('no libnccl.so')")
+    result = doctor.check_nccl(gpu)
+    assert result.state == doctor.WARNING
+    assert "nvidia-nccl-cu13" in result.remedy
+
+
+def test_pygpu_is_probed_as_run_would_start_it(libraries, monkeypatch):
+    libraries("libcuda.so.1", *NAMES)
+    monkeypatch.setattr(doctor, "PYGPU_PROBE", """
+import ctypes, json
+ctypes.CDLL("libcuda.so")
+print(json.dumps({"version": "0.7.6", "cuda": 1, "opencl": 0}))
+""")  # fmt: skip
+    assert doctor.check_gpus().found == "pygpu 0.7.6: 1 CUDA, 0 OpenCL devices"
+    assert "synkhronos" not in os.environ["LD_LIBRARY_PATH"]

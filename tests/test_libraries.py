@@ -1,0 +1,321 @@
+"""Which of NVIDIA's libraries are taken, and whether the loader finds them, on made-up machines."""
+
+import ctypes
+import os
+import subprocess
+import sys
+
+import pytest
+from made_up_libraries import fixture_bare_machine, fixture_binaries, fixture_put  # noqa: F401
+from made_up_libraries import path_of, wheels_of
+
+from synkhronos import _libraries as libraries
+
+pytestmark = pytest.mark.usefixtures("bare_machine")
+RELEASE_12 = (
+    "libnvrtc.so.12",
+    "libnvrtc-builtins.so.12.4",
+    "libcublas.so.12",
+    "libcublasLt.so.12",
+)
+
+
+def found(*folders, cache=(), **environ):
+    return libraries.find({**path_of(*folders), **environ}, list(cache))
+
+
+def files(libraries_found):
+    return {name: str(library.file) for name, library in libraries_found.items()}
+
+
+# Which files are taken
+
+
+def test_without_a_driver_nothing_is_found(put):
+    assert found(put("a", *RELEASE_12)) == {}
+
+
+def test_names_with_a_version_are_found(put):
+    folder = put("a", "libcuda.so.1", "libnccl.so.2", *RELEASE_12)
+    assert files(found(folder)) == {
+        "libcuda": f"{folder}/libcuda.so.1",
+        "libnvrtc": f"{folder}/libnvrtc.so.12",
+        "libcublas": f"{folder}/libcublas.so.12",
+        "libnccl": f"{folder}/libnccl.so.2",
+    }
+
+
+def test_what_a_library_loads_is_found_beside_it(put):
+    folder = put("a", "libcuda.so.1", *RELEASE_12, "libcublasLt.so.11")
+    answer = found(folder)
+    assert answer["libcublas"].beside == (folder / "libcublasLt.so.12",)
+    assert answer["libnvrtc"].beside == (folder / "libnvrtc-builtins.so.12.4",)
+
+
+@pytest.mark.parametrize(
+    ("missing", "name"),
+    [("libnvrtc-builtins.so.12.4", "libnvrtc"), ("libcublasLt.so.12", "libcublas")],
+)
+def test_a_library_without_what_it_loads_is_not_taken(put, missing, name):
+    folder = put("a", "libcuda.so.1", *(one for one in RELEASE_12 if one != missing))
+    assert set(found(folder)) == {"libcuda", "libnvrtc", "libcublas"} - {name}
+
+
+def test_cublas_before_11_is_one_library(put):
+    assert "libcublas" in found(put("a", "libcuda.so.1", "libcublas.so.10"))
+
+
+def test_the_newest_in_a_folder_is_taken(put):
+    folder = put("a", "libcuda.so.1", "libcublas.so.9", "libcublas.so.10", "libcublas.so.8")
+    assert files(found(folder))["libcublas"] == f"{folder}/libcublas.so.10"
+
+
+def test_a_link_tells_the_version_of_its_file(put):
+    folder = put("a", "libcuda.so.1", "libnvrtc.so.11.8.89", "libnvrtc-builtins.so.11.8")
+    (folder / "libnvrtc.so.11.2").symlink_to("libnvrtc.so.11.8.89")
+    assert found(folder)["libnvrtc"].version == (11, 8, 89)
+
+
+def test_built_in_functions_tell_the_version_of_nvrtc(put):
+    folder = put("a", "libcuda.so.1", "libnvrtc.so.12", "libnvrtc-builtins.so.12.4")
+    assert found(folder)["libnvrtc"].version == (12, 4)
+
+
+def test_nvrtc_is_no_newer_than_the_driver(put):
+    driver = put("a", "libcuda.so.1", driver=12040)
+    new = put("b", "libnvrtc.so.12", "libnvrtc-builtins.so.12.6", "libcublas.so.12", "libcublasLt.so.12")
+    assert "libnvrtc" not in found(driver, new)
+    fitting = put("c", *RELEASE_12)
+    assert files(found(driver, new, fitting))["libnvrtc"] == f"{fitting}/libnvrtc.so.12"
+
+
+def test_cublas_is_of_no_newer_major_version_than_the_driver(put):
+    driver = put("a", "libcuda.so.1", driver=12040)
+    new = put("b", "libcublas.so.13", "libcublasLt.so.13")
+    assert "libcublas" not in found(driver, new)
+    # Its minor versions all work with a driver of the same major version.
+    fitting = put("c", "libcublas.so.12.9.1", "libcublasLt.so.12")
+    assert files(found(driver, new, fitting))["libcublas"] == f"{fitting}/libcublas.so.12.9.1"
+
+
+def test_a_driver_that_does_not_tell_its_version_leaves_all(put):
+    folder = put("a", "libcuda.so.1", *RELEASE_12, driver=0)
+    assert set(found(folder)) == set(libraries.NEEDED)
+
+
+def test_a_pair_of_one_release_is_preferred(put):
+    driver = put("a", "libcuda.so.1")
+    old_nvrtc = put("b", "libnvrtc.so.11.2", "libnvrtc-builtins.so.11.8")
+    release = put("c", *RELEASE_12)
+    answer = files(found(driver, old_nvrtc, release))
+    assert answer["libnvrtc"] == f"{release}/libnvrtc.so.12"
+    assert answer["libcublas"] == f"{release}/libcublas.so.12"
+
+
+def test_without_a_pair_the_first_of_each_is_taken(put):
+    driver = put("a", "libcuda.so.1")
+    nvrtc = put("b", "libnvrtc.so.11.2", "libnvrtc-builtins.so.11.8")
+    cublas = put("c", "libcublas.so.12", "libcublasLt.so.12")
+    answer = files(found(driver, nvrtc, cublas))
+    assert answer["libnvrtc"] == f"{nvrtc}/libnvrtc.so.11.2"
+    assert answer["libcublas"] == f"{cublas}/libcublas.so.12"
+
+
+def test_stubs_are_not_taken_not_even_by_a_link(put):
+    stubs = put("cuda/stubs", "libcuda.so")
+    folder = put("a")
+    (folder / "libcuda.so.1").symlink_to(stubs / "libcuda.so")
+    assert found(stubs, folder) == {}
+
+
+def test_files_that_cannot_be_loaded_are_not_taken(put):
+    folder = put("a", "libcuda.so.3")
+    for name, content in [("libcuda.so.4", b""), ("libcuda.so.5", b"INPUT ( -lcuda )\n" * 9)]:
+        (folder / name).write_bytes(content)
+    foreign = bytearray((folder / "libcuda.so.3").read_bytes())
+    foreign[4] ^= 3  # the word size: 1 is 32 bits, 2 is 64
+    (folder / "libcuda.so.6").write_bytes(foreign)
+    (folder / "libcuda.so.7").symlink_to("nowhere")
+    for name in ("libcuda.so.4", "libcuda.so.5", "libcuda.so.6", "libcuda.so.7"):
+        with pytest.raises(OSError):
+            ctypes.CDLL(str(folder / name))
+    assert files(found(folder)) == {"libcuda": f"{folder}/libcuda.so.3"}
+
+
+# Where they are looked for
+
+
+def test_folders_are_looked_at_in_order(put, monkeypatch):
+    listed = put("listed", "libcuda.so.1", "libnccl.so.2")
+    site = wheels_of(put)
+    wheels = site / "nvidia/nccl/lib"
+    conda, toolkit = put("conda/lib", "libnccl.so.2"), put("toolkit/targets/x/lib", "libnccl.so.2")
+    cached, system = put("cached", "libnccl.so.2"), put("system", "libnccl.so.2")
+    old, new = put("cuda-9.2/lib64", "libnccl.so.2"), put("cuda-12.10/lib64", "libnccl.so.2")
+    monkeypatch.setattr(libraries.sys, "path", [str(site)])
+    monkeypatch.setattr(libraries, "OF_DRIVERS", (str(system),))
+    monkeypatch.setattr(libraries, "RELEASES", (f"{system.parent}/cuda-*",))
+    environ = {"CONDA_PREFIX": str(conda.parent), "CUDA_HOME": str(toolkit.parent.parent.parent)}
+    order = [listed, wheels, conda, toolkit, cached, system, new, old]
+    for place in order:
+        answer = found(listed, cache=[cached / "libnccl.so.2"], **environ)
+        assert answer["libnccl"].file.parent == place
+        (place / "libnccl.so.2").unlink()
+
+
+def test_the_newest_release_of_pips_wheels_is_looked_at_first(put):
+    nvidia = put("site/nvidia")
+    for name in ("cublas", "cu9", "cu13", "cu12"):
+        (nvidia / name / "lib").mkdir(parents=True)
+    names = [folder.parent.name for folder in libraries.wheel_folders(nvidia)]
+    assert names == ["cu13", "cu12", "cu9", "cublas"]
+
+
+def test_a_folder_with_characters_of_patterns_is_looked_at(put):
+    conda = put("[c]?*/lib", "libcuda.so.1").parent
+    assert "libcuda" in found(CONDA_PREFIX=str(conda))
+
+
+def test_our_own_links_are_not_found_again(put):
+    ours = put("synkhronos/libraries-0123456789abcdef", "libcuda.so")
+    assert found(ours) == {}
+
+
+def test_the_loaders_cache_is_read_as_it_is(monkeypatch):
+    monkeypatch.undo()
+    if not libraries.loader_cache():
+        pytest.skip("this machine's loader has no cache")
+    assert all(path.is_absolute() for path in libraries.loader_cache())
+    assert any(path.name == "libc.so.6" for path in libraries.loader_cache())
+
+
+def test_a_machine_without_ldconfig_has_an_empty_cache(monkeypatch):
+    monkeypatch.undo()
+
+    def run(command, **keywords):
+        raise FileNotFoundError(command[0])
+
+    monkeypatch.setattr(libraries.subprocess, "run", run)
+    assert libraries.loader_cache() == []
+
+
+# What the loader finds
+
+
+def loaded(name, environ):
+    """Return the file that the loader itself takes for a name, in a new process."""
+    code = f"""
+import ctypes
+ctypes.CDLL({name!r})
+print([line.split()[-1] for line in open("/proc/self/maps") if line.strip().endswith({name!r})][0])
+"""
+    command = [sys.executable, "-S", "-c", code]
+    done = subprocess.run(
+        command, env={**os.environ, **environ}, capture_output=True, text=True, timeout=60
+    )
+    return done.stdout.strip() or None
+
+
+def test_visible_is_what_the_loader_takes(put):
+    name = "libmadeup.so"
+    foreign, versioned, bare = put("a"), put("b", f"{name}.1"), put("c", name)
+    content = bytearray((bare / name).read_bytes())
+    content[4] ^= 3
+    (foreign / name).write_bytes(content)
+    later = put("d", name)
+    for folders in ([versioned], [bare, later], [foreign, bare], [versioned, later], [foreign]):
+        environ = path_of(*folders)
+        expected = loaded(name, environ)
+        assert str(libraries.visible(name, environ, [])) == str(expected), folders
+
+
+def test_an_empty_name_in_the_path_is_the_current_folder(put, monkeypatch):
+    monkeypatch.chdir(put("a", "libmadeup.so"))
+    environ = {"LD_LIBRARY_PATH": "/nowhere:"}
+    assert loaded("libmadeup.so", environ)
+    assert libraries.visible("libmadeup.so", environ, [])
+
+
+def test_the_loaders_cache_and_own_folders_count(put, monkeypatch):
+    folder = put("a", "libmadeup.so")
+    assert libraries.visible("libmadeup.so", {}, [folder / "libmadeup.so"])
+    assert not libraries.visible("libmadeup.so", {}, [])
+    monkeypatch.setattr(libraries, "LOADERS_OWN", (str(folder),))
+    assert libraries.visible("libmadeup.so", {}, [])
+
+
+def test_what_hides_a_library_makes_it_invisible(put):
+    stubs, real = put("stubs", "libcuda.so"), put("a", "libcuda.so")
+    assert libraries.visible("libcuda.so", path_of(stubs, real), []) is None
+    empty = put("empty")
+    (empty / "libcuda.so").touch()
+    assert libraries.visible("libcuda.so", path_of(empty, real), []) is None
+    assert loaded("libcuda.so", path_of(empty, real)) is None
+
+
+@pytest.mark.parametrize(("name", "answer"), [("libcuda.so", "True"), ("libcuda.so.1", "False")])
+def test_the_driver_is_visible_by_its_bare_name_only(put, name, answer):
+    if answer == "False" and loaded("libcuda.so", {}):
+        pytest.skip("this machine has a driver by its bare name")
+    code = "from synkhronos._libraries import driver_is_visible as visible; print(visible())"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, **path_of(put("a", name))},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.stdout.strip() == answer, done.stderr
+
+
+# What is said of it
+
+
+def explained(monkeypatch, *folders):
+    monkeypatch.setenv("LD_LIBRARY_PATH", path_of(*folders)["LD_LIBRARY_PATH"])
+    return libraries.explain_missing()
+
+
+def test_without_a_driver_it_says_so(monkeypatch):
+    monkeypatch.setattr(libraries, "driver_is_visible", lambda: False)
+    assert explained(monkeypatch).startswith("there is no NVIDIA driver here: install it")
+
+
+def test_a_driver_that_only_the_loader_knows_is_not_missed(monkeypatch):
+    monkeypatch.setattr(libraries, "driver_is_visible", lambda: True)
+    assert explained(monkeypatch) == ""
+
+
+def test_a_library_that_is_missing_is_named_with_the_remedy(put, monkeypatch):
+    text = explained(monkeypatch, put("a", "libcuda.so", "libcublas.so.12", "libcublasLt.so.12"))
+    assert text.startswith("libgpuarray needs libnvrtc.so, and nothing that fits")
+    assert 'pip install "nvidia-cuda-nvrtc<13.1", or' in text
+
+
+def test_libraries_without_their_bare_names_are_named_with_the_remedy(put, monkeypatch):
+    folder = put("a", "libcuda.so.1", *RELEASE_12, "libcublas.so")
+    text = explained(monkeypatch, folder)
+    assert text.startswith("libgpuarray looks for libcuda.so, libnvrtc.so, and finds nothing")
+    assert f"{folder}/libcuda.so.1" in text
+    assert text.endswith("start the script by `python -m synkhronos run SCRIPT`")
+
+
+def test_nothing_is_explained_where_nothing_is_missing(put, monkeypatch):
+    names = ("libcuda.so", "libnvrtc.so", "libcublas.so")
+    assert explained(monkeypatch, put("a", *RELEASE_12, *names)) == ""
+
+
+@pytest.mark.parametrize(
+    ("driver", "expected"),
+    [
+        ((13, 0), '"nvidia-cuda-nvrtc<13.1" "nvidia-cublas<14" nvidia-nccl-cu13, '),
+        ((12, 4), '"nvidia-cuda-nvrtc-cu12<12.5" "nvidia-cublas-cu12<13" nvidia-nccl-cu12, '),
+        (None, '"nvidia-cuda-nvrtc-cu12<12.1" '),
+    ],
+)
+def test_the_remedy_is_made_for_the_driver(driver, expected):
+    text = libraries.remedy(libraries.NAMES, driver)
+    assert f"pip install {expected}" in text
+    major, minor = driver or (12, 0)
+    assert f"cuda-version={major}.{minor}" in text
+    assert f"cuda-nvrtc-{major}-{minor} " in text
