@@ -29,3 +29,14 @@ def test_the_version_is_read_from_one_place():
 def test_scripts_are_executable_and_are_shell(name):
     assert os.access(str(ROOT / name), os.X_OK)
     subprocess.run(["sh", "-n", str(ROOT / name)], check=True, timeout=60)
+
+
+def test_the_environment_takes_no_other_option():
+    answer = subprocess.run(
+        ["sh", str(ROOT / "tools" / "environment.sh"), "--with-everything"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (answer.returncode, answer.stdout) == (2, "")
+    assert answer.stderr == "usage: environment.sh [--with-opencl]\n"

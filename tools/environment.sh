@@ -3,7 +3,16 @@
 # does nothing unless the requirements have changed.
 #
 # Needs Python 3.11 and, where they are not yet there, the right to install Debian packages.
+#
+# With --with-opencl it also installs pygpu and an OpenCL that computes on the CPU, which the tests
+# of Theano's GPU back end need. These can be missing: where they cannot be installed, it says so.
 set -eu
+
+case $#,${1:-} in
+    0,) with_opencl=no ;;
+    1,--with-opencl) with_opencl=yes ;;
+    *) echo "usage: environment.sh [--with-opencl]" >&2; exit 2 ;;
+esac
 
 root=$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd)
 cd "$root"
@@ -67,21 +76,58 @@ install_debian_packages() {
     missing=$(missing_packages | tr '\n' ' ')
     missing=${missing% }
     [ -n "$missing" ] || return 0
-    if command -v apt-get >/dev/null && [ "$(id -u)" = 0 ]; then
-        as_root='env DEBIAN_FRONTEND=noninteractive'
-    elif command -v apt-get >/dev/null && sudo -n true 2>/dev/null; then
-        as_root='sudo -n env DEBIAN_FRONTEND=noninteractive'
+    if may_install; then
+        step "reading the list of Debian packages" $as_root apt-get update
+        # shellcheck disable=SC2086
+        step "installing the Debian packages $missing" \
+            $as_root apt-get install --yes --no-install-recommends $missing
     elif [ "$missing" = libopenblas-dev ]; then
         say "no OpenBLAS is installed; the one that comes with SciPy is used"
-        return 0
     else
         fail "these are missing: $missing. Have them installed, with the right to do so, on Debian by:
     apt-get install $missing"
     fi
-    step "reading the list of Debian packages" $as_root apt-get update
+}
+
+may_install() {
+    # Finds out whether Debian packages may be installed, and in as_root what goes before apt-get.
+    command -v apt-get >/dev/null || return 1
+    if [ "$(id -u)" = 0 ]; then
+        as_root='env DEBIAN_FRONTEND=noninteractive'
+    elif sudo -n true 2>/dev/null; then
+        as_root='sudo -n env DEBIAN_FRONTEND=noninteractive'
+    else
+        return 1
+    fi
+}
+
+missing_for_opencl() {
+    "$environment/bin/python" -c 'import pygpu' 2>/dev/null || echo python3-pygpu
+    [ -e /usr/include/gpuarray/array.h ] || echo libgpuarray-dev
+    ls /etc/OpenCL/vendors/*.icd >/dev/null 2>&1 || echo pocl-opencl-icd
+    ls /usr/lib/*/libclblast.so >/dev/null 2>&1 || echo libclblast-dev
+}
+
+install_opencl() {
+    packages=
+    for package in $(missing_for_opencl); do
+        if [ "$(dpkg-query --show --showformat '${db:Status-Status}' "$package" 2>/dev/null)" = installed ]; then
+            say "left out, as .venv does not see what this package has installed: $package"
+        else
+            packages="$packages $package"
+        fi
+    done
+    [ -n "$packages" ] || return 0
+    if ! may_install; then
+        say "left out, as installing Debian packages needs apt-get and root's rights:$packages"
+        return 0
+    fi
+    say "installing the Debian packages$packages"
     # shellcheck disable=SC2086
-    step "installing the Debian packages $missing" \
-        $as_root apt-get install --yes --no-install-recommends $missing
+    if ! { $as_root apt-get update &&
+        $as_root apt-get install --yes --no-install-recommends $packages; } >>"$log" 2>&1; then
+        say "left out, as that failed (the whole log is in $log):$packages"
+    fi
 }
 
 pip_install() {
@@ -117,23 +163,31 @@ with open(f"{sysconfig.get_paths()['purelib']}/theano_settings.pth", "w") as hoo
 PYTHON
 }
 
+make_environment() {
+    python=$(find_python)
+    [ -n "$python" ] || fail "Python 3.11 is needed and is not here. Install it, on Debian 12 by: apt-get install python3"
+    mkdir -p "$environment"
+    : >"$log"
+    install_debian_packages
+    step "making .venv with $python" "$python" -m venv --system-site-packages "$environment"
+    install_python_packages
+    step "writing Theano's settings" write_theano_settings
+    echo "$wanted" >"$stamp"
+    say "ready: .venv"
+}
+
+is_ready() {
+    is_made "$wanted" || return 1
+    [ "$with_opencl" = no ] || [ -z "$(missing_for_opencl)" ]
+}
+
 wanted=$(fingerprint)
-is_made "$wanted" && exit 0
+is_ready && exit 0
 
 # Two commands started at once must not both write the environment.
 if command -v flock >/dev/null; then
     exec 9>.environment.lock
     flock 9
-    is_made "$wanted" && exit 0
 fi
-
-python=$(find_python)
-[ -n "$python" ] || fail "Python 3.11 is needed and is not here. Install it, on Debian 12 by: apt-get install python3"
-mkdir -p "$environment"
-: >"$log"
-install_debian_packages
-step "making .venv with $python" "$python" -m venv --system-site-packages "$environment"
-install_python_packages
-step "writing Theano's settings" write_theano_settings
-echo "$wanted" >"$stamp"
-say "ready: .venv"
+is_made "$wanted" || make_environment
+[ "$with_opencl" = no ] || install_opencl
