@@ -190,3 +190,15 @@ def test_another_program_is_not_taken_for_the_command():
     assert not environment.runs_as_command(["-m", "synkhronos"], ["python", "-m", "pytest"])
     assert not environment.runs_as_command(["script.py"], ["python", "script.py"])
     assert not environment.runs_as_command([""], ["python"])
+
+
+def test_importing_theano_for_the_cpu_takes_nothing_of_a_gpu(no_settings):
+    code = """
+import synkhronos, sys, theano, theano.tensor as T
+x = T.scalar()
+theano.function([x], x + 1)(1)
+maps = open("/proc/self/maps").read()
+names = ("libgpuarray", "libOpenCL", "libcuda.")
+print("pygpu" in sys.modules, [name for name in names if name in maps])
+"""
+    assert run_python(code, **no_settings) == "False []"
