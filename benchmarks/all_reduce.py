@@ -60,7 +60,7 @@ def replicated():
     import theano.tensor as tt
     from commands import RepeatAllReduce
 
-    synk.fork(RANKS)
+    common.fork(RANKS)
     single = {size: _variable(BYTES[size] // 4) for size in BYTES}
     many = [_variable(length) for length in resnet_sizes()]
     variables = [*single.values(), *many]

@@ -88,7 +88,7 @@ def replicated_call(spin=None, pinned=False):
     import psutil
     import synkhronos as synk
 
-    synk.fork(RANKS)
+    common.fork(RANKS)
     if spin is not None:
         transport = synk._world.current().transport
         transport._most_spins = transport._spins = transport._most_spins if spin else 0

@@ -25,9 +25,12 @@ class RepeatAllReduce(Command):
         arrays = [here.engine.storage(variable)]
         counted = 0
 
+        wait = getattr(arrays[0], "sync", lambda: None)  # a device's array may be in the making
+
         def all_reduce():
             nonlocal counted
             arrays[:] = here.comm.all_reduce(arrays, self.op)
+            wait()
             counted += 1
 
         start = time.process_time()

@@ -41,6 +41,9 @@ for _folder in (str(ROOT), str(ROOT / "benchmarks")):
         sys.path.insert(0, _folder)
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
 
+# Theano's devices, one a rank; contestants inherit the variable. Empty: the CPU.
+_DEVICES = "BENCHMARK_DEVICES"
+
 UNITS = {"µs": 1e6, "ms": 1e3, "s": 1.0}
 
 
@@ -270,6 +273,29 @@ def load_demo(folder):
     return demo
 
 
+def devices():
+    """Return the devices that the rows run on, by rank; empty for the CPU."""
+    return os.environ.get(_DEVICES, "").split()
+
+
+def fork(ranks):
+    """Begin a world of so many ranks on the devices that the rows run on."""
+    import synkhronos as synk
+
+    named = devices()
+    if named and len(named) != ranks:
+        raise SystemExit(f"--devices: this row needs {ranks}, one a rank, got {named}")
+    synk.fork(devices=named or ["cpu"] * ranks)
+
+
+def use_device(number=0):
+    """Have plain Theano in this process use the device of a rank."""
+    if devices():
+        import theano.gpuarray
+
+        theano.gpuarray.use(devices()[number])
+
+
 ONE_THREAD = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
 
 
@@ -331,7 +357,14 @@ def machine():
         "numpy": np.__version__,
         "theano": importlib.metadata.version("Theano"),
         "blas": _blas(),
+        **({"devices": ", ".join(_device_names())} if devices() else {}),
     }
+
+
+def _device_names():
+    code = "import pygpu, sys\nfor name in sys.argv[1:]: print(pygpu.init(name).devname)"
+    command = [sys.executable, "-c", code, *devices()]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
 
 
 def _cpu_model():
@@ -375,11 +408,14 @@ def main(description, measure, draw, add_options=lambda parser: None):
     parser.add_argument("--plot", metavar="FILE", help="draw the result")
     parser.add_argument("--json", metavar="FILE", help="write the result")
     parser.add_argument("--quick", action="store_true", help="few repetitions: to try it out")
+    parser.add_argument("--devices", nargs="+", help="Theano's, one a rank, such as: cuda0 cuda1")
     parser.add_argument(
         "--redraw", metavar="FILE", help="print and draw this JSON file; measure nothing"
     )
     add_options(parser)
     options = parser.parse_args()
+    if options.devices:
+        os.environ[_DEVICES] = " ".join(options.devices)
     if options.redraw:
         record = json.loads(Path(options.redraw).read_text())
     else:
@@ -478,7 +514,8 @@ def picture(draw, record, filename):
         draw(figure, record)
         quick = ", quick run" if record["quick"] else ""
         figure.supxlabel(
-            f"{record['machine']['cpu']}, {record['machine']['cores']} cores, {record['date']}, "
+            f"{record['machine'].get('devices', record['machine']['cpu'])}, "
+            f"{record['machine']['cores']} cores, {record['date']}, "
             f"load {record['load_before'][0]:.1f} before{quick}",
             fontsize=7.5,
             color="#777777",

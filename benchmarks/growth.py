@@ -107,7 +107,7 @@ def ranks(size, counting):
     from commands import Nothing, RepeatAllReduce, RepeatBarrier
 
     counts = _count(size) if counting else np.zeros((size, len(KINDS)))
-    synk.fork(size)
+    common.fork(size)
     world = synk._world.current()
     world.transport._most_spins = world.transport._spins = 0
     arrays = {length: theano.shared(np.ones(length, "float32")) for length in (SMALL, LARGE)}

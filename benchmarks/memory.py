@@ -30,7 +30,7 @@ def shared_data(nbytes):
     import synkhronos as synk
     import theano.tensor as tt
 
-    synk.fork(RANKS)
+    common.fork(RANKS)
     x, y = tt.fmatrix("x"), tt.fmatrix("y")
     read_own = synk.function([x], (x.max(), "max"))
     read_all = synk.function([], (y.max(), "max"), bcast_inputs=[y])
@@ -65,7 +65,7 @@ def replicated_function(late):
 
     def growth(parameters):
         """Return the bytes of the parameters, and by how much their replication makes PSS grow."""
-        synk.fork(RANKS)
+        common.fork(RANKS)
         x = tt.fvector("x")
         small = synk.function([x], (x.sum(), "sum"))
         data = synk.data(np.ones(RANKS, "float32"))

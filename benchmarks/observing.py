@@ -22,7 +22,7 @@ def observed():
     import synkhronos as synk
 
     loss, params, x, y, rule, *values = network()
-    synk.fork(RANKS)
+    common.fork(RANKS)
     grad_updates, param_updates, grad_shared = rule(loss, params, *values)
     gradient = synk.function([x, y], [loss], updates=grad_updates)
     update = synk.function([], updates=param_updates)

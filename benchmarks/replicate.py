@@ -59,7 +59,7 @@ def early(options, folder):
     """Builds the functions once, and distributes them to new workers again and again."""
     import synkhronos as synk
 
-    synk.fork(2)
+    common.fork(2)
     start = time.perf_counter()
     build(options)
     built = time.perf_counter() - start
@@ -71,7 +71,7 @@ def early(options, folder):
     def turn(workers):
         if not workers:
             return {"built": built, **sizes}
-        synk.fork(1 + workers)
+        common.fork(1 + workers)
         _adopt(functions, shareds)
         start = time.perf_counter()
         synk.distribute()
@@ -89,7 +89,7 @@ def late(workers, folder):
     import theano.tensor as tt
 
     def turn():
-        synk.fork(1 + workers)
+        common.fork(1 + workers)
         x = tt.fvector("x")
         first = synk.function([x], (x.sum(), "sum"))
         synk.distribute()

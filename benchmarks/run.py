@@ -3,6 +3,7 @@
     python benchmarks/run.py                  # all rows
     python benchmarks/run.py call start       # some
     python benchmarks/run.py --plot --quick   # with pictures; few repetitions
+    python benchmarks/run.py --devices cuda0 cuda1 --results benchmarks/results/H200
 
 For each row results/ROW.json, with ``--plot`` results/ROW.png. All tables together are in
 results/README.md and, for the documentation, in results/tables.rst.
@@ -28,6 +29,7 @@ DESCRIBED = {
     "numpy": "NumPy",
     "theano": "Theano",
     "blas": "BLAS",
+    "devices": "devices",
 }
 # What was published, and the line of a row that says the same of this machine.
 _SYNKHRONOS = "Synkhronos 2017, 2 GTX 1080"
@@ -58,6 +60,8 @@ PUBLISHED = [
         4,
     ),
 ]
+# Those that ask something of devices, and have two ranks. The others are about the host.
+ON_DEVICES = ["all_reduce", "call", "observing", "sliced_evaluation", "step_large", "step_small"]
 NOT_ROWS = {"commands", "common", "run", "steps"}
 
 
@@ -66,7 +70,7 @@ def main():
     options = parse(rows)
     options.results.mkdir(parents=True, exist_ok=True)
     failed = []
-    for row in (bar := tqdm(options.rows or rows, unit="row")):
+    for row in (bar := tqdm(options.rows, unit="row")):
         bar.set_description(row)
         done = run(row, options)
         with tqdm.external_write_mode():
@@ -84,10 +88,16 @@ def parse(rows):
     parser.add_argument("rows", nargs="*", metavar="ROW", help=f"default: {' '.join(rows)}")
     parser.add_argument("--plot", action="store_true", help="draw the results, too")
     parser.add_argument("--quick", action="store_true", help="few repetitions: to try it out")
+    parser.add_argument("--devices", nargs="+", help="Theano's, one a rank, such as: cuda0 cuda1")
     parser.add_argument(
         "--results", type=Path, default=HERE / "results", metavar="FOLDER", help="to write to"
     )
     options = parser.parse_args()
+    if options.devices:
+        rows = ON_DEVICES
+        if options.results == HERE / "results":
+            parser.error("--devices: name a folder of its own with --results")
+    options.rows = options.rows or rows
     unknown = sorted({*options.rows} - {*rows})
     if unknown:
         parser.error(f"expected rows out of {', '.join(rows)}, got {', '.join(unknown)}")
@@ -100,6 +110,8 @@ def run(row, options):
         command += ["--plot", options.results / f"{row}.png"]
     if options.quick:
         command.append("--quick")
+    if options.devices:
+        command += ["--devices", *options.devices]
     return subprocess.run(command, capture_output=True, text=True)
 
 
@@ -134,7 +146,7 @@ def write_rst(records, results):
     """Return the lines of the tables as ``docs/performance.rst`` includes them."""
     machine = records[-1]["machine"]
     page = [".. Written by benchmarks/run.py.", ""]
-    page += [f":{title}: {machine[key]}" for key, title in DESCRIBED.items()]
+    page += [f":{title}: {machine[key]}" for key, title in DESCRIBED.items() if key in machine]
     page += ["", *_beside({record["row"]: record["lines"] for record in records})]
     for record in records:
         name = record["row"]
@@ -199,12 +211,12 @@ def _as_text(text):
 
 
 def _in_words(machine):
-    return ", ".join(f"{title} {machine[key]}" for key, title in DESCRIBED.items())
+    return ", ".join(f"{title} {machine[key]}" for key, title in DESCRIBED.items() if key in machine)
 
 
 def describe(machine):
     """Return the lines of a table of the machine."""
-    rows = [f"| {title} | {machine[key]} |" for key, title in DESCRIBED.items()]
+    rows = [f"| {title} | {machine[key]} |" for key, title in DESCRIBED.items() if key in machine]
     return ["| machine | |", "| --- | --- |", *rows]
 
 

@@ -31,7 +31,7 @@ def batches(nbytes):
     import theano.tensor as tt
     from commands import Excerpt
 
-    synk.fork(RANKS)
+    common.fork(RANKS)
     copied = _count_copies(synk._world.current().here)
     x, y = tt.fmatrix("x"), tt.fmatrix("y")
     function = synk.function([x], (x[:, 0].sum(), "sum"))

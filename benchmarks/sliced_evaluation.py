@@ -25,7 +25,7 @@ def evaluation(rows):
     import synkhronos as synk
     from commands import ForgetPeak, Peak
 
-    synk.fork(RANKS)
+    common.fork(RANKS)
     demo = common.load_demo("lasagne_mnist")
     model = demo.build_model(argparse.Namespace(seed=1, model="cnn", no_dropout=False))
     evaluate = synk.function([model.x, model.y], [model.valid_loss, model.accuracy])

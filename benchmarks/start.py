@@ -50,7 +50,7 @@ def ranks():
 
     def turn():
         times = [time.perf_counter()]
-        synk.fork(RANKS)
+        common.fork(RANKS)
         times.append(time.perf_counter())
         synk.distribute()  # there are no functions: it starts the workers, and waits for them
         times.append(time.perf_counter())

@@ -4,6 +4,7 @@ A row gives ``network()``, the arguments of ``make_train_function``, and ``data(
 both are called in the contestants' processes.
 """
 
+import mmap
 import time
 
 import common
@@ -18,10 +19,11 @@ PARTS = ("gradient", "all-reduce", "update", "waiting", "CPU time of the gradien
 # Contestants
 
 
-def serial(network, data, batch):
-    """Plain Theano on `batch` rows a step."""
+def serial(network, data, batch, number=0):
+    """Plain Theano on `batch` rows a step, on the device of rank `number`."""
     from synkhronos.extensions import train
 
+    common.use_device(number)
     step = train.make_train_function_theano(*network())
     arrays = data()
 
@@ -38,8 +40,8 @@ def replicated(network, data, batch):
     import synkhronos as synk
     from synkhronos.extensions import train
 
-    synk.fork(RANKS)
-    spent = _time_parts(synk._world.current().here.memory)
+    spent = _time_parts()
+    common.fork(RANKS)
     step = train.make_train_function(*network())
     synk.distribute()
     arrays = [synk.data(array) for array in data()]
@@ -65,13 +67,13 @@ def _time(step, data, batch, steps):
     return (time.perf_counter() - begin) / steps
 
 
-def _time_parts(memory):
-    """Let every rank add up the seconds that it spends in each part, in shared memory."""
+def _time_parts():
+    """Let every rank to be forked add up the seconds that it spends in each part, in shared memory."""
     from synkhronos import _fuse
     from synkhronos.transports.local import LocalTransport
 
-    spent = memory.empty((RANKS, len(PARTS)), "float64")
-    spent[...] = 0
+    nbytes = RANKS * len(PARTS) * 8
+    spent = np.frombuffer(mmap.mmap(-1, nbytes), "float64").reshape(RANKS, len(PARTS))
 
     def run(sequence, here):
         results = []
@@ -116,7 +118,7 @@ def measure(title, network, data, batch, what, rounds, steps, speed_up=None):
         serial=Contestant(serial, network, data, batch, environment=ONE_THREAD),
         synk=Contestant(replicated, network, data, batch),
         first=Contestant(serial, network, data, each, environment=ONE_THREAD),
-        second=Contestant(serial, network, data, each, environment=ONE_THREAD),
+        second=Contestant(serial, network, data, each, 1, environment=ONE_THREAD),
     ) as players:
 
         def ideal():
@@ -169,6 +171,8 @@ def measure(title, network, data, batch, what, rounds, steps, speed_up=None):
             *1e3 * parts[:, 0], *1e3 * parts[:, -1], 1e3 * ideal_cpu
         ),
     ]
+    if common.devices():
+        notes.append("a call on a device returns before its work is done: the parts are of the calls")
     return common.Result(title, lines, notes, {"parts": split})
 
 
