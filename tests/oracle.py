@@ -172,6 +172,53 @@ def batches(draw, length):
     return rows.astype(dtype) if dtype[0] == "i" else (rows % max(length, 1)).astype(dtype)
 
 
+@st.composite
+def slice_batches(draw, by_rank):
+    """A ``batch_s`` and the same by rank; `by_rank` are the ranks' rows."""
+    kind = draw(st.sampled_from(["none", "slice", "list", "array", "by rank"]))
+    if kind == "none":
+        return None, [None] * len(by_rank)
+    if kind == "by rank":
+        listed = [draw(batches(length).filter(is_listed)) for length in by_rank]
+        container = draw(st.sampled_from([list, tuple]))
+        return container(listed), listed
+    shortest = min(by_rank)
+    if kind == "slice":
+        one = draw(batches(shortest).filter(lambda batch: isinstance(batch, slice)))
+    else:
+        row = st.integers(-shortest, shortest - 1)
+        one = draw(st.lists(row, max_size=6)) if shortest else []
+        one = one if kind == "list" else np.array(one, int)
+    return one, [one] * len(by_rank)
+
+
+def is_listed(batch):
+    # A tuple of ints, or of bools, by rank, may not stand in a list of batches by rank.
+    return batch is None or isinstance(batch, (slice, list, np.ndarray))
+
+
+def as_given(draw, variables, values):
+    """Return variables and values as they are passed: bare, lists, or tuples, arrays or `Data`."""
+    form = draw(st.sampled_from(["array", "data", "minibatch", "list", "strided"]))
+    given_values = []
+    for value in values:
+        if form == "data" or form == "minibatch":
+            value = synk.data(value, oversize=1.5, minibatch=form == "minibatch")
+        elif form == "list" and value.size and value.dtype in ("float32", "float64", "int64"):
+            value = value.tolist()
+        elif form == "strided" and value.ndim:
+            value = np.repeat(value, 2, axis=0)[1::2]
+        given_values.append(value)
+    if len(variables) == 1 and draw(st.booleans()):
+        return variables[0], given_values[0]
+    container = draw(st.sampled_from([list, tuple]))
+    return container(variables), container(given_values)
+
+
+def draw_names(draw, names):
+    return draw(st.lists(st.sampled_from(names), min_size=1, max_size=3, unique=True))
+
+
 def selected(batch, array):
     """Return the rows that a batch means, by NumPy."""
     if batch is None:

@@ -6,7 +6,19 @@ import theano
 import theano.tensor as tt
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from oracle import WORLD_IDS, WORLDS, assert_same, batches, combine, exact, examples, parts, selected
+from oracle import (
+    WORLD_IDS,
+    WORLDS,
+    as_given,
+    assert_same,
+    batches,
+    combine,
+    draw_names,
+    exact,
+    examples,
+    parts,
+    selected,
+)
 
 import synkhronos as synk
 
@@ -71,28 +83,6 @@ def model(request, open_world):
     size, master_rank = request.param
     open_world(size, master_rank=master_rank)
     return Model(size, master_rank)
-
-
-def as_given(draw, variables, values):
-    """Return variables and values as they are passed: bare, lists, or tuples, arrays or `Data`."""
-    form = draw(st.sampled_from(["array", "data", "minibatch", "list", "strided"]))
-    given_values = []
-    for value in values:
-        if form == "data" or form == "minibatch":
-            value = synk.data(value, oversize=1.5, minibatch=form == "minibatch")
-        elif form == "list" and value.size and value.dtype in ("float32", "float64", "int64"):
-            value = value.tolist()
-        elif form == "strided" and value.ndim:
-            value = np.repeat(value, 2, axis=0)[1::2]
-        given_values.append(value)
-    if len(variables) == 1 and draw(st.booleans()):
-        return variables[0], given_values[0]
-    container = draw(st.sampled_from([list, tuple]))
-    return container(variables), container(given_values)
-
-
-def draw_names(draw, names):
-    return draw(st.lists(st.sampled_from(names), min_size=1, max_size=3, unique=True))
 
 
 def do_scatter(model, draw, rng):

@@ -19,6 +19,7 @@ from oracle import (
     parts,
     reductions,
     selected,
+    slice_batches,
     sliceable,
     training,
 )
@@ -209,31 +210,6 @@ def test_weighted_all_reduce_of_one_step_is_the_serial_step(pool, seed, n_rows):
         pair.serial(x, t, np.float32(0.01))
     for rank in pool.ranks:
         np.testing.assert_allclose(synk.get_value(rank, w), serial_w.get_value(), 1e-4, 1e-4)
-
-
-@st.composite
-def slice_batches(draw, by_rank):
-    """A ``batch_s`` and the same by rank; `by_rank` are the ranks' rows."""
-    kind = draw(st.sampled_from(["none", "slice", "list", "array", "by rank"]))
-    if kind == "none":
-        return None, [None] * len(by_rank)
-    if kind == "by rank":
-        listed = [draw(batches(length).filter(is_listed)) for length in by_rank]
-        container = draw(st.sampled_from([list, tuple]))
-        return container(listed), listed
-    shortest = min(by_rank)
-    if kind == "slice":
-        one = draw(batches(shortest).filter(lambda batch: isinstance(batch, slice)))
-    else:
-        row = st.integers(-shortest, shortest - 1)
-        one = draw(st.lists(row, max_size=6)) if shortest else []
-        one = one if kind == "list" else np.array(one, int)
-    return one, [one] * len(by_rank)
-
-
-def is_listed(batch):
-    # A tuple of ints, or of bools, by rank, may not stand in a list of batches by rank.
-    return batch is None or isinstance(batch, (slice, list, np.ndarray))
 
 
 @given(data=st.data(), seed=seeds, n_rows=st.integers(0, 14), num_slices=st.integers(1, 6))
