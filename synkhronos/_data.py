@@ -196,6 +196,9 @@ class Data:
     def _label(self) -> str:
         return f"Data {self.name!r}" if self.name else "Data"
 
+    def is_freed(self) -> bool:
+        return self._view is None
+
     def _alive(self) -> np.ndarray:
         if self._view is None:
             if self._world.closed:

@@ -139,7 +139,7 @@ class Call(Alone):
         self.n_rows = len(selected(batch, np.arange(len(whole[0]))))
         if not self.n_rows:
             raise ValueError("no rows")
-        if any(len(one.array) < self.n_rows for one in arguments.values()):
+        if any(one.minibatch and len(one.array) < self.n_rows for one in arguments.values()):
             raise ValueError("too few rows in a minibatch")
         self.scattered = {
             name: parts(one.array[: self.n_rows] if one.minibatch else selected(batch, one.array),

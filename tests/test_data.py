@@ -541,3 +541,14 @@ def test_data_of_a_closed_world_say_so(world, open_world):
         function(np.ones((2, 2), "float32"))
     with pytest.raises(synk.ClosedError):
         synk.data([1])
+
+
+def test_bound_data_that_was_freed_is_made_anew(world):
+    number = tt.lvector("number")
+    first = synk.set_shmems({world.matrix: np.ones((2, 3), "float32"), number: [1, 2]})
+    first[number].free_memory()
+    again = synk.set_shmems({world.matrix: np.zeros((4, 3), "float32"), number: [3]})
+    assert again[world.matrix] is first[world.matrix]
+    assert again[number] is synk.get_shmems(number) is not first[number]
+    assert again[number].data.tolist() == [3] and len(again[world.matrix]) == 4
+    synk.free_shmems(number, world.matrix)
