@@ -534,18 +534,21 @@ class Calls(RuleBasedStateMachine):
             return Action(lambda: synk.gather(self.of(names), nd_up=0), plain.Gather(names, 0))
         return Action(lambda: synk.all_gather(self.of(names)), plain.AllGather(names))
 
-    def draw_reduce(self, draw, fused=False):
+    def draw_reduce(self, draw, fused=False, again=None):
         op = draw(st.sampled_from(["avg", "min", "max"] + ["sum", "prod"] * (not fused)))
         floats = [name for name in self.model.values if STARTS[name].dtype.kind == "f"]
+        op = op if again is None else again.op
         names = draw_names(draw, sorted(floats if op == "avg" else self.model.values))
         target = draw(st.sampled_from(["all", "master", "new"]))
         given = weights = None
-        if op == "avg" and draw(st.booleans(), "weighted"):
+        if op == "avg" and (again or draw(st.booleans(), "weighted")):
             given, weights = self.functions["training"], FORMULAS["training"]
-            if draw(st.booleans(), "weights listed"):
+            if again or draw(st.booleans(), "weights listed"):
                 weight = st.sampled_from([0, 1, 2, 0.25])
                 given = weights = draw(st.lists(weight, min_size=self.size, max_size=self.size)
                                        .filter(any))
+        if again is not None:  # on the same arrays, which the library has prepared
+            names, target = again.names, again.target
         command = plain.Reduce(names, op, target, weights)
         if target == "all":
             return Action(lambda: synk.all_reduce(self.of(names), op, weights=given), command)
@@ -571,7 +574,10 @@ class Calls(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def reduce(self, data):
-        self.run(self.draw_reduce(data.draw))
+        action = self.draw_reduce(data.draw)
+        self.run(action)
+        for _ in range(data.draw(st.integers(0, 2), "again")):
+            self.run(self.draw_reduce(data.draw, fused=True, again=action.command))
 
     @rule(name=st.sampled_from([*FIXED, *RAGGED]), in_place=st.booleans())
     def the_script_writes_the_masters_replica(self, name, in_place):
@@ -646,6 +652,27 @@ class Calls(RuleBasedStateMachine):
                 shape[-1] = data.draw(st.integers(0, 5))
             made.set_shape(shape, oversize=oversize)
         array.set_shape(tuple(shape))
+
+    @rule(data=st.data())
+    def use_data_while_it_changes(self, data):
+        """Views of all its earlier places are kept, and workers read it in between."""
+        rows = self.rows("x", self.size)
+        slot = Slot(synk.data(rows), plain.Data(rows), [])
+        self.slots = [*self.slots[-5:], slot]
+        name = data.draw(st.sampled_from(sorted({*self.functions} & {"training", "late"})))
+        for length in data.draw(st.lists(st.integers(1, 40) | st.just(3000), min_size=1, max_size=4)):
+            slot.views.append((slot.data.data, slot.data.data.copy()))
+            if data.draw(st.booleans(), "length alone"):
+                slot.data.set_length(length)
+                slot.array.set_shape((length, 3))
+            else:
+                rows = self.rows("x", length)
+                slot.data.set_value(rows)
+                slot.array.set_value(rows)
+            scale = [] if name == "late" else [np.float32(0.5)]
+            arguments = {"x": Argument(slot.array.array), "scale": Argument(np.float32(0.5))}
+            self.run(self.call_action(name, [slot.data, *scale], {}, arguments, {}))
+            self.data_holds_what_the_model_holds()
 
     @precondition(has_data)
     @rule(data=st.data(), number=st.integers(0, 7))
