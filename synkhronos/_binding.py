@@ -99,7 +99,7 @@ def bind(
             world.bound[variable] = value
             continue
         data = world.bound.get(variable)
-        if data is None or data.is_freed():
+        if data is None or data._is_freed():
             kind = world.here.engine.type_of(variable)
             data = Data(world, kind.dtype, kind.ndim, name=variable.name)
         data.set_value(value, oversize=oversize)

@@ -196,7 +196,7 @@ class Data:
     def _label(self) -> str:
         return f"Data {self.name!r}" if self.name else "Data"
 
-    def is_freed(self) -> bool:
+    def _is_freed(self) -> bool:
         return self._view is None
 
     def _alive(self) -> np.ndarray:

@@ -1,8 +1,9 @@
 """What this process may use of the machine: cores and memory, as its control groups allow."""
 
+import contextlib
 import os
 from pathlib import Path
-from typing import List, Optional
+from typing import Iterable, List, Optional, Set
 
 PROC = Path("/proc")
 CGROUPS = Path("/sys/fs/cgroup")
@@ -32,11 +33,25 @@ def cores(proc: Path = PROC, cgroups: Path = CGROUPS) -> int:
     return max(1, count)
 
 
-def affinity() -> int:
-    """Count the cores in the affinity mask of this process."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+def affinity(processes: Iterable[int] = (0,)) -> int:
+    """Count the cores in the affinity masks of some processes, all masks together.
+
+    Parameters
+    ----------
+    processes : iterable of int
+        Process ids; 0 is this one, and those that have ended do not count.
+
+    Returns
+    -------
+    int
+    """
+    if not hasattr(os, "sched_getaffinity"):
+        return os.cpu_count() or 1
+    found: Set[int] = set()
+    for process in processes:
+        with contextlib.suppress(OSError):
+            found |= os.sched_getaffinity(process)
+    return len(found)
 
 
 def cpu_quota(proc: Path = PROC, cgroups: Path = CGROUPS) -> Optional[float]:

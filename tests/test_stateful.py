@@ -892,3 +892,4 @@ def test_twenty_thousand_steps_do_what_the_model_does(session, place):
     before = session.steps
     while session.steps - before < 5000:
         run(session, place, 60, 100)
+    print(session.steps - before, "steps", session.raised, "errors so far, all as the model has them")

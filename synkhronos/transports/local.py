@@ -8,9 +8,10 @@ Inside a command ranks meet at a dissemination barrier: in round k rank r posts 
 waits for rank ``r - 2**k``, which takes ``ceil(log2(size))`` rounds [1]_.
 
 How to wait. A waiter first looks at the semaphore in a loop for a moment, if there is a core for each
-rank (a core that sleeps takes ten times longer to answer), and longer the more often that helps. Then
-it sleeps in the kernel, but wakes a few times a second to see that the others live: the master by the
-workers' process sentinels, a worker by its parent's process id.
+rank (a core that sleeps takes ten times longer to answer), and longer the more often that helps. The
+master counts the cores now and then: ranks that have since been moved to fewer would keep each other
+from them. Then it sleeps in the kernel, but wakes a few times a second to see that the others live: the
+master by the workers' process sentinels, a worker by its parent's process id.
 
 The semaphores' names exist for as long as it takes to remove them again.
 
@@ -30,6 +31,7 @@ import time
 import posix_ipc
 
 from synkhronos._errors import CollectiveAbortedError, SynkhronosError, WorldBrokenError
+from synkhronos._machine import affinity
 from synkhronos.transports.base import Transport
 from synkhronos.transports.shm import SharedMemory
 
@@ -39,6 +41,7 @@ _LOOK = 0.2  # seconds between two looks at whether the others live
 _DYING = 1.0  # seconds to wait for the exit code of a process that is ending
 _FEWEST_SPINS, _MOST_SPINS = 64, 4096  # looks at a semaphore, each some 50 nanoseconds
 _LONGEST_SPIN = 2e-4  # seconds, about that of the most
+_COUNT_CORES = 256  # commands from one count to the next
 _PR_SET_PDEATHSIG = 1
 
 
@@ -82,6 +85,9 @@ class LocalTransport(Transport):
         self._passed = 0  # barriers inside this command
         self._aborted = memory.empty((1,), "int64").data  # from which barrier on, counted from 1
         self._aborted[0] = 0
+        self._commands = 0
+        self._has_cores = memory.empty((1,), "int64").data  # whether there is one for each rank
+        self._has_cores[0] = True
 
     def _find_partners(self):
         self._partners = [
@@ -151,6 +157,10 @@ class LocalTransport(Transport):
 
     def post(self, payload):
         self._turn = self._passed = 0  # a rank that failed may have passed fewer than the others
+        if self._most_spins and self._commands % _COUNT_CORES == 0:
+            pids = [process.pid for process in self._processes.values()]
+            self._has_cores[0] = affinity([0, *pids]) >= self.size
+        self._commands += 1
         self._mailbox.put(payload)
         for rank in self._workers:
             self._starts[rank].release()
@@ -208,7 +218,7 @@ class LocalTransport(Transport):
     def _wait(self, semaphore, patient=False):
         """Wait for a post. `patient`: however long the master takes for its next command."""
         began = time.monotonic()
-        for spin in range(self._spins):
+        for spin in range(self._spins if self._has_cores[0] else 0):
             if semaphore.value:
                 semaphore.acquire()
                 return

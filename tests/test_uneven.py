@@ -1,0 +1,184 @@
+"""Ranks that are slow, crowded, or moved to other cores: right results, and no burning while they wait."""
+
+import contextlib
+import itertools
+import multiprocessing
+import os
+import threading
+import time
+
+import numpy as np
+import psutil
+import pytest
+import theano
+import theano.tensor as tt
+
+import synkhronos as synk
+from synkhronos.transports import local
+
+CORES = sorted(os.sched_getaffinity(0))
+
+
+class Work(theano.Op):
+    """The sum of seconds; it takes these seconds, busy or asleep."""
+
+    __props__ = ("busy",)
+
+    def __init__(self, busy):
+        self.busy = busy
+
+    def make_node(self, x):
+        return theano.Apply(self, [x], [tt.dscalar()])
+
+    def perform(self, node, inputs, outputs):
+        seconds = inputs[0].sum()
+        if not self.busy:
+            time.sleep(seconds)
+        end = time.thread_time() + seconds * self.busy
+        while time.thread_time() < end:
+            pass
+        outputs[0][0] = np.asarray(seconds)
+
+
+class Ranks:
+    """Functions that take the seconds that each rank is given, and what each rank has used."""
+
+    def __init__(self):
+        x = tt.dvector("x")
+        self.total = theano.shared(np.zeros(()), "total")
+        self.work = {
+            kind: synk.function([x], (Work(kind == "busy")(x), "sum"),
+                                updates=[(self.total, self.total + x.sum())])
+            for kind in ("busy", "asleep")
+        }
+        synk.distribute()
+        workers = {child.name: child.pid for child in multiprocessing.active_children()}
+        self.size = synk._world.current().size
+        pids = [workers.get(f"synkhronos-{rank}", os.getpid()) for rank in range(self.size)]
+        self.processes = [psutil.Process(pid) for pid in pids]
+
+    def used(self):
+        """Return the processor seconds of each rank so far."""
+        return np.array([sum(process.cpu_times()[:2]) for process in self.processes])
+
+    def pin(self, cores):
+        for process in self.processes:
+            process.cpu_affinity(list(cores))
+
+    @contextlib.contextmanager
+    def no_burning(self, own):
+        """Ranks use their `own` seconds of work, and next to nothing of the time that they wait."""
+        before, began = self.used(), time.perf_counter()
+        yield
+        waited = time.perf_counter() - began
+        used = self.used() - before - own
+        assert (used <= 0.15 * waited + 0.1).all(), f"beyond their work {used} s of {waited} s"
+
+
+@pytest.fixture
+def ranks_of(world_of):
+    """A function that opens a world of so many ranks."""
+
+    def open_it(size):
+        world_of(size)
+        return Ranks()
+
+    try:
+        yield open_it
+    finally:
+        os.sched_setaffinity(0, CORES)
+
+
+@pytest.mark.parametrize("kind", ["busy", "asleep"])
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("slow", [0, 1], ids=["slow master", "slow worker"])
+def test_ranks_that_wait_for_one_that_is_ten_times_slower_use_no_time(ranks_of, size, slow, kind):
+    ranks = ranks_of(size)
+    seconds = np.full(size, 0.004)
+    seconds[slow] *= 10
+    work = ranks.work[kind]
+    with ranks.no_burning(20 * seconds * (kind == "busy")):
+        for turn in range(10):
+            assert work(seconds) == pytest.approx(seconds.sum())
+            with synk.fuse():
+                work(seconds)
+                synk.all_reduce(ranks.total, "sum")
+                value = synk.get_value(size - 1, ranks.total)
+            assert value.result() == pytest.approx(expected(turn, seconds))
+
+
+def expected(turn, seconds):
+    """Return what the ranks' totals come to, added up once a turn."""
+    totals = np.zeros(len(seconds))
+    for _ in range(turn + 1):
+        totals[:] = (totals + 2 * seconds).sum()
+    return totals[0]
+
+
+def test_eight_ranks_on_two_cores_do_right_and_wait_asleep(ranks_of):
+    ranks = ranks_of(8)
+    ranks.pin(CORES[:2])
+    seconds = np.full(8, 0.001)
+    seconds[5] = 0.5
+    with ranks.no_burning(seconds + 0.2):  # what the rest below takes
+        assert ranks.work["busy"](seconds) == pytest.approx(seconds.sum())
+        for _ in range(100):
+            assert ranks.work["busy"](np.zeros(8)) == 0
+            synk.all_reduce(ranks.total, "max")
+    assert synk.get_value(7, ranks.total) == 0.5
+    with ranks.no_burning(0):
+        time.sleep(1)  # the master thinks
+
+
+def test_ranks_that_are_moved_between_cores_while_they_run_do_right(ranks_of):
+    ranks = ranks_of(3)
+    choices = itertools.cycle([CORES[:1], CORES, CORES[-1:], CORES[:2]])
+    done = threading.Event()
+
+    def move():
+        while not done.is_set():
+            for process in ranks.processes:
+                process.cpu_affinity(next(choices))
+            next(choices)
+            time.sleep(0.003)
+
+    mover = threading.Thread(target=move)
+    mover.start()
+    try:
+        seconds = np.array([0.0001, 0.0003, 0.0002])
+        total = 0
+        for _ in range(300):
+            assert ranks.work["busy"](seconds) == pytest.approx(seconds.sum())
+            synk.all_reduce(ranks.total, "avg")
+            total += seconds.mean()
+    finally:
+        done.set()
+        mover.join()
+    for rank in range(3):
+        assert synk.get_value(rank, ranks.total) == pytest.approx(total)
+
+
+@pytest.mark.skipif(len(CORES) < 2, reason="needs two cores")
+def test_ranks_spin_only_while_there_is_a_core_for_each(ranks_of, monkeypatch):
+    ranks = ranks_of(2)
+    monkeypatch.setattr(local, "_COUNT_CORES", 16)
+    yields = []
+    yield_core = os.sched_yield
+    monkeypatch.setattr(local.os, "sched_yield", lambda: yields.append(yield_core()))
+
+    def yields_of_master():
+        """Wait for a worker that takes a moment, once the cores were counted anew."""
+        seconds = np.array([0, 3e-5])
+        for _ in range(20):
+            ranks.work["busy"](seconds)
+        yields.clear()
+        for _ in range(300):
+            ranks.work["busy"](seconds)
+        return len(yields)
+
+    assert yields_of_master()
+    ranks.pin(CORES[:1])
+    assert not yields_of_master()
+    for process, core in zip(ranks.processes, CORES):
+        process.cpu_affinity([core])
+    assert yields_of_master()
