@@ -478,7 +478,47 @@ def test_a_relative_name_of_a_file_holds_in_another_directory(world, tmp_path, m
     world.check_seen(synk.data(file))
 
 
+@pytest.mark.parametrize("grow", ["set_length", "set_shape", "set_value"])
+def test_data_grows_while_views_of_it_live_and_workers_read_it(world, grow):
+    made = synk.data(np.full((SIZE, 3), 0, "float32"))
+    views = []
+    for step in range(1, 40):
+        expected = made.data.copy()
+        views.append((made.data, expected))
+        with synk.fuse():
+            before = world.rows(made)
+            if grow == "set_length":
+                made.set_length(SIZE * 8 * step)
+            elif grow == "set_shape":
+                made.set_shape((SIZE * 8 * step, 3))
+            else:
+                made.set_value(np.concatenate([made.data, np.zeros((8 * SIZE, 3), "float32")]))
+            made[-1] = step
+            after = world.rows(made)
+        np.testing.assert_array_equal(before.result(), expected)
+        np.testing.assert_array_equal(after.result(), made.data)
+        world.check_seen(made)
+        noise = [synk.data(np.full((length, 3), -step, "float32")) for length in (SIZE, 8 * SIZE)]
+        for view, seen in views:  # none of them lies where something else does
+            np.testing.assert_array_equal(view, seen)
+        views[step // 2][0][...] = step
+        views[step // 2][1][...] = step
+        assert all((one.data == -step).all() for one in noise)
+        world.check_seen(made)
+
+
 # Bound data
+
+
+def test_bound_data_that_was_freed_is_made_anew(world):
+    number = tt.lvector("number")
+    first = synk.set_shmems({world.matrix: np.ones((2, 3), "float32"), number: [1, 2]})
+    first[number].free_memory()
+    again = synk.set_shmems({world.matrix: np.zeros((4, 3), "float32"), number: [3]})
+    assert again[world.matrix] is first[world.matrix]
+    assert again[number] is synk.get_shmems(number) is not first[number]
+    assert again[number].data.tolist() == [3] and len(again[world.matrix]) == 4
+    synk.free_shmems(number, world.matrix)
 
 
 def test_bound_data_are_refilled_in_place_and_shared_by_functions(world):
@@ -541,14 +581,3 @@ def test_data_of_a_closed_world_say_so(world, open_world):
         function(np.ones((2, 2), "float32"))
     with pytest.raises(synk.ClosedError):
         synk.data([1])
-
-
-def test_bound_data_that_was_freed_is_made_anew(world):
-    number = tt.lvector("number")
-    first = synk.set_shmems({world.matrix: np.ones((2, 3), "float32"), number: [1, 2]})
-    first[number].free_memory()
-    again = synk.set_shmems({world.matrix: np.zeros((4, 3), "float32"), number: [3]})
-    assert again[world.matrix] is first[world.matrix]
-    assert again[number] is synk.get_shmems(number) is not first[number]
-    assert again[number].data.tolist() == [3] and len(again[world.matrix]) == 4
-    synk.free_shmems(number, world.matrix)

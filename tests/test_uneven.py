@@ -1,4 +1,4 @@
-"""Ranks that are slow, crowded, or moved to other cores: right results, and no burning while they wait."""
+"""Ranks that are slow, crowded, or moved to other cores: right results, and no burning in waits."""
 
 import contextlib
 import itertools
