@@ -124,7 +124,11 @@ class _Fetch(Command):
         storages = [here.engine.storage(here.shareds[number]) for number in self.numbers]
         if here.is_master:
             return [np.array(here.engine.to_host(storage)) for storage in storages]
-        return [(here.send(storage), np.shape(storage)) for storage in storages]
+        placed = [here.memory.empty(np.shape(one), one.dtype) for one in storages]
+        for array, one in zip(placed, storages):
+            here.engine.read(one, array)  # also of what is in shared memory, where others may write
+        here.outbox.extend(placed)
+        return [here.memory.reference(array) for array in placed]
 
 
 def get_value(rank: int, shared_vars: SharedVariables) -> Result:
@@ -145,7 +149,7 @@ def get_value(rank: int, shared_vars: SharedVariables) -> Result:
     def finish(results):
         values = results[rank]
         if rank != world.master_rank:
-            values = [world.here.memory.open(place).reshape(s).copy() for place, s in values]
+            values = [world.here.memory.open(reference).copy() for reference in values]
         return values[0] if single else values
 
     return submit(world, _Fetch(numbers_of(world, variables), rank), finish)

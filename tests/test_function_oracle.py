@@ -381,6 +381,19 @@ def test_a_fused_call_uses_the_rows_that_the_calls_before_it_scatter(pool):
     synk.broadcast(pair.graph.shared["seen"], 0)
 
 
+def test_a_fused_get_value_is_the_value_before_the_calls_that_follow(pool):
+    synk.broadcast(pool.hits, np.array([1.0, 2.0]))
+    synk.all_reduce(pool.hits, "max")  # from here on the replicas lie in shared memory
+    with synk.fuse():
+        values = [synk.get_value(rank, pool.hits) for rank in pool.ranks]
+        pool.look_up(np.zeros(pool.size, "int32"))
+        later = [synk.get_value(rank, pool.hits) for rank in pool.ranks]
+        synk.broadcast(pool.hits, np.zeros(2))
+    for one, other in zip(values, later):
+        assert_same(one.result(), [1.0, 2.0])
+        assert_same(other.result(), [2.0, 3.0])
+
+
 @pytest.mark.parametrize("change", ["grow", "free", "forget"])
 def test_fused_calls_keep_the_memory_of_data_that_change_before_they_run(pool, change):
     ones = np.ones((5000, 3), "float32")
