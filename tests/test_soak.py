@@ -37,7 +37,7 @@ _world.Here.execute = leak
 
 def trends(run_python, *left_out, **options):
     """Return start and end by the kind of work and by quantity."""
-    done = run_python(SOAK, *left_out, timeout=120, **options)
+    done = run_python(SOAK, *left_out, timeout=300, **options)
     return {kind: one for kind, (one,) in json.loads(done.stdout.splitlines()[-1]).items()}
 
 

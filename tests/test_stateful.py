@@ -1,7 +1,7 @@
 """Long random rows of public calls, on 1 to 4 ranks, against the plain model in ``model.py``."""
 
+import contextlib
 import os
-import warnings
 from collections import namedtuple
 
 import model as plain
@@ -300,7 +300,7 @@ class Calls(RuleBasedStateMachine):
 
     def raised_like(self, error):
         if error is None:
-            return warnings.catch_warnings()
+            return contextlib.nullcontext()
         self.session.raised += 1
         if not isinstance(error, plain.RankError):
             return pytest.raises(type(error))
