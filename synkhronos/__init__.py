@@ -45,6 +45,7 @@ from synkhronos._devices import get_n_gpu
 from synkhronos._errors import (
     AlreadyForkedError,
     ClosedError,
+    FuseError,
     NotForkedError,
     SynkhronosError,
     WorkerError,
@@ -64,6 +65,7 @@ __all__ = [
     "ClosedError",
     "Data",
     "Function",
+    "FuseError",
     "NotForkedError",
     "Profile",
     "SynkhronosError",

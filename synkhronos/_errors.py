@@ -23,6 +23,10 @@ class ClosedError(SynkhronosError, RuntimeError):
     """A call after ``close()``, or with an object of a world that was closed."""
 
 
+class FuseError(SynkhronosError, RuntimeError):
+    """A `fuse` or `profile` block inside another, or a result asked for before its block has ended."""
+
+
 class WorkerError(SynkhronosError):
     """An exception inside a worker; its traceback is part of the message.
 

@@ -6,6 +6,7 @@ import contextlib
 from typing import Any, Iterator
 
 from synkhronos import _world
+from synkhronos._errors import FuseError
 from synkhronos._typing import Finish
 from synkhronos._world import Command, Here, World
 
@@ -28,12 +29,40 @@ class Pending:
 
     def __init__(self) -> None:
         self._results: tuple | None = None
+        self._failed = False
 
     def result(self) -> Any:
-        """Return what the call would have returned outside the block."""
+        """Return what the call would have returned outside the block.
+
+        Raises
+        ------
+        FuseError
+            Before the block has ended, or if it ended with an error.
+        """
         if self._results is None:
-            raise RuntimeError("result(): the fuse() block has not ended, or ended with an error")
+            raise FuseError(
+                "result(): the fuse() block of this call ended with an error, so there is no result"
+                if self._failed
+                else "result(): the fuse() block has not ended, and its calls run as it ends; ask for "
+                "the result after the block"
+            )
         return self._results[0]
+
+    def _refuse(self, *_: object) -> Any:
+        raise FuseError(
+            "this is what a call inside fuse() returns, and no number or array yet; after the block, "
+            "call its result() and use what that returns"
+        )
+
+    # What one would do to a result. Its truth, order and length would be wrong without a word, too.
+    __array__ = __float__ = __int__ = __index__ = __complex__ = __bool__ = __len__ = _refuse
+    __getitem__ = __iter__ = __format__ = _refuse
+    __neg__ = __pos__ = __abs__ = __round__ = _refuse
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _refuse
+    __truediv__ = __rtruediv__ = __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = _refuse
+    __pow__ = __rpow__ = __matmul__ = __rmatmul__ = _refuse
+    __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = _refuse  # type: ignore[assignment]
+    __hash__ = object.__hash__
 
 
 class _Fused:
@@ -47,9 +76,15 @@ class _Fused:
         self._calls.append((command, finish, pending))
         return pending
 
+    def drop(self) -> None:
+        """Say to the calls that they will never have a result."""
+        for _, _, pending in self._calls:
+            pending._failed = True
+
     def run(self, world: World) -> None:
         if not self._calls:
             return
+        self.drop()  # unless it comes to the result
         by_rank = world.run(Sequence([command for command, _, _ in self._calls]))
         for position, (_, finish, pending) in enumerate(self._calls):
             pending._results = (finish([results[position] for results in by_rank]),)
@@ -64,7 +99,7 @@ def fuse() -> Iterator[None]:
 
     Raises
     ------
-    RuntimeError
+    FuseError
         For a block inside a block.
 
     Examples
@@ -78,10 +113,16 @@ def fuse() -> Iterator[None]:
     world = _world.current()
     world.check_usable()
     if world.fused is not None:
-        raise RuntimeError("fuse(): already inside a fuse() block; blocks cannot be nested")
+        raise FuseError(
+            "fuse(): already inside a fuse() block, and blocks cannot be nested; the calls here are "
+            "part of the outer one, so leave the inner one out"
+        )
     world.fused = fused = _Fused()
     try:
         yield
+    except BaseException:
+        fused.drop()
+        raise
     finally:
         world.fused = None
     fused.run(world)

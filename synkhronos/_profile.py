@@ -14,6 +14,7 @@ from typing import Iterator, NamedTuple
 import numpy as np
 
 from synkhronos import _world
+from synkhronos._errors import FuseError
 from synkhronos._replicate import replicate
 from synkhronos._typing import PathLike
 from synkhronos._world import Command
@@ -208,7 +209,7 @@ def profile(path: PathLike | None = None) -> Iterator[Profile]:
 
     Raises
     ------
-    RuntimeError
+    FuseError
         For a block inside a block.
 
     Examples
@@ -221,7 +222,10 @@ def profile(path: PathLike | None = None) -> Iterator[Profile]:
     world = _world.current()
     world.check_usable()
     if world.here.log:
-        raise RuntimeError("profile(): already inside a profile() block; blocks cannot be nested")
+        raise FuseError(
+            "profile(): already inside a profile() block, and blocks cannot be nested; end that one "
+            "first, it measures what runs here too"
+        )
     replicate(world)
     measured = Profile()
     world.run(_Begin())

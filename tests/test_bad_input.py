@@ -793,10 +793,10 @@ def pending_result_as_value(e):
         synk.broadcast(e.table, e.other(X))
 
 
-wrong("fuse: a block in a block", RuntimeError, ("fuse()", "cannot be nested"), nested_fuse)
+wrong("fuse: a block in a block", synk.FuseError, ("fuse()", "cannot be nested"), nested_fuse)
 wrong("fuse: a wrong call inside", IndexError, ("rank", "0 to 1", "7"), wrong_call_inside_fuse)
-wrong("fuse: result() inside", RuntimeError, ("result()", "not ended"), result_inside_fuse)
-wrong("fuse: pending result as value", TypeError, ("numbers", "Pending"), pending_result_as_value)
+wrong("fuse: result() inside", synk.FuseError, ("result()", "not ended"), result_inside_fuse)
+wrong("fuse: pending result as value", synk.FuseError, ("fuse()", "result()"), pending_result_as_value)
 
 
 # The tests
