@@ -27,10 +27,11 @@ The layers, from the script down; each knows those below it only.
 ============================  ====================================================================
 """
 
-from synkhronos import _environment
+from synkhronos import _compile_cache, _environment
 from synkhronos._version import __version__ as __version__
 
 _environment.prepare()
+_compile_cache.check()
 
 from synkhronos._binding import free_shmems, get_shmems, set_shmems
 from synkhronos._collectives import (

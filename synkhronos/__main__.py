@@ -5,7 +5,7 @@ import os
 import sys
 from typing import List, Optional, Sequence
 
-from synkhronos import _doctor, _environment, _library_links
+from synkhronos import _compile_cache, _doctor, _environment, _library_links
 from synkhronos._probe import PROBLEM
 
 DESCRIPTION = "Data-parallel Theano on all the cores or GPUs of one machine."
@@ -43,7 +43,9 @@ def run(script: str, arguments: Sequence[str]) -> int:
     ``__main__`` are Python's own, and Theano is not yet imported when the script begins.
     """
     complaint = (
-        _environment.python_complaint(sys.version_info[:3]) or _environment.package_complaint()
+        _environment.python_complaint(sys.version_info[:3])
+        or _environment.package_complaint()
+        or _compile_cache.complaint(_compile_cache.folder(os.environ))
     )
     if complaint:
         print(complaint, file=sys.stderr)

@@ -14,10 +14,10 @@ import sysconfig
 from pathlib import Path
 from typing import Any, Dict
 
-from synkhronos import _environment
+from synkhronos import _compile_cache, _environment
 from synkhronos._doctor_gpus import check_cuda, check_gpus, check_nccl
 from synkhronos._machine import affinity, cores, cpu_quota, memory_room
-from synkhronos._ownership import cache_folder, outsider
+from synkhronos._ownership import outsider
 from synkhronos._probe import OK, PROBLEM, WARNING, ProbeError, Result, probe
 
 GIBIBYTE = 1024.0**3
@@ -106,7 +106,7 @@ def check_compiler() -> Result:
 
 def check_cache() -> Result:
     """Check that nobody else can put code in Theano's cache, from which Theano loads and runs it."""
-    folder = cache_folder(os.environ)
+    folder = _compile_cache.folder(os.environ)
     complaint = outsider(folder)
     if complaint is None:
         return Result("Theano's cache", OK, f"{folder}, which no other user can change")

@@ -1,22 +1,11 @@
-"""Theano's cache of compiled code: where it is, and who besides this user can change what lies in it."""
+"""Who besides this user can change what lies in a folder, such as Theano's cache of compiled code."""
 
 import os
 import stat
 from pathlib import Path
-from typing import Iterator, Mapping, Optional
-
-from synkhronos import _environment
+from typing import Iterator, Optional
 
 _DEPTH = 3  # of Theano's cache: a folder a platform, in it one a module, in it files
-
-
-def cache_folder(environ: Mapping[str, str]) -> Path:
-    """Find where Theano will keep compiled code, without importing it, since that loads from there."""
-    for name in ("compiledir", "base_compiledir"):
-        setting = _environment.user_setting(name, environ)
-        if setting is not None:
-            return Path(setting).expanduser()
-    return Path.home() / ".theano"
 
 
 def outsider(folder: Path) -> Optional[str]:

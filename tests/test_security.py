@@ -21,7 +21,8 @@ import theano.tensor as tt
 import synkhronos as synk
 from conftest import ROOT
 from synkhronos import _doctor, _environment, _launch
-from synkhronos._ownership import cache_folder, outsider
+from synkhronos._compile_cache import folder as cache_folder
+from synkhronos._ownership import outsider
 
 NOBODY = 65534
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as a second user")

@@ -6,18 +6,21 @@ import pickle
 import sys
 import threading
 from collections import ChainMap, OrderedDict
+from pathlib import Path
 
 import numpy as np
 import theano
 from theano.compile.function_module import Function as TheanoFunction
 from theano.compile.sharedvalue import SharedVariable
-from theano.gof import vm
+from theano.gof import compilelock, vm
 from theano.gof.link import Container
 from theano.sandbox.rng_mrg import MRG_RandomStreams, mrg_uniform_base
 from theano.tensor import TensorType as TheanoTensorType
 from theano.tensor.raw_random import RandomStateType
 from theano.tensor.shared_randomstreams import RandomStreams
 
+from synkhronos import _compile_cache
+from synkhronos._errors import SynkhronosError
 from synkhronos._operations import NUMPY
 from synkhronos._partition import as_slice
 from synkhronos._streams import jump_mrg, jump_random_state
@@ -67,7 +70,7 @@ class TheanoCpuEngine(Engine):
             swap = OrderedDict(zip(sliceable, rows))
             outputs, updates, givens = _replace(swap, outputs, updates, givens)
         make_cacheable()
-        compiled = theano.function(
+        compiled = _compile(
             [*inputs, *rows], outputs, updates=OrderedDict(updates), givens=givens, **kwargs
         )
         # Arguments are checked before they are scattered; a second check would cost 40% of a small
@@ -101,6 +104,7 @@ class TheanoCpuEngine(Engine):
             buffer = io.BytesIO(payload)
             learn(pickle.load(buffer))
             make_cacheable()
+            _check_cache()
             return _GraphUnpickler(buffer, known).load()
 
         return _with_deep_stack(work)
@@ -176,6 +180,26 @@ class TheanoCpuEngine(Engine):
             self.store(shared, jump_random_state(state, index))
         else:
             self.store(shared, jump_mrg(state, index))
+
+
+def _compile(*args, **kwargs):
+    _check_cache()
+    try:
+        return theano.function(*args, **kwargs)
+    except BaseException as error:
+        # Theano would keep its lock on the cache, and every other process would wait for it.
+        while getattr(compilelock.get_lock, "n_lock", 0):
+            compilelock.release_lock()
+        said = _compile_cache.explain(error, Path(theano.config.compiledir))
+        if said is None:
+            raise
+    raise SynkhronosError(f"function: {said}")  # not `from`: Theano's own is pages long
+
+
+def _check_cache():
+    said = _compile_cache.complaint(Path(theano.config.compiledir))
+    if said is not None:
+        raise SynkhronosError(f"function: {said}")
 
 
 def _is_input(compiled, shared, variable):
@@ -265,6 +289,12 @@ def _with_deep_stack(work):
         thread = threading.Thread(target=target, name="synkhronos-pickle")
         thread.start()
         thread.join()
+    except RuntimeError as error:  # "can't start new thread"
+        raise MemoryError(
+            f"a deep stack, for functions that are made after the first distribute(), takes "
+            f"{_DEEP_STACK} bytes of address space, and a thread, and the system refused one of these: "
+            f"raise 'ulimit -v' or 'ulimit -u', or make all functions before the first distribute()"
+        ) from error
     finally:
         threading.stack_size(stack)
         sys.setrecursionlimit(recursion)
