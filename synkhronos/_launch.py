@@ -11,6 +11,7 @@ from typing import Sequence
 from synkhronos import _world
 from synkhronos._devices import Bind, check_int, choose_devices, kind_of, report
 from synkhronos._errors import AlreadyForkedError
+from synkhronos._interrupts import ENDING, Hold
 from synkhronos._machine import cores
 from synkhronos._world import World
 from synkhronos.comms.shm import SharedMemoryCommunicator
@@ -83,15 +84,16 @@ def fork(
     check_int(max_dim, "max_dim")
     timeout = _check_timeout(timeout)
     engine = _make_engine(devices)
-    transport = LocalTransport(size, master_rank, timeout, spin=size <= cores())
-    comm = SharedMemoryCommunicator(transport)
-    threads = _Threads(max(1, cores() // size))
-    world = World(transport, comm, engine, lambda here: _serve(here, threads, profile_workers))
-    world.on_close = threads.restore
-    threads.limit()
+    with Hold(*ENDING):
+        transport = LocalTransport(size, master_rank, timeout, spin=size <= cores())
+        comm = SharedMemoryCommunicator(transport)
+        threads = _Threads(max(1, cores() // size))
+        world = World(transport, comm, engine, lambda here: _serve(here, threads, profile_workers))
+        world.on_close = threads.restore
+        threads.limit()
+        _world.enter(world)
     if not engine.forks_late:
         _start(world, devices)
-    _world.enter(world)
     return size
 
 
@@ -127,7 +129,10 @@ def close() -> None:
 @atexit.register
 def _close_at_exit():
     if _world.exists() and _world.current().transport.is_master_process():
-        close()
+        try:
+            close()
+        except KeyboardInterrupt:
+            pass  # it has waited until all was closed, and the script ends anyway
 
 
 def _serve(here, threads, profile):
@@ -164,7 +169,11 @@ def _serve_commands(here, threads):
         payload = here.transport.receive()
         if payload == b"":
             return
-        here.transport.reply(here.execute(payload))
+        reply = here.execute(payload)
+        try:
+            here.transport.reply(reply)
+        except MemoryError as error:  # no room for it
+            here.transport.reply(here.failure(error))
 
 
 class _Threads:

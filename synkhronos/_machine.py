@@ -71,18 +71,34 @@ def cpu_quota(proc: Path = PROC, cgroups: Path = CGROUPS) -> Optional[float]:
     return min(quotas, default=None)
 
 
+def process_limit(folders: Optional[List[Path]] = None) -> Optional[int]:
+    """Find how many processes and threads the control groups allow; None where there is no limit."""
+    folders = control_groups("pids") if folders is None else folders
+    limits = [_number(folder / "pids.max") for folder in folders]
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
 def memory_room(folders: Optional[List[Path]] = None) -> Optional[int]:
-    """Find how many bytes the control groups still allow; None where there is no limit."""
+    """Find how many bytes the control groups still allow; None where there is no limit.
+
+    Files that are only cached count as free: the kernel drops them as memory is asked for.
+    """
     rooms = []
     for folder in control_groups("memory") if folders is None else folders:
-        for limit_name, usage_name in (
-            ("memory.max", "memory.current"),
-            ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+        for limit_name, usage_name, cached_names in (
+            ("memory.max", "memory.current", ("inactive_file", "active_file")),
+            (
+                "memory.limit_in_bytes",
+                "memory.usage_in_bytes",
+                ("total_inactive_file", "total_active_file"),
+            ),
         ):
             limit, usage = _number(folder / limit_name), _number(folder / usage_name)
             # Version 1 writes "no limit" as nearly 2**63.
             if limit is not None and limit < 2**60:
-                rooms.append(max(0, limit - (usage or 0)))
+                words = _words(folder / "memory.stat")
+                cached = sum(int(words[words.index(name) + 1]) for name in cached_names if name in words)
+                rooms.append(min(limit, max(0, limit - (usage or 0) + cached)))
     return min(rooms, default=None)
 
 

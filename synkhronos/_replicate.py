@@ -56,6 +56,11 @@ def stream_index(here: Here) -> int:
 def replicate(world: World) -> None:
     """Bring what is not replicated yet to the ranks; start them if they are not."""
     world.check_usable()
+    with world.interrupts:
+        _replicate(world)
+
+
+def _replicate(world):
     here = world.here
     first_function, first_shared = world.replicated_functions, world.replicated_shareds
     functions, shareds = here.functions[first_function:], here.shareds[first_shared:]

@@ -13,6 +13,8 @@ from __future__ import annotations
 import math
 import os
 import pickle
+import signal
+import threading
 import traceback
 import weakref
 from typing import Any, Callable, Hashable
@@ -23,9 +25,11 @@ from synkhronos._errors import (
     ClosedError,
     CollectiveAbortedError,
     NotForkedError,
+    SynkhronosError,
     WorkerError,
     WorldBrokenError,
 )
+from synkhronos._interrupts import ENDING, Hold
 from synkhronos._partition import as_slice
 from synkhronos._typing import Array, Finish, Reference, Rows, SharedVariable, Variable
 from synkhronos.comms.base import Communicator
@@ -127,13 +131,18 @@ class Here:
             if payload != self._payload:  # the same call again is common
                 self._command, self._payload = pickle.loads(payload), payload
             self.outbox.clear()
+            self.memory.collect()  # a rank that allocates nothing any more would keep it
             return pickle.dumps((None, self._command.run(self)), pickle.HIGHEST_PROTOCOL)
         except Exception as error:
             if not isinstance(error, CollectiveAbortedError):
                 self.transport.abort()
-            status = type(error).__name__, str(error), traceback.format_exc()
-            aborted = isinstance(error, CollectiveAbortedError)
-            return pickle.dumps(((aborted, *status), None), pickle.HIGHEST_PROTOCOL)
+            return self.failure(error)
+
+    def failure(self, error: Exception) -> bytes:
+        """Return the bytes of the reply that says that this rank failed, and how."""
+        aborted = isinstance(error, CollectiveAbortedError)
+        status = aborted, type(error).__name__, str(error), traceback.format_exc()
+        return pickle.dumps((status, None), pickle.HIGHEST_PROTOCOL)
 
 
 class World:
@@ -172,14 +181,18 @@ class World:
         self.last_reduction: Any = None  # the command of the last reduction
         self.datas: weakref.WeakSet[Any] = weakref.WeakSet()
         self.on_close: Callable[[], None] = lambda: None
+        self.interrupts = Hold(signal.SIGINT)
+        transport.while_waiting = self.interrupts.remind
+        self._turn = threading.Lock()  # of the thread whose command runs
 
     def start(self) -> None:
         """Start the workers; they inherit all that the master has by now."""
         if not self.started:
-            if self.size > 1:
-                self.here.engine.before_fork()
-                self.transport.start(lambda: self.serve(self.here))
-            self.started = True
+            with Hold(*ENDING):
+                if self.size > 1:
+                    self.here.engine.before_fork()
+                    self.transport.start(lambda: self.serve(self.here))
+                self.started = True
 
     def check_usable(self) -> None:
         """Raise if no command can run in this world any more."""
@@ -207,6 +220,8 @@ class World:
     def run(self, command: Command) -> list:
         """Let every rank run the command; return what each returned, by rank.
 
+        Ctrl-C waits until every rank is through; a second one does not.
+
         Raises
         ------
         WorkerError
@@ -219,16 +234,29 @@ class World:
         self.check_usable()
         if self.size == 1:
             return [command.run(self.here)]
+        with self.interrupts:
+            if not self._turn.acquire(False):
+                raise SynkhronosError(
+                    "another call is not through yet, in another thread or under a signal handler; "
+                    "use the processes from one thread at a time"
+                )
+            try:
+                return self._run(command)
+            finally:
+                self._turn.release()
+
+    def _run(self, command):
         if command is not self._last[0]:
             self._last = command, pickle.dumps(command, pickle.HIGHEST_PROTOCOL)
+        told, own, error = False, None, None
         try:
             self.transport.post(self._last[1])
-            own, error = None, None
+            told = True
             try:
                 own = command.run(self.here)
-            except (WorldBrokenError, SystemExit):
+            except (WorldBrokenError, SystemExit, KeyboardInterrupt):
                 raise
-            except BaseException as raised:  # KeyboardInterrupt, too: the workers finish first
+            except BaseException as raised:
                 error = raised
                 if not isinstance(raised, CollectiveAbortedError):
                     self.transport.abort()
@@ -236,10 +264,11 @@ class World:
         except WorldBrokenError as broken:
             self.give_up(str(broken))
             raise
-        except BaseException:
-            # Interrupted between the barriers: ranks may be out of step from here on.
-            self.give_up("a command was interrupted; the workers were ended; only close() is left")
-            self.transport.close(0)
+        except BaseException as raised:
+            if told or not isinstance(raised, MemoryError):
+                # Interrupted between the barriers: ranks may be out of step from here on.
+                self.give_up("a command was interrupted; the workers were ended; only close() is left")
+                self.transport.kill()
             raise
         results, failures = self._read(replies)
         if error is not None and not isinstance(error, CollectiveAbortedError):
@@ -269,20 +298,29 @@ class World:
         """End the workers and give everything back that this world holds."""
         if self.closed:
             return
-        try:
-            if self.started and self.size > 1 and self.broken is None:
-                self.transport.post(b"")
-        finally:
+        with Hold(*ENDING):
+            alone = self._turn.acquire(False)
+            try:
+                if alone and self.started and self.size > 1 and self.broken is None:
+                    self.transport.post(b"")
+                elif not alone:  # a thread is in the middle of a command: it has to leave
+                    self.transport.kill()
+                    alone = self._turn.acquire(timeout=_CLOSING)
+            finally:
+                self._let_go(alone)
+
+    def _let_go(self, alone):
+        if alone:
             self.transport.close(_CLOSING)
-            for data in list(self.datas):
-                data.free_memory()
-            for shared in self.here.shareds:
-                self._take_home(shared)
-            self.here.comm = None  # type: ignore[assignment]  # it remembers arrays
-            self.here.memory.trim()
-            self.here.memory.trim_others()
-            self.on_close()
-            self.closed = True
+        for data in list(self.datas):
+            data.free_memory()
+        for shared in self.here.shareds:
+            self._take_home(shared)
+        self.here.comm = None  # type: ignore[assignment]  # it remembers arrays
+        self.here.memory.trim()
+        self.here.memory.trim_others()
+        self.on_close()
+        self.closed = True
 
     def _take_home(self, shared):
         """Move the master's replica out of the shared memory, which is about to be given back."""

@@ -21,12 +21,15 @@ class Transport(ABC):
         `rank` is this process's own.
     memory : SharedMemory
         What ranks on one machine have in common.
+    while_waiting : callable
+        What the master calls now and then as it waits.
     """
 
     rank: int
     size: int
     master_rank: int
     memory: SharedMemory
+    while_waiting: Callable[[], None] = staticmethod(lambda: None)
 
     @abstractmethod
     def start(self, serve: Callable[[], None]) -> None:
@@ -38,7 +41,13 @@ class Transport(ABC):
 
     @abstractmethod
     def post(self, payload: bytes) -> None:
-        """Master: bring the bytes of a command to every worker (the start barrier)."""
+        """Master: bring the bytes of a command to every worker (the start barrier).
+
+        Raises
+        ------
+        MemoryError
+            If there is no room for the bytes; no worker was told anything then.
+        """
 
     @abstractmethod
     def collect(self) -> list[bytes | None]:
@@ -75,6 +84,10 @@ class Transport(ABC):
     @abstractmethod
     def abort(self) -> None:
         """Make the others leave the barrier that they wait at, or will wait at, in this command."""
+
+    @abstractmethod
+    def kill(self) -> None:
+        """Master: end the workers at once. A thread that waits for them gets `WorldBrokenError`."""
 
     @abstractmethod
     def close(self, grace: float) -> None:

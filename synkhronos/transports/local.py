@@ -22,6 +22,7 @@ import ctypes
 import itertools
 import multiprocessing
 import multiprocessing.connection
+import multiprocessing.util
 import os
 import signal
 import sys
@@ -30,9 +31,12 @@ import time
 
 import posix_ipc
 
-from synkhronos._errors import CollectiveAbortedError, SynkhronosError, WorldBrokenError
+from synkhronos._errors import CollectiveAbortedError, WorldBrokenError
+from synkhronos._interrupts import ENDING, leave_to_master
 from synkhronos._machine import affinity
+from synkhronos.transports import limits
 from synkhronos.transports.base import Transport
+from synkhronos.transports.semaphores import drain, make_semaphores
 from synkhronos.transports.shm import SharedMemory
 
 _MAILBOX_BYTES = 1 << 20
@@ -58,9 +62,14 @@ class LocalTransport(Transport):
     """
 
     def __init__(self, size, master_rank=0, timeout=None, spin=True):
+        if size > 1:
+            limits.check_may_have_children()
         self.size, self.rank, self.master_rank = size, master_rank, master_rank
         self.timeout = timeout
-        self.memory = SharedMemory(size)
+        try:
+            self.memory = SharedMemory(size)
+        except OSError as error:
+            raise limits.too_many_files(error) from error
         self.memory.use_span(master_rank)
         self._workers = [rank for rank in range(size) if rank != master_rank]
         self._processes = {}
@@ -68,11 +77,13 @@ class LocalTransport(Transport):
         self._most_spins = _MOST_SPINS if spin else 0
         self._spins = self._most_spins
         self._make_boxes()
-        self._starts = [_semaphore() for _ in range(size)]
-        self._finishes = [_semaphore() for _ in range(size)]
         rounds = (size - 1).bit_length()
-        self._barriers = [[_semaphore() for _ in range(rounds)] for _ in range(size)]
+        semaphores = make_semaphores((2 + rounds) * size)
+        self._starts = [next(semaphores) for _ in range(size)]
+        self._finishes = [next(semaphores) for _ in range(size)]
+        self._barriers = [[next(semaphores) for _ in range(rounds)] for _ in range(size)]
         self._find_partners()
+        self._at_exit = None
 
     def _make_boxes(self):
         memory = self.memory
@@ -100,28 +111,33 @@ class LocalTransport(Transport):
     def start(self, serve):
         context = multiprocessing.get_context("fork")
         die_with_parent = threading.current_thread() is threading.main_thread()
+        # A child of multiprocessing ends without the functions of `atexit`.
+        self._at_exit = multiprocessing.util.Finalize(None, self.kill, exitpriority=1)
+        # Until a worker has seen to them, its signals wait.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
         try:
             for rank in self._workers:
                 process = context.Process(
                     target=self._become_worker,
-                    args=(rank, serve, die_with_parent),
+                    args=(rank, serve, die_with_parent, mask),
                     name=f"synkhronos-{rank}",
                     daemon=True,
                 )
                 process.start()
                 self._processes[rank] = process
-        except AssertionError as error:
-            raise SynkhronosError(
-                "fork(): this process is itself a daemonic worker of multiprocessing, which may not "
-                "have children; call fork() in the main process, or start this one with daemon=False"
-            ) from error
+        except OSError as error:
+            started = len(self._processes)
+            self.kill()
+            raise limits.too_many_workers(error, started, len(self._workers)) from error
         except BaseException:
-            self._kill()
+            self.kill()
             raise
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
-    def _become_worker(self, rank, serve, die_with_parent):
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the master's to answer
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    def _become_worker(self, rank, serve, die_with_parent, mask):
+        leave_to_master()
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         if die_with_parent and sys.platform == "linux":
             # The signal comes as the *thread* that forked ends: right only for the main thread.
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -134,21 +150,30 @@ class LocalTransport(Transport):
 
     def close(self, grace):
         deadline = time.monotonic() + grace
-        for process in self._processes.values():
-            process.join(max(0, deadline - time.monotonic()))
-        self._kill()
+        if not self.is_master_process():
+            self._processes = {}  # those of the process that this one was forked from
+        try:
+            for process in self._processes.values():
+                process.join(max(0, deadline - time.monotonic()))
+        finally:
+            self.kill()
+            self._close_semaphores()
+
+    def _close_semaphores(self):
         semaphores = [*self._starts, *self._finishes, *itertools.chain(*self._barriers)]
         self._starts = self._finishes = self._barriers = ()
         for semaphore in semaphores:
             semaphore.close()
 
-    def _kill(self):
+    def kill(self):
+        if self._at_exit is not None:
+            self._at_exit.cancel()
         for process in self._processes.values():
             process.kill()
-        for process in self._processes.values():
+        processes, self._processes = self._processes, {}
+        for process in processes.values():
             process.join()
             process.close()
-        self._processes = {}
 
     def is_master_process(self):
         return os.getpid() == self._master_pid
@@ -174,7 +199,7 @@ class LocalTransport(Transport):
         if self._aborted[0]:
             self._aborted[0] = 0
             for semaphore in itertools.chain.from_iterable(self._barriers):
-                _drain(semaphore)
+                drain(semaphore)
         return replies
 
     def receive(self):
@@ -231,7 +256,8 @@ class LocalTransport(Transport):
             except posix_ipc.SignalError:  # a handler of the script's ran: not for us
                 continue
             except posix_ipc.BusyError:
-                self._look(0 if patient else time.monotonic() - began)
+                pass
+            self._look(0 if patient else time.monotonic() - began)
         # Spin longer next time if that would have saved the sleep, else less.
         if time.monotonic() - began < _LONGEST_SPIN:
             self._spins = self._most_spins
@@ -242,8 +268,9 @@ class LocalTransport(Transport):
         if self.rank != self.master_rank:
             return self._see_master()
         self._see_workers()
+        self.while_waiting()
         if self.timeout is not None and waited > self.timeout:
-            self._kill()
+            self.kill()
             raise WorldBrokenError(
                 f"a barrier lasted longer than fork(timeout={self.timeout}) seconds; every worker "
                 f"was ended; only close() is left"
@@ -255,6 +282,8 @@ class LocalTransport(Transport):
 
     def _see_workers(self):
         """Raise `WorldBrokenError`, and end all workers, if one of them is dead."""
+        if not self._processes:
+            raise WorldBrokenError("the workers were ended from another thread; only close() is left")
         sentinels = [process.sentinel for process in self._processes.values()]
         closed = multiprocessing.connection.wait(sentinels, 0)
         if not closed:
@@ -264,7 +293,7 @@ class LocalTransport(Transport):
             if process.sentinel in closed:
                 process.join(_DYING)  # its files are closed before its memory is given back
                 causes.append(f"rank {rank} ({_describe_exit(process.exitcode)})")
-        self._kill()
+        self.kill()
         raise WorldBrokenError(
             f"a worker died: {', '.join(causes)}; the others were ended; only close() is left"
         )
@@ -299,21 +328,6 @@ class _Box:
         return self._memory.mapping[start : start + nbytes]
 
 
-def _semaphore():
-    """Return a new semaphore at zero that has no name any more."""
-    try:
-        # The random names of posix_ipc itself depend on the second at which it was imported only.
-        name = f"/synkhronos-{os.urandom(16).hex()}"
-        semaphore = posix_ipc.Semaphore(name, posix_ipc.O_CREX, mode=0o600, initial_value=0)
-    except (OSError, posix_ipc.Error) as error:
-        raise SynkhronosError(
-            f"fork(): no POSIX semaphore could be made ({error}); /dev/shm must be mounted and "
-            f"writable, and not be full"
-        ) from error
-    semaphore.unlink()
-    return semaphore
-
-
 def _disown_workers():
     """In a process that the script forks: multiprocessing would end the workers as it exits."""
     children = multiprocessing.process._children
@@ -321,11 +335,6 @@ def _disown_workers():
 
 
 os.register_at_fork(after_in_child=_disown_workers)
-
-
-def _drain(semaphore):
-    while semaphore.value:
-        semaphore.acquire()
 
 
 def _describe_exit(code):

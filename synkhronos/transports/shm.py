@@ -13,19 +13,24 @@ from __future__ import annotations
 
 import bisect
 import collections
+import ctypes
 import mmap
+import os
 from typing import Sequence
 
 import numpy as np
 
+from synkhronos._errors import SynkhronosError
 from synkhronos._machine import memory_room
 from synkhronos._typing import DTypeLike, Reference
 
 _NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 _ALIGNMENT = 64
 _PAGE = mmap.PAGESIZE
+_LEAST_SPAN = 16 << 20  # bytes of address space without which nothing can be done
 _KEPT = 256 << 20  # bytes of freed pages that are kept, warm, for the next block
-_CHECKED = 16 << 20  # blocks from this size on are checked against the memory that is left
+_CHECKED = 16 << 20  # at each so many bytes it is looked at how much memory is left
+_SPARE = 2 * _CHECKED  # what has to stay, for what is taken between two looks
 
 
 class FreeList:
@@ -33,39 +38,35 @@ class FreeList:
 
     def __init__(self, start: int, stop: int) -> None:
         self.lowest = start
-        self._starts, self._stops = [start], [stop]
+        # A signal handler may raise between any two steps, so each change of the list is one step.
+        self._holes = [(start, stop)]
 
     def holes(self) -> list[tuple[int, int]]:
         """Return a list of ``(start, stop)``, in order."""
-        return list(zip(self._starts, self._stops))
+        return list(self._holes)
 
     def take(self, nbytes: int) -> int | None:
         """Return the offset of `nbytes` free bytes, or None."""
-        for index, start in enumerate(self._starts):
-            if self._stops[index] - start >= nbytes:
-                if self._stops[index] - start == nbytes:
-                    del self._starts[index], self._stops[index]
-                else:
-                    self._starts[index] = start + nbytes
+        for index, (start, stop) in enumerate(self._holes):
+            if stop - start > nbytes:
+                self._holes[index] = start + nbytes, stop
+                return start
+            if stop - start == nbytes:
+                del self._holes[index]
                 return start
         return None
 
     def give(self, start: int, nbytes: int) -> None:
         """Make the bytes free again."""
         stop = start + nbytes
-        index = bisect.bisect(self._starts, start)
-        joins_left = index > 0 and self._stops[index - 1] == start
-        joins_right = index < len(self._starts) and self._starts[index] == stop
-        if joins_left and joins_right:
-            self._stops[index - 1] = self._stops[index]
-            del self._starts[index], self._stops[index]
-        elif joins_left:
-            self._stops[index - 1] = stop
-        elif joins_right:
-            self._starts[index] = start
-        else:
-            self._starts.insert(index, start)
-            self._stops.insert(index, stop)
+        first = last = bisect.bisect(self._holes, (start,))
+        if first > 0 and self._holes[first - 1][1] == start:
+            first -= 1
+            start = self._holes[first][0]
+        if last < len(self._holes) and self._holes[last][0] == stop:
+            stop = self._holes[last][1]
+            last += 1
+        self._holes[first:last] = [(start, stop)]
 
 
 class _Block:
@@ -101,44 +102,50 @@ class SharedMemory:
     def __init__(self, ranks: int) -> None:
         import psutil  # takes 6 ms, and is not needed by an import of this package
 
-        span = 1 << (2 * psutil.virtual_memory().total - 1).bit_length()
-        while True:
-            try:
-                self.mapping = mmap.mmap(
-                    -1, span * ranks, flags=mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | _NORESERVE
-                )
-                break
-            except (OSError, ValueError, OverflowError):
-                # A limit on address space (ulimit -v, strict overcommit): take what there is.
-                span //= 2
-                if span < 1 << 20:
-                    raise
+        total = psutil.virtual_memory().total
+        self.mapping, self._span = _map(1 << (2 * total - 1).bit_length(), ranks)
         if hasattr(mmap, "MADV_DONTDUMP"):
             # A core dump would touch every page, those too that do not exist yet, until the memory
             # or the disk is full.
             self.mapping.madvise(mmap.MADV_DONTDUMP)
-        self._span = span
         self.address = np.frombuffer(self.mapping, np.uint8, count=1).ctypes.data
-        self._end = self.address + span * ranks
+        self._end = self.address + self._span * ranks
+        room = memory_room()
+        self._keep = min(_KEPT, (total if room is None else min(total, room)) // (8 * ranks))
+        # At the start of each span: the block that its rank has taken last, (offset, nbytes).
+        self._taken = np.ndarray((ranks, 2), "int64", self.mapping, 0, (self._span, 8))
         self.use_span(0)
 
     def use_span(self, index: int) -> None:
         """Allocate from this span from now on; blocks of the former one are another rank's."""
-        start, stop = index * self._span, (index + 1) * self._span
+        self._pid = os.getpid()
+        self._index = index
+        start, stop = index * self._span + _PAGE, (index + 1) * self._span
         # Apart, so that large blocks begin and end with a page.
         self._small = FreeList(start, start + self._span // 16)
         self._large = FreeList(start + self._span // 16, stop)
         self._returned: collections.deque = collections.deque()
-        self._kept = 0
+        self._kept = self._unchecked = 0
+
+    def _is_ours(self):
+        """Whether this is the process of a rank, and not one that the script has forked from it."""
+        return os.getpid() == self._pid
 
     def allocate(self, nbytes: int) -> np.ndarray:
         """Return a 1-d ``uint8`` array of new shared memory, not cleared."""
+        if not self._is_ours():
+            raise SynkhronosError(
+                "this process was forked from the master, and only that one may take shared memory; "
+                "call close() and fork() here for processes of its own"
+            )
         size = nbytes
         unit = _ALIGNMENT if nbytes < _PAGE else _PAGE
         nbytes = max(unit, -(-nbytes // unit) * unit)
         self.collect()
-        if nbytes >= _CHECKED:
-            _check_memory_left(nbytes)
+        self._unchecked += nbytes
+        checked = self._unchecked >= _CHECKED
+        if checked:
+            self._check_memory_left(nbytes)
         offset = (self._small if unit < _PAGE else self._large).take(nbytes)
         if offset is None:
             raise MemoryError(
@@ -146,6 +153,8 @@ class SharedMemory:
                 f"{self._span} that one rank may address; free some Data or raise 'ulimit -v'"
             )
         self._kept = max(0, self._kept - nbytes)
+        if checked:
+            self._taken[self._index, 0] = offset
         return np.asarray(_Block(self, offset, nbytes, size))
 
     def empty(self, shape: Sequence[int], dtype: DTypeLike) -> np.ndarray:
@@ -164,13 +173,17 @@ class SharedMemory:
                 self._small.give(offset, nbytes)
                 continue
             self._large.give(offset, nbytes)
+            if self._taken[self._index, 0] == offset:
+                self._taken[self._index] = 0
             self._kept += nbytes
-            if self._kept > _KEPT:
+            if self._kept > self._keep:
                 self.mapping.madvise(mmap.MADV_REMOVE, offset, nbytes)
                 self._kept -= nbytes
 
     def trim(self) -> None:
         """As `collect`, and give all pages that are free back to the system."""
+        if not self._is_ours():
+            return
         self.collect()
         for start, stop in self._large.holes():
             self.mapping.madvise(mmap.MADV_REMOVE, start, stop - start)
@@ -178,9 +191,49 @@ class SharedMemory:
 
     def trim_others(self) -> None:
         """Give back the pages of all other ranks, once these have ended."""
+        if not self._is_ours():
+            return
         for start in range(0, self._end - self.address, self._span):
             if not start <= self._large.lowest < start + self._span:
                 self.mapping.madvise(mmap.MADV_REMOVE, start, self._span)
+
+    def _check_memory_left(self, nbytes):
+        """Raise if the pages of a new block could not all be written to.
+
+        What other processes have taken and not yet written to counts: the system does not know of it,
+        and would kill one of the ranks when it comes to that.
+        """
+        self._unchecked = 0
+        own = self._taken[self._index]
+        unwritten = self._unwritten()
+        own[:] = 0, nbytes  # others see at once that it is asked for
+        left = _memory_left() - unwritten - _SPARE
+        if nbytes > left:
+            self.trim()
+            left = _memory_left() - unwritten - _SPARE
+        if nbytes > left:
+            own[1] = 0
+            raise MemoryError(
+                f"shared memory: {nbytes} bytes were asked for, {max(left, 0)} are left on this machine "
+                f"or in this container; use a smaller array or a numpy.memmap, free some Data, or raise "
+                f"the container's memory limit ('docker run --memory')"
+            )
+
+    def _unwritten(self):
+        """Return how many bytes of the blocks that ranks took last have no memory yet."""
+        total = 0
+        for offset, nbytes in self._taken.tolist():
+            total += nbytes - (self._resident(offset, nbytes) if offset else 0)
+        return total
+
+    def _resident(self, offset, nbytes):
+        pages = np.zeros(-(-nbytes // _PAGE), np.uint8)
+        ctypes.CDLL(None).mincore(
+            ctypes.c_void_p(self.address + offset),
+            ctypes.c_size_t(nbytes),
+            ctypes.c_void_p(pages.ctypes.data),
+        )
+        return int((pages & 1).sum(dtype=np.int64)) * _PAGE
 
     def __contains__(self, array: np.ndarray) -> bool:
         """Whether a C-contiguous array lies in this memory."""
@@ -204,14 +257,32 @@ class SharedMemory:
         return np.ndarray(shape, dtype, self.mapping, offset)
 
 
-def _check_memory_left(nbytes):
+def _map(span, ranks):
+    """Return a mapping of `ranks` spans, and what a span is: the one asked for, or what there is."""
+    flags = mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | _NORESERVE
+    limited = False
+    while True:
+        try:
+            mapping = mmap.mmap(-1, span * ranks, flags=flags)
+        except (OSError, ValueError, OverflowError) as error:
+            # A limit on address space (ulimit -v, strict overcommit)
+            span //= 2
+            limited = True
+            if span < _LEAST_SPAN:
+                raise MemoryError(
+                    f"fork(): no address space is left for {_LEAST_SPAN} bytes of shared memory for "
+                    f"each of {ranks} processes; raise 'ulimit -v', or use fewer processes"
+                ) from error
+            continue
+        if not limited:
+            return mapping, span
+        # All that there is would leave too little for stacks, libraries and arrays.
+        mapping.close()
+        span, limited = max(span // 2, _LEAST_SPAN), False
+
+
+def _memory_left():
     import psutil
 
     left, room = psutil.virtual_memory().available, memory_room()
-    if room is not None:
-        left = min(left, room)
-    if nbytes > left:
-        raise MemoryError(
-            f"shared memory: {nbytes} bytes were asked for, {left} are left on this machine (or in "
-            f"this container: raise its memory limit); use a smaller array, or a numpy.memmap"
-        )
+    return left if room is None else min(left, room)

@@ -1,0 +1,90 @@
+"""What a refusal of the operating system means to the user: which limit it was, and the remedy."""
+
+import errno
+import multiprocessing
+import os
+import resource
+
+from synkhronos._errors import SynkhronosError
+from synkhronos._machine import process_limit
+
+_SHM = "/dev/shm"
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+def check_may_have_children() -> None:
+    """Raise if multiprocessing forbids this process to have children."""
+    if multiprocessing.current_process().daemon:
+        raise SynkhronosError(
+            "fork(): this process is itself a daemonic worker of multiprocessing, which may not "
+            "have children; call fork() in the main process, or start this one with daemon=False"
+        )
+
+
+def too_many_workers(error: OSError, started: int, wanted: int) -> SynkhronosError:
+    """Say why no more workers could be started; those that were are ended by now."""
+    remedies = {
+        errno.EAGAIN: f"too many processes or threads: {_process_limits()}; raise the limit with "
+        f"'ulimit -u', or that of the container ('docker run --pids-limit')",
+        errno.ENOMEM: "too little memory to fork this process: free some, or allow overcommit "
+        "(sysctl vm.overcommit_memory=0)",
+        errno.EMFILE: f"each worker takes 2 file descriptors; {_open_files()}",
+        errno.ENFILE: "the machine has too many open files: raise it with sysctl fs.file-max",
+    }
+    return SynkhronosError(
+        f"only {started} of {wanted} workers could be started, and they were ended again ({error}): "
+        f"{remedies.get(error.errno, 'see the message of the system')}; or call close() and fork() "
+        f"with fewer processes"
+    )
+
+
+def too_many_semaphores(error: Exception, made: int, wanted: int) -> SynkhronosError:
+    """Say why no more semaphores could be made; those that were are closed by now."""
+    number = getattr(error, "errno", None)
+    if number is None and isinstance(error, OSError):
+        number = errno.EMFILE  # posix_ipc leaves the number out here
+    remedies = {
+        errno.ENOSPC: f"{_SHM} is full: {wanted} semaphores take {wanted * _PAGE} bytes there, and "
+        f"{_free_bytes()} are free; remove what lies in it or make it larger ('docker run "
+        f"--shm-size=64m', mount -o remount,size=64m {_SHM})",
+        errno.EROFS: f"{_SHM} is read-only: mount it writable (mount -o remount,rw {_SHM})",
+        errno.EMFILE: _open_files(),
+    }
+    remedy = remedies.get(
+        number,  # type: ignore[arg-type]
+        f"{_SHM} must be there and writable by this user: mount -t tmpfs -o mode=1777 tmpfs {_SHM}",
+    )
+    return SynkhronosError(
+        f"fork(): only {made} of {wanted} POSIX semaphores could be made ({error}): {remedy}"
+    )
+
+
+def too_many_files(error: OSError) -> SynkhronosError:
+    """Say why a file could not be read that tells about this machine."""
+    remedy = _open_files() if error.errno == errno.EMFILE else "it is needed, to see the limits here"
+    return SynkhronosError(f"fork(): a file could not be read ({error}): {remedy}")
+
+
+def _open_files():
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    try:
+        is_open = len(os.listdir("/proc/self/fd"))
+    except OSError:  # there is no descriptor left to look with
+        is_open = limit
+    return f"{is_open} of at most {limit} files are open in this process; raise it with 'ulimit -n'"
+
+
+def _process_limits():
+    of_user, of_group = resource.getrlimit(resource.RLIMIT_NPROC)[0], process_limit()
+    return (
+        f"this user may have {'any number' if of_user < 0 else of_user} of them, this control group "
+        f"{'any number' if of_group is None else of_group}"
+    )
+
+
+def _free_bytes():
+    try:
+        status = os.statvfs(_SHM)
+    except OSError:
+        return 0
+    return status.f_bavail * status.f_frsize
