@@ -90,4 +90,7 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:  # the workers are ended as the script ends
+        raise SystemExit("Interrupted.") from None

@@ -97,4 +97,7 @@ def main(arguments=None):
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:  # the workers are ended as the script ends
+        raise SystemExit("Interrupted.") from None

@@ -443,6 +443,8 @@ def run(main):
     """Runs a script; what a user can mend is a message without a traceback."""
     try:
         main()
+    except KeyboardInterrupt:  # the workers are ended as the script ends
+        problem = "interrupted"
     except UserError as error:
         problem = str(error)
     except synkhronos.WorkerError as error:
