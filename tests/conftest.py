@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 
 import psutil
@@ -17,8 +18,20 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def semaphores():
-    """Return the names of the library's semaphores, which are there for a moment only."""
-    return [name for name in os.listdir("/dev/shm") if name.startswith("sem.synkhronos")]
+    """Return the names of semaphores of the library that were left behind.
+
+    Others may run the library at the same time: their semaphores are there for a moment only.
+    """
+
+    def look():
+        return {name for name in os.listdir("/dev/shm") if name.startswith("sem.synkhronos")}
+
+    names = look()
+    end = time.monotonic() + 2
+    while names and time.monotonic() < end:
+        time.sleep(0.02)
+        names &= look()
+    return names
 
 
 def pytest_configure(config):
