@@ -16,6 +16,7 @@ import collections
 import ctypes
 import mmap
 import os
+import sys
 from typing import Sequence
 
 import numpy as np
@@ -148,6 +149,7 @@ class SharedMemory:
             self._check_memory_left(nbytes)
         offset = (self._small if unit < _PAGE else self._large).take(nbytes)
         if offset is None:
+            self._taken[self._index] = 0
             raise MemoryError(
                 f"shared memory: {nbytes} bytes were asked for, more than is left of the "
                 f"{self._span} that one rank may address; free some Data or raise 'ulimit -v'"
@@ -205,8 +207,11 @@ class SharedMemory:
         """
         self._unchecked = 0
         own = self._taken[self._index]
-        unwritten = self._unwritten()
-        own[:] = 0, nbytes  # others see at once that it is asked for
+        unwritten = self._unwritten(*own.tolist())
+        own[:] = 0, nbytes  # before the others' are read: of two at once, one sees the other
+        for rank, (offset, taken) in enumerate(self._taken.tolist()):
+            if rank != self._index:
+                unwritten += self._unwritten(offset, taken)
         left = _memory_left() - unwritten - _SPARE
         if nbytes > left:
             self.trim()
@@ -219,21 +224,17 @@ class SharedMemory:
                 f"the container's memory limit ('docker run --memory')"
             )
 
-    def _unwritten(self):
-        """Return how many bytes of the blocks that ranks took last have no memory yet."""
-        total = 0
-        for offset, nbytes in self._taken.tolist():
-            total += nbytes - (self._resident(offset, nbytes) if offset else 0)
-        return total
-
-    def _resident(self, offset, nbytes):
+    def _unwritten(self, offset, nbytes):
+        """Return how many bytes of a block have no memory yet; at 0 it is only asked for."""
+        if not offset or not nbytes:
+            return nbytes
         pages = np.zeros(-(-nbytes // _PAGE), np.uint8)
         ctypes.CDLL(None).mincore(
             ctypes.c_void_p(self.address + offset),
             ctypes.c_size_t(nbytes),
             ctypes.c_void_p(pages.ctypes.data),
         )
-        return int((pages & 1).sum(dtype=np.int64)) * _PAGE
+        return nbytes - int((pages & 1).sum(dtype=np.int64)) * _PAGE
 
     def __contains__(self, array: np.ndarray) -> bool:
         """Whether a C-contiguous array lies in this memory."""
@@ -284,5 +285,8 @@ def _map(span, ranks):
 def _memory_left():
     import psutil
 
-    left, room = psutil.virtual_memory().available, memory_room()
+    try:
+        left, room = psutil.virtual_memory().available, memory_room()
+    except OSError:  # too many open files: nobody can tell
+        return sys.maxsize
     return left if room is None else min(left, room)
