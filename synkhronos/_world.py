@@ -160,10 +160,10 @@ class World:
     def start(self) -> None:
         """Start the workers; they inherit all that the master has by now."""
         if not self.started:
-            self.started = True
             if self.size > 1:
                 self.here.engine.before_fork()
                 self.transport.start(lambda: self.serve(self.here))
+            self.started = True
 
     def check_usable(self) -> None:
         """Raise if no command can run in this world any more."""
@@ -255,6 +255,7 @@ class World:
             return
         try:
             if self.started and self.size > 1 and self.broken is None:
+                self.give_up("close() was interrupted; call close() again")
                 self.transport.post(b"")
         finally:
             self.transport.close(_CLOSING)

@@ -17,28 +17,26 @@ The semaphores' names exist for as long as it takes to remove them again.
 .. [1] Hensgen, Finkel, Manber: Two algorithms for barrier synchronization, 1988.
 """
 
-import ctypes
 import itertools
 import multiprocessing
-import multiprocessing.connection
 import os
 import signal
-import sys
-import threading
 import time
 
 import posix_ipc
 
 from synkhronos._errors import CollectiveAbortedError, SynkhronosError, WorldBrokenError
+from synkhronos.transports import liveness
 from synkhronos.transports.base import Transport
 from synkhronos.transports.shm import SharedMemory
 
 _MAILBOX_BYTES = 1 << 20
 _SLOT_BYTES = 1 << 16
 _LOOK = 0.2  # seconds between two looks at whether the others live
+_LONGEST_SLEEP = 2 * _LOOK  # more than that, and this process was stopped itself; it does not count
 _FEWEST_SPINS, _MOST_SPINS = 64, 4096  # looks at a semaphore, each some 50 nanoseconds
 _LONGEST_SPIN = 2e-4  # seconds, about that of the most
-_PR_SET_PDEATHSIG = 1
+_FINISHED = 1 << 62  # more barriers than a command has
 
 
 class LocalTransport(Transport):
@@ -58,6 +56,7 @@ class LocalTransport(Transport):
         self.timeout = timeout
         self.memory = SharedMemory(size)
         self.memory.use_span(master_rank)
+        self._forker = liveness.Forker()
         self._workers = [rank for rank in range(size) if rank != master_rank]
         self._processes = {}
         self._master_pid = os.getpid()
@@ -81,6 +80,8 @@ class LocalTransport(Transport):
         self._passed = 0  # barriers inside this command
         self._aborted = memory.empty((1,), "int64").data  # from which barrier on, counted from 1
         self._aborted[0] = 0
+        # By rank, at which barrier of this command it is; for the message, as one does not come.
+        self._arrived = memory.empty((self.size,), "int64").data
 
     def _find_partners(self):
         self._partners = [
@@ -91,18 +92,20 @@ class LocalTransport(Transport):
     # Starting and ending
 
     def start(self, serve):
+        self._forker.call(self._fork_workers, serve)
+
+    def _fork_workers(self, serve):
         context = multiprocessing.get_context("fork")
-        die_with_parent = threading.current_thread() is threading.main_thread()
         try:
             for rank in self._workers:
                 process = context.Process(
                     target=self._become_worker,
-                    args=(rank, serve, die_with_parent),
+                    args=(rank, serve),
                     name=f"synkhronos-{rank}",
                     daemon=True,
                 )
+                self._processes[rank] = process  # first, or an interrupt now would leave it behind
                 process.start()
-                self._processes[rank] = process
         except AssertionError as error:
             raise SynkhronosError(
                 "fork(): this process is itself a daemonic worker of multiprocessing, which may not "
@@ -112,12 +115,10 @@ class LocalTransport(Transport):
             self._kill()
             raise
 
-    def _become_worker(self, rank, serve, die_with_parent):
+    def _become_worker(self, rank, serve):
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the master's to answer
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        if die_with_parent and sys.platform == "linux":
-            # The signal comes as the *thread* that forked ends: right only for the main thread.
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        liveness.die_with_parent()
         self.rank = rank
         self._processes = {}
         self.memory.use_span(rank)
@@ -136,12 +137,9 @@ class LocalTransport(Transport):
             semaphore.close()
 
     def _kill(self):
-        for process in self._processes.values():
-            process.kill()
-        for process in self._processes.values():
-            process.join()
-            process.close()
+        liveness.end(self._processes.values())
         self._processes = {}
+        self._forker.end()
 
     def is_master_process(self):
         return os.getpid() == self._master_pid
@@ -152,12 +150,14 @@ class LocalTransport(Transport):
         self._turn = self._passed = 0  # a rank that failed may have passed fewer than the others
         self._mailbox.put(payload)
         for rank in self._workers:
+            self._arrived[rank] = 0
             self._starts[rank].release()
 
     def collect(self):
         replies = [None] * self.size
+        waited = 0.0
         for rank in self._workers:
-            self._wait(self._finishes[rank])
+            waited = self._wait(self._finishes[rank], waited)
             replies[rank] = self._replies[rank].get()
         self._mailbox.clear()
         if self._aborted[0]:
@@ -167,20 +167,23 @@ class LocalTransport(Transport):
         return replies
 
     def receive(self):
-        self._wait(self._starts[self.rank], patient=True)
+        self._wait(self._starts[self.rank])
         self._turn = self._passed = 0
         return self._mailbox.get()
 
     def reply(self, payload):
         self._replies[self.rank].put(payload)
+        self._arrived[self.rank] = _FINISHED
         self._finishes[self.rank].release()
 
     # Among all ranks
 
     def barrier(self):
+        waited = 0.0
+        self._arrived[self.rank] = self._passed + 1
         for theirs, ours in self._partners:
             theirs.release()
-            self._wait(ours)
+            waited = self._wait(ours, waited)
             # A rank that failed after it passed this barrier was here, as all ranks then are.
             if 0 < self._aborted[0] <= self._passed + 1:
                 raise CollectiveAbortedError(
@@ -204,39 +207,55 @@ class LocalTransport(Transport):
 
     # Waiting
 
-    def _wait(self, semaphore, patient=False):
-        """Wait for a post. `patient`: however long the master takes for its next command."""
-        began = time.monotonic()
+    def _wait(self, semaphore, waited=0.0):
+        """Wait for a post; return the seconds, after `waited`, for which this barrier has lasted."""
+        began = looked = time.monotonic()
         for spin in range(self._spins):
             if semaphore.value:
                 semaphore.acquire()
-                return
+                return waited
             if spin & 63 == 63:
                 os.sched_yield()  # who posts may be waiting for this very core
         while True:
             try:
                 semaphore.acquire(_LOOK)
                 break
-            except posix_ipc.SignalError:  # a handler of the script's ran: not for us
-                continue
-            except posix_ipc.BusyError:
-                self._look(0 if patient else time.monotonic() - began)
+            except (posix_ipc.BusyError, posix_ipc.SignalError):
+                # Handlers of the script's may run too often for the time ever to be up.
+                now = time.monotonic()
+                if now - looked > _LOOK / 2:
+                    waited += min(now - looked, _LONGEST_SLEEP)
+                    looked = now
+                    self._look(waited)
+        now = time.monotonic()
         # Spin longer next time if that would have saved the sleep, else less.
-        if time.monotonic() - began < _LONGEST_SPIN:
+        if now - began < _LONGEST_SPIN:
             self._spins = self._most_spins
         else:
             self._spins = max(self._spins // 2, min(self._spins, _FEWEST_SPINS))
+        return waited + min(now - looked, _LONGEST_SLEEP)
 
     def _look(self, waited):
         if self.rank != self.master_rank:
             return self._see_master()
         self._see_workers()
         if self.timeout is not None and waited > self.timeout:
+            late = self._describe_late()
             self._kill()
             raise WorldBrokenError(
-                f"a barrier lasted longer than fork(timeout={self.timeout}) seconds; every worker "
-                f"was ended; only close() is left"
+                f"a barrier lasted longer than fork(timeout={self.timeout}) seconds, for {late}; "
+                f"every worker was ended; only close() is left"
             )
+
+    def _describe_late(self):
+        """Say who does not come to the barrier: those that are stopped, else those furthest behind."""
+        stopped = liveness.find_stopped(self._processes)
+        if stopped:
+            return ", ".join(f"rank {rank} (stopped by SIGSTOP or its like)" for rank in stopped)
+        first = min(self._arrived[rank] for rank in self._workers)
+        behind = [rank for rank in self._workers if self._arrived[rank] == first]
+        doing = "computing" if first == 0 else f"after barrier {first} of the command"
+        return ", ".join(f"rank {rank} (running, {doing})" for rank in behind)
 
     def _see_master(self):
         if os.getppid() != self._master_pid:
@@ -244,17 +263,13 @@ class LocalTransport(Transport):
 
     def _see_workers(self):
         """Raise `WorldBrokenError`, and end all workers, if one of them is dead."""
-        sentinels = [process.sentinel for process in self._processes.values()]
-        if not multiprocessing.connection.wait(sentinels, 0):
+        dead = liveness.find_dead(self._processes)
+        if not dead:
             return
-        causes = [
-            f"rank {rank} ({_describe_exit(process.exitcode)})"
-            for rank, process in self._processes.items()
-            if not process.is_alive()
-        ]
+        causes = ", ".join(f"rank {rank} ({cause})" for rank, cause in dead.items())
         self._kill()
         raise WorldBrokenError(
-            f"a worker died: {', '.join(causes)}; the others were ended; only close() is left"
+            f"a worker died: {causes}; the others were ended; only close() is left"
         )
 
 
@@ -314,9 +329,3 @@ os.register_at_fork(after_in_child=_disown_workers)
 def _drain(semaphore):
     while semaphore.value:
         semaphore.acquire()
-
-
-def _describe_exit(code):
-    if code is not None and code < 0:
-        return f"killed by {signal.Signals(-code).name}"
-    return f"exit code {code}"
