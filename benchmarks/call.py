@@ -36,28 +36,28 @@ def add_options(parser):
 
 def round_trip(spins, pinned):
     """A round trip between two processes over two semaphores, spinning or asleep."""
-    import posix_ipc
+    from synkhronos.transports.semaphore import Semaphore
+    from synkhronos.transports.shm import SharedMemory
 
-    there, back, more = (posix_ipc.Semaphore(None, posix_ipc.O_CREX) for _ in range(3))
-    for semaphore in (there, back, more):
-        semaphore.unlink()
-    take = _take_spinning if spins else posix_ipc.Semaphore.acquire
+    memory = SharedMemory(1)
+    there, back, more = (Semaphore(memory) for _ in range(3))
+    take = _take_spinning if spins else _take_sleeping
     child = os.fork()
     if not child:
         while True:  # until it is killed
-            more.acquire()  # asleep between the turns
+            _take_sleeping(more)  # asleep between the turns
             for _ in range(WARM_UP + BLOCK):
                 take(there)
-                back.release()
+                back.post()
     if pinned:
         common.pin([os.getpid(), child])
 
     def trip():
-        there.release()
+        there.post()
         take(back)
 
     def turn():
-        more.release()
+        more.post()
         return _time(trip)
 
     yield turn
@@ -66,9 +66,13 @@ def round_trip(spins, pinned):
 
 
 def _take_spinning(semaphore):
-    while not semaphore.value:
+    while semaphore.fails():
         pass
-    semaphore.acquire()
+
+
+def _take_sleeping(semaphore):
+    while not semaphore.wait(60):
+        pass
 
 
 def serial_call():

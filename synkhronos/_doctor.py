@@ -23,7 +23,6 @@ TIME_LIMIT = 120  # seconds; the first compilation on a slow file system takes l
 GIBIBYTE = 1024.0**3
 REQUIREMENTS = {  # what is imported, and what pip is asked for
     "scipy": '"scipy<1.11"',
-    "posix_ipc": "posix_ipc",
     "threadpoolctl": "threadpoolctl",
     "psutil": "psutil",
 }
@@ -238,22 +237,6 @@ def check_memory() -> Result:
     return Result("memory", OK, found)
 
 
-def check_semaphores() -> Result:
-    """Check that POSIX semaphores can be made, which needs a writable ``/dev/shm``."""
-    try:
-        import posix_ipc
-    except ImportError:
-        return Result("semaphores", PROBLEM, "not tried", "python -m pip install posix_ipc")
-    try:
-        semaphore = posix_ipc.Semaphore(None, posix_ipc.O_CREX, mode=0o600, initial_value=1)
-    except (OSError, posix_ipc.Error) as error:
-        remedy = "mount it writable: mount -t tmpfs -o mode=1777 tmpfs /dev/shm"
-        return Result("semaphores", PROBLEM, f"cannot be made in /dev/shm: {error}", remedy)
-    semaphore.unlink()
-    semaphore.close()
-    return Result("semaphores", OK, "can be made in /dev/shm")
-
-
 def check_gpus(devices: Path = Path("/dev")) -> Result:
     """Check pygpu and count the GPUs that it can use; only where there are any."""
     present = sorted(path.name for path in devices.glob("nvidia[0-9]*"))
@@ -313,7 +296,6 @@ CHECKS = (
     check_theano,
     check_cores,
     check_memory,
-    check_semaphores,
     check_gpus,
     check_nccl,
 )

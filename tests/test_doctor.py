@@ -54,10 +54,10 @@ def test_another_python_is_a_problem(monkeypatch):
 
 
 def test_missing_modules_are_named_with_the_remedy(monkeypatch):
-    monkeypatch.setitem(sys.modules, "posix_ipc", None)
+    monkeypatch.setitem(sys.modules, "psutil", None)
     result = doctor.check_modules()
     assert result.state == doctor.PROBLEM
-    assert result.remedy == "python -m pip install posix_ipc"
+    assert result.remedy == "python -m pip install psutil"
 
 
 def test_no_compiler_is_a_problem(monkeypatch):
@@ -134,16 +134,6 @@ def test_no_limit_on_memory_is_told_from_a_limit(tmp_path):
 def test_little_memory_is_a_warning(monkeypatch):
     monkeypatch.setattr(doctor, "memory_room", lambda: 2**20)
     assert doctor.check_memory().state == doctor.WARNING
-
-
-def test_semaphores_that_cannot_be_made_are_a_problem(monkeypatch):
-    posix_ipc = pytest.importorskip("posix_ipc")
-
-    def refuse(*arguments, **keywords):
-        raise posix_ipc.PermissionsError("no permission")
-
-    monkeypatch.setattr(posix_ipc, "Semaphore", refuse)
-    assert doctor.check_semaphores().state == doctor.PROBLEM
 
 
 def test_without_a_gpu_neither_pygpu_nor_nccl_is_missed(monkeypatch, tmp_path):

@@ -12,8 +12,6 @@ rank (a core that sleeps takes ten times longer to answer), and longer the more 
 it sleeps in the kernel, but wakes a few times a second to see that the others live: the master by the
 workers' process sentinels, a worker by its parent's process id.
 
-The semaphores' names exist for as long as it takes to remove them again.
-
 .. [1] Hensgen, Finkel, Manber: Two algorithms for barrier synchronization, 1988.
 """
 
@@ -23,18 +21,17 @@ import os
 import signal
 import time
 
-import posix_ipc
-
 from synkhronos._errors import CollectiveAbortedError, SynkhronosError, WorldBrokenError
 from synkhronos.transports import liveness
 from synkhronos.transports.base import Transport
+from synkhronos.transports.semaphore import Semaphore
 from synkhronos.transports.shm import SharedMemory
 
 _MAILBOX_BYTES = 1 << 20
 _SLOT_BYTES = 1 << 16
 _LOOK = 0.2  # seconds between two looks at whether the others live
 _LONGEST_SLEEP = 2 * _LOOK  # more than that, and this process was stopped itself; it does not count
-_FEWEST_SPINS, _MOST_SPINS = 64, 4096  # looks at a semaphore, each some 50 nanoseconds
+_FEWEST_SPINS, _MOST_SPINS = 32, 2048  # looks at a semaphore, each some 80 nanoseconds
 _LONGEST_SPIN = 2e-4  # seconds, about that of the most
 _FINISHED = 1 << 62  # more barriers than a command has
 
@@ -63,10 +60,10 @@ class LocalTransport(Transport):
         self._most_spins = _MOST_SPINS if spin else 0
         self._spins = self._most_spins
         self._make_boxes()
-        self._starts = [_semaphore() for _ in range(size)]
-        self._finishes = [_semaphore() for _ in range(size)]
+        self._starts = [Semaphore(self.memory) for _ in range(size)]
+        self._finishes = [Semaphore(self.memory) for _ in range(size)]
         rounds = (size - 1).bit_length()
-        self._barriers = [[_semaphore() for _ in range(rounds)] for _ in range(size)]
+        self._barriers = [[Semaphore(self.memory) for _ in range(rounds)] for _ in range(size)]
         self._find_partners()
 
     def _make_boxes(self):
@@ -131,10 +128,6 @@ class LocalTransport(Transport):
         for process in self._processes.values():
             process.join(max(0, deadline - time.monotonic()))
         self._kill()
-        semaphores = [*self._starts, *self._finishes, *itertools.chain(*self._barriers)]
-        self._starts = self._finishes = self._barriers = ()
-        for semaphore in semaphores:
-            semaphore.close()
 
     def _kill(self):
         liveness.end(self._processes.values())
@@ -151,7 +144,7 @@ class LocalTransport(Transport):
         self._mailbox.put(payload)
         for rank in self._workers:
             self._arrived[rank] = 0
-            self._starts[rank].release()
+            self._starts[rank].post()
 
     def collect(self):
         replies = [None] * self.size
@@ -163,7 +156,7 @@ class LocalTransport(Transport):
         if self._aborted[0]:
             self._aborted[0] = 0
             for semaphore in itertools.chain.from_iterable(self._barriers):
-                _drain(semaphore)
+                semaphore.drain()
         return replies
 
     def receive(self):
@@ -174,7 +167,7 @@ class LocalTransport(Transport):
     def reply(self, payload):
         self._replies[self.rank].put(payload)
         self._arrived[self.rank] = _FINISHED
-        self._finishes[self.rank].release()
+        self._finishes[self.rank].post()
 
     # Among all ranks
 
@@ -182,7 +175,7 @@ class LocalTransport(Transport):
         waited = 0.0
         self._arrived[self.rank] = self._passed + 1
         for theirs, ours in self._partners:
-            theirs.release()
+            theirs.post()
             waited = self._wait(ours, waited)
             # A rank that failed after it passed this barrier was here, as all ranks then are.
             if 0 < self._aborted[0] <= self._passed + 1:
@@ -203,30 +196,26 @@ class LocalTransport(Transport):
         for rank, semaphores in enumerate(self._barriers):
             if rank != self.rank:
                 for semaphore in semaphores:
-                    semaphore.release()
+                    semaphore.post()
 
     # Waiting
 
     def _wait(self, semaphore, waited=0.0):
         """Wait for a post; return the seconds, after `waited`, for which this barrier has lasted."""
         began = looked = time.monotonic()
+        fails = semaphore.fails
         for spin in range(self._spins):
-            if semaphore.value:
-                semaphore.acquire()
+            if not fails():
                 return waited
-            if spin & 63 == 63:
+            if spin & 31 == 31:
                 os.sched_yield()  # who posts may be waiting for this very core
-        while True:
-            try:
-                semaphore.acquire(_LOOK)
-                break
-            except (posix_ipc.BusyError, posix_ipc.SignalError):
-                # Handlers of the script's may run too often for the time ever to be up.
-                now = time.monotonic()
-                if now - looked > _LOOK / 2:
-                    waited += min(now - looked, _LONGEST_SLEEP)
-                    looked = now
-                    self._look(waited)
+        while not semaphore.wait(_LOOK):
+            # Handlers of the script's may run too often for the time ever to be up.
+            now = time.monotonic()
+            if now - looked > _LOOK / 2:
+                waited += min(now - looked, _LONGEST_SLEEP)
+                looked = now
+                self._look(waited)
         now = time.monotonic()
         # Spin longer next time if that would have saved the sleep, else less.
         if now - began < _LONGEST_SPIN:
@@ -302,21 +291,6 @@ class _Box:
         return self._memory.mapping[start : start + nbytes]
 
 
-def _semaphore():
-    """Return a new semaphore at zero that has no name any more."""
-    try:
-        # The random names of posix_ipc itself depend on the second at which it was imported only.
-        name = f"/synkhronos-{os.urandom(16).hex()}"
-        semaphore = posix_ipc.Semaphore(name, posix_ipc.O_CREX, mode=0o600, initial_value=0)
-    except OSError as error:
-        raise SynkhronosError(
-            f"fork(): no POSIX semaphore could be made ({error}); /dev/shm must be mounted and "
-            f"writable"
-        ) from error
-    semaphore.unlink()
-    return semaphore
-
-
 def _disown_workers():
     """In a process that the script forks: multiprocessing would end the workers as it exits."""
     children = multiprocessing.process._children
@@ -324,8 +298,3 @@ def _disown_workers():
 
 
 os.register_at_fork(after_in_child=_disown_workers)
-
-
-def _drain(semaphore):
-    while semaphore.value:
-        semaphore.acquire()
