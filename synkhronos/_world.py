@@ -162,7 +162,11 @@ class World:
         if not self.started:
             if self.size > 1:
                 self.here.engine.before_fork()
-                self.transport.start(lambda: self.serve(self.here))
+                try:
+                    self.transport.start(lambda: self.serve(self.here))
+                except WorldBrokenError as broken:
+                    self.give_up(str(broken))
+                    raise
             self.started = True
 
     def check_usable(self) -> None:

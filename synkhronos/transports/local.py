@@ -93,6 +93,9 @@ class LocalTransport(Transport):
 
     def _fork_workers(self, serve):
         context = multiprocessing.get_context("fork")
+        for rank in self._workers:
+            self._finishes[rank].drain()  # posted in an earlier try
+            self._arrived[rank] = 0
         try:
             for rank in self._workers:
                 process = context.Process(
@@ -103,6 +106,9 @@ class LocalTransport(Transport):
                 )
                 self._processes[rank] = process  # first, or an interrupt now would leave it behind
                 process.start()
+            # From here on each of them ends with this process.
+            for rank in self._workers:
+                self._wait(self._finishes[rank])
         except AssertionError as error:
             raise SynkhronosError(
                 "fork(): this process is itself a daemonic worker of multiprocessing, which may not "
@@ -121,6 +127,7 @@ class LocalTransport(Transport):
         self.memory.use_span(rank)
         self._find_partners()
         self._see_master()
+        self._finishes[rank].post()
         serve()
 
     def close(self, grace):

@@ -108,7 +108,8 @@ class Scenario:
 
     @property
     def bound(self):
-        return BOUND_OF_STOP if self.how == "stop" else BOUND
+        stopped_as_it_closes = self.seam == "close" and self.others == "stopped"
+        return BOUND_OF_STOP if self.how == "stop" or stopped_as_it_closes else BOUND
 
     @property
     def is_inside(self):

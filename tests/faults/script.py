@@ -44,9 +44,7 @@ class Ranks:
 
     def __init__(self, fault):
         self.size, self.in_thread = fault.size, fault.in_thread
-        synk.fork(
-            fault.size, use_gpu=False, master_rank=fault.master_rank, timeout=fault.timeout
-        )
+        synk.fork(fault.size, use_gpu=False, master_rank=fault.master_rank, timeout=fault.timeout)
         self.values = np.arange(6.0)
         self.x = T.dvector("x")
         self.w = theano.shared(self.values, name="w")
@@ -205,8 +203,7 @@ class Play:
         if fault.is_inside:
             assert usable, "an exception in a command broke the world"
         if usable and self.step != "close":
-            first = self.step in STEPS[:2] and STEPS.index(self.step)
-            for step in STEPS[first or 2 : -1]:
+            for step in STEPS[1 if self.step in STEPS[:2] else 2 : -1]:
                 ranks.do(step)
         elif not usable and self.step != "close":
             self.judge_refusal(ranks)
@@ -366,6 +363,9 @@ class Watch:
 
     def judge_errors(self, text):
         """What was written to stderr: nothing, or the traceback of an exception that nobody catches."""
+        if not self.fault.caught and self.fault.seam != "moment":
+            if f"{Fault.__name__}: " not in text and "MemoryError: " not in text:
+                return f"the script did not end with its exception: {text}"
         if text and (self.fault.how not in EXCEPTIONS or "Exception ignored" in text):
             return f"stderr: {text}"
 
