@@ -8,7 +8,7 @@ import pytest
 # What the scripts share. Rank r gets row r of x: a number from ACTIONS that says what its share of the
 # computation does. `act` runs inside a command, on every rank.
 PRELUDE = """
-import ctypes, gc, multiprocessing, os, signal, sys, threading, time, warnings
+import gc, multiprocessing, os, signal, sys, threading, time, warnings
 from pathlib import Path
 import numpy as np
 import psutil
