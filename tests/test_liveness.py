@@ -54,7 +54,9 @@ def test_a_worker_is_seen_dead_while_a_process_of_its_own_lives():
     """That process has inherited the worker's sentinel."""
 
     def fork_and_wait(pid):
-        pid.value = os.fork()
+        child = os.fork()
+        if child:
+            pid.value = child
         time.sleep(60)
 
     pid = CONTEXT.Value("i", 0)

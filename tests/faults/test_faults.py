@@ -87,5 +87,5 @@ def test_the_harness_sees_what_is_wrong(mutation, fault, problem):
         for seed in range(10_000)
         if all(getattr(scenario(seed), name) == value for name, value in fault.items())
     )
-    (result,) = harness.run([seed], 1, limit=5, prelude=f"{LIBRARY}\n{mutation}")
+    (result,) = harness.run([seed], 1, limit=10, prelude=f"{LIBRARY}\n{mutation}")
     assert problem in result["problem"], result
