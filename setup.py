@@ -35,7 +35,6 @@ setup(
         "theano==1.0.5",
         "numpy>=1.23,<1.24",
         "scipy<1.11",
-        "posix_ipc",
         "psutil",
         "threadpoolctl",
     ],

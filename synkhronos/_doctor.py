@@ -7,7 +7,6 @@ in subprocesses, so that a crash there is a finding too, and no CUDA context is 
 import importlib
 import os
 import re
-import secrets
 import shutil
 import sys
 import sysconfig
@@ -23,7 +22,6 @@ from synkhronos._probe import OK, PROBLEM, WARNING, ProbeError, Result, probe
 GIBIBYTE = 1024.0**3
 REQUIREMENTS = {  # what is imported, and what pip is asked for
     "scipy": '"scipy<1.11"',
-    "posix_ipc": "posix_ipc",
     "threadpoolctl": "threadpoolctl",
     "psutil": "psutil",
 }
@@ -189,21 +187,6 @@ def check_memory() -> Result:
     return Result("memory", OK, found)
 
 
-def check_semaphores() -> Result:
-    """Check that POSIX semaphores can be made, which needs a writable ``/dev/shm``."""
-    try:
-        import posix_ipc
-    except ImportError:
-        return Result("semaphores", PROBLEM, "not tried", "python -m pip install posix_ipc")
-    try:
-        name = f"/synkhronos-{secrets.token_hex(16)}"
-        semaphore = posix_ipc.Semaphore(name, posix_ipc.O_CREX, mode=0o600, initial_value=1)
-    except (OSError, posix_ipc.Error) as error:
-        remedy = "mount it writable: mount -t tmpfs -o mode=1777 tmpfs /dev/shm"
-        return Result("semaphores", PROBLEM, f"cannot be made in /dev/shm: {error}", remedy)
-    semaphore.unlink()
-    semaphore.close()
-    return Result("semaphores", OK, "can be made in /dev/shm")
 
 
 CHECKS = (
@@ -215,7 +198,6 @@ CHECKS = (
     check_theano,
     check_cores,
     check_memory,
-    check_semaphores,
     check_cuda,
     check_gpus,
     check_nccl,

@@ -191,7 +191,11 @@ class World:
             with Hold(*ENDING):
                 if self.size > 1:
                     self.here.engine.before_fork()
-                    self.transport.start(lambda: self.serve(self.here))
+                    try:
+                        self.transport.start(lambda: self.serve(self.here))
+                    except WorldBrokenError as broken:
+                        self.give_up(str(broken))
+                        raise
                 self.started = True
 
     def check_usable(self) -> None:
@@ -302,12 +306,17 @@ class World:
             alone = self._turn.acquire(False)
             try:
                 if alone and self.started and self.size > 1 and self.broken is None:
+                    self.give_up("close() was interrupted; call close() again")
                     self.transport.post(b"")
                 elif not alone:  # a thread is in the middle of a command: it has to leave
                     self.transport.kill()
                     alone = self._turn.acquire(timeout=_CLOSING)
             finally:
-                self._let_go(alone)
+                try:
+                    self._let_go(alone)
+                finally:
+                    if alone:
+                        self._turn.release()
 
     def _let_go(self, alone):
         if alone:

@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import textwrap
-import time
 from pathlib import Path
 
 import psutil
@@ -15,23 +14,6 @@ import pytest
 import synkhronos as synk
 
 ROOT = Path(__file__).resolve().parent.parent
-
-
-def semaphores():
-    """Return the names of semaphores of the library that were left behind.
-
-    Others may run the library at the same time: their semaphores are there for a moment only.
-    """
-
-    def look():
-        return {name for name in os.listdir("/dev/shm") if name.startswith("sem.synkhronos")}
-
-    names = look()
-    end = time.monotonic() + 2
-    while names and time.monotonic() < end:
-        time.sleep(0.02)
-        names &= look()
-    return names
 
 
 def pytest_configure(config):
@@ -62,10 +44,9 @@ def world_of(open_world):
 
 @pytest.fixture(autouse=True, scope="module")
 def nothing_left():
-    """No process of a world and no semaphore is there after a module's tests."""
+    """No process of a world is there after a module's tests."""
     yield
     assert not [child for child in multiprocessing.active_children() if "synk" in child.name]
-    assert not semaphores()
 
 
 @pytest.fixture
@@ -94,7 +75,6 @@ def run_python(tmp_path):
             assert done.returncode == 0, done.stdout + done.stderr
         left = [one.info["cmdline"] or [] for one in psutil.process_iter(["cmdline"])]
         assert not [cmdline for cmdline in left if str(script) in cmdline]
-        assert not semaphores()
         return done
 
     return run

@@ -18,7 +18,7 @@ LONGEST_FUNCTION = 45
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef)
 
 ALLOWED_FOR_PYGPU = {"synkhronos.engines.theano_gpu", "synkhronos.comms.nccl"}
-PROCESSES = {"multiprocessing", "subprocess", "signal", "threadpoolctl", "posix_ipc", "psutil"}
+PROCESSES = {"multiprocessing", "subprocess", "signal", "threadpoolctl", "psutil"}
 COMPILERS = {"theano", "pygpu", "pytensor", "lasagne"}
 MUTATORS = {
     "add", "append", "clear", "discard", "extend", "insert", "move_to_end", "pop", "popitem",

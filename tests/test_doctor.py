@@ -26,10 +26,10 @@ def test_another_python_is_a_problem(monkeypatch):
 
 
 def test_missing_modules_are_named_with_the_remedy(monkeypatch):
-    monkeypatch.setitem(sys.modules, "posix_ipc", None)
+    monkeypatch.setitem(sys.modules, "psutil", None)
     result = doctor.check_modules()
     assert result.state == doctor.PROBLEM
-    assert result.remedy == "python -m pip install posix_ipc"
+    assert result.remedy == "python -m pip install psutil"
 
 
 def test_no_compiler_is_a_problem(monkeypatch):
@@ -108,14 +108,6 @@ def test_little_memory_is_a_warning(monkeypatch):
     assert doctor.check_memory().state == doctor.WARNING
 
 
-def test_semaphores_that_cannot_be_made_are_a_problem(monkeypatch):
-    posix_ipc = pytest.importorskip("posix_ipc")
-
-    def refuse(*arguments, **keywords):
-        raise posix_ipc.PermissionsError("no permission")
-
-    monkeypatch.setattr(posix_ipc, "Semaphore", refuse)
-    assert doctor.check_semaphores().state == doctor.PROBLEM
 
 
 def test_every_check_is_carried_out():

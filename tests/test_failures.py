@@ -1,4 +1,4 @@
-"""What happens as processes fail: each way to die, at each moment, in a script of its own."""
+"""What happens as processes fail, in a script of its own; each way to die at each place: `faults/`."""
 
 import pstats
 import signal
@@ -8,7 +8,7 @@ import pytest
 # What the scripts share. Rank r gets row r of x: a number from ACTIONS that says what its share of the
 # computation does. `act` runs inside a command, on every rank.
 PRELUDE = """
-import ctypes, gc, multiprocessing, os, signal, sys, threading, time, warnings
+import gc, multiprocessing, os, signal, sys, threading, time, warnings
 from pathlib import Path
 import numpy as np
 import psutil
@@ -17,7 +17,7 @@ import theano
 import theano.tensor as T
 
 MASTER = os.getpid()
-NOTHING, RAISE, SLEEP, LONG, TERM, KILL, SEGV, EXIT = range(8)
+NOTHING, RAISE, SLEEP, DOZE, LONG, KILL, EXIT = range(7)
 
 
 class WorkerTrouble(Exception):
@@ -32,10 +32,9 @@ ACTIONS = {
     NOTHING: lambda: None,
     RAISE: raise_trouble,
     SLEEP: lambda: time.sleep(1),
+    DOZE: lambda: [time.sleep(0.1) for _ in range(10)],
     LONG: lambda: time.sleep(60),
-    TERM: lambda: os.kill(os.getpid(), signal.SIGTERM) or time.sleep(60),
     KILL: lambda: os.kill(os.getpid(), signal.SIGKILL) or time.sleep(60),
-    SEGV: lambda: ctypes.string_at(0),
     EXIT: lambda: os._exit(7),
 }
 
@@ -226,35 +225,6 @@ for reduction in (synk.reduce, synk.all_reduce, lambda v: synk.reduce(v, in_plac
     )
 
 
-def test_a_dead_worker_breaks_the_world_at_once_and_a_new_one_can_be_opened(run_script):
-    """Killed before a call, in it, and inside a collective, in each way to die."""
-    run_script("""
-for number, words in [
-    (KILL, "SIGKILL"), (TERM, "SIGTERM"), (SEGV, "SIGSEGV"), (EXIT, "exit code 7"),
-]:
-    def check(call):
-        check_broken_then_renew(error_of(call), "rank 1", words)
-
-    open_world()
-    check_usable()
-    check(lambda: f(np.array([NOTHING, number])))
-    open_world()
-    check(lambda: fused(NOTHING, number))  # the master waits in the collective
-    if number == EXIT:
-        continue
-    code = getattr(signal, words)
-    open_world()
-    os.kill(pids()[1], code)  # idle, before a call
-    check(lambda: plain(np.ones(2)))
-    open_world(3)
-    pid = pids()[1]
-    later(0.3, os.kill, pid, code)  # rank 1 waits in the collective for rank 2
-    check(lambda: fused(NOTHING, NOTHING, LONG))
-open_world()
-check_usable()
-""", timeout=60)  # fmt: skip
-
-
 def test_a_worker_that_dies_while_the_master_computes_is_found(run_script):
     run_script("""
 open_world()
@@ -278,18 +248,27 @@ check_usable()
 """)
 
 
-def test_a_stopped_worker_exceeds_the_timeout(run_script):
+def test_an_idle_world_is_no_barrier_that_lasts_too_long(run_script):
     run_script("""
-for call in (lambda: plain(np.ones(2)), lambda: fused(NOTHING, NOTHING)):
-    open_world(timeout=1)
-    workers = pids()[1:]
-    os.kill(workers[0], signal.SIGSTOP)
-    error = error_of(call, 3)
-    assert all_gone_within(workers, 0.1)
-    check_broken_then_renew(error, "timeout=1")
 open_world(timeout=1)
-time.sleep(1.5)  # an idle world is no barrier
+time.sleep(1.5)
 check_usable()
+""")
+
+
+def test_a_pause_of_the_whole_script_is_no_time_that_a_barrier_lasts(run_script):
+    """As by Ctrl-Z in a terminal, and fg."""
+    run_script("""
+import subprocess
+os.setsid()  # so that the signals go to this script's processes alone
+open_world(3, timeout=3)
+for numbers in ([NOTHING, NOTHING, DOZE], [DOZE, NOTHING, NOTHING]):
+    began = time.monotonic()
+    pause = f"sleep 0.3; kill -STOP -{MASTER}; sleep 4; kill -CONT -{MASTER}"
+    with subprocess.Popen(["sh", "-c", pause], start_new_session=True):
+        fused(*numbers)
+    assert time.monotonic() - began > 4
+    check_usable(3)
 """)
 
 
@@ -300,55 +279,6 @@ f(np.array([NOTHING, SLEEP]))
 fused(NOTHING, SLEEP)
 fused(SLEEP, NOTHING)
 check_usable()
-""")
-
-
-def test_a_killed_master_takes_its_workers_with_it(run_script):
-    """Idle; in a worker's long computation; with workers waiting in a collective; and all of that."""
-    run_script("""
-import subprocess
-MOMENTS = ["idle", "computing", "collective", "master computing", "thread"]
-
-
-def be_master(moment):
-    open_world(3)
-    if moment != "thread":
-        print(*pids()[1:], flush=True)
-    if moment == "idle":
-        time.sleep(60)
-    elif moment == "computing":
-        f(np.array([NOTHING, LONG, LONG]))
-    elif moment == "master computing":
-        f(np.array([LONG, NOTHING, NOTHING]))
-    elif moment == "collective":
-        fused(LONG, NOTHING, NOTHING)  # the workers wait for the master
-    elif moment == "thread":  # forked in a thread, whose end is not the process's end
-        synk.close()
-        thread = threading.Thread(target=open_world, args=(3,))
-        thread.start()
-        thread.join()
-        print(*pids()[1:], flush=True)
-        fused(LONG, NOTHING, NOTHING)
-
-
-if len(sys.argv) > 1:
-    be_master(sys.argv[1])
-else:
-    masters = {
-        moment: subprocess.Popen([sys.executable, __file__, moment], stdout=subprocess.PIPE)
-        for moment in MOMENTS
-    }
-    workers = {
-        moment: [int(pid) for pid in master.stdout.readline().split()]
-        for moment, master in masters.items()
-    }
-    time.sleep(0.5)
-    assert not any(map(gone, sum(workers.values(), [])))
-    for moment, master in masters.items():
-        master.kill()
-        assert len(workers[moment]) == 2, moment
-        assert all_gone_within(workers[moment], 2), moment
-        master.wait()
 """)
 
 
@@ -453,11 +383,6 @@ def test_an_exception_at_top_level_ends_the_script_with_1(run_script):
     assert done.returncode == 3
 
 
-def test_sigterm_to_the_master_leaves_nothing(run_script):
-    done = run_script("open_world()\nos.kill(os.getpid(), signal.SIGTERM)\n", check=False)
-    assert done.returncode == -signal.SIGTERM
-
-
 def test_close_too_early_or_twice_warns(run_script):
     run_script("""
 def warned():
@@ -541,61 +466,20 @@ check_usable()
 """)
 
 
-def test_nothing_stays_in_dev_shm_and_no_name_there_can_be_foretold(run_script):
+def test_a_world_has_no_file_in_dev_shm(run_script):
+    """Not even one that was removed at once: who is killed before that would leave it there."""
     run_script("""
-import posix_ipc
-names, modes = [], []
-Semaphore, libc = posix_ipc.Semaphore, ctypes.CDLL(None)
-
-
-def recorded(*args, **kwargs):
-    semaphore = Semaphore(*args, **kwargs)
-    names.append(semaphore.name)
-    modes.append(kwargs.get("mode", 0o600))
-    return semaphore
-
-
-posix_ipc.Semaphore = recorded
-before = set(os.listdir("/dev/shm"))
-for _ in range(2):
-    libc.srand(1)  # whoever knows when the script began knows this state
-    synk.fork(2, use_gpu=False)
-    assert set(os.listdir("/dev/shm")) == before
-    names.append(None)
-    synk.close()
-first, second = names[: names.index(None)], names[names.index(None) + 1 : -1]
-assert first and len(first) == len(second)
-assert set(modes) == {0o600}
-assert not set(first) & set(second), set(first) & set(second)
-""")
-
-
-def test_dev_shm_is_never_changed_while_a_world_works(run_script):
-    run_script("""
-before, seen, stop = set(os.listdir("/dev/shm")), set(), threading.Event()
-
-
-def look():
-    while not stop.is_set():
-        seen.update(set(os.listdir("/dev/shm")) - before)
-        time.sleep(0.0005)
-
-
-thread = threading.Thread(target=look)
-thread.start()
-open_world()
+open_world(3)
 big = np.ones(1 << 18)
 data = synk.data(big)
-assert plain(data) == [len(big) + 6]
+assert plain(data) == [len(big) + 9]
 synk.broadcast(w, big)
 synk.all_reduce(w)
 assert len(synk.get_value(1, w)) == len(big)
-synk.close()
-stop.set()
-thread.join()
-# Semaphores are there for the moment between their making and their unlinking, if at all.
-assert all(name.startswith("sem.") or len(name) > 12 for name in seen), seen
-assert set(os.listdir("/dev/shm")) <= before
+for pid in pids():
+    mapped = Path(f"/proc/{pid}/maps").read_text()
+    assert "/dev/shm" not in mapped and "(deleted)" in mapped  # the anonymous mapping
+    assert not [one for one in psutil.Process(pid).open_files() if "/dev/shm" in one.path]
 """)
 
 
@@ -755,10 +639,12 @@ def test_a_child_of_the_script_cannot_command_the_workers(run_python):
 def test_closing_gives_all_memory_back_while_a_function_is_kept(run_python):
     run_python(
         """
-        import numpy as np, psutil
+        import re
+        import numpy as np
         import synkhronos as synk, theano
         def shared_memory():
-            return psutil.Process().memory_full_info().pss
+            rollup = open("/proc/self/smaps_rollup").read()
+            return 1024 * int(re.search("Pss_Shmem: *([0-9]+) kB", rollup).group(1))
         before = shared_memory()
         synk.fork(2, use_gpu=False)
         s = theano.shared(np.zeros(4_000_000))
@@ -766,8 +652,9 @@ def test_closing_gives_all_memory_back_while_a_function_is_kept(run_python):
         f()
         synk.all_reduce(s)
         data = synk.data(np.zeros(8_000_000))
+        assert shared_memory() - before > 90e6, shared_memory() - before
         synk.close()
         assert s.get_value(borrow=True)[0] == 1
-        assert shared_memory() - before < 60e6, shared_memory() - before
+        assert shared_memory() - before < 1e6, shared_memory() - before
         """
     )

@@ -3,6 +3,7 @@
 import gc
 import os
 import pickle
+import signal
 import time
 
 import numpy as np
@@ -234,10 +235,43 @@ def test_the_death_of_a_worker_breaks_the_world_and_ends_the_others(how, cause):
 def test_a_barrier_that_lasts_too_long_breaks_the_world():
     ranks = Ranks(2, 0, timeout=0.3)
     began = time.monotonic()
-    with pytest.raises(WorldBrokenError, match="timeout=0.3"):
+    with pytest.raises(WorldBrokenError, match=r"timeout=0.3.*rank 1 \(running, computing"):
         ranks.run(sleep)
     assert time.monotonic() - began < 2
     ranks.transport.close(1)
+
+
+def sleep_in_turn(transport, inside):
+    """Rank 1 comes after 0.8 seconds, rank 2 after 1.6: neither alone is long."""
+    transport.barrier()
+    time.sleep(0.8 * transport.rank)
+    if inside:
+        transport.barrier()
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_all_waits_of_a_barrier_count_together_and_who_is_late_is_named(inside):
+    ranks = Ranks(3, 0, timeout=1.1)
+    with pytest.raises(WorldBrokenError, match=r"for rank 2 \(running, after barrier 1 of") as raised:
+        ranks.run(sleep_in_turn, inside)
+    assert "rank 1 " not in str(raised.value)
+    ranks.transport.close(1)
+
+
+def test_a_death_is_seen_in_a_script_with_a_timer():
+    """Its signals end each wait before it is time to look."""
+    before = signal.signal(signal.SIGALRM, lambda *_: None)
+    ranks = Ranks(2, 0)
+    signal.setitimer(signal.ITIMER_REAL, 0.02, 0.02)
+    try:
+        began = time.monotonic()
+        with pytest.raises(WorldBrokenError, match=r"rank 1 \(killed by SIGKILL"):
+            ranks.run(die, 1, "kill")
+        assert time.monotonic() - began < 2
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        ranks.transport.close(1)
 
 
 # Memory

@@ -33,7 +33,13 @@ class Transport(ABC):
 
     @abstractmethod
     def start(self, serve: Callable[[], None]) -> None:
-        """Start every worker; in it ``serve()`` is called and the worker ends as that returns."""
+        """Start every worker; in it ``serve()`` is called and the worker ends as that returns.
+
+        Raises
+        ------
+        WorldBrokenError
+            If a worker died at once or the time-out passed; every worker is ended first.
+        """
 
     @abstractmethod
     def is_master_process(self) -> bool:

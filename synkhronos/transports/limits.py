@@ -8,9 +8,6 @@ import resource
 from synkhronos._errors import SynkhronosError
 from synkhronos._machine import process_limit
 
-_SHM = "/dev/shm"
-_PAGE = os.sysconf("SC_PAGE_SIZE")
-
 
 def check_may_have_children() -> None:
     """Raise if multiprocessing forbids this process to have children."""
@@ -38,27 +35,6 @@ def too_many_workers(error: OSError, started: int, wanted: int) -> SynkhronosErr
     )
 
 
-def too_many_semaphores(error: Exception, made: int, wanted: int) -> SynkhronosError:
-    """Say why no more semaphores could be made; those that were are closed by now."""
-    number = getattr(error, "errno", None)
-    if number is None and isinstance(error, OSError):
-        number = errno.EMFILE  # posix_ipc leaves the number out here
-    remedies = {
-        errno.ENOSPC: f"{_SHM} is full: {wanted} semaphores take {wanted * _PAGE} bytes there, and "
-        f"{_free_bytes()} are free; remove what lies in it or make it larger ('docker run "
-        f"--shm-size=64m', mount -o remount,size=64m {_SHM})",
-        errno.EROFS: f"{_SHM} is read-only: mount it writable (mount -o remount,rw {_SHM})",
-        errno.EMFILE: _open_files(),
-    }
-    remedy = remedies.get(
-        number,  # type: ignore[arg-type]
-        f"{_SHM} must be there and writable by this user: mount -t tmpfs -o mode=1777 tmpfs {_SHM}",
-    )
-    return SynkhronosError(
-        f"fork(): only {made} of {wanted} POSIX semaphores could be made ({error}): {remedy}"
-    )
-
-
 def too_many_files(error: OSError) -> SynkhronosError:
     """Say why a file could not be read that tells about this machine."""
     remedy = _open_files() if error.errno == errno.EMFILE else "it is needed, to see the limits here"
@@ -80,11 +56,3 @@ def _process_limits():
         f"this user may have {'any number' if of_user < 0 else of_user} of them, this control group "
         f"{'any number' if of_group is None else of_group}"
     )
-
-
-def _free_bytes():
-    try:
-        status = os.statvfs(_SHM)
-    except OSError:
-        return 0
-    return status.f_bavail * status.f_frsize

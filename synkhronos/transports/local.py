@@ -8,45 +8,37 @@ Inside a command ranks meet at a dissemination barrier: in round k rank r posts 
 waits for rank ``r - 2**k``, which takes ``ceil(log2(size))`` rounds [1]_.
 
 How to wait. A waiter first looks at the semaphore in a loop for a moment, if there is a core for each
-rank (a core that sleeps takes ten times longer to answer), and longer the more often that helps. The
-master counts the cores now and then: ranks that have since been moved to fewer would keep each other
-from them. Then it sleeps in the kernel, but wakes a few times a second to see that the others live: the
-master by the workers' process sentinels, a worker by its parent's process id.
-
-The semaphores' names exist for as long as it takes to remove them again.
+rank (a core that sleeps takes ten times longer to answer), and longer the more often that helps. Then
+it sleeps in the kernel, but wakes a few times a second to see that the others live: the master by the
+workers' process sentinels, a worker by its parent's process id.
 
 .. [1] Hensgen, Finkel, Manber: Two algorithms for barrier synchronization, 1988.
 """
 
-import ctypes
 import itertools
 import multiprocessing
-import multiprocessing.connection
 import multiprocessing.util
 import os
 import signal
-import sys
-import threading
 import time
-
-import posix_ipc
 
 from synkhronos._errors import CollectiveAbortedError, WorldBrokenError
 from synkhronos._interrupts import ENDING, leave_to_master
 from synkhronos._machine import affinity
-from synkhronos.transports import limits
+from synkhronos.transports import limits, liveness
 from synkhronos.transports.base import Transport
-from synkhronos.transports.semaphores import drain, make_semaphores
+from synkhronos.transports.box import Box
+from synkhronos.transports.semaphore import Semaphore
 from synkhronos.transports.shm import SharedMemory
 
 _MAILBOX_BYTES = 1 << 20
 _SLOT_BYTES = 1 << 16
 _LOOK = 0.2  # seconds between two looks at whether the others live
-_DYING = 1.0  # seconds to wait for the exit code of a process that is ending
-_FEWEST_SPINS, _MOST_SPINS = 64, 4096  # looks at a semaphore, each some 50 nanoseconds
+_LONGEST_SLEEP = 2 * _LOOK  # more than that, and this process was stopped itself; it does not count
+_FEWEST_SPINS, _MOST_SPINS = 32, 2048  # looks at a semaphore, each some 80 nanoseconds
 _LONGEST_SPIN = 2e-4  # seconds, about that of the most
 _COUNT_CORES = 256  # commands from one count to the next
-_PR_SET_PDEATHSIG = 1
+_FINISHED = 1 << 62  # more barriers than a command has
 
 
 class LocalTransport(Transport):
@@ -71,27 +63,27 @@ class LocalTransport(Transport):
         except OSError as error:
             raise limits.too_many_files(error) from error
         self.memory.use_span(master_rank)
+        self._forker = liveness.Forker()
         self._workers = [rank for rank in range(size) if rank != master_rank]
         self._processes = {}
         self._master_pid = os.getpid()
         self._most_spins = _MOST_SPINS if spin else 0
         self._spins = self._most_spins
         self._make_boxes()
+        self._starts = [Semaphore(self.memory) for _ in range(size)]
+        self._finishes = [Semaphore(self.memory) for _ in range(size)]
         rounds = (size - 1).bit_length()
-        semaphores = make_semaphores((2 + rounds) * size)
-        self._starts = [next(semaphores) for _ in range(size)]
-        self._finishes = [next(semaphores) for _ in range(size)]
-        self._barriers = [[next(semaphores) for _ in range(rounds)] for _ in range(size)]
+        self._barriers = [[Semaphore(self.memory) for _ in range(rounds)] for _ in range(size)]
         self._find_partners()
         self._at_exit = None
 
     def _make_boxes(self):
         memory = self.memory
-        self._mailbox = _Box(memory, _MAILBOX_BYTES)
-        self._replies = [_Box(memory, _SLOT_BYTES) for _ in range(self.size)]
+        self._mailbox = Box(memory, _MAILBOX_BYTES)
+        self._replies = [Box(memory, _SLOT_BYTES) for _ in range(self.size)]
         # Two slots a rank, in turn: whoever writes the one of this exchange has passed the barrier of
         # the last, so every rank has read the other.
-        self._slots = [[_Box(memory, _SLOT_BYTES) for _ in range(self.size)] for _ in range(2)]
+        self._slots = [[Box(memory, _SLOT_BYTES) for _ in range(self.size)] for _ in range(2)]
         self._turn = 0
         self._passed = 0  # barriers inside this command
         self._aborted = memory.empty((1,), "int64").data  # from which barrier on, counted from 1
@@ -99,6 +91,8 @@ class LocalTransport(Transport):
         self._commands = 0
         self._has_cores = memory.empty((1,), "int64").data  # whether there is one for each rank
         self._has_cores[0] = True
+        # By rank, at which barrier of this command it is; for the message, as one does not come.
+        self._arrived = memory.empty((self.size,), "int64").data
 
     def _find_partners(self):
         self._partners = [
@@ -109,43 +103,52 @@ class LocalTransport(Transport):
     # Starting and ending
 
     def start(self, serve):
+        self._forker.call(self._fork_workers, serve)
+
+    def _fork_workers(self, serve):
         context = multiprocessing.get_context("fork")
-        die_with_parent = threading.current_thread() is threading.main_thread()
         # A child of multiprocessing ends without the functions of `atexit`.
         self._at_exit = multiprocessing.util.Finalize(None, self.kill, exitpriority=1)
+        for rank in self._workers:
+            self._finishes[rank].drain()  # posted in an earlier try
+            self._arrived[rank] = 0
         # Until a worker has seen to them, its signals wait.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
         try:
+            for number, rank in enumerate(self._workers):
+                self._fork_worker(context, number, rank, serve, mask)
+            # From here on each of them ends with this process.
             for rank in self._workers:
-                process = context.Process(
-                    target=self._become_worker,
-                    args=(rank, serve, die_with_parent, mask),
-                    name=f"synkhronos-{rank}",
-                    daemon=True,
-                )
-                process.start()
-                self._processes[rank] = process
-        except OSError as error:
-            started = len(self._processes)
-            self.kill()
-            raise limits.too_many_workers(error, started, len(self._workers)) from error
+                self._wait(self._finishes[rank])
         except BaseException:
             self.kill()
             raise
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
-    def _become_worker(self, rank, serve, die_with_parent, mask):
+    def _fork_worker(self, context, number, rank, serve, mask):
+        process = context.Process(
+            target=self._become_worker,
+            args=(rank, serve, mask),
+            name=f"synkhronos-{rank}",
+            daemon=True,
+        )
+        self._processes[rank] = process  # first, or an interrupt now would leave it behind
+        try:
+            process.start()
+        except OSError as error:
+            raise limits.too_many_workers(error, number, len(self._workers)) from error
+
+    def _become_worker(self, rank, serve, mask):
+        liveness.die_with_parent()
         leave_to_master()
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        if die_with_parent and sys.platform == "linux":
-            # The signal comes as the *thread* that forked ends: right only for the main thread.
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         self.rank = rank
         self._processes = {}
         self.memory.use_span(rank)
         self._find_partners()
         self._see_master()
+        self._finishes[rank].post()
         serve()
 
     def close(self, grace):
@@ -157,23 +160,13 @@ class LocalTransport(Transport):
                 process.join(max(0, deadline - time.monotonic()))
         finally:
             self.kill()
-            self._close_semaphores()
-
-    def _close_semaphores(self):
-        semaphores = [*self._starts, *self._finishes, *itertools.chain(*self._barriers)]
-        self._starts = self._finishes = self._barriers = ()
-        for semaphore in semaphores:
-            semaphore.close()
 
     def kill(self):
         if self._at_exit is not None:
             self._at_exit.cancel()
-        for process in self._processes.values():
-            process.kill()
         processes, self._processes = self._processes, {}
-        for process in processes.values():
-            process.join()
-            process.close()
+        liveness.end(processes.values())
+        self._forker.end()
 
     def is_master_process(self):
         return os.getpid() == self._master_pid
@@ -188,35 +181,40 @@ class LocalTransport(Transport):
         self._commands += 1
         self._mailbox.put(payload)
         for rank in self._workers:
-            self._starts[rank].release()
+            self._arrived[rank] = 0
+            self._starts[rank].post()
 
     def collect(self):
         replies = [None] * self.size
+        waited = 0.0
         for rank in self._workers:
-            self._wait(self._finishes[rank])
+            waited = self._wait(self._finishes[rank], waited)
             replies[rank] = self._replies[rank].get()
         self._mailbox.clear()
         if self._aborted[0]:
             self._aborted[0] = 0
             for semaphore in itertools.chain.from_iterable(self._barriers):
-                drain(semaphore)
+                semaphore.drain()
         return replies
 
     def receive(self):
-        self._wait(self._starts[self.rank], patient=True)
+        self._wait(self._starts[self.rank])
         self._turn = self._passed = 0
         return self._mailbox.get()
 
     def reply(self, payload):
         self._replies[self.rank].put(payload)
-        self._finishes[self.rank].release()
+        self._arrived[self.rank] = _FINISHED
+        self._finishes[self.rank].post()
 
     # Among all ranks
 
     def barrier(self):
+        waited = 0.0
+        self._arrived[self.rank] = self._passed + 1
         for theirs, ours in self._partners:
-            theirs.release()
-            self._wait(ours)
+            theirs.post()
+            waited = self._wait(ours, waited)
             # A rank that failed after it passed this barrier was here, as all ranks then are.
             if 0 < self._aborted[0] <= self._passed + 1:
                 raise CollectiveAbortedError(
@@ -236,33 +234,33 @@ class LocalTransport(Transport):
         for rank, semaphores in enumerate(self._barriers):
             if rank != self.rank:
                 for semaphore in semaphores:
-                    semaphore.release()
+                    semaphore.post()
 
     # Waiting
 
-    def _wait(self, semaphore, patient=False):
-        """Wait for a post. `patient`: however long the master takes for its next command."""
-        began = time.monotonic()
+    def _wait(self, semaphore, waited=0.0):
+        """Wait for a post; return the seconds, after `waited`, for which this barrier has lasted."""
+        began = looked = time.monotonic()
+        fails = semaphore.fails
         for spin in range(self._spins if self._has_cores[0] else 0):
-            if semaphore.value:
-                semaphore.acquire()
-                return
-            if spin & 63 == 63:
+            if not fails():
+                return waited
+            if spin & 31 == 31:
                 os.sched_yield()  # who posts may be waiting for this very core
-        while True:
-            try:
-                semaphore.acquire(_LOOK)
-                break
-            except posix_ipc.SignalError:  # a handler of the script's ran: not for us
-                continue
-            except posix_ipc.BusyError:
-                pass
-            self._look(0 if patient else time.monotonic() - began)
+        while not semaphore.wait(_LOOK):
+            # Handlers of the script's may run too often for the time ever to be up.
+            now = time.monotonic()
+            if now - looked > _LOOK / 2:
+                waited += min(now - looked, _LONGEST_SLEEP)
+                looked = now
+                self._look(waited)
+        now = time.monotonic()
         # Spin longer next time if that would have saved the sleep, else less.
-        if time.monotonic() - began < _LONGEST_SPIN:
+        if now - began < _LONGEST_SPIN:
             self._spins = self._most_spins
         else:
             self._spins = max(self._spins // 2, min(self._spins, _FEWEST_SPINS))
+        return waited + min(now - looked, _LONGEST_SLEEP)
 
     def _look(self, waited):
         if self.rank != self.master_rank:
@@ -270,11 +268,22 @@ class LocalTransport(Transport):
         self._see_workers()
         self.while_waiting()
         if self.timeout is not None and waited > self.timeout:
+            late = self._describe_late()
             self.kill()
             raise WorldBrokenError(
-                f"a barrier lasted longer than fork(timeout={self.timeout}) seconds; every worker "
-                f"was ended; only close() is left"
+                f"a barrier lasted longer than fork(timeout={self.timeout}) seconds, for {late}; "
+                f"every worker was ended; only close() is left"
             )
+
+    def _describe_late(self):
+        """Say who does not come to the barrier: those that are stopped, else those furthest behind."""
+        stopped = liveness.find_stopped(self._processes)
+        if stopped:
+            return ", ".join(f"rank {rank} (stopped by SIGSTOP or its like)" for rank in stopped)
+        first = min(self._arrived[rank] for rank in self._workers)
+        behind = [rank for rank in self._workers if self._arrived[rank] == first]
+        doing = "computing" if first == 0 else f"after barrier {first} of the command"
+        return ", ".join(f"rank {rank} (running, {doing})" for rank in behind)
 
     def _see_master(self):
         if os.getppid() != self._master_pid:
@@ -284,48 +293,14 @@ class LocalTransport(Transport):
         """Raise `WorldBrokenError`, and end all workers, if one of them is dead."""
         if not self._processes:
             raise WorldBrokenError("the workers were ended from another thread; only close() is left")
-        sentinels = [process.sentinel for process in self._processes.values()]
-        closed = multiprocessing.connection.wait(sentinels, 0)
-        if not closed:
+        dead = liveness.find_dead(self._processes)
+        if not dead:
             return
-        causes = []
-        for rank, process in self._processes.items():
-            if process.sentinel in closed:
-                process.join(_DYING)  # its files are closed before its memory is given back
-                causes.append(f"rank {rank} ({_describe_exit(process.exitcode)})")
+        causes = ", ".join(f"rank {rank} ({cause})" for rank, cause in dead.items())
         self.kill()
         raise WorldBrokenError(
-            f"a worker died: {', '.join(causes)}; the others were ended; only close() is left"
+            f"a worker died: {causes}; the others were ended; only close() is left"
         )
-
-
-class _Box:
-    """A place in shared memory for bytes of any length; long ones get a block of their own."""
-
-    def __init__(self, memory, nbytes):
-        self._memory = memory
-        # The place and length of what is in the box, then room for it.
-        block = memory.allocate(16 + nbytes)
-        self._header = block[:16].data.cast("q")
-        self._start = memory.reference(block)[0] + 16
-        self._nbytes = nbytes
-        self._long = None
-
-    def put(self, payload):
-        self._long = None
-        start, nbytes = self._start, len(payload)
-        if nbytes > self._nbytes:
-            self._long = self._memory.allocate(nbytes)
-            start = self._memory.reference(self._long)[0]
-        self._memory.mapping[start : start + nbytes] = payload
-        self._header[0], self._header[1] = start, nbytes
-
-    def clear(self):
-        self._long = None
-
-    def get(self):
-        start, nbytes = self._header
-        return self._memory.mapping[start : start + nbytes]
 
 
 def _disown_workers():
@@ -335,9 +310,3 @@ def _disown_workers():
 
 
 os.register_at_fork(after_in_child=_disown_workers)
-
-
-def _describe_exit(code):
-    if code is not None and code < 0:
-        return f"killed by {signal.Signals(-code).name}"
-    return f"exit code {code}"

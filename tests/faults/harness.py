@@ -1,0 +1,118 @@
+"""Runs scenarios by their seeds, and makes a table of what came of them.
+
+``python tests/faults/harness.py SEED...`` runs these and tells of each.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+from scenarios import HOWS, PLACES, scenario
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
+LIMIT = 40  # seconds for one scenario; the longest takes some 8
+
+
+def run(seeds, jobs=2, limit=LIMIT, prelude="", tell=lambda result: None):
+    """Return a result for each seed, by seed; `tell` gets each as it comes.
+
+    `prelude` is code that runs before the script, in its process.
+    """
+    seeds, results = list(seeds), {}
+
+    def work(part):
+        with subprocess.Popen(
+            command(prelude, [limit, *part]),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(HERE)])},
+        ) as process:
+            for line in process.stdout:
+                result = json.loads(line)
+                results[result["seed"]] = result
+                tell(result)
+            errors = process.stderr.read()
+        for seed in part:
+            results.setdefault(seed, missing(seed, errors))
+
+    threads = [threading.Thread(target=work, args=(seeds[job::jobs],)) for job in range(jobs)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return [results[seed] for seed in seeds]
+
+
+def command(prelude, arguments):
+    # A process of its own for all seeds of a job: to import Theano takes longer than most scenarios.
+    code = f"{prelude}\nimport runpy\nrunpy.run_path({str(HERE / 'script.py')!r}, run_name='__main__')"
+    return [sys.executable, "-c", code, *map(str, arguments)]
+
+
+def missing(seed, errors):
+    fault = scenario(seed)
+    return {
+        "seed": seed,
+        "scenario": str(fault),
+        "who": "master" if fault.of_master else "worker",
+        "how": fault.how,
+        "place": fault.place,
+        "detection": 0.0,
+        "seconds": 0.0,
+        "problem": f"no result; the process that runs the scripts ended: {errors[-2000:]}",
+    }
+
+
+def table(results):
+    """Return a table of text: by place and by how, the count, the slowest detection, the failures."""
+    places = [scenario(seed).place for seed in range(len(PLACES))]
+    rows = [["where / how", *HOWS, "all"]]
+    for place in [*(one for one in places if any(one == r["place"] for r in results)), "all"]:
+        rows.append([place])
+        for how in [*HOWS, "all"]:
+            chosen = [r for r in results if place in (r["place"], "all") and how in (r["how"], "all")]
+            rows[-1].append(cell(chosen))
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = ["  ".join(word.ljust(width) for word, width in zip(row, widths)).rstrip() for row in rows]
+    for who in ("worker", "master"):
+        lines.append(f"{who}: {cell([result for result in results if result['who'] == who])}")
+    lines.append("Each entry: how many faults, the slowest detection in seconds, how many failed (!).")
+    return "\n".join(lines) + "\n"
+
+
+def cell(results):
+    if not results:
+        return "-"
+    failures = sum(bool(result["problem"]) for result in results)
+    slowest = max(result["detection"] for result in results)
+    return f"{len(results)} {slowest:.2f}" + (f" {failures}!" if failures else "")
+
+
+def tell(result):
+    verdict = result["problem"] or "well"
+    print(f"{result['scenario']}: noticed after {result['detection']:.2f} s: {verdict}", flush=True)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("seeds", type=int, nargs="*", metavar="SEED")
+    parser.add_argument("--range", type=int, nargs=2, default=(0, 0), metavar=("START", "STOP"))
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--table", type=Path, metavar="PATH")
+    asked = parser.parse_args()
+    results = run([*asked.seeds, *range(*asked.range)], asked.jobs, tell=tell)
+    text = table(results)
+    print(text)
+    if asked.table:
+        asked.table.write_text(text)
+    return int(any(result["problem"] for result in results))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,244 @@
+"""Faults put into a process from outside the library: its methods are wrapped before it forks."""
+
+import contextlib
+import ctypes
+import mmap
+import multiprocessing.context
+import os
+import resource
+import signal
+import time
+from unittest import mock
+
+import numpy as np
+import psutil
+import theano
+import theano.tensor as T
+from scenarios import EXIT_CODE, SIGNALS, STEPS
+
+from synkhronos import _call, _launch, _replicas, _replicate
+from synkhronos.transports import local
+
+HEADROOM = 16 << 20  # bytes that a rank may still allocate as its memory limit is set
+
+
+class Fault(Exception):
+    """An exception that nobody expects."""
+
+
+class Board:
+    """What the script, its workers and the harness tell each other: numbers in shared memory."""
+
+    NAMES = ("armed", "step", "died_at", "pid", "asked_at", "over")
+
+    def __init__(self):
+        self._numbers = np.frombuffer(mmap.mmap(-1, mmap.PAGESIZE), float)
+
+    def __getattr__(self, name):
+        return self._numbers[Board.NAMES.index(name)]
+
+    def __setattr__(self, name, value):
+        if name.startswith("_"):
+            object.__setattr__(self, name, value)
+        else:
+            self._numbers[Board.NAMES.index(name)] = value
+
+
+class Point(theano.Op):
+    """The identity, that calls ``Point.reach()`` as it is computed."""
+
+    __props__ = ()
+    reach = staticmethod(lambda: None)
+
+    def make_node(self, x):
+        return theano.Apply(self, [x], [T.dvector()])
+
+    def perform(self, node, inputs, outputs):
+        Point.reach()
+        outputs[0][0] = inputs[0].copy()
+
+
+class Injector:
+    """Lets one rank have one fault, once.
+
+    Parameters
+    ----------
+    scenario : Scenario
+    board : Board
+    """
+
+    def __init__(self, scenario, board):
+        self.scenario, self.board = scenario, board
+        self.rank = scenario.master_rank
+        self.barriers = self.forks = 0
+        self.step = None  # of the command that this worker has run last
+        self.limit = resource.getrlimit(resource.RLIMIT_AS)
+
+    # The moments
+
+    def at(self, seam, turn=None):
+        """Have the fault if this rank, step, seam and turn are the scenario's."""
+        fault = self.scenario
+        if self.board.armed and self.rank == fault.rank and seam == fault.seam:
+            step = STEPS[int(self.board.step)]
+            if turn in (None, fault.turn) and (step == fault.step or fault.step == "any"):
+                self.have_it()
+
+    def have_it(self):
+        self.board.armed = 0
+        if self.scenario.others == "stopped":
+            self.stop_others()
+        self.board.died_at = time.monotonic()
+        how = self.scenario.how
+        if how == "exception":
+            raise Fault("nobody expects this")
+        if how == "memory":
+            self.exhaust_memory()
+        elif how == "exit":
+            os._exit(EXIT_CODE)
+        elif how == "SIGSEGV":
+            ctypes.string_at(0)
+        else:
+            os.kill(os.getpid(), getattr(signal, SIGNALS[how]))
+            if how != "stop":
+                time.sleep(60)
+
+    def stop_others(self):
+        """Stop every other worker."""
+        master = psutil.Process(None if self.scenario.of_master else os.getppid())
+        for worker in master.children():
+            if worker.pid != os.getpid():
+                worker.suspend()
+
+    def exhaust_memory(self):
+        size = psutil.Process().memory_info().vms + HEADROOM
+        resource.setrlimit(resource.RLIMIT_AS, (size, self.limit[1]))
+        kept = []
+        try:
+            while True:
+                kept.append(np.ones(1 << 17))
+        finally:
+            if self.scenario.of_master:  # OpenBLAS would crash the script as it makes its threads anew
+                self.lift_limit()
+
+    def lift_limit(self):
+        """Memory is short for the rest of one command."""
+        resource.setrlimit(resource.RLIMIT_AS, self.limit)
+
+    # The seams
+
+    @contextlib.contextmanager
+    def installed(self):
+        """Wrap the methods of the library."""
+        transport = local.LocalTransport
+        with contextlib.ExitStack() as stack:
+            for owner, name, wrapper in [
+                (multiprocessing.context.ForkProcess, "run", self.first_moment),
+                (multiprocessing.context.ForkProcess, "start", self.between_forks),
+                (transport, "receive", self.receive),
+                (transport, "reply", self.reply),
+                (transport, "post", self.post),
+                (transport, "collect", self.collect),
+                (transport, "barrier", self.barrier),
+                (transport, "close", self.close),
+                (local, "leave_to_master", self.keep_alarm),
+                (_launch, "_serve_commands", self.serve),
+                (_replicate.Replicate, "run", self.command),
+                (_replicas.Assign, "run", self.command),
+                (_replicas._Fetch, "run", self.command),
+                (_call.CallFunction, "run", self.command),
+            ]:
+                stack.enter_context(mock.patch.object(owner, name, _wrap(wrapper, getattr(owner, name))))
+            stack.enter_context(mock.patch.object(Point, "reach", self.perform))
+            signal.signal(signal.SIGALRM, lambda *_: self.have_it())
+            if self.scenario.of_master:
+                self.board.pid = os.getpid()
+            yield self
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+
+    def first_moment(self, original, process):
+        self.rank = int(process.name.rpartition("-")[2])
+        if self.rank == self.scenario.rank:
+            self.board.pid = os.getpid()
+        self.at("fork")
+        original(process)
+
+    def keep_alarm(self, original):
+        """A worker ignores what the script has handlers for; the fault is to come all the same."""
+        original()
+        signal.signal(signal.SIGALRM, lambda *_: self.have_it())
+
+    def between_forks(self, original, process):
+        self.forks += 1
+        original(process)
+        if self.scenario.of_master and self.forks == 1:
+            self.at("fork")
+
+    def receive(self, original, transport):
+        """A worker: it is idle, and is to die so after the step before the scenario's."""
+        self.barriers = 0
+        self.lift_limit()
+        fault = self.scenario
+        if fault.seam == "idle" and self.rank == fault.rank and self.board.armed:
+            if self.step is not None and STEPS[self.step + 1] == fault.step:
+                self.have_it()
+        payload = original(transport)
+        self.step = int(self.board.step)
+        if payload == b"":
+            self.at("close", 0)
+        else:
+            self.at("started")
+        return payload
+
+    def serve(self, original, *args):
+        original(*args)
+        self.at("close", 1)
+
+    def reply(self, original, transport, payload):
+        self.at("reply", 0)
+        fault = self.scenario
+        if fault.seam == "reply" and fault.turn == 1 and self.rank == fault.rank:
+            transport._replies[self.rank].put(payload[: len(payload) // 2])
+            self.at("reply")
+        original(transport, payload)
+
+    def post(self, original, transport, payload):
+        """The master."""
+        self.barriers = 0
+        self.at("idle")
+        original(transport, payload)
+        self.at("started")
+        self.at("close", 0)
+
+    def collect(self, original, transport):
+        self.at("reply", 0)
+        replies = original(transport)
+        self.at("reply", 1)
+        return replies
+
+    def barrier(self, original, transport):
+        self.at("barrier", self.barriers)
+        self.barriers += 1
+        original(transport)
+
+    def close(self, original, transport, grace):
+        original(transport, grace)
+        if self.scenario.of_master:
+            self.at("close", 1)
+
+    def command(self, original, command, here):
+        self.at("command", 0)
+        result = original(command, here)
+        self.at("command", 1)
+        return result
+
+    def perform(self):
+        fault = self.scenario
+        busy = fault.others == "busy" and self.rank not in (fault.rank, fault.master_rank)
+        if busy and not self.board.over:
+            ctypes.PyDLL(None).sleep(60)  # with the interpreter's lock
+        self.at("perform")
+
+
+def _wrap(wrapper, original):
+    return lambda *args: wrapper(original, *args)

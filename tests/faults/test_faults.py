@@ -1,0 +1,91 @@
+"""Each way to die, at each place, in a script of its own: see README.rst."""
+
+import os
+from math import gcd
+from pathlib import Path
+
+import harness
+import pytest
+from scenarios import HOWS, PLACES, scenario
+
+SAMPLE = range(40)
+PAIRS = len(HOWS) * len(PLACES)
+TURNS = 4
+SOAK = range(len(SAMPLE), len(SAMPLE) + TURNS * PAIRS)  # 504 faults
+
+
+@pytest.fixture(scope="module")
+def results():
+    return {result["seed"]: result for result in harness.run(SAMPLE)}
+
+
+@pytest.mark.parametrize("seed", SAMPLE, ids=lambda seed: f"seed{seed}")
+def test_a_fault_is_known_in_time_and_by_name_and_leaves_nothing(results, seed):
+    result = results[seed]
+    assert not result["problem"], f"{result['scenario']}: {result['problem']}"
+
+
+@pytest.fixture(scope="module")
+def soaked():
+    """All results of the long row, of which a table is made at the end."""
+    results = []
+    yield results
+    if results:
+        table = harness.table(results)
+        print(table)
+        if "FAULTS_TABLE" in os.environ:
+            Path(os.environ["FAULTS_TABLE"]).write_text(table)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("turn", range(TURNS))
+def test_a_long_row_of_faults_is_known_in_time_and_by_name_and_leaves_nothing(soaked, turn):
+    results = harness.run(SOAK[turn * PAIRS : (turn + 1) * PAIRS])
+    soaked += results
+    failures = [f"{r['scenario']}: {r['problem']}" for r in results if r["problem"]]
+    assert not failures, "\n".join(failures)
+
+
+def test_the_seeds_go_through_every_way_to_die_at_every_place():
+    assert gcd(len(HOWS), len(PLACES)) == 1
+    sample = [scenario(seed) for seed in SAMPLE]
+    assert {fault.how for fault in sample} == set(HOWS)
+    assert {fault.place for fault in sample} == {scenario(n).place for n in range(len(PLACES))}
+    soak = [scenario(seed) for seed in SOAK]
+    assert len({(fault.how, fault.place, fault.of_master) for fault in soak}) > 1.8 * PAIRS
+    assert scenario(17) == scenario(17)
+
+
+def first(**wanted):
+    """Return the first seed whose scenario has these attributes."""
+    for seed in range(10_000):
+        fault = scenario(seed)
+        if all(getattr(fault, name) == value for name, value in wanted.items()):
+            return seed
+
+
+LIBRARY = "import os; from synkhronos.transports import liveness, local"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "mutation, fault, problem",
+    [
+        ("liveness.find_dead = lambda processes: {}", {"rank": 1, "how": "exit"}, "it hangs"),
+        ("liveness._describe_exit = str", {"rank": 1, "how": "SIGKILL"}, "a worker died"),
+        ("local._LOOK = 2.5", {"rank": 1, "how": "SIGKILL"}, "noticed after"),
+        ("liveness.end = lambda processes: None", {"rank": 1, "how": "SIGKILL", "size": 3}, "are left"),
+        ("liveness.die_with_parent = int", {"rank": 0, "how": "exit", "others": "stopped"}, "are left"),
+        ("os._exit = int", {"rank": 1, "how": "exit"}, "AssertionError: None"),
+    ],
+)
+def test_the_harness_sees_what_is_wrong(mutation, fault, problem):
+    """A library in which something is broken; the first fault that shows it."""
+    fault = {"step": "function", "master_rank": 0, **fault}
+    seed = next(
+        seed
+        for seed in range(10_000)
+        if all(getattr(scenario(seed), name) == value for name, value in fault.items())
+    )
+    (result,) = harness.run([seed], 1, limit=10, prelude=f"{LIBRARY}\n{mutation}")
+    assert problem in result["problem"], result

@@ -1,0 +1,118 @@
+"""What ended a process, which are stopped, and that children end with their parent."""
+
+import multiprocessing
+import os
+import signal
+import threading
+import time
+
+import psutil
+import pytest
+
+from synkhronos.transports import liveness
+
+CONTEXT = multiprocessing.get_context("fork")
+
+
+def start(target=time.sleep, *args):
+    process = CONTEXT.Process(target=target, args=args or (60,))
+    process.start()
+    return process
+
+
+def wait_until(condition, seconds=5):
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        found = condition()
+        if found:
+            return found
+        time.sleep(0.001)
+    raise AssertionError("it never comes")
+
+
+def test_the_cause_is_there_as_soon_as_the_death_is_seen():
+    """A process closes its files, and so its sentinel, a moment before it has an exit code."""
+    for _ in range(30):
+        process = start()
+        os.kill(process.pid, signal.SIGKILL)
+        while not (found := liveness.find_dead({1: process})):
+            pass
+        assert found == {1: "killed by SIGKILL"}
+        process.close()
+
+
+@pytest.mark.parametrize("code", [0, 1, 7])
+def test_the_exit_code_is_named_and_who_lives_is_not(code):
+    living, dead = start(), start(os._exit, code)
+    try:
+        assert wait_until(lambda: liveness.find_dead({0: living, 2: dead})) == {2: f"exit code {code}"}
+    finally:
+        liveness.end([living, dead])
+
+
+def test_a_worker_is_seen_dead_while_a_process_of_its_own_lives():
+    """That process has inherited the worker's sentinel."""
+
+    def fork_and_wait(pid):
+        child = os.fork()
+        if child:
+            pid.value = child
+        time.sleep(60)
+
+    pid = CONTEXT.Value("i", 0)
+    process = start(fork_and_wait, pid)
+    wait_until(lambda: pid.value)
+    try:
+        os.kill(process.pid, signal.SIGKILL)
+        assert wait_until(lambda: liveness.find_dead({1: process})) == {1: "killed by SIGKILL"}
+    finally:
+        os.kill(pid.value, signal.SIGKILL)
+        process.close()
+
+
+def test_a_script_that_ignores_the_end_of_children_sees_a_death_and_can_end_the_rest():
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        dead, living = start(), start()
+        os.kill(dead.pid, signal.SIGKILL)
+        (cause,) = wait_until(lambda: liveness.find_dead({1: dead, 2: living})).values()
+        assert "exit code unknown" in cause
+        liveness.end([dead, living])
+        assert not psutil.pid_exists(living.pid)
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+        multiprocessing.process._children -= {dead, living}  # whose end multiprocessing never sees
+
+
+def test_stopped_processes_are_found_and_ended():
+    running, stopped = start(), start()
+    os.kill(stopped.pid, signal.SIGSTOP)
+    pid = stopped.pid
+    assert wait_until(lambda: liveness.find_stopped({3: running, 5: stopped})) == [5]
+    liveness.end([running, stopped])
+    assert not psutil.pid_exists(pid)
+
+
+def test_processes_that_never_started_need_no_end():
+    liveness.end([CONTEXT.Process(target=time.sleep, args=(60,))])
+
+
+def test_a_forker_calls_in_the_main_thread_itself_and_for_others_in_a_thread_that_stays():
+    def call(forker, outcome):
+        outcome.append(forker.call(lambda one: (one, threading.current_thread()), 5))
+        try:
+            forker.call(lambda: 1 / 0)
+        except ZeroDivisionError as error:
+            outcome.append(error)
+
+    forker, outcome = liveness.Forker(), []
+    call(forker, outcome)
+    assert outcome.pop(0) == (5, threading.main_thread()) and outcome.pop()
+    thread = threading.Thread(target=call, args=(forker, outcome))
+    thread.start()
+    thread.join()
+    five, lasting = outcome[0]
+    assert five == 5 and lasting.is_alive() and len(outcome) == 2
+    forker.end()
+    lasting.join(5)
+    assert not lasting.is_alive()

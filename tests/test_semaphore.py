@@ -1,0 +1,75 @@
+"""Semaphores in shared memory, between processes."""
+
+import os
+import signal
+import time
+
+import pytest
+
+from synkhronos.transports.semaphore import Semaphore
+from synkhronos.transports.shm import SharedMemory
+
+
+@pytest.fixture
+def semaphore():
+    return Semaphore(SharedMemory(1))
+
+
+def test_what_is_posted_can_be_taken_once(semaphore):
+    assert semaphore.fails()
+    semaphore.post()
+    semaphore.post()
+    assert not semaphore.fails() and semaphore.wait(0)
+    assert semaphore.fails() and not semaphore.wait(0)
+    for _ in range(5):
+        semaphore.post()
+    semaphore.drain()
+    assert semaphore.fails()
+
+
+@pytest.mark.parametrize("seconds", [0.05, 0.95])
+def test_a_wait_ends_as_its_time_is_up(semaphore, seconds):
+    began = time.monotonic()
+    assert not semaphore.wait(seconds)
+    assert seconds <= time.monotonic() - began < seconds + 2
+
+
+def test_two_processes_answer_each_other(semaphore):
+    memory = SharedMemory(1)
+    there, back = Semaphore(memory), Semaphore(memory)
+    child = os.fork()
+    if not child:
+        while there.wait(30):
+            back.post()
+        os._exit(0)
+    try:
+        for _ in range(200):
+            there.post()
+            assert back.wait(30)
+        assert back.fails()
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+def test_a_signal_ends_a_wait_so_that_its_handler_runs(semaphore):
+    def raise_it(*_):
+        raise KeyError
+
+    before = signal.signal(signal.SIGALRM, raise_it)
+    signal.setitimer(signal.ITIMER_REAL, 0.05)
+    try:
+        began = time.monotonic()
+        with pytest.raises(KeyError):
+            semaphore.wait(30)
+            time.sleep(0)
+        assert time.monotonic() - began < 10
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_semaphores_do_not_share_memory():
+    memory = SharedMemory(1)
+    several = [Semaphore(memory) for _ in range(8)]
+    several[3].post()
+    assert [not one.fails() for one in several] == [index == 3 for index in range(8)]
