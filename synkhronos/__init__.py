@@ -4,6 +4,7 @@ The layers, from the script down; each knows those below it only.
 
 ============================  ====================================================================
 ``extensions``                update rules and training steps, on the public names alone
+``_restart``                  other workers in the place of those that died
 ``_launch``                   ``fork``, ``close``, the worker's loop
 ``_collectives``              shared variables across ranks, all together
 ``_replicas``                 shared variables across ranks, each for itself
@@ -54,6 +55,7 @@ from synkhronos._partition import make_slices
 from synkhronos._profile import Profile, profile
 from synkhronos._replicas import get_lengths, get_shapes, get_value, scatter, set_value
 from synkhronos._replicate import distribute
+from synkhronos._restart import restart
 
 __all__ = [
     "AlreadyForkedError",
@@ -84,6 +86,7 @@ __all__ = [
     "make_slices",
     "profile",
     "reduce",
+    "restart",
     "scatter",
     "set_shmems",
     "set_value",

@@ -20,6 +20,7 @@ from typing import Any, Callable, Hashable
 import numpy as np
 
 from synkhronos._errors import (
+    REMEDY,
     ClosedError,
     CollectiveAbortedError,
     NotForkedError,
@@ -31,6 +32,7 @@ from synkhronos._typing import Array, Finish, Reference, Rows, SharedVariable, V
 from synkhronos.comms.base import Communicator
 from synkhronos.engines.base import Engine
 from synkhronos.transports.base import Transport
+from synkhronos.transports.shm import SharedMemory
 
 _CLOSING = 2.0  # seconds that a worker has to end by itself
 
@@ -139,31 +141,49 @@ class World:
         engine: Engine,
         serve: Callable[[Here], None],
     ) -> None:
+        self.serve = serve
+        self.closed = False
+        self._connect(transport, comm, engine)
+        self.shared_numbers: dict[SharedVariable, int] = {}
+        self.bound: dict[Variable, Any] = {}  # Data by the variable that it is bound to
+        self.fused: Any = None  # the commands gathered by an open `fuse()`
+        self.datas: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.on_close: Callable[[], None] = lambda: None
+        #: ``connect(size, master_rank, memory)`` returns what `renew` takes.
+        self.connect: Callable[[int, int, SharedMemory], tuple[Transport, Communicator]]
+
+    def _connect(self, transport, comm, engine):
         self.transport = transport
         self.here = Here(transport, comm, engine)
         self.size = transport.size
         self.master_rank = transport.master_rank
-        self.serve = serve
         self.started = False
-        self.closed = False
         self.broken: str | None = None
         self.replicated_functions = 0
         self.replicated_shareds = 0
-        self.shared_numbers: dict[SharedVariable, int] = {}
-        self.bound: dict[Variable, Any] = {}  # Data by the variable that it is bound to
-        self.fused: Any = None  # the commands gathered by an open `fuse()`
         self._last: tuple[Any, bytes] = None, b""  # the last command, and its bytes
         self.last_reduction: Any = None  # the command of the last reduction
-        self.datas: weakref.WeakSet[Any] = weakref.WeakSet()
-        self.on_close: Callable[[], None] = lambda: None
+
+    def renew(self, transport: Transport, comm: Communicator) -> None:
+        """End the workers, and go on with other ones, which inherit all that the master has then.
+
+        The transport works in the memory of the former one.
+        """
+        here = self.here
+        self._end_workers()
+        self.give_up(f"a restart was interrupted; {REMEDY}")
+        self._take_home()
+        self._connect(transport, comm, here.engine)
+        self.here.functions, self.here.shareds = here.functions, here.shareds
+        self.here.memory.trim_others()
 
     def start(self) -> None:
         """Start the workers; they inherit all that the master has by now."""
         if not self.started:
-            self.started = True
             if self.size > 1:
                 self.here.engine.before_fork()
                 self.transport.start(lambda: self.serve(self.here))
+            self.started = True
 
     def check_usable(self) -> None:
         """Raise if no command can run in this world any more."""
@@ -222,7 +242,7 @@ class World:
             raise
         except BaseException:
             # Interrupted between the barriers: ranks may be out of step from here on.
-            self.give_up("a command was interrupted; the workers were ended; only close() is left")
+            self.give_up(f"a command was interrupted; the workers were ended; {REMEDY}")
             self.transport.close(0)
             raise
         results, failures = self._read(replies)
@@ -254,25 +274,33 @@ class World:
         if self.closed:
             return
         try:
-            if self.started and self.size > 1 and self.broken is None:
-                self.transport.post(b"")
+            self._end_workers()
         finally:
-            self.transport.close(_CLOSING)
             for data in list(self.datas):
                 data.free_memory()
-            for shared in self.here.shareds:
-                self._take_home(shared)
+            self._take_home()
             self.here.comm = None  # type: ignore[assignment]  # it remembers arrays
             self.here.memory.trim()
             self.here.memory.trim_others()
             self.on_close()
             self.closed = True
 
-    def _take_home(self, shared):
-        """Move the master's replica out of the shared memory, which is about to be given back."""
-        storage = self.here.engine.storage(shared)
-        if isinstance(storage, np.ndarray) and storage in self.here.memory:
-            self.here.engine.store(shared, storage.copy())
+    def _end_workers(self):
+        try:
+            if self.started and self.size > 1 and self.broken is None:
+                self.transport.post(b"")
+        finally:
+            self.transport.close(_CLOSING)
+
+    def _take_home(self):
+        """Move the master's replicas out of the shared memory, to be its own.
+
+        That memory is about to be given back, or workers that are forked shall get copies.
+        """
+        for shared in self.here.shareds:
+            storage = self.here.engine.storage(shared)
+            if isinstance(storage, np.ndarray) and storage in self.here.memory:
+                self.here.engine.store(shared, storage.copy())
 
 
 def current() -> World:

@@ -29,7 +29,7 @@ import time
 
 import posix_ipc
 
-from synkhronos._errors import CollectiveAbortedError, SynkhronosError, WorldBrokenError
+from synkhronos._errors import REMEDY, CollectiveAbortedError, SynkhronosError, WorldBrokenError
 from synkhronos.transports.base import Transport
 from synkhronos.transports.shm import SharedMemory
 
@@ -51,13 +51,14 @@ class LocalTransport(Transport):
         Seconds that a barrier may last; None: as long as every process lives.
     spin : bool
         Whether a waiter may keep its core busy for a moment.
+    memory : SharedMemory, optional
+        That of a transport whose workers have ended or will have before `start`; else new memory.
     """
 
-    def __init__(self, size, master_rank=0, timeout=None, spin=True):
+    def __init__(self, size, master_rank=0, timeout=None, spin=True, memory=None):
         self.size, self.rank, self.master_rank = size, master_rank, master_rank
         self.timeout = timeout
-        self.memory = SharedMemory(size)
-        self.memory.use_span(master_rank)
+        self.memory = SharedMemory(size) if memory is None else memory
         self._workers = [rank for rank in range(size) if rank != master_rank]
         self._processes = {}
         self._master_pid = os.getpid()
@@ -120,7 +121,7 @@ class LocalTransport(Transport):
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         self.rank = rank
         self._processes = {}
-        self.memory.use_span(rank)
+        self.memory.use_span((rank - self.master_rank) % self.size)  # the master's is the first
         self._find_partners()
         self._see_master()
         serve()
@@ -235,7 +236,7 @@ class LocalTransport(Transport):
             self._kill()
             raise WorldBrokenError(
                 f"a barrier lasted longer than fork(timeout={self.timeout}) seconds; every worker "
-                f"was ended; only close() is left"
+                f"was ended; {REMEDY}"
             )
 
     def _see_master(self):
@@ -254,7 +255,7 @@ class LocalTransport(Transport):
         ]
         self._kill()
         raise WorldBrokenError(
-            f"a worker died: {', '.join(causes)}; the others were ended; only close() is left"
+            f"a worker died: {', '.join(causes)}; the others were ended; {REMEDY}"
         )
 
 

@@ -113,6 +113,7 @@ class SharedMemory:
                 span //= 2
                 if span < 1 << 20:
                     raise
+        self.ranks = ranks
         self._span = span
         self.address = np.frombuffer(self.mapping, np.uint8, count=1).ctypes.data
         self._end = self.address + span * ranks
