@@ -6,6 +6,7 @@ The layers, from the script down; each knows those below it only.
 ``extensions``                update rules and training steps, on the public names alone
 ``_restart``                  other workers in the place of those that died
 ``_launch``                   ``fork``, ``close``, the worker's loop
+``_checkpoint``               saving and loading what all ranks have
 ``_collectives``              shared variables across ranks, all together
 ``_replicas``                 shared variables across ranks, each for itself
 ``_shared_variables``         naming shared variables in these calls
@@ -22,7 +23,7 @@ The layers, from the script down; each knows those below it only.
 ``comms``                     collectives on arrays: naive, shared memory
 ``transports``                how ranks start and bytes reach them: fork, semaphores, shared memory
 ``_partition`` and others     arithmetic on rows, operations, random streams; conversion of values;
-                              the machine; the exceptions; the names of types
+                              arrays in a file; the machine; the exceptions; the names of types
 ============================  ====================================================================
 """
 
@@ -32,6 +33,7 @@ from synkhronos._version import __version__ as __version__
 _environment.prepare()
 
 from synkhronos._binding import free_shmems, get_shmems, set_shmems
+from synkhronos._checkpoint import load, save
 from synkhronos._collectives import (
     all_gather,
     all_reduce,
@@ -83,10 +85,12 @@ __all__ = [
     "get_shapes",
     "get_shmems",
     "get_value",
+    "load",
     "make_slices",
     "profile",
     "reduce",
     "restart",
+    "save",
     "scatter",
     "set_shmems",
     "set_value",

@@ -6,7 +6,6 @@ what goes wrong with the processes.
 
 from __future__ import annotations
 
-
 #: What is left to do in a broken world
 REMEDY = "only restart() and close() are left"
 

@@ -110,6 +110,17 @@ class Engine(ABC):
         """Make this very array the shared variable's storage."""
 
     @abstractmethod
+    def export(self, shared: SharedVariable) -> np.ndarray:
+        """Return the value as a NumPy array, which may be the storage itself.
+
+        Of a random stream, too: its state as numbers.
+        """
+
+    @abstractmethod
+    def restore(self, shared: SharedVariable, array: np.ndarray) -> None:
+        """Take a value that `export` returned, as a copy."""
+
+    @abstractmethod
     def random_streams(self, compiled: Compiled) -> list[SharedVariable]:
         """Return the shared variables that are states of random streams."""
 

@@ -16,7 +16,12 @@ from theano.sandbox.rng_mrg import mrg_uniform_base
 from theano.tensor import TensorType as TheanoTensorType
 from theano.tensor.raw_random import RandomStateType
 
-from synkhronos._streams import jump_mrg, jump_random_state
+from synkhronos._streams import (
+    jump_mrg,
+    jump_random_state,
+    random_state_from_array,
+    random_state_to_array,
+)
 from synkhronos.engines.base import Engine, TensorType
 from synkhronos.engines.theano_modules import ModuleDiary, learn, make_cacheable
 
@@ -114,6 +119,21 @@ class TheanoCpuEngine(Engine):
 
     def store(self, shared, array):
         shared.container.storage[0] = array
+
+    def export(self, shared):
+        storage = self.storage(shared)
+        if isinstance(shared.type, RandomStateType):
+            return random_state_to_array(storage)
+        return np.asarray(storage)
+
+    def restore(self, shared, array):
+        storage = self.storage(shared)
+        if isinstance(shared.type, RandomStateType):
+            self.store(shared, random_state_from_array(array))
+        elif storage.shape == array.shape and storage.flags.writeable:
+            storage[...] = array
+        else:
+            self.store(shared, np.array(array))
 
     def random_streams(self, compiled):
         states = [
