@@ -224,16 +224,17 @@ def profile(path: PathLike | None = None) -> Iterator[Profile]:
         raise RuntimeError("profile(): already inside a profile() block; blocks cannot be nested")
     replicate(world)
     measured = Profile()
-    world.run(_Begin())
-    log = world.here.log
-    log.replace_command(world, "run")
     try:
+        world.run(_Begin())
+        world.here.log.replace_command(world, "run")
         yield measured
     finally:
-        log.stop()
-        world.here.log = log
+        if world.here.log:
+            world.here.log.stop()
         if world.broken is None and not world.closed:
             by_rank = world.run(_End())
             measured._take([[Event(*event) for event in events] for events in by_rank])
             if path is not None:
                 measured.save(path)
+        else:
+            world.here.log = None
