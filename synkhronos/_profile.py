@@ -226,6 +226,7 @@ def profile(path: PathLike | None = None) -> Iterator[Profile]:
     measured = Profile()
     try:
         world.run(_Begin())
+        world.here.log.events.clear()  # of the wait for the others in that command
         world.here.log.replace_command(world, "run")
         yield measured
     finally:
