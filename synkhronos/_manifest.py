@@ -107,6 +107,8 @@ def interpret(description: Any) -> Manifest:
         for name, nth, dtype, shapes, members in description["entries"]
     ]
     for entry in entries:
+        if not isinstance(entry.nth, int) or not isinstance(entry.name, (str, int, type(None))):
+            raise ValueError(f"a variable is called {entry.key}")
         if len(entry.shapes) != len(entry.members) or len(entry.members) not in (1, ranks):
             raise ValueError(f"{label(entry.key)}: {len(entry.members)} arrays of {ranks} ranks")
     left_out = [(name, nth) for name, nth in description["left_out"]]
