@@ -18,7 +18,7 @@ import os
 import re
 import zipfile
 from types import TracebackType
-from typing import Any, BinaryIO, Iterable, Iterator
+from typing import Any, BinaryIO, Callable, Iterable, Iterator
 
 import numpy as np
 
@@ -163,18 +163,17 @@ class Reader:
                 f"{type(error).__name__}: {error}"
             ) from error
 
-    def read(self, name: str, array: np.ndarray | None = None) -> np.ndarray:
-        """Fill a C-contiguous array, whose dtype and shape must be those in the file; or a new one."""
+    def read(
+        self, name: str, empty: Callable[[tuple[int, ...], np.dtype], np.ndarray] = np.empty
+    ) -> np.ndarray:
+        """Return an array, in memory that ``empty(shape, dtype)`` returned."""
         with self.interpreting():
             entry = self._stored(f"{name}.npy")
             with self._archive.open(entry) as member:
                 shape, dtype = _read_header(member)
                 if entry.file_size - member.tell() != math.prod(shape) * dtype.itemsize:
                     raise ValueError(f"array {name} is not as long as its shape {shape}")
-                if array is None:
-                    array = np.empty(shape, dtype)
-                elif (shape, dtype) != (array.shape, array.dtype):
-                    raise ValueError(f"array {name} is {dtype} {shape}")
+                array = empty(shape, dtype)
                 _fill(array, member)
                 return array
 

@@ -191,7 +191,8 @@ def load(path: PathLike) -> dict[str, Any]:
 
     The functions must have been made as they were for `save`. With another number of ranks than then,
     the values must have been the same on all ranks; only random streams are made independent anew.
-    Nothing is changed if the file does not fit.
+    Shapes must be the same, but where each rank had a value of its own, such as its rows of scattered
+    data: there the number of rows may differ. Nothing is changed if the file does not fit.
 
     Parameters
     ----------
@@ -231,12 +232,18 @@ def load(path: PathLike) -> dict[str, Any]:
 
 
 def _check_fit(world, numbers, entries):
+    """Raise ``ValueError`` unless replicas have the shapes in the file, but for rows by rank."""
     complaints = []
+    streams = _streams(world)
     by_rank = world.run(_Inspect(numbers, digest=False))
-    for entry, found in zip(entries, zip(*by_rank)):
+    for number, entry, found in zip(numbers, entries, zip(*by_rank)):
+        kind = None if number in streams else world.here.engine.type_of(world.here.shareds[number])
+        has_rows = kind is not None and kind.ndim > 0 and not kind.broadcastable[0]
+        fixed = slice(1 if has_rows and len(entry.shapes) > 1 else 0, None)
         for rank, (dtype, shape, _) in enumerate(found):
             saved = entry.shapes[rank if len(entry.shapes) > 1 else 0]
-            if (dtype, shape) != (entry.dtype, saved):
+            same = shape[fixed] == saved[fixed] and len(shape) == len(saved)
+            if dtype != entry.dtype or not same:
                 complaints.append(
                     f"{_manifest.label(entry.key)} on rank {rank} is {dtype} {shape}, in the file "
                     f"{entry.dtype} {saved}"
@@ -248,9 +255,11 @@ def _read(world, reader, number, entry):
     """Return the arrays of a variable, read into shared memory and checked."""
     arrays = []
     for member, shape in zip(entry.members, entry.shapes):
-        array = reader.read(member, world.here.memory.empty(shape, entry.dtype))
-        if not world.here.engine.is_shared(world.here.shareds[number]):
-            with reader.interpreting():
+        array = reader.read(member, world.here.memory.empty)
+        with reader.interpreting():
+            if (array.shape, array.dtype.name) != (shape, entry.dtype):
+                raise ValueError(f"array {member} is {array.dtype} {array.shape}")
+            if not world.here.engine.is_shared(world.here.shareds[number]):
                 random_state_from_array(array)
         arrays.append(array)
     return arrays

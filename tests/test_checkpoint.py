@@ -245,12 +245,21 @@ def test_other_shapes_and_dtypes_are_an_error_and_nothing_is_changed(world_of, t
     synk.save(tmp_path / "file")
     for shape, dtype in (((2, 3), "float32"), ((2, 2), "float64")):
         a, b = make(shape, dtype)
-        with pytest.raises(ValueError, match=r"'b' on rank 0 is .*; 'b' on rank 1 .*nothing was changed"):
+        message = "'b' on rank 0 is .*; 'b' on rank 1 .*nothing was changed"
+        with pytest.raises(ValueError, match=message):
             synk.load(tmp_path / "file")
         assert synk.gather(a).tolist() == np.ones((2, 3)).tolist()
     a, b = make((2, 2), "float32")
     synk.set_value(1, b, np.ones((1, 2), "float32"))
     with pytest.raises(ValueError, match="rank 1 .*set_value or scatter"):
+        synk.load(tmp_path / "file")
+    # Of rows that each rank has for itself the number may differ, but nothing else.
+    synk.save(tmp_path / "file")
+    synk.set_value(1, b, np.zeros((3, 2), "float32"))
+    synk.load(tmp_path / "file")
+    assert synk.get_shapes(b) == [(2, 2), (1, 2)] and synk.get_value(1, b).tolist() == [[1, 1]]
+    a, b = make((2, 3), "float32")
+    with pytest.raises(ValueError, match="rank 1 is float32"):
         synk.load(tmp_path / "file")
 
 
@@ -272,9 +281,15 @@ def test_scattered_rows_are_saved_by_rank_or_left_out(world_of, tmp_path):
     assert f() == 0
     synk.load(tmp_path / "whole")
     assert f() == 45 and w.get_value()[0] == 2
+    # After a restart every rank has the master's rows, until it gets its own from the file.
+    synk.restart()
+    assert synk.get_lengths(rows) == [3, 3]
+    synk.load(tmp_path / "whole")
+    assert synk.get_lengths(rows) == [3, 2] and f() == 45
     # Another number of ranks.
     rows, w, f = make(3)
-    with pytest.raises(ValueError, match=r"saved by 2 ranks, here are 3, and of 'rows'.*fork\(2\).*without="):
+    message = r"saved by 2 ranks, here are 3, and of 'rows'.*fork\(2\).*without="
+    with pytest.raises(ValueError, match=message):
         synk.load(tmp_path / "whole")
     assert synk.gather(w).sum() == 0
     synk.load(tmp_path / "left_out")
@@ -335,7 +350,8 @@ def test_leftovers_of_the_dead_are_removed_and_nothing_else(made, tmp_path):
 
     made(1)
     left = [f".f*le.npz.{number:016x}.unfinished" for number in range(3)]
-    others = [".f*le.npz.unfinished", f".file.npz.{0:016x}.unfinished", f".f*le.npz.{0:016x}.unfinished2"]
+    others = [".f*le.npz.unfinished", f".file.npz.{0:016x}.unfinished"]
+    others += [f".f*le.npz.{0:016x}.unfinished2"]
     for name in left + others:
         (tmp_path / name).write_bytes(b"part")
     os.symlink("/etc/passwd", tmp_path / f".f*le.npz.{5:016x}.unfinished")
@@ -450,7 +466,7 @@ assert in_child(begin) == 0
 open(f".other.{0:016x}.unfinished", "w").close()  # as there will be one most of the time
 assert in_child(child, None) == 0
 moments = int(open("moments").read())
-chosen = sorted({*range(1, moments + 1, max(1, moments // 30)), *range(moments - 12, moments + 1)})
+chosen = sorted({*range(1, moments + 1, max(1, moments // 20)), *range(moments - 12, moments + 1)})
 for moment in chosen:
     assert os.WTERMSIG(in_child(child, moment)) == signal.SIGKILL
     assert len(unfinished()) <= 1, unfinished()
@@ -715,9 +731,11 @@ def test_saving_and_loading_take_one_more_copy_at_most(run_python):
         w = theano.shared(np.ones(SIZE // 8), "w")
         touch = synk.function([], (w[0], None), updates=[(w, w + 1)])
         touch()  # each rank has memory of its own now
-        processes = ["self", *Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()]
+        me = os.getpid()
+        processes = [me, *Path(f"/proc/{me}/task/{me}/children").read_text().split()]
         def field(pid, name):
-            return int(re.search(name + r":\\s+(\\d+)", Path(f"/proc/{pid}/status").read_text())[1]) << 10
+            status = Path(f"/proc/{pid}/status").read_text()
+            return int(re.search(name + r":\\s+(\\d+)", status)[1]) << 10
         def growth(call):
             before = [field(pid, "VmRSS") for pid in processes]
             for pid in processes:
