@@ -146,7 +146,8 @@ def test_no_import_circles():
 
 
 @pytest.mark.parametrize("package", ["transports", "comms", "_partition", "_operations", "_streams",
-                                     "_conversion", "_errors", "_machine"])  # fmt: skip
+                                     "_conversion", "_errors", "_machine", "_archive",
+                                     "_manifest"])  # fmt: skip
 def test_knows_nothing_of_graph_compilers(package):
     modules = [name for name in FILES if is_in(name, package) and name not in ALLOWED_FOR_PYGPU]
     assert modules
@@ -157,7 +158,7 @@ def test_knows_nothing_of_graph_compilers(package):
 
 
 @pytest.mark.parametrize("package", ["engines", "_partition", "_operations", "_streams",
-                                     "_conversion", "_errors"])  # fmt: skip
+                                     "_conversion", "_errors", "_archive", "_manifest"])  # fmt: skip
 def test_knows_nothing_of_processes(package):
     modules = [name for name in FILES if is_in(name, package)]
     assert modules
