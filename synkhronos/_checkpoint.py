@@ -43,6 +43,8 @@ class _Show(Command):
 
     def run(self, here):
         array = np.asarray(here.engine.export(here.shareds[self.number]), order="C")
+        if here.is_master:
+            return array
         placed = here.memory.place(array)
         here.outbox.append(placed)
         return here.memory.reference(placed)
@@ -169,7 +171,7 @@ def _check_can_be_saved(world, numbers):
 
 
 def _entries(world, numbers, keys):
-    by_rank = world.run(_Inspect(numbers, digest=True))
+    by_rank = world.run(_Inspect(numbers, digest=world.size > 1))
     entries = []
     for number, found in zip(numbers, zip(*by_rank)):
         dtype, shapes = found[0][0], [shape for _, shape, _ in found]
@@ -183,7 +185,8 @@ def _entries(world, numbers, keys):
 def _values(world, number, entry):
     if len(entry.members) == 1:
         return [world.here.engine.export(world.here.shareds[number])]
-    return [world.here.memory.open(reference) for reference in world.run(_Show(number))]
+    shown = enumerate(world.run(_Show(number)))
+    return [one if rank == world.master_rank else world.here.memory.open(one) for rank, one in shown]
 
 
 def load(path: PathLike) -> dict[str, Any]:

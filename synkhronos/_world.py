@@ -169,9 +169,9 @@ class World:
 
         The transport works in the memory of the former one.
         """
-        here = self.here
-        self._end_workers()
-        self.give_up(f"a restart was interrupted; {REMEDY}")
+        here, usable = self.here, self.broken is None
+        self.give_up(f"a restart was interrupted; {REMEDY}")  # if it is
+        self._end_workers(usable)
         self._take_home()
         self._connect(transport, comm, here.engine)
         self.here.functions, self.here.shareds = here.functions, here.shareds
@@ -274,7 +274,7 @@ class World:
         if self.closed:
             return
         try:
-            self._end_workers()
+            self._end_workers(self.broken is None)
         finally:
             for data in list(self.datas):
                 data.free_memory()
@@ -285,9 +285,9 @@ class World:
             self.on_close()
             self.closed = True
 
-    def _end_workers(self):
+    def _end_workers(self, usable):
         try:
-            if self.started and self.size > 1 and self.broken is None:
+            if self.started and self.size > 1 and usable:
                 self.transport.post(b"")
         finally:
             self.transport.close(_CLOSING)

@@ -713,7 +713,7 @@ print(losses.tolist(), [hashlib.sha256(value.tobytes()).hexdigest() for value in
 def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(run_python, n):
     printed = {
         mode: run_python(TRAINING, n, mode, environment={"PYTHONHASHSEED": seed}).stdout
-        for mode, seed in (("uninterrupted", "1"), ("saving", "2"), ("resumed", "3"))
+        for mode, seed in (("uninterrupted", "1"), ("saving", "1"), ("resumed", "2"))
     }
     assert printed["saving"] == printed["uninterrupted"]
     assert printed["resumed"] == printed["uninterrupted"]
@@ -753,6 +753,6 @@ def test_saving_and_loading_take_one_more_copy_at_most(run_python):
     )
     alike, loading, differing = np.array(done.stdout.split(), float).reshape(3, 2)
     assert max(alike) < 0.3, done.stdout  # pieces only
-    # What is in shared memory counts for each process that looks at it.
+    # One copy in shared memory, which counts for each process that looks at it.
     assert max(loading) < 1.3, done.stdout
-    assert max(differing) < 2.3, done.stdout
+    assert max(differing) < 1.3, done.stdout
