@@ -130,6 +130,35 @@ check(1, data)
 """)
 
 
+def test_every_rank_has_a_replica_of_its_own_again(run_script):
+    # A collective leaves the variable in the memory that all share.
+    run_script("""
+def shared_memory():
+    return psutil.Process().memory_full_info().shared
+
+open_world(2)
+big = theano.shared(np.zeros(1 << 22), "big")
+touch = synk.function([], updates=[(big, big + 1)], mode="FAST_COMPILE")
+data = synk.data(np.ones((4, 2)))
+check(2, data)
+lose(1, lambda: synk.broadcast(w))
+synk.restart()
+before = w.get_value().tolist()
+synk.set_value(1, w, [7.0, 7.0])
+assert w.get_value().tolist() == before
+assert synk.gather(w).tolist() == [before, [7, 7]]
+# And what the former workers had there is given back.
+for _ in range(2):
+    touch()
+    synk.all_reduce(big)
+seen = shared_memory()  # of 32 MB each that are the master's and the worker's, the half of the latter
+synk.restart()
+assert shared_memory() < seen - (14 << 20), (seen - shared_memory()) >> 20
+touch()
+assert big.get_value().tolist()[:2] == [3, 3]
+""")
+
+
 def test_a_rank_without_rows_of_its_own_is_noticed_after_a_restart(run_script):
     run_script("""
 open_world(2, master_rank=0)
