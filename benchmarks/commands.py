@@ -8,7 +8,7 @@ from pathlib import Path
 import common
 from synkhronos._data import open_reference
 from synkhronos._partition import share
-from synkhronos._world import Command
+from synkhronos._here import Command
 
 
 class RepeatAllReduce(Command):

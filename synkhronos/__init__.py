@@ -4,8 +4,10 @@ The layers, from the script down; each knows those below it only.
 
 ============================  ====================================================================
 ``extensions``                update rules and training steps, on the public names alone
+``_restart``                  other workers in the place of those that died
 ``_launch``                   ``fork``, ``close``, the worker's loop
 ``_devices``                  the ranks' devices
+``_checkpoint``               saving and loading what all ranks have
 ``_collectives``              shared variables across ranks, all together
 ``_replicas``                 shared variables across ranks, each for itself
 ``_shared_variables``         naming shared variables in these calls
@@ -18,12 +20,13 @@ The layers, from the script down; each knows those below it only.
 ``_replicate``                bringing functions to the ranks
 ``_signature``                the arguments of ``function``
 ``_binding``, ``_data``       data bound to variables; arrays in shared memory
-``_world``                    the ranks, their commands, the barriers around them, failures
+``_world``                    the ranks, the barriers around their commands, failures
+``_here``                     commands, and what they find on a rank
 ``engines``                   graph compilers with their array types: Theano on NumPy, on a GPU
 ``comms``                     collectives on arrays: naive, shared memory, NCCL, staged through the host
 ``transports``                how ranks start and bytes reach them: fork, semaphores, shared memory
 ``_partition`` and others     arithmetic on rows, operations, random streams; conversion of values;
-                              the machine; the exceptions; the names of types
+                              arrays in a file; the machine; the exceptions; the names of types
 ============================  ====================================================================
 """
 
@@ -34,6 +37,7 @@ _environment.prepare()
 _compile_cache.check()
 
 from synkhronos._binding import free_shmems, get_shmems, set_shmems
+from synkhronos._checkpoint import load, save
 from synkhronos._collectives import (
     all_gather,
     all_reduce,
@@ -60,6 +64,7 @@ from synkhronos._profile import Profile, profile
 from synkhronos._random import reseed
 from synkhronos._replicas import get_lengths, get_shapes, get_value, scatter, set_value
 from synkhronos._replicate import distribute
+from synkhronos._restart import restart
 
 __all__ = [
     "AlreadyForkedError",
@@ -88,10 +93,13 @@ __all__ = [
     "get_shapes",
     "get_shmems",
     "get_value",
+    "load",
     "make_slices",
     "profile",
     "reduce",
     "reseed",
+    "restart",
+    "save",
     "scatter",
     "set_shmems",
     "set_value",

@@ -13,11 +13,12 @@ from synkhronos._call import CallFunction
 from synkhronos._conversion import condition
 from synkhronos._data import Data
 from synkhronos._errors import ClosedError
+from synkhronos._here import Command
 from synkhronos._operations import OPERATIONS
 from synkhronos._partition import select
 from synkhronos._replicate import replicate
 from synkhronos._typing import ArrayLike, Batch
-from synkhronos._world import Command, World
+from synkhronos._world import World
 
 
 def in_order(

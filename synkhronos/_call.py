@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 
 from synkhronos._data import open_reference
+from synkhronos._here import Command, Here
 from synkhronos._operations import OPERATIONS, Accumulator
 from synkhronos._partition import select, share
 from synkhronos._typing import Reference, Rows
-from synkhronos._world import Command, Here
 
 _SMALL = 4096  # bytes of an output that travels inside the reply
 

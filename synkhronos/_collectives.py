@@ -8,6 +8,7 @@ from synkhronos._arguments import in_shared_memory
 from synkhronos._conversion import as_array
 from synkhronos._function import Function
 from synkhronos._fuse import Pending
+from synkhronos._here import Command
 from synkhronos._operations import find_operation
 from synkhronos._replicas import Assign
 from synkhronos._shared_variables import (
@@ -20,7 +21,6 @@ from synkhronos._shared_variables import (
     submit,
 )
 from synkhronos._typing import ArrayLike, Result, SharedVariables, Values
-from synkhronos._world import Command
 
 
 class Broadcast(Command):

@@ -18,8 +18,9 @@ from synkhronos._conversion import (
     condition,
 )
 from synkhronos._errors import ClosedError
+from synkhronos._here import Here
 from synkhronos._typing import ArrayLike, DTypeLike, Reference, Shape, Variable
-from synkhronos._world import Here, World
+from synkhronos._world import World
 
 _MOST_FILES = 64  # that a rank keeps mapped
 

@@ -11,8 +11,8 @@ from typing import Sequence
 import numpy as np
 
 from synkhronos import _environment, _libraries
+from synkhronos._here import Command, Here
 from synkhronos._machine import cores
-from synkhronos._world import Command, Here
 
 _logger = logging.getLogger("synkhronos")
 
@@ -75,9 +75,10 @@ def _check_devices(n_parallel, use_gpu, devices):
             f"fork: n_parallel is {n_parallel}, but {len(devices)} devices are named: {devices}"
         )
     kinds = {kind_of(device) for device in devices}
-    if None in kinds:
+    unknown = [device for device in devices if kind_of(device) is None]
+    if unknown:
         raise ValueError(
-            f"fork: devices: expected names such as 'cpu', 'cuda0' or 'opencl0:0', got {devices}"
+            f"fork: devices: expected names such as 'cpu', 'cuda0' or 'opencl0:0', got {unknown}"
         )
     if len(kinds) > 1:
         raise ValueError(f"fork: devices: expected devices of one kind, got {devices}")

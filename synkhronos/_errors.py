@@ -6,6 +6,9 @@ what goes wrong with the processes.
 
 from __future__ import annotations
 
+#: What is left to do in a broken world
+REMEDY = "only restart() and close() are left"
+
 
 class SynkhronosError(Exception):
     """Base class of all exceptions of this package."""
@@ -55,7 +58,7 @@ class WorkerError(SynkhronosError):
 
 
 class WorldBrokenError(SynkhronosError):
-    """A worker died or a barrier timed out; only ``close()`` is left."""
+    """A worker died or a barrier timed out; only ``restart()`` and ``close()`` are left."""
 
 
 class CollectiveAbortedError(SynkhronosError):

@@ -149,6 +149,10 @@ class Function:
                 return None
         return command
 
+    def forget_last_call(self) -> None:
+        """Make the next call's command anew: it holds this rank's rows as the ranks were."""
+        self._last_plain = None
+
     def _usable_world(self):
         world = self._world
         if world.closed:

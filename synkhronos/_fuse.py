@@ -7,8 +7,9 @@ from typing import Any, Iterator
 
 from synkhronos import _world
 from synkhronos._errors import FuseError
+from synkhronos._here import Command, Here
 from synkhronos._typing import Finish
-from synkhronos._world import Command, Here, World
+from synkhronos._world import World
 
 
 class Sequence(Command):

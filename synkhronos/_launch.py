@@ -84,13 +84,18 @@ def fork(
     check_int(max_dim, "max_dim")
     timeout = _check_timeout(timeout)
     engine = _make_engine(devices)
+    threads = _Threads()
+
+    def connect(size, master_rank, memory=None):
+        transport = LocalTransport(size, master_rank, timeout, size <= cores(), memory)
+        threads.limit(size)
+        return transport, SharedMemoryCommunicator(transport)
+
     with Hold(*ENDING):
-        transport = LocalTransport(size, master_rank, timeout, spin=size <= cores())
-        comm = SharedMemoryCommunicator(transport)
-        threads = _Threads(max(1, cores() // size))
+        transport, comm = connect(size, master_rank)
         world = World(transport, comm, engine, lambda here: _serve(here, threads, profile_workers))
+        world.connect = connect
         world.on_close = threads.restore
-        threads.limit()
         _world.enter(world)
     if not engine.forks_late:
         _start(world, devices)
@@ -164,7 +169,7 @@ def _write_profile(profiler, name):
 
 
 def _serve_commands(here, threads):
-    threads.limit()
+    threads.limit(here.size)
     while True:
         payload = here.transport.receive()
         if payload == b"":
@@ -179,19 +184,19 @@ def _serve_commands(here, threads):
 class _Threads:
     """Divides the threads of BLAS and OpenMP, so that `n` ranks do not run `n` times the cores."""
 
-    def __init__(self, each):
-        self._each = each
+    def __init__(self):
         self._environment = {name: os.environ.get(name) for name in _THREAD_VARIABLES.values()}
         self._before = {library.filepath: library.num_threads for library in _libraries()}
 
-    def limit(self):
+    def limit(self, ranks):
         """Limit the libraries that are loaded, and, by the environment, those that will be."""
+        each = max(1, cores() // ranks)
         for library in _libraries():
-            wanted = min(self._each, self._wanted(library))
+            wanted = min(each, self._wanted(library))
             if library.num_threads != wanted:  # in a worker OpenBLAS would begin its threads anew
                 library.set_num_threads(wanted)
         for name in _THREAD_VARIABLES.values():
-            os.environ[name] = str(min(self._each, self._asked(name)))
+            os.environ[name] = str(min(each, self._asked(name)))
 
     def restore(self):
         """Give the threads back."""

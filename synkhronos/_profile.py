@@ -15,9 +15,9 @@ import numpy as np
 
 from synkhronos import _world
 from synkhronos._errors import FuseError
+from synkhronos._here import Command
 from synkhronos._replicate import replicate
 from synkhronos._typing import PathLike
-from synkhronos._world import Command
 
 CATEGORIES = ("compute", "copy", "reduce", "wait", "other")
 _COMMAND = "command"
@@ -228,16 +228,18 @@ def profile(path: PathLike | None = None) -> Iterator[Profile]:
         )
     replicate(world)
     measured = Profile()
-    world.run(_Begin())
-    log = world.here.log
-    log.replace_command(world, "run")
     try:
+        world.run(_Begin())
+        world.here.log.events.clear()  # of the wait for the others in that command
+        world.here.log.replace_command(world, "run")
         yield measured
     finally:
-        log.stop()
-        world.here.log = log
+        if world.here.log:
+            world.here.log.stop()
         if world.broken is None and not world.closed:
             by_rank = world.run(_End())
             measured._take([[Event(*event) for event in events] for events in by_rank])
             if path is not None:
                 measured.save(path)
+        else:
+            world.here.log = None

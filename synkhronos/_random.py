@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from synkhronos import _world
+from synkhronos._here import Command
 from synkhronos._replicate import stream_index
-from synkhronos._world import Command
 
 
 class _Reseed(Command):

@@ -7,6 +7,7 @@ import numpy as np
 from synkhronos._arguments import in_shared_memory
 from synkhronos._data import open_reference
 from synkhronos._fuse import Pending
+from synkhronos._here import Command
 from synkhronos._partition import as_slice, select, share
 from synkhronos._shared_variables import (
     as_list,
@@ -18,7 +19,6 @@ from synkhronos._shared_variables import (
     submit,
 )
 from synkhronos._typing import Batch, Result, SharedVariables, Values
-from synkhronos._world import Command
 
 
 class Assign(Command):

@@ -8,7 +8,8 @@ as one pickle, in which shared variables that the ranks already have are numbers
 from __future__ import annotations
 
 from synkhronos import _world
-from synkhronos._world import Command, Here, World
+from synkhronos._here import Command, Here
+from synkhronos._world import World
 
 
 class Replicate(Command):

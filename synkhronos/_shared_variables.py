@@ -9,9 +9,10 @@ import numpy as np
 from synkhronos import _world
 from synkhronos._conversion import condition
 from synkhronos._data import Data
+from synkhronos._here import Command
 from synkhronos._replicate import replicate
 from synkhronos._typing import ArrayLike, Finish, SharedVariable, SharedVariables, Values
-from synkhronos._world import Command, World
+from synkhronos._world import World
 
 
 def resolve(shared_vars: SharedVariables) -> tuple[World, list[SharedVariable], bool]:

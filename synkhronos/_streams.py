@@ -68,3 +68,29 @@ def jump_random_state(state: np.random.RandomState, index: int) -> np.random.Ran
     if index:
         moved = np.random.RandomState(bits.jumped(index))
     return moved
+
+
+def random_state_to_array(state: np.random.RandomState) -> np.ndarray:
+    """Return the state of a ``numpy.random.RandomState`` as an array of ``uint32``."""
+    kind = state.get_state(legacy=False)["bit_generator"]  # type: ignore[call-overload]
+    if kind != "MT19937":
+        raise TypeError(f"expected a RandomState of the generator MT19937, got {kind}")
+    _, key, position, has_gauss, gauss = state.get_state()  # type: ignore[misc]
+    words = np.frombuffer(np.float64(gauss).tobytes(), np.uint32)
+    return np.concatenate([key, np.array([position, has_gauss], np.uint32), words])
+
+
+def random_state_from_array(array: np.ndarray) -> np.random.RandomState:
+    """Return the ``numpy.random.RandomState`` that `random_state_to_array` was given.
+
+    Raises
+    ------
+    ValueError
+        If the array is no such state.
+    """
+    if array.shape != (628,) or array.dtype != np.uint32 or array[624] > 624 or array[625] > 1:
+        raise ValueError("expected the state of a RandomState, got other numbers")
+    state = np.random.RandomState(0)
+    gauss = float(np.frombuffer(array[626:].tobytes(), np.float64)[0])
+    state.set_state(("MT19937", array[:624], int(array[624]), int(array[625]), gauss))
+    return state

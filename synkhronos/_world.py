@@ -1,27 +1,21 @@
-"""The world: the master, its workers, and the commands that all of them run.
-
-A command is an object with one method, ``run(here)``. The master makes it, the transport brings it to
-every worker, each rank runs it on its own state `here`, and what ``run`` returns, or the exception that
-it raises, comes back to the master with the finish barrier. The public function and its command stand
-together in one module; there is no other list of what a worker can do.
+"""The world: the master and its workers, the barriers around their commands, and failures.
 
 There is one world at a time, and it is the package's only mutable global.
 """
 
 from __future__ import annotations
 
-import math
 import os
 import pickle
 import signal
 import threading
-import traceback
 import weakref
-from typing import Any, Callable, Hashable
+from typing import Any, Callable
 
 import numpy as np
 
 from synkhronos._errors import (
+    REMEDY,
     ClosedError,
     CollectiveAbortedError,
     NotForkedError,
@@ -29,120 +23,17 @@ from synkhronos._errors import (
     WorkerError,
     WorldBrokenError,
 )
+from synkhronos._here import Command, Here
 from synkhronos._interrupts import ENDING, Hold
-from synkhronos._partition import as_slice
-from synkhronos._typing import Array, Finish, Reference, Rows, SharedVariable, Variable
+from synkhronos._typing import Finish, SharedVariable, Variable
 from synkhronos.comms.base import Communicator
 from synkhronos.engines.base import Engine
 from synkhronos.transports.base import Transport
+from synkhronos.transports.shm import SharedMemory
 
 _CLOSING = 2.0  # seconds that a worker has to end by itself
 
 _current: World | None = None
-
-
-class Command:
-    """Something that every rank does. Keep it small: it is pickled for each call."""
-
-    def run(self, here: Here) -> Any:
-        """Do it, with the state of this rank, and return what the master needs of it."""
-        raise NotImplementedError
-
-
-class Here:
-    """A rank's own state: what a command finds where it runs.
-
-    Attributes
-    ----------
-    rank, size, master_rank : int
-    memory : SharedMemory
-    comm : Communicator
-    engine : Engine
-    functions : list of Function
-        By number; the same on every rank once they are replicated.
-    shareds : list of shared variables
-        By number; this rank's replicas.
-    rows : dict
-        How many rows each function, by number, had in its last call on this rank.
-    files : dict
-        This rank's mappings of the files that `Data` of ``numpy.memmap`` lie in.
-    outbox : list of arrays
-        What lies in shared memory until the master has read it; emptied at the next command.
-    log : object or None
-        What is being measured, while `profile` is on.
-    """
-
-    def __init__(self, transport: Transport, comm: Communicator, engine: Engine) -> None:
-        self.transport = transport
-        self.comm = comm
-        self.engine = engine
-        self.memory = transport.memory
-        self.size = transport.size
-        self.master_rank = transport.master_rank
-        self.functions: list[Any] = []
-        self.shareds: list[SharedVariable] = []
-        self.rows: dict[int, int] = {}
-        self.files: dict[Reference, np.ndarray] = {}
-        self.outbox: list[np.ndarray] = []
-        self.log: Any = None
-        self._buffers: dict[Hashable, np.ndarray] = {}
-        self._payload: bytes | None = None
-        self._command: Any = None
-
-    def take(self, key: Hashable, array: Array, rows: Rows) -> Array:
-        """Return rows of an array: a view of a range of them; else an excerpt, in the key's buffer."""
-        if not isinstance(array, np.ndarray):
-            return self.engine.take(array, rows)
-        if type(rows) is range:
-            return array[as_slice(rows)]
-        shape = (len(rows), *array.shape[1:])
-        size = math.prod(shape)
-        buffer = self._buffers.get(key)
-        if buffer is None or buffer.size < size or buffer.dtype != array.dtype:
-            buffer = self._buffers[key] = np.empty(size, array.dtype)
-        # The rows were checked in the master; the mode "raise" would go through another buffer.
-        return np.take(array, rows, axis=0, out=buffer[:size].reshape(shape), mode="clip")
-
-    def communicator(self, nccl: bool) -> Communicator:
-        """Return the communicator to use, NCCL or not, where there is NCCL."""
-        return self.comm if nccl else self.comm.over_cpu
-
-    def send(self, array: Array) -> Reference:
-        """Return a reference by which the master can open an array until the next command."""
-        if isinstance(array, np.ndarray):
-            placed = self.memory.place(np.ascontiguousarray(array))
-        else:
-            placed = self.memory.empty(array.shape, array.dtype)
-            self.engine.read(array, placed)
-        self.outbox.append(placed)
-        return self.memory.reference(placed)
-
-    @property
-    def rank(self) -> int:
-        return self.transport.rank
-
-    @property
-    def is_master(self) -> bool:
-        return self.rank == self.master_rank
-
-    def execute(self, payload: bytes) -> bytes:
-        """Run the command in these bytes and return the bytes of the reply."""
-        try:
-            if payload != self._payload:  # the same call again is common
-                self._command, self._payload = pickle.loads(payload), payload
-            self.outbox.clear()
-            self.memory.collect()  # a rank that allocates nothing any more would keep it
-            return pickle.dumps((None, self._command.run(self)), pickle.HIGHEST_PROTOCOL)
-        except Exception as error:
-            if not isinstance(error, CollectiveAbortedError):
-                self.transport.abort()
-            return self.failure(error)
-
-    def failure(self, error: Exception) -> bytes:
-        """Return the bytes of the reply that says that this rank failed, and how."""
-        aborted = isinstance(error, CollectiveAbortedError)
-        status = aborted, type(error).__name__, str(error), traceback.format_exc()
-        return pickle.dumps((status, None), pickle.HIGHEST_PROTOCOL)
 
 
 class World:
@@ -164,26 +55,49 @@ class World:
         engine: Engine,
         serve: Callable[[Here], None],
     ) -> None:
+        self.serve = serve
+        self.closed = False
+        self.interrupts = Hold(signal.SIGINT)
+        self._turn = threading.Lock()  # of the thread whose command runs
+        self._connect(transport, comm, engine)
+        self.shared_numbers: dict[SharedVariable, int] = {}
+        self.bound: dict[Variable, Any] = {}  # Data by the variable that it is bound to
+        self.fused: Any = None  # the commands gathered by an open `fuse()`
+        self.datas: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.on_close: Callable[[], None] = lambda: None
+        #: ``connect(size, master_rank, memory)`` returns what `renew` takes.
+        self.connect: Callable[[int, int, SharedMemory], tuple[Transport, Communicator]]
+
+    def _connect(self, transport, comm, engine):
         self.transport = transport
         self.here = Here(transport, comm, engine)
         self.size = transport.size
         self.master_rank = transport.master_rank
-        self.serve = serve
         self.started = False
-        self.closed = False
         self.broken: str | None = None
         self.replicated_functions = 0
         self.replicated_shareds = 0
-        self.shared_numbers: dict[SharedVariable, int] = {}
-        self.bound: dict[Variable, Any] = {}  # Data by the variable that it is bound to
-        self.fused: Any = None  # the commands gathered by an open `fuse()`
         self._last: tuple[Any, bytes] = None, b""  # the last command, and its bytes
         self.last_reduction: Any = None  # the command of the last reduction
-        self.datas: weakref.WeakSet[Any] = weakref.WeakSet()
-        self.on_close: Callable[[], None] = lambda: None
-        self.interrupts = Hold(signal.SIGINT)
         transport.while_waiting = self.interrupts.remind
-        self._turn = threading.Lock()  # of the thread whose command runs
+
+    def renew(self, transport: Transport, comm: Communicator) -> None:
+        """End the workers, and go on with other ones, which inherit all that the master has then.
+
+        The transport works in the memory of the former one.
+        """
+        with Hold(*ENDING):
+            self._take_turn()
+            try:
+                here, usable = self.here, self.broken is None
+                self.give_up(f"a restart was interrupted; {REMEDY}")  # if it is
+                self._end_workers(usable)
+                self._take_home()
+                self._connect(transport, comm, here.engine)
+                self.here.functions, self.here.shareds = here.functions, here.shareds
+                self.here.memory.trim_others()
+            finally:
+                self._turn.release()
 
     def start(self) -> None:
         """Start the workers; they inherit all that the master has by now."""
@@ -239,15 +153,18 @@ class World:
         if self.size == 1:
             return [command.run(self.here)]
         with self.interrupts:
-            if not self._turn.acquire(False):
-                raise SynkhronosError(
-                    "another call is not through yet, in another thread or under a signal handler; "
-                    "use the processes from one thread at a time"
-                )
+            self._take_turn()
             try:
                 return self._run(command)
             finally:
                 self._turn.release()
+
+    def _take_turn(self):
+        if not self._turn.acquire(False):
+            raise SynkhronosError(
+                "another call is not through yet, in another thread or under a signal handler; use the "
+                "processes from one thread at a time"
+            )
 
     def _run(self, command):
         if command is not self._last[0]:
@@ -271,7 +188,7 @@ class World:
         except BaseException as raised:
             if told or not isinstance(raised, MemoryError):
                 # Interrupted between the barriers: ranks may be out of step from here on.
-                self.give_up("a command was interrupted; the workers were ended; only close() is left")
+                self.give_up(f"a command was interrupted; the workers were ended; {REMEDY}")
                 self.transport.kill()
             raise
         results, failures = self._read(replies)
@@ -303,39 +220,46 @@ class World:
         if self.closed:
             return
         with Hold(*ENDING):
-            alone = self._turn.acquire(False)
+            alone, usable = self._turn.acquire(False), self.broken is None
+            self.give_up("close() was interrupted; call close() again")  # if it is
             try:
-                if alone and self.started and self.size > 1 and self.broken is None:
-                    self.give_up("close() was interrupted; call close() again")
-                    self.transport.post(b"")
-                elif not alone:  # a thread is in the middle of a command: it has to leave
+                if not alone:  # a thread is in the middle of a command: it has to leave
                     self.transport.kill()
-                    alone = self._turn.acquire(timeout=_CLOSING)
+                    alone, usable = self._turn.acquire(timeout=_CLOSING), False
+                self._end_workers(usable)
             finally:
                 try:
-                    self._let_go(alone)
+                    self._let_go()
                 finally:
                     if alone:
                         self._turn.release()
 
-    def _let_go(self, alone):
-        if alone:
-            self.transport.close(_CLOSING)
+    def _let_go(self):
         for data in list(self.datas):
             data.free_memory()
-        for shared in self.here.shareds:
-            self._take_home(shared)
+        self._take_home()
         self.here.comm = None  # type: ignore[assignment]  # it remembers arrays
         self.here.memory.trim()
         self.here.memory.trim_others()
         self.on_close()
         self.closed = True
 
-    def _take_home(self, shared):
-        """Move the master's replica out of the shared memory, which is about to be given back."""
-        storage = self.here.engine.storage(shared)
-        if isinstance(storage, np.ndarray) and storage in self.here.memory:
-            self.here.engine.store(shared, storage.copy())
+    def _end_workers(self, usable):
+        try:
+            if self.started and self.size > 1 and usable:
+                self.transport.post(b"")
+        finally:
+            self.transport.close(_CLOSING)
+
+    def _take_home(self):
+        """Move the master's replicas out of the shared memory, to be its own.
+
+        That memory is about to be given back, or workers that are forked shall get copies.
+        """
+        for shared in self.here.shareds:
+            storage = self.here.engine.storage(shared)
+            if isinstance(storage, np.ndarray) and storage in self.here.memory:
+                self.here.engine.store(shared, storage.copy())
 
 
 def current() -> World:

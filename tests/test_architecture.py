@@ -146,7 +146,8 @@ def test_no_import_circles():
 
 
 @pytest.mark.parametrize("package", ["transports", "comms", "_partition", "_operations", "_streams",
-                                     "_conversion", "_errors", "_machine"])  # fmt: skip
+                                     "_conversion", "_errors", "_machine", "_archive",
+                                     "_manifest"])  # fmt: skip
 def test_knows_nothing_of_graph_compilers(package):
     modules = [name for name in FILES if is_in(name, package) and name not in ALLOWED_FOR_PYGPU]
     assert modules
@@ -157,7 +158,7 @@ def test_knows_nothing_of_graph_compilers(package):
 
 
 @pytest.mark.parametrize("package", ["engines", "_partition", "_operations", "_streams",
-                                     "_conversion", "_errors"])  # fmt: skip
+                                     "_conversion", "_errors", "_archive", "_manifest"])  # fmt: skip
 def test_knows_nothing_of_processes(package):
     modules = [name for name in FILES if is_in(name, package)]
     assert modules
@@ -353,7 +354,7 @@ def test_the_call_of_a_function_documents_its_parameters():
 #: All functions of these, and the public methods of these classes, are annotated whoever calls them.
 TYPED_MODULES = ["_conversion", "_operations", "_partition", "_streams", "extensions.train",
                  "extensions.updates"]  # fmt: skip
-TYPED_CLASSES = ["_world.Command", "_world.Here", "_world.World", "transports.base.Transport",
+TYPED_CLASSES = ["_here.Command", "_here.Here", "_world.World", "transports.base.Transport",
                  "transports.shm.SharedMemory", "comms.base.Communicator", "engines.base.Engine",
                  "_fuse.Pending"]  # fmt: skip
 

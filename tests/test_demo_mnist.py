@@ -5,6 +5,7 @@ import importlib.util
 import io
 import json
 import re
+import signal
 import sys
 import urllib.error
 from pathlib import Path
@@ -284,6 +285,58 @@ def test_a_script_trains_reports_and_draws(run_python, tmp_path, script):
     assert "accuracy" in lines[5] and "images/s" in lines[6]
     assert "images/s" not in done.stderr  # no bar in a log
     assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
+
+
+ELASTIC = ["--data", "sklearn", "--model", "mlp", "--epochs", "2", "--batch-size", "300"]
+
+
+def test_a_worker_lost_half_way_changes_nothing(run_python, tmp_path):
+    arguments = [*ELASTIC, "--processes", "2", "--save-every", "3", "--plot", "curve.png"]
+    done = run_python(RUN_SCRIPT, "train_mnist_elastic", *arguments, timeout=300)
+    for line in (
+        "     5  Killing synkhronos-1, process ",
+        "        WorldBrokenError: a worker died: rank 1 (killed by SIGKILL)",
+        "        Started again with 2 process(es), from the checkpoint of step 3",
+        "        Parameters, velocities and random streams are the same, bit for bit",
+    ):
+        assert line in done.stdout, done.stdout
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "curve.png", "mnist_checkpoint.npz", "script.py"
+    ]  # fmt: skip
+
+
+def test_a_run_goes_on_with_fewer_processes(run_python):
+    arguments = [*ELASTIC, "--processes", "2", "--go-on-with", "1", "--no-compare"]
+    done = run_python(RUN_SCRIPT, "train_mnist_elastic", *arguments, timeout=300)
+    assert "Started again with 1 process(es), from the checkpoint of step 0" in done.stdout
+    accuracy = re.search(r"Test:   accuracy ([0-9.]+)%", done.stdout)[1]
+    assert float(accuracy) > 60
+
+
+# Of the training, the master is the process that runs the script.
+KILLED_AS_A_WHOLE = f"""
+import os, runpy, signal, sys
+sys.path.insert(0, {str(DEMO)!r})
+import synkhronos as synk
+save, saved = synk.save, []
+def save_or_die(path, extra=None):
+    save(path, extra)
+    saved.append(path)
+    if len(saved) == 5:  # the start, steps 0 and 3, 3 again after the loss at 5, and 6
+        os.kill(os.getpid(), signal.SIGKILL)
+if sys.argv.pop(1) == "killed":
+    synk.save = save_or_die
+runpy.run_path({str(DEMO)!r} + "/train_mnist_elastic.py", run_name="__main__")
+"""
+
+
+def test_a_run_that_was_killed_is_resumed_and_ends_the_same(run_python):
+    arguments = [*ELASTIC, "--processes", "2", "--save-every", "3"]
+    killed = run_python(KILLED_AS_A_WHOLE, "killed", *arguments, timeout=300, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    done = run_python(KILLED_AS_A_WHOLE, "resumed", *arguments, "--resume", timeout=300)
+    assert "Going on from step 6 of mnist_checkpoint.npz" in done.stdout
+    assert "the same, bit for bit" in done.stdout
 
 
 def test_the_main_script_says_how_much_faster_it_was(run_python):

@@ -380,7 +380,7 @@ synk.fork(2''',
 def test_a_command_or_a_reply_too_large_for_memory_leaves_a_usable_world(run_script):
     run_script("""
 from synkhronos.transports import shm
-from synkhronos._world import Command
+from synkhronos._here import Command
 
 
 class Echo(Command):
@@ -459,7 +459,7 @@ def test_more_than_a_container_may_have_is_a_memory_error_before_the_kernel_kill
         memory_group(600 * MEGABYTE),
         PRELUDE
         + """
-from synkhronos._world import Command
+from synkhronos._here import Command
 
 
 class Take(Command):

@@ -65,7 +65,7 @@ def test_the_trace_can_be_read(step, tmp_path):
     assert min(one["ts"] for one in spans) == 0 and all(one["dur"] > 0 for one in spans)
 
 
-class _Names(synk._world.Command):
+class _Names(synk._here.Command):
     """What this rank's objects have of their own under the names of methods."""
 
     def run(self, here):

@@ -22,16 +22,16 @@ LEAK = """
 import os, sys
 import numpy as np
 sys.modules["mpi4py"] = None
-from synkhronos import _world
+from synkhronos import _here
 
 kept = []
-execute = _world.Here.execute
+execute = _here.Here.execute
 
 def leak(self, payload):
     kept.append(np.ones(1000))
     return execute(self, payload)
 
-_world.Here.execute = leak
+_here.Here.execute = leak
 """
 
 

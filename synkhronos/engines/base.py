@@ -145,6 +145,17 @@ class Engine(ABC):
     def read(self, array: Array, out: np.ndarray) -> None:
         """Copy an array into a C-contiguous NumPy array of the same shape and dtype."""
 
+    @abstractmethod
+    def export(self, shared: SharedVariable) -> np.ndarray:
+        """Return the value as a NumPy array, which may be the storage itself.
+
+        Of a random stream, too: its state as numbers.
+        """
+
+    @abstractmethod
+    def restore(self, shared: SharedVariable, array: np.ndarray) -> None:
+        """Take a value that `export` returned, as a copy."""
+
     # Random streams
 
     @abstractmethod

@@ -1,19 +1,14 @@
 """Theano on NumPy arrays."""
 
-import copyreg
 import io
 import pickle
-import sys
-import threading
-from collections import ChainMap, OrderedDict
+from collections import OrderedDict
 from pathlib import Path
 
 import numpy as np
 import theano
-from theano.compile.function_module import Function as TheanoFunction
 from theano.compile.sharedvalue import SharedVariable
 from theano.gof import compilelock, vm
-from theano.gof.link import Container
 from theano.sandbox.rng_mrg import MRG_RandomStreams, mrg_uniform_base
 from theano.tensor import TensorType as TheanoTensorType
 from theano.tensor.raw_random import RandomStateType
@@ -23,13 +18,16 @@ from synkhronos import _compile_cache
 from synkhronos._errors import SynkhronosError
 from synkhronos._operations import NUMPY
 from synkhronos._partition import as_slice
-from synkhronos._streams import jump_mrg, jump_random_state
+from synkhronos._streams import (
+    jump_mrg,
+    jump_random_state,
+    random_state_from_array,
+    random_state_to_array,
+)
 from synkhronos.engines.base import Engine, TensorType
 from synkhronos.engines.theano_modules import ModuleDiary, learn, make_cacheable
+from synkhronos.engines.theano_pickles import GraphPickler, GraphUnpickler, with_deep_stack
 
-# Theano's pickles recurse once or more a node of the graph.
-_DEEP_STACK = 512 << 20
-_DEEP_RECURSION = 1_000_000
 # The virtual machines that compute just the outputs that are asked for.
 _LAZY = tuple(getattr(vm, name) for name in ("CVM", "Stack") if hasattr(vm, name))
 
@@ -94,10 +92,10 @@ class TheanoCpuEngine(Engine):
         def work():
             buffer = io.BytesIO()
             pickle.dump(self._modules.tell(), buffer, pickle.HIGHEST_PROTOCOL)
-            _GraphPickler(buffer, known, self.reducers).dump(objects)
+            GraphPickler(buffer, known, self.reducers).dump(objects)
             return buffer.getbuffer()
 
-        return _with_deep_stack(work)
+        return with_deep_stack(work)
 
     def loads(self, payload, known):
         def work():
@@ -105,9 +103,9 @@ class TheanoCpuEngine(Engine):
             learn(pickle.load(buffer))
             make_cacheable()
             _check_cache()
-            return _GraphUnpickler(buffer, known).load()
+            return GraphUnpickler(buffer, known).load()
 
-        return _with_deep_stack(work)
+        return with_deep_stack(work)
 
     # Calls
 
@@ -145,6 +143,18 @@ class TheanoCpuEngine(Engine):
 
     def read(self, array, out):
         out[...] = array
+
+    def export(self, shared):
+        storage = self.storage(shared)
+        if isinstance(shared.type, RandomStateType):
+            return random_state_to_array(storage)
+        return np.asarray(self.to_host(storage))
+
+    def restore(self, shared, array):
+        if isinstance(shared.type, RandomStateType):
+            self.store(shared, random_state_from_array(array))
+        else:
+            self.write(shared, array)
 
     # Random streams
 
@@ -230,75 +240,3 @@ def _replace(swap, outputs, updates, givens):
         [(shared, next(clones)) for shared, _ in updates],
         [(swap.get(old, old), next(clones)) for old, _ in givens],
     )
-
-
-class _GraphPickler(pickle.Pickler):
-    """Pickles compiled functions; shared variables that the receiver has travel by number."""
-
-    def __init__(self, file, known, reducers):
-        super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
-        self.dispatch_table = ChainMap(reducers, copyreg.dispatch_table)
-        self._known = known
-        # A function wraps the storage of its shared variables in containers of its own.
-        self._storages = {id(shared.container.storage): number for shared, number in known.items()}
-
-    def persistent_id(self, item):
-        if isinstance(item, SharedVariable) and item in self._known:
-            return "shared", self._known[item]
-        if isinstance(item, Container) and id(item.storage) in self._storages:
-            return "container", self._storages[id(item.storage)]
-        return None
-
-    def reducer_override(self, item):
-        # Theano's own way also sends every shared variable's array, by value.
-        if isinstance(item, TheanoFunction):
-            return _make_function, (item.maker, list(item.input_storage), item.trust_input)
-        return NotImplemented
-
-
-class _GraphUnpickler(pickle.Unpickler):
-    def __init__(self, file, known):
-        super().__init__(file)
-        self._known = known
-
-    def persistent_load(self, reference):
-        kind, number = reference
-        shared = self._known[number]
-        return shared if kind == "shared" else shared.container
-
-
-def _make_function(maker, input_storage, trust_input):
-    compiled = maker.create(input_storage, trustme=True)
-    compiled.trust_input = trust_input
-    return compiled
-
-
-def _with_deep_stack(work):
-    """Return ``work()``, called in a thread whose stack is deep enough for a deep graph."""
-    outcome = []
-
-    def target():
-        try:
-            outcome.append((work(), None))
-        except BaseException as error:
-            outcome.append((None, error))
-
-    stack, recursion = threading.stack_size(_DEEP_STACK), sys.getrecursionlimit()
-    try:
-        sys.setrecursionlimit(_DEEP_RECURSION)
-        thread = threading.Thread(target=target, name="synkhronos-pickle")
-        thread.start()
-        thread.join()
-    except RuntimeError as error:  # "can't start new thread"
-        raise MemoryError(
-            f"a deep stack, for functions that are made after the first distribute(), takes "
-            f"{_DEEP_STACK} bytes of address space, and a thread, and the system refused one of these: "
-            f"raise 'ulimit -v' or 'ulimit -u', or make all functions before the first distribute()"
-        ) from error
-    finally:
-        threading.stack_size(stack)
-        sys.setrecursionlimit(recursion)
-    result, error = outcome[0]
-    if error is not None:
-        raise error
-    return result

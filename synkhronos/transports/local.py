@@ -22,7 +22,7 @@ import os
 import signal
 import time
 
-from synkhronos._errors import CollectiveAbortedError, WorldBrokenError
+from synkhronos._errors import REMEDY, CollectiveAbortedError, WorldBrokenError
 from synkhronos._interrupts import ENDING, leave_to_master
 from synkhronos._machine import affinity
 from synkhronos.transports import limits, liveness
@@ -51,18 +51,19 @@ class LocalTransport(Transport):
         Seconds that a barrier may last; None: as long as every process lives.
     spin : bool
         Whether a waiter may keep its core busy for a moment.
+    memory : SharedMemory, optional
+        That of a transport whose workers have ended or will have before `start`; else new memory.
     """
 
-    def __init__(self, size, master_rank=0, timeout=None, spin=True):
+    def __init__(self, size, master_rank=0, timeout=None, spin=True, memory=None):
         if size > 1:
             limits.check_may_have_children()
         self.size, self.rank, self.master_rank = size, master_rank, master_rank
         self.timeout = timeout
         try:
-            self.memory = SharedMemory(size)
+            self.memory = SharedMemory(size) if memory is None else memory
         except OSError as error:
             raise limits.too_many_files(error) from error
-        self.memory.use_span(master_rank)
         self._forker = liveness.Forker()
         self._workers = [rank for rank in range(size) if rank != master_rank]
         self._processes = {}
@@ -145,7 +146,7 @@ class LocalTransport(Transport):
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         self.rank = rank
         self._processes = {}
-        self.memory.use_span(rank)
+        self.memory.use_span((rank - self.master_rank) % self.size)  # the master's is the first
         self._find_partners()
         self._see_master()
         self._finishes[rank].post()
@@ -272,7 +273,7 @@ class LocalTransport(Transport):
             self.kill()
             raise WorldBrokenError(
                 f"a barrier lasted longer than fork(timeout={self.timeout}) seconds, for {late}; "
-                f"every worker was ended; only close() is left"
+                f"every worker was ended; {REMEDY}"
             )
 
     def _describe_late(self):
@@ -292,14 +293,14 @@ class LocalTransport(Transport):
     def _see_workers(self):
         """Raise `WorldBrokenError`, and end all workers, if one of them is dead."""
         if not self._processes:
-            raise WorldBrokenError("the workers were ended from another thread; only close() is left")
+            raise WorldBrokenError(f"the workers were ended from another thread; {REMEDY}")
         dead = liveness.find_dead(self._processes)
         if not dead:
             return
         causes = ", ".join(f"rank {rank} ({cause})" for rank, cause in dead.items())
         self.kill()
         raise WorldBrokenError(
-            f"a worker died: {causes}; the others were ended; only close() is left"
+            f"a worker died: {causes}; the others were ended; {REMEDY}"
         )
 
 

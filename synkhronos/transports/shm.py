@@ -109,6 +109,7 @@ class SharedMemory:
             # A core dump would touch every page, those too that do not exist yet, until the memory
             # or the disk is full.
             self.mapping.madvise(mmap.MADV_DONTDUMP)
+        self.ranks = ranks
         self.address = np.frombuffer(self.mapping, np.uint8, count=1).ctypes.data
         self._end = self.address + self._span * ranks
         room = memory_room()

@@ -1,0 +1,162 @@
+"""Trains on MNIST, loses a worker half-way, and ends as if nothing had happened.
+
+    python train_mnist_elastic.py --processes 2 --model mlp
+
+Every few steps all that the training is made of goes to a checkpoint: the parameters, their velocities,
+the random streams of every rank's dropout, and the number of steps taken. Half-way a worker is killed.
+The script then starts other workers, loads the checkpoint, and takes the lost steps again. At the end it
+trains once more, undisturbed, and compares.
+
+With ``--go-on-with 1`` it goes on with fewer processes. A run that was ended, by Ctrl-C or by a power
+cut, goes on with ``--resume``.
+"""
+
+import filecmp
+import multiprocessing
+import os
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import common
+import numpy as np
+import synkhronos as synk
+import train_mnist_cpu_data
+
+
+class Training:
+    """A training that can go on from any of its steps, as a step's rows follow from its number."""
+
+    def __init__(self, digits, options):
+        self.options = options
+        self.train_epoch, self.evaluate = train_mnist_cpu_data.build(digits, options)
+        self.rows = len(digits.parts["train"][1])
+        self.batches = common.batches(self.rows, options.batch_size)
+        self.steps = options.epochs * len(self.batches)
+
+    def take_step(self, step):
+        epoch, number = divmod(step, len(self.batches))
+        order = np.random.RandomState([self.options.seed, epoch]).permutation(self.rows)
+        ((loss, _),) = self.train_epoch(order[self.batches[number]])  # an epoch of one minibatch
+        return loss
+
+    def run(self, position, checkpoint=None, lose_at=None):
+        """Takes the steps that are left; with a checkpoint, whatever happens to the workers."""
+        print("  step  epoch  train loss  valid loss  valid accuracy", flush=True)
+        while position["step"] < self.steps:
+            if checkpoint and position["step"] % self.options.save_every == 0:
+                synk.save(checkpoint, position)
+            if position["step"] == lose_at:
+                lose_at = None
+                kill_a_worker(position["step"])
+            try:
+                loss = self.take_step(position["step"])
+            except synk.WorldBrokenError as error:
+                print(f"        {type(error).__name__}: {error}")
+                position = self.start_again(checkpoint)
+            else:
+                position["step"] += 1
+                position["losses"] = np.append(position["losses"], loss)
+                if position["step"] % len(self.batches) == 0:
+                    self.end_epoch(position)
+        return position["history"], float(self.evaluate("test")[1])
+
+    def end_epoch(self, position):
+        epoch = position["step"] // len(self.batches)
+        row = [epoch, np.mean(position["losses"]), *self.evaluate("valid")]
+        position["history"] = np.concatenate([position["history"], [row]])
+        position["losses"] = np.zeros(0)
+        print(
+            "{:6d}  {:5d}  {:10.4f}  {:10.4f}  {:14.2%}".format(position["step"], *row), flush=True
+        )
+
+    def start_again(self, checkpoint):
+        began = time.perf_counter()
+        self.options.processes = synk.restart(self.options.go_on_with)
+        position = synk.load(checkpoint)
+        print(
+            f"        Started again with {self.options.processes} process(es), from the checkpoint of "
+            f"step {position['step']}, in {time.perf_counter() - began:.2f} s",
+            flush=True,
+        )
+        return position
+
+
+def beginning():
+    """Where a training is: the steps taken, the losses of this epoch, and a row for each one before."""
+    return {"step": 0, "losses": np.zeros(0), "history": np.zeros((0, 4))}
+
+
+def kill_a_worker(step):
+    worker = max(multiprocessing.active_children(), key=lambda process: process.name)
+    print(f"{step:6d}  Killing {worker.name}, process {worker.pid}, with SIGKILL", flush=True)
+    os.kill(worker.pid, signal.SIGKILL)
+
+
+def train_with_a_loss(training, options):
+    position, lose_at = beginning(), training.steps // 2
+    if options.resume:
+        position = synk.load(options.checkpoint)
+        print(f"Going on from step {position['step']} of {options.checkpoint}")
+    if options.processes == 1 or position["step"] > lose_at:
+        lose_at = None
+    try:
+        return training.run(position, options.checkpoint, lose_at)
+    except KeyboardInterrupt:
+        sys.exit(f"Interrupted. With --resume it goes on from {options.checkpoint}")
+
+
+def compare(training, start, accuracy, options):
+    """Trains undisturbed from the same start, and says whether that ends the same."""
+    print("Once more, undisturbed:")
+    ends = [start.with_name(name) for name in ("end.npz", "undisturbed.npz")]
+    synk.save(ends[0])
+    if options.processes != options.forked:
+        options.processes = synk.restart(options.forked)
+    synk.load(start)
+    _, undisturbed = training.run(beginning())
+    synk.save(ends[1])
+    same = filecmp.cmp(*ends, shallow=False)
+    print(f"Test:   accuracy {undisturbed:.2%} undisturbed, {accuracy:.2%} with a worker lost")
+    if same:
+        print("        Parameters, velocities and random streams are the same, bit for bit")
+    else:
+        print("        Not the same bits: the dropout depends on the number of processes")
+    return same
+
+
+def main(arguments=None):
+    parser = common.parser(__doc__)
+    parser.add_argument("--processes", type=int, help="default: one a core, or one a GPU")
+    parser.add_argument("--go-on-with", type=int, metavar="N", help="processes after the loss")
+    parser.add_argument("--checkpoint", type=Path, metavar="FILE", default=Path("mnist_checkpoint.npz"))
+    parser.add_argument("--save-every", type=int, metavar="STEPS", default=10, help="default: 10")
+    parser.add_argument("--resume", action="store_true", help="go on from the checkpoint")
+    parser.add_argument("--no-compare", action="store_true", help="do not train once more")
+    options = parser.parse_args(arguments)
+    epochs = options.epochs
+    options.forked = options.processes = synk.fork(options.processes)
+    digits = common.prepare(options)
+    options.epochs = epochs or max(1, digits.epochs // 5)  # it trains twice
+    training = Training(digits, options)
+    print(
+        f"Saves:  every {options.save_every} steps of {training.steps}, to {options.checkpoint}; "
+        f"processes: {options.processes}"
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        start = Path(folder, "start.npz")
+        synk.save(start)
+        history, accuracy = train_with_a_loss(training, options)
+        print(f"Test:   accuracy {accuracy:.2%}")
+        if options.plot:
+            epochs = [common.Epoch(int(number), *rest, seconds=None) for number, *rest in history]
+            common.plot(epochs, accuracy, options)
+        same = None if options.no_compare else compare(training, start, accuracy, options)
+    synk.close()
+    return accuracy, same
+
+
+if __name__ == "__main__":
+    main()

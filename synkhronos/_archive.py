@@ -1,0 +1,210 @@
+"""Arrays and a description in one file, an ``.npz``: whole at any moment, and read without trust.
+
+Writing: a new file beside the old one takes its place in one step, once it is on the disk. Whoever is
+killed before leaves that new file behind; as its lock is gone then, the next writer removes it.
+
+Reading: nothing is unpickled or unpacked, no size is believed, and every byte is checked against the
+checksum that the zip format has for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import io
+import json
+import math
+import os
+import re
+import zipfile
+from types import TracebackType
+from typing import Any, BinaryIO, Callable, Iterable, Iterator
+
+import numpy as np
+
+from synkhronos._typing import PathLike
+
+_DESCRIPTION = "synkhronos.json"
+_LONGEST_HEADER = 1000  # bytes before an array's own, that say its dtype and shape
+_PIECE = 16 << 20
+
+
+def write(path: PathLike, description: Any, arrays: Iterable[tuple[str, np.ndarray]]) -> None:
+    """Write a file; one of the same name stays as it is until the new one is whole.
+
+    Parameters
+    ----------
+    path : str or path-like
+    description : object
+        What JSON can hold.
+    arrays : iterable of (str, numpy.ndarray)
+        Names and arrays. Each is asked for as the one before was written.
+    """
+    with _replacing(os.path.realpath(path)) as file, zipfile.ZipFile(file, "w") as archive:
+        with archive.open(_member(_DESCRIPTION), "w") as member:
+            member.write(json.dumps(description).encode())
+        for name, array in arrays:
+            with archive.open(_member(f"{name}.npy"), "w", force_zip64=True) as member:
+                contiguous = np.asarray(array, order="C")
+                np.lib.format.write_array(member, contiguous, (1, 0), allow_pickle=False)
+
+
+def _member(name):
+    """Return a zip entry without a date: what is the same gives the same bytes."""
+    member = zipfile.ZipInfo(name)
+    member.external_attr = 0o600 << 16
+    return member
+
+
+@contextlib.contextmanager
+def _replacing(path: str) -> Iterator[BinaryIO]:
+    """Yield a file that takes the place of `path` as the block ends; an error leaves no trace."""
+    folder, name = os.path.split(path)
+    if not os.path.isdir(folder):
+        raise FileNotFoundError(f"there is no folder {folder!r} for the file {name!r}")
+    if os.path.isdir(path):
+        raise IsADirectoryError(f"expected the name of a file, got the folder {path!r}")
+    _remove_leftovers(folder, name)
+    unfinished, file = _make_unfinished(folder, name)
+    try:
+        with file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+            os.replace(unfinished, path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(unfinished)
+        raise
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)  # the new name, too, is on the disk now
+    finally:
+        os.close(descriptor)
+
+
+def _make_unfinished(folder, name):
+    """Make a new file, and hold its lock for as long as it is open."""
+    while True:
+        path = os.path.join(folder, f".{name}.{os.urandom(8).hex()}.unfinished")
+        file = open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666), "w+b")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:  # another writer took it for a leftover just now
+            file.close()
+            continue
+        except OSError:  # a file system without locks: leftovers stay there
+            return path, file
+        if os.fstat(file.fileno()).st_nlink:
+            return path, file
+        file.close()
+
+
+def _remove_leftovers(folder, name):
+    pattern = re.escape(f".{name}.") + r"[0-9a-f]{16}\.unfinished"
+    for entry in os.listdir(folder):
+        if re.fullmatch(pattern, entry):
+            path = os.path.join(folder, entry)
+            with contextlib.suppress(OSError):
+                descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    os.unlink(path)
+                finally:
+                    os.close(descriptor)
+
+
+class Reader:
+    """An open file that `write` has made.
+
+    Attributes
+    ----------
+    description : object
+
+    Raises
+    ------
+    FileNotFoundError
+    ValueError
+        Here and by `read`, if the file is damaged or was made by something else.
+    """
+
+    def __init__(self, path: PathLike) -> None:
+        self._path = os.fspath(path)
+        if not os.path.isfile(path):
+            raise FileNotFoundError(f"there is no file {self._path!r}")
+        self._file = open(path, "rb")
+        try:
+            with self.interpreting():
+                self._archive = zipfile.ZipFile(self._file)
+                self.description = json.loads(self._archive.read(self._stored(_DESCRIPTION)))
+        except BaseException:
+            self._file.close()
+            raise
+
+    def __enter__(self) -> Reader:
+        return self
+
+    def __exit__(
+        self, kind: type | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._archive.close()
+        self._file.close()
+
+    @contextlib.contextmanager
+    def interpreting(self) -> Iterator[None]:
+        """Make a ``ValueError`` that names the file of whatever goes wrong in the block."""
+        try:
+            yield
+        except MemoryError:
+            raise
+        except Exception as error:
+            raise ValueError(
+                f"{self._path!r} is damaged, or is no checkpoint written by synk.save(): "
+                f"{type(error).__name__}: {error}"
+            ) from error
+
+    def read(
+        self, name: str, empty: Callable[[tuple[int, ...], np.dtype], np.ndarray] = np.empty
+    ) -> np.ndarray:
+        """Return an array, in memory that ``empty(shape, dtype)`` returned."""
+        with self.interpreting():
+            entry = self._stored(f"{name}.npy")
+            with self._archive.open(entry) as member:
+                shape, dtype = _read_header(member)
+                if entry.file_size - member.tell() != math.prod(shape) * dtype.itemsize:
+                    raise ValueError(f"array {name} is not as long as its shape {shape}")
+                array = empty(shape, dtype)
+                _fill(array, member)
+                return array
+
+    def _stored(self, name):
+        """Return an entry that holds no more bytes than the file does."""
+        entry = self._archive.getinfo(name)
+        as_it_is = entry.compress_type == zipfile.ZIP_STORED
+        size = os.fstat(self._file.fileno()).st_size
+        if not as_it_is or not entry.compress_size == entry.file_size <= size:
+            raise ValueError(f"{name} is not stored as it was written")
+        return entry
+
+
+def _read_header(member):
+    """Return shape and dtype, parsed by NumPy from what is short enough not to be a trap."""
+    start = member.read(10)
+    length = int.from_bytes(start[8:], "little")
+    if start[:8] != b"\x93NUMPY\x01\x00" or length > _LONGEST_HEADER:
+        raise ValueError("an array's header is not as it was written")
+    header = io.BytesIO(start[8:] + member.read(length))
+    shape, fortran_order, dtype = np.lib.format.read_array_header_1_0(header)
+    if fortran_order or dtype.kind not in "biufc":
+        raise ValueError(f"an array is not as it was written: {dtype}, Fortran order {fortran_order}")
+    return shape, dtype
+
+
+def _fill(array, member):
+    """Read an array's bytes, and have their checksum compared."""
+    flat = array.reshape(-1).view(np.uint8)
+    for start in range(0, len(flat), _PIECE):
+        piece = flat[start : start + _PIECE]
+        if member.readinto(piece) != len(piece):
+            raise EOFError("the file ends too early")
+    member.read(1)

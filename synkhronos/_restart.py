@@ -1,0 +1,92 @@
+"""`restart`: other workers in the place of those that died or are there.
+
+On the CPU workers inherit all that the master has, as they are forked. So a restart is a new transport
+in the same memory, and the start of a world over again: the objects of the script stay as they are.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from synkhronos import _world
+from synkhronos._world import World
+
+
+def restart(n_parallel: int | None = None) -> int:
+    """Put other workers in the place of those that died, or that are there.
+
+    Functions, `Data`, data bound to variables and shared variables can be used as before. The new
+    workers start with the next call that needs them. They then get the master's values of all shared
+    variables, and random streams that are independent of each other.
+
+    What a worker alone had is gone: scatter again what was scattered. If a command broke, each function
+    in it has updated the master's variables as a whole or not at all; but a variable that a collective
+    (``reduce``, ``all_reduce``, ``all_gather``) was just writing may be new in part. `load` a
+    checkpoint to go on from values that are known.
+
+    Parameters
+    ----------
+    n_parallel : int, optional
+        Processes in all from now on, at most as many as ``fork()`` made; None: as many as now. If it
+        is not above the master's rank, the master becomes the last rank.
+
+    Returns
+    -------
+    int
+        `n`.
+
+    Raises
+    ------
+    NotForkedError, ClosedError
+        If there is no world.
+    TypeError, ValueError
+    RuntimeError
+        On GPUs, where no process can be forked any more: `load` a checkpoint in a new run. Inside a
+        ``fuse()`` or ``profile()`` block, or in a process that was forked from the master.
+
+    Examples
+    --------
+    >>> try:                                                     # doctest: +SKIP
+    ...     train_minibatch(x, y, batch=rows)
+    ... except synk.WorldBrokenError:
+    ...     synk.restart()
+    ...     position = synk.load("checkpoint.npz")
+    """
+    world = _world.current()
+    size = _check_size(world, n_parallel)
+    _check_possible(world)
+    master_rank = min(world.master_rank, size - 1)
+    world.renew(*world.connect(size, master_rank, world.here.memory))
+    for function in world.here.functions:
+        function.forget_last_call()
+    return size
+
+
+def _check_size(world: World, n_parallel: int | None) -> int:
+    if n_parallel is None:
+        return world.size
+    if isinstance(n_parallel, bool) or not isinstance(n_parallel, (int, np.integer)):
+        raise TypeError(f"restart: n_parallel: expected an int, got {n_parallel!r}")
+    most = world.here.memory.ranks
+    if not 1 <= n_parallel <= most:
+        raise ValueError(
+            f"restart: n_parallel: expected 1 to {most}, the number that fork() made room for, got "
+            f"{n_parallel}"
+        )
+    return int(n_parallel)
+
+
+def _check_possible(world: World) -> None:
+    """Raise if workers cannot be forked here and now."""
+    if not world.here.engine.forks_late:
+        raise RuntimeError(
+            "restart(): this process uses a GPU, and no worker can be forked from it any more; save() "
+            "checkpoints, and load() the last one in a new run of the script"
+        )
+    if not world.transport.is_master_process():
+        raise RuntimeError(
+            "restart(): this process was forked from the master; only that one may use the ranks"
+        )
+    for block, is_open in (("fuse", world.fused is not None), ("profile", world.here.log)):
+        if is_open:
+            raise RuntimeError(f"restart(): not inside a {block}() block; let it end first")
