@@ -267,7 +267,8 @@ class _Flat:
         start = 0
         for part in self._parts:
             if part.size:
-                yield self.array[start : start + part.size], part
+                # pygpu cannot assign to an array of no axes.
+                yield self.array[start : start + part.size], part if part.shape else part.reshape((1,))
             start += part.size
 
 
