@@ -24,11 +24,11 @@ _VERSION = 1  # part of the key of compiled modules, which are kept on disk
 def mend(kind):
     """Mend the kernels in this process, for a device of a kind, which libgpuarray names."""
     _change_version(GpuElemwise, kind)
-    _survive_failure()
+    _survive_failure(GpuElemwise)
     if kind == b"opencl":
-        _spell_nan()
+        _spell_nan(GpuElemwise)
         _change_version(GpuCrossentropy, kind)
-        _hoist_local_memory()
+        _hoist_local_memory(GpuCrossentropy)
         optdb.add_tags("local_gpua_alloc_empty_to_zeros", "fast_run", "fast_compile")
 
 
@@ -42,27 +42,27 @@ def _change_version(op, kind):
     op.c_code_cache_version = c_code_cache_version
 
 
-def _survive_failure():
-    clean_up = GpuElemwise.c_cleanup_code_struct
+def _survive_failure(op):
+    clean_up = op.c_cleanup_code_struct
 
     def c_cleanup_code_struct(self, node, name):
         return f"if (ge != NULL) {{ {clean_up(self, node, name)} }}"
 
-    GpuElemwise.c_cleanup_code_struct = c_cleanup_code_struct
+    op.c_cleanup_code_struct = c_cleanup_code_struct
 
 
-def _spell_nan():
-    generate = GpuElemwise._generate_op_string
+def _spell_nan(op):
+    generate = op._generate_op_string
 
     def generate_op_string(self, node):
         support, kernel = generate(self, node)
         return support, kernel.replace('nan("")', "NAN")
 
-    GpuElemwise._generate_op_string = generate_op_string
+    op._generate_op_string = generate_op_string
 
 
-def _hoist_local_memory():
-    generate = GpuCrossentropy.gpu_kernels
+def _hoist_local_memory(op):
+    generate = op.gpu_kernels
 
     def gpu_kernels(self, node, nodename):
         kernels = generate(self, node, nodename)
@@ -74,4 +74,4 @@ def _hoist_local_memory():
             kernel.code = "\n".join([*lines[:body], *local, *lines[body:]])
         return kernels
 
-    GpuCrossentropy.gpu_kernels = gpu_kernels
+    op.gpu_kernels = gpu_kernels

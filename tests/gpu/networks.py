@@ -47,7 +47,8 @@ def check(devices, dnn):
     collected = [*outputs, tt.sqr(outputs[-1]).sum(axis=(1, 2, 3)).mean(), trained]
     f = synk.function([x], [*zip(collected, modes), *((one, "sum") for one in gradients)])
     on_cpu = theano.compile.get_default_mode().excluding("gpuarray")
-    serial = theano.function([x], [*collected, *gradients], mode=on_cpu)
+    serial = theano.function(
+        [x], [*collected, *(one.transfer("cpu") for one in gradients)], mode=on_cpu)
     n = len(devices)
     for num_slices in (1, 2):
         got = f(images, num_slices=num_slices)
