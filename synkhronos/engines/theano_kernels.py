@@ -2,8 +2,9 @@
 
 These things are wrong in Theano 1.0.5.
 
-``maximum`` and ``minimum`` write NaN as ``nan("")``, which is C and CUDA; OpenCL's ``nan`` takes a
-number, so that no OpenCL compiler takes these kernels.
+Elementwise kernels are C in places where it is not OpenCL: ``maximum`` and ``minimum`` call ``nan("")``,
+division to whole numbers calls ``floorf``, and a cast to bool has a float for a condition. No OpenCL
+compiler takes these.
 
 The kernel of softmax cross-entropy declares variables of local memory inside a loop; in OpenCL they
 belong at the beginning of the kernel.
@@ -18,7 +19,13 @@ from theano.compile import optdb
 from theano.gpuarray.elemwise import GpuElemwise
 from theano.gpuarray.nnet import GpuCrossentropySoftmaxArgmax1HotWithBias as GpuCrossentropy
 
-_VERSION = 1  # part of the key of compiled modules, which are kept on disk
+_VERSION = 2  # part of the key of compiled modules, which are kept on disk
+_SPELLINGS = {  # C's, and OpenCL's
+    'nan("")': "NAN",
+    "floorf(": "floor(",
+    "fmodf(": "fmod(",
+    ") ? 1 : 0;": ") != 0 ? 1 : 0;",
+}
 
 
 def mend(kind):
@@ -26,7 +33,7 @@ def mend(kind):
     _change_version(GpuElemwise, kind)
     _survive_failure(GpuElemwise)
     if kind == b"opencl":
-        _spell_nan(GpuElemwise)
+        _spell_as_opencl(GpuElemwise)
         _change_version(GpuCrossentropy, kind)
         _hoist_local_memory(GpuCrossentropy)
         optdb.add_tags("local_gpua_alloc_empty_to_zeros", "fast_run", "fast_compile")
@@ -51,12 +58,15 @@ def _survive_failure(op):
     op.c_cleanup_code_struct = c_cleanup_code_struct
 
 
-def _spell_nan(op):
+def _spell_as_opencl(op):
     generate = op._generate_op_string
 
     def generate_op_string(self, node):
         support, kernel = generate(self, node)
-        return support, kernel.replace('nan("")', "NAN")
+        for spelling, in_opencl in _SPELLINGS.items():
+            support = support.replace(spelling, in_opencl)
+            kernel = kernel.replace(spelling, in_opencl)
+        return support, kernel
 
     op._generate_op_string = generate_op_string
 

@@ -1,8 +1,8 @@
 """What Theano puts on an OpenCL device and then cannot compute there, each with the reason.
 
 Seen with PoCL 3.1, Theano 1.0.5, pygpu 0.7.6 and CLBlast 1.5. The tests leave just this out, and
-``test_pocl.py`` sees that each is still an error. Softmax cross-entropy, ``maximum`` and ``minimum``
-are not here: the engine mends them (``synkhronos/engines/theano_kernels.py``).
+``test_pocl.py`` sees that each is still an error. What the engine mends is not here
+(``synkhronos/engines/theano_kernels.py``).
 """
 
 from collections import namedtuple

@@ -42,6 +42,17 @@ def test_maximum_and_minimum_are_computed_on_the_device_and_hand_nan_on(dtype):
     assert "GpuElemwise" in kinds and "Elemwise" not in kinds
 
 
+def test_whole_quotients_and_casts_to_bool_are_computed_on_the_device():
+    x, y = tt.fmatrix("x"), tt.fmatrix("y")
+    outputs = [tt.int_div(x, y), tt.cast(x - 1, "bool")]
+    on_device, on_cpu = both([x, y], outputs)
+    a, b = np.random.default_rng(0).integers(-3, 4, (2, 5, 3)).astype("float32")
+    for got, expected in zip(on_device(a, b + 0.5), on_cpu(a, b + 0.5)):
+        assert_same(got, expected, expected.dtype)
+    kinds = [type(node.op).__name__ for node in on_device.maker.fgraph.apply_nodes]
+    assert "Elemwise" not in kinds
+
+
 def test_softmax_cross_entropy_and_its_gradient_are_computed_on_the_device():
     x, y = tt.fmatrix("x"), tt.ivector("y")
     softmax = tt.nnet.softmax(x)
