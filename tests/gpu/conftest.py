@@ -45,6 +45,12 @@ def nothing_left():
     assert not semaphores()
 
 
+@pytest.fixture(autouse=True)
+def processes_of_their_own(monkeypatch):
+    """Processes that a test starts may use devices: Theano tells them not to once this one has."""
+    monkeypatch.delenv("THEANO_GPU_IS_ALREADY_ACTIVE", raising=False)
+
+
 @pytest.fixture(scope="session")
 def devices(request):
     """The devices of this run, one a rank."""
