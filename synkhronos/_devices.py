@@ -11,6 +11,7 @@ from typing import Sequence
 import numpy as np
 
 from synkhronos import _environment, _libraries
+from synkhronos._errors import text_of
 from synkhronos._here import Command, Here
 from synkhronos._machine import cores
 
@@ -146,7 +147,7 @@ class Bind(Command):
         kind = kind_of(self.devices[here.rank])
         if kind == "opencl" and not here.is_master:
             _separate_pocl_cache(here.rank)
-        engine.setup(self.devices[here.rank], announce=here.is_master)
+        _set_up(engine, self.devices[here.rank], here)
         here.comm = StagedCommunicator(here.comm, engine.read, engine.to_device)
         if here.size == 1:
             return None
@@ -165,6 +166,15 @@ class Bind(Command):
         except CannotJoinError as error:
             return str(error)
         return None
+
+
+def _set_up(engine, device, here):
+    try:
+        engine.setup(device, announce=here.is_master)
+    except Exception as error:
+        raise ValueError(
+            f"fork: rank {here.rank} cannot use the device {device!r}: {text_of(error)}"
+        ) from error
 
 
 def _separate_pocl_cache(rank):

@@ -63,3 +63,9 @@ class WorldBrokenError(SynkhronosError):
 
 class CollectiveAbortedError(SynkhronosError):
     """This rank left a collective because another rank failed in the same command."""
+
+
+def text_of(error: BaseException) -> str:
+    """Return an exception's message, which is bytes in those of pygpu."""
+    message = error.args[0] if error.args else ""
+    return message.decode(errors="replace") if isinstance(message, bytes) else str(error)

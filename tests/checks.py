@@ -240,7 +240,7 @@ def check_broadcast_brings_the_roots_array_whatever_the_others_have(ranks):
             for root in range(ranks.size):
                 arrays = draw(ranks.size, shape, dtype)
                 if root % 2:
-                    arrays = [a if rank == root else np.zeros((rank, 2), "int16")
+                    arrays = [a if rank == root else np.zeros((rank, 2), dtype)
                               for rank, a in enumerate(arrays)]
                 for one in values(ranks.run(collective, "broadcast", arrays, root)):
                     assert one.dtype == dtype and one.shape == shape

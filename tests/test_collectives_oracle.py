@@ -44,8 +44,8 @@ class Model:
     def __init__(self, size, master_rank):
         self.size, self.master_rank = size, master_rank
         self.shared = {name: theano.shared(value, name) for name, value in STARTS.items()}
-        floats = [shared for name, shared in self.shared.items()]
-        self.read = synk.function([], [(tt.sum(shared), "gather") for shared in floats])
+        sums = [tt.sum(tt.cast(shared, "float64")) for shared in self.shared.values()]
+        self.read = synk.function([], [(one, "gather") for one in sums])
         synk.distribute()
         self.values = {}
 

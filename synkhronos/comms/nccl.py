@@ -17,6 +17,7 @@ import pygpu
 from pygpu.collectives import GpuComm, GpuCommCliqueId
 from pygpu.gpuarray import GpuArray, GpuArrayException
 
+from synkhronos._errors import text_of
 from synkhronos.comms.base import Communicator
 
 # libgpuarray 0.7 knows NCCL's names of these, and counts the items of a call in an int.
@@ -70,7 +71,7 @@ def _agree(transport, step):
     try:
         said = True, step()
     except (GpuArrayException, RuntimeError, ValueError) as error:
-        said = False, f"rank {transport.rank}: {error}"
+        said = False, f"rank {transport.rank}: {text_of(error)}"
     heard = [pickle.loads(item) for item in transport.exchange(pickle.dumps(said))]
     for could, what in heard:
         if not could:
@@ -267,7 +268,8 @@ class _Flat:
         start = 0
         for part in self._parts:
             if part.size:
-                yield self.array[start : start + part.size], part
+                # pygpu cannot assign to an array of no axes.
+                yield self.array[start : start + part.size], part if part.shape else part.reshape((1,))
             start += part.size
 
 

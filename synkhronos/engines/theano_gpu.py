@@ -14,7 +14,6 @@ import theano
 import theano.gpuarray
 from pygpu.elemwise import GpuElemwise, arg
 from pygpu.gpuarray import GpuArray, GpuContext
-from theano.compile import optdb
 from theano.gpuarray.basic_ops import GpuFromHost, HostFromGpu, host_from_gpu
 from theano.gpuarray.type import GpuArrayType, get_context, gpu_supported, list_contexts
 
@@ -22,6 +21,7 @@ from synkhronos._operations import Arithmetic
 from synkhronos._partition import as_slice
 from synkhronos.engines.base import TensorType
 from synkhronos.engines.theano_cpu import TheanoCpuEngine
+from synkhronos.engines.theano_kernels import mend
 
 _MULTIPLY, _DIVIDE = "a = a * b", "a = a / b"
 _COMBINE = {  # as NumPy's, which return NaN where either operand is
@@ -57,8 +57,7 @@ class TheanoGpuEngine(TheanoCpuEngine):
         if not bound:
             with contextlib.redirect_stderr(sys.stderr if announce else io.StringIO()):
                 theano.gpuarray.use(device)
-            if device.startswith("opencl"):
-                _mend_opencl()
+            mend(get_context(None).kind)
         self.context = get_context(None)
         self.arithmetic = GpuArithmetic(self.context)
 
@@ -175,11 +174,6 @@ class GpuArithmetic(Arithmetic):
             ]
             self._kernels[key] = GpuElemwise(self._context, expression, arguments, convert_f16=True)
         self._kernels[key](array, other)
-
-
-def _mend_opencl():
-    """Have new memory cleared: CLBlast's gemv adds 0 times what it overwrites, which may be NaN."""
-    optdb.add_tags("local_gpua_alloc_empty_to_zeros", "fast_run", "fast_compile")
 
 
 def _place(output, on_host):

@@ -4,12 +4,13 @@ A process that has used a device cannot be forked any more, so there is one worl
 share it, and those that ask for another one are skipped, with that reason.
 """
 
-import sys
+import multiprocessing
+import os
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+os.environ.setdefault("EXAMPLES", "0.2")  # a call on a device is slow; read by the module `oracle`
 
 import synkhronos as synk
 
@@ -22,13 +23,28 @@ def pytest_addoption(parser):
 
 def device_of(config):
     """Return the device asked for; else the first GPU, or None where there is none."""
-    return config.getoption("--device") or ("cuda0" if synk.get_n_gpu() else None)
+    return config.getoption("--device", None) or ("cuda0" if synk.get_n_gpu() else None)
 
 
 def pytest_collection_modifyitems(config, items):
-    if device_of(config) is None:
-        for item in items:
-            item.add_marker(pytest.mark.skip(reason="there is no GPU here, and no --device was given"))
+    ours = [item for item in items if Path(__file__).parent in item.path.parents]
+    reason = None
+    if len(ours) < len(items):
+        reason = "on devices, which no other tests can share a process with: pytest tests/gpu"
+    elif device_of(config) is None:
+        reason = "there is no GPU here, and no --device was given"
+    for item in ours if reason else []:
+        item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def nothing_left():
+    """In place of the look of this name after each module: this world lives on until the end."""
+
+@pytest.fixture(autouse=True)
+def processes_of_their_own(monkeypatch):
+    """Processes that a test starts may use devices: Theano tells them not to once this one has."""
+    monkeypatch.delenv("THEANO_GPU_IS_ALREADY_ACTIVE", raising=False)
 
 
 @pytest.fixture(scope="session")
@@ -44,6 +60,7 @@ def world(request, devices):
     yield synk._world.current()
     if synk._world.exists():
         synk.close()
+    assert not [one for one in multiprocessing.active_children() if "synk" in one.name]
 
 
 @pytest.fixture(scope="module")

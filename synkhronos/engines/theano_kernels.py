@@ -1,0 +1,87 @@
+"""Theano's GPU kernels, mended where they keep common graphs from running.
+
+These things are wrong in Theano 1.0.5.
+
+Elementwise kernels are C in places where it is not OpenCL: ``maximum`` and ``minimum`` call ``nan("")``,
+division to whole numbers calls ``floorf``, and a cast to bool has a float for a condition. No OpenCL
+compiler takes these.
+
+The kernel of softmax cross-entropy declares variables of local memory inside a loop; in OpenCL they
+belong at the beginning of the kernel.
+
+New memory is not cleared, where CLBlast's gemv adds 0 times what it overwrites, which may be NaN.
+
+An elementwise kernel that does not compile ends the process: on its way to the error Theano gives the
+kernel, which there is none of, to ``GpuElemwise_free``, and that reads from address 0.
+"""
+
+from theano.compile import optdb
+from theano.gpuarray.elemwise import GpuElemwise
+from theano.gpuarray.nnet import GpuCrossentropySoftmaxArgmax1HotWithBias as GpuCrossentropy
+
+_VERSION = 2  # part of the key of compiled modules, which are kept on disk
+_SPELLINGS = {  # C's, and OpenCL's
+    'nan("")': "NAN",
+    "floorf(": "floor(",
+    "fmodf(": "fmod(",
+    ") ? 1 : 0;": ") != 0 ? 1 : 0;",
+}
+
+
+def mend(kind):
+    """Mend the kernels in this process, for a device of a kind, which libgpuarray names."""
+    _change_version(GpuElemwise, kind)
+    _survive_failure(GpuElemwise)
+    if kind == b"opencl":
+        _spell_as_opencl(GpuElemwise)
+        _change_version(GpuCrossentropy, kind)
+        _hoist_local_memory(GpuCrossentropy)
+        optdb.add_tags("local_gpua_alloc_empty_to_zeros", "fast_run", "fast_compile")
+
+
+def _change_version(op, kind):
+    version_of = op.c_code_cache_version
+
+    def c_code_cache_version(self):
+        version = version_of(self)
+        return version and (*version, kind, _VERSION)
+
+    op.c_code_cache_version = c_code_cache_version
+
+
+def _survive_failure(op):
+    clean_up = op.c_cleanup_code_struct
+
+    def c_cleanup_code_struct(self, node, name):
+        return f"if (ge != NULL) {{ {clean_up(self, node, name)} }}"
+
+    op.c_cleanup_code_struct = c_cleanup_code_struct
+
+
+def _spell_as_opencl(op):
+    generate = op._generate_op_string
+
+    def generate_op_string(self, node):
+        support, kernel = generate(self, node)
+        for spelling, in_opencl in _SPELLINGS.items():
+            support = support.replace(spelling, in_opencl)
+            kernel = kernel.replace(spelling, in_opencl)
+        return support, kernel
+
+    op._generate_op_string = generate_op_string
+
+
+def _hoist_local_memory(op):
+    generate = op.gpu_kernels
+
+    def gpu_kernels(self, node, nodename):
+        kernels = generate(self, node, nodename)
+        for kernel in kernels:
+            lines = kernel.code.splitlines()
+            local = [line for line in lines if line.lstrip().startswith("LOCAL_MEM ")]
+            lines = [line for line in lines if line not in local]
+            body = lines.index("        {") + 1
+            kernel.code = "\n".join([*lines[:body], *local, *lines[body:]])
+        return kernels
+
+    op.gpu_kernels = gpu_kernels

@@ -1,0 +1,1 @@
+"""Tests on devices: a package, as its ``conftest`` is not the one of the folder above."""

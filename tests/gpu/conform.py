@@ -1,0 +1,191 @@
+"""A program that runs the checks of `checks` on a communicator, with arrays of devices inside.
+
+    conform(kind, devices), kind being "staged", "nccl", or "stand-in"
+
+Where there is no CUDA, NCCL cannot run, and `StandIn` takes the place of its communicator: what
+`NcclCommunicator` does around it, packing, weights, pieces and unequal shapes, is then really done,
+but NCCL itself is not.
+"""
+
+import pickle
+import traceback
+
+import numpy as np
+import pygpu
+from checks import CHECKS
+from pygpu.gpuarray import GpuArray
+from test_communicators import Ranks
+
+from synkhronos._devices import _separate_pocl_cache
+from synkhronos.comms import nccl
+from synkhronos.comms.shm import SharedMemoryCommunicator
+from synkhronos.comms.staged import StagedCommunicator
+from synkhronos.engines.theano_gpu import TheanoGpuEngine
+
+MOST_ITEMS = 15_000  # of a call, that the arrays of the checks need several
+
+
+class StandIn:
+    """In the place of ``pygpu.collectives.GpuComm``, with libgpuarray 0.7.6's rules; not NCCL.
+
+    The ranks' values go through the transport, and NumPy reduces them.
+    """
+
+    dtypes = ("int8", "int32", "int64", "uint64", "float16", "float32", "float64")
+    ops = {"sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum}
+
+    def __init__(self, transport):
+        self._transport = transport
+
+    def all_reduce(self, src, op, dest=None):
+        assert dest is not None and dest.size == src.size and dest.dtype == src.dtype
+        self._check(dest)
+        self._write(dest, self._reduced("all_reduce", src, op, None))
+
+    def reduce(self, src, op, dest=None, root=-1):
+        assert root >= 0, "pygpu's own choice of a root is wrong"
+        reduced = self._reduced("reduce", src, op, root)
+        if self._transport.rank == root:
+            assert dest is not None and dest.size == src.size and dest.dtype == src.dtype
+            self._check(dest)
+            self._write(dest, reduced)
+
+    def broadcast(self, array, root=-1):
+        assert root >= 0, "pygpu's own choice of a root is wrong"
+        by_rank = self._exchange("broadcast", array, root)
+        if self._transport.rank != root:
+            self._write(array, by_rank[root])
+
+    def all_gather(self, src, dest=None):
+        assert dest is not None and dest.size == src.size * self._transport.size
+        self._check(dest)
+        self._write(dest, np.concatenate(self._exchange("all_gather", src)))
+
+    def _reduced(self, name, src, op, root):
+        by_rank = self._exchange(name, src, op, root)
+        return self.ops[op].reduce(np.stack(by_rank), axis=0, dtype=src.dtype)
+
+    def _exchange(self, *call):
+        """Return the ranks' values, once every rank makes the same call."""
+        name, array, *args = call
+        self._check(array)
+        said = (name, args, array.size, array.dtype.str)
+        item = pickle.dumps((said, np.asarray(array).ravel()))
+        heard = [pickle.loads(one) for one in self._transport.exchange(item)]
+        assert all(what == said for what, _ in heard), [what for what, _ in heard]
+        return [value for _, value in heard]
+
+    def _check(self, array):
+        assert type(array) is GpuArray and array.dtype in self.dtypes
+        assert array.flags["C_CONTIGUOUS"] and 0 < array.size <= MOST_ITEMS
+
+    @staticmethod
+    def _write(array, value):
+        array[...] = pygpu.array(value.reshape(array.shape), context=array.context)
+
+
+class OnDevice:
+    """A communicator for the checks, which give and get NumPy arrays."""
+
+    def __init__(self, transport):
+        self.transport, self.size = transport, transport.size
+        self._over_cpu = SharedMemoryCommunicator(transport)
+
+    @property
+    def rank(self):
+        return self.transport.rank
+
+    def begin(self, kind, devices):
+        """Bind this rank to its device, and make its communicator."""
+        if self.rank != self.transport.master_rank:
+            _separate_pocl_cache(self.rank)
+        self.engine = TheanoGpuEngine()
+        self.engine.setup(devices[self.rank], announce=False)
+        self.staged = StagedCommunicator(self._over_cpu, self.engine.read, self.engine.to_device)
+        context, arithmetic = self.engine.context, self.engine.arithmetic
+        self.comm = self.staged
+        if kind == "stand-in":
+            clique = StandIn(self.transport)
+            self.comm = nccl.NcclCommunicator(clique, self.staged, context, arithmetic)
+        elif kind == "nccl":
+            self.comm = nccl.join(self.staged, context, arithmetic)
+
+    def __getattr__(self, name):
+        def call(arrays, *args, **kwargs):
+            results = getattr(self.comm, name)([self._up(one) for one in arrays], *args, **kwargs)
+            return None if results is None else [self._down(one) for one in results]
+
+        return call
+
+    def _up(self, array):
+        """Return the array on the device, in the same layout; as it is if the device has no such."""
+        put = self.engine.to_device
+        if array.dtype.kind == "c":
+            return array
+        if array.ndim == 2 and array.strides[0] < 0:
+            return put(np.repeat(array[::-1], 2, axis=1))[::-1, ::2]
+        if array.ndim == 2 and array.flags.f_contiguous:
+            return put(np.ascontiguousarray(array.T)).transpose()
+        return put(np.ascontiguousarray(array).reshape(array.shape))
+
+    def _down(self, result):
+        if isinstance(result, list):
+            return [self._down(one) for one in result]
+        return np.asarray(result) if isinstance(result, GpuArray) else result
+
+
+def begin(comm, kind, devices):
+    comm.begin(kind, devices)
+
+
+def join_where_one_cannot(comm, failing):
+    """Try to make a communicator, with a GpuComm that fails on one rank."""
+
+    class Clique:
+        def __init__(self, context, comm_id=None):
+            self.comm_id = bytearray(b"the name of a clique")
+            assert comm_id in (None, self.comm_id)
+
+    def make(clique, size, rank):
+        if rank == failing:
+            raise pygpu.gpuarray.GpuArrayException("no such NCCL")
+        return StandIn(comm.transport)
+
+    before = nccl.GpuCommCliqueId, nccl.GpuComm
+    nccl.GpuCommCliqueId, nccl.GpuComm = Clique, make
+    try:
+        nccl.join(comm.staged, comm.engine.context, comm.engine.arithmetic)
+    except nccl.CannotJoinError as error:
+        return str(error)
+    finally:
+        nccl.GpuCommCliqueId, nccl.GpuComm = before
+
+
+def check_join(ranks):
+    """One rank that cannot join is an error, the same, on all; and the next try may succeed."""
+    for failing in range(ranks.size):
+        outcomes = ranks.run(join_where_one_cannot, failing)
+        assert [one.error for one in outcomes] == [None] * ranks.size, outcomes
+        assert {one.value for one in outcomes} == {f"rank {failing}: no such NCCL"}
+    assert [one.value for one in ranks.run(join_where_one_cannot, None)] == [None] * ranks.size
+
+
+def conform(kind, devices):
+    """Run all checks, and print the name of each that passed."""
+    nccl._MOST_ITEMS = MOST_ITEMS
+    size = len(devices)
+    ranks = Ranks(OnDevice, size, size - 1)
+    ranks.transport.timeout = 300  # kernels are compiled on the way
+    try:
+        for rank, outcome in enumerate(ranks.run(begin, kind, devices)):
+            assert outcome.error is None, (rank, outcome)
+        for check in [*CHECKS, check_join]:
+            try:
+                check(ranks)
+            except Exception:
+                print("failed", check.__name__, flush=True)
+                traceback.print_exc()
+            else:
+                print("passed", check.__name__, flush=True)
+    finally:
+        ranks.close()
