@@ -17,6 +17,7 @@ from synkhronos._world import World
 from synkhronos.comms.shm import SharedMemoryCommunicator
 from synkhronos.engines.base import Engine
 from synkhronos.engines.theano_cpu import TheanoCpuEngine
+from synkhronos.transports.limits import too_many_files
 from synkhronos.transports.local import LocalTransport
 
 _THREAD_VARIABLES = {  # by the name that threadpoolctl has for who reads it before OpenMP's
@@ -84,7 +85,10 @@ def fork(
     check_int(max_dim, "max_dim")
     timeout = _check_timeout(timeout)
     engine = _make_engine(devices)
-    threads = _Threads()
+    try:
+        threads = _Threads()
+    except OSError as error:
+        raise too_many_files(error) from error
 
     def connect(size, master_rank, memory=None):
         transport = LocalTransport(size, master_rank, timeout, size <= cores(), memory)

@@ -46,6 +46,7 @@ def run_code(run_python):
     return run
 
 
+@pytest.mark.slow
 def test_conv_pooling_and_batch_norm_without_cudnn(run_code, devices):
     run_code(f"from gpu.networks import check; check({devices!r}, False)")
 

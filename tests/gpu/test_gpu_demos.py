@@ -17,6 +17,7 @@ def test_demo_runs_on_the_device(devices, number):
     assert done.stdout.splitlines()[-1].startswith("All results equal those of plain Theano")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("script", ["train_mnist_cpu_data", "train_mnist_gpu_data"])
 def test_mnist_demo_learns_on_the_device(run_python, devices, script):
     options = ["--no-compare"] if script == "train_mnist_cpu_data" else []
