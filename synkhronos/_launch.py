@@ -41,14 +41,15 @@ def fork(
     """Make a world of `n` processes, this one and ``n - 1`` workers.
 
     On the CPU the workers are forked by the first ``distribute()``, or by the first call that needs
-    them, so that they inherit the compiled functions.
+    them, so that they inherit the compiled functions. On GPUs they are forked at once, and each rank
+    is bound to its device: nothing may have used a GPU before.
 
     Parameters
     ----------
     n_parallel : int, optional
-        Processes in all; None: one a core that this process may run on.
+        Processes in all; None: one a GPU, on the CPU one a core that this process may run on.
     use_gpu : bool, optional
-        None: GPUs if there is one that can be used. False: the CPU.
+        None: GPUs if there is one that pygpu can use, else the CPU. True: GPUs. False: the CPU.
     master_rank : int
         The rank of this process.
     profile_workers : bool
@@ -56,7 +57,7 @@ def fork(
     max_n_var, max_dim : int
         Accepted and not needed.
     devices : list of str, optional
-        A Theano device a rank; repeats are allowed.
+        A Theano device a rank, such as ``["cuda0", "cuda1"]``; repeats are allowed.
     timeout : float, optional
         Seconds that a barrier may last; None: as long as every process lives.
 
@@ -70,6 +71,11 @@ def fork(
     AlreadyForkedError
         If there is a world already.
     TypeError, ValueError
+        Also for a device that cannot be used.
+    RuntimeError
+        If this process uses a GPU already.
+    SynkhronosError
+        If the system refuses what is needed; the message says what, and the remedy.
     """
     if _world.exists():
         raise AlreadyForkedError("fork(): there is a world already; call synk.close() first")
