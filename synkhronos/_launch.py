@@ -188,6 +188,8 @@ def _serve_commands(here, threads):
         try:
             here.transport.reply(reply)
         except MemoryError as error:  # no room for it
+            if here.transport.posted:
+                raise
             here.transport.reply(here.failure(error))
 
 

@@ -169,10 +169,9 @@ class World:
     def _run(self, command):
         if command is not self._last[0]:
             self._last = command, pickle.dumps(command, pickle.HIGHEST_PROTOCOL)
-        told, own, error = False, None, None
+        own, error = None, None
         try:
             self.transport.post(self._last[1])
-            told = True
             try:
                 own = command.run(self.here)
             except (WorldBrokenError, SystemExit, KeyboardInterrupt):
@@ -186,7 +185,7 @@ class World:
             self.give_up(str(broken))
             raise
         except BaseException as raised:
-            if told or not isinstance(raised, MemoryError):
+            if self.transport.posted or not isinstance(raised, MemoryError):
                 # Interrupted between the barriers: ranks may be out of step from here on.
                 self.give_up(f"a command was interrupted; the workers were ended; {REMEDY}")
                 self.transport.kill()

@@ -23,6 +23,8 @@ class Transport(ABC):
         What ranks on one machine have in common.
     while_waiting : callable
         What the master calls now and then as it waits.
+    posted : bool
+        Whether another rank may know of the last `post` or `reply`, also if that has failed.
     """
 
     rank: int
@@ -30,6 +32,7 @@ class Transport(ABC):
     master_rank: int
     memory: SharedMemory
     while_waiting: Callable[[], None] = staticmethod(lambda: None)
+    posted: bool = False
 
     @abstractmethod
     def start(self, serve: Callable[[], None]) -> None:

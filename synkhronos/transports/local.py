@@ -180,7 +180,9 @@ class LocalTransport(Transport):
             pids = [process.pid for process in self._processes.values()]
             self._has_cores[0] = affinity([0, *pids]) >= self.size
         self._commands += 1
+        self.posted = False
         self._mailbox.put(payload)
+        self.posted = True
         for rank in self._workers:
             self._arrived[rank] = 0
             self._starts[rank].post()
@@ -201,10 +203,12 @@ class LocalTransport(Transport):
     def receive(self):
         self._wait(self._starts[self.rank])
         self._turn = self._passed = 0
+        self.posted = False
         return self._mailbox.get()
 
     def reply(self, payload):
         self._replies[self.rank].put(payload)
+        self.posted = True
         self._arrived[self.rank] = _FINISHED
         self._finishes[self.rank].post()
 

@@ -99,8 +99,10 @@ class Injector:
         elif how == "SIGSEGV":
             ctypes.string_at(0)
         else:
-            os.kill(os.getpid(), getattr(signal, SIGNALS[how]))
-            if how != "stop":
+            number = getattr(signal, SIGNALS[how])
+            waits = number in signal.pthread_sigmask(signal.SIG_BLOCK, [])  # until the fork is over
+            os.kill(os.getpid(), number)
+            if how != "stop" and not waits:
                 time.sleep(60)
 
     def stop_others(self):

@@ -187,6 +187,9 @@ class Play:
             assert error is None, repr(error)
         elif fault.how in EXCEPTIONS and (fault.is_inside or fault.of_master or fault.seam == "moment"):
             self.judge_exception(ranks, error)
+        elif fault.how == "memory" and fault.seam == "reply":
+            # The reply did not fit; the master is told so in its place.
+            self.judge_exception(ranks, error)
         else:
             self.judge_broken(ranks, error)
 
