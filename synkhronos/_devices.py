@@ -48,7 +48,7 @@ def choose_devices(
 ) -> list[str]:
     """Return the list of Theano device names, one a rank, that the arguments of ``fork()`` ask for."""
     if n_parallel is not None:
-        n_parallel = check_int(n_parallel, "n_parallel")
+        n_parallel = check_int(n_parallel, "fork: n_parallel")
         if n_parallel < 1:
             raise ValueError(f"fork: n_parallel: expected 1 or more, got {n_parallel}")
     if devices is not None:
@@ -124,10 +124,10 @@ def _why_no_gpu():
     )
 
 
-def check_int(value: int, name: str) -> int:
-    """Return an argument of ``fork()`` that must be an int."""
+def check_int(value: int, label: str) -> int:
+    """Return an argument that must be an int; `label` names it in the error."""
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
-        raise TypeError(f"fork: {name}: expected an int, got {value!r}")
+        raise TypeError(f"{label}: expected an int, got {value!r}")
     return int(value)
 
 

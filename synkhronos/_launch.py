@@ -84,11 +84,11 @@ def fork(
             raise TypeError(f"fork: {name}: expected True or False, got {flag!r}")
     devices = choose_devices(n_parallel, use_gpu, devices)
     size = len(devices)
-    master_rank = check_int(master_rank, "master_rank")
+    master_rank = check_int(master_rank, "fork: master_rank")
     if not 0 <= master_rank < size:
         raise ValueError(f"fork: master_rank: expected 0 to {size - 1}, got {master_rank}")
-    check_int(max_n_var, "max_n_var")
-    check_int(max_dim, "max_dim")
+    check_int(max_n_var, "fork: max_n_var")
+    check_int(max_dim, "fork: max_dim")
     timeout = _check_timeout(timeout)
     engine = _make_engine(devices)
     try:

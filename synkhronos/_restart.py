@@ -6,9 +6,8 @@ in the same memory, and the start of a world over again: the objects of the scri
 
 from __future__ import annotations
 
-import numpy as np
-
 from synkhronos import _world
+from synkhronos._devices import check_int
 from synkhronos._world import World
 
 
@@ -65,15 +64,14 @@ def restart(n_parallel: int | None = None) -> int:
 def _check_size(world: World, n_parallel: int | None) -> int:
     if n_parallel is None:
         return world.size
-    if isinstance(n_parallel, bool) or not isinstance(n_parallel, (int, np.integer)):
-        raise TypeError(f"restart: n_parallel: expected an int, got {n_parallel!r}")
+    n_parallel = check_int(n_parallel, "restart: n_parallel")
     most = world.here.memory.ranks
     if not 1 <= n_parallel <= most:
         raise ValueError(
             f"restart: n_parallel: expected 1 to {most}, the number that fork() made room for, got "
             f"{n_parallel}"
         )
-    return int(n_parallel)
+    return n_parallel
 
 
 def _check_possible(world: World) -> None:

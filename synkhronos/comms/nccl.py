@@ -205,11 +205,11 @@ class NcclCommunicator(Communicator):
         likes = [Like(array.shape, array.dtype) for array in arrays]
         heard = self.transport.exchange(pickle.dumps((likes, weight)))
         if heard != self._heard:  # training repeats the same one step after step
-            self._heard = heard
-            self._by_rank = list(zip(*[pickle.loads(item) for item in heard]))
-            for one in zip(*self._by_rank[0]):
+            by_rank, weights = zip(*[pickle.loads(item) for item in heard])
+            for one in zip(*by_rank):
                 if len({like.dtype for like in one}) > 1:
                     raise ValueError(f"expected one dtype, got {one} by rank")
+            self._heard, self._by_rank = heard, [by_rank, weights]
         return self._by_rank
 
     def _flats(self, arrays, widen=False):

@@ -12,7 +12,7 @@ import traceback
 
 import numpy as np
 import pygpu
-from checks import CHECKS
+from checks import CHECKS, collective
 from pygpu.gpuarray import GpuArray
 from test_communicators import Ranks
 
@@ -170,6 +170,14 @@ def check_join(ranks):
     assert [one.value for one in ranks.run(join_where_one_cannot, None)] == [None] * ranks.size
 
 
+def check_unequal_dtypes(ranks):
+    """NCCL would take the bytes of one for the other: an error on every rank, however often."""
+    arrays = [np.ones(3, "float32" if rank else "int32") for rank in range(ranks.size)]
+    for _ in range(2 if ranks.size > 1 else 0):
+        outcomes = ranks.run(collective, "broadcast", arrays, 0)
+        assert [one.error for one in outcomes] == [ValueError] * ranks.size, outcomes
+
+
 def conform(kind, devices):
     """Run all checks, and print the name of each that passed."""
     nccl._MOST_ITEMS = MOST_ITEMS
@@ -179,7 +187,10 @@ def conform(kind, devices):
     try:
         for rank, outcome in enumerate(ranks.run(begin, kind, devices)):
             assert outcome.error is None, (rank, outcome)
-        for check in [*CHECKS, check_join]:
+        checks = [*CHECKS, check_join]
+        if kind != "staged":
+            checks.append(check_unequal_dtypes)
+        for check in checks:
             try:
                 check(ranks)
             except Exception:
