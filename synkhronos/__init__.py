@@ -25,13 +25,15 @@ The layers, from the script down; each knows those below it only.
 ``engines``                   graph compilers with their array types: Theano on NumPy, on a GPU
 ``comms``                     collectives on arrays: naive, shared memory, NCCL, staged through the host
 ``transports``                how ranks start and bytes reach them: fork, semaphores, shared memory
+``host``                      the machine as it is set up: what is missing, what may be used
 ``_partition`` and others     arithmetic on rows, operations, random streams; conversion of values;
-                              arrays in a file; the machine; the exceptions; the names of types
+                              arrays in a file; the exceptions; the names of types
 ============================  ====================================================================
 """
 
-from synkhronos import _compile_cache, _environment
 from synkhronos._version import __version__ as __version__
+from synkhronos.host import compile_cache as _compile_cache
+from synkhronos.host import environment as _environment
 
 _environment.prepare()
 _compile_cache.check()

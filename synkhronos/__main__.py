@@ -5,8 +5,9 @@ import os
 import sys
 from typing import List, Optional, Sequence
 
-from synkhronos import _compile_cache, _doctor, _environment, _library_links
-from synkhronos._probe import PROBLEM
+from synkhronos.host import compile_cache, environment, library_links
+from synkhronos.host.doctor import CHECKS
+from synkhronos.host.probe import PROBLEM
 
 DESCRIPTION = "Data-parallel Theano on all the cores or GPUs of one machine."
 RUN = "run a script with Theano's flags set right for this machine, also one that imports Theano"
@@ -43,16 +44,16 @@ def run(script: str, arguments: Sequence[str]) -> int:
     ``__main__`` are Python's own, and Theano is not yet imported when the script begins.
     """
     complaint = (
-        _environment.python_complaint(sys.version_info[:3])
-        or _environment.package_complaint()
-        or _compile_cache.complaint(_compile_cache.folder(os.environ))
+        environment.python_complaint(sys.version_info[:3])
+        or environment.package_complaint()
+        or compile_cache.complaint(compile_cache.folder(os.environ))
     )
     if complaint:
         print(complaint, file=sys.stderr)
         return 1
-    _environment.set_flags(os.environ)
+    environment.set_flags(os.environ)
     try:
-        os.environ.update(_library_links.environment())
+        os.environ.update(library_links.environment())
     except OSError as error:  # a script that does not use GPUs can go on
         print(f"python -m synkhronos run: {error}", file=sys.stderr)
     sys.stdout.flush()
@@ -64,7 +65,7 @@ def run(script: str, arguments: Sequence[str]) -> int:
 
 def interpreter_options() -> List[str]:
     """List the options that this interpreter was given, but ``-m synkhronos``."""
-    options = _environment.interpreter_arguments()[1:]
+    options = environment.interpreter_arguments()[1:]
     last = options.pop()
     if last == "synkhronos":
         last = options.pop()
@@ -77,7 +78,7 @@ def interpreter_options() -> List[str]:
 def doctor() -> int:
     """Print what each check found, and return 1 if something that is needed is missing."""
     needed_is_missing = False
-    for check in _doctor.CHECKS:
+    for check in CHECKS:
         result = check()
         print(result.line(), flush=True)
         needed_is_missing |= result.state == PROBLEM

@@ -10,10 +10,10 @@ from typing import Sequence
 
 import numpy as np
 
-from synkhronos import _environment, _libraries
 from synkhronos._errors import text_of
 from synkhronos._here import Command, Here
-from synkhronos._machine import cores
+from synkhronos.host import environment, libraries
+from synkhronos.host.machine import cores
 
 _logger = logging.getLogger("synkhronos")
 
@@ -34,10 +34,10 @@ def get_n_gpu() -> int:
     int
         0 without pygpu.
     """
-    if find_spec("pygpu") is None or not _libraries.driver_is_visible():
+    if find_spec("pygpu") is None or not libraries.driver_is_visible():
         return 0
     counted = subprocess.run(
-        _environment.fresh_python(_COUNT_GPUS), capture_output=True, text=True, check=False
+        environment.fresh_python(_COUNT_GPUS), capture_output=True, text=True, check=False
     )
     words = counted.stdout.split()
     return int(words[-1]) if words[-2:-1] == ["count"] else 0
@@ -117,7 +117,7 @@ def _why_no_gpu():
             "fork: use_gpu=True, but pygpu is not installed; install it (Debian: python3-pygpu), or "
             "use use_gpu=False"
         )
-    why = _libraries.explain_missing()
+    why = libraries.explain_missing()
     return (
         f"fork: use_gpu=True, but pygpu finds no GPU{why and ': ' + why}; 'python -m synkhronos doctor' "
         f"says more"

@@ -12,11 +12,11 @@ from synkhronos import _world
 from synkhronos._devices import Bind, check_int, choose_devices, kind_of, report
 from synkhronos._errors import AlreadyForkedError
 from synkhronos._interrupts import ENDING, Hold
-from synkhronos._machine import cores
 from synkhronos._world import World
 from synkhronos.comms.shm import SharedMemoryCommunicator
 from synkhronos.engines.base import Engine
 from synkhronos.engines.theano_cpu import TheanoCpuEngine
+from synkhronos.host.machine import cores
 from synkhronos.transports.limits import too_many_files
 from synkhronos.transports.local import LocalTransport
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from synkhronos import _libraries
+from synkhronos.host import libraries
 
 SOURCE = """
 extern "C" int cuDriverGetVersion(int *version) { *version = DRIVER; return DRIVER ? 0 : 34; }
@@ -51,18 +51,18 @@ def fixture_put(binaries, tmp_path):
 def fixture_bare_machine(monkeypatch, tmp_path):
     """Have no library of this machine be found in-process, also where it has a GPU."""
     for name in ("OF_DRIVERS", "LOADERS_OWN", "RELEASES"):
-        monkeypatch.setattr(_libraries, name, ())
-    monkeypatch.setattr(_libraries, "loader_cache", lambda: [])
-    monkeypatch.setattr(_libraries.sys, "path", [])
+        monkeypatch.setattr(libraries, name, ())
+    monkeypatch.setattr(libraries, "loader_cache", lambda: [])
+    monkeypatch.setattr(libraries.sys, "path", [])
     for name in ("prefix", "base_prefix"):
-        monkeypatch.setattr(_libraries.sys, name, str(tmp_path / "no-prefix"))
+        monkeypatch.setattr(libraries.sys, name, str(tmp_path / "no-prefix"))
     for name in ("LD_LIBRARY_PATH", "CONDA_PREFIX", "CUDA_HOME", "CUDA_PATH"):
         monkeypatch.delenv(name, raising=False)
 
 
 def all_are_visible():
     """Tell whether this machine has all libraries by their bare names, so that none is hidden."""
-    return all(_libraries.visible(f"{name}.so") for name in _libraries.NAMES)
+    return all(libraries.visible(f"{name}.so") for name in libraries.NAMES)
 
 
 def path_of(*folders):

@@ -12,7 +12,7 @@ from theano.sandbox.rng_mrg import MRG_RandomStreams
 from theano.tensor.shared_randomstreams import RandomStreams
 
 import synkhronos as synk
-from synkhronos._machine import affinity, cores
+from synkhronos.host.machine import affinity, cores
 
 # Prints a digest of each thing that it computes, so that a difference shows where it begins.
 SCRIPT = """

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from synkhronos import _doctor as doctor
+from synkhronos.host import doctor
 
 FOUND = {
     "version": "1.0.5",

@@ -6,8 +6,8 @@ import pytest
 from made_up_libraries import fixture_bare_machine, fixture_binaries, fixture_put  # noqa: F401
 from made_up_libraries import all_are_visible, path_of
 
-from synkhronos import _doctor_gpus as doctor
-from synkhronos import _library_links
+from synkhronos.host import doctor_gpus as doctor
+from synkhronos.host import library_links
 
 pytestmark = pytest.mark.usefixtures("bare_machine")
 NAMES = ("libnvrtc.so.13", "libnvrtc-builtins.so.13.0", "libcublas.so.13", "libcublasLt.so.13")
@@ -126,7 +126,7 @@ def test_no_place_for_links_is_a_warning(libraries, gpu, monkeypatch):
     def refuse():
         raise OSError("there is no place")
 
-    monkeypatch.setattr(_library_links, "environment", refuse)
+    monkeypatch.setattr(library_links, "environment", refuse)
     assert doctor.check_cuda(gpu).remedy == "there is no place"
     assert doctor.as_run() == {}
 

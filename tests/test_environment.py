@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from synkhronos import _environment as environment
+from synkhronos.host import environment
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -167,7 +167,7 @@ def test_theano_works_without_any_blas(no_settings):
 )
 def test_theano_computes_with_the_openblas_inside_scipy(no_settings):
     code = (
-        "import os, runpy; e = runpy.run_path('synkhronos/_environment.py')\n"
+        "import os, runpy; e = runpy.run_path('synkhronos/host/environment.py')\n"
         "library = e['find_library'](e['scipy_folders'](), 'libopenblas*.so')\n"
         "os.environ['THEANO_FLAGS'] = e['add_flag']('', e['ldflags_by_path'](library))\n"
         "import theano, theano.tensor as T; x = T.dmatrix()\n"

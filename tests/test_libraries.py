@@ -9,7 +9,7 @@ import pytest
 from made_up_libraries import fixture_bare_machine, fixture_binaries, fixture_put  # noqa: F401
 from made_up_libraries import path_of, wheels_of
 
-from synkhronos import _libraries as libraries
+from synkhronos.host import libraries
 
 pytestmark = pytest.mark.usefixtures("bare_machine")
 RELEASE_12 = (
@@ -257,7 +257,7 @@ def test_what_hides_a_library_makes_it_invisible(put):
 def test_the_driver_is_visible_by_its_bare_name_only(put, name, answer):
     if answer == "False" and loaded("libcuda.so", {}):
         pytest.skip("this machine has a driver by its bare name")
-    code = "from synkhronos._libraries import driver_is_visible as visible; print(visible())"
+    code = "from synkhronos.host.libraries import driver_is_visible as visible; print(visible())"
     done = subprocess.run(
         [sys.executable, "-c", code],
         env={**os.environ, **path_of(put("a", name))},

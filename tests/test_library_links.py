@@ -10,8 +10,8 @@ import pytest
 from made_up_libraries import fixture_bare_machine, fixture_binaries, fixture_put  # noqa: F401
 from made_up_libraries import path_of
 
-from synkhronos import _libraries
-from synkhronos import _library_links as library_links
+from synkhronos.host import libraries
+from synkhronos.host import library_links
 
 pytestmark = pytest.mark.usefixtures("bare_machine")
 NAMES = (
@@ -87,7 +87,7 @@ def test_a_new_process_needs_no_more(environ):
 def test_a_driver_outside_the_loaders_folders_brings_its_folder_along(put, environ, monkeypatch):
     driver = put("driver", "libcuda.so.1")
     (Path(environ["LD_LIBRARY_PATH"]) / "libcuda.so.1").unlink()
-    monkeypatch.setattr(_libraries, "OF_DRIVERS", (str(driver),))
+    monkeypatch.setattr(libraries, "OF_DRIVERS", (str(driver),))
     value = library_links.environment(environ, [])["LD_LIBRARY_PATH"]
     assert value.split(":")[1:] == [environ["LD_LIBRARY_PATH"], str(driver)]
 

@@ -16,7 +16,7 @@ import pytest
 from conftest import ROOT
 from test_failures import PRELUDE
 
-from synkhronos import _compile_cache, _machine
+from synkhronos.host import compile_cache, machine
 
 MEMORY_GROUPS = Path("/sys/fs/cgroup/memory")  # version 1
 UNIFIED_GROUPS = Path("/sys/fs/cgroup")  # version 2
@@ -174,12 +174,12 @@ def test_a_full_disk_for_the_compile_cache_is_a_sentence_and_not_a_wait(run_moun
 
 
 def test_what_the_user_has_set_is_where_theano_compiles(tmp_path):
-    assert _compile_cache.folder({"THEANO_FLAGS": "base_compiledir=/a,x=1"}) == Path("/a")
-    assert _compile_cache.folder({"THEANO_FLAGS": "base_compiledir=/a,compiledir=/b"}) == Path("/b")
+    assert compile_cache.folder({"THEANO_FLAGS": "base_compiledir=/a,x=1"}) == Path("/a")
+    assert compile_cache.folder({"THEANO_FLAGS": "base_compiledir=/a,compiledir=/b"}) == Path("/b")
     settings = tmp_path / "theanorc"
     settings.write_text("[global]\nbase_compiledir = ~/c\n")
-    assert _compile_cache.folder({"THEANORC": str(settings)}) == Path.home() / "c"
-    assert _compile_cache.folder({"THEANORC": ""}) == Path.home() / ".theano"
+    assert compile_cache.folder({"THEANORC": str(settings)}) == Path.home() / "c"
+    assert compile_cache.folder({"THEANORC": ""}) == Path.home() / ".theano"
 
 
 # Resource limits
@@ -531,7 +531,7 @@ def test_files_that_are_only_cached_leave_a_container_its_room(memory_group, tmp
         folder,
         PRELUDE
         + f"""
-from synkhronos._machine import memory_room
+from synkhronos.host.machine import memory_room
 folder = Path({str(folder)!r})
 with open("file", "wb") as file:
     for _ in range(500):
@@ -555,20 +555,20 @@ def test_the_room_in_a_control_group_of_either_version(tmp_path):
         folder.mkdir()
     (two / "memory.max").write_text("1000\n")
     (two / "memory.current").write_text("900\n")
-    assert _machine.memory_room([two]) == 100
+    assert machine.memory_room([two]) == 100
     (two / "memory.stat").write_text("anon 10\nfile 700\ninactive_file 500\nactive_file 50\n")
-    assert _machine.memory_room([two]) == 650
+    assert machine.memory_room([two]) == 650
     (one / "memory.limit_in_bytes").write_text("600\n")
     (one / "memory.usage_in_bytes").write_text("500\n")
     stat = "inactive_file 1\ntotal_inactive_file 100\ntotal_active_file 20\n"
     (one / "memory.stat").write_text(stat)
-    assert _machine.memory_room([one, two]) == 220
+    assert machine.memory_room([one, two]) == 220
     (one / "memory.limit_in_bytes").write_text(str(2**63 - 4096))
-    assert _machine.memory_room([one]) is None
+    assert machine.memory_room([one]) is None
 
 
 def test_the_number_of_processes_in_a_control_group(tmp_path):
     (tmp_path / "pids.max").write_text("max\n")
-    assert _machine.process_limit([tmp_path]) is None
+    assert machine.process_limit([tmp_path]) is None
     (tmp_path / "pids.max").write_text("70\n")
-    assert _machine.process_limit([tmp_path]) == 70
+    assert machine.process_limit([tmp_path]) == 70

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from synkhronos._machine import affinity, control_groups, cores, cpu_quota
+from synkhronos.host.machine import affinity, control_groups, cores, cpu_quota
 
 
 @pytest.fixture
@@ -73,6 +73,6 @@ def test_a_path_that_climbs_out_of_the_mount_does_no_harm(machine):
 def test_the_affinity_mask_counts():
     one = min(os.sched_getaffinity(0))
     code = f"import os; os.sched_setaffinity(0, [{one}]); "
-    code += "from synkhronos._machine import cores; print(cores())"
+    code += "from synkhronos.host.machine import cores; print(cores())"
     answer = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, check=True)
     assert answer.stdout.split() == [b"1"]

@@ -2,39 +2,39 @@
 
 import pytest
 
-from synkhronos import _probe
+from synkhronos.host import probe
 
 
 def test_a_result_shows_its_remedy_on_a_line_of_its_own():
-    assert _probe.Result("BLAS", _probe.WARNING, "slow", "mend it").line().splitlines() == [
+    assert probe.Result("BLAS", probe.WARNING, "slow", "mend it").line().splitlines() == [
         "warning  BLAS           slow",
         "                        -> mend it",
     ]
-    assert "\n" not in _probe.Result("BLAS", _probe.OK, "fast").line()
+    assert "\n" not in probe.Result("BLAS", probe.OK, "fast").line()
 
 
 def test_a_probe_returns_what_it_prints_last():
-    assert _probe.probe("print('noise'); print('{\"a\": 1}')") == {"a": 1}
+    assert probe.probe("print('noise'); print('{\"a\": 1}')") == {"a": 1}
 
 
 def test_a_probe_that_fails_tells_the_last_line():
-    with pytest.raises(_probe.ProbeError, match="^ValueError: lost$"):
-        _probe.probe("raise ValueError('lost')")
+    with pytest.raises(probe.ProbeError, match="^ValueError: lost$"):
+        probe.probe("raise ValueError('lost')")
 
 
 def test_a_probe_that_crashes_is_a_finding():
-    with pytest.raises(_probe.ProbeError, match="exit status -9"):
-        _probe.probe("import os; os.kill(os.getpid(), 9)")
+    with pytest.raises(probe.ProbeError, match="exit status -9"):
+        probe.probe("import os; os.kill(os.getpid(), 9)")
 
 
 def test_a_probe_that_hangs_is_given_up(monkeypatch):
-    monkeypatch.setattr(_probe, "TIME_LIMIT", 0.5)
-    with pytest.raises(_probe.ProbeError, match="no answer"):
-        _probe.probe("import time; time.sleep(60)")
+    monkeypatch.setattr(probe, "TIME_LIMIT", 0.5)
+    with pytest.raises(probe.ProbeError, match="no answer"):
+        probe.probe("import time; time.sleep(60)")
 
 
 def test_several_lines_are_in_one_column():
-    result = _probe.Result("CUDA", _probe.WARNING, "one\ntwo", "mend it")
+    result = probe.Result("CUDA", probe.WARNING, "one\ntwo", "mend it")
     assert result.line().splitlines() == [
         "warning  CUDA           one",
         "                        two",

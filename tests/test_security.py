@@ -19,9 +19,10 @@ import theano.tensor as tt
 
 import synkhronos as synk
 from conftest import ROOT
-from synkhronos import _doctor, _environment, _launch
-from synkhronos._compile_cache import folder as cache_folder
-from synkhronos._ownership import outsider
+from synkhronos import _launch
+from synkhronos.host import doctor, environment
+from synkhronos.host.compile_cache import folder as cache_folder
+from synkhronos.host.ownership import outsider
 
 NOBODY = 65534
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as a second user")
@@ -261,9 +262,9 @@ def test_nothing_is_imported_from_the_current_directory_but_by_python_itself(tmp
     planted_modules(hostile, marker)
     script = home / "script.py"
     script.write_text(
-        "import synkhronos as synk\nfrom synkhronos import _doctor\nimport theano.tensor as tt\n"
+        "import synkhronos as synk\nfrom synkhronos.host import doctor\nimport theano.tensor as tt\n"
         "synk.get_n_gpu()\n"
-        "for check in _doctor.CHECKS:\n    check()\n"
+        "for check in doctor.CHECKS:\n    check()\n"
         "synk.fork(2, use_gpu=False)\nx = tt.vector()\n"
         "print(synk.function([x], x.sum())([1, 2]))\nsynk.close()\n"
     )
@@ -463,15 +464,15 @@ def test_a_group_counts_unless_it_has_no_other_member(cache):
 
 def test_the_doctor_warns_of_a_cache_that_others_can_change(cache, monkeypatch):
     monkeypatch.setenv("THEANO_FLAGS", f"base_compiledir={cache}")
-    assert _doctor.check_cache().state == _doctor.OK
+    assert doctor.check_cache().state == doctor.OK
     cache.chmod(0o777)
-    result = _doctor.check_cache()
-    assert result.state == _doctor.WARNING and str(cache) in result.found
+    result = doctor.check_cache()
+    assert result.state == doctor.WARNING and str(cache) in result.found
     assert "base_compiledir" in result.remedy
 
 
 def test_the_doctor_looks_at_the_cache_before_theano_loads_from_it():
-    assert _doctor.CHECKS.index(_doctor.check_cache) < _doctor.CHECKS.index(_doctor.check_theano)
+    assert doctor.CHECKS.index(doctor.check_cache) < doctor.CHECKS.index(doctor.check_theano)
 
 
 @pytest.mark.parametrize(
@@ -520,10 +521,10 @@ def test_flags_of_theano_are_read_and_not_evaluated(monkeypatch, tmp_path, value
     monkeypatch.chdir(tmp_path)
     (tmp_path / "rc").write_text(f"[global]\nbase_compiledir = {value}\n")
     environ = {"THEANORC": str(tmp_path / "rc"), "THEANO_FLAGS": "floatX=float32"}
-    assert _environment.user_setting("base_compiledir", environ) == value.strip()
+    assert environment.user_setting("base_compiledir", environ) == value.strip()
     if "'" not in value and "\\" not in value:
         environ["THEANO_FLAGS"] = f"base_compiledir={value}"
-        assert _environment.user_setting("base_compiledir", environ) == value
+        assert environment.user_setting("base_compiledir", environ) == value
     assert os.listdir(tmp_path) == ["rc"]
 
 

@@ -154,7 +154,7 @@ import runpy
 import sys
 import sysconfig
 
-ldflags = runpy.run_path("synkhronos/_environment.py")["find_ldflags"]()
+ldflags = runpy.run_path("synkhronos/host/environment.py")["find_ldflags"]()
 with open(f"{sys.prefix}/theanorc", "w") as settings:
     settings.write(f"[blas]\nldflags = {ldflags}\n")
 with open(f"{sysconfig.get_paths()['purelib']}/theano_settings.pth", "w") as hook:

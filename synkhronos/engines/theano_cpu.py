@@ -14,7 +14,6 @@ from theano.tensor import TensorType as TheanoTensorType
 from theano.tensor.raw_random import RandomStateType
 from theano.tensor.shared_randomstreams import RandomStreams
 
-from synkhronos import _compile_cache
 from synkhronos._errors import SynkhronosError
 from synkhronos._operations import NUMPY
 from synkhronos._partition import as_slice
@@ -27,6 +26,7 @@ from synkhronos._streams import (
 from synkhronos.engines.base import Engine, TensorType
 from synkhronos.engines.theano_modules import ModuleDiary, learn, make_cacheable
 from synkhronos.engines.theano_pickles import GraphPickler, GraphUnpickler, with_deep_stack
+from synkhronos.host import compile_cache
 
 # The virtual machines that compute just the outputs that are asked for.
 _LAZY = tuple(getattr(vm, name) for name in ("CVM", "Stack") if hasattr(vm, name))
@@ -200,14 +200,14 @@ def _compile(*args, **kwargs):
         # Theano would keep its lock on the cache, and every other process would wait for it.
         while getattr(compilelock.get_lock, "n_lock", 0):
             compilelock.release_lock()
-        said = _compile_cache.explain(error, Path(theano.config.compiledir))
+        said = compile_cache.explain(error, Path(theano.config.compiledir))
         if said is None:
             raise
     raise SynkhronosError(f"function: {said}")  # not `from`: Theano's own is pages long
 
 
 def _check_cache():
-    said = _compile_cache.complaint(Path(theano.config.compiledir))
+    said = compile_cache.complaint(Path(theano.config.compiledir))
     if said is not None:
         raise SynkhronosError(f"function: {said}")
 

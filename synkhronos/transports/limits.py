@@ -6,7 +6,7 @@ import os
 import resource
 
 from synkhronos._errors import SynkhronosError
-from synkhronos._machine import process_limit
+from synkhronos.host.machine import process_limit
 
 
 def check_may_have_children() -> None:

@@ -24,7 +24,7 @@ import time
 
 from synkhronos._errors import REMEDY, CollectiveAbortedError, WorldBrokenError
 from synkhronos._interrupts import ENDING, leave_to_master
-from synkhronos._machine import affinity
+from synkhronos.host.machine import affinity
 from synkhronos.transports import limits, liveness
 from synkhronos.transports.base import Transport
 from synkhronos.transports.box import Box

@@ -22,8 +22,8 @@ from typing import Sequence
 import numpy as np
 
 from synkhronos._errors import SynkhronosError
-from synkhronos._machine import memory_room
 from synkhronos._typing import DTypeLike, Reference
+from synkhronos.host.machine import memory_room
 
 _NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 _ALIGNMENT = 64

@@ -2,7 +2,7 @@
 
 libgpuarray loads ``libcuda.so``, ``libnvrtc.so``, ``libcublas.so`` and ``libnccl.so`` by these bare
 names. A driver, pip's wheels and many packages bring only names with a version, in folders where
-the loader does not look. `find` says which files would do; ``_library_links`` gives them these names.
+the loader does not look. `find` says which files would do; ``library_links`` gives them these names.
 
 Nothing of CUDA is initialized here: the driver alone is loaded, and asked for its version.
 
@@ -47,7 +47,7 @@ OF_DRIVERS = (
 )
 PROGRAM = Path("/proc/self/exe")
 RELEASES = ("/usr/local/cuda", "/usr/local/cuda-*", "/opt/cuda")
-LINKS = re.compile(r"/synkhronos[^/]*/libraries-\w+$")  # the folders of _library_links
+LINKS = re.compile(r"/synkhronos[^/]*/libraries-\w+$")  # the folders of library_links
 
 Version = Tuple[int, ...]
 

@@ -6,9 +6,9 @@ pygpu and NCCL are looked at in the environment that ``python -m synkhronos run`
 from pathlib import Path
 from typing import Dict, Iterable, List
 
-from synkhronos import _libraries, _library_links
-from synkhronos._libraries import NAMES, NEEDED, Library, Version
-from synkhronos._probe import OK, WARNING, ProbeError, Result, probe
+from synkhronos.host import libraries, library_links
+from synkhronos.host.libraries import NAMES, NEEDED, Library, Version
+from synkhronos.host.probe import OK, WARNING, ProbeError, Result, probe
 
 NVIDIA_DEVICES = "nvidia[0-9]*"
 CUDNN_VERSIONS = ((5,), (8,))  # those that Theano 1.0.5 can use: from the first on, before the other
@@ -53,24 +53,24 @@ print(json.dumps({"version": version.value}))
 def check_cuda(devices: Path = Path("/dev")) -> Result:
     """Check that NVIDIA's libraries are there, and that libgpuarray finds them."""
     present = sorted(path.name for path in devices.glob(NVIDIA_DEVICES))
-    found = _libraries.find()
+    found = libraries.find()
     if not found and present:
         text = f"no libcuda.so.1, though there is {', '.join(present)}"
-        return Result("CUDA", WARNING, text, _libraries.DRIVER_REMEDY)
+        return Result("CUDA", WARNING, text, libraries.DRIVER_REMEDY)
     if not found:
         return Result("CUDA", OK, "no NVIDIA driver, and none is needed")
-    driver = _libraries.driver_version(found["libcuda"].file)
+    driver = libraries.driver_version(found["libcuda"].file)
     names = [f"{name}.so" for name in found]
     code = LOADING_PROBE.format(names=names)
     try:
         hidden = probe(code)
-        failing = probe(code, **_library_links.environment()) if hidden else {}
+        failing = probe(code, **library_links.environment()) if hidden else {}
     except (ProbeError, OSError) as error:
         return Result("CUDA", WARNING, listing(found, driver, []), str(error))
     text = listing(found, driver, hidden)
     lacking = [name for name in NEEDED if name not in found]
     if lacking:
-        return Result("CUDA", WARNING, text, _libraries.remedy(lacking, driver))
+        return Result("CUDA", WARNING, text, libraries.remedy(lacking, driver))
     if failing:
         return Result("CUDA", WARNING, text, f"mend this: {'; '.join(failing.values())}")
     if hidden:
@@ -95,8 +95,8 @@ def listing(found: Dict[str, Library], driver: Version, hidden: Iterable[str]) -
 
 def cudnn() -> str:
     """Write which cuDNN there is, which no script needs."""
-    folders = _libraries.search_folders(cache=_libraries.loader_cache())
-    found = _libraries.candidates("libcudnn", folders)
+    folders = libraries.search_folders(cache=libraries.loader_cache())
+    found = libraries.candidates("libcudnn", folders)
     oldest, too_new = CUDNN_VERSIONS
     usable = [one for one in found if oldest <= one.version < too_new]
     if usable:
@@ -116,7 +116,7 @@ def dotted(version: Version) -> str:
 def as_run() -> Dict[str, str]:
     """Return the variables that ``python -m synkhronos run`` would set for NVIDIA's libraries."""
     try:
-        return _library_links.environment()
+        return library_links.environment()
     except OSError:  # of which check_cuda tells
         return {}
 
@@ -130,7 +130,7 @@ def check_gpus(devices: Path = Path("/dev")) -> Result:
         return judge_missing_pygpu(str(error), present)
     text = f"pygpu {found['version']}: {found['cuda']} CUDA, {found['opencl']} OpenCL devices"
     if present and not found["cuda"]:
-        remedy = _libraries.explain_missing() or (
+        remedy = libraries.explain_missing() or (
             "libgpuarray finds its libraries but no device: see that nvidia-smi works, and what "
             "CUDA_VISIBLE_DEVICES leaves"
         )
@@ -157,9 +157,9 @@ def check_nccl(devices: Path = Path("/dev")) -> Result:
     except ProbeError as error:
         if not several:
             return Result("NCCL", OK, "none, and none is needed without several GPUs")
-        found = _libraries.find()
-        driver = _libraries.driver_version(found["libcuda"].file) if found else None
-        return Result("NCCL", WARNING, str(error), _libraries.remedy(["libnccl"], driver))
+        found = libraries.find()
+        driver = libraries.driver_version(found["libcuda"].file) if found else None
+        return Result("NCCL", WARNING, str(error), libraries.remedy(["libnccl"], driver))
     return Result("NCCL", OK, nccl_version(number))
 
 

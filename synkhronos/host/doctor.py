@@ -13,11 +13,11 @@ import sysconfig
 from pathlib import Path
 from typing import Any, Dict
 
-from synkhronos import _compile_cache, _environment
-from synkhronos._doctor_gpus import check_cuda, check_gpus, check_nccl
-from synkhronos._machine import affinity, cores, cpu_quota, memory_room
-from synkhronos._ownership import outsider
-from synkhronos._probe import OK, PROBLEM, WARNING, ProbeError, Result, probe
+from synkhronos.host import compile_cache, environment
+from synkhronos.host.doctor_gpus import check_cuda, check_gpus, check_nccl
+from synkhronos.host.machine import affinity, cores, cpu_quota, memory_room
+from synkhronos.host.ownership import outsider
+from synkhronos.host.probe import OK, PROBLEM, WARNING, ProbeError, Result, probe
 
 GIBIBYTE = 1024.0**3
 REQUIREMENTS = {  # what is imported, and what pip is asked for
@@ -58,7 +58,7 @@ print(json.dumps({
 def check_python() -> Result:
     """Check the version of Python."""
     version = sys.version_info[:3]
-    complaint = _environment.python_complaint(version)
+    complaint = environment.python_complaint(version)
     found = f"{'.'.join(map(str, version))} at {sys.executable}"
     if complaint:
         return Result("Python", PROBLEM, found, complaint)
@@ -67,7 +67,7 @@ def check_python() -> Result:
 
 def check_numpy() -> Result:
     """Check that NumPy is there, in a version that Theano compiles with, and Theano too."""
-    complaint = _environment.package_complaint()
+    complaint = environment.package_complaint()
     numpy = sys.modules.get("numpy")
     found = getattr(numpy, "__version__", "not importable")
     if complaint:
@@ -104,7 +104,7 @@ def check_compiler() -> Result:
 
 def check_cache() -> Result:
     """Check that nobody else can put code in Theano's cache, from which Theano loads and runs it."""
-    folder = _compile_cache.folder(os.environ)
+    folder = compile_cache.folder(os.environ)
     complaint = outsider(folder)
     if complaint is None:
         return Result("Theano's cache", OK, f"{folder}, which no other user can change")
@@ -117,10 +117,10 @@ def check_cache() -> Result:
 
 def check_theano() -> Result:
     """Check that Theano compiles, and that its matrix product is as fast as NumPy's."""
-    if _environment.python_complaint(sys.version_info[:3]) or _environment.package_complaint():
+    if environment.python_complaint(sys.version_info[:3]) or environment.package_complaint():
         return Result("Theano", PROBLEM, "not tried", "mend what is wrong above first")
     environ = dict(os.environ)
-    _environment.set_flags(environ)
+    environment.set_flags(environ)
     # A GPU named in the user's flags would be taken into use by the import; the last one wins.
     flags = environ.get("THEANO_FLAGS", "") + ",device=cpu"
     try:

@@ -5,7 +5,7 @@ import os
 import subprocess
 from typing import Any, Dict, NamedTuple
 
-from synkhronos import _environment
+from synkhronos.host import environment
 
 OK, WARNING, PROBLEM = "ok", "warning", "problem"
 TIME_LIMIT = 120  # seconds; the first compilation on a slow file system takes long
@@ -34,7 +34,7 @@ def probe(code: str, **environ: str) -> Dict[str, Any]:
     """Run `code` in a fresh interpreter and read the JSON that it prints last."""
     try:
         process = subprocess.run(
-            _environment.fresh_python(code),
+            environment.fresh_python(code),
             capture_output=True,
             text=True,
             timeout=TIME_LIMIT,

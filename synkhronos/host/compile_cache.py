@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 from typing import Mapping, Optional
 
-from synkhronos import _environment
+from synkhronos.host import environment
 
 LEAST = 1 << 20  # bytes; a module takes a tenth of it and more
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -28,7 +28,7 @@ def check() -> None:
 def folder(environ: Mapping[str, str]) -> Path:
     """Find where Theano will keep compiled code, without importing it, since that loads from there."""
     for name in ("compiledir", "base_compiledir"):
-        setting = _environment.user_setting(name, environ)
+        setting = environment.user_setting(name, environ)
         if setting:
             return Path(setting).expanduser()
     return Path.home() / ".theano"
