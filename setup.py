@@ -11,7 +11,7 @@ VERSION = re.search(
 )
 
 DEMOS = ["Lasagne==0.1", "matplotlib", "pillow", "scikit-learn", "tqdm"]
-TESTS = ["hypothesis", "pytest", "ruff"]
+TESTS = ["hypothesis", "ipykernel", "jupyter_client", "pytest", "pytest-xdist", "ruff"]
 
 setup(
     name="Synkhronos",

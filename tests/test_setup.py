@@ -1,6 +1,9 @@
 """The scripts that everybody starts with: the environment is made once, and found the next time."""
 
+import ast
 import os
+import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -40,3 +43,32 @@ def test_the_environment_takes_no_other_option():
     )
     assert (answer.returncode, answer.stdout) == (2, "")
     assert answer.stderr == "usage: environment.sh [--with-opencl]\n"
+
+
+PACKAGES = {"PIL": "pillow", "lasagne": "Lasagne", "sklearn": "scikit-learn"}  # by what is imported
+OUR_OWN = {"synkhronos", "setup", *(path.stem for path in ROOT.glob("*/**/*.py"))}
+BY_DEBIAN = {"pygpu"}
+
+
+def imported_in(folder):
+    """Return the top-level names of all that the code in a folder imports."""
+    found = set()
+    for path in (ROOT / folder).rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                found.update(one.name.partition(".")[0] for one in node.names)
+            elif isinstance(node, ast.ImportFrom):
+                found.add(node.module.partition(".")[0])
+    return found
+
+
+@pytest.mark.skipif(sys.version_info < (3, 10), reason="the names of Python's own modules are needed")
+@pytest.mark.parametrize("folder", ["synkhronos", "demos", "tests"])
+def test_what_is_imported_can_be_installed(folder, monkeypatch):
+    declared = {}
+    monkeypatch.setattr("setuptools.setup", declared.update)
+    runpy.run_path(str(ROOT / "setup.py"))
+    wanted = declared["install_requires"] + declared["extras_require"]["tests"]
+    names = {re.match(r"[\w-]+", one).group().lower() for one in wanted} | BY_DEBIAN
+    imported = imported_in(folder) - sys.stdlib_module_names - OUR_OWN
+    assert imported and {PACKAGES.get(one, one).lower() for one in imported} <= names
