@@ -26,43 +26,43 @@ def collect(
     subset : list of int or None
         Which outputs they are.
     """
-    active = [rank for rank, (n_rows, _) in enumerate(results) if n_rows]
-    if not active:
+    parts = [result for result in results if result[0]]
+    if not parts:
         raise ValueError(f"{function!r}: no rank had any rows to compute on (batch_s)")
-    weights = [results[rank][0] for rank in active]
+    weights, by_rank = zip(*parts)
     outputs = []
     indices = range(len(function.output_modes)) if subset is None else subset
-    for position, index in enumerate(indices):
+    for index, values in zip(indices, zip(*by_rank)):
         mode = function.output_modes[index]
-        values = [results[rank][1][position] for rank in active]
-        if mode is None:
-            outputs.append(_masters_own(world, function, index, values, active))
-        elif any([value is None for value in values]):
-            outputs.append(values[active.index(world.master_rank)])  # reduced by the communicator
+        if mode is None or values[0] is None or values[-1] is None:
+            # The master's own, or reduced there by the communicator: no other rank sends one.
+            outputs.append(_masters_own(world, function, index, results)[len(outputs)])
         elif type(values[0]) is float and mode in OPERATIONS:
             value = OPERATIONS[mode].reduce_floats(values, weights)
             outputs.append(np.asarray(value, function.output_dtypes[index]))
         else:
             values = [unpack(world.here, value) for value in values]
-            outputs.append(_combine(function, index, values, weights, active))
+            outputs.append(_combine(function, index, values, weights, results))
     return outputs
 
 
-def _masters_own(world, function, index, values, active):
-    if world.master_rank not in active:
+def _masters_own(world, function, index, results):
+    n_rows, outputs = results[world.master_rank]
+    if not n_rows:
         raise ValueError(
             f"{function!r}: output {index} is the master's own value (op None), but the master had "
             f"no rows (batch_s)"
         )
-    return values[active.index(world.master_rank)]
+    return outputs
 
 
-def _combine(function, index, values, weights, active):
+def _combine(function, index, values, weights, results):
     mode = function.output_modes[index]
     if mode == GATHER:
         return NUMPY.concatenate(values).astype(function.output_dtypes[index], copy=False)
     shape = values[0].shape
     if any(value.shape != shape for value in values):
+        active = [rank for rank, (n_rows, _) in enumerate(results) if n_rows]
         listed = ", ".join(f"rank {rank}: {value.shape}" for rank, value in zip(active, values))
         raise ValueError(
             f"{function!r}: output {index} cannot be reduced by {mode!r}, its shapes differ: "
