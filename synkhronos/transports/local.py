@@ -176,10 +176,6 @@ class LocalTransport(Transport):
 
     def post(self, payload):
         self._turn = self._passed = 0  # a rank that failed may have passed fewer than the others
-        if self._most_spins and self._commands % _COUNT_CORES == 0:
-            pids = [process.pid for process in self._processes.values()]
-            self._has_cores[0] = affinity([0, *pids]) >= self.size
-        self._commands += 1
         self.posted = False
         self._mailbox.put(payload)
         self.posted = True
@@ -188,6 +184,10 @@ class LocalTransport(Transport):
             self._starts[rank].post()
 
     def collect(self):
+        if self._most_spins and self._commands % _COUNT_CORES == 0:
+            pids = [process.pid for process in self._processes.values()]
+            self._has_cores[0] = affinity([0, *pids]) >= self.size
+        self._commands += 1
         replies = [None] * self.size
         waited = 0.0
         for rank in self._workers:
@@ -201,9 +201,9 @@ class LocalTransport(Transport):
         return replies
 
     def receive(self):
-        self._wait(self._starts[self.rank])
         self._turn = self._passed = 0
         self.posted = False
+        self._wait(self._starts[self.rank])
         return self._mailbox.get()
 
     def reply(self, payload):
@@ -245,8 +245,10 @@ class LocalTransport(Transport):
 
     def _wait(self, semaphore, waited=0.0):
         """Wait for a post; return the seconds, after `waited`, for which this barrier has lasted."""
-        began = looked = time.monotonic()
         fails = semaphore.fails
+        if not fails():
+            return waited
+        began = looked = time.monotonic()
         for spin in range(self._spins if self._has_cores[0] else 0):
             if not fails():
                 return waited
