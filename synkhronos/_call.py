@@ -179,7 +179,10 @@ class CallFunction(Command):
             modes = [modes[index] for index in self.subset]
         if here.comm.works_in_place and self._all_have_rows(here, function):
             values = self._reduce_in_place(here, modes, values)
-        return [_pack(here, mode, value) for mode, value in zip(modes, values)]
+        packed = []
+        for mode, value in zip(modes, values):
+            packed.append(_pack(here, mode, value))
+        return packed
 
     def _all_have_rows(self, here, function):
         """Whether every rank has rows, as far as each of them can tell by itself."""

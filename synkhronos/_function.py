@@ -115,13 +115,14 @@ class Function:
         numpy.ndarray or list of numpy.ndarray
             As the Theano function would.
         """
-        world = self._usable_world()
+        world = self._world
         plain = batch is None and batch_s is None and output_subset is None and num_slices == 1
         command = None
         if plain and not inputs_by_name:
             command = self._command_of_last_call(args)
         memory = None
         if command is None:
+            self._usable_world()
             values = _arguments.match(world, self, args, inputs_by_name)
             datas = [_arguments.in_shared_memory(world, value) for value in values]
             command = _arguments.plan(
@@ -141,8 +142,10 @@ class Function:
 
     def _command_of_last_call(self, args):
         """Return the last call's command if these are the same `Data`, where they were; else None."""
-        command = self._last_plain
-        if command is None or len(args) != len(command.references) or self._world.fused is not None:
+        command, world = self._last_plain, self._world
+        if command is None or len(args) != len(command.references):
+            return None
+        if world.fused is not None or world.closed:
             return None
         for arg, reference in zip(args, command.references):
             if type(arg) is not Data or arg.last_reference is not reference:

@@ -26,10 +26,13 @@ def collect(
     subset : list of int or None
         Which outputs they are.
     """
-    parts = [result for result in results if result[0]]
-    if not parts:
+    weights, by_rank = [], []
+    for n_rows, values in results:
+        if n_rows:
+            weights.append(n_rows)
+            by_rank.append(values)
+    if not weights:
         raise ValueError(f"{function!r}: no rank had any rows to compute on (batch_s)")
-    weights, by_rank = zip(*parts)
     outputs = []
     indices = range(len(function.output_modes)) if subset is None else subset
     for index, values in zip(indices, zip(*by_rank)):

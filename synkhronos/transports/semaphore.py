@@ -11,35 +11,22 @@ import os
 import time
 from functools import partial
 
-_BYTES = 64  # more than sem_t has anywhere; a cache line of its own
-_POINTER = ctypes.c_void_p
+_PLACE = ctypes.c_char * 64  # more than sem_t has anywhere; a cache line of its own
 
 
 class _Time(ctypes.Structure):
     _fields_ = [("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long)]
 
 
-def _function(name, library, *arguments):
-    function = getattr(library, name)
-    function.argtypes, function.restype = arguments, ctypes.c_int
-    return function
-
-
-# What never waits keeps the interpreter's lock: that is faster.
+# What never waits keeps the interpreter's lock: that is faster. So is to declare no argument types.
 _AT_ONCE = ctypes.PyDLL(None)
 _WAITING = ctypes.CDLL(None, use_errno=True)
-_init = _function("sem_init", _WAITING, _POINTER, ctypes.c_int, ctypes.c_uint)
-_post = _function("sem_post", _AT_ONCE, _POINTER)
-_trywait = _function("sem_trywait", _AT_ONCE, _POINTER)
 if hasattr(_WAITING, "sem_clockwait"):
     _CLOCK = time.CLOCK_MONOTONIC
-    _clockwait = _function("sem_clockwait", _WAITING, _POINTER, ctypes.c_int, ctypes.POINTER(_Time))
-
-    def _wait(pointer, deadline):
-        return _clockwait(pointer, _CLOCK, deadline)
+    _WAIT = (_WAITING.sem_clockwait, _CLOCK)
 else:  # glibc before 2.30
     _CLOCK = time.CLOCK_REALTIME
-    _wait = _function("sem_timedwait", _WAITING, _POINTER, ctypes.POINTER(_Time))
+    _WAIT = (_WAITING.sem_timedwait,)
 
 
 class Semaphore:
@@ -57,25 +44,25 @@ class Semaphore:
         ``fails()`` takes one away, if there is one, and returns 0; else it returns another number.
     """
 
-    __slots__ = ("_block", "_pointer", "post", "fails")
+    __slots__ = ("post", "fails", "_wait")
 
     def __init__(self, memory):
-        self._block = memory.allocate(_BYTES)
-        self._pointer = _POINTER(self._block.ctypes.data)
-        if _init(self._pointer, 1, 0):
-            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), "sem_init")
-        self.post = partial(_post, self._pointer)
-        self.fails = partial(_trywait, self._pointer)
+        place = ctypes.byref(_PLACE.from_buffer(memory.allocate(ctypes.sizeof(_PLACE))))
+        if _WAITING.sem_init(place, 1, 0):
+            raise _error("sem_init")
+        self.post = partial(_AT_ONCE.sem_post, place)
+        self.fails = partial(_AT_ONCE.sem_trywait, place)
+        function, *clock = _WAIT
+        self._wait = partial(function, place, *clock)
 
     def wait(self, seconds):
         """Take one away; False if there was none so long, or a signal's handler has to run."""
         fraction, whole = _modf(time.clock_gettime(_CLOCK) + seconds)
-        if not _wait(self._pointer, _Time(whole, fraction)):
+        if not self._wait(ctypes.byref(_Time(whole, fraction))):
             return True
-        code = ctypes.get_errno()
-        if code in (errno.ETIMEDOUT, errno.EINTR):
+        if ctypes.get_errno() in (errno.ETIMEDOUT, errno.EINTR):
             return False
-        raise OSError(code, os.strerror(code), "sem_wait")
+        raise _error("sem_wait")
 
     def drain(self):
         """Take all away."""
@@ -87,3 +74,8 @@ def _modf(seconds):
     """Return nanoseconds and whole seconds."""
     whole = int(seconds)
     return int((seconds - whole) * 1e9), whole
+
+
+def _error(name):
+    code = ctypes.get_errno()
+    return OSError(code, os.strerror(code), name)
