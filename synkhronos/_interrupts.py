@@ -7,6 +7,7 @@ worker that nobody knows. So at these moments a signal waits until they are over
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import signal
 import threading
@@ -15,7 +16,7 @@ import threading
 from _signal import getsignal
 from _signal import signal as set_handler
 from threading import get_ident
-from typing import Any, Callable
+from typing import Any, Callable, Iterator
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -25,81 +26,76 @@ _log = logging.getLogger("synkhronos")
 class Hold:
     """While it is entered, a signal waits; its handler is called as the hold ends.
 
-    A second signal gets through at once. More than that are forgotten, so that what cleans up after
-    the second can do so.
+    A second one gets through at once. More than that are forgotten, so that what cleans up after the
+    second can do so.
 
-    Only the main thread runs signal handlers: in other threads there is nothing to hold. Signals without
-    a handler written in Python are left alone.
+    Only the main thread runs signal handlers: in other threads there is nothing to hold. A signal
+    without a handler written in Python is left alone.
 
     Parameters
     ----------
-    *signals : int
+    number : int
+        The signal's.
     """
 
-    def __init__(self, *signals: int) -> None:
-        self._signals = tuple(map(int, signals))  # an enumeration is slow to look up
+    def __init__(self, number: int) -> None:
+        self._number = int(number)  # an enumeration is slow to look up
         self._depth = 0
-        self._handlers: dict[int, Callable[..., Any]] = {}
-        self._waiting: tuple[Callable[..., Any], int, Any] | None = None
+        self._handler: Callable[..., Any] | None = None
         self._seen = 0
+        self._frame: Any = None  # where the first one came
         self._reminded = False
         self._main_thread = threading.main_thread().ident
+
+    # Each command passes here, so these two are short.
 
     def __enter__(self) -> Hold:
         if get_ident() == self._main_thread:
             if not self._depth:
-                self._begin()
+                self._seen = 0
+                handler = getsignal(self._number)
+                self._handler = handler if callable(handler) else None
+                if self._handler is not None:
+                    set_handler(self._number, self._handle)  # raises for one that has just come
             self._depth += 1
         return self
 
     def __exit__(self, *error: object) -> None:
         if get_ident() == self._main_thread:
             self._depth -= 1
-            if not self._depth:
-                self._restore()
-                if self._waiting is not None:
-                    (handler, *arguments), self._waiting = self._waiting, None
-                    handler(*arguments)
-
-    def _begin(self):
-        self._seen, self._waiting, self._reminded = 0, None, False
-        try:
-            for number in self._signals:
-                handler = getsignal(number)
-                if callable(handler):
-                    self._handlers[number] = handler
-                    set_handler(number, self._handle)
-        except BaseException:  # from the handler of a signal that had just come
-            self._restore()
-            raise
-
-    def _restore(self):
-        handlers = self._handlers
-        try:
-            for number in self._signals:
-                if number in handlers:
-                    set_handler(number, handlers[number])  # one that has just come is still held
-                    del handlers[number]
-        finally:
-            if handlers:  # the handler of one raised, before the others were restored
-                self._restore()
+            if not self._depth and self._handler is not None:
+                try:
+                    set_handler(self._number, self._handler)  # one that has just come is still held
+                except BaseException:  # from the handler of the second, before it was restored
+                    set_handler(self._number, self._handler)
+                    raise
+                if self._seen == 1:
+                    self._seen, frame, self._frame = 0, self._frame, None
+                    self._handler(self._number, frame)
 
     def _handle(self, number, frame):
         self._seen += 1
         if self._seen == 1:
-            self._waiting = self._handlers[number], number, frame
+            self._frame, self._reminded = frame, False
         elif self._seen == 2:
-            self._waiting = None
-            self._handlers[number](number, frame)
+            self._frame = None
+            self._handler(number, frame)
 
     def remind(self) -> None:
         """Say, once, that a signal has come and waits."""
-        if self._waiting is not None and not self._reminded:
+        if self._seen == 1 and not self._reminded:
             self._reminded = True
             _log.warning(
                 "%s: the processes finish their command first; once more ends them at once",
-                signal.Signals(self._waiting[1]).name,
+                signal.Signals(self._number).name,
             )
+
+
+@contextlib.contextmanager
+def hold_ending() -> Iterator[None]:
+    """Hold each of the signals that end a script."""
+    with Hold(signal.SIGINT), Hold(signal.SIGTERM), Hold(signal.SIGHUP):
+        yield
 
 
 def leave_to_master() -> None:

@@ -11,7 +11,7 @@ from typing import Sequence
 from synkhronos import _world
 from synkhronos._devices import Bind, check_int, choose_devices, kind_of, report
 from synkhronos._errors import AlreadyForkedError
-from synkhronos._interrupts import ENDING, Hold
+from synkhronos._interrupts import hold_ending
 from synkhronos._world import World
 from synkhronos.comms.shm import SharedMemoryCommunicator
 from synkhronos.engines.base import Engine
@@ -101,7 +101,7 @@ def fork(
         threads.limit(size)
         return transport, SharedMemoryCommunicator(transport)
 
-    with Hold(*ENDING):
+    with hold_ending():
         transport, comm = connect(size, master_rank)
         world = World(transport, comm, engine, lambda here: _serve(here, threads, profile_workers))
         world.connect = connect

@@ -24,7 +24,7 @@ from synkhronos._errors import (
     WorldBrokenError,
 )
 from synkhronos._here import Command, Here
-from synkhronos._interrupts import ENDING, Hold
+from synkhronos._interrupts import Hold, hold_ending
 from synkhronos._typing import Finish, SharedVariable, Variable
 from synkhronos.comms.base import Communicator
 from synkhronos.engines.base import Engine
@@ -86,7 +86,7 @@ class World:
 
         The transport works in the memory of the former one.
         """
-        with Hold(*ENDING):
+        with hold_ending():
             self._take_turn()
             try:
                 here, usable = self.here, self.broken is None
@@ -102,7 +102,7 @@ class World:
     def start(self) -> None:
         """Start the workers; they inherit all that the master has by now."""
         if not self.started:
-            with Hold(*ENDING):
+            with hold_ending():
                 if self.size > 1:
                     self.here.engine.before_fork()
                     try:
@@ -218,7 +218,7 @@ class World:
         """End the workers and give everything back that this world holds."""
         if self.closed:
             return
-        with Hold(*ENDING):
+        with hold_ending():
             alone, usable = self._turn.acquire(False), self.broken is None
             self.give_up("close() was interrupted; call close() again")  # if it is
             try:

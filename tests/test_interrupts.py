@@ -13,7 +13,8 @@ import pytest
 from conftest import ROOT
 from test_failures import PRELUDE
 
-from synkhronos._interrupts import Hold
+from synkhronos import _interrupts
+from synkhronos._interrupts import ENDING, Hold, hold_ending, set_handler
 
 # What a script does to itself: a signal to all of its processes, as a terminal sends it, or to the
 # master alone, at a moment that `when` names: before or after a certain function of the library.
@@ -491,6 +492,56 @@ def test_a_hold_leaves_signals_without_a_python_handler_alone():
             assert signal.getsignal(signal.SIGUSR2) == signal.SIG_IGN
     finally:
         signal.signal(signal.SIGUSR2, before)
+
+
+def test_a_hold_whose_second_signal_raises_puts_the_handler_back(monkeypatch):
+    def refuse(*_):
+        raise KeyError
+
+    before = signal.signal(signal.SIGUSR2, refuse)
+    try:
+        hold = Hold(signal.SIGUSR2)
+        for times in (2, 1, 2):  # each hold counts anew
+            with pytest.raises(KeyError), hold:
+                for _ in range(times):
+                    signal.raise_signal(signal.SIGUSR2)
+            assert signal.getsignal(signal.SIGUSR2) is refuse
+
+        def set_late(number, handler):
+            signal.raise_signal(number)
+            return set_handler(number, handler)
+
+        with pytest.raises(KeyError), hold:
+            signal.raise_signal(signal.SIGUSR2)
+            monkeypatch.setattr(_interrupts, "set_handler", set_late)
+        assert signal.getsignal(signal.SIGUSR2) is refuse
+    finally:
+        signal.signal(signal.SIGUSR2, before)
+
+
+def test_of_the_signals_that_end_a_script_each_waits_for_itself():
+    heard = []
+    before = {one: signal.signal(one, lambda *came: heard.append(came[0])) for one in ENDING}
+    try:
+        with hold_ending():
+            signal.raise_signal(signal.SIGTERM)
+            signal.raise_signal(signal.SIGINT)
+            assert heard == []
+            signal.raise_signal(signal.SIGTERM)
+            assert heard == [signal.SIGTERM]
+        assert heard == [signal.SIGTERM, signal.SIGINT]
+
+        handlers = {one: signal.getsignal(one) for one in ENDING}
+        handlers[signal.SIGHUP] = lambda *_: sys.exit(5)
+        signal.signal(signal.SIGHUP, handlers[signal.SIGHUP])
+        with pytest.raises(SystemExit), hold_ending():
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGHUP)
+        assert heard[2:] == [signal.SIGINT]
+        assert {one: signal.getsignal(one) for one in ENDING} == handlers
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)
 
 
 def test_the_moments_name_functions_that_there_are():
