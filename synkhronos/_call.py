@@ -179,7 +179,7 @@ class CallFunction(Command):
             modes = [modes[index] for index in self.subset]
         if here.comm.works_in_place and self._all_have_rows(here, function):
             values = self._reduce_in_place(here, modes, values)
-        packed = []
+        packed = []  # for a few, a comprehension takes longer
         for mode, value in zip(modes, values):
             packed.append(_pack(here, mode, value))
         return packed

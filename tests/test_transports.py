@@ -23,6 +23,7 @@ from oracle import examples
 
 from synkhronos._errors import CollectiveAbortedError, WorldBrokenError
 from synkhronos.transports import shm
+from synkhronos.transports.box import Box
 from synkhronos.transports.local import LocalTransport
 from synkhronos.transports.shm import FreeList, SharedMemory
 
@@ -424,3 +425,33 @@ def test_blocks_of_about_a_page_go_back_where_they_came_from(memory, nbytes):
         memory.allocate(nbytes)
         memory.trim()
     assert (memory._small.holes(), memory._large.holes()) == before
+
+
+# What is put in may be the very object of the last time, an equal one, or another of its length.
+PAYLOADS = [b"", b"some", bytes(bytearray(b"some")), b"more", b"long" * 8, b"long" * 9]
+
+
+@examples(200)
+@given(payloads=st.lists(st.sampled_from(range(len(PAYLOADS)))), clears=st.booleans())
+def test_what_was_put_in_a_box_last_is_in_it(payloads, clears):
+    box = Box(SharedMemory(1), 16)
+    for payload in payloads:
+        box.put(PAYLOADS[payload])
+        assert box.get() == PAYLOADS[payload]
+        if clears:
+            box.clear()
+
+
+def test_a_box_keeps_what_it_had_if_there_is_no_room_for_more(memory, monkeypatch):
+    box = Box(memory, 16)
+    box.put(PAYLOADS[1])
+
+    def refuse(nbytes):
+        raise MemoryError
+
+    monkeypatch.setattr(memory, "allocate", refuse)
+    with pytest.raises(MemoryError):
+        box.put(PAYLOADS[4])
+    assert box.get() == PAYLOADS[1]
+    box.put(PAYLOADS[1])
+    assert box.get() == PAYLOADS[1]
