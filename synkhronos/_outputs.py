@@ -39,7 +39,7 @@ def collect(
         mode = function.output_modes[index]
         if mode is None or values[0] is None or values[-1] is None:
             # The master's own, or reduced there by the communicator: no other rank sends one.
-            outputs.append(_masters_own(world, function, index, results)[len(outputs)])
+            outputs.append(_of_master(world, function, index, results)[len(outputs)])
         elif type(values[0]) is float and mode in OPERATIONS:
             value = OPERATIONS[mode].reduce_floats(values, weights)
             outputs.append(np.asarray(value, function.output_dtypes[index]))
@@ -49,7 +49,7 @@ def collect(
     return outputs
 
 
-def _masters_own(world, function, index, results):
+def _of_master(world, function, index, results):
     n_rows, outputs = results[world.master_rank]
     if not n_rows:
         raise ValueError(
