@@ -84,7 +84,7 @@ class CallFunction(Command):
         if not n_rows:
             return 0, None
         if self.num_slices == 1:
-            values = here.engine.call(function.compiled, arguments, self.subset)
+            values = self._compute(here, function, arguments)
         else:
             values = self._accumulate(here, function, arguments, n_rows)
         return n_rows, self._hand_over(here, function, values)
@@ -127,6 +127,11 @@ class CallFunction(Command):
                 n_rows = min(len(rows) for _, _, rows in columns[-len(function.sliceable) :])
         return columns, n_rows
 
+    def _compute(self, here, function, arguments):
+        """Call the function; return its outputs, each in memory of its own, as the engine does."""
+        values = here.engine.call(function.compiled, arguments, self.subset)
+        return values if self.subset is None else _distinct(values)
+
     def _accumulate(self, here, function, columns, n_rows):
         """Call the function slice by slice; every slice sees the old values of what it updates."""
         engine = here.engine
@@ -149,8 +154,8 @@ class CallFunction(Command):
                     array if rows is None else here.take(key, array, self._slice(rows, index))
                     for key, array, rows in columns
                 ]
-                values = engine.call(function.compiled, arguments, self.subset)
-                for accumulator, value in zip(outputs, _distinct(values)):
+                values = self._compute(here, function, arguments)
+                for accumulator, value in zip(outputs, values):
                     accumulator.add(value, stop - start)
                 for accumulator, (shared, _) in zip(news, updates):
                     accumulator.add(engine.storage(shared), stop - start)
@@ -200,7 +205,7 @@ class CallFunction(Command):
                 if mode == op and here.comm.takes(value)
             ]
             if chosen:
-                arrays = _distinct([values[position] for position in chosen])
+                arrays = [values[position] for position in chosen]
                 n_rows = here.rows[self.number]
                 reduced = here.comm.reduce(arrays, op, here.master_rank, n_rows)
                 for position, value in zip(chosen, reduced):
@@ -209,7 +214,7 @@ class CallFunction(Command):
 
 
 def _distinct(values):
-    """Copy outputs that were asked for twice: each is its receiver's own."""
+    """Copy outputs that a subset names twice: each is its receiver's own."""
     return [
         value.copy() if any([value is earlier for earlier in values[:position]]) else value
         for position, value in enumerate(values)

@@ -15,6 +15,9 @@ from synkhronos._typing import DTypeLike
 #: Modes that an output may have besides the reductions.
 GATHER = "gather"
 
+#: Of each array, what is worked on at a time, so that it stays in the cache.
+PIECE_BYTES = 1 << 17
+
 
 class Operation(NamedTuple):
     """How the values of several ranks or slices become one."""
@@ -76,6 +79,18 @@ class Operation(NamedTuple):
             return np.divide(out, len(arrays), out=out, casting="same_kind")
         return _weighted_mean(out, arrays, weights)
 
+    def reduce_in_pieces(
+        self,
+        out: np.ndarray,
+        arrays: Sequence[np.ndarray],
+        weights: Sequence[float] | None = None,
+    ) -> np.ndarray:
+        """As `reduce_into`, with the same bits, of C-contiguous arrays larger than the cache."""
+        flat, flats = out.reshape(-1), [array.reshape(-1) for array in arrays]
+        for piece in pieces(0, out.size, out.itemsize):
+            self.reduce_into(flat[piece], [one[piece] for one in flats], weights)
+        return out
+
     def _fold(self, out: np.ndarray, arrays: Sequence[np.ndarray]) -> np.ndarray:
         if len(arrays) == 1:
             if out is not arrays[0]:
@@ -85,6 +100,12 @@ class Operation(NamedTuple):
         for array in arrays[2:]:
             self.combine(out, array, out=out)
         return out
+
+
+def pieces(start: int, stop: int, itemsize: int) -> list[slice]:
+    """Return the items from `start` to `stop` in pieces that stay in the cache."""
+    step = max(1, PIECE_BYTES // itemsize)
+    return [slice(begin, min(begin + step, stop)) for begin in range(start, stop, step)]
 
 
 def _weighted_mean(

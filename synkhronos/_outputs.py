@@ -7,7 +7,7 @@ from typing import Any, Sequence
 import numpy as np
 
 from synkhronos._call import unpack
-from synkhronos._operations import GATHER, NUMPY, OPERATIONS
+from synkhronos._operations import GATHER, NUMPY, OPERATIONS, PIECE_BYTES
 from synkhronos._world import World
 
 
@@ -44,8 +44,9 @@ def collect(
             value = OPERATIONS[mode].reduce_floats(values, weights)
             outputs.append(np.asarray(value, function.output_dtypes[index]))
         else:
+            active = [rank for rank, (n_rows, _) in enumerate(results) if n_rows]
             values = [unpack(world.here, value) for value in values]
-            outputs.append(_combine(function, index, values, weights, results))
+            outputs.append(_combine(function, index, values, weights, active, world.master_rank))
     return outputs
 
 
@@ -59,16 +60,29 @@ def _of_master(world, function, index, results):
     return outputs
 
 
-def _combine(function, index, values, weights, results):
+def _combine(function, index, values, weights, active, master):
     mode = function.output_modes[index]
     if mode == GATHER:
         return NUMPY.concatenate(values).astype(function.output_dtypes[index], copy=False)
     shape = values[0].shape
     if any(value.shape != shape for value in values):
-        active = [rank for rank, (n_rows, _) in enumerate(results) if n_rows]
         listed = ", ".join(f"rank {rank}: {value.shape}" for rank, value in zip(active, values))
         raise ValueError(
             f"{function!r}: output {index} cannot be reduced by {mode!r}, its shapes differ: "
             f"{listed}; use 'gather'"
         )
-    return OPERATIONS[mode].reduce(values, weights)
+    operation = OPERATIONS[mode]
+    if values[0].nbytes <= PIECE_BYTES:
+        return operation.reduce(values, weights)
+    # Where the master's own value is the first, in its memory: the pages of a new array take longer
+    # than the sum.
+    result = _own(values[0]) if active[0] == master else np.array(values[0])
+    if len(values) == 1:
+        return result
+    return operation.reduce_in_pieces(result, [result, *values[1:]], weights)
+
+
+def _own(value):
+    """Return an output of the master's as an array that may be written to, and be the caller's."""
+    fits = value.flags.c_contiguous and value.flags.writeable
+    return value if fits else np.array(value, order="C")

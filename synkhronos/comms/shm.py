@@ -13,10 +13,10 @@ since each is computed once.
 import pickle
 import struct
 
+from synkhronos._operations import pieces
 from synkhronos._partition import share
 from synkhronos.comms.base import Communicator
 
-_PIECE_BYTES = 1 << 17
 _WEIGHT = struct.Struct("d")
 
 
@@ -121,9 +121,7 @@ class _Plan:
             flat = [array.reshape(-1) for array in arrays]
             low, high = max(start - passed, 0), min(stop - passed, flat[0].size)
             passed += flat[0].size
-            step = max(1, _PIECE_BYTES // flat[0].itemsize)
-            for begin in range(low, high, step):
-                piece = slice(begin, min(begin + step, high))
+            for piece in pieces(low, high, flat[0].itemsize):
                 parts = [flat[one][piece] for one in self.active]
                 self.pieces.append((flat[first][piece], parts, [flat[one][piece] for one in others]))
 
