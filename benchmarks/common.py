@@ -264,10 +264,11 @@ def worker_ids():
     return [child.pid for child in sorted(workers, key=lambda child: int(child.name.split("-")[1]))]
 
 
-def load_demo(folder):
-    """Return the module ``common`` of a folder of ``demos``."""
-    place = ROOT / "demos" / folder / "common.py"
-    spec = importlib.util.spec_from_file_location(f"{folder}_common", place)
+def load_demo(folder, module):
+    """Return a module of a folder of ``demos``."""
+    place = ROOT / "demos" / folder
+    sys.path.append(str(place))  # it may import its neighbours
+    spec = importlib.util.spec_from_file_location(f"{folder}_{module}", place / f"{module}.py")
     demo = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(demo)
     return demo

@@ -35,7 +35,7 @@ def build(options):
     import synkhronos as synk
     from synkhronos.extensions import train, updates
 
-    demo = common.load_demo("resnet")
+    demo = common.load_demo("resnet", "network")
     model = demo.build_model(options)
 
     def rule(loss, params, *arguments):

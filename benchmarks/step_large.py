@@ -32,7 +32,7 @@ def network(pixels):
     import synkhronos as synk  # noqa: F401
     from synkhronos.extensions import updates
 
-    demo = common.load_demo("resnet")
+    demo = common.load_demo("resnet", "network")
     model = demo.build_model(
         argparse.Namespace(seed=1, size=pixels, classes=1000, blocks=[3, 4, 6, 3], width=64)
     )

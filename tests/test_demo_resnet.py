@@ -20,7 +20,8 @@ for needed in ("lasagne", "PIL", "tqdm"):
         pytest.skip(f"the demos need {needed}", allow_module_level=True)
 
 DEMO = Path(__file__).resolve().parent.parent / "demos" / "resnet"
-MODULES = ("common", "train_resnet_theano", "train_resnet")
+SCRIPTS = ("train_resnet_theano", "train_resnet")
+MODULES = ("errors", "command_line", "images", "network", "training", *SCRIPTS)
 TINY = ["--blocks", "1", "1", "--width", "4", "--size", "16", "--classes", "5"]
 TINY += ["--batch", "6", "--valid", "7", "--steps", "3", "--evaluate-every", "2"]
 
@@ -55,18 +56,13 @@ def float64(demo):
     theano.config.floatX = "float32"
 
 
-@pytest.fixture
-def common(demo):
-    return demo.common
-
-
 # Batch norm
 
 
-def norm_layer(common, shape, seed=3):
+def norm_layer(demo, shape, seed=3):
     """A layer with all its parameters at random, and an input."""
     rng = np.random.RandomState(seed)
-    layer = common.BatchNormLayer((None, *shape[1:]))
+    layer = demo.network.BatchNormLayer((None, *shape[1:]))
     for param in (layer.scale, layer.shift, layer.mean, layer.variance):
         param.set_value(rng.uniform(0.5, 2, shape[1]).astype(param.dtype))
     return layer, rng.normal(3, 2, shape).astype(theano.config.floatX)
@@ -81,8 +77,8 @@ def normalised(x, layer, mean, variance):
 
 
 @pytest.mark.parametrize("shape", [(5, 4, 3, 2), (7, 3), (2, 1, 4, 4)])
-def test_training_normalises_by_the_rows_at_hand_and_updates_the_averages(common, float64, shape):
-    layer, x = norm_layer(common, shape)
+def test_training_normalises_by_the_rows_at_hand_and_updates_the_averages(demo, float64, shape):
+    layer, x = norm_layer(demo, shape)
     axes = (0, *range(2, x.ndim))
     variable = tt.TensorType("float64", [False] * x.ndim)("x")
     output = layer.get_output_for(variable)
@@ -98,8 +94,8 @@ def test_training_normalises_by_the_rows_at_hand_and_updates_the_averages(common
         x = x * 1.5 + 1
 
 
-def test_inference_normalises_by_the_running_averages_and_leaves_them(common, float64):
-    layer, x = norm_layer(common, (5, 4, 3, 2))
+def test_inference_normalises_by_the_running_averages_and_leaves_them(demo, float64):
+    layer, x = norm_layer(demo, (5, 4, 3, 2))
     variable = tt.tensor4("x")
     evaluate = theano.function([variable], layer.get_output_for(variable, deterministic=True))
     averages = layer.mean.get_value(), layer.variance.get_value()
@@ -108,8 +104,8 @@ def test_inference_normalises_by_the_running_averages_and_leaves_them(common, fl
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
-def test_the_gradient_through_it_is_that_of_finite_differences(common, float64, deterministic):
-    layer, x = norm_layer(common, (3, 2, 2, 2))
+def test_the_gradient_through_it_is_that_of_finite_differences(demo, float64, deterministic):
+    layer, x = norm_layer(demo, (3, 2, 2, 2))
     given = {"W": np.random.RandomState(4).normal(size=x.shape)}
 
     def weighted(x, scale, shift):
@@ -123,20 +119,20 @@ def test_the_gradient_through_it_is_that_of_finite_differences(common, float64, 
 # The network
 
 
-def options_of(common, *arguments, processes=1):
-    options = common.parser("test").parse_args([*TINY, *map(str, arguments)])
-    common.complete(options, processes)
+def options_of(demo, *arguments, processes=1):
+    options = demo.command_line.parser("test").parse_args([*TINY, *map(str, arguments)])
+    demo.command_line.complete(options, processes)
     return options
 
 
-def test_the_network_of_50_layers_has_the_papers_25_6_million_parameters(common):
+def test_the_network_of_50_layers_has_the_papers_25_6_million_parameters(demo):
     x = tt.tensor4("x")
-    network = common.build_resnet(x, 224, 1000)
-    params = common.lasagne.layers.get_all_params(network, trainable=True)
-    averages = common.lasagne.layers.get_all_params(network, running_average=True)
+    network = demo.network.build_resnet(x, 224, 1000)
+    params = demo.network.lasagne.layers.get_all_params(network, trainable=True)
+    averages = demo.network.lasagne.layers.get_all_params(network, running_average=True)
     assert sum(param.get_value().size for param in params) == 25_557_032
     assert sum(param.get_value().size for param in averages) == 53_120 + 53
-    layers = common.lasagne.layers.get_all_layers(network)
+    layers = demo.network.lasagne.layers.get_all_layers(network)
     assert sum(hasattr(layer, "W") for layer in layers) == 50 + 4  # and four on the shortcuts
     shapes = [layer.output_shape[1:] for layer in layers if len(layer.output_shape) == 4]
     stages = [(256, 56, 56), (512, 28, 28), (1024, 14, 14), (2048, 7, 7)]
@@ -144,9 +140,9 @@ def test_the_network_of_50_layers_has_the_papers_25_6_million_parameters(common)
     assert all(stage in shapes for stage in stages)
 
 
-def test_a_seed_gives_one_set_of_weights(common):
+def test_a_seed_gives_one_set_of_weights(demo):
     def weights(seed):
-        model = common.build_model(options_of(common, "--seed", seed))
+        model = demo.network.build_model(options_of(demo, "--seed", seed))
         return [param.get_value() for param in model.params]
 
     assert all(np.array_equal(a, b) for a, b in zip(weights(1), weights(1)))
@@ -173,16 +169,16 @@ def test_a_step_equals_the_serial_one_where_every_share_has_the_same_statistics(
     demo, float64, world_of, processes, slices
 ):
     """The same rows for each rank and slice: then these have the statistics of all rows as well."""
-    options = options_of(demo.common, "--slices", slices, processes=processes)
+    options = options_of(demo, "--slices", slices, processes=processes)
     x, y = minibatch(options, 3)
     x, y = np.tile(x, (processes * slices, 1, 1, 1)), np.tile(y, processes * slices)
 
-    serial = demo.common.build_model(options)
+    serial = demo.network.build_model(options)
     serial_step, serial_evaluate = demo.train_resnet_theano.build(serial, options)
     expected = [float(serial_step(x, y)) for _ in range(2)]
 
     world_of(processes)
-    model = demo.common.build_model(options)
+    model = demo.network.build_model(options)
     step, evaluate = demo.train_resnet.build(model, options)
     data = synk.data(x), synk.data(y)
     np.testing.assert_allclose([step(*data) for _ in range(2)], expected)
@@ -195,11 +191,11 @@ def test_a_step_equals_the_serial_one_where_every_share_has_the_same_statistics(
 def test_a_step_equals_the_serial_one_on_any_rows_with_batch_norm_as_in_evaluation(
     demo, float64, world_of
 ):
-    options = options_of(demo.common, processes=2)
+    options = options_of(demo, processes=2)
     x, y = minibatch(options, 7)
 
     def model_without_batch_statistics():
-        model = demo.common.build_model(options)
+        model = demo.network.build_model(options)
         return model._replace(loss=model.valid_loss, average_updates=[])
 
     serial = model_without_batch_statistics()
@@ -216,9 +212,9 @@ def test_a_step_equals_the_serial_one_on_any_rows_with_batch_norm_as_in_evaluati
 def test_evaluation_averages_the_running_averages_over_the_ranks_by_their_rows(
     demo, float64, world_of
 ):
-    options = options_of(demo.common, "--batch", 5, processes=2)
+    options = options_of(demo, "--batch", 5, processes=2)
     world_of(2)
-    model = demo.common.build_model(options)
+    model = demo.network.build_model(options)
     step, evaluate = demo.train_resnet.build(model, options)
     x, y = minibatch(options, 5)
     data = synk.data(x), synk.data(y)
@@ -254,15 +250,15 @@ def test_shares_are_those_of_the_library(demo, rows, n):
         (["--size", "8", "--batch", "6", "--slices", "2"], "a single number a channel"),
     ],
 )
-def test_options_that_cannot_work_are_refused(common, arguments, message):
-    with pytest.raises(common.UserError, match=message):
-        options_of(common, *arguments, processes=2)
+def test_options_that_cannot_work_are_refused(demo, arguments, message):
+    with pytest.raises(demo.errors.UserError, match=message):
+        options_of(demo, *arguments, processes=2)
 
 
-def test_defaults_depend_on_the_number_of_processes_and_on_small(common):
+def test_defaults_depend_on_the_number_of_processes_and_on_small(demo):
     for arguments, batch in (([], 24), (["--small"], 12)):
-        options = common.parser("test").parse_args(arguments)
-        common.complete(options, 3)
+        options = demo.command_line.parser("test").parse_args(arguments)
+        demo.command_line.complete(options, 3)
         assert options.batch == batch and options.size == 224
         assert options.learning_rate == pytest.approx(0.1 * batch / 256)
 
@@ -290,8 +286,8 @@ def folder(tmp_path):
     return root
 
 
-def test_images_have_the_class_of_their_folder_and_the_size_asked_for(common, folder):
-    images = common.ImageFolder(folder)
+def test_images_have_the_class_of_their_folder_and_the_size_asked_for(demo, folder):
+    images = demo.images.ImageFolder(folder)
     assert images.names == ["blue", "green", "red"]
     assert images.labels.dtype == "int32" and images.labels.tolist() == [0] * 4 + [1] * 4 + [2] * 4
     assert "12 of 3 classes" in images.source
@@ -299,11 +295,11 @@ def test_images_have_the_class_of_their_folder_and_the_size_asked_for(common, fo
     for row, label in enumerate(images.labels):
         images.load(row, out)
         colour = np.array(COLOURS[images.names[label]]) / 255
-        expected = (colour - common.PIXEL_MEAN) / common.PIXEL_DEVIATION
+        expected = (colour - demo.images.PIXEL_MEAN) / demo.images.PIXEL_DEVIATION
         np.testing.assert_allclose(out.reshape(3, -1).T, np.tile(expected, (256, 1)), atol=0.1)
 
 
-def test_the_middle_of_an_image_is_kept_upright(common, tmp_path):
+def test_the_middle_of_an_image_is_kept_upright(demo, tmp_path):
     from PIL import Image
 
     pixels = np.zeros((8, 16, 3), "uint8")
@@ -312,24 +308,24 @@ def test_the_middle_of_an_image_is_kept_upright(common, tmp_path):
         (tmp_path / name).mkdir()
         Image.fromarray(pixels).save(tmp_path / name / "1.png")
     out = np.empty((3, 8, 8), "float32")
-    common.ImageFolder(tmp_path).load(0, out)
+    demo.images.ImageFolder(tmp_path).load(0, out)
     assert np.array_equal(np.argwhere(out[0] > 0).max(axis=0), [3, 3])
     assert np.argwhere(out[0] > 0).min() == 0
 
 
 @pytest.mark.parametrize("content", [b"", b"<html>gone</html>", None])
-def test_a_file_that_is_no_image_is_named(common, folder, content):
+def test_a_file_that_is_no_image_is_named(demo, folder, content):
     path = folder / "green" / "0.png"
     path.write_bytes(path.read_bytes()[:-30] if content is None else content)
-    with pytest.raises(common.UserError, match=f"{path} cannot be read as an image: "):
-        common.ImageFolder(folder).load(4, np.empty((3, 8, 8), "float32"))
+    with pytest.raises(demo.errors.UserError, match=f"{path} cannot be read as an image: "):
+        demo.images.ImageFolder(folder).load(4, np.empty((3, 8, 8), "float32"))
 
 
-def test_a_folder_without_classes_is_refused(common, folder):
-    with pytest.raises(common.UserError, match="expected a folder of images, got .*nowhere"):
-        common.ImageFolder(folder / "nowhere")
-    with pytest.raises(common.UserError, match="two classes or more, got 1 files in 1 classes"):
-        common.ImageFolder(folder / "red")
+def test_a_folder_without_classes_is_refused(demo, folder):
+    with pytest.raises(demo.errors.UserError, match="expected a folder of images, got .*nowhere"):
+        demo.images.ImageFolder(folder / "nowhere")
+    with pytest.raises(demo.errors.UserError, match="two classes or more, got 1 files in 1 classes"):
+        demo.images.ImageFolder(folder / "red")
 
 
 def load_options(folder=None, **changes):
@@ -337,11 +333,11 @@ def load_options(folder=None, **changes):
     return Namespace(**{**options, **changes})
 
 
-def test_minibatches_take_every_image_once_in_random_order(common, folder):
+def test_minibatches_take_every_image_once_in_random_order(demo, folder):
     options = load_options(folder)
-    images = common.load_images(options)
+    images = demo.images.load_images(options)
     assert options.classes == 3 and options.valid == 2
-    minibatches = common.Minibatches(images, options)
+    minibatches = demo.images.Minibatches(images, options)
     held_out, labels = minibatches.valid
     assert np.array_equal(labels, images.labels[held_out])
     seen = []
@@ -355,10 +351,10 @@ def test_minibatches_take_every_image_once_in_random_order(common, folder):
     assert seen[:10] != seen[10:]
 
 
-def test_images_are_loaded_in_the_graph_by_their_row_numbers(common, folder):
-    images = common.load_images(load_options(folder))
+def test_images_are_loaded_in_the_graph_by_their_row_numbers(demo, folder):
+    images = demo.images.load_images(load_options(folder))
     rows, weight = tt.ivector(), theano.shared(np.float32(2))
-    pixels = common.LoadImages(images, 8)(rows)
+    pixels = demo.images.LoadImages(images, 8)(rows)
     cost = (weight * pixels).sum()
     load = theano.function([rows], [pixels, theano.grad(cost, weight)], mode="FAST_COMPILE")
     chosen = np.array([7, 0, 11], "int32")
@@ -369,11 +365,11 @@ def test_images_are_loaded_in_the_graph_by_their_row_numbers(common, folder):
     assert np.array_equal(images.labels[chosen], 2 - colours)
 
 
-def test_each_rank_loads_the_images_of_its_own_rows(world_of, common, folder):
-    images = common.load_images(load_options(folder))
+def test_each_rank_loads_the_images_of_its_own_rows(world_of, demo, folder):
+    images = demo.images.load_images(load_options(folder))
     loaded_here = theano.shared(np.zeros(12), "loaded here")
     rows = tt.ivector("rows")
-    pixels = common.LoadImages(images, 8)(rows)
+    pixels = demo.images.LoadImages(images, 8)(rows)
     counted = tt.inc_subtensor(loaded_here[rows], pixels.mean(axis=(1, 2, 3)) * 0 + 1)
     world_of(3)
     f = synk.function([rows], pixels.mean(), updates=[(loaded_here, counted)])
@@ -383,8 +379,8 @@ def test_each_rank_loads_the_images_of_its_own_rows(world_of, common, folder):
     assert by_rank.sum(axis=1).tolist() == [4, 4, 4]
 
 
-def test_synthetic_images_are_noise_and_the_same_every_time(common):
-    images = common.load_images(load_options())
+def test_synthetic_images_are_noise_and_the_same_every_time(demo):
+    images = demo.images.load_images(load_options())
     first, second = np.empty((2, 3, 20, 20), "float32")
     images.load(3, first)
     images.load(3, second)

@@ -15,13 +15,17 @@ weighted by the rows of each, so that all ranks evaluate the same network, and t
 import math
 import time
 
-import common
+import command_line
+import errors
 import numpy as np
 import synkhronos as synk
 import train_resnet_theano
+from images import Minibatches, load_images
+from network import build_model
 from synkhronos.extensions.train import make_train_function
 from synkhronos.extensions.updates import nesterov_momentum
 from threadpoolctl import threadpool_info
+from training import describe, print_table, progress_bar, timed_step, train
 
 COMPARED_STEPS = 3
 
@@ -41,7 +45,7 @@ def build(model, options):
         model.y,
         update_rule,
         options.learning_rate,
-        common.MOMENTUM,
+        command_line.MOMENTUM,
     )
     measure = synk.function([model.x, model.y], [model.valid_loss, model.accuracy])
     synk.distribute()
@@ -69,21 +73,21 @@ def compare(minibatches, step, images, options):
 
     Each process has the same number of BLAS threads, and each trains a network of its own.
     """
-    step_alone, _ = train_resnet_theano.build(common.build_model(options, images), options)
+    step_alone, _ = train_resnet_theano.build(build_model(options, images), options)
     steps = {"alone": step_alone, "together": step}
     seconds = {which: [] for which in steps}
-    with common.progress_bar(2 * (1 + COMPARED_STEPS) * options.batch) as bar:
+    with progress_bar(2 * (1 + COMPARED_STEPS) * options.batch) as bar:
         for _ in range(1 + COMPARED_STEPS):
             for which, one in steps.items():
                 bar.set_description(f"comparing, {which}", refresh=False)
-                seconds[which].append(common.timed_step(minibatches, one)[0])
+                seconds[which].append(timed_step(minibatches, one)[0])
                 bar.update(options.batch)
     # The first step of each only warms up.
     return seconds["alone"][1:], seconds["together"][1:]
 
 
 def main(arguments=None):
-    parser = common.parser(__doc__)
+    parser = command_line.parser(__doc__)
     parser.add_argument("--processes", type=int, help="default: one a core, or one a GPU")
     parser.add_argument("--devices", nargs="+", help="Theano's, one a process, such as: cuda0 cuda1")
     parser.add_argument(
@@ -91,12 +95,12 @@ def main(arguments=None):
     )
     options = parser.parse_args(arguments)
     n = synk.fork(options.processes, devices=options.devices)
-    common.complete(options, n)
-    images = common.load_images(options)
-    minibatches = common.Minibatches(images, options)
+    command_line.complete(options, n)
+    images = load_images(options)
+    minibatches = Minibatches(images, options)
     start = time.perf_counter()
-    model = common.build_model(options, images)
-    common.describe(model, images, options)
+    model = build_model(options, images)
+    describe(model, images, options)
     print(
         f"Ranks:   {n}, with {max(shares(options.batch, n))} images each at most, which each loads "
         f"by itself;\n         batch norm has each rank's own statistics, and its "
@@ -105,13 +109,13 @@ def main(arguments=None):
     )
     step, evaluate = build(model, options)
     print(f"Ready:   in {time.perf_counter() - start:.0f} s\n", flush=True)
-    seconds, losses = common.train(minibatches, minibatches.valid, step, evaluate, options)
+    seconds, losses = train(minibatches, minibatches.valid, step, evaluate, options)
     table = [(f"{n} process(es)", seconds, options.batch, losses[-1])]
     if options.compare:
         alone, together = compare(minibatches, step, images, options)
         table.append(("  compared, in turns with:", together, options.batch, None))
         table.append(("1 process of plain Theano", alone, options.batch, None))
-    common.print_table(table)
+    print_table(table)
     if options.compare:
         report_speed(np.median(alone) / np.median(together), n)
     synk.close()
@@ -127,4 +131,4 @@ def report_speed(ratio, n):
 
 
 if __name__ == "__main__":
-    common.run(main)
+    errors.run(main)

@@ -6,16 +6,19 @@
 import math
 import time
 
-import common
+import command_line
+import errors
 import numpy as np
 import theano
-from common import lasagne
+from images import Minibatches, load_images
+from network import build_model, lasagne
+from training import describe, print_table, train
 
 
 def build(model, options):
     """The functions that take a step and that evaluate."""
     updates = lasagne.updates.nesterov_momentum(
-        model.loss, model.params, options.learning_rate, common.MOMENTUM
+        model.loss, model.params, options.learning_rate, command_line.MOMENTUM
     )
     updates.update(model.average_updates)
     train_minibatch = theano.function([model.x, model.y], model.loss, updates=updates)
@@ -30,21 +33,21 @@ def build(model, options):
 
 
 def main(arguments=None):
-    options = common.parser(__doc__).parse_args(arguments)
-    common.complete(options, processes=1)
+    options = command_line.parser(__doc__).parse_args(arguments)
+    command_line.complete(options, processes=1)
     if options.slices > 1:
-        raise common.UserError("--slices: plain Theano has none; use train_resnet.py --processes 1")
-    images = common.load_images(options)
-    minibatches = common.Minibatches(images, options)
+        raise errors.UserError("--slices: plain Theano has none; use train_resnet.py --processes 1")
+    images = load_images(options)
+    minibatches = Minibatches(images, options)
     start = time.perf_counter()
-    model = common.build_model(options, images)
-    common.describe(model, images, options)
+    model = build_model(options, images)
+    describe(model, images, options)
     step, evaluate = build(model, options)
     print(f"Ready:   in {time.perf_counter() - start:.0f} s\n", flush=True)
-    seconds, losses = common.train(minibatches, minibatches.valid, step, evaluate, options)
-    common.print_table([("1 process of plain Theano", seconds, options.batch, losses[-1])])
+    seconds, losses = train(minibatches, minibatches.valid, step, evaluate, options)
+    print_table([("1 process of plain Theano", seconds, options.batch, losses[-1])])
     return model, losses
 
 
 if __name__ == "__main__":
-    common.run(main)
+    errors.run(main)

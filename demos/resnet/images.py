@@ -1,0 +1,123 @@
+"""The images: synthetic ones or files, loaded in the graph by their row numbers; minibatches of them."""
+
+from pathlib import Path
+
+import synkhronos  # noqa: F401  # before Theano: with it, Theano imports on today's NumPy
+import numpy as np
+import theano
+import theano.tensor as T
+from errors import UserError
+from PIL import Image, ImageOps
+
+# Of ImageNet's pixels in [0, 1], by colour.
+PIXEL_MEAN = np.array([0.485, 0.456, 0.406], "float32")
+PIXEL_DEVIATION = np.array([0.229, 0.224, 0.225], "float32")
+
+
+class SyntheticImages:
+    """Noise with a label each, drawn anew from the row's number whenever it is loaded."""
+
+    def __init__(self, rows, classes, seed):
+        self.source = f"{rows} synthetic ones, noise with random labels"
+        self.labels = np.random.RandomState(seed).randint(classes, size=rows).astype("int32")
+        self._seed = seed
+
+    def load(self, row, out):
+        np.random.default_rng([self._seed, row]).standard_normal(dtype=out.dtype, out=out)
+
+
+class ImageFolder:
+    """Image files, each in the folder of its class: ``DIR/cat/1.jpg``, ``DIR/dog/1.png``."""
+
+    def __init__(self, folder):
+        folder, suffixes = Path(folder), Image.registered_extensions()
+        if not folder.is_dir():
+            raise UserError(f"expected a folder of images, got {folder}")
+        classes = sorted(path for path in folder.iterdir() if path.is_dir())
+        found = [
+            [path for path in sorted(one.rglob("*")) if path.suffix.lower() in suffixes]
+            for one in classes
+        ]
+        self.names = [one.name for one, paths in zip(classes, found) if paths]
+        self.paths = [path for paths in found for path in paths]
+        self.labels = np.repeat(
+            np.arange(len(self.names), dtype="int32"), [len(paths) for paths in found if paths]
+        )
+        if len(self.names) < 2:
+            raise UserError(
+                f"expected image files in a folder for each class in {folder}, two classes or "
+                f"more, got {len(self.paths)} files in {len(self.names)} classes"
+            )
+        self.source = f"{len(self.paths)} of {len(self.names)} classes, from {folder}"
+
+    def load(self, row, out):
+        """The middle of the image, scaled to `out`, with ImageNet's mean 0 and variance 1."""
+        size = out.shape[1:]
+        try:
+            with Image.open(self.paths[row]) as image:
+                image.draft("RGB", size)  # has JPEG decode no more pixels than are needed
+                pixels = np.asarray(ImageOps.fit(image.convert("RGB"), size), "float32")
+        except Exception as error:  # Pillow's decoders raise all sorts of them
+            raise UserError(f"{self.paths[row]} cannot be read as an image: {error}") from error
+        out[...] = ((pixels / 255 - PIXEL_MEAN) / PIXEL_DEVIATION).transpose(2, 0, 1)
+
+
+def load_images(options):
+    """The images that the options ask for; they decide how many classes there are."""
+    if options.data is None:
+        rows = options.valid + 10 * options.batch
+        return SyntheticImages(rows, options.classes, options.seed)
+    images = ImageFolder(options.data)
+    options.classes = len(images.names)
+    options.valid = min(options.valid, len(images.labels) // 10 + 1)
+    return images
+
+
+class LoadImages(theano.Op):
+    """The images of some rows, as a part of the graph.
+
+    So each rank loads the images of its own rows, at the same time as the others, and with
+    ``num_slices`` no more of them at once than it computes on. What is scattered is row numbers.
+    Loading while another minibatch computes would gain nothing on a machine whose cores all compute:
+    an image takes some milliseconds to decode, and hundreds to train on.
+    """
+
+    def __init__(self, images, size):
+        self._images, self._size = images, size
+
+    def make_node(self, rows):
+        return theano.Apply(self, [T.as_tensor_variable(rows)], [T.ftensor4()])
+
+    def perform(self, node, inputs, outputs):
+        (rows,) = inputs
+        pixels = np.empty((len(rows), 3, self._size, self._size), "float32")
+        for row, image in zip(rows, pixels):
+            self._images.load(row, image)
+        outputs[0][0] = pixels
+
+    def connection_pattern(self, node):
+        return [[False]]  # there is no gradient by a row number
+
+    def grad(self, inputs, gradients):
+        return [theano.gradient.DisconnectedType()()]
+
+
+class Minibatches:
+    """Row numbers and labels: those held out, and minibatches in random order without end."""
+
+    def __init__(self, images, options):
+        self._labels = images.labels
+        rows = np.random.RandomState(options.seed).permutation(len(images.labels)).astype("int32")
+        held_out, self._train = rows[: options.valid], rows[options.valid :]
+        self.valid = held_out, self._labels[held_out]
+        self._shuffle, self._batch = np.random.RandomState(options.seed), options.batch
+        self._left = self._train[:0]
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        while len(self._left) < self._batch:
+            self._left = np.concatenate([self._left, self._shuffle.permutation(self._train)])
+        rows, self._left = self._left[: self._batch], self._left[self._batch :]
+        return rows, self._labels[rows]
