@@ -84,7 +84,9 @@ class CallFunction(Command):
         if not n_rows:
             return 0, None
         if self.num_slices == 1:
-            values = self._compute(here, function, arguments)
+            values = here.engine.call(function.compiled, arguments, self.subset)
+            if self.subset is not None:
+                values = _distinct(values)
         else:
             values = self._accumulate(here, function, arguments, n_rows)
         return n_rows, self._hand_over(here, function, values)
@@ -127,11 +129,6 @@ class CallFunction(Command):
                 n_rows = min(len(rows) for _, _, rows in columns[-len(function.sliceable) :])
         return columns, n_rows
 
-    def _compute(self, here, function, arguments):
-        """Call the function; return its outputs, each in memory of its own, as the engine does."""
-        values = here.engine.call(function.compiled, arguments, self.subset)
-        return values if self.subset is None else _distinct(values)
-
     def _accumulate(self, here, function, columns, n_rows):
         """Call the function slice by slice; every slice sees the old values of what it updates."""
         engine = here.engine
@@ -154,8 +151,8 @@ class CallFunction(Command):
                     array if rows is None else here.take(key, array, self._slice(rows, index))
                     for key, array, rows in columns
                 ]
-                values = self._compute(here, function, arguments)
-                for accumulator, value in zip(outputs, values):
+                values = engine.call(function.compiled, arguments, self.subset)
+                for accumulator, value in zip(outputs, _distinct(values)):
                     accumulator.add(value, stop - start)
                 for accumulator, (shared, _) in zip(news, updates):
                     accumulator.add(engine.storage(shared), stop - start)
