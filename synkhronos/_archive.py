@@ -40,7 +40,7 @@ def write(path: PathLike, description: Any, arrays: Iterable[tuple[str, np.ndarr
     arrays : iterable of (str, numpy.ndarray)
         Names and arrays. Each is asked for as the one before was written.
     """
-    with _replacing(os.path.realpath(path)) as file, zipfile.ZipFile(file, "w") as archive:
+    with _replacing(os.path.realpath(os.fsdecode(path))) as file, zipfile.ZipFile(file, "w") as archive:
         with archive.open(_member(_DESCRIPTION), "w") as member:
             member.write(json.dumps(description).encode())
         for name, array in arrays:
@@ -64,6 +64,8 @@ def _replacing(path: str) -> Iterator[BinaryIO]:
         raise FileNotFoundError(f"there is no folder {folder!r} for the file {name!r}")
     if os.path.isdir(path):
         raise IsADirectoryError(f"expected the name of a file, got the folder {path!r}")
+    if os.path.exists(path) and not os.path.isfile(path):  # root could put a file in its place
+        raise OSError(f"expected the name of a file, got a device, pipe or socket: {path!r}")
     _remove_leftovers(folder, name)
     unfinished, file = _make_unfinished(folder, name)
     try:
@@ -129,7 +131,7 @@ class Reader:
     """
 
     def __init__(self, path: PathLike) -> None:
-        self._path = os.fspath(path)
+        self._path = path = os.fsdecode(path)
         if not os.path.isfile(path):
             raise FileNotFoundError(f"there is no file {self._path!r}")
         self._file = open(path, "rb")

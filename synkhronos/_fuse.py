@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from typing import Any, Iterator
 
 from synkhronos import _world
-from synkhronos._errors import FuseError
+from synkhronos._errors import FuseError, SynkhronosError
 from synkhronos._here import Command, Here
 from synkhronos._typing import Finish
 from synkhronos._world import World
@@ -71,8 +72,13 @@ class _Fused:
 
     def __init__(self) -> None:
         self._calls: list[tuple[Command, Finish, Pending]] = []
+        self._thread = threading.get_ident()
 
     def add(self, command: Command, finish: Finish) -> Pending:
+        if threading.get_ident() != self._thread:
+            raise SynkhronosError(
+                "another thread is in a fuse() block; use the processes from one thread at a time"
+            )
         pending = Pending()
         self._calls.append((command, finish, pending))
         return pending

@@ -123,5 +123,9 @@ class Here:
     def failure(self, error: Exception) -> bytes:
         """Return the bytes of the reply that says that this rank failed, and how."""
         aborted = isinstance(error, CollectiveAbortedError)
-        status = aborted, type(error).__name__, str(error), traceback.format_exc()
+        try:
+            message = str(error)
+        except Exception as worse:  # a class of the user's
+            message = f"(its message cannot be had: {type(worse).__name__})"
+        status = aborted, type(error).__name__, message, traceback.format_exc()
         return pickle.dumps((status, None), pickle.HIGHEST_PROTOCOL)

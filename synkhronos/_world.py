@@ -90,11 +90,12 @@ class World:
             self._take_turn()
             try:
                 here, usable = self.here, self.broken is None
-                self.give_up(f"a restart was interrupted; {REMEDY}")  # if it is
+                self.give_up(f"a restart has begun, but has not ended; {REMEDY}")
                 self._end_workers(usable)
                 self._take_home()
                 self._connect(transport, comm, here.engine)
                 self.here.functions, self.here.shareds = here.functions, here.shareds
+                self.here.files = here.files  # they may have lost their names since
                 self.here.memory.trim_others()
             finally:
                 self._turn.release()
@@ -218,9 +219,13 @@ class World:
         """End the workers and give everything back that this world holds."""
         if self.closed:
             return
+        if self.here.rank != self.master_rank and self.here.memory.is_ours():
+            raise SynkhronosError(
+                f"close(): this process is rank {self.here.rank}, a worker; only the master can close"
+            )
         with hold_ending():
             alone, usable = self._turn.acquire(False), self.broken is None
-            self.give_up("close() was interrupted; call close() again")  # if it is
+            self.give_up("close() has begun, but has not ended; if it was interrupted, call it again")
             try:
                 if not alone:  # a thread is in the middle of a command: it has to leave
                     self.transport.kill()

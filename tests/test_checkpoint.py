@@ -340,9 +340,23 @@ def test_paths_that_are_no_place_for_a_file_are_refused(made, tmp_path):
     with pytest.raises(IsADirectoryError):
         synk.save(tmp_path)
     os.mkfifo(tmp_path / "pipe")
+    os.symlink("pipe", tmp_path / "link")
+    for name in ("pipe", "link"):  # a device as well: root would put a file in the place of /dev/null
+        with pytest.raises(OSError, match="device, pipe or socket"):
+            synk.save(tmp_path / name)
+        assert (tmp_path / name).is_fifo()
     for name in ("missing", ".", "pipe"):
         with pytest.raises(FileNotFoundError, match="no file"):
             synk.load(tmp_path / name)
+
+
+def test_a_path_may_be_bytes(made, tmp_path):
+    made(1)
+    path = os.fsencode(tmp_path / "file")
+    for step in range(2):
+        synk.save(path, {"step": step})
+        assert synk.load(path) == {"step": step}
+    assert os.listdir(tmp_path) == ["file"]
 
 
 def test_leftovers_of_the_dead_are_removed_and_nothing_else(made, tmp_path):

@@ -160,6 +160,32 @@ assert f(np.ones(6)) == 6
 """
 
 
+def test_a_limit_on_the_size_of_files_is_a_sentence_and_not_a_wait(run_python, tmp_path):
+    run_python("""
+import resource
+import numpy as np
+import synkhronos as synk
+import theano.tensor as T
+
+synk.fork(2, use_gpu=False)
+x = T.dvector("x")
+f = synk.function([x], (x.sum(), "sum"))
+synk.distribute()  # the workers are to be without the limit
+no_limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+resource.setrlimit(resource.RLIMIT_FSIZE, (0, no_limit[1]))
+try:
+    synk.function([x], (T.exp(x).sum(), "sum"))
+except synk.SynkhronosError as error:
+    assert "ulimit -f" in str(error), error
+else:
+    raise AssertionError("no error")
+assert f(np.ones(4)) == 4
+resource.setrlimit(resource.RLIMIT_FSIZE, no_limit)
+assert synk.function([x], (T.exp(x).sum(), "sum"))(np.zeros(4)) == 4
+synk.close()
+""")
+
+
 @needs_mounts
 def test_a_full_disk_for_the_compile_cache_is_a_sentence_and_not_a_wait(run_mounted, tmp_path):
     cache = tmp_path / "cache"

@@ -97,6 +97,28 @@ def test_a_step_is_one_command(world_of, digits, monkeypatch):
     assert len(posts) == 1
 
 
+@pytest.mark.parametrize("rule", [updates.momentum, updates.adam, updates.sgd_nonflat])
+@pytest.mark.parametrize("bad_row", [0, ROWS - 1], ids=["master", "worker"])
+def test_a_step_that_fails_on_one_rank_is_taken_by_none(world_of, digits, rule, bad_row):
+    """A label that there is not, as Theano finds it on the rank that has the row."""
+    world_of(3)
+    parallel, serial, params = make_both(rule, learning_rate=0.01)
+    x, y = map(synk.data, digits)
+    state = [one for one in synk._world.current().here.shareds if "grad" not in (one.name or "")]
+    for _ in range(2):
+        np.testing.assert_allclose(parallel(x, y), serial(*digits), rtol=1e-5)
+        before = [synk.gather(one) for one in state]
+        y[bad_row] = 3
+        with pytest.raises((ValueError, IndexError, synk.WorkerError)):
+            parallel(x, y)
+        y[bad_row] = digits[1][bad_row]
+        for one, values in zip(state, before):
+            np.testing.assert_array_equal(synk.gather(one), values)
+    for ours, theirs in params:
+        for replica in synk.gather(ours):
+            np.testing.assert_allclose(replica, theirs.get_value(), rtol=1e-4, atol=1e-6)
+
+
 def test_the_signatures_are_the_documented_ones():
     for make in (train.make_train_function, train.make_train_function_theano):
         parameters = [

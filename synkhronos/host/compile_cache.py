@@ -6,6 +6,7 @@ of another process, and waits for it, ten times two minutes. So one has to look 
 
 import errno
 import os
+import resource
 import sys
 import tempfile
 from pathlib import Path
@@ -42,6 +43,12 @@ def complaint(cache: Path) -> Optional[str]:
     cache : Path
         Theano's folder, which need not exist yet.
     """
+    largest = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+    if 0 <= largest < LEAST:
+        return (
+            f"no file of this process may have more than {largest} bytes, too few for Theano's cache of "
+            f"compiled code, {cache}: raise the limit with 'ulimit -f'"
+        )
     free = _free(cache)
     if free is None or free >= LEAST:
         return None

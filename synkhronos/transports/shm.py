@@ -129,13 +129,13 @@ class SharedMemory:
         self._returned: collections.deque = collections.deque()
         self._kept = self._unchecked = 0
 
-    def _is_ours(self):
+    def is_ours(self):
         """Whether this is the process of a rank, and not one that the script has forked from it."""
         return os.getpid() == self._pid
 
     def allocate(self, nbytes: int) -> np.ndarray:
         """Return a 1-d ``uint8`` array of new shared memory, not cleared."""
-        if not self._is_ours():
+        if not self.is_ours():
             raise SynkhronosError(
                 "this process was forked from the master, and only that one may take shared memory; "
                 "call close() and fork() here for processes of its own"
@@ -185,7 +185,7 @@ class SharedMemory:
 
     def trim(self) -> None:
         """As `collect`, and give all pages that are free back to the system."""
-        if not self._is_ours():
+        if not self.is_ours():
             return
         self.collect()
         for start, stop in self._large.holes():
@@ -194,7 +194,7 @@ class SharedMemory:
 
     def trim_others(self) -> None:
         """Give back the pages of all other ranks, once these have ended."""
-        if not self._is_ours():
+        if not self.is_ours():
             return
         for start in range(0, self._end - self.address, self._span):
             if not start <= self._large.lowest < start + self._span:
