@@ -33,6 +33,9 @@ class FuseError(SynkhronosError, RuntimeError):
 class WorkerError(SynkhronosError):
     """An exception inside a worker; its traceback is part of the message.
 
+    The processes can be used further. The other ones have made their updates of the call, but for those
+    after a collective that this worker did not come to: nobody has made these.
+
     Attributes
     ----------
     rank : int

@@ -20,8 +20,9 @@ def restart(n_parallel: int | None = None) -> int:
 
     What a worker alone had is gone: scatter again what was scattered. If a command broke, each function
     in it has updated the master's variables as a whole or not at all; but a variable that a collective
-    (``reduce``, ``all_reduce``, ``all_gather``) was just writing may be new in part. `load` a
-    checkpoint to go on from values that are known.
+    (``reduce``, ``all_reduce``, ``all_gather``) was just writing may be new in part, and so may any
+    if a second Ctrl-C ended the command in the middle of a function. `load` a checkpoint to go on from
+    values that are known.
 
     Parameters
     ----------

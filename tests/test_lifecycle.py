@@ -206,3 +206,36 @@ assert "interrupted" in str(error_of(lambda: plain(np.ones(3))))
 synk.restart()
 check_usable(3)
 """)
+
+
+@pytest.mark.parametrize("failing", [0, 1], ids=["master", "worker"])
+def test_who_did_not_fail_has_made_its_updates_but_none_after_a_collective(run_script, failing):
+    """What the documentation says of replicas after an exception; `broadcast` makes them alike."""
+    run_script(f"""
+open_world(3)
+x = T.dvector("x")
+before, after = (theano.shared(0.0, name=name) for name in ("before", "after"))
+compute = synk.function([x], (Act()(x), "gather"), updates=[(before, before + 1)], mode="FAST_COMPILE")
+update = synk.function([], updates=[(after, after + 1)], mode="FAST_COMPILE")
+synk.distribute()
+actions = [RAISE if rank == {failing} else NOTHING for rank in range(3)]
+
+
+def step():
+    with synk.fuse():
+        compute(np.array(actions, float))
+        synk.all_reduce(w)
+        update()
+
+
+for count in (1, 2):
+    error = error_of(step)
+    assert type(error) is (synk.WorkerError if {failing} else WorkerTrouble), repr(error)
+    counts = synk.gather(before)
+    assert set(np.delete(counts, {failing})) == {{count}}, counts
+    assert counts[{failing}] <= count
+    assert set(synk.gather(after)) == {{0}}
+synk.broadcast(before)
+assert len(set(synk.gather(before))) == 1
+check_usable(3)
+""")

@@ -129,7 +129,7 @@ class SharedMemory:
         self._returned: collections.deque = collections.deque()
         self._kept = self._unchecked = 0
 
-    def is_ours(self):
+    def is_ours(self) -> bool:
         """Whether this is the process of a rank, and not one that the script has forked from it."""
         return os.getpid() == self._pid
 

@@ -78,6 +78,8 @@ class Scenario:
         Whether the script goes on after an exception in the master, or ends.
     delay : float
         Seconds until a fault at any moment.
+    restarts : bool
+        Whether the script goes on by ``restart()`` before it closes the world and makes another one.
     """
 
     seed: int
@@ -92,6 +94,7 @@ class Scenario:
     in_thread: bool
     caught: bool
     delay: float
+    restarts: bool
 
     @property
     def of_master(self):
@@ -132,9 +135,10 @@ class Scenario:
         others = f", others {self.others}" if self.others else ""
         thread = ", forked in a thread" if self.in_thread else ""
         caught = ", uncaught" if self.of_master and not self.caught else ""
+        restarts = ", restart" if self.restarts else ""
         return (
             f"seed {self.seed}: {who} (rank {self.rank} of {self.size}), {self.how}, "
-            f"{self.step}/{self.seam}{self.turn}{others}{thread}{caught}"
+            f"{self.step}/{self.seam}{self.turn}{others}{thread}{caught}{restarts}"
         )
 
 
@@ -168,4 +172,5 @@ def scenario(seed):
         in_thread=draw.random() < 0.3,
         caught=not (of_master and how in EXCEPTIONS) or draw.random() < 0.7,
         delay=draw.uniform(0, 0.1),
+        restarts=draw.random() < 0.5,
     )

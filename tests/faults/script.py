@@ -147,6 +147,10 @@ class Play:
             if not self.fault.caught and error is not None:
                 raise error
             self.judge(ranks, error)
+            if synk._world.exists() and self.fault.restarts:
+                synk.restart()
+                for step in COMMANDS:
+                    ranks.do(step)
             if synk._world.exists():
                 took = seconds_of(synk.close)
                 assert took < self.fault.bound, f"close() took {took:.1f} s"
