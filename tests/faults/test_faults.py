@@ -64,7 +64,7 @@ def first(**wanted):
             return seed
 
 
-LIBRARY = "import os; from synkhronos.transports import liveness, local"
+LIBRARY = "import os; from synkhronos import _world; from synkhronos.transports import liveness, local"
 
 
 @pytest.mark.slow
@@ -77,6 +77,7 @@ LIBRARY = "import os; from synkhronos.transports import liveness, local"
         ("liveness.end = lambda processes: None", {"rank": 1, "how": "SIGKILL", "size": 3}, "are left"),
         ("liveness.die_with_parent = int", {"rank": 0, "how": "exit", "others": "stopped"}, "are left"),
         ("os._exit = int", {"rank": 1, "how": "exit"}, "AssertionError: None"),
+        ("_world.World.renew = print", {"rank": 1, "how": "exit", "restarts": True}, "ended with 1"),
     ],
 )
 def test_the_harness_sees_what_is_wrong(mutation, fault, problem):
