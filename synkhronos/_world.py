@@ -151,6 +151,7 @@ class World:
             What the command raised in the master itself.
         """
         self.check_usable()
+        self.here.engine.enter_thread()
         if self.size == 1:
             return [command.run(self.here)]
         with self.interrupts:

@@ -90,6 +90,7 @@ class TheanoCpuEngine(Engine):
 
     def dumps(self, objects, known):
         def work():
+            self.enter_thread()
             buffer = io.BytesIO()
             pickle.dump(self._modules.tell(), buffer, pickle.HIGHEST_PROTOCOL)
             GraphPickler(buffer, known, self.reducers).dump(objects)
@@ -99,6 +100,7 @@ class TheanoCpuEngine(Engine):
 
     def loads(self, payload, known):
         def work():
+            self.enter_thread()
             buffer = io.BytesIO(payload)
             learn(pickle.load(buffer))
             make_cacheable()

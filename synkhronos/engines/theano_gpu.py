@@ -20,8 +20,9 @@ from theano.gpuarray.type import GpuArrayType, get_context, gpu_supported, list_
 from synkhronos._operations import Arithmetic
 from synkhronos._partition import as_slice
 from synkhronos.engines.base import TensorType
+from synkhronos.engines.cuda_context import CudaContext
 from synkhronos.engines.theano_cpu import TheanoCpuEngine
-from synkhronos.engines.theano_kernels import mend
+from synkhronos.engines.theano_kernels import mend, refuse_new_cudnn
 
 _MULTIPLY, _DIVIDE = "a = a * b", "a = a / b"
 _COMBINE = {  # as NumPy's, which return NaN where either operand is
@@ -36,6 +37,7 @@ _COMBINE = {  # as NumPy's, which return NaN where either operand is
 class TheanoGpuEngine(TheanoCpuEngine):
     """Theano 1.0.5 with its GpuArray back end, on one device."""
 
+    _current = None  # CUDA's own context, once there is one
     reducers = {GpuContext: lambda context: (get_context, (None,))}  # each rank has its own
     forks_late = False  # CUDA does not survive a fork, and OpenCL's threads are not copied by it
 
@@ -55,11 +57,18 @@ class TheanoGpuEngine(TheanoCpuEngine):
         if bound and bound != [device]:
             raise ValueError(f"device: this process is bound to {bound} already, got {device!r}")
         if not bound:
+            refuse_new_cudnn()
             with contextlib.redirect_stderr(sys.stderr if announce else io.StringIO()):
                 theano.gpuarray.use(device)
             mend(get_context(None).kind)
         self.context = get_context(None)
         self.arithmetic = GpuArithmetic(self.context)
+        self._current = CudaContext(self.context) if self.context.kind == b"cuda" else None
+        self.enter_thread()
+
+    def enter_thread(self):
+        if self._current is not None:
+            self._current.enter_thread()
 
     # Graphs
 
@@ -74,6 +83,7 @@ class TheanoGpuEngine(TheanoCpuEngine):
         return hasattr(variable, "container") if is_on_device else super().is_shared(variable)
 
     def build(self, inputs, outputs, updates, givens, sliceable, on_host, **kwargs):
+        self.enter_thread()
         for one in inputs:
             if isinstance(one.type, GpuArrayType):
                 raise TypeError(
@@ -82,6 +92,10 @@ class TheanoGpuEngine(TheanoCpuEngine):
                 )
         outputs = [_place(output, host) for output, host in zip(outputs, on_host)]
         return super().build(inputs, outputs, updates, givens, sliceable, on_host, **kwargs)
+
+    def call(self, compiled, arguments, subset=None):
+        self.enter_thread()
+        return super().call(compiled, arguments, subset)
 
     # Arrays
 

@@ -13,9 +13,13 @@ New memory is not cleared, where CLBlast's gemv adds 0 times what it overwrites,
 
 An elementwise kernel that does not compile ends the process: on its way to the error Theano gives the
 kernel, which there is none of, to ``GpuElemwise_free``, and that reads from address 0.
+
+A cuDNN that can be compiled with is taken, also where it is newer than any that Theano knows.
 """
 
+import theano
 from theano.compile import optdb
+from theano.gpuarray import dnn
 from theano.gpuarray.elemwise import GpuElemwise
 from theano.gpuarray.nnet import GpuCrossentropySoftmaxArgmax1HotWithBias as GpuCrossentropy
 
@@ -26,6 +30,16 @@ _SPELLINGS = {  # C's, and OpenCL's
     "fmodf(": "fmod(",
     ") ? 1 : 0;": ") != 0 ? 1 : 0;",
 }
+_FIRST_UNKNOWN_CUDNN = 8000
+
+
+def refuse_new_cudnn():
+    """Do without a cuDNN with which Theano's convolutions do not compile, unless told to use it."""
+    version = dnn.version(raises=False)
+    if theano.config.dnn.enabled == "auto" and version >= _FIRST_UNKNOWN_CUDNN:
+        major = version // (10_000 if version >= 90_000 else 1_000)
+        dnn.dnn_present.avail = False
+        dnn.dnn_present.msg = f"cuDNN {major} is newer than Theano, which knows 5 to 7"
 
 
 def mend(kind):

@@ -10,11 +10,11 @@ from conftest import ROOT
 import synkhronos as synk
 
 ASK_FOR_CUDNN = """
-import synkhronos
-import theano.gpuarray
+import synkhronos as synk
+
+synk.fork(devices=["{device}"])
 from theano.gpuarray import dnn
 
-theano.gpuarray.use("{device}")
 print("dnn:", dnn.dnn_available(None), dnn.dnn_available.msg)
 """
 
