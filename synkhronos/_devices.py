@@ -188,9 +188,10 @@ def _separate_pocl_cache(rank):
 
 def _make_ranks_look_apart(rank):
     """Have NCCL take the ranks on one GPU for such on different hosts, linked by the loopback."""
+    # What is set already may come from a rank that started this process, or be meant for all ranks.
+    os.environ["NCCL_HOSTID"] = f"{os.environ.get('NCCL_HOSTID', 'synkhronos')}-{rank}"
     for name, value in (
         ("NCCL_MULTI_RANK_GPU_ENABLE", "1"),  # from NCCL 2.30 on
-        ("NCCL_HOSTID", f"synkhronos-{rank}"),
         ("NCCL_SOCKET_IFNAME", "lo"),
         ("NCCL_IB_DISABLE", "1"),
     ):

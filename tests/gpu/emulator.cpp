@@ -186,6 +186,8 @@ template <class T, class V> static T atomicExch(T *at, V value) {
     *at = value;
     return old;
 }
+template <class A, class B> static auto min(A a, B b) { return b < a ? b : a; }
+template <class A, class B> static auto max(A a, B b) { return a < b ? b : a; }
 using std::isnan; using std::isinf; using std::signbit;
 template <class... A, size_t... I>
 static void emulated_call(void (*kernel)(A...), void **args, std::index_sequence<I...>) {

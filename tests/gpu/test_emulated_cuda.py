@@ -110,6 +110,8 @@ def test_many_variables_are_one_call_and_unequal_shapes_are_found_before_it(run,
 def test_ranks_share_a_gpu_with_nccl_where_that_is_asked_for(run, version):
     asked = {"SYNKHRONOS_NCCL_SHARED_GPU": "1", "EMULATED_NCCL": str(version)}
     assert run(ASK_FOR_NCCL, "cuda0", "cuda0", **asked).stdout.split() == ["NCCL"]
+    named = {"NCCL_HOSTID": "a-host", **asked}  # by the user, or as the rank that starts this process
+    assert run(ASK_FOR_NCCL, "cuda0", "cuda0", **named).stdout.split() == ["NCCL"]
     done = run(ASK_FOR_NCCL, "cuda0", "cuda0", EMULATED_NCCL=str(version))
     assert done.stdout.split() == ["no", "NCCL"]
     assert len(re.findall("SYNKHRONOS_NCCL_SHARED_GPU=1", done.stderr)) == 1

@@ -118,7 +118,7 @@ def test_a_dead_worker_breaks_the_world_and_the_next_one_begins_in_a_new_process
     g = synk.function([x], (x * s.sum(), "gather"))
     total = s.get_value().sum()
     assert g([1.0, 2.0]).tolist() == [total, 2 * total]
-    """.replace("\n    ", "\n"))
+    """.replace("\n    ", "\n"), environment={"SYNKHRONOS_NCCL_SHARED_GPU": "0"})
     lines = [line for line in done.stderr.splitlines() if "NCCL" in line]
     assert len(lines) == 1 and "shared memory" in lines[0]
 
