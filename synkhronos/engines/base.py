@@ -49,6 +49,7 @@ class Engine(ABC):
     def before_fork(self) -> None:
         """Called as other processes are about to inherit this one's state; raises if they must not."""
 
+    @abstractmethod
     def enter_thread(self) -> None:
         """Called in each thread, again and again, before it uses the device."""
 

@@ -49,6 +49,9 @@ class TheanoCpuEngine(Engine):
     def before_fork(self):
         self._modules.mark()
 
+    def enter_thread(self):
+        pass
+
     # Graphs
 
     def type_of(self, variable):

@@ -1,13 +1,10 @@
 """A program that runs the checks of `checks` on a communicator, with arrays of devices inside.
 
-    conform(kind, devices), kind being "staged", "nccl", or "stand-in"
+    conform(kind, devices), kind being "staged" or "nccl"
 
-Where there is no CUDA, NCCL cannot run, and `StandIn` takes the place of its communicator: what
-`NcclCommunicator` does around it, packing, weights, pieces and unequal shapes, is then really done,
-but NCCL itself is not.
+NCCL needs CUDA devices, or those of `emulator`.
 """
 
-import pickle
 import traceback
 
 import numpy as np
@@ -23,65 +20,6 @@ from synkhronos.comms.staged import StagedCommunicator
 from synkhronos.engines.theano_gpu import TheanoGpuEngine
 
 MOST_ITEMS = 15_000  # of a call, that the arrays of the checks need several
-
-
-class StandIn:
-    """In the place of ``pygpu.collectives.GpuComm``, with libgpuarray 0.7.6's rules; not NCCL.
-
-    The ranks' values go through the transport, and NumPy reduces them.
-    """
-
-    dtypes = ("int8", "int32", "int64", "uint64", "float16", "float32", "float64")
-    ops = {"sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum}
-
-    def __init__(self, transport):
-        self._transport = transport
-
-    def all_reduce(self, src, op, dest=None):
-        assert dest is not None and dest.size == src.size and dest.dtype == src.dtype
-        self._check(dest)
-        self._write(dest, self._reduced("all_reduce", src, op, None))
-
-    def reduce(self, src, op, dest=None, root=-1):
-        assert root >= 0, "pygpu's own choice of a root is wrong"
-        reduced = self._reduced("reduce", src, op, root)
-        if self._transport.rank == root:
-            assert dest is not None and dest.size == src.size and dest.dtype == src.dtype
-            self._check(dest)
-            self._write(dest, reduced)
-
-    def broadcast(self, array, root=-1):
-        assert root >= 0, "pygpu's own choice of a root is wrong"
-        by_rank = self._exchange("broadcast", array, root)
-        if self._transport.rank != root:
-            self._write(array, by_rank[root])
-
-    def all_gather(self, src, dest=None):
-        assert dest is not None and dest.size == src.size * self._transport.size
-        self._check(dest)
-        self._write(dest, np.concatenate(self._exchange("all_gather", src)))
-
-    def _reduced(self, name, src, op, root):
-        by_rank = self._exchange(name, src, op, root)
-        return self.ops[op].reduce(np.stack(by_rank), axis=0, dtype=src.dtype)
-
-    def _exchange(self, *call):
-        """Return the ranks' values, once every rank makes the same call."""
-        name, array, *args = call
-        self._check(array)
-        said = (name, args, array.size, array.dtype.str)
-        item = pickle.dumps((said, np.asarray(array).ravel()))
-        heard = [pickle.loads(one) for one in self._transport.exchange(item)]
-        assert all(what == said for what, _ in heard), [what for what, _ in heard]
-        return [value for _, value in heard]
-
-    def _check(self, array):
-        assert type(array) is GpuArray and array.dtype in self.dtypes
-        assert array.flags["C_CONTIGUOUS"] and 0 < array.size <= MOST_ITEMS
-
-    @staticmethod
-    def _write(array, value):
-        array[...] = pygpu.array(value.reshape(array.shape), context=array.context)
 
 
 class OnDevice:
@@ -102,13 +40,9 @@ class OnDevice:
         self.engine = TheanoGpuEngine()
         self.engine.setup(devices[self.rank], announce=False)
         self.staged = StagedCommunicator(self._over_cpu, self.engine.read, self.engine.to_device)
-        context, arithmetic = self.engine.context, self.engine.arithmetic
         self.comm = self.staged
-        if kind == "stand-in":
-            clique = StandIn(self.transport)
-            self.comm = nccl.NcclCommunicator(clique, self.staged, context, arithmetic)
-        elif kind == "nccl":
-            self.comm = nccl.join(self.staged, context, arithmetic)
+        if kind == "nccl":
+            self.comm = nccl.join(self.staged, self.engine.context, self.engine.arithmetic)
 
     def __getattr__(self, name):
         def call(arrays, *args, **kwargs):
@@ -149,7 +83,7 @@ def join_where_one_cannot(comm, failing):
     def make(clique, size, rank):
         if rank == failing:
             raise pygpu.gpuarray.GpuArrayException("no such NCCL")
-        return StandIn(comm.transport)
+        return object()
 
     before = nccl.GpuCommCliqueId, nccl.GpuComm
     nccl.GpuCommCliqueId, nccl.GpuComm = Clique, make

@@ -3,7 +3,6 @@
 //
 // With it pygpu, libgpuarray and Theano go all their ways for CUDA, on machines without a GPU. It says
 // nothing of NVIDIA's own code, of speed, or of what is asynchronous there: here, all is done at once.
-// A warp's threads run one after another, so code that counts on their lockstep is wrong here.
 //
 // Where NVIDIA leaves a mistake undefined, this reports an error: a call in a process forked after
 // cuInit, or without a current context, memory out of bounds, ranks that make different NCCL calls.
@@ -252,7 +251,8 @@ std::string replaced(const std::string &text, const char *pattern, const char *b
 std::string for_gxx(const std::string &text) {
     std::string dynamic = replaced(text, R"(extern\s+__shared__\s+(\w+)\s+(\w+)\s*\[\s*\])",
                                    "$1 *$2 = ($1 *)emulated_shared");
-    std::string up = replaced(dynamic, R"(asm\("\{ cvt\.f32\.f16[^;]*;[^;]*;)", "r = __half2float(h.data);");
+    std::string up =
+        replaced(dynamic, R"(asm\("\{ cvt\.f32\.f16[^;]*;[^;]*;)", "r = __half2float(h.data);");
     return replaced(up, R"(asm\("\{ cvt\.rn\.f16\.f32[^;]*;[^;]*;)", "r.data = __float2half_rn(f);");
 }
 

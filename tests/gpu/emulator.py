@@ -1,4 +1,4 @@
-"""A machine with GPUs for a process to be started: `emulator.cpp`, by the names of NVIDIA's libraries."""
+"""Machines with GPUs, for processes to be started: `emulator.cpp` by the names of NVIDIA's libraries."""
 
 import subprocess
 from pathlib import Path

@@ -1,6 +1,6 @@
-"""The ways for CUDA and NCCL, through pygpu and libgpuarray, on GPUs that `emulator.cpp` makes of the CPU.
+"""The ways for CUDA and NCCL, through pygpu and libgpuarray, on GPUs that are made of the CPU.
 
-This is for machines without a GPU. It is as strict as it can be, but it is not CUDA.
+`emulator.cpp` is as strict as it can be, but it is not CUDA.
 """
 
 import os
@@ -142,7 +142,8 @@ def test_equal_kernels_and_threads_leave_the_context_current(run):
     x, y = tt.fmatrix("x"), tt.fmatrix("y")
     w = theano.shared(np.ones((2, 2), "float32"))
     def make(x):
-        return synk.function([x], [(x * w.sum() + 1, "gather"), (x.sum(axis=0), "sum")], updates=[(w, w + 1)])
+        outputs = [(x * w.sum() + 1, "gather"), (x.sum(axis=0), "sum")]
+        return synk.function([x], outputs, updates=[(w, w + 1)])
     def call(f):
         results.append(f(np.ones((3, 2), "float32"))[0][0, 0])
     results = []
@@ -181,8 +182,7 @@ def test_a_script_with_bare_names_missing_runs_by_the_command_and_the_doctor_say
     assert re.search("NCCL .*2.28.9", done.stdout), done.stdout
 
 
-def test_gpuarrays_of_the_wrong_kind_are_refused_by_pygpu_as_the_stand_in_is_told(run):
-    """What `NcclCommunicator.takes`, and its naming of a root, rest on."""
+def test_pygpu_takes_the_dtypes_that_the_communicator_takes(run):
     done = run("""
     import numpy as np, pygpu
     from pygpu.collectives import GpuComm, GpuCommCliqueId
@@ -194,7 +194,8 @@ def test_gpuarrays_of_the_wrong_kind_are_refused_by_pygpu_as_the_stand_in_is_tol
     comm = GpuComm(GpuCommCliqueId(context, bytearray(name)), 1, 0)
     assert (comm.rank, comm.count) == (0, 1)
     taken = []
-    for dtype in "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64".split():
+    ints = "int8 int16 int32 int64 uint8 uint16 uint32 uint64"
+    for dtype in ["bool", *ints.split(), "float16", "float32", "float64"]:
         array = pygpu.array(np.ones(3, dtype), context=context)
         try:
             comm.all_reduce(array, "sum", array)
