@@ -18,6 +18,7 @@ from pygpu.collectives import GpuComm, GpuCommCliqueId
 from pygpu.gpuarray import GpuArray, GpuArrayException
 
 from synkhronos._errors import text_of
+from synkhronos._operations import find_operation
 from synkhronos.comms.base import Communicator
 
 # libgpuarray 0.7 knows NCCL's names of these, and counts the items of a call in an int.
@@ -131,13 +132,18 @@ class NcclCommunicator(Communicator):
 
     # What follows has arrays that NCCL can take.
 
+    # Whatever takes memory, and so can fail on one rank alone, is done before the ranks meet a last
+    # time: the others would wait for ever inside NCCL.
+
     def _broadcast(self, arrays, root):
         by_rank, _ = self._meet(arrays)
         arrays = [
             array if array.shape == like.shape else self._empty(like.shape, array.dtype)
             for array, like in zip(arrays, by_rank[root])
         ]
-        for flat in self._flats(arrays):
+        flats = self._flats(arrays)
+        self.transport.barrier()
+        for flat in flats:
             for piece in _pieces(flat.array):
                 self._clique.broadcast(piece, root)
             if self.rank != root:
@@ -146,23 +152,31 @@ class NcclCommunicator(Communicator):
 
     def _reduce(self, arrays, op, root, weight):
         """Reduce to rank `root`, or, if that is None, to every rank."""
+        operation = find_operation(op)
+        flats = self._flats(arrays, widen=operation.weighted)
         by_rank, weights = self._meet(arrays, weight)
-        operation = self.check_reducible(op, by_rank, weights)
+        self.check_reducible(op, by_rank, weights)
         weighted = operation.weighted and any(one != weights[0] for one in weights)
         is_target = root in (None, self.rank)
-        for flat in self._flats(arrays, widen=operation.weighted):
-            if weighted and not weight:
-                flat.clear()  # its values may be no numbers at all
-            elif weighted:
-                if not is_target:
-                    flat.own()  # these ranks keep what they have
-                self._arithmetic.multiply(flat.array, weight)
+        if weighted:
+            self._weigh(flats, weight, is_target)
+            self.transport.barrier()
+        for flat in flats:
             self._reduce_flat(flat.array, operation, root)
             if is_target:
                 if operation.weighted:
                     self._arithmetic.divide(flat.array, sum(weights) if weighted else self.size)
                 flat.unpack()
         return arrays
+
+    def _weigh(self, flats, weight, is_target):
+        for flat in flats:
+            if not weight:
+                flat.clear()  # its values may be no numbers at all
+            else:
+                if not is_target:
+                    flat.own()  # these ranks keep what they have
+                self._arithmetic.multiply(flat.array, weight)
 
     def _reduce_flat(self, flat, operation, root):
         name = "sum" if operation.weighted else operation.name
@@ -177,28 +191,34 @@ class NcclCommunicator(Communicator):
     def _all_gather(self, arrays):
         by_rank, _ = self._meet(arrays)
         gathered = [[] for _ in arrays]
-        for flat in self._flats(arrays):
-            shapes = [[likes[place].shape for place in flat.places] for likes in by_rank]
-            sizes = [sum(map(math.prod, own)) for own in shapes]
-            for own, joined in zip(shapes, self._all_gather_flat(flat.array, sizes)):
+        flats = self._flats(arrays)
+        shapes = [[[likes[place].shape for place in flat.places] for likes in by_rank] for flat in flats]
+        sizes = [[sum(map(math.prod, own)) for own in by_rank] for by_rank in shapes]
+        rooms = [self._empty((sum(by_rank),), flat.array.dtype) for flat, by_rank in zip(flats, sizes)]
+        self.transport.barrier()
+        for flat, room, shapes_by_rank, by_rank in zip(flats, rooms, shapes, sizes):
+            self._all_gather_flat(flat.array, room, by_rank)
+            stop = 0
+            for own in shapes_by_rank:
                 for place, shape in zip(flat.places, own):
-                    part, joined = joined[: math.prod(shape)], joined[math.prod(shape) :]
+                    start, stop = stop, stop + math.prod(shape)
+                    part = room[start:stop]
                     whole = part.reshape(shape) if part.size else self._empty(shape, part.dtype)
                     gathered[place].append(whole)
         return gathered
 
-    def _all_gather_flat(self, flat, sizes):
-        """Return every rank's flat array; their sizes may differ."""
+    def _all_gather_flat(self, flat, room, sizes):
+        """Bring every rank's flat array into the room for all; their sizes may differ."""
         if len(set(sizes)) == 1 and 0 < flat.size <= _MOST_ITEMS:
-            joined = self._empty((flat.size * self.size,), flat.dtype)
-            self._clique.all_gather(flat, joined)
-            return [joined[rank * flat.size : (rank + 1) * flat.size] for rank in range(self.size)]
-        every = [self._empty((size,), flat.dtype) for size in sizes]
-        every[self.rank] = flat
-        for rank, one in enumerate(every):
-            for piece in _pieces(one):
+            self._clique.all_gather(flat, room)
+            return
+        stop = 0
+        for rank, size in enumerate(sizes):
+            start, stop = stop, stop + size
+            if size and rank == self.rank:
+                room[start:stop] = flat
+            for piece in _pieces(room[start:stop]):
                 self._clique.broadcast(piece, rank)
-        return every
 
     def _meet(self, arrays, weight=1):
         """Return what every rank brings, by rank, and the weights; every rank is here then."""

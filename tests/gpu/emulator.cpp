@@ -7,8 +7,9 @@
 // Where NVIDIA leaves a mistake undefined, this reports an error: a call in a process forked after
 // cuInit, or without a current context, memory out of bounds, ranks that make different NCCL calls.
 //
-// Environment: EMULATED_GPUS, how many there are (1); EMULATED_KERNELS, a folder for compiled kernels;
-// EMULATED_NCCL, the version (22809); EMULATED_NCCL_FAILS, a rank whose ncclCommInitRank fails at once;
+// Environment: EMULATED_GPUS, how many there are (1); EMULATED_MEGABYTES, of memory, that each process
+// has for itself (1024); EMULATED_KERNELS, a folder for compiled kernels;
+// EMULATED_NCCL, the version (22809);
 // EMULATED_CALLS, a file to which the names of NCCL's calls are appended.
 
 #include <dlfcn.h>
@@ -45,7 +46,6 @@ enum { SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NOT_INITIALIZED = 3, I
        INVALID_CONTEXT = 201, INVALID_HANDLE = 400, NOT_FOUND = 500, ILLEGAL_ADDRESS = 700,
        NOT_SUPPORTED = 801 };
 
-const size_t TOTAL_MEMORY = size_t(1) << 30;
 const size_t ALIGNMENT = 256;
 
 struct Device {
@@ -70,6 +70,7 @@ int complain(int code, const std::string &what) {
     return code;
 }
 
+size_t total_memory() { return size_t(number_from("EMULATED_MEGABYTES", 1024)) << 20; }
 int gpus() { return number_from("EMULATED_GPUS", 1); }
 
 // Whether a call may be made at all.
@@ -278,8 +279,14 @@ int compile(Program *program) {
     std::string all = text;
     for (auto &header : program->headers) all += header.second;
     std::string stem = std::string(folder) + "/" + std::to_string(std::hash<std::string>()(all));
-    program->ptx = stem + ".so";
-    if (access(program->ptx.c_str(), R_OK) == 0) return 0;
+    std::string library = stem + ".so";
+    auto finish = [&] {  // what libgpuarray keeps on disk must be whole in itself
+        std::string code = read_all(library);
+        size_t size = code.size();
+        program->ptx = std::string(reinterpret_cast<char *>(&size), sizeof size) + code;
+        return 0;
+    };
+    if (access(library.c_str(), R_OK) == 0) return finish();
     std::string own = stem + "-" + std::to_string(getpid());
     mkdir(own.c_str(), 0700);
     for (auto &header : program->headers)
@@ -290,7 +297,7 @@ int compile(Program *program) {
     int status = system(command.c_str());
     program->log = read_all(own + "/log");
     if (status) return 6;  // compilation
-    return rename((own + "/kernel.so").c_str(), program->ptx.c_str()) ? 6 : 0;
+    return rename((own + "/kernel.so").c_str(), library.c_str()) ? 6 : finish();
 }
 
 // ---------------------------------------------------------------------------- NCCL
@@ -672,7 +679,14 @@ int cuLinkComplete(std::string *state, void **data, size_t *size) {
 int cuLinkDestroy(std::string *state) { return delete state, SUCCESS; }
 int cuModuleLoadData(void **module, const void *image) {
     if (int code = in_context()) return code;
-    *module = dlopen(static_cast<const char *>(image), RTLD_NOW | RTLD_LOCAL);
+    size_t size;
+    memcpy(&size, image, sizeof size);
+    std::string path = std::string(getenv("EMULATED_KERNELS")) + "/loaded-XXXXXX";
+    int file = mkstemp(&path[0]);
+    ssize_t written = write(file, static_cast<const char *>(image) + sizeof size, size);
+    close(file);
+    *module = written == ssize_t(size) ? dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL) : nullptr;
+    unlink(path.c_str());
     return *module ? SUCCESS : complain(INVALID_VALUE, dlerror());
 }
 int cuModuleLoadDataEx(void **module, const void *image, unsigned, void *, void *) {
@@ -698,13 +712,13 @@ int cuLaunchKernel(Function *function, unsigned gx, unsigned gy, unsigned gz, un
 
 int cuMemGetInfo_v2(size_t *free, size_t *total) {
     if (int code = in_context()) return code;
-    *free = TOTAL_MEMORY - stack.back()->used;
-    return *total = TOTAL_MEMORY, SUCCESS;
+    *free = total_memory() - stack.back()->used;
+    return *total = total_memory(), SUCCESS;
 }
 int cuMemAlloc_v2(uintptr_t *at, size_t size) {
     if (int code = in_context()) return code;
     if (!size) return INVALID_VALUE;
-    if (stack.back()->used + size > TOTAL_MEMORY) return OUT_OF_MEMORY;
+    if (stack.back()->used + size > total_memory()) return OUT_OF_MEMORY;
     void *room = aligned_alloc(ALIGNMENT, (size + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT);
     if (!room) return OUT_OF_MEMORY;
     memset(room, 0xff, size);  // NaN: nothing is zero that was not set
@@ -781,8 +795,10 @@ int nvrtcCreateProgram(Program **program, const char *source, const char *, int 
 }
 int nvrtcCompileProgram(Program *program, int, const char *const *) { return compile(program); }
 int nvrtcDestroyProgram(Program **program) { return delete *program, 0; }
-int nvrtcGetPTXSize(Program *program, size_t *size) { return *size = program->ptx.size() + 1, 0; }
-int nvrtcGetPTX(Program *program, char *ptx) { return strcpy(ptx, program->ptx.c_str()), 0; }
+int nvrtcGetPTXSize(Program *program, size_t *size) { return *size = program->ptx.size(), 0; }
+int nvrtcGetPTX(Program *program, char *ptx) {
+    return memcpy(ptx, program->ptx.data(), program->ptx.size()), 0;
+}
 int nvrtcGetProgramLogSize(Program *program, size_t *size) {
     return *size = program->log.size() + 1, 0;
 }
@@ -811,7 +827,6 @@ int ncclGetUniqueId(ncclUniqueId *id) {
 int ncclCommInitRank(Comm **comm, int size, ncclUniqueId id, int rank) {
     if (in_context()) return NCCL_ARGUMENT;
     if (size < 1 || rank < 0 || rank >= size) return NCCL_ARGUMENT;
-    if (rank == number_from("EMULATED_NCCL_FAILS", -1)) return NCCL_SYSTEM;
     Comm *made = new Comm{rank, size, stack.back(), {}};
     if (int code = join(made, id.internal)) return code;
     return *comm = made, NCCL_SUCCESS;

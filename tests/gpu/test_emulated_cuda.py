@@ -22,7 +22,8 @@ def run(run_python, emulator):
     """A function that runs code on emulated GPUs."""
 
     def run_it(code, *arguments, gpus=2, **environment):
-        flags = ",".join(filter(None, [os.environ.get("THEANO_FLAGS"), "dnn.enabled=False"]))
+        own = f"dnn.enabled=False,gpuarray.cache_path={emulator.kernels}"  # no real device's kernels
+        flags = ",".join(filter(None, [os.environ.get("THEANO_FLAGS"), own]))
         environment = {
             "PYTHONPATH": PATH, "THEANO_FLAGS": flags, **emulator.environment(gpus), **environment}
         return run_python(code, *arguments, timeout=300, environment=environment)
@@ -159,6 +160,74 @@ def test_equal_kernels_and_threads_leave_the_context_current(run):
     assert (synk.gather(w) == 7).all()
     """)
     assert "emulated CUDA" not in done.stderr
+
+
+@pytest.mark.parametrize("collective", ["all_reduce", "weighted", "broadcast", "all_gather"])
+def test_a_rank_without_memory_left_keeps_no_other_in_nccl(run, collective):
+    done = run("""
+    import sys, time
+    import numpy as np
+    import synkhronos as synk
+    n = synk.fork()
+    import theano
+    full = theano.shared(np.zeros(1, "float32"))
+    many = [theano.shared(np.ones(1 << 17, "float32")) for _ in range(16)]
+    f = synk.function([], updates=[(one, one + 1) for one in [full, *many]])
+    synk.distribute()
+    synk.set_value(1, full, np.ones(12 << 20, "float32"))  # 48 MB of the 64 that there are
+    call = {
+        "all_reduce": lambda: synk.all_reduce(many, "sum"),
+        "weighted": lambda: synk.all_reduce(many[0], "avg", weights=[1, 0]),
+        "broadcast": lambda: synk.broadcast(many),
+        "all_gather": lambda: synk.all_gather(many),
+    }[sys.argv[1]]
+    if sys.argv[1] == "weighted":
+        synk.set_value(1, full, np.ones(27 << 19, "float32"))
+    begin = time.monotonic()
+    try:
+        call()
+    except synk.WorkerError as error:
+        assert error.rank == 1 and "emory" in str(error), error
+    else:
+        raise AssertionError("no error")
+    assert time.monotonic() - begin < 20
+    synk.set_value(1, full, np.zeros(1, "float32"))
+    synk.all_reduce(many, "sum")
+    assert (many[0].get_value() == n).all()
+    """, collective, EMULATED_MEGABYTES="64")
+    assert "different calls" not in done.stderr
+
+
+def test_memory_of_devices_does_not_grow_with_calls(run):
+    done = run("""
+    import numpy as np
+    import synkhronos as synk
+    from synkhronos._here import Command
+
+    class Free(Command):
+        def run(self, here):
+            return here.engine.context.free_gmem
+
+    n = synk.fork()
+    import theano, theano.tensor as tt
+    x = tt.fmatrix("x")
+    w = theano.shared(np.ones((200, 300), "float32"))
+    v = [theano.shared(np.ones((200, 300), "float32")) for _ in range(5)]
+    outputs = [(x.dot(w), "gather"), (x.dot(w).sum(axis=0), "avg"), (w * 2, "max")]
+    f = synk.function([x], outputs, updates=[(one, one + 1, "avg") for one in [w, *v]])
+    synk.distribute()
+    free = []
+    for turn in range(30):
+        rows = 10 + turn % 7
+        f(np.ones((rows, 200), "float32"), num_slices=2)
+        synk.all_reduce([w, *v], "avg", weights=[1, turn])
+        synk.broadcast([w, *v])
+        synk.scatter(v[0], np.ones((rows, 300), "float32"))
+        synk.all_gather(v[0])
+        free.append(synk._world.current().run(Free()))
+    assert free[14] == free[-1], free
+    """)
+    assert done.stdout == ""
 
 
 def test_a_script_with_bare_names_missing_runs_by_the_command_and_the_doctor_says_so(
