@@ -57,7 +57,8 @@ class TheanoGpuEngine(TheanoCpuEngine):
         if bound and bound != [device]:
             raise ValueError(f"device: this process is bound to {bound} already, got {device!r}")
         if not bound:
-            refuse_new_cudnn()
+            if device.startswith("cuda"):
+                refuse_new_cudnn()
             with contextlib.redirect_stderr(sys.stderr if announce else io.StringIO()):
                 theano.gpuarray.use(device)
             mend(get_context(None).kind)
