@@ -359,6 +359,10 @@ for name, error, words, make in [
               [], [(e.table.sum() + e.single.sum() + e.number + e.w.sum(), "sum")],
               updates=[(e.w, e.w + 1)], sliceable_shareds=m(e)))  # fmt: skip
 
+wrong("function: sliceable replaced by givens", ValueError, ("sliceable_shareds", "place of table"),
+      lambda e: e.function([], e.table.sum(), givens={e.table: e.table * 2},
+                           sliceable_shareds=[e.table]))  # fmt: skip
+
 # Calls: matching
 
 wrong("call: too many inputs", TypeError, ("test_bad_input.py", "at most 3", "got 4"),

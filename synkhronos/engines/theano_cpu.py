@@ -66,10 +66,10 @@ class TheanoCpuEngine(Engine):
     def build(self, inputs, outputs, updates, givens, sliceable, on_host, **kwargs):
         givens = list(givens.items() if hasattr(givens, "items") else givens or ())
         rows = [shared.type(f"{shared.name or 'shared'}_rows") for shared in sliceable]
-        if sliceable:
-            _check_used(sliceable, outputs, updates, givens)
-            swap = OrderedDict(zip(sliceable, rows))
-            outputs, updates, givens = _replace(swap, outputs, updates, givens)
+        _check_used(sliceable, outputs, updates, givens)
+        # First: Theano then finds them replaced wherever it goes, in other givens and in updates that
+        # shared variables bring along, such as those of random streams, too.
+        givens = [*zip(sliceable, rows), *givens]
         make_cacheable()
         compiled = _compile(
             [*inputs, *rows], outputs, updates=OrderedDict(updates), givens=givens, **kwargs
@@ -227,21 +227,15 @@ def _is_input(compiled, shared, variable):
 
 def _check_used(sliceable, outputs, updates, givens):
     roots = [*outputs, *(new for _, new in updates), *(new for _, new in givens)]
-    used = set(theano.gof.graph.inputs(roots))
+    used = set(theano.gof.graph.inputs([one for one in roots if hasattr(one, "owner")]))
     for shared in sliceable:
         if shared not in used:
             raise ValueError(
                 f"sliceable_shareds: {shared} is not used by the outputs, updates or givens of the "
                 f"function; used are {sorted(str(v) for v in used if isinstance(v, SharedVariable))}"
             )
-
-
-def _replace(swap, outputs, updates, givens):
-    """Put other variables in the place of some, wherever they stand in the graphs."""
-    roots = [*outputs, *(new for _, new in updates), *(new for _, new in givens)]
-    clones = iter(theano.clone(roots, replace=swap))
-    return (
-        [next(clones) for _ in outputs],
-        [(shared, next(clones)) for shared, _ in updates],
-        [(swap.get(old, old), next(clones)) for old, _ in givens],
-    )
+        if any(old is shared for old, _ in givens):
+            raise ValueError(
+                f"sliceable_shareds: givens put something else in the place of {shared}; leave it out "
+                f"of one of the two"
+            )
