@@ -7,6 +7,8 @@ as one pickle, in which shared variables that the ranks already have are numbers
 
 from __future__ import annotations
 
+from typing import Any
+
 from synkhronos import _world
 from synkhronos._here import Command, Here
 from synkhronos._world import World
@@ -21,12 +23,15 @@ class Replicate(Command):
         The numbers of the first new ones.
     payload : memory reference or None
         The pickled new ones; None if the rank inherited them.
+    streams : list of int
+        Which of the new shared variables are states of random streams.
     """
 
-    def __init__(self, first_function, first_shared, payload):
+    def __init__(self, first_function, first_shared, payload, streams):
         self.first_function = first_function
         self.first_shared = first_shared
         self.payload = payload
+        self.streams = streams
 
     def run(self, here):
         if self.payload is not None and not here.is_master:
@@ -35,18 +40,9 @@ class Replicate(Command):
             # In place of what an earlier try may have left, that failed on another rank.
             here.functions[self.first_function :] = functions
             here.shareds[self.first_shared :] = shareds
-        self._separate_streams(here)
-
-    def _separate_streams(self, here):
         index = stream_index(here)
-        streams = []
-        for function in here.functions[self.first_function :]:
-            for shared in here.engine.random_streams(function.compiled):
-                if shared not in streams:
-                    streams.append(shared)
-        for shared in streams:
-            if index and shared in here.shareds[self.first_shared :]:
-                here.engine.jump(shared, index)
+        for number in self.streams if index else ():
+            here.engine.jump(here.shareds[number], index)
 
 
 def stream_index(here: Here) -> int:
@@ -71,18 +67,59 @@ def _replicate(world):
     if not world.started:
         world.start()
     elif world.size > 1:
-        known = {shared: number for number, shared in enumerate(here.shareds[:first_shared])}
-        pickled = here.engine.dumps((functions, shareds), known)
+        pickled = _pickle(world, functions, shareds)
         payload = here.memory.allocate(len(pickled))
         payload[:] = memoryview(pickled)
         reference = here.memory.reference(payload)
         del pickled
-    world.run(Replicate(first_function, first_shared, reference))
+    streams = {
+        world.shared_numbers[shared]
+        for function in functions
+        for shared in here.engine.random_streams(function.compiled)
+    }
+    new = sorted(number for number in streams if number >= first_shared)
+    world.run(Replicate(first_function, first_shared, reference, new))
     if payload is not None:
         del payload
         here.memory.trim()
     world.replicated_functions += len(functions)
     world.replicated_shareds += len(shareds)
+
+
+def _pickle(world, functions, shareds):
+    """Return the pickle of functions and shared variables; None for functions that have none."""
+    engine = world.here.engine
+    known = {shared: world.shared_numbers[shared] for shared in world.here.shareds}
+    for shared in shareds:
+        del known[shared]
+    try:
+        return engine.dumps((functions, shareds), known)
+    except MemoryError:
+        raise
+    except Exception:  # whatever an operation or a mode raises
+        sent = [function if _can_be_sent(world, function, known) else None for function in functions]
+        return engine.dumps((sent, shareds), known)
+
+
+def _can_be_sent(world, function, known):
+    try:
+        world.here.engine.dumps(function, known)
+    except Exception as error:
+        world.unsent[function.number] = f"{type(error).__name__}: {error}"
+        return False
+    return True
+
+
+def check_sent(world: World, function: Any) -> None:
+    """Raise if the workers lack a function, which then can run in the master alone."""
+    if function.number in world.unsent:
+        remedy = "leave what it names out of the function"
+        if world.here.engine.forks_late:
+            remedy = "make it before the first distribute(), or call restart(): workers then inherit it"
+        raise TypeError(
+            f"{function!r}: it cannot be sent to workers that run already "
+            f"({world.unsent[function.number]}); {remedy}"
+        )
 
 
 def distribute() -> None:
@@ -96,7 +133,13 @@ def distribute() -> None:
     ------
     NotForkedError
         Before ``fork()``.
+    TypeError
+        If a function cannot be sent to workers that run already. The others are replicated.
     WorkerError
         If a worker cannot take a function over.
     """
-    replicate(_world.current())
+    world = _world.current()
+    first = world.replicated_functions
+    replicate(world)
+    for function in world.here.functions[first:]:
+        check_sent(world, function)

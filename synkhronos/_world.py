@@ -77,6 +77,7 @@ class World:
         self.broken: str | None = None
         self.replicated_functions = 0
         self.replicated_shareds = 0
+        self.unsent: dict[int, str] = {}  # functions that the workers lack, by number, and why
         self._last: tuple[Any, bytes] = None, b""  # the last command, and its bytes
         self.last_reduction: Any = None  # the command of the last reduction
         transport.while_waiting = self.interrupts.remind

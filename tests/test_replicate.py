@@ -8,6 +8,8 @@ import pytest
 import synkhronos as synk
 import theano
 import theano.tensor as T
+from theano.compile.nanguardmode import NanGuardMode
+from theano.sandbox.rng_mrg import MRG_RandomStreams
 
 
 def test_workers_take_over_new_functions_without_compiling_anything(run_python, tmp_path):
@@ -94,3 +96,33 @@ def test_a_function_that_a_worker_cannot_take_over_can_be_tried_again(world_of, 
         with pytest.raises(synk.WorkerError, match="UnpicklingError|EOFError|unpickl"):
             synk.distribute()
     assert f([1.0, 2.0, 3.0]) == 6
+
+
+def test_a_function_that_cannot_be_sent_is_refused_alone(world_of):
+    world_of(3)
+    synk.distribute()
+    x = T.dvector("x")
+    streams = MRG_RandomStreams(1)
+    total, numbers = x.sum(), streams.uniform((2,))
+    before = synk.function([x], (total, "sum"))
+    # Its mode holds a function inside a function, which has no pickle.
+    mode = NanGuardMode()
+    checked = synk.function([x], [(total, "sum"), (numbers, "gather")], mode=mode, name="checked")
+    with pytest.raises(TypeError, match="checked>: it cannot be sent .*nan_check.*distribute"):
+        synk.distribute()
+    synk.distribute()
+    after = synk.function([x], [(2 * total, "sum"), (numbers, "gather")])
+    ones = np.ones(4)
+    with pytest.raises(TypeError, match="checked>: it cannot be sent"):
+        checked(ones)
+    with pytest.raises(TypeError, match="checked>: it cannot be sent"), synk.fuse():
+        checked(ones)
+    assert checked.as_theano(ones)[0] == 4
+    assert before(ones) == 4
+    drawn = after(ones)
+    assert drawn[0] == 8 and len(np.unique(drawn[1])) == 6
+    synk.restart()
+    assert [checked(ones)[0], before(ones), after(ones)[0]] == [4, 4, 8]
+    with pytest.raises(synk.WorkerError, match="NaN"):
+        checked([1.0, 2.0, np.nan])
+    assert checked(ones)[0] == 4
