@@ -126,3 +126,11 @@ def test_the_signatures_are_the_documented_ones():
             for parameter in inspect.signature(make).parameters.values()
         ]
         assert ", ".join(parameters) == "loss, params, x, y, update_rule, *args, **kwargs"
+
+
+@pytest.mark.parametrize("batch", [np.int64(7), (1, 2, 3), range(4, 9), np.arange(ROWS) > 40])
+def test_the_serial_step_takes_the_batches_that_the_parallel_step_takes(world_of, digits, batch):
+    world_of(2)
+    parallel, serial, _ = make_both(updates.sgd, learning_rate=0.1)
+    for _ in range(2):
+        np.testing.assert_allclose(parallel(*digits, batch), serial(*digits, batch), rtol=1e-5)

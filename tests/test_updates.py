@@ -163,6 +163,21 @@ def test_rule_follows_its_formula_also_when_a_hyperparameter_changes(name, dtype
         assert variable.get_value().dtype == dtype
 
 
+@pytest.mark.parametrize("make", [float, numpy.float64, theano.shared])
+@pytest.mark.parametrize(
+    ("name", "decays"),
+    [("rmsprop", ["rho"]), ("adadelta", ["rho"]), ("adam", ["beta1", "beta2"]), ("adamax", ["beta1"])],
+)
+def test_a_decay_close_to_one_keeps_its_precision_with_float32_parameters(name, decays, make):
+    gradient = numpy.array([1.0, 2.0, -3.0], "float32")
+    param = theano.shared(numpy.zeros(3, "float32"))
+    hyper = dict.fromkeys(decays, 0.99999)
+    made = {key: make(value) for key, value in hyper.items()}
+    run(compile_pair(getattr(updates, name)([theano.shared(gradient)], [param], 0.1, **made)), 1)
+    expected = globals()[f"reference_{name}"](0, gradient.astype(float), {}, 1, 0.1, **hyper)
+    numpy.testing.assert_allclose(param.get_value(), expected, rtol=1e-6)
+
+
 @pytest.mark.parametrize("name", RULES)
 def test_defaults_are_lasagnes(name):
     hyper = {"learning_rate": ONLY_LEARNING_RATE[name]} if name in ONLY_LEARNING_RATE else {}

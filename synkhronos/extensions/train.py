@@ -99,7 +99,10 @@ def make_train_function_theano(
     update = theano.function([], updates=param_updates, name="update")
 
     def train_minibatch(x_data: Any, y_data: Any, batch: Any = None) -> numpy.ndarray:
-        rows = slice(batch) if batch is None or isinstance(batch, int) else batch
+        if batch is None or isinstance(batch, (int, numpy.integer)):
+            rows = slice(batch)
+        else:
+            rows = batch if isinstance(batch, slice) else numpy.asarray(batch)
         value = gradient(*(data[rows] for data in [*_as_list(x_data), *_as_list(y_data)]))
         update()
         return value

@@ -394,8 +394,8 @@ def adam(
     new_squares = _moving_average(flat, "beta2", beta2, squares, tt.sqr(flat.gradient))
     corrected_rate = (
         rate
-        * tt.sqrt(1 - flat.scalar("beta2", beta2) ** new_count)
-        / (1 - flat.scalar("beta1", beta1) ** new_count)
+        * tt.sqrt(_bias(flat, "beta2", beta2, new_count))
+        / _bias(flat, "beta1", beta1, new_count)
     )
     step = corrected_rate * new_mean / (tt.sqrt(new_squares) + epsilon)
     state_updates = [(mean, new_mean), (squares, new_squares), (count, new_count)]
@@ -441,7 +441,7 @@ def adamax(
     new_count = count + 1
     new_mean = _moving_average(flat, "beta1", beta1, mean, flat.gradient)
     new_largest = tt.maximum(flat.scalar("beta2", beta2) * largest, abs(flat.gradient))
-    corrected_rate = rate / (1 - flat.scalar("beta1", beta1) ** new_count)
+    corrected_rate = rate / _bias(flat, "beta1", beta1, new_count)
     step = corrected_rate * new_mean / (new_largest + epsilon)
     state_updates = [(mean, new_mean), (largest, new_largest), (count, new_count)]
     return flat.gradient_updates(), [*flat.descent(step), *state_updates], flat.gradient
@@ -450,9 +450,12 @@ def adamax(
 def _moving_average(
     flat: FlatGradient, name: str, decay: Hyper, average: Variable, value: Variable
 ) -> Variable:
-    weight_of_old = flat.scalar(name, decay)
-    if isinstance(decay, Variable):
-        weight_of_new = 1 - weight_of_old
-    else:  # 1 - float32(0.999) would be off in the fifth digit.
-        weight_of_new = flat.scalar(name, 1 - decay)
-    return weight_of_old * average + weight_of_new * value
+    # In the precision that decay has: 1 - float32(0.999) would be off in the fifth digit.
+    weight_of_new = flat.scalar(name, 1 - scalar(name, decay, "float64"))
+    return flat.scalar(name, decay) * average + weight_of_new * value
+
+
+def _bias(flat: FlatGradient, name: str, decay: Hyper, count: Variable) -> Variable:
+    """How much of a moving average that began with zero is there after `count` steps."""
+    left = scalar(name, decay, "float64") ** tt.cast(count, "float64")
+    return flat.scalar(name, 1 - left)
