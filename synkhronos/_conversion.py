@@ -36,7 +36,7 @@ def as_array(value: ArrayLike, dtype: DTypeLike, label: str) -> np.ndarray:
     array: np.ndarray
     if isinstance(value, np.memmap):
         array = value  # as such: every rank can map its file
-    elif hasattr(value, "__array__"):
+    elif hasattr(value, "__array__") and not isinstance(value, np.generic):
         array = np.asarray(value)
     else:
         try:
@@ -45,16 +45,28 @@ def as_array(value: ArrayLike, dtype: DTypeLike, label: str) -> np.ndarray:
                 array = np.array(value)
         except (ValueError, np.VisibleDeprecationWarning) as error:
             raise TypeError(f"{label}: not an array: {error}") from error
-        if dtype is not None and array.dtype.kind in "biuf":
-            wanted = np.dtype(dtype)
-            integers = array.dtype.kind in "iu" and wanted.kind in "iu"
-            if integers or not array.size or np.can_cast(array.dtype, wanted, "same_kind"):
-                cast = array.astype(wanted)
-                if wanted.kind not in "iu" or np.array_equal(cast, array):
-                    array = cast
+        if dtype is not None and array.dtype.kind in "biufc":
+            array = _fit(array, np.dtype(dtype), isinstance(value, np.generic))
     if array.dtype.kind not in "biufc":
         raise TypeError(f"{label}: expected numbers, got dtype {array.dtype} from {type(value)}")
     return array
+
+
+def _fit(array: np.ndarray, wanted: np.dtype, exactly: bool) -> np.ndarray:
+    """Return an array in the dtype that is wanted if its numbers fit it, else as it is.
+
+    Floats of Python's are rounded; a number of NumPy's keeps its dtype unless it fits `exactly`.
+    """
+    integers = array.dtype.kind in "iu" and wanted.kind in "iu"
+    if array.size and not integers and not np.can_cast(array.dtype, wanted, "same_kind"):
+        return array
+    with np.errstate(over="ignore", invalid="ignore"):
+        cast = array.astype(wanted)
+    if exactly or wanted.kind in "iu":
+        fits = np.array_equal(cast, array, equal_nan=True)
+    else:
+        fits = np.array_equal(np.isfinite(cast), np.isfinite(array))
+    return cast if fits else array
 
 
 def check_oversize(oversize: float) -> float:
@@ -72,7 +84,7 @@ def check_dtype(dtype: DTypeLike) -> np.dtype:
         raise TypeError(f"dtype: expected a NumPy dtype, got {dtype!r}") from error
     if checked.kind not in "biufc":
         raise TypeError(f"dtype: expected a dtype of numbers, got {checked}")
-    return checked
+    return checked.newbyteorder("=")  # compiled code takes no other
 
 
 def check_extent(extent: int, what: str) -> int:

@@ -104,6 +104,12 @@ class Data:
         view = self._alive()
         return view if dtype is None else view.astype(dtype, copy=False)
 
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            f"{self._label()}: it cannot be copied or pickled, as it lies in the memory of these "
+            f"processes; take its array, numpy.array(data)"
+        )
+
     def __repr__(self) -> str:
         name = f" {self.name!r}" if self.name else ""
         if self._view is None:
@@ -309,12 +315,12 @@ def data(
 def locate_in_file(value: Any) -> Reference | None:
     """Return a reference to where a ``numpy.memmap`` lies in its file, or None if it is not there.
 
-    Copy-on-write mappings and views that are not C-contiguous have no such place.
+    Copy-on-write mappings, and views that are not C-contiguous or not aligned, have no such place.
     """
     if not isinstance(value, np.memmap) or value.filename is None or value.mode == "c":
         return None
     mapping = value._mmap  # type: ignore[attr-defined]
-    if mapping is None or not value.flags.c_contiguous:
+    if mapping is None or not value.flags.c_contiguous or not value.flags.aligned:
         return None
     start = value.offset - value.offset % mmap.ALLOCATIONGRANULARITY
     first = np.frombuffer(mapping, np.uint8).ctypes.data

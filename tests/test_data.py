@@ -1,6 +1,8 @@
 """`Data`: what it holds, how it grows, what it refuses, and that every rank sees it."""
 
+import copy
 import os
+import pickle
 import warnings
 
 import numpy as np
@@ -172,9 +174,10 @@ def test_data_holds_a_copy_of_any_array(world, data, dtype, shape):
 
 
 def test_data_of_another_byte_order_is_seen_right_by_functions(world):
-    made = synk.data(np.arange(6.0).reshape(3, 2).astype(">f4"), var=world.matrix)
-    assert made.dtype == np.dtype("float32") and made.dtype.isnative
-    world.check_seen(made)
+    value = np.arange(6.0).reshape(3, 2).astype(">f4")
+    for made in (synk.data(value, var=world.matrix), synk.data(value), synk.data(value, dtype=">f4")):
+        assert made.dtype == np.dtype("float32") and made.dtype.isnative
+        world.check_seen(made)
 
 
 def test_data_takes_dtype_ndim_and_name_from_a_variable(world):
@@ -270,6 +273,24 @@ def test_python_numbers_take_the_dtype_if_they_fit_it(world, numbers, dtype):
     else:
         with pytest.raises(TypeError, match="force_cast"):
             made.set_value(numbers)
+
+
+def test_python_numbers_do_not_become_infinite(world):
+    for numbers in ([1e300, 1.0], [-1e39], [70000, 2**63]):
+        made = synk.data(dtype="float16", ndim=1)
+        with pytest.raises(TypeError, match="force_cast"):
+            made.set_value(numbers)
+        with np.errstate(over="ignore"):
+            made.set_value(numbers, force_cast=True)
+        assert np.isinf(made[0])
+    assert np.isinf(synk.data([float("inf")], dtype="float16")[0])
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_data_cannot_be_copied_or_pickled_and_say_so(world, copied):
+    made = synk.data(np.ones(2), name="made")
+    with pytest.raises(TypeError, match="Data 'made': .*array"):
+        copied(made)
 
 
 def test_another_number_of_dimensions_is_refused_and_changes_nothing(world):
@@ -392,6 +413,18 @@ def test_views_of_a_mapped_file_are_seen_by_every_rank_without_a_copy(world, dat
     file[start] = -5
     world.check_seen(made)
     assert made[0, 0] == -5
+
+
+@pytest.mark.parametrize(("dtype", "offset"), [("float32", 3), (">f4", 20)])
+def test_a_file_that_compiled_code_cannot_read_where_it_is_is_copied(world, tmp_path, dtype, offset):
+    path = tmp_path / "rows.bin"
+    file = np.memmap(path, dtype, "w+", offset=offset, shape=(40, 3))
+    file[:] = np.arange(120).reshape(40, 3)
+    for value in (file, np.memmap(path, dtype, "r", offset, (40, 3))[3:30]):
+        made = synk.data(value)
+        assert made.dtype == "float32" and not np.shares_memory(made.data, value)
+        assert made.data.tolist() == value.tolist()
+        world.check_seen(made)
 
 
 @pytest.mark.parametrize("change", ["columns", "strided", "rows reversed", "copied", "double"])
