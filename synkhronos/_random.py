@@ -47,6 +47,8 @@ def reseed(streams: Any, seed: int | None = None) -> None:
     world.check_usable()
     if world.fused is not None:
         raise RuntimeError("reseed(): call it before or after the fuse() block, not inside")
+    if isinstance(seed, (bool, float, str)):
+        raise TypeError(f"reseed: seed: expected an int, or None, got {seed!r}")
     here = world.here
     seeded = here.engine.seed(streams, seed)
     # What is not replicated yet will be, with the states that the master has then.

@@ -248,6 +248,9 @@ def test_what_cannot_be_reseeded_is_refused_and_nothing_is_seeded(world_of, stre
     f()
     with pytest.raises(TypeError, match="expected MRG_RandomStreams or RandomStreams, got 5"):
         synk.reseed(5)
+    for seed in (1.5, "1", True):
+        with pytest.raises(TypeError, match="seed: expected an int"):
+            synk.reseed(streams, seed)
     with pytest.raises(RuntimeError, match="before or after the fuse"):
         with synk.fuse():
             synk.reseed(streams, 7)
