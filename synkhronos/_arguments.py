@@ -20,6 +20,8 @@ from synkhronos._replicate import replicate
 from synkhronos._typing import ArrayLike, Batch
 from synkhronos._world import World
 
+_KEYWORDS = ("output_subset", "batch", "batch_s", "num_slices")
+
 
 def in_order(
     function: Any, args: Sequence[ArrayLike], named: Mapping[str, ArrayLike]
@@ -34,6 +36,10 @@ def in_order(
         if not positions:
             names = [one.name for one in inputs]
             raise TypeError(f"{function!r}: no input is named {name!r}; inputs: {names}")
+        if len(positions) > 1:
+            raise TypeError(
+                f"{function!r}: {len(positions)} inputs are named {name!r}; give these by position"
+            )
         if values[positions[0]] is not None:
             raise TypeError(f"{function!r}: input {name!r} is given twice")
         values[positions[0]] = value
@@ -58,12 +64,13 @@ def _fill_with_bound(world, function, values):
         world.bound.get(one.variable) if value is None else value
         for one, value in zip(function.inputs, values)
     ]
-    missing = [one.label for one, value in zip(function.inputs, values) if value is None]
+    missing = [one for one, value in zip(function.inputs, values) if value is None]
     if missing:
-        raise TypeError(
-            f"{function!r}: no value for {', '.join(missing)}; give one, or bind data with "
-            f"set_shmems()"
-        )
+        remedy = "give one, or bind data with set_shmems()"
+        if any(one.name in _KEYWORDS for one in missing):
+            remedy = f"give it by position: {', '.join(_KEYWORDS)} mean something else in a call"
+        listed = ", ".join(one.label for one in missing)
+        raise TypeError(f"{function!r}: no value for {listed}; {remedy}")
     return values
 
 
@@ -82,8 +89,11 @@ def _check_data(world, value, one):
 
 def _to_array(function, value, one):
     kind = one.type
-    remedy = "convert it, or make the function with allow_input_downcast=True"
-    array = condition(value, kind.dtype, kind.ndim, function.downcast, one.label, remedy)
+    remedy = "convert it"
+    if not function.downcast:
+        remedy += ", or make the function with allow_input_downcast=True"
+    downcast = function.downcast and not np.iscomplexobj(value)  # as Theano: it has no real value
+    array = condition(value, kind.dtype, kind.ndim, downcast, one.label, remedy)
     _check_extents(array.shape, one)
     return array
 
@@ -144,7 +154,9 @@ def _select_rows(function, datas, batch):
             raise ValueError(f"{function!r}: batch was given, but no input is scattered")
         return None, ()
     minibatch = tuple([data.minibatch for _, data in scattered])
-    whole = [data for _, data in scattered if not data.minibatch] or [scattered[0][1]]
+    whole = [data for _, data in scattered if not data.minibatch]
+    if not whole:  # with a batch they may be longer than it
+        whole = [data for _, data in scattered[: None if batch is None else 1]]
     lengths = {len(data) for data in whole}
     if len(lengths) > 1:
         listed = ", ".join(f"{one.label}: {len(data)}" for one, data in scattered)
@@ -164,6 +176,11 @@ def _select_rows(function, datas, batch):
 def _check_slicing(world, function):
     if not function.sliceable and not any(one.scattered for one in function.inputs):
         raise ValueError(f"{function!r}: num_slices was given, but no input can be sliced")
+    for shared in function.not_accumulated:
+        raise TypeError(
+            f"{function!r}: num_slices: the update of {shared} cannot accumulate over slices, as it "
+            f"holds no tensor but {shared.type}"
+        )
     for number, op in function.updates:
         shared = world.here.shareds[number]
         if op in OPERATIONS:

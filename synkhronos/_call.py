@@ -137,7 +137,10 @@ class CallFunction(Command):
         if self.subset is not None:
             modes = [modes[index] for index in self.subset]
         outputs = [Accumulator(mode, engine.arithmetic) for mode in modes]
-        news = [Accumulator(op, engine.arithmetic) for _, op in updates]
+        news = [
+            Accumulator(op, engine.arithmetic, f"the update of {shared}", "op None, to keep the last")
+            for shared, op in updates
+        ]
         olds = [engine.storage(shared) for shared, _ in updates]
         try:
             for index in range(self.num_slices):
@@ -161,7 +164,7 @@ class CallFunction(Command):
                 engine.store(shared, old)
         for accumulator, (shared, _), old in zip(news, updates, olds):
             new = accumulator.result(old.dtype)
-            if new.shape == old.shape:
+            if new.shape == old.shape and old.flags.writeable:
                 old[...] = new
             else:
                 engine.store(shared, new)

@@ -12,7 +12,7 @@ from synkhronos._binding import bind, find_bound
 from synkhronos._data import Data
 from synkhronos._errors import ClosedError
 from synkhronos._operations import OPERATIONS, parse_output_mode
-from synkhronos._replicate import replicate
+from synkhronos._replicate import check_sent, replicate
 from synkhronos._signature import (
     Input,
     parse_givens,
@@ -40,6 +40,8 @@ class Function:
         How each explicit update accumulates over slices.
     """
 
+    _world: World | None = None  # as in a worker, which has just what is pickled
+
     def __init__(
         self,
         world: World,
@@ -65,7 +67,7 @@ class Function:
         self.output_modes = [parse_output_mode(mode)[0] for mode in modes]
         self.output_dtypes = [engine.type_of(variable).dtype for variable in variables]
         self.sliceable = [world.shared_numbers[shared] for shared in sliceable]
-        self.updates = _accumulated(world, compiled, dict(updates))
+        self.updates, self.not_accumulated = _accumulated(world, compiled, dict(updates))
 
     def __getstate__(self) -> dict[str, Any]:
         kept = ("number", "compiled", "output_modes", "output_dtypes", "sliceable", "updates")
@@ -81,13 +83,14 @@ class Function:
 
     def get_shared(self) -> list[SharedVariable]:
         """Return the shared variables that the function reads or updates."""
-        here = self._world.here
+        here = (self._world or self._usable_world()).here
         return [*here.engine.shareds(self.compiled), *(here.shareds[k] for k in self.sliceable)]
 
     # Calling
 
     def __call__(
         self,
+        /,
         *args: ArrayLike,
         output_subset: Sequence[int] | None = None,
         batch: Batch | None = None,
@@ -133,6 +136,7 @@ class Function:
             memory = [data.data for data in datas]
         if self.number >= world.replicated_functions:
             replicate(world)
+        check_sent(world, self)
 
         def finish(results, in_use_until_here=memory):
             outputs = _outputs.collect(world, self, results, command.subset)
@@ -158,6 +162,11 @@ class Function:
 
     def _usable_world(self):
         world = self._world
+        if world is None:
+            raise TypeError(
+                f"{self!r}: this is a copy, by copy or pickle, which belongs to no processes; use the "
+                f"function itself, or make it anew with synk.function()"
+            )
         if world.closed:
             raise ClosedError(
                 f"{self!r}: the processes that it was made for were closed; make it anew with "
@@ -170,6 +179,7 @@ class Function:
 
     def as_theano(
         self,
+        /,
         *args: ArrayLike,
         output_subset: Sequence[int] | None = None,
         **inputs_by_name: ArrayLike,
@@ -234,7 +244,7 @@ class Function:
             built.append(made)
         return built[0] if len(built) == 1 else tuple(built)
 
-    def set_input_shmems(self, *values: ArrayLike, **values_by_name: ArrayLike) -> list[Data]:
+    def set_input_shmems(self, /, *values: ArrayLike, **values_by_name: ArrayLike) -> list[Data]:
         """Make, or refill, the `Data` bound to the inputs, as `set_shmems` does.
 
         Functions that share input variables share the data.
@@ -263,24 +273,28 @@ class Function:
         ValueError
             If an input has none.
         """
-        variables = [one.variable for one in self.inputs]
-        return find_bound(self._usable_world(), variables, "get_input_shmems")
+        world = self._usable_world()
+        return find_bound(world, [one.variable for one in self.inputs], "get_input_shmems")
 
 
 def _accumulated(world, compiled, ops):
-    """Return ``(number, op)`` of each variable whose updates accumulate over slices.
+    """Return ``(number, op)`` of each variable whose updates accumulate, and variables whose cannot.
 
-    Updates by default count too. Random streams do not: they just run on.
+    Over slices, that is. Updates by default count too. Random streams do not: they just run on.
     """
     engine = world.here.engine
     streams = engine.random_streams(compiled)
-    accumulated = []
+    accumulated, not_accumulated = [], []
     for shared in engine.updated(compiled):
-        if engine.is_shared(shared) and shared not in streams:
+        if shared in streams:
+            continue
+        if not engine.is_shared(shared):
+            not_accumulated.append(shared)
+        else:
             is_mean = OPERATIONS["avg"].is_defined_for(engine.type_of(shared).dtype)
             op = ops.get(shared, "avg" if is_mean else None)
             accumulated.append((world.shared_numbers[shared], op))
-    return accumulated
+    return accumulated, not_accumulated
 
 
 def function(

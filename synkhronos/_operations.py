@@ -163,10 +163,19 @@ class Accumulator:
         The name of an `Operation`, ``"gather"``, or None to keep the last value.
     arithmetic : Arithmetic
         What knows the values' type of array.
+    label, remedy : str
+        For error messages: what the values are, and what to use where their shapes differ.
     """
 
-    def __init__(self, mode: str | None, arithmetic: Arithmetic = NUMPY) -> None:
+    def __init__(
+        self,
+        mode: str | None,
+        arithmetic: Arithmetic = NUMPY,
+        label: str = "an output",
+        remedy: str = "'gather'",
+    ) -> None:
         self._mode = mode
+        self._label, self._remedy = label, remedy
         self._operation = None if mode is None else OPERATIONS.get(mode)
         self._arithmetic = arithmetic
         self._value: Any = None
@@ -195,8 +204,8 @@ class Accumulator:
             self._value = value
         elif self._value.shape != value.shape:
             raise ValueError(
-                f"operation {operation.name!r}: the slices' values have unequal shapes, "
-                f"{self._value.shape} and {value.shape}; use 'gather'"
+                f"operation {operation.name!r} of {self._label}: the slices' values have unequal "
+                f"shapes, {self._value.shape} and {value.shape}; use {self._remedy}"
             )
         else:
             self._arithmetic.combine(operation, self._value, value)

@@ -62,14 +62,18 @@ def _of_master(world, function, index, results):
 
 def _combine(function, index, values, weights, active, master):
     mode = function.output_modes[index]
+    shapes = [np.shape(value) for value in values]
     if mode == GATHER:
+        if any([shape[1:] != shapes[0][1:] for shape in shapes]):
+            raise ValueError(
+                f"{function!r}: output {index} cannot be gathered, its shapes differ in more than axis "
+                f"0: {_listed(active, shapes)}"
+            )
         return NUMPY.concatenate(values).astype(function.output_dtypes[index], copy=False)
-    shape = values[0].shape
-    if any(value.shape != shape for value in values):
-        listed = ", ".join(f"rank {rank}: {value.shape}" for rank, value in zip(active, values))
+    if any([shape != shapes[0] for shape in shapes]):
         raise ValueError(
             f"{function!r}: output {index} cannot be reduced by {mode!r}, its shapes differ: "
-            f"{listed}; use 'gather'"
+            f"{_listed(active, shapes)}; use 'gather'"
         )
     operation = OPERATIONS[mode]
     if values[0].nbytes <= PIECE_BYTES:
@@ -86,3 +90,7 @@ def _own(value):
     """Return an output of the master's as an array that may be written to, and be the caller's."""
     fits = value.flags.c_contiguous and value.flags.writeable
     return value if fits else np.array(value, order="C")
+
+
+def _listed(active, shapes):
+    return ", ".join(f"rank {rank}: {shape}" for rank, shape in zip(active, shapes))
