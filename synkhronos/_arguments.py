@@ -220,11 +220,12 @@ def _check_batch_s(world, function, batch_s):
     if not function.sliceable:
         raise ValueError(f"{function!r}: batch_s was given, but there are no sliceable_shareds")
     each = isinstance(batch_s, (list, tuple)) and any(
-        one is None or isinstance(one, (slice, list, tuple, np.ndarray)) for one in batch_s
+        one is None or isinstance(one, (slice, range, list, tuple, np.ndarray, Data)) for one in batch_s
     )
     if each and len(batch_s) != world.size:
         raise ValueError(f"batch_s: expected one batch a rank, {world.size}, got {len(batch_s)}")
     batches = list(batch_s) if each else [batch_s] * world.size
+    batches = [np.array(one) if isinstance(one, (range, Data)) else one for one in batches]
     for one in batches:
         if isinstance(one, slice):
             select(one, 0, "batch_s")

@@ -126,7 +126,7 @@ class CallFunction(Command):
                 own = select(batch, len(array), "batch_s")
                 columns.append(((self.number, "shared", number), array, own))
             if self.rows is None:
-                n_rows = min(len(rows) for _, _, rows in columns[-len(function.sliceable) :])
+                n_rows = max(len(rows) for _, _, rows in columns[-len(function.sliceable) :])
         return columns, n_rows
 
     def _accumulate(self, here, function, columns, n_rows):
@@ -142,16 +142,17 @@ class CallFunction(Command):
             for shared, op in updates
         ]
         olds = [engine.storage(shared) for shared, _ in updates]
+        # No more than there are rows, also of the shortest of sliceable variables of unequal lengths.
+        shortest = min([len(rows) for _, _, rows in columns if rows is not None])
+        n_slices = min(self.num_slices, max(shortest, 1))
         try:
-            for index in range(self.num_slices):
-                start, stop = share(n_rows, self.num_slices, index)
-                if start == stop:
-                    continue
+            for index in range(n_slices):
+                start, stop = share(n_rows, n_slices, index)
                 for (shared, _), old in zip(updates, olds):
                     if engine.reads(function.compiled, shared):
                         engine.store(shared, old.copy())  # an update may write in place
                 arguments = [
-                    array if rows is None else here.take(key, array, self._slice(rows, index))
+                    array if rows is None else here.take(key, array, _slice(rows, n_slices, index))
                     for key, array, rows in columns
                 ]
                 values = engine.call(function.compiled, arguments, self.subset)
@@ -172,10 +173,6 @@ class CallFunction(Command):
         if self.subset is not None:
             dtypes = [dtypes[index] for index in self.subset]
         return [accumulator.result(dtype) for accumulator, dtype in zip(outputs, dtypes)]
-
-    def _slice(self, rows, index):
-        start, stop = share(len(rows), self.num_slices, index)
-        return rows[start:stop]
 
     def _hand_over(self, here, function, values):
         """Return the outputs in the form in which they travel to the master."""
@@ -211,6 +208,11 @@ class CallFunction(Command):
                 for position, value in zip(chosen, reduced):
                     values[position] = value if here.is_master else None
         return values
+
+
+def _slice(rows, n_slices, index):
+    start, stop = share(len(rows), n_slices, index)
+    return rows[start:stop]
 
 
 def _distinct(values):

@@ -765,3 +765,28 @@ def test_minibatch_data_of_unequal_lengths_need_a_batch_whichever_comes_first(wo
         with pytest.raises(ValueError, match="same number of rows"):
             f(*pair)
         assert_same(f(*pair, batch=5), [2.0] * 5)
+
+
+@pytest.mark.parametrize("num_slices", [1, 2, 3, 4, 7])
+def test_no_row_is_lost_of_sliceable_variables_of_unequal_lengths(world_of, num_slices):
+    world_of(2)
+    a, b = theano.shared(np.arange(6.0), "a"), theano.shared(np.arange(3.0), "b")
+    x = tt.dvector("x")
+    outputs = [(a.sum() + b.sum(), "sum"), (a, "gather"), (b, "gather")]
+    f = synk.function([], outputs, sliceable_shareds=[a, b])
+    g = synk.function([x], [*outputs, (x, "gather")], sliceable_shareds=[a, b])
+    expected = [36.0, [*range(6)] * 2, [*range(3)] * 2, [1.0, 2.0, 3.0]]
+    got = [*f(num_slices=num_slices), *g([1.0, 2.0, 3.0], num_slices=num_slices)]
+    for one, other in zip(got, [*expected[:3], *expected]):
+        assert_same(one, other)
+    synk.set_value(1, b, [])
+    for one, other in zip(f(num_slices=num_slices), [33.0, [*range(6)] * 2, [*range(3)]]):
+        assert_same(one, other)
+
+
+def test_batch_s_takes_ranges_and_data_as_it_takes_lists(world_of):
+    world_of(2)
+    rows = theano.shared(np.arange(4.0), "rows")
+    f = synk.function([], (rows, "gather"), sliceable_shareds=[rows])
+    for batch_s in (range(1, 3), synk.data([1, 2]), [range(1, 3)] * 2, (synk.data([1, 2]), [1, 2])):
+        assert_same(f(batch_s=batch_s), [1.0, 2.0, 1.0, 2.0])
