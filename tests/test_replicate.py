@@ -1,5 +1,6 @@
 """Functions that are built after the workers were forked."""
 
+import copy
 import pickle
 
 import numpy as np
@@ -126,3 +127,18 @@ def test_a_function_that_cannot_be_sent_is_refused_alone(world_of):
     with pytest.raises(synk.WorkerError, match="NaN"):
         checked([1.0, 2.0, np.nan])
     assert checked(ones)[0] == 4
+
+
+@pytest.mark.parametrize(
+    "copied", [copy.copy, copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))]
+)
+def test_copies_of_functions_say_that_they_cannot_be_called(world_of, copied):
+    world_of(2)
+    x = T.dvector("x")
+    f = synk.function([x], (x.sum(), "sum"), name="f")
+    other = copied(f)
+    calls = [other, other.as_theano, other.build_inputs, other.set_input_shmems]
+    for call in [*calls, lambda _: other.get_shared(), lambda _: other.get_input_shmems()]:
+        with pytest.raises(TypeError, match="Function f>: this is a copy"):
+            call(np.ones(2))
+    assert f(np.ones(2)) == 2
