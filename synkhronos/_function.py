@@ -40,7 +40,9 @@ class Function:
         How each explicit update accumulates over slices.
     """
 
-    _world: World | None = None  # as in a worker, which has just what is pickled
+    # As in a worker, which has just what is pickled.
+    _world: World | None = None
+    _last_plain: Any = None  # the command of the last call, if that had inputs only
 
     def __init__(
         self,
@@ -60,7 +62,6 @@ class Function:
         self._single = single
         self.downcast = downcast
         self.update_modes = [op for _, op in updates]
-        self._last_plain: Any = None  # the command of the last call, if that had inputs only
         # What every rank needs:
         self.number = number
         self.compiled = compiled
@@ -136,7 +137,8 @@ class Function:
             memory = [data.data for data in datas]
         if self.number >= world.replicated_functions:
             replicate(world)
-        check_sent(world, self)
+        if world.unsent:
+            check_sent(world, self)
 
         def finish(results, in_use_until_here=memory):
             outputs = _outputs.collect(world, self, results, command.subset)
