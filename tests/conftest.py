@@ -79,7 +79,7 @@ def run_python(tmp_path):
     as it runs out of time.
     """
 
-    def run(code, *arguments, timeout=60, check=True, environment=None):
+    def run(code, *arguments, timeout=120, check=True, environment=None):
         script = tmp_path / "script.py"
         script.write_text(
             f"import faulthandler; faulthandler.dump_traceback_later({timeout - 5}, exit=True)\n"
