@@ -73,6 +73,7 @@ class World:
         self.here = Here(transport, comm, engine)
         self.size = transport.size
         self.master_rank = transport.master_rank
+        self._has_device = not self.here.engine.forks_late  # if not, there is nothing to enter
         self.started = False
         self.broken: str | None = None
         self.replicated_functions = 0
@@ -152,7 +153,8 @@ class World:
             What the command raised in the master itself.
         """
         self.check_usable()
-        self.here.engine.enter_thread()
+        if self._has_device:
+            self.here.engine.enter_thread()
         if self.size == 1:
             return [command.run(self.here)]
         with self.interrupts:
