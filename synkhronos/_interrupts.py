@@ -64,21 +64,16 @@ class Hold:
         if get_ident() == self._main_thread:
             self._depth -= 1
             if not self._depth and self._handler is not None:
-                try:
-                    set_handler(self._number, self._handler)  # one that has just come is still held
-                except BaseException:  # from the handler of the second, before it was restored
-                    set_handler(self._number, self._handler)
-                    raise
+                set_handler(self._number, self._handler)  # one that has just come is still held
                 if self._seen == 1:
                     self._seen, frame, self._frame = 0, self._frame, None
                     self._handler(self._number, frame)
 
     def _handle(self, number, frame):
-        self._seen += 1
-        if self._seen == 1:
-            self._frame, self._reminded = frame, False
-        elif self._seen == 2:
-            self._frame = None
+        if not self._seen:
+            self._seen, self._frame, self._reminded = 1, frame, False
+        elif self._seen == 1 and frame.f_code not in _STEPS:
+            self._seen, self._frame = 2, None
             self._handler(number, frame)
 
     def remind(self) -> None:
@@ -89,6 +84,10 @@ class Hold:
                 "%s: the processes finish their command first; once more ends them at once",
                 signal.Signals(self._number).name,
             )
+
+
+#: Here an exception would leave the hold half entered or half left, so the second waits with the first.
+_STEPS = (Hold.__enter__.__code__, Hold.__exit__.__code__)
 
 
 @contextlib.contextmanager

@@ -1,6 +1,7 @@
 """Ctrl-C and other signals, at any moment of a script: what is left is whole, or cleanly ended."""
 
 import ast
+import functools
 import itertools
 import os
 import signal
@@ -14,7 +15,7 @@ from conftest import ROOT
 from test_failures import PRELUDE
 
 from synkhronos import _interrupts
-from synkhronos._interrupts import ENDING, Hold, hold_ending, set_handler
+from synkhronos._interrupts import ENDING, Hold, hold_ending
 
 # What a script does to itself: a signal to all of its processes, as a terminal sends it, or to the
 # master alone, at a moment that `when` names: before or after a certain function of the library.
@@ -628,14 +629,17 @@ def test_a_hold_whose_second_signal_raises_puts_the_handler_back(monkeypatch):
                     signal.raise_signal(signal.SIGUSR2)
             assert signal.getsignal(signal.SIGUSR2) is refuse
 
-        def set_late(number, handler):
-            signal.raise_signal(number)
-            return set_handler(number, handler)
-
-        with pytest.raises(KeyError), hold:
-            signal.raise_signal(signal.SIGUSR2)
-            monkeypatch.setattr(_interrupts, "set_handler", set_late)
-        assert signal.getsignal(signal.SIGUSR2) is refuse
+        # As the hold ends: a call from there that raises the signal, and finds the right thread.
+        monkeypatch.setattr(hold, "_main_thread", None)
+        raise_it = functools.partial(signal.raise_signal, signal.SIGUSR2)
+        for come_before in (0, 1, 2):
+            with pytest.raises(KeyError), monkeypatch.context() as patch:
+                patch.setattr(_interrupts, "get_ident", lambda: None)
+                with hold:
+                    for _ in range(come_before):
+                        signal.raise_signal(signal.SIGUSR2)
+                    patch.setattr(_interrupts, "get_ident", raise_it)
+            assert signal.getsignal(signal.SIGUSR2) is refuse
     finally:
         signal.signal(signal.SIGUSR2, before)
 
