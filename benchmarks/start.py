@@ -77,6 +77,7 @@ def measure(options):
         # As on any machine from the second time on: Python finds its bytecode.
         cached = {**os.environ, "PYTHONPYCACHEPREFIX": bytecode}
         cached.pop("PYTHONDONTWRITEBYTECODE", None)
+        cached["THEANORC"] = os.devnull  # settings there may spare the package its search for BLAS
         # Without flags, or with the wrong ones, Theano alone fails or looks for BLAS on and on; so it
         # gets told what the package finds, and the package has to find it.
         with_flags = {**cached, "THEANO_FLAGS": _python(_FLAGS, cached)}
