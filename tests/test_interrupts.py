@@ -423,7 +423,7 @@ def ended(pid):
         except ChildProcessError:
             break
         time.sleep(0.005)
-    return os.waitstatus_to_exitcode(status)
+    return -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
 
 
 for moment in moments:

@@ -238,6 +238,10 @@ class Play:
                 raise AssertionError(f"{step} works in a broken world")
 
 
+def exit_code(status):
+    return -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+
+
 def seconds_of(call):
     began = time.monotonic()
     call()
@@ -359,7 +363,7 @@ class Watch:
             pass
 
     def judge_status(self, status, text):
-        fault, code = self.fault, None if status is None else os.waitstatus_to_exitcode(status)
+        fault, code = self.fault, None if status is None else exit_code(status)
         expected = 0
         if fault.of_master and fault.kills:
             expected = EXIT_CODE if fault.how == "exit" else -getattr(signal, fault.how)
