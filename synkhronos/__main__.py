@@ -57,6 +57,7 @@ def run(script: str, arguments: Sequence[str]) -> int:
     except OSError as error:  # a script that does not use GPUs can go on
         print(f"python -m synkhronos run: {error}", file=sys.stderr)
     sys.stdout.flush()
+    sys.stderr.flush()  # before Python 3.9 it is written in blocks, too
     if script.startswith("-") and script != "-":
         script = os.path.join(os.curdir, script)  # a file's name, and no option of Python's
     command = [sys.executable, *interpreter_options(), script, *arguments]
