@@ -13,6 +13,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 
+# Where mpi4py is installed Theano imports it, which starts MPI and a process of its own.
+os.environ["MPI4PY_RC_INITIALIZE"] = "0"
+
 
 def cache_named(name):
     """Return the ``THEANO_FLAGS`` for a compile cache of this name, beside the user's own."""

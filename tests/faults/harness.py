@@ -31,7 +31,11 @@ def run(seeds, jobs=2, limit=LIMIT, prelude="", tell=lambda result: None):
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(HERE)])},
+            env={
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join([str(ROOT), str(HERE)]),
+                "MPI4PY_RC_INITIALIZE": "0",  # Theano would start MPI, with a process of its own
+            },
         ) as process:
             for line in process.stdout:
                 result = json.loads(line)
