@@ -136,6 +136,7 @@ class Play:
     def __init__(self, fault, board):
         self.fault, self.board = fault, board
         self.detection = 0.0
+        self.step = STEPS[0]
 
     def run(self):
         with Injector(self.fault, self.board).installed() as injector:
@@ -162,16 +163,17 @@ class Play:
 
     def meet_fault(self, ranks):
         """Go through the steps; return the exception that came, or None."""
-        for step in self.steps():
-            self.step, self.board.step = step, STEPS.index(step)
-            began = time.monotonic()
-            try:
+        began = time.monotonic()
+        try:  # an alarm may come between two steps
+            for step in self.steps():
+                self.step, self.board.step = step, STEPS.index(step)
+                began = time.monotonic()
                 ranks.do(step)
-            except BaseException as error:
-                self.detection = time.monotonic() - max(began, self.board.died_at)
-                return error
-            if self.fault.seam == "close":
-                self.detection = time.monotonic() - began
+                if self.fault.seam == "close":
+                    self.detection = time.monotonic() - began
+        except BaseException as error:
+            self.detection = time.monotonic() - max(began, self.board.died_at)
+            return error
 
     def steps(self):
         if self.fault.step != "any":
