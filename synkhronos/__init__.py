@@ -21,6 +21,7 @@ The layers, from the script down; each knows those below it only.
 ``_signature``                the arguments of ``function``
 ``_binding``, ``_data``       data bound to variables; arrays in shared memory
 ``_world``                    the ranks, the barriers around their commands, failures
+``_references``               where an array lies, in shared memory or in a file
 ``_here``                     commands, and what they find on a rank
 ``engines``                   graph compilers with their array types: Theano on NumPy, on a GPU
 ``comms``                     collectives on arrays: naive, shared memory, NCCL, staged through the host

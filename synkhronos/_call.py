@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from synkhronos._data import open_reference
 from synkhronos._here import Command, Here
 from synkhronos._operations import OPERATIONS, Accumulator
 from synkhronos._partition import select, share
+from synkhronos._references import open_reference
 from synkhronos._typing import Reference, Rows
 
 _SMALL = 4096  # bytes of an output that travels inside the reply

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import pickle
 import traceback
+from abc import ABC, abstractmethod
 from typing import Any, Hashable
 
 import numpy as np
@@ -23,12 +24,12 @@ from synkhronos.engines.base import Engine
 from synkhronos.transports.base import Transport
 
 
-class Command:
+class Command(ABC):
     """Something that every rank does. Keep it small: it is pickled for each call."""
 
+    @abstractmethod
     def run(self, here: Here) -> Any:
         """Do it, with the state of this rank, and return what the master needs of it."""
-        raise NotImplementedError
 
 
 class Here:

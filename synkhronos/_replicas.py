@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from synkhronos._arguments import in_shared_memory
-from synkhronos._data import open_reference
 from synkhronos._fuse import Pending
 from synkhronos._here import Command
 from synkhronos._partition import as_slice, select, share
+from synkhronos._references import open_reference
 from synkhronos._shared_variables import (
     as_list,
     check_has_rows,

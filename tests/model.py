@@ -4,6 +4,7 @@ It is written from the documentation alone. A `World` is given the commands that
 to, one, or several as in ``fuse()``, and returns what the script gets back.
 """
 
+from abc import ABC, abstractmethod
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
@@ -90,23 +91,25 @@ class World:
         return [command.finish(self, by_rank) for command, by_rank in zip(commands, results)]
 
 
-class Alone:
+class Alone(ABC):
     """A command that each rank does by itself."""
 
+    @abstractmethod
     def run(self, world, rank):
-        raise NotImplementedError
+        """Return what the rank has for `finish`."""
 
     def finish(self, world, by_rank):
         return None
 
 
-class Together:
+class Together(ABC):
     """A command for which all ranks need each other."""
 
     result: Any = None
 
+    @abstractmethod
     def run(self, world):
-        raise NotImplementedError
+        """Do it for all ranks, and set `result`."""
 
     def finish(self, world, by_rank):
         return self.result

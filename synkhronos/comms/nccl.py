@@ -130,10 +130,8 @@ class NcclCommunicator(Communicator):
                     results[place] = one
         return results
 
-    # What follows has arrays that NCCL can take.
-
-    # Whatever takes memory, and so can fail on one rank alone, is done before the ranks meet a last
-    # time: the others would wait for ever inside NCCL.
+    # What follows has arrays that NCCL can take. Whatever takes memory, and so can fail on one rank
+    # alone, is done before the ranks meet a last time: the others would wait for ever inside NCCL.
 
     def _broadcast(self, arrays, root):
         by_rank, _ = self._meet(arrays)
@@ -193,13 +191,13 @@ class NcclCommunicator(Communicator):
         gathered = [[] for _ in arrays]
         flats = self._flats(arrays)
         shapes = [[[likes[place].shape for place in flat.places] for likes in by_rank] for flat in flats]
-        sizes = [[sum(map(math.prod, own)) for own in by_rank] for by_rank in shapes]
-        rooms = [self._empty((sum(by_rank),), flat.array.dtype) for flat, by_rank in zip(flats, sizes)]
+        sizes = [[sum(map(math.prod, own)) for own in all_shapes] for all_shapes in shapes]
+        rooms = [self._empty((sum(every),), flat.array.dtype) for flat, every in zip(flats, sizes)]
         self.transport.barrier()
-        for flat, room, shapes_by_rank, by_rank in zip(flats, rooms, shapes, sizes):
-            self._all_gather_flat(flat.array, room, by_rank)
+        for flat, room, all_shapes, every in zip(flats, rooms, shapes, sizes):
+            self._all_gather_flat(flat.array, room, every)
             stop = 0
-            for own in shapes_by_rank:
+            for own in all_shapes:
                 for place, shape in zip(flat.places, own):
                     start, stop = stop, stop + math.prod(shape)
                     part = room[start:stop]
