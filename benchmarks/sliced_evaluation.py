@@ -26,7 +26,7 @@ def evaluation(rows):
     from commands import ForgetPeak, Peak
 
     common.fork(RANKS)
-    demo = common.load_demo("lasagne_mnist", "common")
+    demo = common.load_demo("lasagne_mnist", "network")
     model = demo.build_model(argparse.Namespace(seed=1, model="cnn", no_dropout=False))
     evaluate = synk.function([model.x, model.y], [model.valid_loss, model.accuracy])
     synk.distribute()

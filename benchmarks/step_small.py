@@ -26,7 +26,7 @@ def network():
     import synkhronos as synk  # noqa: F401
     from synkhronos.extensions import updates
 
-    demo = common.load_demo("lasagne_mnist", "common")
+    demo = common.load_demo("lasagne_mnist", "network")
     model = demo.build_model(argparse.Namespace(seed=1, model="cnn", no_dropout=False))
     rule = updates.nesterov_momentum, LEARNING_RATE, MOMENTUM
     return model.losses.mean(), model.params, model.x, model.y, *rule

@@ -9,6 +9,7 @@ import signal
 import sys
 import urllib.error
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ for needed in ("lasagne", "matplotlib", "sklearn", "tqdm"):
         pytest.skip(f"the demos need {needed}", allow_module_level=True)
 
 DEMO = Path(__file__).resolve().parent.parent / "demos" / "lasagne_mnist"
+MODULES = ("mnist", "network", "training", "command_line", "train_mnist_gpu_data")
 SCRIPTS = {
     "train_mnist_theano": [],
     "train_mnist_cpu_data": ["--processes", "2", "--no-compare"],
@@ -35,33 +37,25 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:lasagne")
 
 
 @pytest.fixture(scope="module")
-def common():
-    yield from imported("common")
-
-
-@pytest.fixture(scope="module")
-def gpu_data(common):
-    yield from imported("train_mnist_gpu_data")
-
-
-def imported(name):
-    """The demo's module, which sets ``floatX``, without a trace for other tests."""
+def demo():
+    """The demo's modules by name; they set ``floatX``, of which other tests see no trace."""
     float_x = theano.config.floatX
     sys.path.insert(0, str(DEMO))
     try:
-        yield importlib.import_module(name)
+        yield SimpleNamespace(**{name: importlib.import_module(name) for name in MODULES})
     finally:
         sys.path.remove(str(DEMO))
         theano.config.floatX = float_x
-        sys.modules.pop(name, None)
+        for name in MODULES:
+            sys.modules.pop(name, None)
 
 
 # The digits
 
 
 @pytest.fixture(scope="module")
-def digits(common):
-    return common.load_digits("sklearn")
+def digits(demo):
+    return demo.mnist.load_digits("sklearn")
 
 
 def test_the_small_digits_are_pictures_of_28_by_28_in_three_parts(digits):
@@ -81,10 +75,10 @@ def test_no_digit_is_in_two_parts(digits):
     assert len(np.unique(pictures, axis=0)) == 1797
 
 
-def test_a_split_has_the_asked_fraction_of_each_digit_and_is_always_the_same(common):
+def test_a_split_has_the_asked_fraction_of_each_digit_and_is_always_the_same(demo):
     labels = np.random.RandomState(3).randint(0, 10, 1000)
-    rest, part = common.stratified_split(labels, 0.2)
-    again = common.stratified_split(labels, 0.2)
+    rest, part = demo.mnist.stratified_split(labels, 0.2)
+    again = demo.mnist.stratified_split(labels, 0.2)
     assert sorted([*rest, *part]) == list(range(1000))
     for digit in range(10):
         assert (labels[part] == digit).sum() == round(0.2 * (labels == digit).sum())
@@ -105,58 +99,58 @@ def write_mnist(folder, suffix):
 
 
 @pytest.mark.parametrize("suffix", ["", ".gz"])
-def test_mnist_is_read_from_its_own_files(common, tmp_path, suffix):
+def test_mnist_is_read_from_its_own_files(demo, tmp_path, suffix):
     write_mnist(tmp_path, suffix)
-    digits = common.load_digits(tmp_path)
+    digits = demo.mnist.load_digits(tmp_path)
     assert [len(labels) for _, labels in digits.parts.values()] == [100, 20, 30]
     images, labels = digits.parts["test"]
-    raw = common.read_idx(tmp_path / f"t10k-images-idx3-ubyte{suffix}")
+    raw = demo.mnist.read_idx(tmp_path / f"t10k-images-idx3-ubyte{suffix}")
     assert np.allclose(images[:, 0] * 255, raw) and images.dtype == "float32"
     assert np.array_equal(labels, np.arange(30) % 10)
 
 
-def test_mnist_in_the_default_folder_comes_before_the_small_digits(common, tmp_path, monkeypatch):
+def test_mnist_in_the_default_folder_comes_before_the_small_digits(demo, tmp_path, monkeypatch):
     write_mnist(tmp_path, ".gz")
-    monkeypatch.setattr(common, "MNIST_FOLDER", tmp_path)
-    assert common.load_digits().source == f"MNIST, from {tmp_path}"
+    monkeypatch.setattr(demo.mnist, "MNIST_FOLDER", tmp_path)
+    assert demo.mnist.load_digits().source == f"MNIST, from {tmp_path}"
 
 
-def test_a_folder_without_mnist_is_an_error_that_names_the_file(common, tmp_path):
+def test_a_folder_without_mnist_is_an_error_that_names_the_file(demo, tmp_path):
     with pytest.raises(FileNotFoundError, match="train-images-idx3-ubyte"):
-        common.load_digits(tmp_path)
+        demo.mnist.load_digits(tmp_path)
 
 
-def test_a_file_of_another_format_is_refused(common, tmp_path):
+def test_a_file_of_another_format_is_refused(demo, tmp_path):
     path = tmp_path / "train-images-idx3-ubyte"
     path.write_bytes(b"<html>not found</html>")
     with pytest.raises(ValueError, match="not an idx file"):
-        common.read_idx(path)
+        demo.mnist.read_idx(path)
 
 
-def test_offline_the_small_digits_are_used_and_it_says_so(common, tmp_path, monkeypatch):
+def test_offline_the_small_digits_are_used_and_it_says_so(demo, tmp_path, monkeypatch):
     def offline(address, timeout):
         raise urllib.error.URLError("no network")
 
-    monkeypatch.setattr(common, "MNIST_FOLDER", tmp_path / "data")
-    monkeypatch.setattr(common.urllib.request, "urlopen", offline)
-    assert "none could be downloaded" in common.load_digits().source
+    monkeypatch.setattr(demo.mnist, "MNIST_FOLDER", tmp_path / "data")
+    monkeypatch.setattr(demo.mnist.urllib.request, "urlopen", offline)
+    assert "none could be downloaded" in demo.mnist.load_digits().source
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_download_is_kept_only_if_it_is_mnist(common, tmp_path, monkeypatch):
+def test_a_download_is_kept_only_if_it_is_mnist(demo, tmp_path, monkeypatch):
     (tmp_path / "answer").write_bytes(b"a captive portal")
     monkeypatch.setattr(
-        common.urllib.request, "urlopen", lambda address, timeout: open(tmp_path / "answer", "rb")
+        demo.mnist.urllib.request, "urlopen", lambda address, timeout: open(tmp_path / "answer", "rb")
     )
     folder = tmp_path / "data"
-    assert not common.download_mnist(folder)
+    assert not demo.mnist.download_mnist(folder)
     assert not folder.exists()
 
-    digest = common.hashlib.sha256(b"a captive portal").hexdigest()
-    monkeypatch.setattr(common, "MNIST_FILES", dict.fromkeys(common.MNIST_FILES, digest))
-    assert common.download_mnist(folder)
+    digest = demo.mnist.hashlib.sha256(b"a captive portal").hexdigest()
+    monkeypatch.setattr(demo.mnist, "MNIST_FILES", dict.fromkeys(demo.mnist.MNIST_FILES, digest))
+    assert demo.mnist.download_mnist(folder)
     assert sorted(path.name for path in folder.iterdir()) == sorted(
-        f"{name}.gz" for name in common.MNIST_FILES
+        f"{name}.gz" for name in demo.mnist.MNIST_FILES
     )
 
 
@@ -164,8 +158,8 @@ def test_a_download_is_kept_only_if_it_is_mnist(common, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("rows, batch_size", [(1259, 100), (1000, 100), (7, 100), (7, 2), (5, 1)])
-def test_batches_cover_all_rows_and_are_about_equally_long(common, rows, batch_size):
-    batches = common.batches(rows, batch_size)
+def test_batches_cover_all_rows_and_are_about_equally_long(demo, rows, batch_size):
+    batches = demo.training.batches(rows, batch_size)
     lengths = [batch.stop - batch.start for batch in batches]
     assert np.array_equal(np.concatenate([np.r_[batch] for batch in batches]), np.arange(rows))
     assert max(lengths) <= batch_size and max(lengths) - min(lengths) <= 1
@@ -174,12 +168,12 @@ def test_batches_cover_all_rows_and_are_about_equally_long(common, rows, batch_s
 @pytest.mark.parametrize("n", [1, 2, 3, 4])
 @pytest.mark.parametrize("rows, batch_size", [(1259, 100), (48, 12), (23, 5), (3, 2)])
 def test_a_dealt_order_gives_the_ranks_together_the_rows_of_each_batch(
-    common, gpu_data, rows, batch_size, n
+    demo, rows, batch_size, n
 ):
     order = np.random.RandomState(7).permutation(rows)
-    shares = np.array_split(gpu_data.deal(order, n), n)  # as scatter does
-    for batch in common.batches(rows, batch_size):
-        held = [share[hand] for share, hand in zip(shares, gpu_data.hands(batch, n))]
+    shares = np.array_split(demo.train_mnist_gpu_data.deal(order, n), n)  # as scatter does
+    for batch in demo.training.batches(rows, batch_size):
+        held = [share[hand] for share, hand in zip(shares, demo.train_mnist_gpu_data.hands(batch, n))]
         lengths = [len(one) for one in held]
         assert sorted(np.concatenate(held)) == sorted(order[batch])
         assert max(lengths) - min(lengths) <= 1
@@ -193,17 +187,17 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_the_loop_shows_loss_and_rate_and_returns_the_history(common, digits, monkeypatch, capsys):
-    options = common.parser("test").parse_args(["--epochs", "3", "--batch-size", "500"])
+def test_the_loop_shows_loss_and_rate_and_returns_the_history(demo, digits, monkeypatch, capsys):
+    options = demo.command_line.parser("test").parse_args(["--epochs", "3", "--batch-size", "500"])
     orders = []
 
     def train_epoch(order):
         orders.append(order)
-        for batch in common.batches(len(order), options.batch_size):
+        for batch in demo.training.batches(len(order), options.batch_size):
             yield 1 / len(orders), batch.stop - batch.start
 
     monkeypatch.setattr(sys, "stderr", Terminal())
-    history = common.train(train_epoch, lambda part: (0.5, 0.75), digits, options)
+    history = demo.training.train(train_epoch, lambda part: (0.5, 0.75), digits, options)
     bar = sys.stderr.getvalue()
 
     assert [epoch[:4] for epoch in history] == [
@@ -219,10 +213,10 @@ def test_the_loop_shows_loss_and_rate_and_returns_the_history(common, digits, mo
 
 
 @pytest.mark.parametrize("model", ["cnn", "mlp"])
-def test_initial_weights_depend_on_the_seed_alone(common, model):
+def test_initial_weights_depend_on_the_seed_alone(demo, model):
     def weights(*arguments):
-        options = common.parser("test").parse_args(["--model", model, *arguments])
-        return [param.get_value() for param in common.build_model(options).params]
+        options = demo.command_line.parser("test").parse_args(["--model", model, *arguments])
+        return [param.get_value() for param in demo.network.build_model(options).params]
 
     first = weights("--seed", "1")
     for same in (weights("--seed", "1"), weights("--seed", "1", "--no-dropout")):
@@ -230,10 +224,10 @@ def test_initial_weights_depend_on_the_seed_alone(common, model):
     assert not np.array_equal(first[0], weights("--seed", "2")[0])
 
 
-def test_the_networks_are_those_of_the_tutorial(common):
+def test_the_networks_are_those_of_the_tutorial(demo):
     def shapes(model):
-        options = common.parser("test").parse_args(["--model", model])
-        return [param.get_value().shape for param in common.build_model(options).params]
+        options = demo.command_line.parser("test").parse_args(["--model", model])
+        return [param.get_value().shape for param in demo.network.build_model(options).params]
 
     assert shapes("mlp") == [(784, 800), (800,), (800, 800), (800,), (800, 10), (10,)]
     assert shapes("cnn") == [
@@ -249,15 +243,15 @@ def test_the_three_scripts_have_the_same_loss_curve(run_python, model):
     code = f"""
         import importlib, json, sys
         sys.path.insert(0, {str(DEMO)!r})
-        import common, numpy
+        import mnist, network, numpy
         # In float32 the last digit's rounding is visible within an epoch, however many processes.
-        common.theano.config.floatX = "float64"
-        digits = common.load_digits("sklearn")
+        network.theano.config.floatX = "float64"
+        digits = mnist.load_digits("sklearn")
         # On plain paper all pixels of a pooling window are equal, up to rounding, and the gradient
         # goes to all of them or to one. A little noise makes it a smooth function again.
         for images, _ in digits.parts.values():
             images += 0.01 * numpy.random.RandomState(11).rand(*images.shape)
-        common.load_digits = lambda data: digits
+        mnist.load_digits = lambda data: digits
         script = importlib.import_module(sys.argv[1])
         history, accuracy = script.main(sys.argv[2:])
         print(json.dumps([accuracy, [epoch[:4] for epoch in history]]))

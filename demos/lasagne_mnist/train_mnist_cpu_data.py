@@ -8,7 +8,9 @@ takes its own share of them from there, and the gradients are averaged over the 
 
 import math
 
-import common
+import command_line
+import network
+import training
 import numpy as np
 import synkhronos as synk
 import train_mnist_theano
@@ -22,7 +24,7 @@ COMPARED_ROWS = 5000  # at most: an epoch of MNIST would take long
 
 def build(digits, options):
     """The functions that train for an epoch and that evaluate."""
-    model = common.build_model(options)
+    model = network.build_model(options)
     train_minibatch = make_train_function(
         model.losses.mean(),
         model.params,
@@ -30,7 +32,7 @@ def build(digits, options):
         model.y,
         nesterov_momentum,
         options.learning_rate,
-        common.MOMENTUM,
+        training.MOMENTUM,
     )
     measure = synk.function([model.x, model.y], [model.valid_loss, model.accuracy])
     synk.distribute()
@@ -38,14 +40,14 @@ def build(digits, options):
 
     def train_epoch(order):
         images, labels = data["train"]
-        for batch in common.batches(len(order), options.batch_size):
+        for batch in training.batches(len(order), options.batch_size):
             rows = order[batch]
             yield train_minibatch(images, labels, batch=rows), len(rows)
 
     def evaluate(part):
         images, labels = data[part]
         rows_a_rank = len(labels) / options.processes
-        return measure(images, labels, num_slices=math.ceil(rows_a_rank / common.ROWS_A_SLICE))
+        return measure(images, labels, num_slices=math.ceil(rows_a_rank / training.ROWS_A_SLICE))
 
     return train_epoch, evaluate
 
@@ -59,11 +61,11 @@ def compare(train_epoch, digits, options):
     epochs = {1: train_mnist_theano.build(digits, options)[0], options.processes: train_epoch}
     order = np.random.permutation(len(digits.parts["train"][1]))[:COMPARED_ROWS]
     seconds = {processes: [] for processes in epochs}
-    with common.progress_bar(2 * (1 + COMPARED_EPOCHS) * len(order)) as bar:
+    with training.progress_bar(2 * (1 + COMPARED_EPOCHS) * len(order)) as bar:
         for _ in range(1 + COMPARED_EPOCHS):
             for processes, epoch in epochs.items():
                 bar.set_description(f"comparing, processes: {processes}", refresh=False)
-                seconds[processes].append(common.run_epoch(epoch, order, bar)[1])
+                seconds[processes].append(training.run_epoch(epoch, order, bar)[1])
     # The first epoch of each only warms up.
     alone, together = (np.median(taken[1:]) for taken in seconds.values())
     pools = [pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"]
@@ -77,7 +79,7 @@ def compare(train_epoch, digits, options):
 
 
 def main(arguments=None):
-    parser = common.parser(__doc__)
+    parser = command_line.parser(__doc__)
     parser.add_argument("--processes", type=int, help="default: one a core, or one a GPU")
     parser.add_argument("--devices", nargs="+", help="Theano's, one a process, such as: cuda0 cuda1")
     parser.add_argument("--compare", action="store_true", default=True, help="(the default)")
@@ -86,10 +88,10 @@ def main(arguments=None):
     )
     options = parser.parse_args(arguments)
     options.processes = synk.fork(options.processes, devices=options.devices)
-    digits = common.prepare(options)
+    digits = command_line.prepare(options)
     train_epoch, evaluate = build(digits, options)
-    history = common.train(train_epoch, evaluate, digits, options)
-    accuracy = common.report(history, evaluate, digits, options)
+    history = training.train(train_epoch, evaluate, digits, options)
+    accuracy = command_line.report(history, evaluate, digits, options)
     if options.compare and options.processes > 1:
         compare(train_epoch, digits, options)
     synk.close()

@@ -20,10 +20,11 @@ import tempfile
 import time
 from pathlib import Path
 
-import common
+import command_line
 import numpy as np
 import synkhronos as synk
 import train_mnist_cpu_data
+from training import Epoch, batches
 
 
 class Training:
@@ -33,7 +34,7 @@ class Training:
         self.options = options
         self.train_epoch, self.evaluate = train_mnist_cpu_data.build(digits, options)
         self.rows = len(digits.parts["train"][1])
-        self.batches = common.batches(self.rows, options.batch_size)
+        self.batches = batches(self.rows, options.batch_size)
         self.steps = options.epochs * len(self.batches)
 
     def take_step(self, step):
@@ -128,7 +129,7 @@ def compare(training, start, accuracy, options):
 
 
 def main(arguments=None):
-    parser = common.parser(__doc__)
+    parser = command_line.parser(__doc__)
     parser.add_argument("--processes", type=int, help="default: one a core, or one a GPU")
     parser.add_argument("--go-on-with", type=int, metavar="N", help="processes after the loss")
     parser.add_argument("--checkpoint", type=Path, metavar="FILE", default=Path("mnist_checkpoint.npz"))
@@ -138,7 +139,7 @@ def main(arguments=None):
     options = parser.parse_args(arguments)
     epochs = options.epochs
     options.forked = options.processes = synk.fork(options.processes)
-    digits = common.prepare(options)
+    digits = command_line.prepare(options)
     options.epochs = epochs or max(1, digits.epochs // 5)  # it trains twice
     training = Training(digits, options)
     print(
@@ -151,8 +152,8 @@ def main(arguments=None):
         history, accuracy = train_with_a_loss(training, options)
         print(f"Test:   accuracy {accuracy:.2%}")
         if options.plot:
-            epochs = [common.Epoch(int(number), *rest, seconds=None) for number, *rest in history]
-            common.plot(epochs, accuracy, options)
+            epochs = [Epoch(int(number), *rest, seconds=None) for number, *rest in history]
+            command_line.plot(epochs, accuracy, options)
         same = None if options.no_compare else compare(training, start, accuracy, options)
     synk.close()
     return accuracy, same

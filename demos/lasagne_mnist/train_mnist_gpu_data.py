@@ -8,7 +8,9 @@ variables, on a GPU in the GPU's memory. A minibatch is then a slice of them, an
 
 import math
 
-import common
+import command_line
+import network
+import training
 import numpy as np
 import synkhronos as synk
 import theano
@@ -17,10 +19,10 @@ from synkhronos.extensions.updates import nesterov_momentum
 
 def build(digits, options):
     """The functions that train for an epoch and that evaluate."""
-    model = common.build_model(options)
+    model = network.build_model(options)
     loss = model.losses.mean()
     grad_updates, param_updates, gradient = nesterov_momentum(
-        loss, model.params, options.learning_rate, common.MOMENTUM
+        loss, model.params, options.learning_rate, training.MOMENTUM
     )
     shareds = {
         part: [theano.shared(array[:0]) for array in arrays]
@@ -48,7 +50,7 @@ def build(digits, options):
 
     def train_epoch(order):
         synk.scatter(shareds["train"], train_data, batch=deal(order, options.processes))
-        for batch in common.batches(len(order), options.batch_size):
+        for batch in training.batches(len(order), options.batch_size):
             with synk.fuse():
                 loss = compute_gradient(batch_s=hands(batch, options.processes))
                 synk.all_reduce(gradient, weights=compute_gradient)
@@ -57,7 +59,7 @@ def build(digits, options):
 
     def evaluate(part):
         rows_a_rank = max(synk.get_lengths(shareds[part][1]))
-        return measure[part](num_slices=math.ceil(rows_a_rank / common.ROWS_A_SLICE))
+        return measure[part](num_slices=math.ceil(rows_a_rank / training.ROWS_A_SLICE))
 
     return train_epoch, evaluate
 
@@ -79,15 +81,15 @@ def hands(batch, n):
 
 
 def main(arguments=None):
-    parser = common.parser(__doc__)
+    parser = command_line.parser(__doc__)
     parser.add_argument("--processes", type=int, help="default: one a GPU, or one a core")
     parser.add_argument("--devices", nargs="+", help="Theano's, one a process, such as: cuda0 cuda1")
     options = parser.parse_args(arguments)
     options.processes = synk.fork(options.processes, devices=options.devices)
-    digits = common.prepare(options)
+    digits = command_line.prepare(options)
     train_epoch, evaluate = build(digits, options)
-    history = common.train(train_epoch, evaluate, digits, options)
-    accuracy = common.report(history, evaluate, digits, options)
+    history = training.train(train_epoch, evaluate, digits, options)
+    accuracy = command_line.report(history, evaluate, digits, options)
     synk.close()
     return history, accuracy
 

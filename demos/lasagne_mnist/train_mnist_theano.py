@@ -5,31 +5,32 @@
 The two parallel scripts read like this one, except where the digits lie and how a step is taken.
 """
 
-import common
+import command_line
+import network
+import training
 import numpy as np
 import theano
-from common import lasagne
 
 
 def build(digits, options):
     """The functions that train for an epoch and that evaluate."""
-    model = common.build_model(options)
+    model = network.build_model(options)
     loss = model.losses.mean()
-    updates = lasagne.updates.nesterov_momentum(
-        loss, model.params, options.learning_rate, common.MOMENTUM
+    updates = network.lasagne.updates.nesterov_momentum(
+        loss, model.params, options.learning_rate, training.MOMENTUM
     )
     train_minibatch = theano.function([model.x, model.y], loss, updates=updates)
     measure = theano.function([model.x, model.y], [model.valid_loss, model.accuracy])
 
     def train_epoch(order):
         images, labels = digits.parts["train"]
-        for batch in common.batches(len(order), options.batch_size):
+        for batch in training.batches(len(order), options.batch_size):
             rows = order[batch]
             yield train_minibatch(images[rows], labels[rows]), len(rows)
 
     def evaluate(part):
         images, labels = digits.parts[part]
-        slices = common.batches(len(labels), common.ROWS_A_SLICE)
+        slices = training.batches(len(labels), training.ROWS_A_SLICE)
         results = [measure(images[rows], labels[rows]) for rows in slices]
         return np.average(results, axis=0, weights=[rows.stop - rows.start for rows in slices])
 
@@ -37,11 +38,11 @@ def build(digits, options):
 
 
 def main(arguments=None):
-    options = common.parser(__doc__).parse_args(arguments)
-    digits = common.prepare(options)
+    options = command_line.parser(__doc__).parse_args(arguments)
+    digits = command_line.prepare(options)
     train_epoch, evaluate = build(digits, options)
-    history = common.train(train_epoch, evaluate, digits, options)
-    return history, common.report(history, evaluate, digits, options)
+    history = training.train(train_epoch, evaluate, digits, options)
+    return history, command_line.report(history, evaluate, digits, options)
 
 
 if __name__ == "__main__":

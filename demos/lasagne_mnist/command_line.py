@@ -1,0 +1,71 @@
+"""What goes in and what comes out: the options, the report, the learning curve."""
+
+import argparse
+
+import mnist
+import network
+import numpy as np
+
+
+def parser(description):
+    """The options that all scripts have."""
+    options = argparse.ArgumentParser(description=description.splitlines()[0])
+    options.add_argument("--model", choices=sorted(network.NETWORKS), default="cnn")
+    options.add_argument(
+        "--data",
+        metavar="DIR",
+        help="folder with MNIST's files, or 'sklearn' for scikit-learn's small digits (default: "
+        "the folder data beside this script, else a download to it, else 'sklearn')",
+    )
+    options.add_argument("--epochs", type=int, help="default: 100, on MNIST 5")
+    options.add_argument("--batch-size", type=int, default=200)
+    options.add_argument("--learning-rate", type=float, default=0.05)
+    options.add_argument("--seed", type=int, default=1, help="of weights, dropout and shuffling")
+    options.add_argument("--no-dropout", action="store_true")
+    options.add_argument("--plot", metavar="FILE", help="draw the learning curve")
+    return options
+
+
+def prepare(options):
+    """Loads the digits that the options ask for, and says what will be done."""
+    digits = mnist.load_digits(options.data)
+    options.epochs = options.epochs or digits.epochs
+    sizes = {part: len(labels) for part, (_, labels) in digits.parts.items()}
+    print(f"Digits: {digits.source}")
+    print("        {train} to train, {valid} to validate, {test} to test".format(**sizes))
+    dropout = "no dropout" if options.no_dropout else "dropout"
+    print(
+        f"Model:  {options.model}, {dropout}, batches of {options.batch_size}, "
+        f"learning rate {options.learning_rate}, seed {options.seed}"
+    )
+    return digits
+
+
+def report(history, evaluate, digits, options):
+    """Prints the result on the test digits and draws the curve; returns the test accuracy."""
+    loss, accuracy = evaluate("test")
+    seconds = np.median([epoch.seconds for epoch in history])
+    rate = len(digits.parts["train"][1]) / seconds
+    print(f"Test:   loss {loss:.4f}, accuracy {accuracy:.2%}")
+    print(f"Time:   {seconds:.3f} s an epoch (median), {rate:.0f} images/s")
+    if options.plot:
+        plot(history, accuracy, options)
+    return float(accuracy)
+
+
+def plot(history, test_accuracy, options):
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 3.5), layout="constrained")
+    losses, accuracies = figure.subplots(1, 2)
+    numbers = [epoch.number for epoch in history]
+    training = "training" if options.no_dropout else "training, with dropout"
+    losses.semilogy(numbers, [epoch.train_loss for epoch in history], label=training)
+    losses.semilogy(numbers, [epoch.valid_loss for epoch in history], label="validation")
+    losses.set(xlabel="epoch", ylabel="cross-entropy")
+    losses.legend()
+    accuracies.plot(numbers, [100 * epoch.valid_accuracy for epoch in history], color="C1")
+    accuracies.set(xlabel="epoch", ylabel="validation accuracy (%)")
+    figure.suptitle(f"{options.model}: {test_accuracy:.2%} of the test digits recognised")
+    figure.savefig(options.plot, dpi=120)
+    print(f"Plot:   {options.plot}")
