@@ -76,12 +76,12 @@ def replicated():
         if not (variable.get_value(borrow=True) == RANKS).all():
             raise RuntimeError(f"expected ones to become {RANKS} each")
         synk.broadcast(variable, np.zeros(len(variable.get_value(borrow=True)), "float32"))
-    world = synk._world.current()
+    world = synk.world.world.current_world()
 
     def turn(what, size="102 MB"):
         times, group = TIMES[size]
         if what == "communicator":
-            command = RepeatAllReduce(world.shared_numbers[single[size]], times, group)
+            command = RepeatAllReduce(world.registry.numbers[single[size]], times, group)
             return world.run(command)[world.master_rank][0]
         def all_reduce(variables, last):
             synk.all_reduce(variables, "sum")

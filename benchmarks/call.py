@@ -90,7 +90,7 @@ def replicated_call(spin=None, pinned=False):
 
     common.fork(RANKS)
     if spin is not None:
-        transport = synk._world.current().transport
+        transport = synk.world.world.current_world().transport
         transport._most_spins = transport._spins = transport._most_spins if spin else 0
     x, total = _graph()
     function = synk.function([x], (total, "sum"))

@@ -6,9 +6,9 @@ import time
 from pathlib import Path
 
 import common
-from synkhronos._data import open_reference
-from synkhronos._partition import share
-from synkhronos._here import Command
+from synkhronos.arrays.data import open_reference
+from synkhronos.arithmetic.partition import share
+from synkhronos.world.here import Command
 
 
 class RepeatAllReduce(Command):

@@ -108,7 +108,7 @@ def ranks(size, counting):
 
     counts = _count(size) if counting else np.zeros((size, len(KINDS)))
     common.fork(size)
-    world = synk._world.current()
+    world = synk.world.world.current_world()
     world.transport._most_spins = world.transport._spins = 0
     arrays = {length: theano.shared(np.ones(length, "float32")) for length in (SMALL, LARGE)}
     x = tt.dvector("x")
@@ -132,7 +132,7 @@ def ranks(size, counting):
             return [np.mean(world.run(RepeatBarrier(BARRIERS)))]
         length = {"small": SMALL, "large": LARGE}[what]
         times = REDUCES[length]
-        command = RepeatAllReduce(world.shared_numbers[arrays[length]], times)
+        command = RepeatAllReduce(world.registry.numbers[arrays[length]], times)
         world.run(command)
         before = counts.sum(axis=0)
         by_rank = world.run(command)
@@ -164,7 +164,7 @@ def _count(size):
     """Count the posts and messages of the ranks made from now on: an array, ranks by `KINDS`."""
     import mmap
 
-    from synkhronos import _world
+    from synkhronos.world import world as _world
     from synkhronos.transports import local
 
     # One row a rank, which alone writes to it: no count is lost.

@@ -63,7 +63,7 @@ def early(options, folder):
     start = time.perf_counter()
     build(options)
     built = time.perf_counter() - start
-    here = synk._world.current().here
+    here = synk.world.world.current_world().here
     functions, shareds = list(here.functions), list(here.shareds)
     sizes = _write_pickles(here.engine, functions, shareds, Path(folder))
     synk.close()
@@ -96,7 +96,7 @@ def late(workers, folder):
         rows = np.ones(1 + workers, "float32")
         first(rows)
         # As if they had been built here: the C modules are loaded, and nothing is replicated.
-        world = synk._world.current()
+        world = synk.world.world.current_world()
         functions, shareds = world.here.engine.loads((Path(folder) / "ours").read_bytes(), [])
         for number, function in enumerate(functions, len(world.here.functions)):
             function.number = number
@@ -133,7 +133,7 @@ def unpickled(folder):
 
 def _adopt(functions, shareds):
     """Have this world's master know functions as if they had just been built in it."""
-    from synkhronos import _world
+    from synkhronos.world import world as _world
 
     world = _world.current()
     world.here.functions.extend(functions)

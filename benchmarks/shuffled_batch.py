@@ -32,7 +32,7 @@ def batches(nbytes):
     from commands import Excerpt
 
     common.fork(RANKS)
-    copied = _count_copies(synk._world.current().here)
+    copied = _count_copies(synk.world.world.current_world().here)
     x, y = tt.fmatrix("x"), tt.fmatrix("y")
     function = synk.function([x], (x[:, 0].sum(), "sum"))
     read_all = synk.function([], (y.max(), "max"), bcast_inputs=[y])
@@ -61,7 +61,7 @@ def batches(nbytes):
         drawn = [random.permutation(len(data) - ROWS)[:ROWS] for _ in range(times + 1)]
         drawn_again = iter(drawn)
         if way == "ideal":
-            world = synk._world.current()
+            world = synk.world.world.current_world()
             return max(world.run(Excerpt(data.reference(), drawn))), 0.0
         before = copied.sum()
         seconds = common.seconds_of(lambda: ways[way](next(drawn_again)), times, warm_up=1)

@@ -33,7 +33,7 @@ def evaluation(rows):
     random = np.random.RandomState(0)
     images = synk.data(random.rand(rows, 1, 28, 28).astype("float32"))
     labels = synk.data(random.randint(0, 10, rows).astype("int32"))
-    world = synk._world.current()
+    world = synk.world.world.current_world()
     expected = [float(value) for value in evaluate(images, labels)]
 
     def turn(slices):

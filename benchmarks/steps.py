@@ -69,7 +69,7 @@ def _time(step, data, batch, steps):
 
 def _time_parts():
     """Let every rank to be forked add up the seconds that it spends in each part, in shared memory."""
-    from synkhronos import _fuse
+    from synkhronos.world import fuse as _fuse
     from synkhronos.transports.local import LocalTransport
 
     nbytes = RANKS * len(PARTS) * 8

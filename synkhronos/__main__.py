@@ -2,10 +2,11 @@
 
 import argparse
 import os
+import subprocess
 import sys
-from typing import List, Optional, Sequence
+from typing import Optional, Sequence
 
-from synkhronos.host import compile_cache, environment, library_links
+from synkhronos.host import compile_cache, environment, heap, library_links
 from synkhronos.host.doctor import CHECKS
 from synkhronos.host.probe import PROBLEM
 
@@ -52,6 +53,7 @@ def run(script: str, arguments: Sequence[str]) -> int:
         print(complaint, file=sys.stderr)
         return 1
     environment.set_flags(os.environ)
+    os.environ.update(heap.tunables())
     try:
         os.environ.update(library_links.environment())
     except OSError as error:  # a script that does not use GPUs can go on
@@ -60,20 +62,10 @@ def run(script: str, arguments: Sequence[str]) -> int:
     sys.stderr.flush()  # before Python 3.9 it is written in blocks, too
     if script.startswith("-") and script != "-":
         script = os.path.join(os.curdir, script)  # a file's name, and no option of Python's
-    command = [sys.executable, *interpreter_options(), script, *arguments]
-    os.execv(sys.executable, command)
-
-
-def interpreter_options() -> List[str]:
-    """List the options that this interpreter was given, but ``-m synkhronos``."""
-    options = environment.interpreter_arguments()[1:]
-    last = options.pop()
-    if last == "synkhronos":
-        last = options.pop()
-    else:
-        last = last[: -len("synkhronos")]
-    last = last[: -len("m")]
-    return options if last == "-" else [*options, last]
+    options = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+    if getattr(sys.stdout, "write_through", False):
+        options.append("-u")
+    os.execv(sys.executable, [sys.executable, *options, script, *arguments])
 
 
 def doctor() -> int:

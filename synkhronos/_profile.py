@@ -1,7 +1,7 @@
 """`profile`: where each rank's time goes.
 
-While it is on, each rank's own objects have their methods replaced by timed ones; while it is off there
-is nothing of it anywhere.
+Inside the block, methods of each rank's own objects are replaced by timed ones. Outside of it nothing is
+measured, and costs nothing.
 """
 
 from __future__ import annotations
@@ -13,20 +13,21 @@ from typing import Iterator, NamedTuple
 
 import numpy as np
 
-from synkhronos import _world
 from synkhronos._errors import FuseError
-from synkhronos._here import Command
-from synkhronos._replicate import replicate
 from synkhronos._typing import PathLike
+from synkhronos.functions.replicate import replicate
+from synkhronos.world.here import Command
+from synkhronos.world.world import current_world
 
 CATEGORIES = ("compute", "copy", "reduce", "wait", "other")
 _COMMAND = "command"
 
-# What counts as what: the object that a rank has it in, and the method. None calls another.
-_SEAMS = (
+# Which category the time of a method belongs to, and which attribute of `Here` has the method; None:
+# `Here` itself. None of these methods calls another.
+_TIMED = (
     ("compute", "engine", "call"),
     ("copy", None, "take"),
-    ("copy", "memory", "place"),
+    ("copy", "store", "place"),
     ("reduce", "comm", "reduce_part"),
     ("wait", "transport", "barrier"),
     ("wait", "transport", "collect"),
@@ -34,12 +35,12 @@ _SEAMS = (
 
 
 class Event(NamedTuple):
-    """Something that a rank did.
+    """Something that a rank has done.
 
     Attributes
     ----------
     step : int
-        The number of the command that it was a part of, from 0.
+        The number of the command that it was part of, from 0.
     category : str
         Of `CATEGORIES`, or ``"command"`` for the whole.
     name : str
@@ -60,9 +61,9 @@ class Profile:
     Attributes
     ----------
     categories : tuple of str
-        ``"compute"``: inside compiled functions; ``"copy"``: rows excerpted, arrays brought to shared
-        memory; ``"reduce"``: arithmetic of collectives; ``"wait"``: for other ranks; ``"other"``: what
-        is left of the commands.
+        ``"compute"``: inside compiled functions; ``"copy"``: copying rows, and arrays to shared memory;
+        ``"reduce"``: arithmetic of collectives; ``"wait"``: for other ranks; ``"other"``: the rest of
+        the commands.
     events : list of list of Event
         By rank.
     seconds : numpy.ndarray
@@ -89,9 +90,9 @@ class Profile:
         self.seconds[:, :, -1] = np.maximum(whole - self.seconds.sum(axis=2), 0)
 
     def table(self) -> str:
-        """Return a table of milliseconds a step, and their share, by rank."""
+        """Return a table of milliseconds per step, and their share, by rank."""
         steps, ranks, _ = self.seconds.shape
-        lines = [f"{steps} steps; milliseconds a step, and the share of each rank's time"]
+        lines = [f"{steps} steps; milliseconds per step, and the share of each rank's time"]
         lines.append("rank " + "".join(f"{name:>18}" for name in CATEGORIES) + f"{'all':>12}")
         for rank in range(ranks):
             each = 1e3 * self.seconds[:, rank].sum(axis=0) / max(steps, 1)
@@ -178,7 +179,7 @@ class _Log:
 class _Begin(Command):
     def run(self, here):
         here.log = log = _Log()
-        for category, name, method in _SEAMS:
+        for category, name, method in _TIMED:
             owner = here if name is None else getattr(here, name)
             if hasattr(owner, method):
                 log.replace(owner, method, category)
@@ -195,17 +196,17 @@ class _End(Command):
 
 @contextlib.contextmanager
 def profile(path: PathLike | None = None) -> Iterator[Profile]:
-    """Measure, in the block, what every rank spends its time on.
+    """Measure how every rank spends its time in the block.
 
     Parameters
     ----------
     path : str or path-like, optional
-        Where to write a Chrome trace as the block ends.
+        Where to write a Chrome trace at the end of the block.
 
     Yields
     ------
     Profile
-        Filled as the block ends.
+        Filled at the end of the block.
 
     Raises
     ------
@@ -219,12 +220,12 @@ def profile(path: PathLike | None = None) -> Iterator[Profile]:
     ...         train_minibatch(x, y, batch=rows)
     >>> print(profile)                                          # doctest: +SKIP
     """
-    world = _world.current()
+    world = current_world()
     world.check_usable()
     if world.here.log:
         raise FuseError(
-            "profile(): already inside a profile() block, and blocks cannot be nested; end that one "
-            "first, it measures what runs here too"
+            "profile(): already inside a profile() block, and blocks cannot be nested; remove the inner "
+            "one: the outer block measures these calls, too"
         )
     replicate(world)
     measured = Profile()

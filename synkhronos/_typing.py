@@ -27,7 +27,6 @@ PathLike = Union[str, os.PathLike]
 # Inside
 Rows = Union[range, np.ndarray]
 Buffer = Union[bytes, bytearray, memoryview, np.ndarray]
-Reference = Tuple[Any, ...]  # where an array lies, for any rank
 
 Finish = Callable[..., Any]  # from what each rank returned, a list by rank, to the result
 

@@ -39,12 +39,12 @@ def open_world():
     """A function that opens a world, closing the one before; all end with the module."""
 
     def open_it(n_parallel, **kwargs):
-        if synk._world.exists():
+        if synk.world.world.world_exists():
             synk.close()
         synk.fork(n_parallel, use_gpu=False, **kwargs)
 
     yield open_it
-    if synk._world.exists():
+    if synk.world.world.world_exists():
         synk.close()
 
 
@@ -52,7 +52,7 @@ def open_world():
 def world_of(open_world):
     """The same for one test."""
     yield open_world
-    if synk._world.exists():
+    if synk.world.world.world_exists():
         synk.close()
 
 

@@ -20,6 +20,7 @@ DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef)
 ALLOWED_FOR_PYGPU = {"synkhronos.engines.theano_gpu", "synkhronos.comms.nccl"}
 PROCESSES = {"multiprocessing", "subprocess", "signal", "threadpoolctl", "psutil"}
 COMPILERS = {"theano", "pygpu", "pytensor", "lasagne"}
+EVERYWHERE = {"_errors", "_typing", "_version"}
 MUTATORS = {
     "add", "append", "clear", "discard", "extend", "insert", "move_to_end", "pop", "popitem",
     "popleft", "appendleft", "remove", "reverse", "setdefault", "sort", "update",
@@ -84,45 +85,57 @@ def top_level(names):
     return {name.partition(".")[0] for name in names}
 
 
-def is_in(name, package):
-    return name.startswith(f"synkhronos.{package}")
+def room(name):
+    """Return the folder, or the module at the top of the package, that a module belongs to."""
+    return (name.split(".") + [""])[1]
+
+
+FOLDERS = sorted({room(name) for name in FILES if name.count(".") == 2})
 
 
 # Imports
 
 
 def layers():
-    """Read the map in the docstring of the package: the names of each row, from the top."""
-    rows = []
-    for line in ast.get_docstring(TREES["synkhronos"]).splitlines():
-        names, described = re.match(r"((?:``\w+``(?:, )?)*)(.*)", line).groups()
-        if names and described:
-            rows.append(re.findall(r"\w+", names))
-    return rows
+    """Read the map in the docstring of the package: one name per row, from the top."""
+    return re.findall(r"^``(\w+)``  ", ast.get_docstring(TREES["synkhronos"]), re.MULTILINE)
 
 
-def layer_of(name):
-    """Return the row of a module; those not named in the map are in its last."""
-    rows = layers()
-    for index, names in enumerate(rows):
-        if name.split(".")[1] in names:
-            return index
-    return len(rows) - 1
+def may_import(folder):
+    """Read in the docstring of a folder what it may import."""
+    docstring = ast.get_docstring(TREES[f"synkhronos.{folder}"])
+    permission = docstring.rpartition("\n\n")[2]
+    assert permission.startswith("May import: ") and permission.endswith("."), folder
+    return re.findall(r"``(\w+)``", permission)
 
 
 def test_the_map_of_the_layers_names_what_there_is():
-    named = [name for row in layers() for name in row]
-    assert len(named) > 10
-    assert len(set(named)) == len(named)
-    there = {name.split(".")[1] for name in FILES if "." in name}
-    assert set(named) <= there
-    assert named[-1] == "_partition"  # whose row says "and others"
+    there = {room(name) for name in FILES} - {"", "__main__", "_public"} - EVERYWHERE
+    assert sorted(layers()) == sorted(there)
 
 
-@pytest.mark.parametrize("name", [n for n in FILES if n not in ("synkhronos", "synkhronos.__main__")])
-def test_arrows_point_down_the_map_only(name):
-    for imported in inside(name) - {"synkhronos"}:
-        assert layer_of(imported) >= layer_of(name), f"{name} imports {imported}, which is above it"
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_a_folder_imports_only_what_its_docstring_permits(folder):
+    if folder == "extensions":  # another test
+        return
+    permitted = may_import(folder)
+    imported = {room(one) for name in FILES if room(name) == folder for one in inside(name)}
+    assert imported - {folder, ""} - EVERYWHERE == set(permitted), folder
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_what_a_docstring_permits_is_below_in_the_map(folder):
+    if folder != "extensions":
+        below = layers()[layers().index(folder) + 1 :]
+        assert set(may_import(folder)) <= set(below)
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_the_docstring_of_a_folder_names_its_modules(folder):
+    docstring = ast.get_docstring(TREES[f"synkhronos.{folder}"])
+    modules = {name.split(".")[2] for name in FILES if room(name) == folder and name.count(".") == 2}
+    modules = {name for name in modules if not name.startswith("_")}
+    assert modules <= set(re.findall(r"``(\w+)``", docstring)), folder
 
 
 def test_no_import_circles():
@@ -134,39 +147,36 @@ def test_no_import_circles():
             return
         path.append(name)
         for one in sorted(inside(name)):
-            # The package itself is there as soon as one of its modules is.
-            if one != "synkhronos":
+            # A package is there as soon as one of its modules is.
+            if FILES[one].name != "__init__.py":
                 visit(one)
         path.pop()
         done.add(name)
 
     for name in FILES:
-        if name != "synkhronos":
+        if FILES[name].name != "__init__.py":
             visit(name)
 
 
-@pytest.mark.parametrize("package", ["transports", "comms", "_partition", "_operations", "_streams",
-                                     "_conversion", "_errors", "host", "_archive",
-                                     "_manifest"])  # fmt: skip
-def test_knows_nothing_of_graph_compilers(package):
-    modules = [name for name in FILES if is_in(name, package) and name not in ALLOWED_FOR_PYGPU]
+@pytest.mark.parametrize("folder", ["arithmetic", "host", "stores", "comms", "transports"])
+def test_knows_nothing_of_graph_compilers(folder):
+    modules = [name for name in FILES if room(name) == folder and name not in ALLOWED_FOR_PYGPU]
     assert modules
     for name in modules:
         reached = reached_from(name)
         assert not top_level(reached) & COMPILERS, name
-        assert not [one for one in reached if is_in(one, "engines")], name
+        assert "engines" not in {room(one) for one in reached if one in FILES}, name
 
 
-@pytest.mark.parametrize("package", ["engines", "_partition", "_operations", "_streams",
-                                     "_conversion", "_errors", "_archive", "_manifest"])  # fmt: skip
-def test_knows_nothing_of_processes(package):
-    modules = [name for name in FILES if is_in(name, package)]
+@pytest.mark.parametrize("folder", ["arithmetic", "engines"])
+def test_knows_nothing_of_processes(folder):
+    modules = [name for name in FILES if room(name) == folder]
     assert modules
     for name in modules:
         reached = reached_from(name)
         assert not top_level(reached) & PROCESSES, name
-        for above in ("transports", "comms", "_world", "_launch"):
-            assert not [one for one in reached if is_in(one, above)], name
+        rooms = {room(one) for one in reached if one in FILES}
+        assert not rooms & {"stores", "comms", "transports", "world"}, name
 
 
 def test_pygpu_is_imported_in_two_places_only():
@@ -178,13 +188,13 @@ def test_theano_is_imported_in_engines_and_extensions_only():
     for name, found in IMPORTS.items():
         allowed = {"pygpu"} if name in ALLOWED_FOR_PYGPU else set()
         if top_level(found) & COMPILERS - allowed:
-            assert is_in(name, "engines") or is_in(name, "extensions"), name
+            assert room(name) in ("engines", "extensions"), name
 
 
-@pytest.mark.parametrize("name", [name for name in FILES if is_in(name, "extensions")])
+@pytest.mark.parametrize("name", [name for name in FILES if room(name) == "extensions"])
 def test_extensions_use_public_names_only(name):
     for one in inside(name):
-        assert one == "synkhronos" or is_in(one, "extensions"), one
+        assert one == "synkhronos" or room(one) == "extensions", one
     aliases = set()
     for node in ast.walk(TREES[name]):
         if isinstance(node, ast.Import):
@@ -208,7 +218,7 @@ def test_the_current_world_is_the_only_name_that_is_rebound():
         if isinstance(node, ast.Global)
         for one in node.names
     }
-    assert rebound == {("synkhronos._world", "_current")}
+    assert rebound == {("synkhronos.world.world", "_current")}
 
 
 def module_level_names(tree):
@@ -284,13 +294,13 @@ def test_all_is_sorted_and_complete():
     assert public == set(synk.__all__)
 
 
-def test_no_module_of_the_package_shows_among_the_public_names():
+def test_only_folders_show_among_the_public_names():
     modules = {
         name
         for name, value in vars(synk).items()
         if inspect.ismodule(value) and not name.startswith("_")
     }
-    assert modules <= {"comms", "engines", "extensions", "host", "transports"}
+    assert modules <= set(FOLDERS)
 
 
 def sections(docstring):
@@ -352,11 +362,13 @@ def test_the_call_of_a_function_documents_its_parameters():
 # Types
 
 #: All functions of these, and the public methods of these classes, are annotated whoever calls them.
-TYPED_MODULES = ["_conversion", "_operations", "_partition", "_streams", "extensions.train",
-                 "extensions.updates"]  # fmt: skip
-TYPED_CLASSES = ["_here.Command", "_here.Here", "_world.World", "transports.base.Transport",
-                 "transports.shm.SharedMemory", "comms.base.Communicator", "engines.base.Engine",
-                 "_fuse.Pending"]  # fmt: skip
+TYPED_MODULES = ["arithmetic.conversion", "arithmetic.operations", "arithmetic.partition",
+                 "arithmetic.streams", "stores.base", "stores.files", "extensions.train",
+                 "extensions.updates", "world.registry"]  # fmt: skip
+TYPED_CLASSES = ["world.here.Command", "world.here.Here", "world.world.World",
+                 "transports.base.Transport", "stores.memory.SharedMemory", "stores.base.Store",
+                 "comms.base.Communicator", "engines.base.Engine", "world.fuse.Pending",
+                 "functions.call.CallFunction"]  # fmt: skip
 
 
 def unannotated(function):

@@ -64,7 +64,7 @@ class Made:
         variables = [*self.shareds.values(), self.own]
         return [
             [(value.dtype, value.shape, value.tobytes()) for value in synk.get_value(rank, variables)]
-            for rank in range(synk._world.current().size)
+            for rank in range(synk.world.world.current_world().size)
         ]
 
 
@@ -407,7 +407,7 @@ def test_a_full_disk_leaves_the_old_file_and_nothing_else(run_python, tmp_path):
 KILLED = """
 import os, signal, sys
 import numpy as np, theano, synkhronos as synk
-from synkhronos import _archive
+from synkhronos.checkpoints import archive as _archive
 
 write = _archive.write
 
@@ -763,7 +763,7 @@ def test_saving_and_loading_take_one_more_copy_at_most(run_python):
         alike = growth(lambda: synk.save("file"))
         loading = growth(lambda: synk.load("file"))
         synk.set_value(1, w, np.zeros(SIZE // 8))
-        synk._world.current().here.memory.trim()
+        synk.world.world.current_world().here.store.trim()
         differing = growth(lambda: synk.save("file"))
         print(*(f"{one:.2f}" for one in alike + loading + differing))
         """,

@@ -358,12 +358,53 @@ def test_freed_data_says_so(world):
     made.free_memory()
     made.free_memory()
     for use in (lambda: made.data, lambda: len(made), lambda: made[0], lambda: made.shape,
-                lambda: made.set_value([1]), lambda: np.asarray(made),
-                lambda: world.rows(made)):
+                lambda: np.asarray(made), lambda: world.rows(made)):
         with pytest.raises((ValueError, TypeError)):
             use()
     assert view.tolist() == [1, 2]
     assert "freed" in repr(made) and "rows" in repr(made)
+
+
+def test_freed_data_take_new_memory_as_large_as_they_need(world):
+    made = synk.data(np.ones((100, 2)), oversize=2, name="rows")
+    view = made.data
+    for _ in range(2):
+        made.free_memory()
+        made.set_value(np.full((3, 2), 5.0))
+        assert made.alloc_size == 6 and made.data.tolist() == [[5, 5]] * 3
+        made.free_memory()
+        made.set_length(4)  # rows as wide as before
+        assert made.alloc_size == 8 and made.data.tolist() == [[0, 0]] * 4
+        made.free_memory()
+        made.set_shape((1, 5), oversize=2)
+        assert made.alloc_size == 10 and made.data.tolist() == [[0] * 5]
+        made.set_shape((2, 2))
+    assert (view == 1).all()
+    number = synk.data(7)
+    number.free_memory()
+    number.set_shape(())
+    assert number.data == 0
+    number.free_memory()
+    number.set_value(8)
+    assert number.data == 8
+
+
+def test_freed_data_can_be_inputs_again(world):
+    made = synk.data(np.ones((6, 3), "float32"))
+    world.check_seen(made)
+    made.free_memory()
+    made.set_value(np.arange(12, dtype="float32").reshape(4, 3))
+    world.check_seen(made)
+
+
+def test_freed_data_of_a_file_take_new_memory(world, tmp_path):
+    mapped = np.memmap(tmp_path / "rows", "float64", "w+", shape=(4, 2))
+    mapped[:] = 3
+    made = synk.data(mapped)
+    made.free_memory()
+    made.set_length(2)
+    made[:] = 1
+    assert (mapped == 3).all() and made.data.tolist() == [[1, 1]] * 2
 
 
 def test_names_and_shapes_are_shown(world):
@@ -543,13 +584,13 @@ def test_data_grows_while_views_of_it_live_and_workers_read_it(world, grow):
 # Bound data
 
 
-def test_bound_data_that_was_freed_is_made_anew(world):
+def test_bound_data_that_were_freed_are_filled_again(world):
     number = tt.lvector("number")
     first = synk.set_shmems({world.matrix: np.ones((2, 3), "float32"), number: [1, 2]})
     first[number].free_memory()
     again = synk.set_shmems({world.matrix: np.zeros((4, 3), "float32"), number: [3]})
     assert again[world.matrix] is first[world.matrix]
-    assert again[number] is synk.get_shmems(number) is not first[number]
+    assert again[number] is synk.get_shmems(number) is first[number]
     assert again[number].data.tolist() == [3] and len(again[world.matrix]) == 4
     synk.free_shmems(number, world.matrix)
 

@@ -159,8 +159,8 @@ def test_every_rank_has_the_threads_that_the_environment_asks_for(
     done = run_python(
         """
         import synkhronos as synk
-        from synkhronos import _launch
-        from synkhronos._world import Command
+        from synkhronos.world import threads
+        from synkhronos.world.world import Command
         import numpy as np
         import theano.tensor as tt
         from threadpoolctl import threadpool_info
@@ -170,12 +170,12 @@ def test_every_rank_has_the_threads_that_the_environment_asks_for(
                 found = [one for one in threadpool_info() if one["user_api"] == "blas"]
                 return sorted((one["filepath"], one["num_threads"]) for one in found)
 
-        _launch.cores = lambda: 8
+        threads.cores = lambda: 8
         synk.fork(2, use_gpu=False)
         x = tt.dmatrix("x")
         f = synk.function([x], tt.dot(x, x.T).sum())  # has Theano load its BLAS, after fork()
         f(np.ones((4, 4)))
-        master, worker = synk._world.current().run(Threads())
+        master, worker = synk.world.world.current_world().run(Threads())
         assert master == worker, (master, worker)
         print([threads for _, threads in master])
         synk.close()

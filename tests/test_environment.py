@@ -1,6 +1,7 @@
 """Making Theano importable: whose flags win, and which BLAS is found."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -45,16 +46,38 @@ def test_other_python_versions_are_named_with_what_is_expected(version):
     assert ".".join(map(str, version)) in complaint
 
 
-@pytest.mark.parametrize("version", ["1.20.0", "1.23.5", "1.23.0rc1"])
+@pytest.mark.parametrize("version", ["1.23.0", "1.23.5", "1.23.0rc1"])
 def test_supported_numpy_versions_pass(version):
     assert environment.numpy_complaint(version) is None
 
 
-@pytest.mark.parametrize("version", ["1.19.5", "1.24.0", "2.1.0rc1"])
+@pytest.mark.parametrize("version", ["1.19.5", "1.20.0", "1.22.4", "1.24.0", "2.1.0rc1"])
 def test_other_numpy_versions_are_named_with_the_remedy(version):
     complaint = environment.numpy_complaint(version)
     assert version in complaint
     assert "pip install" in complaint
+
+
+def test_setup_asks_for_the_numpy_that_an_import_accepts():
+    wanted = re.search('"numpy(.*)",', (ROOT / "setup.py").read_text()).group(1)
+    oldest, too_new = (".".join(map(str, version)) for version in environment.NUMPY_VERSIONS)
+    assert wanted == f">={oldest},<{too_new}"
+
+
+@pytest.mark.parametrize("value", [None, "1"])
+def test_importing_theano_does_not_start_mpi_unless_the_user_asks_for_it(
+    no_settings, tmp_path, value
+):
+    """Theano imports mpi4py where it is installed; that calls MPI_Init by default."""
+    (tmp_path / "mpi4py").mkdir()
+    (tmp_path / "mpi4py" / "__init__.py").touch()
+    (tmp_path / "mpi4py" / "MPI.py").write_text(
+        "import os\nprint(*[os.environ[f'MPI4PY_RC_{name}'] for name in ('INITIALIZE', 'FINALIZE')])\n"
+        "COMM_WORLD = None\n"
+    )
+    chosen = {} if value is None else {"MPI4PY_RC_INITIALIZE": value}
+    variables = {**no_settings, "PYTHONPATH": str(tmp_path), **chosen}
+    assert run_python("import synkhronos", **variables) == f"{value or 0} 0"
 
 
 def test_a_numpy_that_is_too_new_is_one_sentence_from_the_import():
@@ -177,19 +200,6 @@ def test_theano_computes_with_the_openblas_inside_scipy(no_settings):
         "print(float(f([[1., 2.], [3., 4.]])))"
     )
     assert run_python(code, **no_settings) == "54.0"
-
-
-@pytest.mark.parametrize(
-    "interpreter", [["python", "-m", "synkhronos"], ["python", "-Omsynkhronos"]]
-)
-def test_the_command_line_is_recognized(interpreter):
-    assert environment.runs_as_command(["-m", "doctor"], interpreter)
-
-
-def test_another_program_is_not_taken_for_the_command():
-    assert not environment.runs_as_command(["-m", "synkhronos"], ["python", "-m", "pytest"])
-    assert not environment.runs_as_command(["script.py"], ["python", "script.py"])
-    assert not environment.runs_as_command([""], ["python"])
 
 
 def test_importing_theano_for_the_cpu_takes_nothing_of_a_gpu(no_settings, tmp_path):

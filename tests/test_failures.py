@@ -62,7 +62,7 @@ def open_world(n=2, **kwargs):
 
 
 def pids():
-    return [int(pid) for pid in f(np.zeros(synk._world.current().size))]
+    return [int(pid) for pid in f(np.zeros(synk.world.world.current_world().size))]
 
 
 def gone(pid):
@@ -292,7 +292,7 @@ def interrupt():
 
 def check_after(error, workers):
     assert type(error) is KeyboardInterrupt, repr(error)
-    if synk._world.current().broken is None:
+    if synk.world.world.current_world().broken is None:
         check_usable()
         assert pids()[1:] == workers
     else:

@@ -146,7 +146,8 @@ def test_a_daemonic_process_is_refused_by_fork_itself(run_script):
     run_script("""
 def work(results):
     error = error_of(lambda: synk.fork(2, use_gpu=False))
-    results.put((type(error).__name__, str(error), synk._world.exists(), synk.fork(1, use_gpu=False)))
+    exists = synk.world.world.world_exists()
+    results.put((type(error).__name__, str(error), exists, synk.fork(1, use_gpu=False)))
 
 
 context = multiprocessing.get_context("fork")
@@ -198,7 +199,7 @@ import concurrent.futures
 
 
 def work(number):
-    if not synk._world.exists():
+    if not synk.world.world.world_exists():
         open_world(2)
     check_usable()
     return os.getpid(), pids()[1]
@@ -335,7 +336,7 @@ def test_in_jupyter_a_cell_that_does_not_end_is_ended_by_a_second_interrupt(kern
     run_cell(f"later(1.5, os.kill, MASTER, {int(signal.SIGINT)})")
     printed, error = run_cell("prelude.f(np.array([NOTHING, LONG]))", interrupt_after=0.4)
     assert error == "KeyboardInterrupt"
-    assert "once more ends them" in printed, printed
+    assert "a second one ends them" in printed, printed
     _, error = run_cell("prelude.plain(np.ones(2))")
     assert error == "WorldBrokenError"
     assert run_cell("synk.close(); open_world(2); check_usable(); print('well')") == ("well\n", None)

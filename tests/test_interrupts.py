@@ -14,8 +14,8 @@ import pytest
 from conftest import ROOT
 from test_failures import PRELUDE
 
-from synkhronos import _interrupts
-from synkhronos._interrupts import ENDING, Hold, hold_ending
+from synkhronos.host import signals
+from synkhronos.host.signals import ENDING, DeferredSignal, defer_termination
 
 # What a script does to itself: a signal to all of its processes, as a terminal sends it, or to the
 # master alone, at a moment that `when` names: before or after a certain function of the library.
@@ -23,10 +23,12 @@ SIGNALS = (
     PRELUDE
     + """
 import functools
-from synkhronos import _launch, _replicate, _world
+from synkhronos.world import launch, threads, world
+from synkhronos.functions import replicate
 from synkhronos.comms import shm as comms
-from synkhronos.transports import local, shm
-from synkhronos.engines import theano_cpu
+from synkhronos.transports import local
+from synkhronos.stores import memory as shm
+from synkhronos.engines import theano_engine
 
 os.setsid()
 
@@ -82,20 +84,20 @@ def check_whole(size=2):
 MOMENTS = {
     "fork": [
         ("local", "Semaphore"),
-        ("_launch", "LocalTransport"),
+        ("launch", "LocalTransport"),
         ("local", "SharedMemory"),
-        ("_world", "enter"),
+        ("launch", "enter_world"),
     ],
     "start": [
         ("local.LocalTransport", "start"),
         ("local.multiprocessing.process.BaseProcess", "start"),
         ("os", "fork"),
-        ("theano_cpu.TheanoCpuEngine", "before_fork"),
+        ("theano_engine.TheanoEngine", "before_fork"),
         ("local.LocalTransport", "collect"),
-        ("_replicate.Replicate", "run"),
+        ("replicate.Replicate", "run"),
     ],
     "late": [
-        ("theano_cpu.TheanoCpuEngine", "dumps"),
+        ("theano_engine.TheanoEngine", "dumps"),
         ("local.LocalTransport", "post"),
         ("local.LocalTransport", "collect"),
         ("shm.SharedMemory", "trim"),
@@ -103,9 +105,9 @@ MOMENTS = {
     "call": [
         ("local.LocalTransport", "post"),
         ("local.Box", "put"),
-        ("theano_cpu.TheanoCpuEngine", "call"),
+        ("theano_engine.TheanoEngine", "call"),
         ("local.LocalTransport", "collect"),
-        ("_world.World", "_read"),
+        ("world.World", "_read"),
     ],
     "collective": [
         ("comms.SharedMemoryCommunicator", "all_reduce"),
@@ -118,7 +120,7 @@ MOMENTS = {
         ("local.LocalTransport", "close"),
         ("local.multiprocessing.process.BaseProcess", "join"),
         ("shm.SharedMemory", "trim_others"),
-        ("_world.World", "_take_home"),
+        ("world.World", "_copy_out_of_store"),
     ],
 }
 
@@ -159,12 +161,12 @@ for phase, owner, name, when in moments:
         assert function(np.ones(4)) == 4, (owner, name, when)
     workers = psutil.Process().children()
     assert len(workers) in (0, 2), (owner, name, when, workers)
-    if synk._world.exists():
-        assert synk._world.current().broken is None, (owner, name, when)
+    if synk.world.world.world_exists():
+        assert synk.world.world.current_world().broken is None, (owner, name, when)
         synk.close()
     assert psutil.Process().children() == [], (owner, name, when)
-    assert synk._launch._Threads()._before == threads, "BLAS has its threads again"
-""".replace("to, moments =", "threads = synk._launch._Threads()._before\nto, moments ="),
+    assert synk.world.threads.ThreadLimits().before == threads, "BLAS has its threads again"
+""".replace("to, moments =", "threads = synk.world.threads.ThreadLimits().before\nto, moments ="),
         to,
         list(moments("fork", "start")),
     )
@@ -198,7 +200,7 @@ for phase, owner, name, when in moments:
     before = count.get_value()
     strike(eval(owner), name, to, when)
     interrupted(CALLS[phase])
-    assert synk._world.current().broken is None, (phase, owner, name, when)
+    assert synk.world.world.current_world().broken is None, (phase, owner, name, when)
     counts = [synk.get_value(rank, count) for rank in range(3)]
     assert counts == [before + (phase != "late")] * 3, (phase, owner, name, when, counts)
     check_whole(3)
@@ -221,7 +223,7 @@ for phase, owner, name, when in moments:
     workers = pids()[1:]
     strike(eval(owner), name, to, when)
     interrupted(synk.close)
-    assert not synk._world.exists(), (owner, name, when)
+    assert not synk.world.world.world_exists(), (owner, name, when)
     assert all(map(gone, workers)), (owner, name, when)
 open_world()
 check_whole()
@@ -271,7 +273,7 @@ check_broken_then_renew(error_of(lambda: plain(np.ones(2))), "interrupted")
     assert done.stdout == ""
     said = done.stderr.splitlines()
     assert len(said) == 2 and said[0] == said[1], done.stderr
-    assert "SIGINT" in said[0] and "once more ends them" in said[0]
+    assert "SIGINT" in said[0] and "a second one ends them" in said[0]
 
 
 @pytest.mark.slow
@@ -448,11 +450,11 @@ for moment in moments:
 
 MOMENTS_OF_THE_END = [
     ("restart", "local.LocalTransport", "kill"),
-    ("restart", "_world.World", "_take_home"),
-    ("restart", "_world.World", "_connect"),
+    ("restart", "world.World", "_copy_out_of_store"),
+    ("restart", "world.World", "_connect"),
     ("restart", "local.LocalTransport", "_fork_worker"),
-    ("restart", "_replicate.Replicate", "run"),
-    ("save", "_archive", "_make_unfinished"),
+    ("restart", "replicate.Replicate", "run"),
+    ("save", "archive", "_make_unfinished"),
     ("save", "os", "replace"),
 ]
 
@@ -479,7 +481,7 @@ def test_sigterm_and_sighup_at_any_stage_end_the_script_and_its_workers(
 ):
     """In fork(), the start, a call, a collective, close(), restart() and save()."""
     chosen = moments_of_the_end(to)[::every]
-    code = "from synkhronos import _archive\n" + ENDS
+    code = "from synkhronos.checkpoints import archive\n" + ENDS
     done = run_signals(code, to, int(number), how, chosen, timeout=200)
     assert done.stderr == ""
     assert done.stdout.replace(".", "") == (len(chosen) * "h" if how == "handled" else "")
@@ -540,7 +542,7 @@ later(0.3, hit)
             check=False,
         )
         assert done.returncode in (-signal.SIGINT, 130)
-        said = [line for line in done.stderr.splitlines() if "once more ends them" not in line]
+        said = [line for line in done.stderr.splitlines() if "a second one ends them" not in line]
         assert said[0].startswith("Traceback") and said[-1].startswith("KeyboardInterrupt")
         assert done.stderr.count("Traceback") == 1, done.stderr
         assert done.stdout == ""
@@ -550,7 +552,7 @@ def test_a_ctrl_c_as_the_script_ends_leaves_nothing_and_prints_no_traceback(run_
     for owner, name, when in [
         ("local.LocalTransport", "post", "before"),
         ("local.multiprocessing.process.BaseProcess", "join", "before"),
-        ("_launch._Threads", "restore", "after"),
+        ("threads.ThreadLimits", "restore", "after"),
     ]:
         done = run_signals(f"open_world(3)\nstrike({owner}, {name!r}, 'group', {when!r})\n", check=False)
         assert done.returncode == 0 and done.stderr == "", done.stderr
@@ -587,7 +589,7 @@ def test_a_hold_lets_the_second_signal_through_and_forgets_more():
     heard = []
     before = signal.signal(signal.SIGUSR2, lambda number, frame: heard.append(number))
     try:
-        hold = Hold(signal.SIGUSR2)
+        hold = DeferredSignal(signal.SIGUSR2)
         with hold:
             with hold:
                 signal.raise_signal(signal.SIGUSR2)
@@ -609,7 +611,7 @@ def test_a_hold_lets_the_second_signal_through_and_forgets_more():
 def test_a_hold_leaves_signals_without_a_python_handler_alone():
     before = signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     try:
-        with Hold(signal.SIGUSR2):
+        with DeferredSignal(signal.SIGUSR2):
             signal.raise_signal(signal.SIGUSR2)
             assert signal.getsignal(signal.SIGUSR2) == signal.SIG_IGN
     finally:
@@ -622,7 +624,7 @@ def test_a_hold_whose_second_signal_raises_puts_the_handler_back(monkeypatch):
 
     before = signal.signal(signal.SIGUSR2, refuse)
     try:
-        hold = Hold(signal.SIGUSR2)
+        hold = DeferredSignal(signal.SIGUSR2)
         for times in (2, 1, 2):  # each hold counts anew
             with pytest.raises(KeyError), hold:
                 for _ in range(times):
@@ -634,11 +636,11 @@ def test_a_hold_whose_second_signal_raises_puts_the_handler_back(monkeypatch):
         raise_it = functools.partial(signal.raise_signal, signal.SIGUSR2)
         for come_before in (0, 1, 2):
             with pytest.raises(KeyError), monkeypatch.context() as patch:
-                patch.setattr(_interrupts, "get_ident", lambda: None)
+                patch.setattr(signals, "get_ident", lambda: None)
                 with hold:
                     for _ in range(come_before):
                         signal.raise_signal(signal.SIGUSR2)
-                    patch.setattr(_interrupts, "get_ident", raise_it)
+                    patch.setattr(signals, "get_ident", raise_it)
             assert signal.getsignal(signal.SIGUSR2) is refuse
     finally:
         signal.signal(signal.SIGUSR2, before)
@@ -648,7 +650,7 @@ def test_of_the_signals_that_end_a_script_each_waits_for_itself():
     heard = []
     before = {one: signal.signal(one, lambda *came: heard.append(came[0])) for one in ENDING}
     try:
-        with hold_ending():
+        with defer_termination():
             signal.raise_signal(signal.SIGTERM)
             signal.raise_signal(signal.SIGINT)
             assert heard == []
@@ -659,7 +661,7 @@ def test_of_the_signals_that_end_a_script_each_waits_for_itself():
         handlers = {one: signal.getsignal(one) for one in ENDING}
         handlers[signal.SIGHUP] = lambda *_: sys.exit(5)
         signal.signal(signal.SIGHUP, handlers[signal.SIGHUP])
-        with pytest.raises(SystemExit), hold_ending():
+        with pytest.raises(SystemExit), defer_termination():
             signal.raise_signal(signal.SIGINT)
             signal.raise_signal(signal.SIGHUP)
         assert heard[2:] == [signal.SIGINT]

@@ -91,7 +91,7 @@ check_usable()
 def test_who_calls_while_another_thread_closes_is_not_told_of_an_interruption(run_script):
     run_script("""
 open_world()
-transport = synk._world.current().transport
+transport = synk.world.world.current_world().transport
 errors = []
 end_workers = transport.close
 

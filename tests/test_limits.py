@@ -405,8 +405,8 @@ synk.fork(2''',
 
 def test_a_command_or_a_reply_too_large_for_memory_leaves_a_usable_world(run_script):
     run_script("""
-from synkhronos.transports import shm
-from synkhronos._here import Command
+from synkhronos.stores import memory as shm
+from synkhronos.world.here import Command
 
 
 class Echo(Command):
@@ -418,18 +418,18 @@ class Echo(Command):
 
 
 open_world()
-world = synk._world.current()
+world = synk.world.world.current_world()
 assert world.run(Echo(bytes(30 << 20), 30 << 20))[1] == bytes(30 << 20)
 left = shm._memory_left
 shm._memory_left = lambda: 20 << 20
-error = error_of(lambda: world.run(Echo(bytes(30 << 20), 0)))
+error = error_of(lambda: world.run(Echo(bytes(40 << 20), 0)))
 assert type(error) is MemoryError and "shared memory" in str(error), repr(error)
 check_usable()
 shm._memory_left = left
 synk.close()
 shm._memory_left = lambda: 20 << 20 if os.getpid() != MASTER else left()
 open_world()
-error = error_of(lambda: synk._world.current().run(Echo(b"", 30 << 20)))
+error = error_of(lambda: synk.world.world.current_world().run(Echo(b"", 30 << 20)))
 assert type(error) is synk.WorkerError and error.rank == 1 and error.type_name == "MemoryError"
 check_usable()
 """)
@@ -485,19 +485,19 @@ def test_more_than_a_container_may_have_is_a_memory_error_before_the_kernel_kill
         memory_group(600 * MEGABYTE),
         PRELUDE
         + """
-from synkhronos._here import Command
+from synkhronos.world.here import Command
 
 
 class Take(Command):
     # Every rank takes 180 MB at once, and writes to what it got.
 
     def run(self, here):
-        here.comm.transport.barrier()
+        here.transport.barrier()
         try:
-            taken = here.memory.allocate(180 << 20)
+            taken = here.store.memory.allocate(180 << 20)
         except MemoryError:
             taken = None
-        here.comm.transport.barrier()
+        here.transport.barrier()
         if taken is not None:
             taken[:] = 1
         return taken is not None
@@ -509,7 +509,7 @@ open_world(3)
 def refused(call):
     error = error_of(call, 60)
     assert isinstance(error, MemoryError) or error.type_name == "MemoryError", repr(error)
-    for word in ("bytes were asked for", "are left", "container", "--memory"):
+    for word in ("bytes were requested", "are left", "container", "--memory"):
         assert word in str(error), (word, str(error))
     check_usable(3)
 
@@ -529,13 +529,13 @@ assert len(kept) > 100, len(kept)
 assert all(not one.data.any() for one in kept)
 del kept[:]
 gc.collect()
-synk._world.current().here.memory.trim()
+synk.world.world.current_world().here.store.trim()
 for _ in range(3):  # it would fit once or twice
-    got = synk._world.current().run(Take())
+    got = synk.world.world.current_world().run(Take())
     assert sum(got) < 3, got
     check_usable(3)
 # What was taken last, and not yet written to, counts.
-room = synk._world.current().here.memory
+room = synk.world.world.current_world().here.store.memory
 first = room.allocate(300 << 20)
 refused(lambda: room.allocate(300 << 20))
 del first

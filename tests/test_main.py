@@ -77,6 +77,24 @@ def test_run_dies_of_the_signal_that_the_script_dies_of(script):
     assert command("run", path).returncode == -signal.SIGKILL
 
 
+def test_run_hands_on_that_output_is_unbuffered(script):
+    path = script("import sys\nprint(sys.stdout.write_through)\n")
+    assert command("run", path, options=("-u", "-m", "synkhronos")).stdout == "True\n"
+
+
+def test_a_package_that_imports_synkhronos_can_be_run_by_its_name(tmp_path):
+    """While Python locates it, the names are not imported yet."""
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "__init__.py").write_text(
+        "import synkhronos as synk\nimport theano\nfrom synkhronos import fork, Data\n"
+    )
+    (package / "__main__.py").write_text("from package import *\nprint(synk.fork is fork, synk.Data)\n")
+    places = os.pathsep.join([str(tmp_path), str(ROOT)])
+    answer = command(options=("-m", "package"), PYTHONPATH=places)
+    assert answer.stdout == "True <class 'synkhronos.arrays.data.Data'>\n", answer.stderr
+
+
 def test_run_of_a_missing_script_says_so(tmp_path):
     answer = command("run", tmp_path / "none.py")
     assert answer.returncode == 2

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_of
 from oracle import combine, examples
 
-from synkhronos._operations import (
+from synkhronos.arithmetic.operations import (
     OPERATIONS,
     NUMPY,
     Accumulator,

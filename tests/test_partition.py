@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from oracle import batches, examples, selected
 
 from synkhronos import make_slices
-from synkhronos._partition import as_slice, select, share, shares
+from synkhronos.arithmetic.partition import as_slice, select, share, shares
 
 
 @given(n_rows=st.integers(0, 200), number=st.integers(1, 20))

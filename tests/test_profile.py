@@ -65,17 +65,17 @@ def test_the_trace_can_be_read(step, tmp_path):
     assert min(one["ts"] for one in spans) == 0 and all(one["dur"] > 0 for one in spans)
 
 
-class _Names(synk._here.Command):
+class _Names(synk.world.here.Command):
     """What this rank's objects have of their own under the names of methods."""
 
     def run(self, here):
-        owners = [here, here.transport, here.engine, here.memory, here.comm]
+        owners = [here, here.transport, here.engine, here.store, here.comm]
         return [name for one in owners for name, own in vars(one).items() if callable(own)]
 
 
 def test_nothing_is_left_when_it_is_off(step):
     step()
-    world = synk._world.current()
+    world = synk.world.world.current_world()
     before, own = world.run(_Names()), set(vars(world))
     with synk.profile():
         step()

@@ -55,7 +55,7 @@ def test_known_variables_travel_as_numbers_not_as_values(world_of):
     large = theano.shared(np.zeros(1_000_000), "large")
     synk.function([], (large.sum(), "sum"))
     synk.distribute()
-    world = synk._world.current()
+    world = synk.world.world.current_world()
     late = synk.function([], (large.max(), "max"))
     known = {shared: number for number, shared in enumerate(world.here.shareds)}
     assert len(world.here.engine.dumps(late, known)) < 100_000
@@ -71,7 +71,7 @@ def test_deep_graphs_can_be_pickled(world_of):
         y = y + T.dot(y, y)
     f = synk.function([x], (y.sum(), "sum"), mode=theano.Mode(linker="py", optimizer=None))
     with pytest.raises(RecursionError):
-        pickle.dumps(f.compiled)
+        pickle.dumps(f.replica.compiled)
     assert f(np.zeros(4)) == 0
 
 
@@ -91,7 +91,7 @@ def test_a_function_that_a_worker_cannot_take_over_can_be_tried_again(world_of, 
     synk.distribute()
     x = T.dvector("x")
     f = synk.function([x], (x.sum(), "sum"))
-    engine = synk._world.current().here.engine
+    engine = synk.world.world.current_world().here.engine
     with monkeypatch.context() as patch:
         patch.setattr(type(engine), "dumps", lambda *_: b"not a pickle")
         with pytest.raises(synk.WorkerError, match="UnpicklingError|EOFError|unpickl"):

@@ -19,7 +19,7 @@ import theano.tensor as tt
 
 import synkhronos as synk
 from conftest import ROOT
-from synkhronos import _launch
+from synkhronos.world import threads
 from synkhronos.host import doctor, environment
 from synkhronos.host.compile_cache import folder as cache_folder
 from synkhronos.host.ownership import outsider
@@ -40,7 +40,7 @@ f = synk.function([x], (x.sum(), "sum"))
 secret = synk.data(np.full((64, 64), 123456.789))
 synk.distribute()
 f(secret)
-transport = synk._world.current().transport
+transport = synk.world.world.current_world().transport
 pids = [os.getpid(), *(process.pid for process in transport._processes.values())]
 print(json.dumps({"pids": pids, "address": secret.data.ctypes.data}), flush=True)
 for _ in sys.stdin:
@@ -370,7 +370,7 @@ def test_a_file_that_took_the_place_of_a_mapped_one_is_not_read(summed, path, ki
         os.mkfifo(path)
     else:
         os.replace(path.with_name("other.npy"), path)
-    with pytest.raises(OSError, match="another file has taken the place of .*rows.npy.*set_value"):
+    with pytest.raises(OSError, match="rows.npy is another file now .*set_value"):
         summed(data)
     assert summed(np.ones((4, 3))) == 12
     np.save(path.with_name("third.npy"), np.full((8, 3), 3.0))
@@ -393,7 +393,7 @@ def test_a_mapping_whose_files_name_is_anothers_by_now_is_copied(summed, path):
 @pytest.mark.skipif(not os.path.exists("/proc/self/smaps"), reason="needs /proc")
 def test_shared_memory_stays_out_of_core_dumps(world_of):
     world_of(2)
-    address = synk._world.current().here.memory.address
+    address = synk.world.world.current_world().here.store.memory.address
     entries = re.split(r"^(?=[0-9a-f]+-[0-9a-f]+ )", Path("/proc/self/smaps").read_text(), flags=re.M)
     [entry] = [one for one in entries if one.startswith(f"{address:x}-")]
     assert " dd" in re.search("VmFlags:(.*)", entry).group(1)
@@ -509,7 +509,7 @@ EVIL = ["__import__('os').system('touch marker')", "$(touch marker)", "`touch ma
 @pytest.mark.parametrize("value", EVIL)
 def test_numbers_in_the_environment_are_read_and_not_evaluated(monkeypatch, world_of, tmp_path, value):
     monkeypatch.chdir(tmp_path)
-    for name in _launch._THREAD_VARIABLES.values():
+    for name in threads._VARIABLES.values():
         monkeypatch.setenv(name, value)
     world_of(2)
     synk.close()
@@ -558,9 +558,9 @@ def calls_in(tree):
 FORBIDDEN = {"eval", "exec", "compile", "os.system", "os.popen", "tempfile.mktemp", "marshal.loads",
              "subprocess.getoutput", "shelve.open", "yaml.load"}  # fmt: skip
 #: These read what a rank wrote in the world's memory, the benchmark what it wrote in its own folder.
-UNPICKLING = {"synkhronos/_here.py", "synkhronos/_world.py", "synkhronos/comms/naive.py",
-              "synkhronos/comms/nccl.py", "synkhronos/comms/shm.py",
-              "synkhronos/engines/theano_cpu.py", "synkhronos/engines/theano_pickles.py",
+UNPICKLING = {"synkhronos/world/here.py", "synkhronos/world/world.py", "synkhronos/comms/naive.py",
+              "synkhronos/comms/nccl.py", "synkhronos/comms/shm.py", "synkhronos/engines/naive.py",
+              "synkhronos/engines/theano_engine.py", "synkhronos/engines/theano_pickles.py",
               "benchmarks/replicate.py"}  # fmt: skip
 CODE = [
     path

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from synkhronos.transports.semaphore import Semaphore
-from synkhronos.transports.shm import SharedMemory
+from synkhronos.stores.memory import SharedMemory
 
 
 @pytest.fixture
@@ -16,15 +16,15 @@ def semaphore():
 
 
 def test_what_is_posted_can_be_taken_once(semaphore):
-    assert semaphore.fails()
+    assert semaphore.try_wait()
     semaphore.post()
     semaphore.post()
-    assert not semaphore.fails() and semaphore.wait(0)
-    assert semaphore.fails() and not semaphore.wait(0)
+    assert not semaphore.try_wait() and semaphore.wait(0)
+    assert semaphore.try_wait() and not semaphore.wait(0)
     for _ in range(5):
         semaphore.post()
     semaphore.drain()
-    assert semaphore.fails()
+    assert semaphore.try_wait()
 
 
 @pytest.mark.parametrize("seconds", [0.05, 0.95])
@@ -46,7 +46,7 @@ def test_two_processes_answer_each_other(semaphore):
         for _ in range(200):
             there.post()
             assert back.wait(30)
-        assert back.fails()
+        assert back.try_wait()
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
@@ -72,4 +72,4 @@ def test_semaphores_do_not_share_memory():
     memory = SharedMemory(1)
     several = [Semaphore(memory) for _ in range(8)]
     several[3].post()
-    assert [not one.fails() for one in several] == [index == 3 for index in range(8)]
+    assert [not one.try_wait() for one in several] == [index == 3 for index in range(8)]

@@ -46,7 +46,8 @@ def test_the_environment_takes_no_other_option():
 
 
 PACKAGES = {"PIL": "pillow", "lasagne": "Lasagne", "sklearn": "scikit-learn"}  # by what is imported
-OUR_OWN = {"synkhronos", "setup", *(path.stem for path in ROOT.glob("*/**/*.py"))}
+FOLDERS = ["synkhronos", "demos", "tests", "benchmarks"]
+OUR_OWN = {"synkhronos", "setup", *(path.stem for one in FOLDERS for path in (ROOT / one).rglob("*"))}
 BY_DEBIAN = {"pygpu"}
 
 

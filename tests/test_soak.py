@@ -22,7 +22,7 @@ LEAK = """
 import os, sys
 import numpy as np
 sys.modules["mpi4py"] = None
-from synkhronos import _here
+from synkhronos.world import here as _here
 
 kept = []
 execute = _here.Here.execute

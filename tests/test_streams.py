@@ -9,8 +9,8 @@ from theano.sandbox.rng_mrg import A1p134, A2p134, MRG_RandomStreams, mrg_next_v
 from theano.tensor.shared_randomstreams import RandomStreams
 
 import synkhronos as synk
-from synkhronos import _streams
-from synkhronos._streams import jump_mrg, jump_random_state
+from synkhronos.arithmetic import streams as _streams
+from synkhronos.arithmetic.streams import jump_mrg, jump_random_state
 
 MAKERS = [MRG_RandomStreams, RandomStreams]
 WORLDS = [(1, 0), (2, 1), (3, 0)]

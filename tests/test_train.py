@@ -90,7 +90,7 @@ def test_a_step_is_one_command(world_of, digits, monkeypatch):
     world_of(2)
     parallel, _, _ = make_both(updates.sgd, learning_rate=0.1)
     parallel(*digits)
-    transport, posts = synk._world.current().transport, []
+    transport, posts = synk.world.world.current_world().transport, []
     post = transport.post
     monkeypatch.setattr(transport, "post", lambda payload: (posts.append(payload), post(payload)))
     parallel(*digits)
@@ -104,7 +104,8 @@ def test_a_step_that_fails_on_one_rank_is_taken_by_none(world_of, digits, rule, 
     world_of(3)
     parallel, serial, params = make_both(rule, learning_rate=0.01)
     x, y = map(synk.data, digits)
-    state = [one for one in synk._world.current().here.shareds if "grad" not in (one.name or "")]
+    shareds = synk.world.world.current_world().here.shareds
+    state = [one for one in shareds if "grad" not in (one.name or "")]
     for _ in range(2):
         np.testing.assert_allclose(parallel(x, y), serial(*digits), rtol=1e-5)
         before = [synk.gather(one) for one in state]

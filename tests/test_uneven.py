@@ -53,7 +53,7 @@ class Ranks:
         }
         synk.distribute()
         workers = {child.name: child.pid for child in multiprocessing.active_children()}
-        self.size = synk._world.current().size
+        self.size = synk.world.world.current_world().size
         pids = [workers.get(f"synkhronos-{rank}", os.getpid()) for rank in range(self.size)]
         self.processes = [psutil.Process(pid) for pid in pids]
 

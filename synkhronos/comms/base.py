@@ -1,62 +1,74 @@
-"""What a communicator must do. `naive` says it in the fewest words; `tests/checks.py` conforms it."""
+"""What a communicator must do. `naive` says it in the fewest words; ``tests/checks`` conforms it."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Sequence
+from typing import Protocol, Sequence
 
-from synkhronos._operations import Operation, find_operation
 from synkhronos._typing import Array
-from synkhronos.transports.base import Transport
+from synkhronos.arithmetic.operations import Operation, find_operation
+
+
+class Group(Protocol):
+    """The ranks among which a communicator works: what it needs of a transport."""
+
+    rank: int
+    size: int
+
+    def barrier(self) -> None:
+        """Wait until every rank has called this."""
+
+    def exchange(self, item: bytes) -> list[bytes]:
+        """Return the bytes `item` of every rank, by rank."""
 
 
 class Communicator(ABC):
-    """Collectives on a list of arrays a rank; all ranks call the same ones in the same order.
+    """Collectives on a list of arrays per rank; all ranks call the same ones in the same order.
 
-    An array is NumPy's, or of another type that the communicator knows.
+    An array is a NumPy array, or of another type that the communicator knows.
 
-    The lists are of the same length on every rank, and an array of one rank meets those at the same
-    place in the others' lists. However many arrays there are, they travel together.
+    The lists have the same length on every rank, and an array of one rank is combined with those at
+    the same place in the others' lists. However many arrays there are, they travel together.
 
     A communicator may use the memory of the arrays that it is given, and may return arrays that other
-    ranks can reach: work on with the returned ones and forget the given ones.
+    ranks can reach: use the returned arrays from then on, not the given ones.
 
     Attributes
     ----------
     rank, size : int
-    works_in_place : bool
-        Whether there are arrays that it reduces where they lie, so that outputs are better reduced by
-        it than brought to the master one and all.
+    reduces_in_place : bool
+        Whether there are arrays that it reduces where they are, so that outputs are better reduced by
+        it than sent to the master.
     """
 
-    works_in_place = False
+    reduces_in_place = False
 
-    def __init__(self, transport: Transport) -> None:
-        self.transport = transport
-        self.size = transport.size
+    def __init__(self, group: Group) -> None:
+        self.group = group
+        self.size = group.size
 
     @property
     def rank(self) -> int:
-        return self.transport.rank
+        return self.group.rank
 
     @property
     def over_cpu(self) -> Communicator:
-        """The communicator that goes over the CPU's memory: this one, unless it says otherwise."""
+        """The communicator that uses the CPU's memory: this one, unless it has another."""
         return self
 
     def takes(self, array: Array) -> bool:
-        """Whether it reduces this array where it lies."""
+        """Whether it reduces this array in place."""
         return False
 
     @abstractmethod
     def broadcast(self, arrays: Sequence[Array], root: int) -> list[Array]:
-        """Return the arrays of rank `root`. What the others give is only used as room for them."""
+        """Return the arrays of rank `root`. Those of the others only provide memory for them."""
 
     @abstractmethod
     def gather(self, arrays: Sequence[Array], root: int) -> list[list[Array]] | None:
-        """Return, to rank `root`, for each array a list by rank, of NumPy arrays; shapes may differ.
+        """Return, on rank `root`, for each array a list by rank of NumPy arrays; shapes may differ.
 
-        None to the other ranks.
+        None on the other ranks.
         """
 
     @abstractmethod
@@ -67,12 +79,12 @@ class Communicator(ABC):
     def reduce(
         self, arrays: Sequence[Array], op: str, root: int, weight: float = 1
     ) -> Sequence[Array]:
-        """Return the reductions to rank `root`; to the others the given arrays.
+        """Return the reductions on rank `root`; on the others the given arrays.
 
         Parameters
         ----------
         op : str
-            A name of `synkhronos._operations.OPERATIONS`.
+            A name of `synkhronos.arithmetic.operations.OPERATIONS`.
         weight : float
             This rank's weight in ``"avg"``.
 
@@ -84,7 +96,7 @@ class Communicator(ABC):
 
     @abstractmethod
     def all_reduce(self, arrays: Sequence[Array], op: str, weight: float = 1) -> Sequence[Array]:
-        """Return the reductions to every rank, the same bits to each. See `reduce`."""
+        """Return the reductions on every rank, with the same bits on each. See `reduce`."""
 
     @staticmethod
     def check_reducible(

@@ -6,10 +6,10 @@ from synkhronos.comms.base import Communicator
 
 
 class NaiveCommunicator(Communicator):
-    """Every array goes to every rank as bytes."""
+    """Every array is sent to every rank as bytes."""
 
     def _exchange(self, item):
-        return [pickle.loads(item) for item in self.transport.exchange(pickle.dumps(item))]
+        return [pickle.loads(item) for item in self.group.exchange(pickle.dumps(item))]
 
     def broadcast(self, arrays, root):
         return self._exchange(arrays if self.rank == root else None)[root]

@@ -1,11 +1,11 @@
 """The communicator for arrays of CUDA devices: NCCL, through pygpu.
 
-Before NCCL is entered the ranks exchange what they bring, through the transport: a rank that has
-failed, or a shape that differs, is found there, where it can still be an error on every rank. However
-many arrays there are, those of one dtype travel as one flat array, in one call.
+Before the ranks call NCCL they exchange the shapes and dtypes of their arrays through the transport: a
+rank that has failed, or a shape that differs, is found there, where it can still be an error on every
+rank. However many arrays there are, those of one dtype travel as one flat array, in one call.
 
-What NCCL cannot do goes through shared memory: NumPy arrays, dtypes that it has no name for, and
-``gather``, which ends in the master's memory anyway.
+What NCCL cannot do goes through shared memory: NumPy arrays, dtypes that NCCL does not have, and
+``gather``, whose result is for the master's memory anyway.
 """
 
 import math
@@ -18,10 +18,10 @@ from pygpu.collectives import GpuComm, GpuCommCliqueId
 from pygpu.gpuarray import GpuArray, GpuArrayException
 
 from synkhronos._errors import text_of
-from synkhronos._operations import find_operation
+from synkhronos.arithmetic.operations import find_operation
 from synkhronos.comms.base import Communicator
 
-# libgpuarray 0.7 knows NCCL's names of these, and counts the items of a call in an int.
+# The dtypes that libgpuarray 0.7 passes to NCCL. It counts the items of a call in an int.
 _DTYPES = tuple(np.dtype(name) for name in "int8 int32 int64 uint64 float16 float32 float64".split())
 _MOST_ITEMS = 1 << 30
 
@@ -30,8 +30,8 @@ class CannotJoinError(Exception):
     """There is no NCCL for these ranks; the message, the same on every rank, says why."""
 
 
-class Like(NamedTuple):
-    """What a rank tells the others of an array."""
+class ArraySpec(NamedTuple):
+    """Shape and dtype of an array, which a rank sends to the others."""
 
     shape: tuple
     dtype: np.dtype
@@ -54,44 +54,44 @@ def join(staged, context, arithmetic):
     CannotJoinError
         On every rank, if one of them cannot.
     """
-    transport = staged.transport
-    name = _agree(transport, lambda: bytes(GpuCommCliqueId(context).comm_id))[0]
+    group = staged.group
+    identifier = _run_on_all(group, lambda: bytes(GpuCommCliqueId(context).comm_id))[0]
     cliques = []
 
-    def enter():
-        clique = GpuCommCliqueId(context, bytearray(name))
-        cliques.append(GpuComm(clique, transport.size, transport.rank))
+    def join_clique():
+        clique = GpuCommCliqueId(context, bytearray(identifier))
+        cliques.append(GpuComm(clique, group.size, group.rank))
         return b""
 
-    _agree(transport, enter)
+    _run_on_all(group, join_clique)
     return NcclCommunicator(cliques[0], staged, context, arithmetic)
 
 
-def _agree(transport, step):
-    """Do a step on every rank, and return the bytes that each returned if all could do it."""
+def _run_on_all(group, step):
+    """Run a step on every rank; return the bytes of each by rank, or raise if one rank failed."""
     try:
-        said = True, step()
+        outcome = True, step()
     except (GpuArrayException, RuntimeError, ValueError) as error:
-        said = False, f"rank {transport.rank}: {text_of(error)}"
-    heard = [pickle.loads(item) for item in transport.exchange(pickle.dumps(said))]
-    for could, what in heard:
-        if not could:
-            raise CannotJoinError(what)
-    return [what for _, what in heard]
+        outcome = False, f"rank {group.rank}: {text_of(error)}"
+    outcomes = [pickle.loads(item) for item in group.exchange(pickle.dumps(outcome))]
+    for succeeded, result in outcomes:
+        if not succeeded:
+            raise CannotJoinError(result)
+    return [result for _, result in outcomes]
 
 
 class NcclCommunicator(Communicator):
     """Collectives on arrays of this rank's CUDA device. Made by `join`."""
 
-    works_in_place = True
+    reduces_in_place = True
 
     def __init__(self, clique, staged, context, arithmetic):
-        super().__init__(staged.transport)
+        super().__init__(staged.group)
         self._clique = clique
         self._staged = staged
         self._context = context
         self._arithmetic = arithmetic
-        self._heard = None  # what every rank said of its arrays in the last collective
+        self._received = None  # what every rank has sent in the last collective
         self._by_rank = None
 
     @property
@@ -120,27 +120,27 @@ class NcclCommunicator(Communicator):
         return self._split(arrays, self._reduce, over_cpu, op, None, weight)
 
     def _split(self, arrays, by_nccl, over_cpu, *args):
-        """Do NCCL's part of the arrays by NCCL and the others over the CPU; join the results."""
+        """Reduce by NCCL the arrays that it takes, the others over the CPU; return all in order."""
         places = [place for place, array in enumerate(arrays) if self.takes(array)]
         others = [place for place in range(len(arrays)) if place not in places]
         results = [None] * len(arrays)
-        for do, chosen in ((by_nccl, places), (over_cpu, others)):
+        for collective, chosen in ((by_nccl, places), (over_cpu, others)):
             if chosen:
-                for place, one in zip(chosen, do([arrays[place] for place in chosen], *args)):
+                for place, one in zip(chosen, collective([arrays[place] for place in chosen], *args)):
                     results[place] = one
         return results
 
-    # What follows has arrays that NCCL can take. Whatever takes memory, and so can fail on one rank
-    # alone, is done before the ranks meet a last time: the others would wait for ever inside NCCL.
+    # The methods below get arrays that NCCL takes. Whatever allocates memory, and so can fail on one
+    # rank alone, comes before the ranks' last barrier: else the others would wait inside NCCL forever.
 
     def _broadcast(self, arrays, root):
         by_rank, _ = self._meet(arrays)
         arrays = [
-            array if array.shape == like.shape else self._empty(like.shape, array.dtype)
-            for array, like in zip(arrays, by_rank[root])
+            array if array.shape == spec.shape else self._empty(spec.shape, array.dtype)
+            for array, spec in zip(arrays, by_rank[root])
         ]
         flats = self._flats(arrays)
-        self.transport.barrier()
+        self.group.barrier()
         for flat in flats:
             for piece in _pieces(flat.array):
                 self._clique.broadcast(piece, root)
@@ -158,7 +158,7 @@ class NcclCommunicator(Communicator):
         is_target = root in (None, self.rank)
         if weighted:
             self._weigh(flats, weight, is_target)
-            self.transport.barrier()
+            self.group.barrier()
         for flat in flats:
             self._reduce_flat(flat.array, operation, root)
             if is_target:
@@ -170,10 +170,10 @@ class NcclCommunicator(Communicator):
     def _weigh(self, flats, weight, is_target):
         for flat in flats:
             if not weight:
-                flat.clear()  # its values may be no numbers at all
+                flat.clear()  # its values may be NaN
             else:
                 if not is_target:
-                    flat.own()  # these ranks keep what they have
+                    flat.own()  # the arrays of these ranks stay as they are
                 self._arithmetic.multiply(flat.array, weight)
 
     def _reduce_flat(self, flat, operation, root):
@@ -190,10 +190,10 @@ class NcclCommunicator(Communicator):
         by_rank, _ = self._meet(arrays)
         gathered = [[] for _ in arrays]
         flats = self._flats(arrays)
-        shapes = [[[likes[place].shape for place in flat.places] for likes in by_rank] for flat in flats]
+        shapes = [[[specs[place].shape for place in flat.places] for specs in by_rank] for flat in flats]
         sizes = [[sum(map(math.prod, own)) for own in all_shapes] for all_shapes in shapes]
         rooms = [self._empty((sum(every),), flat.array.dtype) for flat, every in zip(flats, sizes)]
-        self.transport.barrier()
+        self.group.barrier()
         for flat, room, all_shapes, every in zip(flats, rooms, shapes, sizes):
             self._all_gather_flat(flat.array, room, every)
             stop = 0
@@ -206,7 +206,7 @@ class NcclCommunicator(Communicator):
         return gathered
 
     def _all_gather_flat(self, flat, room, sizes):
-        """Bring every rank's flat array into the room for all; their sizes may differ."""
+        """Gather every rank's flat array in `room`; their sizes may differ."""
         if len(set(sizes)) == 1 and 0 < flat.size <= _MOST_ITEMS:
             self._clique.all_gather(flat, room)
             return
@@ -219,19 +219,19 @@ class NcclCommunicator(Communicator):
                 self._clique.broadcast(piece, rank)
 
     def _meet(self, arrays, weight=1):
-        """Return what every rank brings, by rank, and the weights; every rank is here then."""
-        likes = [Like(array.shape, array.dtype) for array in arrays]
-        heard = self.transport.exchange(pickle.dumps((likes, weight)))
-        if heard != self._heard:  # training repeats the same one step after step
-            by_rank, weights = zip(*[pickle.loads(item) for item in heard])
+        """Return the specs of every rank's arrays, by rank, and the weights."""
+        specs = [ArraySpec(array.shape, array.dtype) for array in arrays]
+        received = self.group.exchange(pickle.dumps((specs, weight)))
+        if received != self._received:  # training repeats the same collective in every step
+            by_rank, weights = zip(*[pickle.loads(item) for item in received])
             for one in zip(*by_rank):
-                if len({like.dtype for like in one}) > 1:
+                if len({spec.dtype for spec in one}) > 1:
                     raise ValueError(f"expected one dtype, got {one} by rank")
-            self._heard, self._by_rank = heard, [by_rank, weights]
+            self._received, self._by_rank = received, [by_rank, weights]
         return self._by_rank
 
     def _flats(self, arrays, widen=False):
-        """Return the arrays as flat ones, one a dtype; half precision in single if to `widen`."""
+        """Join the arrays to one flat array per dtype; with `widen`, half precision in single."""
         places = {}
         for place, array in enumerate(arrays):
             places.setdefault(array.dtype, []).append(place)
@@ -250,7 +250,7 @@ class NcclCommunicator(Communicator):
 
 
 class _Flat:
-    """Arrays as one: their items after each other in `array`; a single one needs no copy."""
+    """Several arrays joined to one, `array`; a single contiguous one is not copied."""
 
     def __init__(self, context, parts, places, dtype):
         self.places = places
@@ -266,18 +266,18 @@ class _Flat:
             segment[...] = part.reshape((part.size,))
 
     def own(self):
-        """Have memory of its own."""
+        """Copy the items, unless that has been done."""
         if self._is_view:
             self.array, self._is_view = self.array.copy(), False
 
     def clear(self):
-        """Be zeros, in memory of its own."""
+        """Replace the items by zeros, in memory of its own."""
         array = self.array
         self.array = pygpu.zeros(array.shape, array.dtype, context=array.context)
         self._is_view = False
 
     def unpack(self):
-        """Write the items into the arrays that they came from."""
+        """Copy the items back into the arrays that they came from."""
         if not self._is_view:
             for segment, part in self._segments():
                 part[...] = segment.reshape(part.shape)
@@ -292,6 +292,6 @@ class _Flat:
 
 
 def _pieces(flat):
-    """Return views of a flat array that are not too long for one call."""
+    """Return views of a flat array, each short enough for one call."""
     number = math.ceil(flat.size / _MOST_ITEMS)
     return [flat[i * _MOST_ITEMS : (i + 1) * _MOST_ITEMS] for i in range(number)]

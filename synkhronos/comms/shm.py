@@ -1,41 +1,48 @@
 """The communicator for NumPy arrays of ranks that share memory.
 
-Arrays that are not yet in shared memory are copied there; those that are stay where they are. As the
-callers keep the returned arrays as the shared variables' storage, and most updates write in place, the
+Arrays that are not yet in shared memory are copied there; those that are stay where they are. Callers
+keep the returned arrays as the storage of the shared variables, and most updates write in place, so the
 copy is made once and the collectives then work on the variables themselves.
 
 A reduction is a reduce-scatter and an all-gather in one pass: the elements of all arrays, as if joined
-to one, are shared out; each rank reduces its part, in pieces that stay in the cache, and writes it to
-every rank's arrays. Every element is read and written once a rank, and the bits are the same everywhere
-since each is computed once.
+into one, are divided among the ranks; each rank reduces its part, in pieces that fit in the cache, and
+writes the result to every rank's arrays. Every element is read and written once per rank. As each is
+computed once, the bits are the same on every rank.
 """
 
 import pickle
 import struct
 
-from synkhronos._operations import pieces
-from synkhronos._partition import share
+from synkhronos.arithmetic.operations import pieces
+from synkhronos.arithmetic.partition import share
 from synkhronos.comms.base import Communicator
 
 _WEIGHT = struct.Struct("d")
 
 
 class SharedMemoryCommunicator(Communicator):
-    """Collectives by reference: ranks exchange where their arrays are, not what is in them."""
+    """Collectives by reference: ranks exchange handles to their arrays, not the values.
 
-    def __init__(self, transport):
-        super().__init__(transport)
-        self.memory = transport.memory
-        # What the last collective found out: training repeats the same one step after step.
-        self._placed, self._said = [], b""
-        self._heard, self._arrays = [b""] * transport.size, [[]] * transport.size
+    Parameters
+    ----------
+    group : Group
+    store : SharedMemoryStore
+    """
+
+    def __init__(self, group, store):
+        super().__init__(group)
+        self.store = store
+        # Kept from the last collective, as training repeats the same one in every step: this rank's
+        # arrays, and the bytes that were sent for them; what every rank has sent, and the arrays.
+        self._placed, self._sent = [], b""
+        self._received, self._arrays = [b""] * group.size, [[]] * group.size
         self._plan = _Plan(None, None, None, None)
 
     def broadcast(self, arrays, root):
         placed, by_rank, _ = self._meet(arrays)
         if self.rank != root:
             placed = [_copy_into(own, array) for own, array in zip(placed, by_rank[root])]
-        self.transport.barrier()
+        self.group.barrier()
         return placed
 
     def gather(self, arrays, root):
@@ -43,40 +50,40 @@ class SharedMemoryCommunicator(Communicator):
         _, by_rank, _ = self._meet(arrays)
         if self.rank == root:
             gathered = [[array.copy() for array in one] for one in zip(*by_rank)]
-        self.transport.barrier()
+        self.group.barrier()
         return gathered
 
     def all_gather(self, arrays):
         _, by_rank, _ = self._meet(arrays)
         gathered = [[array.copy() for array in one] for one in zip(*by_rank)]
-        self.transport.barrier()
+        self.group.barrier()
         return gathered
 
     def reduce(self, arrays, op, root, weight=1):
         placed, by_rank, weights = self._meet(arrays, weight)
         self.reduce_part(op, by_rank, weights, (root,))
-        self.transport.barrier()
+        self.group.barrier()
         return placed
 
     def all_reduce(self, arrays, op, weight=1):
         placed, by_rank, weights = self._meet(arrays, weight)
         self.reduce_part(op, by_rank, weights, tuple(range(self.size)))
-        self.transport.barrier()
+        self.group.barrier()
         return placed
 
     def _meet(self, arrays, weight=1):
         """Return this rank's arrays, placed, and every rank's arrays and weights, by rank."""
         if not _are_same(arrays, self._placed):
-            self._placed, self._plan = [], _Plan(None, None, None, None)  # let go of their memory
-            self._placed = [self.memory.place(array) for array in arrays]
-            self._said = pickle.dumps([self.memory.reference(array) for array in self._placed])
+            self._placed, self._plan = [], _Plan(None, None, None, None)  # frees their memory
+            self._placed = [self.store.place(array) for array in arrays]
+            self._sent = pickle.dumps([self.store.put(array) for array in self._placed])
         weights = []
-        for rank, item in enumerate(self.transport.exchange(_WEIGHT.pack(weight) + self._said)):
+        for rank, item in enumerate(self.group.exchange(_WEIGHT.pack(weight) + self._sent)):
             weights.append(_WEIGHT.unpack_from(item)[0])
-            said = item[_WEIGHT.size :]
-            if said != self._heard[rank]:
-                self._heard[rank] = said
-                self._arrays[rank] = [self.memory.open(reference) for reference in pickle.loads(said)]
+            handles = item[_WEIGHT.size :]
+            if handles != self._received[rank]:
+                self._received[rank] = handles
+                self._arrays[rank] = [self.store.get(handle) for handle in pickle.loads(handles)]
         return self._placed, list(self._arrays), weights
 
     def reduce_part(self, op, by_rank, weights, targets):
@@ -101,13 +108,13 @@ class SharedMemoryCommunicator(Communicator):
 
 
 class _Plan:
-    """The pieces of a reduction that are this rank's to do."""
+    """The pieces of a reduction that this rank computes."""
 
     def __init__(self, op, targets, zero, by_rank):
         self.op, self.targets, self.zero, self.by_rank = op, targets, zero, by_rank
 
     def make_pieces(self, operation, rank):
-        """Find, for each piece, where it goes first, what it is made of, and where else it goes."""
+        """Find, for each piece, the array to reduce into, the operands, and where to copy it."""
         self.operation = operation
         first, *others = self.targets
         size = len(self.by_rank)

@@ -1,6 +1,6 @@
-"""The communicator for arrays of devices that cannot reach each other: by way of shared memory.
+"""The communicator for arrays of devices that cannot reach each other: through shared memory.
 
-Each rank copies its arrays into shared memory, the ranks' communicator there does its work, in place,
+Each rank copies its arrays into shared memory, the communicator there works on these copies in place,
 and each rank copies the results back. The memory is kept for the next collective.
 """
 
@@ -10,27 +10,27 @@ from synkhronos.comms.base import Communicator
 
 
 class StagedCommunicator(Communicator):
-    """Collectives on arrays of a device, and on NumPy's.
+    """Collectives on arrays of a device and on NumPy arrays.
 
     Parameters
     ----------
     comm : SharedMemoryCommunicator
     read : callable
-        ``read(array, out)`` copies a device's array into a NumPy array.
+        ``read(array, out)`` copies an array of the device into a NumPy array.
     to_device : callable
-        ``to_device(value)`` returns a new array on the device with the values of a NumPy array.
+        ``to_device(value)`` copies a NumPy array to a new array on the device.
     """
 
     def __init__(self, comm, read, to_device):
-        super().__init__(comm.transport)
+        super().__init__(comm.group)
         self._comm = comm
         self._read, self._to_device = read, to_device
-        self._stages = []  # by place in the list: the last collective's arrays in shared memory
+        self._stages = []  # the last collective's arrays in shared memory, by place in the list
 
     def broadcast(self, arrays, root):
         values = self._comm.broadcast(self._stage(arrays), root)
         if self.rank != root:
-            return self._bring_back(arrays, values)
+            return self._copy_back(arrays, values)
         return [
             value if isinstance(array, np.ndarray) else array for array, value in zip(arrays, values)
         ]
@@ -47,26 +47,26 @@ class StagedCommunicator(Communicator):
 
     def reduce(self, arrays, op, root, weight=1):
         reduced = self._comm.reduce(self._stage(arrays), op, root, weight)
-        return self._bring_back(arrays, reduced) if self.rank == root else arrays
+        return self._copy_back(arrays, reduced) if self.rank == root else arrays
 
     def all_reduce(self, arrays, op, weight=1):
-        return self._bring_back(arrays, self._comm.all_reduce(self._stage(arrays), op, weight))
+        return self._copy_back(arrays, self._comm.all_reduce(self._stage(arrays), op, weight))
 
     def _stage(self, arrays):
-        """Return the arrays with each of the device's replaced by a copy in shared memory."""
+        """Return the arrays, those of the device replaced by copies in shared memory."""
         kept, self._stages = self._stages, [None] * len(arrays)
         staged = list(arrays)
         for place, array in enumerate(arrays):
             if not isinstance(array, np.ndarray):
                 stage = kept[place] if place < len(kept) else None
                 if stage is None or (stage.shape, stage.dtype) != (array.shape, array.dtype):
-                    stage = self._comm.memory.empty(array.shape, array.dtype)
+                    stage = self._comm.store.empty(array.shape, array.dtype)
                 self._read(array, stage)
                 staged[place] = self._stages[place] = stage
         return staged
 
-    def _bring_back(self, arrays, values):
-        """Copy values to the device where the arrays are of the device; into them if they fit."""
+    def _copy_back(self, arrays, values):
+        """Return the values; for arrays of the device as such, in place where the shape fits."""
         return [
             value if isinstance(array, np.ndarray) else self._write(array, value)
             for array, value in zip(arrays, values)

@@ -1,7 +1,7 @@
 """Theano on the arrays of a GPU, through pygpu.
 
-Shared variables and outputs stay on the device; NumPy arrays, such as the views of shared memory that
-inputs are, and numbers are handled as on the CPU. The device may be CUDA's or OpenCL's.
+Shared variables and outputs stay on the device; NumPy arrays, such as the inputs, and numbers are
+handled as on the CPU. The device may be one of CUDA or of OpenCL.
 """
 
 import contextlib
@@ -17,12 +17,12 @@ from pygpu.gpuarray import GpuArray, GpuContext
 from theano.gpuarray.basic_ops import GpuFromHost, HostFromGpu, host_from_gpu
 from theano.gpuarray.type import GpuArrayType, get_context, gpu_supported, list_contexts
 
-from synkhronos._operations import Arithmetic
-from synkhronos._partition import as_slice
+from synkhronos.arithmetic.operations import Arithmetic
+from synkhronos.arithmetic.partition import as_slice
 from synkhronos.engines.base import TensorType
 from synkhronos.engines.cuda_context import CudaContext
-from synkhronos.engines.theano_cpu import TheanoCpuEngine
-from synkhronos.engines.theano_kernels import mend, refuse_new_cudnn
+from synkhronos.engines.theano_engine import TheanoEngine
+from synkhronos.engines.theano_kernels import fix_kernels, refuse_new_cudnn
 
 _MULTIPLY, _DIVIDE = "a = a * b", "a = a / b"
 _COMBINE = {  # as NumPy's, which return NaN where either operand is
@@ -34,12 +34,12 @@ _COMBINE = {  # as NumPy's, which return NaN where either operand is
 }
 
 
-class TheanoGpuEngine(TheanoCpuEngine):
+class TheanoGpuEngine(TheanoEngine):
     """Theano 1.0.5 with its GpuArray back end, on one device."""
 
-    _current = None  # CUDA's own context, once there is one
+    survives_fork = False  # neither a CUDA context nor the threads of OpenCL do
     reducers = {GpuContext: lambda context: (get_context, (None,))}  # each rank has its own
-    forks_late = False  # CUDA does not survive a fork, and OpenCL's threads are not copied by it
+    _cuda_context = None
 
     def before_fork(self):
         if list_contexts():
@@ -61,15 +61,15 @@ class TheanoGpuEngine(TheanoCpuEngine):
                 refuse_new_cudnn()
             with contextlib.redirect_stderr(sys.stderr if announce else io.StringIO()):
                 theano.gpuarray.use(device)
-            mend(get_context(None).kind)
+            fix_kernels(get_context(None).kind)
         self.context = get_context(None)
         self.arithmetic = GpuArithmetic(self.context)
-        self._current = CudaContext(self.context) if self.context.kind == b"cuda" else None
+        self._cuda_context = CudaContext(self.context) if self.context.kind == b"cuda" else None
         self.enter_thread()
 
     def enter_thread(self):
-        if self._current is not None:
-            self._current.enter_thread()
+        if self._cuda_context is not None:
+            self._cuda_context.enter_thread()
 
     # Graphs
 
@@ -79,16 +79,12 @@ class TheanoGpuEngine(TheanoCpuEngine):
             return TensorType(np.dtype(kind.dtype), kind.ndim, kind.broadcastable)
         return super().type_of(variable)
 
-    def is_shared(self, variable):
-        is_on_device = isinstance(getattr(variable, "type", None), GpuArrayType)
-        return hasattr(variable, "container") if is_on_device else super().is_shared(variable)
-
     def build(self, inputs, outputs, updates, givens, sliceable, on_host, **kwargs):
         self.enter_thread()
         for one in inputs:
             if isinstance(one.type, GpuArrayType):
                 raise TypeError(
-                    f"inputs: expected tensor variables, whose values come from the host, got {one} "
+                    f"inputs: expected tensor variables, whose values are NumPy arrays, got {one} "
                     f"of {one.type}"
                 )
         outputs = [_place(output, host) for output, host in zip(outputs, on_host)]
@@ -109,7 +105,9 @@ class TheanoGpuEngine(TheanoCpuEngine):
         else:
             self.store(shared, self.to_device(value))
 
-    def take(self, array, rows):
+    def take(self, array, rows, out=None):
+        if not isinstance(array, GpuArray):
+            return super().take(array, rows, out)
         if isinstance(rows, range):
             return array[as_slice(rows)]
         return _contiguous(array).take1(self.to_device(rows))
@@ -143,7 +141,7 @@ class TheanoGpuEngine(TheanoCpuEngine):
 
 
 class GpuArithmetic(Arithmetic):
-    """Arithmetic on the arrays of one device, and on NumPy's."""
+    """Arithmetic on the arrays of one device, and on NumPy arrays."""
 
     def __init__(self, context):
         self._context = context
@@ -192,8 +190,8 @@ class GpuArithmetic(Arithmetic):
 
 
 def _place(output, on_host):
-    """Return an output as a variable on the device, or on the host where it is to be there."""
-    # A number goes to the master in any case, and Theano's shared ones are on the host, too.
+    """Return an output as a variable on the device, or on the host if it must be there."""
+    # A number is sent to the master in any case, and Theano keeps shared numbers on the host, too.
     if on_host or not output.ndim:
         return host_from_gpu(output) if isinstance(output.type, GpuArrayType) else output
     return output.transfer(None) if gpu_supported(output) else output

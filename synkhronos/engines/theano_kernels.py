@@ -1,6 +1,6 @@
-"""Theano's GPU kernels, mended where they keep common graphs from running.
+"""Corrections of Theano's GPU kernels, without which common graphs do not run.
 
-These things are wrong in Theano 1.0.5.
+These are defects of Theano 1.0.5:
 
 Elementwise kernels are C in places where it is not OpenCL: ``maximum`` and ``minimum`` call ``nan("")``,
 division to whole numbers calls ``floorf``, and a cast to bool has a float for a condition. No OpenCL
@@ -9,12 +9,12 @@ compiler takes these.
 The kernel of softmax cross-entropy declares variables of local memory inside a loop; in OpenCL they
 belong at the beginning of the kernel.
 
-New memory is not cleared, where CLBlast's gemv adds 0 times what it overwrites, which may be NaN.
+New memory is not zeroed, and CLBlast's gemv adds 0 times what it overwrites, which may be NaN.
 
-An elementwise kernel that does not compile ends the process: on its way to the error Theano gives the
-kernel, which there is none of, to ``GpuElemwise_free``, and that reads from address 0.
+An elementwise kernel that does not compile crashes the process: before it reports the error, Theano
+passes a null pointer to ``GpuElemwise_free``.
 
-A cuDNN that can be compiled with is taken, also where it is newer than any that Theano knows.
+Any cuDNN that can be compiled with is used, even if it is newer than those that Theano supports.
 """
 
 import theano
@@ -34,7 +34,7 @@ _FIRST_UNKNOWN_CUDNN = 8000
 
 
 def refuse_new_cudnn():
-    """Do without a cuDNN with which Theano's convolutions do not compile, unless told to use it."""
+    """Disable a cuDNN with which Theano's convolutions do not compile, unless it is asked for."""
     version = dnn.version(raises=False)
     if theano.config.dnn.enabled == "auto" and version >= _FIRST_UNKNOWN_CUDNN:
         major = version // (10_000 if version >= 90_000 else 1_000)
@@ -42,8 +42,8 @@ def refuse_new_cudnn():
         dnn.dnn_present.msg = f"cuDNN {major} is newer than Theano, which knows 5 to 7"
 
 
-def mend(kind):
-    """Mend the kernels in this process, for a device of a kind, which libgpuarray names."""
+def fix_kernels(kind):
+    """Correct the kernels in this process, for a device of a kind, as libgpuarray names it."""
     _change_version(GpuElemwise, kind)
     _survive_failure(GpuElemwise)
     if kind == b"opencl":

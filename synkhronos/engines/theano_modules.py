@@ -1,11 +1,11 @@
 """Theano's cache of compiled C modules, made to work between ranks.
 
-A rank that takes over a function needs the modules that the master has just compiled. Theano 1.0.5
-keeps them from it in two ways. An operation whose ``__props__`` is an empty tuple (``Dot22``, softmax,
-...) counts as one that must not be cached (``theano/gof/cc.py`` asks each part of the version whether
-it is empty), so every process compiles it anew. And a process that misses a module
-in its memory looks for it on disk only while it holds the lock of the compile folder, for which ranks
-queue up in steps of five seconds. So the master tells the ranks where its new modules are.
+A rank that loads a function needs the modules that the master has just compiled. In Theano 1.0.5 two
+things prevent that. An operation whose ``__props__`` is an empty tuple (``Dot22``, softmax, ...) is
+taken for one that must not be cached (``theano/gof/cc.py`` tests whether any part of the version is
+empty), so every process compiles it again. And a process that does not find a module in its memory
+looks for it on disk only while it holds the lock of the compile folder, which ranks poll every five
+seconds. So the master sends the ranks the files of its new modules.
 """
 
 import itertools
@@ -16,7 +16,7 @@ from theano.gof.cc import get_module_cache
 
 
 class _NoProperties(tuple):
-    """An empty ``__props__`` that does not count as a missing version; equal to, and pickled as, ()."""
+    """An empty ``__props__`` that is not taken for a missing version; equal to, and pickled as, ()."""
 
     __slots__ = ()
 
@@ -28,7 +28,7 @@ class _NoProperties(tuple):
 
 
 def make_cacheable():
-    """Let operations without properties be cached, all that are imported by now."""
+    """Have Theano cache operations without properties, all that are imported by now."""
     kinds = [Op]
     while kinds:
         kind = kinds.pop()
@@ -37,36 +37,41 @@ def make_cacheable():
             kind.__props__ = _NoProperties()
 
 
-class ModuleDiary:
-    """Which modules this process has come to know since it last told the ranks.
+class ModuleLog:
+    """Which of the modules that this process has compiled or loaded are known to the other ranks.
 
-    Theano keeps the places of modules by key, in order of coming; they are only added to.
+    Theano keeps the files of modules by key, in the order in which it came to know them; it only adds.
     """
 
     def __init__(self):
-        self._told = None
+        self._known = None  # how many; None: none, and the ranks read the whole cache from disk
+        self._sent = None
 
-    def mark(self):
-        """All that is known now, the ranks know."""
-        if cmodule._module_cache is not None:
-            self._told = len(get_module_cache().entry_from_key)
+    def mark_all_known(self):
+        """Note that the ranks know all modules of this moment, as forked ones do."""
+        self._known = self._sent = _count()
 
-    def tell(self):
-        """Return the places, by key, of the modules that the ranks may not know; they do, then.
+    def unknown(self):
+        """Return the files, by key, of the modules that are to be sent to the ranks."""
+        self._sent = _count()
+        if self._known is None:
+            return {}
+        known = get_module_cache().entry_from_key.items()
+        return dict(itertools.islice(known, self._known, None))
 
-        Ranks that inherited no cache, as nothing was compiled by then, read all of it from disk.
-        """
-        news = {}
-        if self._told is not None:
-            known = get_module_cache().entry_from_key.items()
-            news = dict(itertools.islice(known, self._told, None))
-        self.mark()
-        return news
+    def mark_sent_known(self):
+        """Note that the ranks know what `unknown` has returned last."""
+        self._known = self._sent
 
 
-def learn(news):
-    """Take over places of modules that another process told."""
+def _count():
+    """Return how many modules this process knows; None if it has not looked at the cache yet."""
+    return None if cmodule._module_cache is None else len(get_module_cache().entry_from_key)
+
+
+def add_modules(files):
+    """Add the modules of another process, files by key, to those that this one knows."""
     cache = get_module_cache()
-    for key, place in news.items():
-        cache.entry_from_key.setdefault(key, place)
-        cache.loaded_key_pkl.add(os.path.join(os.path.dirname(place), "key.pkl"))
+    for key, file in files.items():
+        cache.entry_from_key.setdefault(key, file)
+        cache.loaded_key_pkl.add(os.path.join(os.path.dirname(file), "key.pkl"))

@@ -10,13 +10,13 @@ from theano.compile.function_module import Function as TheanoFunction
 from theano.compile.sharedvalue import SharedVariable
 from theano.gof.link import Container
 
-# Theano's pickles recurse once or more a node of the graph.
+# Pickling a graph recurses at least once per node.
 _DEEP_STACK = 512 << 20
 _DEEP_RECURSION = 1_000_000
 
 
 class GraphPickler(pickle.Pickler):
-    """Pickles compiled functions; shared variables that the receiver has travel by number."""
+    """Pickles compiled functions; a number stands for a shared variable that the receiver has."""
 
     def __init__(self, file, known, reducers):
         super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
@@ -33,14 +33,14 @@ class GraphPickler(pickle.Pickler):
         return None
 
     def reducer_override(self, item):
-        # Theano's own way also sends every shared variable's array, by value.
+        # Theano would pickle the array of every shared variable, too.
         if isinstance(item, TheanoFunction):
             return _make_function, (item.maker, list(item.input_storage), item.trust_input)
         return NotImplemented
 
 
 class GraphUnpickler(pickle.Unpickler):
-    """Unpickles them; `known` is the list of shared variables by number."""
+    """Unpickles compiled functions; `known` is the list of shared variables by number."""
 
     def __init__(self, file, known):
         super().__init__(file)
@@ -76,9 +76,9 @@ def with_deep_stack(work):
         thread.join()
     except RuntimeError as error:  # "can't start new thread"
         raise MemoryError(
-            f"a deep stack, for functions that are made after the first distribute(), takes "
-            f"{_DEEP_STACK} bytes of address space, and a thread, and the system refused one of these: "
-            f"raise 'ulimit -v' or 'ulimit -u', or make all functions before the first distribute()"
+            f"functions that are made after the first distribute() are pickled in a thread with a stack "
+            f"of {_DEEP_STACK} bytes, and the system refused the address space or the thread: raise "
+            f"'ulimit -v' or 'ulimit -u', or make all functions before the first distribute()"
         ) from error
     finally:
         threading.stack_size(stack)

@@ -1,9 +1,8 @@
 """Making Theano 1.0.5 importable here.
 
-Theano asks NumPy which BLAS it was built with, in a way that NumPy 1.22 and newer no longer
-answer, so that a plain ``import theano`` ends in a traceback. It does not ask where
-``blas.ldflags`` is set; so `prepare` sets it, unless the user has. To be of use it must run
-before Theano is imported.
+Theano asks NumPy with which BLAS it was built, in a way that NumPy 1.22 and newer no longer support, so
+that a plain ``import theano`` ends in a traceback. It does not ask if ``blas.ldflags`` is set; so
+`apply` sets it, unless the user has. It must run before Theano is imported.
 
 Nothing here runs the compiler, and nothing but NumPy is imported, which Theano imports too.
 """
@@ -11,14 +10,14 @@ Nothing here runs the compiler, and nothing but NumPy is imported, which Theano 
 import configparser
 import importlib.util
 import os
-import runpy
 import shlex
 import sys
 from pathlib import Path
 from typing import Iterable, List, Mapping, Optional, Sequence, Tuple
 
 PYTHON_VERSIONS = ((3, 8), (3, 12))
-NUMPY_VERSIONS = ((1, 20), (1, 24))
+NUMPY_VERSIONS = ((1, 23), (1, 24))
+MPI_VARIABLES = ("MPI4PY_RC_INITIALIZE", "MPI4PY_RC_FINALIZE")
 LDFLAGS = "blas.ldflags"
 
 # Characters with a meaning to Theano's splitting of flags, to its shell-like quoting, or to
@@ -26,27 +25,30 @@ LDFLAGS = "blas.ldflags"
 UNSAFE_IN_FLAGS = frozenset(" \t\n,\"'\\#")
 
 
-def prepare() -> None:
-    """Check the versions of Python and NumPy and tell Theano where BLAS is.
-
-    Raises
-    ------
-    ImportError
-        If Theano cannot work here: the message says why, and how to mend it.
-    """
-    if runs_as_command(sys.argv, interpreter_arguments()):
-        # `python -m synkhronos` imports this package first. Its commands must work also where
-        # the rest of the package cannot be imported, and `run` before Theano is.
-        runpy.run_module("synkhronos", run_name="__main__")
-    complaint = python_complaint(sys.version_info[:3]) or package_complaint()
-    if complaint:
-        raise ImportError(complaint)
+def apply() -> None:
+    """Set up this process for Theano. What the user has set is not changed."""
     if "theano" not in sys.modules:
         set_flags(os.environ)
+        # Theano imports mpi4py where it is installed, which would start MPI.
+        for name in MPI_VARIABLES:
+            os.environ.setdefault(name, "0")
     if sys.version_info >= (3, 11):
         # The C code of `theano.scan` does not compile there. Without this module Theano uses its
         # Python code instead; with it the script ends in the compiler's errors.
         sys.modules.setdefault("theano.scan_module.scan_perform_ext", None)  # type: ignore[arg-type]
+
+
+def check() -> None:
+    """Check the versions of Python and NumPy.
+
+    Raises
+    ------
+    ImportError
+        If Theano cannot work here; the message says why, and the remedy.
+    """
+    complaint = python_complaint(sys.version_info[:3]) or package_complaint()
+    if complaint:
+        raise ImportError(complaint)
 
 
 def set_flags(environ) -> None:
@@ -67,7 +69,7 @@ def package_complaint() -> Optional[str]:
 
 
 def python_complaint(version: Sequence[int]) -> Optional[str]:
-    """Say what is wrong with this version of Python; None if nothing is."""
+    """Say what is wrong with this version of Python; None if nothing is wrong."""
     oldest, too_new = PYTHON_VERSIONS
     if oldest <= tuple(version[:2]) < too_new:
         return None
@@ -78,7 +80,7 @@ def python_complaint(version: Sequence[int]) -> Optional[str]:
 
 
 def numpy_complaint(version: str) -> Optional[str]:
-    """Say what is wrong with this version of NumPy; None if nothing is."""
+    """Say what is wrong with this version of NumPy; None if nothing is wrong."""
     oldest, too_new = NUMPY_VERSIONS
     numbers = tuple(int(part) for part in version.split(".")[:2])
     if oldest <= numbers < too_new:
@@ -152,7 +154,7 @@ def library_folders() -> Tuple[List[Path], List[Path]]:
 
 
 def scipy_folders() -> List[Path]:
-    """List where SciPy's wheel keeps the OpenBLAS that it brings along."""
+    """List the folders of the OpenBLAS that is part of SciPy's wheel."""
     scipy = importlib.util.find_spec("scipy")
     locations = scipy.submodule_search_locations if scipy else None
     return [Path(location).parent / "scipy.libs" for location in locations or []]
@@ -175,31 +177,12 @@ def fresh_python(code: str) -> List[str]:
     return [sys.executable, "-c", f"import sys; sys.path = [one for one in sys.path if one]\n{code}"]
 
 
-def interpreter_arguments() -> List[str]:
-    """List the arguments that the interpreter got before those of the program."""
-    command_line = getattr(sys, "orig_argv", None)  # Python 3.10 and newer
-    if command_line is None:
-        try:
-            command_line = Path("/proc/self/cmdline").read_text().split("\0")[:-1]
-        except OSError:
-            command_line = []
-    return command_line[: len(command_line) - len(sys.argv[1:])]
-
-
-def runs_as_command(argv: Sequence[str], interpreter: Sequence[str]) -> bool:
-    """Tell whether Python is just now looking for ``python -m synkhronos``."""
-    if argv[:1] != ["-m"] or not interpreter:
-        return False
-    last = interpreter[-1]
-    return last == "synkhronos" or (last.startswith("-") and last.endswith("msynkhronos"))
-
-
 def _dotted(version: Sequence[int]) -> str:
     return ".".join(str(number) for number in version)
 
 
 def _remedy() -> str:
     return (
-        'Mend it with: python -m pip install "setuptools<70" wheel "numpy>=1.23,<1.24" '
+        'The remedy: python -m pip install "setuptools<70" wheel "numpy>=1.23,<1.24" '
         '"scipy<1.11", and then: python -m pip install --no-build-isolation Theano==1.0.5'
     )

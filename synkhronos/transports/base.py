@@ -1,42 +1,66 @@
-"""What a transport must do: start the ranks, and bring bytes from one to another."""
+"""What a transport must do. `naive` says it in the fewest words; ``tests/checks`` conforms it."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from typing import Callable
 
-from synkhronos.transports.shm import SharedMemory
+from synkhronos.comms.base import Communicator
+from synkhronos.stores.base import Store
 
 
 class Transport(ABC):
-    """Ranks ``0..size-1``, one of them the master.
+    """Ranks ``0..size-1``, one of them the master: how they start, end, and send bytes.
 
-    The master calls `start`, then for each command `post` and `collect`, at last `close`. A worker
+    The master calls `start`, then `post` and `collect` for each command, and finally `close`. A worker
     calls `receive` and `reply` in turn. Inside a command any rank calls `barrier` and `exchange`, all
     ranks the same ones in the same order, or `abort`, once, if it fails.
 
     Attributes
     ----------
     rank, size, master_rank : int
-        `rank` is this process's own.
-    memory : SharedMemory
-        What ranks on one machine have in common.
+        `rank` is that of the process, or thread, that calls.
+    store : Store
+        For arrays that other ranks shall reach.
+    inherits : bool
+        Whether workers start with a copy of the whole state of the master, as a forked process does.
+        They are then better started late, when the state is complete.
+    ranks_here : int
+        How many of the ranks share this machine, and so its cores.
     while_waiting : callable
-        What the master calls now and then as it waits.
+        Called by the master now and then while it waits.
     posted : bool
-        Whether another rank may know of the last `post` or `reply`, also if that has failed.
+        Whether another rank may know of the last `post` or `reply`, even if that has raised.
     """
 
     rank: int
     size: int
     master_rank: int
-    memory: SharedMemory
+    store: Store
+    inherits: bool
+    ranks_here: int
     while_waiting: Callable[[], None] = staticmethod(lambda: None)
     posted: bool = False
 
+    @property
+    def distance(self) -> int:
+        """How many ranks this one is after the master, counted around: 0 for the master itself."""
+        return (self.rank - self.master_rank) % self.size
+
     @abstractmethod
-    def start(self, serve: Callable[[], None]) -> None:
-        """Start every worker; in it ``serve()`` is called and the worker ends as that returns.
+    def communicator(self) -> Communicator:
+        """Return the fastest communicator for NumPy arrays of these ranks."""
+
+    @abstractmethod
+    def successor(self, size: int, master_rank: int) -> Transport:
+        """Return a transport for new ranks, in the same store.
+
+        The workers of this one have ended, or will have before the other's `start`.
+        """
+
+    @abstractmethod
+    def start(self, serve: Callable[[Transport], None]) -> None:
+        """Start every worker. It calls ``serve(transport)``, its own, and ends when that returns.
 
         Raises
         ------
@@ -46,16 +70,20 @@ class Transport(ABC):
 
     @abstractmethod
     def is_master_process(self) -> bool:
-        """Whether this process is the one that made the world, and no fork of it."""
+        """Whether this process is the master's, and not one that was forked from it."""
+
+    @abstractmethod
+    def is_worker_process(self) -> bool:
+        """Whether this process is a worker's, and not one that was forked from it."""
 
     @abstractmethod
     def post(self, payload: bytes) -> None:
-        """Master: bring the bytes of a command to every worker (the start barrier).
+        """Master: send the bytes of a command to every worker (the start barrier).
 
         Raises
         ------
         MemoryError
-            If there is no room for the bytes; no worker was told anything then.
+            If there is no room for the bytes; no worker has been told anything then.
         """
 
     @abstractmethod
@@ -74,11 +102,17 @@ class Transport(ABC):
 
     @abstractmethod
     def reply(self, payload: bytes) -> None:
-        """Worker: bring the bytes of the reply to the master."""
+        """Worker: send the bytes of the reply to the master.
+
+        Raises
+        ------
+        MemoryError
+            If there is no room for the bytes; the master has not been told anything then.
+        """
 
     @abstractmethod
     def barrier(self) -> None:
-        """Wait until every rank is here.
+        """Wait until every rank has called this.
 
         Raises
         ------
@@ -88,11 +122,11 @@ class Transport(ABC):
 
     @abstractmethod
     def exchange(self, item: bytes) -> list[bytes]:
-        """Return the bytes `item` of every rank, by rank. A barrier, too; raises what it raises."""
+        """Return the bytes `item` of every rank, by rank. It is a barrier too, and raises the same."""
 
     @abstractmethod
     def abort(self) -> None:
-        """Make the others leave the barrier that they wait at, or will wait at, in this command."""
+        """Make the others leave the barrier where they wait, or will wait, in this command."""
 
     @abstractmethod
     def kill(self) -> None:
@@ -100,4 +134,4 @@ class Transport(ABC):
 
     @abstractmethod
     def close(self, grace: float) -> None:
-        """Master: end the workers; those that do not end within `grace` seconds are killed."""
+        """Master: end the workers; those that are not gone after `grace` seconds are killed."""

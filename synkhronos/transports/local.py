@@ -1,16 +1,14 @@
 """Ranks on one machine: forked processes, shared memory, POSIX semaphores.
 
 How a command travels. The master writes its bytes into the mailbox and posts each worker's *start*
-semaphore; a worker writes its reply into a slot of its own and posts its *finish* semaphore. Bytes
-that are too long for mailbox or slot get a block of shared memory.
+semaphore; a worker writes its reply into a box of its own and posts its *finish* semaphore.
 
 Inside a command ranks meet at a dissemination barrier: in round k rank r posts rank ``r + 2**k`` and
 waits for rank ``r - 2**k``, which takes ``ceil(log2(size))`` rounds [1]_.
 
-How to wait. A waiter first looks at the semaphore in a loop for a moment, if there is a core for each
-rank (a core that sleeps takes ten times longer to answer), and longer the more often that helps. Then
-it sleeps in the kernel, but wakes a few times a second to see that the others live: the master by the
-workers' process sentinels, a worker by its parent's process id.
+How a rank waits. It polls the semaphore at first, if there is a core for each rank (``waiting`` says for
+how long), and then sleeps in the kernel. It wakes a few times per second to check that the others live:
+the master by the workers' process sentinels, a worker by its parent's process id.
 
 .. [1] Hensgen, Finkel, Manber: Two algorithms for barrier synchronization, 1988.
 """
@@ -23,20 +21,22 @@ import signal
 import time
 
 from synkhronos._errors import REMEDY, CollectiveAbortedError, WorldBrokenError
-from synkhronos._interrupts import ENDING, leave_to_master
-from synkhronos.host.machine import affinity
+from synkhronos.comms.shm import SharedMemoryCommunicator
+from synkhronos.host.machine import affinity, cores
+from synkhronos.host.signals import ENDING, ignore_signals_for_the_master
+from synkhronos.stores.memory import SharedMemory
+from synkhronos.stores.shared import SharedMemoryStore
 from synkhronos.transports import limits, liveness
 from synkhronos.transports.base import Transport
 from synkhronos.transports.box import Box
 from synkhronos.transports.semaphore import Semaphore
-from synkhronos.transports.shm import SharedMemory
+from synkhronos.transports.waiting import Patience
 
 _MAILBOX_BYTES = 1 << 20
 _SLOT_BYTES = 1 << 16
-_LOOK = 0.2  # seconds between two looks at whether the others live
-_LONGEST_SLEEP = 2 * _LOOK  # more than that, and this process was stopped itself; it does not count
-_FEWEST_SPINS, _MOST_SPINS = 32, 2048  # looks at a semaphore, each some 80 nanoseconds
-_LONGEST_SPIN = 2e-4  # seconds, about that of the most
+_CHECK_INTERVAL = 0.2  # seconds between two checks of whether the others live
+# A sleep much longer than asked for: this process was stopped meanwhile, which does not count.
+_LONGEST_SLEEP = 2 * _CHECK_INTERVAL
 _COUNT_CORES = 256  # commands from one count to the next
 _FINISHED = 1 << 62  # more barriers than a command has
 
@@ -49,57 +49,71 @@ class LocalTransport(Transport):
     size, master_rank : int
     timeout : float, optional
         Seconds that a barrier may last; None: as long as every process lives.
-    spin : bool
-        Whether a waiter may keep its core busy for a moment.
-    memory : SharedMemory, optional
-        That of a transport whose workers have ended or will have before `start`; else new memory.
+    may_poll : bool, optional
+        Whether a waiting rank may keep a core busy; None: if there is a core for each rank.
+    store : SharedMemoryStore, optional
+        That of a transport whose workers have ended or will have before `start`; else a new one.
     """
 
-    def __init__(self, size, master_rank=0, timeout=None, spin=True, memory=None):
+    inherits = True
+
+    def __init__(self, size, master_rank=0, timeout=None, may_poll=None, store=None):
         if size > 1:
             limits.check_may_have_children()
-        self.size, self.rank, self.master_rank = size, master_rank, master_rank
+        self.size = self.ranks_here = size
+        self.rank = self.master_rank = master_rank
         self.timeout = timeout
         try:
-            self.memory = SharedMemory(size) if memory is None else memory
+            self.store = SharedMemoryStore(SharedMemory(size)) if store is None else store
         except OSError as error:
             raise limits.too_many_files(error) from error
         self._forker = liveness.Forker()
         self._workers = [rank for rank in range(size) if rank != master_rank]
         self._processes = {}
-        self._master_pid = os.getpid()
-        self._most_spins = _MOST_SPINS if spin else 0
-        self._spins = self._most_spins
+        self._master_pid = self._own_pid = os.getpid()
+        self._may_poll_by_choice = may_poll
+        self._may_poll = size <= cores() if may_poll is None else may_poll
+        self._between, self._inside = Patience(), Patience()  # between commands, and inside one
+        self._resumed = time.monotonic()  # when this rank's last wait ended
         self._make_boxes()
-        self._starts = [Semaphore(self.memory) for _ in range(size)]
-        self._finishes = [Semaphore(self.memory) for _ in range(size)]
+        memory = self.store.memory
+        self._starts = [Semaphore(memory) for _ in range(size)]
+        self._finishes = [Semaphore(memory) for _ in range(size)]
         rounds = (size - 1).bit_length()
-        self._barriers = [[Semaphore(self.memory) for _ in range(rounds)] for _ in range(size)]
+        self._barriers = [[Semaphore(memory) for _ in range(rounds)] for _ in range(size)]
         self._find_partners()
         self._at_exit = None
 
     def _make_boxes(self):
-        memory = self.memory
+        memory = self.store.memory
         self._mailbox = Box(memory, _MAILBOX_BYTES)
         self._replies = [Box(memory, _SLOT_BYTES) for _ in range(self.size)]
-        # Two slots a rank, in turn: whoever writes the one of this exchange has passed the barrier of
-        # the last, so every rank has read the other.
+        # Two boxes per rank, used in turn: a rank that writes into that of this exchange has passed
+        # the barrier of the last one, so every rank has read the other.
         self._slots = [[Box(memory, _SLOT_BYTES) for _ in range(self.size)] for _ in range(2)]
         self._turn = 0
         self._passed = 0  # barriers inside this command
-        self._aborted = memory.empty((1,), "int64").data  # from which barrier on, counted from 1
+        self._aborted = self.store.empty((1,), "int64").data  # from which barrier on, counted from 1
         self._aborted[0] = 0
         self._commands = 0
-        self._has_cores = memory.empty((1,), "int64").data  # whether there is one for each rank
-        self._has_cores[0] = True
-        # By rank, at which barrier of this command it is; for the message, as one does not come.
-        self._arrived = memory.empty((self.size,), "int64").data
+        self._has_cores = self.store.empty((1,), "int64").data  # whether there is one for each rank
+        self._has_cores[0] = self._may_poll
+        # By rank, how many barriers of this command it has come to; for the message of a time-out.
+        self._arrived = self.store.empty((self.size,), "int64").data
 
     def _find_partners(self):
         self._partners = [
             (self._barriers[(self.rank + (1 << k)) % self.size][k], semaphore)
             for k, semaphore in enumerate(self._barriers[self.rank])
         ]
+
+    def communicator(self):
+        return SharedMemoryCommunicator(self, self.store)
+
+    def successor(self, size, master_rank):
+        return LocalTransport(
+            size, master_rank, self.timeout, self._may_poll_by_choice, self.store
+        )
 
     # Starting and ending
 
@@ -108,19 +122,19 @@ class LocalTransport(Transport):
 
     def _fork_workers(self, serve):
         context = multiprocessing.get_context("fork")
-        # A child of multiprocessing ends without the functions of `atexit`.
+        # A child of multiprocessing ends without calling the functions of `atexit`.
         self._at_exit = multiprocessing.util.Finalize(None, self.kill, exitpriority=1)
         for rank in self._workers:
             self._finishes[rank].drain()  # posted in an earlier try
             self._arrived[rank] = 0
-        # Until a worker has seen to them, its signals wait.
+        # A worker's signals are blocked until it has set their handlers.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
         try:
             for number, rank in enumerate(self._workers):
                 self._fork_worker(context, number, rank, serve, mask)
             # From here on each of them ends with this process.
             for rank in self._workers:
-                self._wait(self._finishes[rank])
+                self._wait(self._finishes[rank], self._between)
         except BaseException:
             self.kill()
             raise
@@ -142,15 +156,16 @@ class LocalTransport(Transport):
 
     def _become_worker(self, rank, serve, mask):
         liveness.die_with_parent()
-        leave_to_master()
+        ignore_signals_for_the_master()
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         self.rank = rank
+        self._own_pid = os.getpid()
         self._processes = {}
-        self.memory.use_span((rank - self.master_rank) % self.size)  # the master's is the first
+        self.store.memory.use_span(self.distance)  # the master's is the first
         self._find_partners()
-        self._see_master()
+        self._check_master()
         self._finishes[rank].post()
-        serve()
+        serve(self)
 
     def close(self, grace):
         deadline = time.monotonic() + grace
@@ -172,6 +187,9 @@ class LocalTransport(Transport):
     def is_master_process(self):
         return os.getpid() == self._master_pid
 
+    def is_worker_process(self):
+        return self.rank != self.master_rank and os.getpid() == self._own_pid
+
     # Between master and workers
 
     def post(self, payload):
@@ -184,14 +202,14 @@ class LocalTransport(Transport):
             self._starts[rank].post()
 
     def collect(self):
-        if self._most_spins and self._commands % _COUNT_CORES == 0:
+        if self._may_poll and self._commands % _COUNT_CORES == 0:
             pids = [process.pid for process in self._processes.values()]
             self._has_cores[0] = affinity([0, *pids]) >= self.size
         self._commands += 1
         replies = [None] * self.size
         waited = 0.0
         for rank in self._workers:
-            waited = self._wait(self._finishes[rank], waited)
+            waited = self._wait(self._finishes[rank], self._between, waited)
             replies[rank] = self._replies[rank].get()
         self._mailbox.clear()
         if self._aborted[0]:
@@ -203,7 +221,7 @@ class LocalTransport(Transport):
     def receive(self):
         self._turn = self._passed = 0
         self.posted = False
-        self._wait(self._starts[self.rank])
+        self._wait(self._starts[self.rank], self._between)
         return self._mailbox.get()
 
     def reply(self, payload):
@@ -219,8 +237,8 @@ class LocalTransport(Transport):
         self._arrived[self.rank] = self._passed + 1
         for theirs, ours in self._partners:
             theirs.post()
-            waited = self._wait(ours, waited)
-            # A rank that failed after it passed this barrier was here, as all ranks then are.
+            waited = self._wait(ours, self._inside, waited)
+            # A rank that failed after this barrier has passed it, as all ranks then have.
             if 0 < self._aborted[0] <= self._passed + 1:
                 raise CollectiveAbortedError(
                     f"rank {self.rank} left a collective: another rank failed in this command"
@@ -243,36 +261,30 @@ class LocalTransport(Transport):
 
     # Waiting
 
-    def _wait(self, semaphore, waited=0.0):
+    def _wait(self, semaphore, patience, waited=0.0):
         """Wait for a post; return the seconds, after `waited`, for which this barrier has lasted."""
-        fails = semaphore.fails
-        if not fails():
+        if not semaphore.try_wait():
             return waited
-        began = looked = time.monotonic()
-        for spin in range(self._spins if self._has_cores[0] else 0):
-            if not fails():
-                return waited
-            if spin & 31 == 31:
-                os.sched_yield()  # who posts may be waiting for this very core
-        while not semaphore.wait(_LOOK):
-            # Handlers of the script's may run too often for the time ever to be up.
+        began = checked = time.monotonic()
+        worked = began - self._resumed
+        if self._has_cores[0] and patience.poll(semaphore.try_wait, began, worked):
+            self._resumed = now = time.monotonic()
+            return waited + min(now - checked, _LONGEST_SLEEP)
+        while not semaphore.wait(_CHECK_INTERVAL):
+            # Signal handlers of the script may end each wait early.
             now = time.monotonic()
-            if now - looked > _LOOK / 2:
-                waited += min(now - looked, _LONGEST_SLEEP)
-                looked = now
-                self._look(waited)
-        now = time.monotonic()
-        # Spin longer next time if that would have saved the sleep, else less.
-        if now - began < _LONGEST_SPIN:
-            self._spins = self._most_spins
-        else:
-            self._spins = max(self._spins // 2, min(self._spins, _FEWEST_SPINS))
-        return waited + min(now - looked, _LONGEST_SLEEP)
+            if now - checked > _CHECK_INTERVAL / 2:
+                waited += min(now - checked, _LONGEST_SLEEP)
+                checked = now
+                self._check_others(waited)
+        self._resumed = now = time.monotonic()
+        patience.learn(worked, now - began)
+        return waited + min(now - checked, _LONGEST_SLEEP)
 
-    def _look(self, waited):
+    def _check_others(self, waited):
         if self.rank != self.master_rank:
-            return self._see_master()
-        self._see_workers()
+            return self._check_master()
+        self._check_workers()
         self.while_waiting()
         if self.timeout is not None and waited > self.timeout:
             late = self._describe_late()
@@ -283,20 +295,20 @@ class LocalTransport(Transport):
             )
 
     def _describe_late(self):
-        """Say who does not come to the barrier: those that are stopped, else those furthest behind."""
+        """Name the ranks that are stopped, else those that have come to the fewest barriers."""
         stopped = liveness.find_stopped(self._processes)
         if stopped:
-            return ", ".join(f"rank {rank} (stopped by SIGSTOP or its like)" for rank in stopped)
+            return ", ".join(f"rank {rank} (stopped, as by SIGSTOP)" for rank in stopped)
         first = min(self._arrived[rank] for rank in self._workers)
         behind = [rank for rank in self._workers if self._arrived[rank] == first]
         doing = "computing" if first == 0 else f"after barrier {first} of the command"
         return ", ".join(f"rank {rank} (running, {doing})" for rank in behind)
 
-    def _see_master(self):
+    def _check_master(self):
         if os.getppid() != self._master_pid:
             os._exit(1)
 
-    def _see_workers(self):
+    def _check_workers(self):
         """Raise `WorldBrokenError`, and end all workers, if one of them is dead."""
         if not self._processes:
             raise WorldBrokenError(f"the workers were ended from another thread; {REMEDY}")
@@ -305,13 +317,11 @@ class LocalTransport(Transport):
             return
         causes = ", ".join(f"rank {rank} ({cause})" for rank, cause in dead.items())
         self.kill()
-        raise WorldBrokenError(
-            f"a worker died: {causes}; the others were ended; {REMEDY}"
-        )
+        raise WorldBrokenError(f"a worker died: {causes}; the others were ended; {REMEDY}")
 
 
 def _disown_workers():
-    """In a process that the script forks: multiprocessing would end the workers as it exits."""
+    """In a process that the script forks: multiprocessing would end the workers at its exit."""
     children = multiprocessing.process._children
     children -= {child for child in children if child.name.startswith("synkhronos-")}
 

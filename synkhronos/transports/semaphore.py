@@ -1,8 +1,8 @@
 """Semaphores without a name, in the memory that the ranks share.
 
-A named one is a file in ``/dev/shm`` for the moment between its making and its unlinking, and stays
-there if the process is killed in it. One in an anonymous mapping needs no file and no descriptor, and
-ends with the last process that has the mapping.
+A named semaphore is a file in ``/dev/shm`` between its creation and its unlinking, and stays there if
+the process is killed in between. One in an anonymous mapping needs no file and no descriptor, and ends
+with the last process that has the mapping.
 """
 
 import ctypes
@@ -11,26 +11,26 @@ import os
 import time
 from functools import partial
 
-_PLACE = ctypes.c_char * 64  # more than sem_t has anywhere; a cache line of its own
+_PLACE = ctypes.c_char * 64  # sem_t is smaller everywhere; a cache line of its own
 
 
 class _Time(ctypes.Structure):
     _fields_ = [("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long)]
 
 
-# What never waits keeps the interpreter's lock: that is faster. So is to declare no argument types.
-_AT_ONCE = ctypes.PyDLL(None)
-_WAITING = ctypes.CDLL(None, use_errno=True)
-if hasattr(_WAITING, "sem_clockwait"):
+# Calls that never wait keep the interpreter's lock: that is faster. So is declaring no argument types.
+_NON_BLOCKING = ctypes.PyDLL(None)
+_BLOCKING = ctypes.CDLL(None, use_errno=True)
+if hasattr(_BLOCKING, "sem_clockwait"):
     _CLOCK = time.CLOCK_MONOTONIC
-    _WAIT = (_WAITING.sem_clockwait, _CLOCK)
+    _WAIT = (_BLOCKING.sem_clockwait, _CLOCK)
 else:  # glibc before 2.30
     _CLOCK = time.CLOCK_REALTIME
-    _WAIT = (_WAITING.sem_timedwait,)
+    _WAIT = (_BLOCKING.sem_timedwait,)
 
 
 class Semaphore:
-    """A POSIX semaphore, at zero.
+    """A POSIX semaphore, initially zero.
 
     Parameters
     ----------
@@ -39,24 +39,24 @@ class Semaphore:
     Attributes
     ----------
     post : callable
-        ``post()`` adds one.
-    fails : callable
-        ``fails()`` takes one away, if there is one, and returns 0; else it returns another number.
+        ``post()`` increments it.
+    try_wait : callable
+        ``try_wait()`` decrements it and returns 0, or returns another number if it is zero.
     """
 
-    __slots__ = ("post", "fails", "_wait")
+    __slots__ = ("post", "try_wait", "_wait")
 
     def __init__(self, memory):
         place = ctypes.byref(_PLACE.from_buffer(memory.allocate(ctypes.sizeof(_PLACE))))
-        if _WAITING.sem_init(place, 1, 0):
+        if _BLOCKING.sem_init(place, 1, 0):
             raise _error("sem_init")
-        self.post = partial(_AT_ONCE.sem_post, place)
-        self.fails = partial(_AT_ONCE.sem_trywait, place)
+        self.post = partial(_NON_BLOCKING.sem_post, place)
+        self.try_wait = partial(_NON_BLOCKING.sem_trywait, place)
         function, *clock = _WAIT
         self._wait = partial(function, place, *clock)
 
     def wait(self, seconds):
-        """Take one away; False if there was none so long, or a signal's handler has to run."""
+        """Decrement it; return False after so many seconds, or if a signal handler has to run."""
         fraction, whole = _modf(time.clock_gettime(_CLOCK) + seconds)
         if not self._wait(ctypes.byref(_Time(whole, fraction))):
             return True
@@ -65,8 +65,8 @@ class Semaphore:
         raise _error("sem_wait")
 
     def drain(self):
-        """Take all away."""
-        while not self.fails():
+        """Set it to zero."""
+        while not self.try_wait():
             pass
 
 

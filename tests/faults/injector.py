@@ -16,7 +16,10 @@ import theano
 import theano.tensor as T
 from scenarios import EXIT_CODE, SIGNALS, STEPS
 
-from synkhronos import _call, _launch, _replicas, _replicate
+from synkhronos.functions import call as _call
+from synkhronos.world import worker
+from synkhronos.variables import replicas as _replicas
+from synkhronos.functions import replicate
 from synkhronos.transports import local
 
 HEADROOM = 16 << 20  # bytes that a rank may still allocate as its memory limit is set
@@ -108,9 +111,9 @@ class Injector:
     def stop_others(self):
         """Stop every other worker."""
         master = psutil.Process(None if self.scenario.of_master else os.getppid())
-        for worker in master.children():
-            if worker.pid != os.getpid():
-                worker.suspend()
+        for child in master.children():
+            if child.pid != os.getpid():
+                child.suspend()
 
     def exhaust_memory(self):
         size = psutil.Process().memory_info().vms + HEADROOM
@@ -143,9 +146,9 @@ class Injector:
                 (transport, "collect", self.collect),
                 (transport, "barrier", self.barrier),
                 (transport, "close", self.close),
-                (local, "leave_to_master", self.keep_alarm),
-                (_launch, "_serve_commands", self.serve),
-                (_replicate.Replicate, "run", self.command),
+                (local, "ignore_signals_for_the_master", self.keep_alarm),
+                (worker, "_run_commands", self.serve),
+                (replicate.Replicate, "run", self.command),
                 (_replicas.Assign, "run", self.command),
                 (_replicas._Fetch, "run", self.command),
                 (_call.CallFunction, "run", self.command),

@@ -148,11 +148,11 @@ class Play:
             if not self.fault.caught and error is not None:
                 raise error
             self.judge(ranks, error)
-            if synk._world.exists() and self.fault.restarts:
+            if synk.world.world.world_exists() and self.fault.restarts:
                 synk.restart()
                 for step in COMMANDS:
                     ranks.do(step)
-            if synk._world.exists():
+            if synk.world.world.world_exists():
                 took = seconds_of(synk.close)
                 assert took < self.fault.bound, f"close() took {took:.1f} s"
             assert not psutil.Process().children(), "close() left processes"
@@ -201,7 +201,7 @@ class Play:
 
     def judge_exception(self, ranks, error):
         fault = self.fault
-        usable = synk._world.exists() and synk._world.current().broken is None
+        usable = synk.world.world.world_exists() and synk.world.world.current_world().broken is None
         if fault.seam == "moment" and (error is None or isinstance(error, synk.WorldBrokenError)):
             pass
         elif fault.of_master:

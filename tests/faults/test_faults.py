@@ -64,7 +64,10 @@ def first(**wanted):
             return seed
 
 
-LIBRARY = "import os; from synkhronos import _world; from synkhronos.transports import liveness, local"
+LIBRARY = """import os
+from synkhronos.transports import liveness, local
+from synkhronos.world import world
+"""
 
 
 @pytest.mark.slow
@@ -73,11 +76,11 @@ LIBRARY = "import os; from synkhronos import _world; from synkhronos.transports 
     [
         ("liveness.find_dead = lambda processes: {}", {"rank": 1, "how": "exit"}, "it hangs"),
         ("liveness._describe_exit = str", {"rank": 1, "how": "SIGKILL"}, "a worker died"),
-        ("local._LOOK = 2.5", {"rank": 1, "how": "SIGKILL"}, "noticed after"),
+        ("local._CHECK_INTERVAL = 2.5", {"rank": 1, "how": "SIGKILL"}, "noticed after"),
         ("liveness.end = lambda processes: None", {"rank": 1, "how": "SIGKILL", "size": 3}, "are left"),
         ("liveness.die_with_parent = int", {"rank": 0, "how": "exit", "others": "stopped"}, "are left"),
         ("os._exit = int", {"rank": 1, "how": "exit"}, "AssertionError: None"),
-        ("_world.World.renew = print", {"rank": 1, "how": "exit", "restarts": True}, "ended with 1"),
+        ("world.World.renew = print", {"rank": 1, "how": "exit", "restarts": True}, "ended with 1"),
     ],
 )
 def test_the_harness_sees_what_is_wrong(mutation, fault, problem):

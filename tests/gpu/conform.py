@@ -13,7 +13,7 @@ from checks import CHECKS, collective
 from pygpu.gpuarray import GpuArray
 from test_communicators import Ranks
 
-from synkhronos._devices import _separate_pocl_cache
+from synkhronos.world.devices import _separate_pocl_cache
 from synkhronos.comms import nccl
 from synkhronos.comms.shm import SharedMemoryCommunicator
 from synkhronos.comms.staged import StagedCommunicator

@@ -57,8 +57,8 @@ def devices(request):
 def world(request, devices):
     """The one world of this run."""
     synk.fork(devices=devices, master_rank=request.config.getoption("--master-rank"))
-    yield synk._world.current()
-    if synk._world.exists():
+    yield synk.world.world.current_world()
+    if synk.world.world.world_exists():
         synk.close()
     assert not [one for one in multiprocessing.active_children() if "synk" in one.name]
 

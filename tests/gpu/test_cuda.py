@@ -80,7 +80,7 @@ devices = sys.argv[1:]
 n = synk.fork(devices=devices)
 import theano, theano.tensor as tt
 
-nccl = type(synk._world.current().here.comm).__name__ == "NcclCommunicator"
+nccl = type(synk.world.world.current_world().here.comm).__name__ == "NcclCommunicator"
 x = tt.fmatrix("x")
 w = theano.shared(np.ones((3, 2), "float32"))
 f = synk.function([x], [(tt.dot(x, w).sum(axis=0), "sum"), (x, "gather")], updates=[(w, w * 2)])
@@ -119,7 +119,7 @@ def test_ranks_that_share_a_device_compute_and_reduce(run_python, devices, try_n
 
 FALL_BACK = """
 import sys
-from synkhronos import _devices
+from synkhronos.world import devices as _devices
 
 # This device as CUDA's, so that joining by NCCL is tried; it is OpenCL's, so that it fails.
 _devices.kind_of = lambda device: "cuda"

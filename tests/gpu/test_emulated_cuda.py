@@ -59,7 +59,7 @@ def test_gpus_are_counted_and_joined_by_nccl_by_themselves(run):
     assert synk.get_n_gpu() == 3
     assert synk.fork() == 3
     import theano.gpuarray
-    print(type(synk._world.current().here.comm).__name__, *theano.gpuarray.init_dev.devmap)
+    print(type(synk.world.world.current_world().here.comm).__name__, *theano.gpuarray.init_dev.devmap)
     """, gpus=3)
     assert done.stdout.split() == ["NcclCommunicator", "cuda0"]
     assert "shared memory, not NCCL" not in done.stderr
@@ -199,7 +199,7 @@ def test_memory_of_devices_does_not_grow_with_calls(run):
     done = run("""
     import numpy as np
     import synkhronos as synk
-    from synkhronos._here import Command
+    from synkhronos.world.here import Command
 
     class Free(Command):
         def run(self, here):
@@ -221,7 +221,7 @@ def test_memory_of_devices_does_not_grow_with_calls(run):
         synk.broadcast([w, *v])
         synk.scatter(v[0], np.ones((rows, 300), "float32"))
         synk.all_gather(v[0])
-        free.append(synk._world.current().run(Free()))
+        free.append(synk.world.world.current_world().run(Free()))
     assert free[14] == free[-1], free
     """)
     assert done.stdout == ""

@@ -9,7 +9,7 @@ from theano.sandbox.rng_mrg import MRG_RandomStreams
 from theano.tensor.shared_randomstreams import RandomStreams
 
 import synkhronos as synk
-from synkhronos._world import Command
+from synkhronos.world.world import Command
 
 pygpu = pytest.importorskip("pygpu")
 
@@ -30,7 +30,7 @@ class Look(Command):
 
 
 def look(world, *shareds):
-    return world.run(Look([world.shared_numbers[shared] for shared in shareds]))
+    return world.run(Look([world.registry.numbers[shared] for shared in shareds]))
 
 
 def values_of(world, shared):

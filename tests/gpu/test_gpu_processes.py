@@ -23,7 +23,7 @@ def error_of(call, kind):
         call()
     except kind as error:
         assert not children(), children()
-        assert not synk._world.exists()
+        assert not synk.world.world.world_exists()
         return str(error)
     raise AssertionError("no error")
 """
@@ -82,7 +82,7 @@ synk.close()
 def test_devices_that_contradict_other_arguments_are_a_value_error(devices, kwargs):
     kwargs = {"devices": [devices[0], kwargs.get("add", devices[0])], **kwargs}
     kwargs.pop("add", None)
-    if synk._world.exists():
+    if synk.world.world.world_exists():
         pytest.skip("there is a world in this process")
     with pytest.raises(ValueError, match="fork: "):
         synk.fork(**kwargs)

@@ -1,0 +1,105 @@
+"""Values that a user gives, brought to arrays and numbers of the form that is wanted."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+
+from synkhronos._typing import ArrayLike, DTypeLike, Shape
+
+
+def condition(
+    value: ArrayLike,
+    dtype: DTypeLike,
+    ndim: int,
+    force_cast: bool,
+    label: str,
+    remedy: str = "convert it",
+) -> np.ndarray:
+    """Return `value` as an array of `dtype` and `ndim`, or raise ``TypeError`` naming `label`."""
+    array = as_array(value, dtype, label)
+    if array.dtype != dtype:
+        if not force_cast and not np.can_cast(array.dtype, dtype, "safe"):
+            raise TypeError(
+                f"{label}: expected {np.dtype(dtype)}, got {array.dtype}, which cannot be cast "
+                f"safely; {remedy}"
+            )
+        array = array.astype(dtype)
+    if array.ndim != ndim:
+        raise TypeError(f"{label}: expected {ndim} dimensions, got {array.ndim} ({array.shape})")
+    return array
+
+
+def as_array(value: ArrayLike, dtype: DTypeLike, label: str) -> np.ndarray:
+    """Return an array; Python numbers take the dtype that is wanted if they fit it."""
+    array: np.ndarray
+    if isinstance(value, np.memmap):
+        array = value  # as such: every rank can map its file
+    elif hasattr(value, "__array__") and not isinstance(value, np.generic):
+        array = np.asarray(value)
+    else:
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("error", np.VisibleDeprecationWarning)  # ragged lists
+                array = np.array(value)
+        except (ValueError, np.VisibleDeprecationWarning) as error:
+            raise TypeError(f"{label}: not an array: {error}") from error
+        if dtype is not None and array.dtype.kind in "biufc":
+            array = _fit(array, np.dtype(dtype), isinstance(value, np.generic))
+    if array.dtype.kind not in "biufc":
+        raise TypeError(f"{label}: expected numbers, got dtype {array.dtype} from {type(value)}")
+    return array
+
+
+def _fit(array: np.ndarray, wanted: np.dtype, exactly: bool) -> np.ndarray:
+    """Return an array in the dtype that is wanted if its numbers fit it, else as it is.
+
+    Floats of Python's are rounded; a number of NumPy's keeps its dtype unless it fits `exactly`.
+    """
+    integers = array.dtype.kind in "iu" and wanted.kind in "iu"
+    if array.size and not integers and not np.can_cast(array.dtype, wanted, "same_kind"):
+        return array
+    with np.errstate(over="ignore", invalid="ignore"):
+        cast = array.astype(wanted)
+    if exactly or wanted.kind in "iu":
+        fits = np.array_equal(cast, array, equal_nan=True)
+    else:
+        fits = np.array_equal(np.isfinite(cast), np.isfinite(array))
+    return cast if fits else array
+
+
+def check_oversize(oversize: float) -> float:
+    """Return the argument `oversize` if it is a number in [1, 2]."""
+    if isinstance(oversize, (bool, str)) or not isinstance(oversize, (int, float, np.number)):
+        raise TypeError(f"oversize: expected a number in [1, 2], got {oversize!r}")
+    if not 1 <= oversize <= 2:
+        raise ValueError(f"oversize: expected a number in [1, 2], got {oversize}")
+    return float(oversize)
+
+
+def check_dtype(dtype: DTypeLike) -> np.dtype:
+    """Return a dtype of numbers, in the machine's byte order."""
+    try:
+        checked = np.dtype(dtype)
+    except TypeError as error:
+        raise TypeError(f"dtype: expected a NumPy dtype, got {dtype!r}") from error
+    if checked.kind not in "biufc":
+        raise TypeError(f"dtype: expected a dtype of numbers, got {checked}")
+    return checked.newbyteorder("=")  # compiled code takes no other
+
+
+def check_extent(extent: int, what: str) -> int:
+    """Return an int that is not negative; `what` names it in the error."""
+    if isinstance(extent, (bool, np.bool_)) or not isinstance(extent, (int, np.integer)):
+        raise TypeError(f"{what}: expected an int, got {extent!r}")
+    if extent < 0:
+        raise ValueError(f"{what}: expected zero or more, got {extent}")
+    return int(extent)
+
+
+def check_shape(shape: Shape) -> tuple[int, ...]:
+    """Return a shape as a tuple of ints."""
+    if not isinstance(shape, (tuple, list)):
+        raise TypeError(f"shape: expected a tuple of ints, got {shape!r}")
+    return tuple(check_extent(extent, "shape") for extent in shape)

@@ -1,0 +1,148 @@
+"""`Data` bound to variables: written once, then used by calls that pass row indices only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Sequence
+
+import numpy as np
+
+from synkhronos._typing import ArrayLike, Result, Variable
+from synkhronos.arithmetic.conversion import check_oversize, condition
+from synkhronos.arrays.data import Data
+from synkhronos.world.world import World, current_world
+
+
+class _Bindings(dict):
+    """The `Data` of a world that are bound to variables."""
+
+
+def bound_data(world: World, variable: Variable) -> Data | None:
+    """Return the `Data` bound to a variable; None if there is none."""
+    return world.part(_Bindings).get(variable)
+
+
+def set_shmems(
+    vars_data: Mapping[Variable, Any] | Sequence[tuple[Variable, Any]],
+    oversize: float | None = None,
+) -> dict[Variable, Data]:
+    """Make, or refill, the `Data` bound to variables.
+
+    Parameters
+    ----------
+    vars_data : dict, or list of pairs, of variable and array-like or Data
+        The variables are inputs of functions, or shared variables. A `Data` is bound itself; an array
+        is copied into the `Data` that is bound already, or into a new one.
+    oversize : float, optional
+        In [1, 2]: how much memory to allocate, times the size, where new memory is needed.
+
+    Returns
+    -------
+    dict
+        The `Data` of each variable.
+    """
+    world = current_world()
+    world.check_usable()
+    if isinstance(vars_data, Mapping):
+        pairs = list(vars_data.items())
+    elif isinstance(vars_data, (list, tuple)):
+        pairs = list(vars_data)
+    else:
+        raise TypeError(f"set_shmems: expected a dict or a list of pairs, got {vars_data!r}")
+    for pair in pairs:
+        if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+            raise TypeError(f"set_shmems: expected pairs (variable, data), got {pair!r}")
+    return bind(world, pairs, oversize, "set_shmems")
+
+
+def get_shmems(*variables: Variable) -> Result:
+    """Return the `Data` bound to variables: one, or a list for several.
+
+    Parameters
+    ----------
+    *variables : variable
+        Inputs of functions, or shared variables.
+
+    Raises
+    ------
+    ValueError
+        If a variable has none.
+    """
+    datas = find_bound(current_world(), variables, "get_shmems")
+    return datas[0] if len(variables) == 1 else datas
+
+
+def free_shmems(*variables: Variable) -> None:
+    """Unbind the `Data` of variables, and free its memory.
+
+    Parameters
+    ----------
+    *variables : variable
+        Inputs of functions, or shared variables.
+
+    Raises
+    ------
+    ValueError
+        If a variable has none.
+    """
+    world = current_world()
+    for data in find_bound(world, variables, "free_shmems"):
+        data.free_memory()
+    for variable in variables:
+        world.part(_Bindings).pop(variable, None)  # it may be named twice
+
+
+def bind(
+    world: World,
+    pairs: Sequence[tuple[Variable, ArrayLike]],
+    oversize: float | None,
+    what: str,
+) -> dict[Variable, Data]:
+    """Make, or refill, the `Data` bound to variables; all pairs are checked before one is bound."""
+    prepared = [(variable, _prepare(world, variable, value, what)) for variable, value in pairs]
+    oversize = check_oversize(1 if oversize is None else oversize)
+    bindings = world.part(_Bindings)
+    for variable, value in prepared:
+        if isinstance(value, Data):
+            bindings[variable] = value
+            continue
+        data = bindings.get(variable)
+        if data is None:
+            kind = world.here.engine.type_of(variable)
+            data = Data(world, kind.dtype, kind.ndim, name=variable.name)
+        data.set_value(value, oversize=oversize)
+        bindings[variable] = data
+    return {variable: bindings[variable] for variable, _ in prepared}
+
+
+def _prepare(world, variable, value, what):
+    """Return what to bind to a variable: a `Data`, or an array that fits it."""
+    try:
+        kind = world.here.engine.type_of(variable)
+    except TypeError as error:
+        raise TypeError(f"{what}: {error}") from error
+    if isinstance(value, Data):
+        array = value.data
+        if array.dtype != kind.dtype or array.ndim != kind.ndim:
+            raise TypeError(
+                f"{what}: {variable}: expected {kind.dtype} with {kind.ndim} dimensions, got Data "
+                f"of {array.dtype} with {array.ndim}"
+            )
+        return value
+    checked = condition(value, kind.dtype, kind.ndim, False, f"data for {variable}")
+    return value if isinstance(value, np.memmap) else checked
+
+
+def find_bound(world: World, variables: Sequence[Variable], what: str) -> list[Data]:
+    """Return the list of the `Data` bound to variables."""
+    if not variables:
+        raise TypeError(f"{what}: expected at least one variable")
+    bindings = world.part(_Bindings)
+    for variable in variables:
+        try:
+            unknown = variable not in bindings
+        except TypeError:
+            unknown = True
+        if unknown:
+            raise ValueError(f"{what}: no data is bound to {variable}; bind it with set_shmems()")
+    return [bindings[variable] for variable in variables]

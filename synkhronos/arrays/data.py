@@ -1,0 +1,367 @@
+"""`Data`: an array in memory that every rank can reach without a copy."""
+
+from __future__ import annotations
+
+import math
+import weakref
+from typing import Any
+
+import numpy as np
+
+from synkhronos._errors import ClosedError
+from synkhronos._typing import ArrayLike, DTypeLike, Shape, Variable
+from synkhronos.arithmetic.conversion import (
+    as_array,
+    check_dtype,
+    check_extent,
+    check_oversize,
+    check_shape,
+    condition,
+)
+from synkhronos.stores.files import locate_in_file
+from synkhronos.stores.handle import Handle
+from synkhronos.world.world import World, current_world
+
+
+class _OpenDatas(weakref.WeakSet):
+    """The `Data` of a world, whose memory is freed when the world is closed."""
+
+    def close(self):
+        for data in list(self):
+            data.free_memory()
+
+
+class Data:
+    """An array of fixed dtype and ndim in memory that every rank shares. Made by `data`.
+
+    It is read and written by NumPy's indexing, or through the view `data`. Other ranks read, in a
+    function call, what the array holds at that moment.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        dtype: DTypeLike,
+        ndim: int,
+        minibatch: bool = False,
+        name: str | None = None,
+    ) -> None:
+        self._world = world
+        self._dtype = np.dtype(dtype)
+        self._minibatch = bool(minibatch)
+        self.name = name
+        self._shape = (0,) * ndim  # without rows once the memory was freed
+        self._items: Any = None  # 1-d: all allocated items; None if there are none, or in a file
+        self._view: Any = None  # None: the memory was freed
+        self._file: Handle | None = None  # where the ranks map a numpy.memmap from
+        # Another object whenever the array is at another place
+        self.last_handle: Handle | None = None
+        world.part(_OpenDatas).add(self)
+        self._reserve(self._shape)
+        self._view[...] = 0
+
+    # What it is
+
+    @property
+    def data(self) -> np.ndarray:
+        """The array, as a NumPy view. After it has grown, earlier views are valid but not current."""
+        return self._allocated()
+
+    @property
+    def minibatch(self) -> bool:
+        """Whether it holds the rows of one batch only."""
+        return self._minibatch
+
+    @property
+    def dtype(self) -> np.dtype:
+        return self._dtype
+
+    @property
+    def ndim(self) -> int:
+        return len(self._shape)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self._allocated().shape
+
+    @property
+    def size(self) -> int:
+        return self._allocated().size
+
+    @property
+    def alloc_size(self) -> int:
+        """Items that the allocated memory has room for."""
+        view = self._allocated()
+        return view.size if self._items is None else self._items.size
+
+    def __len__(self) -> int:
+        view = self._allocated()
+        if not self.ndim:
+            raise TypeError("len() of 0-dimensional Data")
+        return view.shape[0]
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._allocated()[index]
+
+    def __setitem__(self, index: Any, value: ArrayLike) -> None:
+        self._allocated()[index] = value
+
+    def __array__(self, dtype: DTypeLike = None) -> np.ndarray:
+        view = self._allocated()
+        return view if dtype is None else view.astype(dtype, copy=False)
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            f"{self._label()}: it cannot be copied or pickled, as it belongs to the memory of these "
+            f"processes; copy its array: numpy.array(data)"
+        )
+
+    def __repr__(self) -> str:
+        name = f" {self.name!r}" if self.name else ""
+        if self._view is None:
+            return f"<Data{name}: freed>"
+        return f"<Data{name}: {self._dtype} {self._view.shape}>"
+
+    # Changing it
+
+    def set_value(self, value: ArrayLike, force_cast: bool = False, oversize: float = 1) -> None:
+        """Replace the contents. New memory is allocated only if there is too little.
+
+        Parameters
+        ----------
+        value : array-like
+        force_cast : bool
+            Whether to cast a dtype that cannot be cast safely.
+        oversize : float
+            In [1, 2]: how much memory to allocate, times the size, if new memory is needed.
+        """
+        oversize = check_oversize(oversize)
+        self._check_open()
+        if self._map(value):
+            return
+        value = self.condition_data(value, force_cast)
+        self._reserve(value.shape, oversize)
+        self._view[...] = value
+
+    def set_length(self, length: int, oversize: float = 1) -> None:
+        """Change the extent of axis 0. Old rows are kept; new ones are zero.
+
+        Parameters
+        ----------
+        length : int
+        oversize : float
+            As in `set_value`.
+        """
+        length = check_extent(length, "length")
+        if not self.ndim:
+            raise ValueError("set_length: this Data has no axis 0")
+        self.set_shape((length, *self._shape[1:]), oversize)
+
+    def set_shape(self, shape: Shape, oversize: float = 1) -> None:
+        """Change the shape. Items with indices in both the old and the new shape are kept.
+
+        The others are zero.
+
+        Parameters
+        ----------
+        shape : tuple of int
+        oversize : float
+            As in `set_value`.
+        """
+        oversize = check_oversize(oversize)
+        shape = check_shape(shape)
+        if len(shape) != self.ndim:
+            raise ValueError(f"set_shape: expected {self.ndim} extents, got shape {shape}")
+        self._check_open()
+        old, old_shape = self._view, self._shape
+        if old is not None and shape == old_shape:
+            return
+        in_place = self._has_room(shape)
+        if in_place and shape[1:] == old_shape[1:]:
+            self._reserve(shape, oversize)
+            self._view[len(old) :] = 0
+            return
+        kept = tuple(slice(0, min(before, after)) for before, after in zip(old_shape, shape))
+        saved = None if old is None else old[kept]
+        if saved is not None and (in_place or self._items is None):
+            saved = saved.copy()
+        self._reserve(shape, oversize)
+        self._view[...] = 0
+        if saved is not None:
+            self._view[kept] = saved
+
+    def condition_data(self, value: ArrayLike, force_cast: bool = False) -> np.ndarray:
+        """Return `value` as an array of this dtype and ndim.
+
+        Parameters
+        ----------
+        value : array-like
+        force_cast : bool
+
+        Raises
+        ------
+        TypeError
+            If the dtype cannot be cast safely and `force_cast` is not set, or the ndim differs.
+        """
+        remedy = "convert it, or set force_cast=True"
+        return condition(value, self._dtype, self.ndim, force_cast, self._label(), remedy)
+
+    def free_memory(self) -> None:
+        """Free the memory. `set_value`, `set_length` and `set_shape` allocate new memory."""
+        self._items = self._view = self._file = self.last_handle = None
+        self._shape = (0, *self._shape[1:]) if self._shape else ()
+        self._world.here.store.trim()
+
+    # Inside
+
+    def _label(self) -> str:
+        return f"Data {self.name!r}" if self.name else "Data"
+
+    def _check_open(self) -> None:
+        if self._world.closed:
+            raise ClosedError(f"{self._label()}: its world was closed")
+
+    def _allocated(self) -> np.ndarray:
+        if self._view is None:
+            self._check_open()
+            raise ValueError(
+                f"{self._label()}: its memory was freed by free_memory(); call set_value() or "
+                f"set_shape() first"
+            )
+        return self._view
+
+    def handle(self) -> Handle:
+        """Return a handle to the array, for other ranks."""
+        if self.last_handle is None:
+            view = self._allocated()
+            self.last_handle = self._file or self._world.here.store.put(view)
+        return self.last_handle
+
+    def _has_room(self, shape: tuple[int, ...]) -> bool:
+        return self._items is not None and math.prod(shape) <= self._items.size
+
+    def _reserve(self, shape: tuple[int, ...], oversize: float = 1) -> None:
+        """Be an array of this shape, uninitialised where it needs new memory."""
+        size = math.prod(shape)
+        if not self._has_room(shape):
+            self._items = self._world.here.store.empty((int(size * oversize),), self._dtype)
+        self._file = self.last_handle = None
+        self._view, self._shape = self._items[:size].reshape(shape), shape
+
+    def _map(self, value: Any) -> bool:
+        """Use the file of a ``numpy.memmap``, if `value` is one that every rank can map alike."""
+        place = locate_in_file(value)
+        if place is None or value.dtype != self._dtype or value.ndim != self.ndim:
+            return False
+        self._items = self.last_handle = None
+        self._file, self._view, self._shape = place, value, value.shape
+        return True
+
+
+def data(
+    value: ArrayLike | None = None,
+    var: Variable | None = None,
+    dtype: DTypeLike | None = None,
+    ndim: int | None = None,
+    shape: Shape | None = None,
+    minibatch: bool = False,
+    force_cast: bool = False,
+    oversize: float = 1,
+    name: str | None = None,
+) -> Data:
+    """Make an array in shared memory, to be used as an input of functions.
+
+    Parameters
+    ----------
+    value : array-like, optional
+        The initial contents. A ``numpy.memmap`` is not copied: every rank maps the file.
+    var : variable, optional
+        Determines dtype and ndim.
+    dtype, ndim : optional
+        Instead of `var`; by default those of `value`.
+    shape : tuple of int, optional
+        Instead of `value`: the array is initially zero.
+    minibatch : bool
+        Whether it holds the rows of one batch only: `batch` is then counted from the batch's start.
+    force_cast : bool
+        Whether to cast a value whose dtype cannot be cast safely.
+    oversize : float
+        In [1, 2]: how much memory to allocate, times the size.
+    name : str, optional
+
+    Returns
+    -------
+    Data
+        Of the shape of `value`, or `shape`, or with no rows.
+
+    Raises
+    ------
+    NotForkedError
+        Before ``fork()``.
+    TypeError
+        If `value` is not an array of numbers, or cannot be cast safely to the dtype.
+    ValueError
+        If the arguments contradict each other, or do not determine dtype and ndim.
+    MemoryError
+        If there is too little memory.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import synkhronos as synk
+    >>> synk.fork(2, use_gpu=False)
+    2
+    >>> rows = synk.data(np.arange(6.0).reshape(3, 2), name="rows")
+    >>> rows
+    <Data 'rows': float64 (3, 2)>
+    >>> rows[1] = 0
+    >>> rows.set_length(4)  # the old rows are kept
+    >>> rows.data
+    array([[0., 1.],
+           [0., 0.],
+           [4., 5.],
+           [0., 0.]])
+    >>> synk.close()
+    """
+    world = current_world()
+    world.check_usable()
+    oversize = check_oversize(oversize)
+    if name is not None and not isinstance(name, str):
+        raise TypeError(f"data: name must be a string, got {name!r}")
+    if value is not None and shape is not None:
+        raise ValueError("data: give value or shape, not both")
+    if var is not None:
+        if dtype is not None or ndim is not None:
+            raise ValueError("data: give var, or dtype and ndim, not both")
+        try:
+            dtype, ndim, _ = world.here.engine.type_of(var)
+        except TypeError as error:
+            raise TypeError(f"data: var: {error}") from error
+        name = name or var.name
+    if shape is not None:
+        shape = check_shape(shape)
+        ndim = len(shape) if ndim is None else check_extent(ndim, "ndim")
+        if len(shape) != ndim:
+            raise ValueError(f"data: ndim is {ndim}, but shape {shape} has {len(shape)} extents")
+    array: Any = None if value is None else as_array(value, dtype, "data")
+    if dtype is None and array is not None:
+        dtype = array.dtype
+    if ndim is None and array is not None:
+        ndim = array.ndim
+    if dtype is None or ndim is None:
+        raise ValueError("data: give a value, a var, or dtype and ndim (or shape)")
+    result = Data(world, check_dtype(dtype), check_extent(ndim, "ndim"), minibatch, name)
+    if value is not None:
+        result.set_value(array if isinstance(value, Data) else value, force_cast, oversize)
+    elif shape is not None:
+        result.set_shape(shape, oversize)
+    return result
+
+
+def as_data(world: World, value: np.ndarray | Data) -> Data:
+    """Return a `Data`: `value` itself, or one with a copy of the array, for one call."""
+    if type(value) is Data:
+        return value
+    made = Data(world, value.dtype, value.ndim)
+    made.set_value(value)
+    return made

@@ -1,0 +1,7 @@
+"""Checkpoints: the shared variables and random streams of all ranks in a file.
+
+``checkpoint`` is ``save`` and ``load``; ``manifest`` describes the arrays of a checkpoint; ``archive``
+reads and writes the file.
+
+May import: ``arithmetic``, ``world``, ``functions``.
+"""

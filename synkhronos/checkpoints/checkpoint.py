@@ -1,0 +1,268 @@
+"""`save` and `load`: the shared variables and random streams of all ranks, in a file."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any, Mapping
+
+import numpy as np
+
+from synkhronos._typing import PathLike, SharedVariables
+from synkhronos.arithmetic.streams import random_state_from_array
+from synkhronos.checkpoints import archive, manifest
+from synkhronos.checkpoints.manifest import Entry, Manifest
+from synkhronos.functions.replicate import replicate
+from synkhronos.world.here import Command
+from synkhronos.world.world import current_world
+
+
+class _Inspect(Command):
+    """Return dtype, shape and, if asked for, a digest of the bytes of replicas."""
+
+    def __init__(self, numbers, digest):
+        self.numbers, self.digest = numbers, digest
+
+    def run(self, here):
+        found = []
+        for number in self.numbers:
+            array = here.engine.export(here.shareds[number])
+            digest = _digest(array) if self.digest else None
+            found.append((array.dtype.name, array.shape, digest))
+        return found
+
+
+def _digest(array):
+    flat = np.asarray(array, order="C").reshape(-1)
+    return hashlib.blake2b(flat.view(np.uint8), digest_size=32).digest()
+
+
+class _Send(Command):
+    """Send each rank's replica to the master, which can read it until the next command."""
+
+    def __init__(self, number):
+        self.number = number
+
+    def run(self, here):
+        array = np.asarray(here.engine.export(here.shareds[self.number]), order="C")
+        if here.is_master:
+            return array
+        return here.send(array)
+
+
+class _Restore(Command):
+    """Set replicas to stored values.
+
+    Parameters
+    ----------
+    numbers : list of int
+    handles : list of list
+        For each variable, one for all ranks, or one by rank.
+    streams : list of int
+        The random streams among them whose state is one rank's, from which each rank makes its own.
+    """
+
+    def __init__(self, numbers, handles, streams):
+        self.numbers, self.handles, self.streams = numbers, handles, streams
+
+    def run(self, here):
+        for number, handles in zip(self.numbers, self.handles):
+            handle = handles[here.rank if len(handles) > 1 else 0]
+            here.engine.restore(here.shareds[number], here.store.get(handle))
+        if here.stream_index:
+            for number in self.streams:
+                here.engine.jump(here.shareds[number], here.stream_index)
+
+
+def save(
+    path: PathLike,
+    extra: Mapping[str, Any] | None = None,
+    *,
+    without: SharedVariables = (),
+) -> None:
+    """Write all shared variables and random streams of all ranks to a file.
+
+    If the process is killed meanwhile, the file is the old one or the new one, each complete. It is an
+    ``.npz`` without pickles.
+
+    Parameters
+    ----------
+    path : str or path-like
+    extra : dict, optional
+        What `load` shall return, such as the position in the data: by name a number, a string, None,
+        an array or a ``numpy.random.RandomState``.
+    without : shared variable, or list of these
+        Variables that are not saved, and not changed by `load`: for example data that is scattered
+        again.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For what cannot be saved.
+    OSError
+        If the file cannot be written; a file that existed before is unchanged.
+
+    Examples
+    --------
+    >>> synk.save("checkpoint.npz", {"step": step})              # doctest: +SKIP
+    >>> step = synk.load("checkpoint.npz")["step"]               # doctest: +SKIP
+    """
+    world = _usable_world("save")
+    left_out = _numbers_of(world, without)
+    described, extra_arrays = manifest.pack(extra)
+    numbers = [number for number in range(len(world.here.shareds)) if number not in left_out]
+    _check_can_be_saved(world, numbers)
+    replicate(world)
+    keys = _keys(world)
+    entries = _entries(world, numbers, keys)
+    saved = Manifest(world.size, world.master_rank, entries, [keys[one] for one in left_out])
+
+    def arrays():
+        for number, entry in zip(numbers, entries):
+            yield from zip(entry.members, _values(world, number, entry))
+        yield from extra_arrays.items()
+
+    archive.write(path, manifest.describe(saved, described), arrays())
+
+
+def _usable_world(what):
+    world = current_world()
+    world.check_usable()
+    if world.is_recording:
+        raise RuntimeError(f"{what}(): not inside a fuse() block; call it after the block")
+    return world
+
+
+def _numbers_of(world, without):
+    numbers = []
+    for one in without if isinstance(without, (list, tuple)) else [without]:
+        found = [number for number, shared in enumerate(world.here.shareds) if shared is one]
+        if not found:
+            raise ValueError(
+                f"save: without: expected shared variables of functions made with synk.function(), "
+                f"got {one!r}"
+            )
+        numbers += found
+    return sorted(set(numbers))
+
+
+def _keys(world):
+    return manifest.keys(shared.name for shared in world.here.shareds)
+
+
+def _streams(world):
+    """Return the numbers of the shared variables that are states of random streams."""
+    engine = world.here.engine
+    return {
+        world.registry.numbers[shared]
+        for replica in world.here.functions
+        for shared in engine.random_streams(replica.compiled)
+    }
+
+
+def _check_can_be_saved(world, numbers):
+    streams = _streams(world)
+    for number in numbers:
+        shared = world.here.shareds[number]
+        if number not in streams and not world.here.engine.is_tensor(shared):
+            raise TypeError(
+                f"save: {shared}: expected a tensor or a random stream, got {shared.type}; leave it "
+                f"out with without=, and put what it holds into extra="
+            )
+
+
+def _entries(world, numbers, keys):
+    by_rank = world.run(_Inspect(numbers, digest=world.size > 1))
+    entries = []
+    for number, found in zip(numbers, zip(*by_rank)):
+        dtype, shapes = found[0][0], [shape for _, shape, _ in found]
+        members = [f"shared_{number}_rank_{rank}" for rank in range(world.size)]
+        if all(one == found[0] for one in found):
+            shapes, members = shapes[:1], [f"shared_{number}"]
+        entries.append(Entry(*keys[number], dtype, shapes, members))
+    return entries
+
+
+def _values(world, number, entry):
+    if len(entry.members) == 1:
+        return [world.here.engine.export(world.here.shareds[number])]
+    sent = enumerate(world.run(_Send(number)))
+    return [one if rank == world.master_rank else world.here.store.get(one) for rank, one in sent]
+
+
+def load(path: PathLike) -> dict[str, Any]:
+    """Set the variables of every rank to what `save` has written; return its `extra`.
+
+    The functions must have been made in the same way as for `save`. With another number of ranks than
+    then, the values must have been the same on all ranks; random streams are made independent again.
+    Shapes must be the same, except where each rank had a value of its own, such as its rows of
+    scattered data: there the number of rows may differ. Nothing is changed if the file does not fit.
+
+    Parameters
+    ----------
+    path : str or path-like
+
+    Returns
+    -------
+    dict
+
+    Raises
+    ------
+    FileNotFoundError
+    ValueError
+        If the file is damaged, or does not fit the variables or the number of ranks.
+    """
+    world = _usable_world("load")
+    with archive.Reader(path) as reader:
+        with reader.interpreting():
+            saved = manifest.interpret(reader.description)
+        keys = _keys(world)
+        manifest.check_same_variables(saved, keys)
+        entries, streams = saved.entries, []
+        if saved.ranks != world.size:
+            streams = sorted(_streams(world))
+            entries = manifest.for_other_ranks(saved, world.size, [keys[one] for one in streams])
+        numbers = [keys.index(entry.key) for entry in entries]
+        replicate(world)
+        _check_fit(world, numbers, entries)
+        values = [_read(world, reader, *one) for one in zip(numbers, entries)]
+        with reader.interpreting():
+            extra = manifest.unpack(reader.description, reader.read)
+    handles = [[world.here.store.put(array) for array in arrays] for arrays in values]
+    world.run(_Restore(numbers, handles, [one for one in streams if one in numbers]))
+    values.clear()
+    world.here.store.trim()
+    return extra
+
+
+def _check_fit(world, numbers, entries):
+    """Raise ``ValueError`` unless replicas have the shapes in the file, except for rows by rank."""
+    complaints = []
+    streams = _streams(world)
+    by_rank = world.run(_Inspect(numbers, digest=False))
+    for number, entry, found in zip(numbers, entries, zip(*by_rank)):
+        kind = None if number in streams else world.here.engine.type_of(world.here.shareds[number])
+        has_rows = kind is not None and kind.ndim > 0 and not kind.broadcastable[0]
+        fixed = slice(1 if has_rows and len(entry.shapes) > 1 else 0, None)
+        for rank, (dtype, shape, _) in enumerate(found):
+            saved = entry.shapes[rank if len(entry.shapes) > 1 else 0]
+            same = shape[fixed] == saved[fixed] and len(shape) == len(saved)
+            if dtype != entry.dtype or not same:
+                complaints.append(
+                    f"{manifest.label(entry.key)} on rank {rank} is {dtype} {shape}, in the file "
+                    f"{entry.dtype} {saved}"
+                )
+    manifest.complain(complaints, "set the variables to such shapes first, by set_value or scatter")
+
+
+def _read(world, reader, number, entry):
+    """Return the arrays of a variable, read into the store and checked."""
+    arrays = []
+    for member, shape in zip(entry.members, entry.shapes):
+        array = reader.read(member, world.here.store.empty)
+        with reader.interpreting():
+            if (array.shape, array.dtype.name) != (shape, entry.dtype):
+                raise ValueError(f"array {member} is {array.dtype} {array.shape}")
+            if not world.here.engine.is_tensor(world.here.shareds[number]):
+                random_state_from_array(array)
+        arrays.append(array)
+    return arrays

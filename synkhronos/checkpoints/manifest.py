@@ -1,0 +1,195 @@
+"""What a checkpoint says of the arrays in it; no processes, and no arrays of the ranks.
+
+A variable is known by its name and by how many of the same name, or without one, come before it. Its
+value is in the file once if every rank has the same, else once a rank.
+"""
+
+from __future__ import annotations
+
+import collections
+from typing import Any, Iterable, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+import numpy as np
+
+from synkhronos.arithmetic.conversion import as_array
+from synkhronos.arithmetic.streams import random_state_from_array, random_state_to_array
+
+FORMAT = ["synkhronos checkpoint", 1]
+_MANY = 6  # items that one message lists
+
+Key = Tuple[Optional[str], int]
+
+
+class Entry(NamedTuple):
+    """What a checkpoint says of a variable.
+
+    Attributes
+    ----------
+    name, nth : str or None, int
+        Its key.
+    dtype : str
+    shapes : list of tuple
+    members : list of str
+        The arrays in the file, as many as shapes: one, or one a rank.
+    """
+
+    name: str | None
+    nth: int
+    dtype: str
+    shapes: list[tuple[int, ...]]
+    members: list[str]
+
+    @property
+    def key(self) -> Key:
+        return self.name, self.nth
+
+    def of_rank(self, rank: int) -> Entry:
+        """Return the entry with the value of one rank, for all."""
+        if len(self.members) == 1:
+            return self
+        return self._replace(shapes=[self.shapes[rank]], members=[self.members[rank]])
+
+
+class Manifest(NamedTuple):
+    """What a checkpoint says.
+
+    Attributes
+    ----------
+    ranks, master_rank : int
+        Of the world that was saved.
+    entries : list of Entry
+    left_out : list of keys
+    """
+
+    ranks: int
+    master_rank: int
+    entries: list[Entry]
+    left_out: list[Key]
+
+
+def keys(names: Iterable[str | None]) -> list[Key]:
+    """Return the key of each variable of a list."""
+    before: collections.Counter = collections.Counter()
+    found = []
+    for name in names:
+        found.append((name, before[name]))
+        before[name] += 1
+    return found
+
+
+def label(key: Key) -> str:
+    """Return how messages call a variable."""
+    name, nth = key
+    words = "a variable without a name" if name is None else repr(name)
+    return f"{words} (number {nth + 1} of these)" if nth or name is None else words
+
+
+def listed(items: Sequence[str]) -> str:
+    """Return the first items, in one line."""
+    more = [f"{len(items) - _MANY} more"] if len(items) > _MANY else []
+    return "; ".join([*items[:_MANY], *more])
+
+
+def describe(manifest: Manifest, extra: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a description of both that JSON can hold; `interpret` and `unpack` read it."""
+    return {"format": FORMAT, **manifest._asdict(), "extra": extra}
+
+
+def interpret(description: Any) -> Manifest:
+    """Return what `describe` was given. The file may be anybody's: nothing in it is believed."""
+    if description["format"] != FORMAT:
+        raise ValueError(f"expected the format {FORMAT}, got {description['format']}")
+    ranks, master_rank = description["ranks"], description["master_rank"]
+    if not 0 <= master_rank < ranks:
+        raise ValueError(f"rank {master_rank} of {ranks}")
+    entries = [
+        Entry(name, nth, dtype, [tuple(shape) for shape in shapes], members)
+        for name, nth, dtype, shapes, members in description["entries"]
+    ]
+    for entry in entries:
+        if not isinstance(entry.nth, int) or not isinstance(entry.name, (str, int, type(None))):
+            raise ValueError(f"a variable is called {entry.key}")
+        if len(entry.shapes) != len(entry.members) or len(entry.members) not in (1, ranks):
+            raise ValueError(f"{label(entry.key)}: {len(entry.members)} arrays of {ranks} ranks")
+    left_out = [(name, nth) for name, nth in description["left_out"]]
+    if len({*left_out, *(entry.key for entry in entries)}) < len(left_out) + len(entries):
+        raise ValueError("a variable is there twice")
+    return Manifest(ranks, master_rank, entries, left_out)
+
+
+def check_same_variables(manifest: Manifest, here: Sequence[Key]) -> None:
+    """Raise ``ValueError`` unless the file is for the variables with these keys."""
+    saved = [entry.key for entry in manifest.entries]
+    complaints = [
+        f"{label(key)} is in the file, but no function here uses it"
+        for key in saved
+        if key not in here
+    ]
+    there = {*saved, *manifest.left_out}
+    complaints += [f"{label(key)} is not in the file" for key in here if key not in there]
+    complain(complaints, "make the same functions as in the script that saved it, in the same order")
+
+
+def for_other_ranks(manifest: Manifest, size: int, streams: Iterable[Key]) -> list[Entry]:
+    """Return the entries as they are for another number of ranks; all streams become the master's."""
+    streams = set(streams)
+    entries = [
+        entry.of_rank(manifest.master_rank) if entry.key in streams else entry
+        for entry in manifest.entries
+    ]
+    differing = [label(entry.key) for entry in entries if len(entry.members) > 1]
+    if differing:
+        raise ValueError(
+            f"load: saved by {manifest.ranks} ranks, here are {size}, and of {listed(differing)} each "
+            f"rank had a value of its own; use fork({manifest.ranks}); or save when all ranks have the "
+            f"same, after broadcast or all_reduce; or use save(without=) and scatter anew; nothing was "
+            f"changed"
+        )
+    return entries
+
+
+def complain(complaints: Sequence[str], remedy: str) -> None:
+    """Raise ``ValueError`` if there are complaints."""
+    if complaints:
+        raise ValueError(
+            f"load: the file does not fit: {listed(complaints)}; {remedy}; nothing was changed"
+        )
+
+
+def pack(extra: Mapping[str, Any] | None) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """Return what the description says of `extra`, and the arrays that belong to it."""
+    if not isinstance(extra, (Mapping, type(None))):
+        raise TypeError(f"save: extra: expected a dict, got {extra!r}")
+    said: dict[str, Any] = {}
+    arrays: dict[str, np.ndarray] = {}
+    for name, value in (extra or {}).items():
+        if not isinstance(name, str):
+            raise TypeError(f"save: extra: expected names that are strings, got {name!r}")
+        if isinstance(value, np.generic):
+            value = value.item()
+        if value is None or isinstance(value, (bool, int, float, str)):
+            said[name] = "value", value
+            continue
+        member = f"extra_{len(arrays)}"
+        if isinstance(value, np.random.RandomState):
+            said[name] = "random_state", member
+            arrays[member] = random_state_to_array(value)
+        else:
+            said[name] = "array", member
+            arrays[member] = as_array(value, None, f"save: extra[{name!r}]")
+    return said, arrays
+
+
+def unpack(description: Any, read: Any) -> dict[str, Any]:
+    """Return `extra` as `pack` was given it; ``read(member)`` returns an array."""
+    extra = {}
+    for name, (kind, value) in description["extra"].items():
+        if kind == "value":
+            extra[name] = value
+        elif kind == "array":
+            extra[name] = read(value)
+        elif kind == "random_state":
+            extra[name] = random_state_from_array(read(value))
+        else:
+            raise ValueError(f"extra {name!r} is {kind!r}")
+    return extra

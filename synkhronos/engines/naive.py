@@ -1,0 +1,208 @@
+"""The engine as an executable specification: graphs of NumPy functions, evaluated node by node.
+
+>>> x, w = Tensor("x", "float64", 1), Shared(np.ones(2), "w")
+>>> engine = NaiveEngine()
+>>> compiled = engine.build([x], [apply(np.dot, x, w)], [(w, w * 2)], None, [], [True])
+>>> engine.call(compiled, [np.array([1.0, 2.0])]), engine.storage(w)
+([array(3.)], array([2., 2.]))
+"""
+
+from __future__ import annotations
+
+import io
+import operator
+import pickle
+
+import numpy as np
+
+from synkhronos.engines.base import Engine, TensorType
+
+
+class Tensor:
+    """A variable of a graph: an input, a shared variable, or an expression."""
+
+    def __init__(self, name, dtype, ndim, broadcastable=None):
+        self.name = name
+        self.dtype, self.ndim = np.dtype(dtype), ndim
+        self.broadcastable = broadcastable or (False,) * ndim
+        self.type = f"{self.dtype} tensor of {ndim} dimensions"
+
+    def __repr__(self):
+        return self.name or f"<{self.type}>"
+
+    def __add__(self, other):
+        return apply(operator.add, self, other)
+
+    def __sub__(self, other):
+        return apply(operator.sub, self, other)
+
+    def __mul__(self, other):
+        return apply(operator.mul, self, other)
+
+    def mean(self, axis=None):
+        return apply(np.mean, self, axis=axis)
+
+    def sum(self, axis=None):
+        return apply(np.sum, self, axis=axis)
+
+
+class Shared(Tensor):
+    """A variable that holds a value: an array, or the state of a random stream."""
+
+    def __init__(self, value, name=None):
+        value = value if isinstance(value, np.random.RandomState) else np.array(value)
+        if isinstance(value, np.ndarray):
+            super().__init__(name, value.dtype, value.ndim)
+        else:
+            self.name, self.type, self.ndim = name, "random state", None
+        self.storage = value
+
+
+class Apply(Tensor):
+    """A NumPy function applied to other variables and constants."""
+
+    def __init__(self, function, inputs, keywords, dtype, ndim):
+        super().__init__(None, dtype, ndim)
+        self.function, self.inputs, self.keywords = function, inputs, keywords
+
+
+class Draw(Apply):
+    """Uniform random numbers, which advance the state of a stream: its update by default."""
+
+
+def apply(function, *inputs, **keywords):
+    """Return the expression ``function(*inputs, **keywords)``; its type is that of an example."""
+    example = [
+        np.ones((1,) * one.ndim, one.dtype) if isinstance(one, Tensor) else one for one in inputs
+    ]
+    result = np.asarray(function(*example, **keywords))
+    return Apply(function, inputs, keywords, result.dtype, result.ndim)
+
+
+class Streams:
+    """Makes random streams."""
+
+    def __init__(self, seed):
+        self.seed = seed
+        self.states = []
+
+    def uniform(self, size):
+        """Return an expression of new random numbers in [0, 1) at each call."""
+        state = Shared(np.random.RandomState(self.seed + len(self.states)))
+        self.states.append(state)
+        return Draw(np.random.RandomState.uniform, (state,), {"size": size}, "float64", len(size))
+
+
+class Graph:
+    """A compiled function: variables, and what is put in the place of some of them."""
+
+    def __init__(self, name, inputs, outputs, updates, givens):
+        self.name = name
+        self.inputs, self.outputs, self.updates, self.givens = inputs, outputs, updates, givens
+
+    def variables(self):
+        """Return all variables that are evaluated, each once, in the order of their first use."""
+        found, waiting = {}, [*self.outputs, *(new for _, new in self.updates)]
+        while waiting:
+            one = waiting.pop(0)
+            one = self.givens.get(one, one)
+            if isinstance(one, Tensor) and one not in found:
+                found[one] = None
+                waiting.extend(getattr(one, "inputs", ()))
+        return list(found)
+
+
+class NaiveEngine(Engine):
+    """Graphs in NumPy."""
+
+    survives_fork = True
+
+    def setup(self, device, announce=True):
+        if device != "cpu":
+            raise ValueError(f"device: the naive engine runs on 'cpu', got {device!r}")
+
+    # Graphs
+
+    def type_of(self, variable):
+        if not isinstance(variable, Tensor) or variable.ndim is None:
+            raise TypeError(f"expected a tensor variable, got {variable!r}")
+        return TensorType(variable.dtype, variable.ndim, variable.broadcastable)
+
+    def is_shared(self, variable):
+        return isinstance(variable, Shared)
+
+    def build(self, inputs, outputs, updates, givens, sliceable, on_host, name=None, **kwargs):
+        givens = dict(givens or {})
+        rows = [Tensor(f"{one.name}_rows", one.dtype, one.ndim) for one in sliceable]
+        replaced = {**givens, **dict(zip(sliceable, rows))}
+        compiled = Graph(name, [*inputs, *rows], outputs, updates, replaced)
+        for shared, row in zip(sliceable, rows):
+            if shared in givens or row not in compiled.variables():
+                raise ValueError(f"sliceable_shareds: {shared} is not used, or replaced by givens")
+        return compiled
+
+    def shareds(self, compiled):
+        used = [one for one in compiled.variables() if isinstance(one, Shared)]
+        return [*used, *(one for one, _ in compiled.updates if one not in used)]
+
+    def updated(self, compiled):
+        return [*(shared for shared, _ in compiled.updates), *self.random_streams(compiled)]
+
+    def reads(self, compiled, shared):
+        return shared in compiled.variables()
+
+    def dumps(self, objects, known):
+        buffer = io.BytesIO()
+        pickler = pickle.Pickler(buffer)
+        pickler.persistent_id = lambda item: known.get(item) if isinstance(item, Shared) else None
+        pickler.dump(objects)
+        return buffer.getbuffer()
+
+    def loads(self, payload, known):
+        unpickler = pickle.Unpickler(io.BytesIO(payload))
+        unpickler.persistent_load = known.__getitem__
+        return unpickler.load()
+
+    # Calls
+
+    def call(self, compiled, arguments, subset=None):
+        values = dict(zip(compiled.inputs, arguments))
+
+        def evaluate(variable):
+            variable = compiled.givens.get(variable, variable)
+            if not isinstance(variable, Tensor):
+                return variable
+            if variable not in values:
+                if isinstance(variable, Shared):
+                    values[variable] = variable.storage
+                else:
+                    inputs = [evaluate(one) for one in variable.inputs]
+                    values[variable] = variable.function(*inputs, **variable.keywords)
+            return values[variable]
+
+        outputs = [np.array(evaluate(one), one.dtype) for one in compiled.outputs]
+        news = [np.array(evaluate(new), shared.dtype) for shared, new in compiled.updates]
+        for (shared, _), new in zip(compiled.updates, news):
+            shared.storage = new
+        return outputs if subset is None else [outputs[index] for index in subset]
+
+    # Shared variables
+
+    def storage(self, shared):
+        return shared.storage
+
+    def store(self, shared, array):
+        shared.storage = array
+
+    # Random streams
+
+    def random_streams(self, compiled):
+        return [one for one in self.shareds(compiled) if one.ndim is None]
+
+    def seed(self, streams, seed):
+        if not isinstance(streams, Streams):
+            raise TypeError(f"expected Streams, got {streams!r}")
+        streams.seed = streams.seed if seed is None else seed
+        for number, state in enumerate(streams.states):
+            state.storage = np.random.RandomState(streams.seed + number)
+        return list(streams.states)

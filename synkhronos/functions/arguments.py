@@ -1,0 +1,246 @@
+"""The arguments of a call: matched to the function's inputs, checked, and made a command.
+
+Everything that can be wrong with a call is found here, in the master, before any rank begins.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Mapping, Sequence
+
+import numpy as np
+
+from synkhronos._errors import ClosedError
+from synkhronos._typing import ArrayLike, Batch
+from synkhronos.arithmetic.conversion import condition
+from synkhronos.arithmetic.operations import OPERATIONS
+from synkhronos.arithmetic.partition import select
+from synkhronos.arrays.binding import bound_data
+from synkhronos.arrays.data import Data
+from synkhronos.functions.call import CallFunction
+from synkhronos.functions.replicate import replicate
+from synkhronos.world.here import Command
+from synkhronos.world.world import World
+
+_KEYWORDS = ("output_subset", "batch", "batch_s", "num_slices")
+
+
+def in_order(
+    function: Any, args: Sequence[ArrayLike], named: Mapping[str, ArrayLike]
+) -> list[Any]:
+    """Return the value given for each input, by position or by name; None where none is."""
+    inputs = function.inputs
+    if len(args) > len(inputs):
+        raise TypeError(f"{function!r}: expected at most {len(inputs)} inputs, got {len(args)}")
+    values = [*args, *[None] * (len(inputs) - len(args))]
+    for name, value in named.items():
+        positions = [i for i, one in enumerate(inputs) if one.name == name]
+        if not positions:
+            names = [one.name for one in inputs]
+            raise TypeError(f"{function!r}: no input is named {name!r}; inputs: {names}")
+        if len(positions) > 1:
+            raise TypeError(
+                f"{function!r}: {len(positions)} inputs are named {name!r}; give these by position"
+            )
+        if values[positions[0]] is not None:
+            raise TypeError(f"{function!r}: input {name!r} is given twice")
+        values[positions[0]] = value
+    return values
+
+
+def match(
+    world: World, function: Any, args: Sequence[ArrayLike], named: Mapping[str, ArrayLike]
+) -> list[np.ndarray | Data]:
+    """Return, for each input, a `Data` or an array that fits it."""
+    inputs = function.inputs
+    if named or len(args) != len(inputs):
+        args = _fill_with_bound(world, function, in_order(function, args, named))
+    return [
+        _check_data(world, value, one) if type(value) is Data else _to_array(function, value, one)
+        for value, one in zip(args, inputs)
+    ]
+
+
+def _fill_with_bound(world, function, values):
+    values = [
+        bound_data(world, one.variable) if value is None else value
+        for one, value in zip(function.inputs, values)
+    ]
+    missing = [one for one, value in zip(function.inputs, values) if value is None]
+    if missing:
+        remedy = "give one, or bind data with set_shmems()"
+        if any(one.name in _KEYWORDS for one in missing):
+            remedy = f"give it by position: {', '.join(_KEYWORDS)} are keywords of every call"
+        listed = ", ".join(one.label for one in missing)
+        raise TypeError(f"{function!r}: no value for {listed}; {remedy}")
+    return values
+
+
+def _check_data(world, value, one):
+    if value._world is not world:
+        raise ClosedError(f"{one.label}: the Data belongs to processes that were closed")
+    kind = one.type
+    if value.dtype != kind.dtype or value.ndim != kind.ndim:
+        raise TypeError(
+            f"{one.label}: expected {kind.dtype} with {kind.ndim} dimensions, got Data of "
+            f"{value.dtype} with {value.ndim}"
+        )
+    _check_extents(value.shape, one)
+    return value
+
+
+def _to_array(function, value, one):
+    kind = one.type
+    remedy = "convert it"
+    if not function.downcast:
+        remedy += ", or make the function with allow_input_downcast=True"
+    downcast = function.downcast and not np.iscomplexobj(value)  # as Theano does
+    array = condition(value, kind.dtype, kind.ndim, downcast, one.label, remedy)
+    _check_extents(array.shape, one)
+    return array
+
+
+def _check_extents(shape, one):
+    for axis in one.ones:
+        if shape[axis] != 1:
+            raise TypeError(f"{one.label}: expected extent 1 on axis {axis}, got shape {shape}")
+
+
+def plan(
+    world: World,
+    function: Any,
+    datas: Sequence[Data],
+    output_subset: Sequence[int] | None,
+    batch: Batch | None,
+    batch_s: Batch | Sequence[Batch | None] | None,
+    num_slices: int,
+) -> CallFunction:
+    """Return the command of a call on these data."""
+    num_slices = _check_num_slices(num_slices)
+    rows, minibatch = _select_rows(function, datas, batch)
+    if num_slices > 1:
+        _check_slicing(world, function)
+    if output_subset is not None:
+        output_subset = check_subset(function, output_subset)
+    if rows is not None:
+        _check_master_takes_part(world, function, len(rows), output_subset)
+    batches = None if batch_s is None else _check_batch_s(world, function, batch_s)
+    handles = tuple([data.handle() for data in datas])
+    return CallFunction(
+        function.replica.number, handles, rows, minibatch, batches, num_slices, output_subset
+    )
+
+
+def _check_num_slices(num_slices):
+    if isinstance(num_slices, bool) or not isinstance(num_slices, (int, np.integer)):
+        raise TypeError(f"num_slices: expected an int, got {num_slices!r}")
+    if num_slices < 1:
+        raise ValueError(f"num_slices: expected 1 or more, got {num_slices}")
+    return int(num_slices)
+
+
+def _select_rows(function, datas, batch):
+    """Return the rows to divide among the ranks, and which inputs hold only these rows."""
+    scattered = [(one, data) for one, data in zip(function.inputs, datas) if one.scattered]
+    if not scattered:
+        if batch is not None:
+            raise ValueError(f"{function!r}: batch was given, but no input is scattered")
+        return None, ()
+    minibatch = tuple([data.minibatch for _, data in scattered])
+    whole = [data for _, data in scattered if not data.minibatch]
+    if not whole:  # with a batch, they may be longer than it
+        whole = [data for _, data in scattered[: None if batch is None else 1]]
+    lengths = {len(data) for data in whole}
+    if len(lengths) > 1:
+        listed = ", ".join(f"{one.label}: {len(data)}" for one, data in scattered)
+        raise ValueError(f"{function!r}: expected inputs of the same number of rows, got {listed}")
+    rows = select(batch, lengths.pop())
+    if not len(rows):
+        raise ValueError(f"{function!r}: no rows to compute on (batch={batch!r})")
+    for one, data in scattered:
+        if data.minibatch and len(data) < len(rows):
+            raise ValueError(
+                f"{one.label}: expected minibatch data of {len(rows)} rows, the length of the "
+                f"batch, got {len(data)}"
+            )
+    return rows, minibatch
+
+
+def _check_slicing(world, function):
+    if not function.replica.sliceable and not any(one.scattered for one in function.inputs):
+        raise ValueError(f"{function!r}: num_slices was given, but no input can be sliced")
+    for shared in function.not_accumulated:
+        raise TypeError(
+            f"{function!r}: num_slices: the update of {shared} cannot accumulate over slices, as it "
+            f"holds no tensor but {shared.type}"
+        )
+    for number, op in function.replica.updates:
+        shared = world.here.shareds[number]
+        if op in OPERATIONS:
+            dtype = world.here.engine.type_of(shared).dtype
+            OPERATIONS[op].check_dtype(dtype, f"the update of {shared} over slices")
+
+
+def check_subset(function: Any, subset: Sequence[int]) -> list[int]:
+    """Return `output_subset` as a list of indices that exist."""
+    try:
+        indices = list(subset)
+    except TypeError as error:
+        raise TypeError(f"output_subset: expected a list of ints, got {subset!r}") from error
+    n_outputs = len(function.replica.output_modes)
+    for index in indices:
+        if isinstance(index, bool) or not isinstance(index, (int, np.integer)):
+            raise TypeError(f"output_subset: expected a list of ints, got {subset!r}")
+        if not 0 <= index < n_outputs:
+            raise IndexError(f"output_subset: expected indices below {n_outputs}, got {index}")
+    return [int(index) for index in indices]
+
+
+def _check_master_takes_part(world, function, n_rows, subset):
+    modes = function.replica.output_modes
+    if n_rows > world.master_rank or None not in modes:
+        return
+    for index in range(len(modes)) if subset is None else subset:
+        if modes[index] is None:
+            raise ValueError(
+                f"{function!r}: output {index} is the master's own value (op None), but of "
+                f"{n_rows} rows rank {world.master_rank}, the master, gets none"
+            )
+
+
+def _check_batch_s(world, function, batch_s):
+    """Return a list with the rows of each rank, checked where they can be checked."""
+    if not function.replica.sliceable:
+        raise ValueError(f"{function!r}: batch_s was given, but there are no sliceable_shareds")
+    each = isinstance(batch_s, (list, tuple)) and any(
+        one is None or isinstance(one, (slice, range, list, tuple, np.ndarray, Data)) for one in batch_s
+    )
+    if each and len(batch_s) != world.size:
+        raise ValueError(f"batch_s: expected one batch per rank, {world.size}, got {len(batch_s)}")
+    batches = list(batch_s) if each else [batch_s] * world.size
+    batches = [np.array(one) if isinstance(one, (range, Data)) else one for one in batches]
+    for one in batches:
+        if isinstance(one, slice):
+            select(one, 0, "batch_s")
+    listed = not all(one is None or isinstance(one, slice) for one in batches)
+    if listed and not world.is_recording:  # inside fuse() the lengths may be others by then
+        _check_rows_exist(world, function, batches)
+    return batches
+
+
+def _check_rows_exist(world, function, batches):
+    """Check row numbers, which unlike slices must exist; only the ranks know their lengths."""
+    replicate(world)
+    lengths = world.run(_SliceableLengths(function.replica.sliceable))
+    for rank, (batch, own) in enumerate(zip(batches, lengths)):
+        for length in own:
+            select(batch, length, f"batch_s for rank {rank}")
+
+
+class _SliceableLengths(Command):
+    """Return how many rows this rank has of some shared variables."""
+
+    def __init__(self, numbers):
+        self.numbers = numbers
+
+    def run(self, here):
+        return [len(here.engine.storage(here.shareds[number])) for number in self.numbers]

@@ -1,0 +1,97 @@
+"""The outputs of a call: what the ranks have computed, reduced to what the caller gets."""
+
+from __future__ import annotations
+
+from typing import Any, Sequence
+
+import numpy as np
+
+from synkhronos.arithmetic.operations import GATHER, NUMPY, OPERATIONS, PIECE_BYTES
+from synkhronos.functions.call import unpack
+from synkhronos.world.world import World
+
+
+def collect(
+    world: World,
+    function: Any,
+    results: Sequence[tuple[int, Any]],
+    subset: Sequence[int] | None,
+) -> list[Any]:
+    """Return the list of outputs, each reduced over the ranks that had rows.
+
+    Parameters
+    ----------
+    results : list of (int, list or None)
+        By rank: its number of rows, and its outputs in the form in which they have travelled.
+    subset : list of int or None
+        Which outputs they are.
+    """
+    weights, by_rank = [], []
+    for n_rows, values in results:
+        if n_rows:
+            weights.append(n_rows)
+            by_rank.append(values)
+    if not weights:
+        raise ValueError(f"{function!r}: no rank had any rows to compute on (batch_s)")
+    outputs = []
+    replica = function.replica
+    indices = range(len(replica.output_modes)) if subset is None else subset
+    for index, values in zip(indices, zip(*by_rank)):
+        mode = replica.output_modes[index]
+        if mode is None or values[0] is None or values[-1] is None:
+            # The master's own value, or reduced to the master by the communicator
+            outputs.append(_of_master(world, function, index, results)[len(outputs)])
+        elif type(values[0]) is float and mode in OPERATIONS:
+            value = OPERATIONS[mode].reduce_floats(values, weights)
+            outputs.append(np.asarray(value, replica.output_dtypes[index]))
+        else:
+            active = [rank for rank, (n_rows, _) in enumerate(results) if n_rows]
+            values = [unpack(world.here, value) for value in values]
+            outputs.append(_combine(function, index, values, weights, active, world.master_rank))
+    return outputs
+
+
+def _of_master(world, function, index, results):
+    n_rows, outputs = results[world.master_rank]
+    if not n_rows:
+        raise ValueError(
+            f"{function!r}: output {index} is the master's own value (op None), but the master had "
+            f"no rows (batch_s)"
+        )
+    return outputs
+
+
+def _combine(function, index, values, weights, active, master):
+    mode = function.replica.output_modes[index]
+    shapes = [np.shape(value) for value in values]
+    if mode == GATHER:
+        if any([shape[1:] != shapes[0][1:] for shape in shapes]):
+            raise ValueError(
+                f"{function!r}: output {index} cannot be gathered, its shapes differ in more than axis "
+                f"0: {_listed(active, shapes)}"
+            )
+        return NUMPY.concatenate(values).astype(function.replica.output_dtypes[index], copy=False)
+    if any([shape != shapes[0] for shape in shapes]):
+        raise ValueError(
+            f"{function!r}: output {index} cannot be reduced by {mode!r}, its shapes differ: "
+            f"{_listed(active, shapes)}; use 'gather'"
+        )
+    operation = OPERATIONS[mode]
+    if values[0].nbytes <= PIECE_BYTES:
+        return operation.reduce(values, weights)
+    # In the memory of the master's own value, if that is the first: allocating the pages of a new array
+    # takes longer than the sum.
+    result = _own(values[0]) if active[0] == master else np.array(values[0])
+    if len(values) == 1:
+        return result
+    return operation.reduce_in_pieces(result, [result, *values[1:]], weights)
+
+
+def _own(value):
+    """Return an output of the master as an array that can be written to and returned."""
+    fits = value.flags.c_contiguous and value.flags.writeable
+    return value if fits else np.array(value, order="C")
+
+
+def _listed(active, shapes):
+    return ", ".join(f"rank {rank}: {shape}" for rank, shape in zip(active, shapes))

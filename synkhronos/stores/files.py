@@ -1,0 +1,106 @@
+"""Arrays in files: those of ``numpy.memmap``, which every rank maps for itself."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from synkhronos.stores.handle import Handle
+
+_MOST_FILES = 64  # that a rank keeps mapped
+
+
+@dataclass(frozen=True)
+class FileHandle(Handle):
+    """Where an array is in a file.
+
+    Attributes
+    ----------
+    filename : str
+    dtype : str
+    shape : tuple of int
+    offset : int
+        Bytes from the beginning of the file.
+    identity : tuple of int
+        Device, inode and time of change of the file.
+    """
+
+    filename: str
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    identity: tuple[int, int, int]
+
+
+def locate_in_file(value: Any) -> FileHandle | None:
+    """Return where a ``numpy.memmap`` is in its file, or None if other ranks cannot map it alike.
+
+    They cannot map copy-on-write mappings, and views that are not C-contiguous or not aligned.
+    """
+    if not isinstance(value, np.memmap) or value.filename is None or value.mode == "c":
+        return None
+    mapping = value._mmap  # type: ignore[attr-defined]
+    if mapping is None or not value.flags.c_contiguous or not value.flags.aligned:
+        return None
+    start = value.offset - value.offset % mmap.ALLOCATIONGRANULARITY
+    first = np.frombuffer(mapping, np.uint8).ctypes.data
+    offset = start + value.ctypes.data - first
+    filename = os.fspath(value.filename)
+    try:
+        status = os.stat(filename)
+    except OSError:  # removed: no other rank can open it
+        return None
+    if not _is_open(status):  # another file has taken its name
+        return None
+    identity = status.st_dev, status.st_ino, status.st_ctime_ns
+    return FileHandle(filename, value.dtype.str, value.shape, offset, identity)
+
+
+def _is_open(status: os.stat_result) -> bool:
+    """Whether this process has a file open; a mapping keeps its file open."""
+    for number in os.listdir("/dev/fd"):
+        try:
+            if os.path.samestat(os.fstat(int(number)), status):
+                return True
+        except OSError:  # the descriptor that the list was read from
+            continue
+    return False
+
+
+class MappedFiles:
+    """The files that this rank has mapped; at most `_MOST_FILES`."""
+
+    def __init__(self) -> None:
+        self._arrays: dict[FileHandle, np.ndarray] = {}
+
+    def get(self, handle: FileHandle) -> np.ndarray:
+        """Return the array of a handle, read-only.
+
+        Raises
+        ------
+        OSError
+            If the file is not there any more, or another one has its name.
+        """
+        if handle not in self._arrays:
+            if len(self._arrays) >= _MOST_FILES:
+                self._arrays.clear()
+            self._arrays[handle] = _map_file(handle)
+        return self._arrays[handle]
+
+
+def _map_file(handle: FileHandle) -> np.ndarray:
+    filename = handle.filename
+    # Without O_NONBLOCK, opening a named pipe that has taken the name of the file would block.
+    with open(filename, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as file:
+        status = os.fstat(file.fileno())
+        if (status.st_dev, status.st_ino) != handle.identity[:2]:
+            raise OSError(
+                f"Data of a numpy.memmap: {filename} is another file now than the one that was mapped; "
+                f"call set_value() with a memmap of the new one"
+            )
+        mapped = np.memmap(file, handle.dtype, "r", handle.offset, handle.shape)
+        return mapped.view(np.ndarray)

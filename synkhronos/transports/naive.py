@@ -1,0 +1,175 @@
+"""The transport as an executable specification: ranks are threads of one process.
+
+Workers inherit nothing, as on another machine: what they need is sent to them. A thread cannot be
+killed, so a worker that is told to end does so the next time that it waits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import threading
+import time
+
+from synkhronos._errors import REMEDY, CollectiveAbortedError, WorldBrokenError
+from synkhronos.comms.naive import NaiveCommunicator
+from synkhronos.stores.naive import NaiveStore
+from synkhronos.transports.base import Transport
+
+
+class _Ranks:
+    """What the ranks' transports have in common."""
+
+    def __init__(self, size):
+        self.changed = threading.Condition()
+        self.commands = [queue.SimpleQueue() for _ in range(size)]
+        self.replies = [queue.SimpleQueue() for _ in range(size)]
+        self.threads = {}
+        self.reset()
+
+    def reset(self):
+        """Begin a command: no rank has come to a meeting yet."""
+        self.meetings = {}  # the items of each meeting by rank
+        self.aborted = self.ended = False
+
+
+class NaiveTransport(Transport):
+    """One rank's transport.
+
+    Parameters
+    ----------
+    size, master_rank : int
+    timeout : float, optional
+        Seconds that a barrier may last.
+    store : NaiveStore, optional
+        That of a former transport; else a new one.
+    """
+
+    inherits = False
+
+    def __init__(self, size, master_rank=0, timeout=None, store=None):
+        self.size = self.ranks_here = size
+        self.rank = self.master_rank = master_rank
+        self.timeout = timeout
+        self.store = NaiveStore(size) if store is None else store
+        self._ranks = _Ranks(size)
+        self._passed = 0  # meetings of this command
+        self._pid = os.getpid()
+
+    def communicator(self):
+        return NaiveCommunicator(self)
+
+    def successor(self, size, master_rank):
+        return NaiveTransport(size, master_rank, self.timeout, self.store)
+
+    def start(self, serve):
+        for rank in range(self.size):
+            if rank != self.rank:
+                own = NaiveTransport(self.size, self.master_rank, self.timeout, self.store)
+                own.rank, own._ranks = rank, self._ranks
+                thread = threading.Thread(
+                    target=own._serve, args=(serve,), name=f"synkhronos-{rank}", daemon=True
+                )
+                self._ranks.threads[rank] = thread
+                thread.start()
+
+    def _serve(self, serve):
+        with contextlib.suppress(SystemExit):
+            serve(self)
+
+    def is_master_process(self):
+        return self.rank == self.master_rank and os.getpid() == self._pid
+
+    def is_worker_process(self):
+        return self.rank != self.master_rank and os.getpid() == self._pid
+
+    # Between master and workers
+
+    def post(self, payload):
+        self._passed = 0
+        self._ranks.reset()
+        self.posted = True
+        for rank in self._ranks.threads:
+            self._ranks.commands[rank].put(payload)
+
+    def collect(self):
+        began = time.monotonic()
+        replies = [None] * self.size
+        for rank in self._ranks.threads:
+            while replies[rank] is None:
+                try:
+                    replies[rank] = self._ranks.replies[rank].get(timeout=0.02)
+                except queue.Empty:
+                    self._check(rank, began)
+        return replies
+
+    def _check(self, rank, began):
+        """Raise `WorldBrokenError` if a worker has ended or the barrier has lasted too long."""
+        self.while_waiting()
+        dead = [rank for rank, thread in self._ranks.threads.items() if not thread.is_alive()]
+        cause = f"a worker died: rank {dead[0]}" if dead else None
+        if self._ranks.ended:
+            cause = "the workers were ended from another thread"
+        elif cause is None and self.timeout is not None and time.monotonic() - began > self.timeout:
+            cause = f"a barrier lasted longer than fork(timeout={self.timeout}) seconds, for rank {rank}"
+        if cause is not None:
+            self.kill()
+            raise WorldBrokenError(f"{cause}; every worker was ended; {REMEDY}")
+
+    def receive(self):
+        self._passed = 0
+        payload = self._ranks.commands[self.rank].get()
+        if payload is None:
+            raise SystemExit
+        return payload
+
+    def reply(self, payload):
+        self.posted = True
+        self._ranks.replies[self.rank].put(payload)
+
+    # Among all ranks
+
+    def barrier(self):
+        self.exchange(b"")
+
+    def exchange(self, item):
+        began, ranks = time.monotonic(), self._ranks
+        self._passed += 1
+        with ranks.changed:
+            items = ranks.meetings.setdefault(self._passed, {})
+            items[self.rank] = item
+            ranks.changed.notify_all()
+            while len(items) < self.size:
+                if ranks.ended and self.rank != self.master_rank:
+                    raise SystemExit
+                if ranks.aborted:
+                    raise CollectiveAbortedError(
+                        f"rank {self.rank} left a collective: another rank failed in this command"
+                    )
+                ranks.changed.wait(0.02)
+                missing = set(range(self.size)) - set(items)
+                if missing and self.rank == self.master_rank:
+                    self._check(min(missing), began)
+        return [items[rank] for rank in range(self.size)]
+
+    def abort(self):
+        with self._ranks.changed:
+            self._ranks.aborted = True
+            self._ranks.changed.notify_all()
+
+    # Ending
+
+    def kill(self):
+        threads, self._ranks.threads = self._ranks.threads, {}
+        with self._ranks.changed:
+            self._ranks.ended = True
+            self._ranks.changed.notify_all()
+        for rank in threads:
+            self._ranks.commands[rank].put(None)
+
+    def close(self, grace):
+        deadline = time.monotonic() + grace
+        for thread in self._ranks.threads.values():
+            thread.join(max(0, deadline - time.monotonic()))
+        self.kill()

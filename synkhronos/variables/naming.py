@@ -1,0 +1,106 @@
+"""Which shared variables a call means: from the caller's objects to the ranks' numbers, checked."""
+
+from __future__ import annotations
+
+from typing import Any, Sequence
+
+import numpy as np
+
+from synkhronos._typing import ArrayLike, Finish, SharedVariable, SharedVariables, Values
+from synkhronos.arithmetic.conversion import condition
+from synkhronos.arrays.data import Data
+from synkhronos.functions.replicate import replicate
+from synkhronos.world.here import Command
+from synkhronos.world.world import World, current_world
+
+
+def resolve(shared_vars: SharedVariables) -> tuple[World, list[SharedVariable], bool]:
+    """Return the world, the list of variables, and whether one was given and not a list."""
+    world = current_world()
+    world.check_usable()
+    single = not isinstance(shared_vars, (list, tuple))
+    variables = [shared_vars] if single else list(shared_vars)
+    if not variables:
+        raise ValueError("shared_vars: expected at least one shared variable, got an empty list")
+    seen = set()
+    for variable in variables:
+        engine = world.here.engine
+        if not engine.is_shared(variable) or not engine.is_tensor(variable):
+            raise TypeError(f"shared_vars: expected shared variables of tensors, got {variable!r}")
+        if variable not in world.registry.numbers:
+            raise ValueError(
+                f"shared_vars: {variable} is used by no function made with synk.function()"
+            )
+        if variable in seen:
+            raise ValueError(f"shared_vars: {variable} is given more than once")
+        seen.add(variable)
+    return world, variables, single
+
+
+def submit(world: World, command: Command, finish: Finish) -> Any:
+    """Run a command on replicas, after all ranks have got them; see `World.submit`."""
+    replicate(world)
+    return world.submit(command, finish)
+
+
+def numbers_of(world: World, variables: Sequence[SharedVariable]) -> list[int]:
+    """Return the numbers by which the ranks know the variables."""
+    return [world.registry.numbers[variable] for variable in variables]
+
+
+def as_list(shared_vars: SharedVariables, values: Values, what: str) -> list[Any]:
+    """Return one value for each variable: `values` is a list if `shared_vars` is one."""
+    if not isinstance(shared_vars, (list, tuple)):
+        return [values]
+    if not isinstance(values, (list, tuple)) or len(values) != len(shared_vars):
+        got = len(values) if isinstance(values, (list, tuple)) else type(values).__name__
+        raise ValueError(f"{what}: expected one for each variable, {len(shared_vars)}, got {got}")
+    return list(values)
+
+
+def conditioned(
+    world: World,
+    variables: Sequence[SharedVariable],
+    values: Sequence[ArrayLike],
+    scattered: bool = False,
+) -> list[np.ndarray | Data]:
+    """Return values as arrays, or `Data`, of the dtype and ndim of the variables."""
+    arrays: list[np.ndarray | Data] = []
+    for variable, value in zip(variables, values):
+        kind = world.here.engine.type_of(variable)
+        label = f"value for {variable}"
+        array: np.ndarray | Data = condition(value, kind.dtype, kind.ndim, False, label)
+        if scattered and (not kind.ndim or kind.broadcastable[0]):
+            raise ValueError(f"value for {variable}: its type has no rows that can be split")
+        for axis, (extent, is_one) in enumerate(zip(array.shape, kind.broadcastable)):
+            if is_one and extent != 1:
+                raise TypeError(
+                    f"value for {variable}: expected extent 1 on axis {axis}, got {array.shape}"
+                )
+        if isinstance(value, Data) and value.dtype == array.dtype:
+            array = value
+        arrays.append(array)
+    return arrays
+
+
+def check_rank(world: World, rank: int) -> int:
+    """Return the argument `rank` if there is such a rank."""
+    if isinstance(rank, bool) or not isinstance(rank, (int, np.integer)):
+        raise TypeError(f"rank: expected an int, got {rank!r}")
+    if not 0 <= rank < world.size:
+        raise IndexError(f"rank: expected 0 to {world.size - 1}, got {rank}")
+    return int(rank)
+
+
+def check_has_rows(world: World, variables: Sequence[SharedVariable], what: str) -> None:
+    """Raise ``ValueError`` if a variable has no axis 0; `what` names the call."""
+    for variable in variables:
+        if not world.here.engine.type_of(variable).ndim:
+            raise ValueError(f"{what}: {variable} has no axis 0")
+
+
+def check_nccl(nccl: bool) -> bool:
+    """Return the argument `nccl` if it is a bool."""
+    if not isinstance(nccl, (bool, np.bool_)):
+        raise TypeError(f"nccl: expected True or False, got {nccl!r}")
+    return bool(nccl)

@@ -1,0 +1,204 @@
+"""Which device each rank gets, and binding the ranks to their devices."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+from importlib.util import find_spec
+from typing import Sequence
+
+import numpy as np
+
+from synkhronos._errors import text_of
+from synkhronos.host import environment, libraries
+from synkhronos.host.machine import cores
+from synkhronos.world.here import Command, Here
+
+_logger = logging.getLogger("synkhronos")
+
+#: An environment variable: set to 1, NCCL is tried with several ranks on one GPU.
+SHARED_GPU = "SYNKHRONOS_NCCL_SHARED_GPU"
+
+_COUNT_GPUS = """
+import pygpu.gpuarray
+print("count", pygpu.gpuarray.count_devices("cuda", 0))
+"""
+
+
+def get_n_gpu() -> int:
+    """Count the GPUs that pygpu can use, in a subprocess, so that no CUDA context is made here.
+
+    Returns
+    -------
+    int
+        0 without pygpu.
+    """
+    if find_spec("pygpu") is None or not libraries.driver_is_visible():
+        return 0
+    counted = subprocess.run(
+        environment.fresh_python(_COUNT_GPUS), capture_output=True, text=True, check=False
+    )
+    words = counted.stdout.split()
+    return int(words[-1]) if words[-2:-1] == ["count"] else 0
+
+
+def choose_devices(
+    n_parallel: int | None, use_gpu: bool | None, devices: Sequence[str] | None
+) -> list[str]:
+    """Return the list of Theano device names, one per rank, for the arguments of ``fork()``."""
+    if n_parallel is not None:
+        n_parallel = check_int(n_parallel, "fork: n_parallel")
+        if n_parallel < 1:
+            raise ValueError(f"fork: n_parallel: expected 1 or more, got {n_parallel}")
+    if devices is not None:
+        return _check_devices(n_parallel, use_gpu, devices)
+    n_gpu = 0 if use_gpu is False else get_n_gpu()
+    if use_gpu and not n_gpu:
+        raise ValueError(_why_no_gpu())
+    if not n_gpu:
+        return ["cpu"] * (n_parallel or cores())
+    if n_parallel is not None and n_parallel > n_gpu:
+        raise ValueError(
+            f"fork: n_parallel: expected at most {n_gpu}, the number of GPUs, got {n_parallel}; name "
+            f"the devices for several ranks on one: devices=['cuda0', 'cuda0']; or use_gpu=False"
+        )
+    return [f"cuda{number}" for number in range(n_parallel or n_gpu)]
+
+
+def _check_devices(n_parallel, use_gpu, devices):
+    if not isinstance(devices, (list, tuple)) or not all(isinstance(one, str) for one in devices):
+        raise TypeError(f"fork: devices: expected a list of device names, got {devices!r}")
+    if not devices:
+        raise ValueError("fork: devices: expected at least one device name, got an empty list")
+    if n_parallel not in (None, len(devices)):
+        raise ValueError(
+            f"fork: n_parallel is {n_parallel}, but {len(devices)} devices are named: {devices}"
+        )
+    kinds = {kind_of(device) for device in devices}
+    unknown = [device for device in devices if kind_of(device) is None]
+    if unknown:
+        raise ValueError(
+            f"fork: devices: expected names such as 'cpu', 'cuda0' or 'opencl0:0', got {unknown}"
+        )
+    if len(kinds) > 1:
+        raise ValueError(f"fork: devices: expected devices of one kind, got {devices}")
+    if use_gpu is not None and use_gpu is ("cpu" in kinds):
+        raise ValueError(f"fork: use_gpu is {use_gpu}, but the devices are {devices}")
+    if "cpu" not in kinds and find_spec("pygpu") is None:
+        raise ValueError(
+            f"fork: devices: {devices} need pygpu, which is not installed (Debian: python3-pygpu)"
+        )
+    return list(devices)
+
+
+def kind_of(device: str) -> str | None:
+    """Return ``"cpu"``, ``"cuda"`` or ``"opencl"``; None if it is not the name of a device."""
+    if device == "cpu":
+        return "cpu"
+    for kind, is_number in (("cuda", _is_number), ("opencl", _is_pair)):
+        if device.startswith(kind) and is_number(device[len(kind) :]):
+            return kind
+    return None
+
+
+def _is_number(text):
+    return not text or text.isdecimal()
+
+
+def _is_pair(text):
+    platform, colon, number = text.partition(":")
+    return platform.isdecimal() and bool(colon) and number.isdecimal()
+
+
+def _why_no_gpu():
+    if find_spec("pygpu") is None:
+        return (
+            "fork: use_gpu=True, but pygpu is not installed; install it (Debian: python3-pygpu), or "
+            "use use_gpu=False"
+        )
+    why = libraries.explain_missing()
+    return (
+        f"fork: use_gpu=True, but pygpu finds no GPU{why and ': ' + why}; 'python -m synkhronos doctor' "
+        f"says more"
+    )
+
+
+def check_int(value: int, label: str) -> int:
+    """Return an argument that must be an int; `label` names it in the error."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+        raise TypeError(f"{label}: expected an int, got {value!r}")
+    return int(value)
+
+
+class Bind(Command):
+    """Bind every rank to its device, and give it the fastest communicator for its arrays.
+
+    Returns why that is not NCCL, or None.
+    """
+
+    def __init__(self, devices: Sequence[str]) -> None:
+        self.devices = devices
+
+    def run(self, here: Here) -> str | None:
+        from synkhronos.comms.staged import StagedCommunicator
+
+        engine = here.engine
+        kind = kind_of(self.devices[here.rank])
+        if kind == "opencl" and not here.is_master:
+            _separate_pocl_cache(here.rank)
+        _set_up(engine, self.devices[here.rank], here)
+        here.comm = StagedCommunicator(here.comm, engine.read, engine.to_device)
+        if here.size == 1:
+            return None
+        if kind != "cuda":
+            return "the devices are not CUDA devices"
+        if len(set(self.devices)) < here.size:
+            if os.environ.get(SHARED_GPU) != "1":
+                return f"ranks share a GPU; set {SHARED_GPU}=1 in the environment to try NCCL"
+            _make_ranks_look_apart(here.rank)
+        try:
+            from synkhronos.comms.nccl import CannotJoinError, join
+        except ImportError as error:  # in pygpu: on every rank alike
+            return str(error)
+        try:
+            here.comm = join(here.comm, engine.context, engine.arithmetic)
+        except CannotJoinError as error:
+            return str(error)
+        return None
+
+
+def _set_up(engine, device, here):
+    try:
+        engine.setup(device, announce=here.is_master)
+    except Exception as error:
+        raise ValueError(
+            f"fork: rank {here.rank} cannot use the device {device!r}: {text_of(error)}"
+        ) from error
+
+
+def _separate_pocl_cache(rank):
+    """Give this rank a PoCL cache of its own.
+
+    If two ranks build the same kernel in one cache, PoCL 3.1 can fail with "Unknown error".
+    """
+    shared = os.environ.get("POCL_CACHE_DIR") or os.path.expanduser("~/.cache/pocl")
+    os.environ["POCL_CACHE_DIR"] = os.path.join(shared, f"synkhronos-{rank}")
+
+
+def _make_ranks_look_apart(rank):
+    """Make NCCL treat ranks on one GPU as ranks on different hosts, connected by the loopback."""
+    # A value that is set already may be inherited from another rank, or meant for all ranks.
+    os.environ["NCCL_HOSTID"] = f"{os.environ.get('NCCL_HOSTID', 'synkhronos')}-{rank}"
+    for name, value in (
+        ("NCCL_MULTI_RANK_GPU_ENABLE", "1"),  # from NCCL 2.30 on
+        ("NCCL_SOCKET_IFNAME", "lo"),
+        ("NCCL_IB_DISABLE", "1"),
+    ):
+        os.environ.setdefault(name, value)
+
+
+def log_communicator(reason: str | None) -> None:
+    """Log why collectives use shared memory and not NCCL, if there is a reason."""
+    if reason is not None:
+        _logger.warning("collectives use shared memory, not NCCL: %s", reason)

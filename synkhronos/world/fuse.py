@@ -1,0 +1,124 @@
+"""`fuse`: several calls as one command, so that the barriers are passed once."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from typing import Any, Iterator
+
+from synkhronos._errors import FuseError, SynkhronosError
+from synkhronos._typing import Finish
+from synkhronos.world.here import Command, Here
+from synkhronos.world.world import World, current_world
+
+
+class FusedCommand(Command):
+    """Several commands, run one after another."""
+
+    def __init__(self, commands: list[Command]) -> None:
+        self.commands = commands
+
+    def run(self, here: Here) -> list:
+        return [command.run(here) for command in self.commands]
+
+
+class Pending:
+    """What a call inside `fuse` returns: its result is available after the block."""
+
+    def __init__(self) -> None:
+        self._results: tuple | None = None
+        self._failed = False
+
+    def result(self) -> Any:
+        """Return what the call would have returned outside the block.
+
+        Raises
+        ------
+        FuseError
+            Before the block has ended, or if it ended with an error.
+        """
+        if self._results is None:
+            raise FuseError(
+                "result(): the fuse() block of this call ended with an error, so there is no result"
+                if self._failed
+                else "result(): the fuse() block has not ended, and its calls run when it ends; ask for "
+                "the result after the block"
+            )
+        return self._results[0]
+
+    def _refuse(self, *_: object) -> Any:
+        raise FuseError(
+            "this is what a call inside fuse() returns, and not its result; after the block, call "
+            "result() and use what that returns"
+        )
+
+    # Without these, Python and NumPy would use the object itself as a value and raise nothing.
+    __array__ = __bool__ = __eq__ = __ne__ = __format__ = _refuse  # type: ignore[assignment]
+    __hash__ = object.__hash__
+
+
+class _Recorder:
+    """The calls in an open `fuse` block."""
+
+    def __init__(self) -> None:
+        self._calls: list[tuple[Command, Finish, Pending]] = []
+        self._thread = threading.get_ident()
+
+    def add(self, command: Command, finish: Finish) -> Pending:
+        if threading.get_ident() != self._thread:
+            raise SynkhronosError(
+                "another thread is in a fuse() block; use the processes from one thread at a time"
+            )
+        pending = Pending()
+        self._calls.append((command, finish, pending))
+        return pending
+
+    def mark_failed(self) -> None:
+        """Have the calls report that they have no result."""
+        for _, _, pending in self._calls:
+            pending._failed = True
+
+    def run(self, world: World) -> None:
+        if not self._calls:
+            return
+        self.mark_failed()  # until there are results
+        by_rank = world.run(FusedCommand([command for command, _, _ in self._calls]))
+        for position, (_, finish, pending) in enumerate(self._calls):
+            pending._results = (finish([results[position] for results in by_rank]),)
+
+
+@contextlib.contextmanager
+def fuse() -> Iterator[None]:
+    """Make one command of the calls of replicated functions and collectives in the block.
+
+    Every rank runs them in order, at the end of the block, between one start and one finish barrier.
+    Inside the block a call returns an object whose ``result()`` is available after the block.
+
+    Raises
+    ------
+    FuseError
+        For a block inside a block.
+
+    Examples
+    --------
+    >>> with synk.fuse():                                # doctest: +SKIP
+    ...     loss = gradient(x, y, batch=rows)
+    ...     synk.all_reduce(flat, weights=gradient)
+    ...     update()
+    >>> loss.result()                                    # doctest: +SKIP
+    """
+    world = current_world()
+    world.check_usable()
+    if world.is_recording:
+        raise FuseError(
+            "fuse(): already inside a fuse() block, and blocks cannot be nested; remove the inner one: "
+            "its calls are part of the outer block"
+        )
+    recorder = _Recorder()
+    try:
+        with world.recording(recorder):
+            yield
+    except BaseException:
+        recorder.mark_failed()
+        raise
+    recorder.run(world)

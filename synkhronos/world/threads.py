@@ -1,0 +1,72 @@
+"""The threads of BLAS and OpenMP, divided among the ranks of a machine.
+
+So `n` ranks do not run `n` times as many threads as there are cores.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from synkhronos.host.machine import cores
+
+_VARIABLES = {  # read before OpenMP's own, by threadpoolctl's name of the library
+    "openmp": "OMP_NUM_THREADS",
+    "openblas": "OPENBLAS_NUM_THREADS",
+    "mkl": "MKL_NUM_THREADS",
+}
+
+
+class ThreadLimits:
+    """The limits of this process; what was set before is restored at the end.
+
+    Libraries that are loaded are limited by threadpoolctl, those that will be by the environment
+    variables that they read then.
+    """
+
+    def __init__(self) -> None:
+        self._environment = {name: os.environ.get(name) for name in _VARIABLES.values()}
+        self.before = {library.filepath: library.num_threads for library in _libraries()}
+
+    def limit(self, ranks: int) -> None:
+        """Limit each library to this process's share of the cores, for so many ranks."""
+        each = max(1, cores() // ranks)
+        for library in _libraries():
+            wanted = min(each, self._wanted(library))
+            if library.num_threads != wanted:  # setting it makes OpenBLAS restart its threads
+                library.set_num_threads(wanted)
+        for name in _VARIABLES.values():
+            os.environ[name] = str(min(each, self._requested(name)))
+
+    def restore(self) -> None:
+        """Undo `limit`."""
+        for library in _libraries():
+            library.set_num_threads(self._wanted(library))
+        for name, value in self._environment.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+    def _wanted(self, library):
+        """Return the threads that a library has had, or would have, without limits of ours."""
+        name = _VARIABLES.get(library.internal_api, "OMP_NUM_THREADS")
+        return self.before.get(library.filepath, self._requested(name))
+
+    def _requested(self, name):
+        """Return the threads that the user requests by this variable, else by OpenMP's."""
+        for one in (name, "OMP_NUM_THREADS"):
+            try:
+                value = int(self._environment[one] or 0)
+            except ValueError:
+                value = 0
+            if value > 0:
+                return value
+        return cores()
+
+
+def _libraries() -> list[Any]:
+    """Return the loaded libraries of BLAS and OpenMP."""
+    from threadpoolctl import ThreadpoolController  # takes 7 ms, and no import of ours needs it
+
+    return ThreadpoolController().lib_controllers

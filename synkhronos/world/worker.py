@@ -1,0 +1,63 @@
+"""What a worker does from its start to its end: run one command after another."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import warnings
+from typing import Any
+
+from synkhronos.world.here import Here
+from synkhronos.world.threads import ThreadLimits
+
+
+def work(here: Here, threads: ThreadLimits, profile: bool = False) -> None:
+    """Run the master's commands until it sends that the last one has been run.
+
+    Parameters
+    ----------
+    here : Here
+        This worker's state.
+    threads : ThreadLimits
+    profile : bool
+        Whether to write a cProfile file at the end.
+    """
+    if not profile:
+        return _run_commands(here, threads)
+    import cProfile
+
+    profiler = cProfile.Profile()
+    try:
+        profiler.runcall(_run_commands, here, threads)
+    finally:
+        _write_profile(profiler, f"synk_worker_{here.rank}.prof")
+
+
+def _run_commands(here, threads):
+    threads.limit(here.transport.ranks_here)
+    while True:
+        payload = here.transport.receive()
+        if payload == b"":
+            return
+        reply = here.execute(payload)
+        try:
+            here.transport.reply(reply)
+        except MemoryError as error:  # no room for it
+            if here.transport.posted:
+                raise
+            here.transport.reply(here.failure(error))
+
+
+def _write_profile(profiler: Any, name: str) -> None:
+    """Replace a file of this name, and do not write through it if it is a link or a pipe."""
+    try:
+        descriptor, unfinished = tempfile.mkstemp(prefix=f"{name}.", dir=os.curdir)
+        os.close(descriptor)
+        try:
+            profiler.dump_stats(unfinished)
+            os.replace(unfinished, name)
+        except OSError:
+            os.unlink(unfinished)
+            raise
+    except OSError as error:
+        warnings.warn(f"profile_workers: {name} was not written: {error}", RuntimeWarning, stacklevel=2)

@@ -1,0 +1,350 @@
+"""The world: the master and its workers, the barriers around their commands, and failures.
+
+There is one world at a time, and it is the package's only mutable global.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import signal
+import threading
+from typing import Any, Iterator, TypeVar
+
+import numpy as np
+
+from synkhronos._errors import (
+    REMEDY,
+    ClosedError,
+    CollectiveAbortedError,
+    NotForkedError,
+    SynkhronosError,
+    WorkerError,
+    WorldBrokenError,
+)
+from synkhronos._typing import Finish
+from synkhronos.engines.base import Engine
+from synkhronos.host.signals import DeferredSignal, defer_termination
+from synkhronos.transports.base import Transport
+from synkhronos.world.here import Command, Here
+from synkhronos.world.registry import Registry
+from synkhronos.world.threads import ThreadLimits
+from synkhronos.world.worker import work
+
+_CLOSING = 2.0  # seconds that a worker has to end by itself
+
+_Part = TypeVar("_Part")
+
+_current: World | None = None
+
+
+class World:
+    """The ranks of one ``fork()``, seen from the master.
+
+    Parameters
+    ----------
+    transport : Transport
+    engine : Engine
+    threads : ThreadLimits
+    profile_workers : bool
+        Whether each worker writes a cProfile file.
+
+    Attributes
+    ----------
+    here : Here
+        The master's own state.
+    registry : Registry
+        The functions and shared variables.
+    started, closed : bool
+        Whether the workers have been started, and ended by `close`.
+    broken : str or None
+        Why no command can run any more.
+    defer_interrupt : DeferredSignal
+        Defers Ctrl-C.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        engine: Engine,
+        threads: ThreadLimits,
+        profile_workers: bool = False,
+    ) -> None:
+        self.registry = Registry()
+        self.closed = False
+        self.defer_interrupt = DeferredSignal(signal.SIGINT)
+        self._threads = threads
+        self._profile_workers = profile_workers
+        self._turn = threading.Lock()  # held by the thread whose command runs
+        self._parts: dict[type, Any] = {}
+        self._recorder: Any = None  # where commands go inside `fuse`
+        self._connect(transport, engine)
+
+    def _connect(self, transport, engine):
+        self.here = Here(transport, engine)
+        self.registry.forget_workers()
+        self.registry.attach(self.here)
+        self._threads.limit(transport.ranks_here)
+        self.started = False
+        self.broken: str | None = None
+        self._last: tuple[Any, bytes] = None, b""  # the last command, and its bytes
+        transport.while_waiting = self.defer_interrupt.announce
+
+    @property
+    def transport(self) -> Transport:
+        return self.here.transport
+
+    @property
+    def size(self) -> int:
+        return self.here.size
+
+    @property
+    def master_rank(self) -> int:
+        return self.here.master_rank
+
+    @property
+    def workers_inherit(self) -> bool:
+        """Whether workers start with the functions of the master, and so are started late."""
+        return self.transport.inherits and self.here.engine.survives_fork
+
+    def part(self, kind: type[_Part]) -> _Part:
+        """Return the one object of a class that belongs to this world, made when first asked for.
+
+        If it has a method ``close``, that is called when the world is closed.
+        """
+        if kind not in self._parts:
+            self._parts[kind] = kind()
+        return self._parts[kind]
+
+    # Workers
+
+    def start(self) -> None:
+        """Start the workers, unless they have been started."""
+        if self.started:
+            return
+        with defer_termination():
+            if self.size > 1:
+                self.here.engine.before_fork()
+                try:
+                    self.transport.start(self._work)
+                except WorldBrokenError as broken:
+                    self.mark_broken(str(broken))
+                    raise
+            self.started = True
+
+    def _work(self, transport):
+        """Be a worker."""
+        # A forked worker's transport and state are copies of the master's.
+        inherited = transport is self.transport
+        here = self.here if inherited else Here(transport, self.here.engine)
+        work(here, self._threads, self._profile_workers)
+
+    def renew(self, size: int, master_rank: int) -> None:
+        """End the workers, and continue with others, which inherit all that the master has then."""
+        with defer_termination():
+            self._take_turn()
+            try:
+                former, usable = self.here, self.broken is None
+                self.mark_broken(f"a restart has begun, but has not ended; {REMEDY}")
+                self._end_workers(usable)
+                self._copy_out_of_store()
+                self._connect(former.transport.successor(size, master_rank), former.engine)
+                self.here.store.trim_others()
+            finally:
+                self._turn.release()
+
+    def _end_workers(self, usable):
+        try:
+            if self.started and self.size > 1 and usable:
+                self.transport.post(b"")
+        finally:
+            self.transport.close(_CLOSING)
+
+    def _copy_out_of_store(self):
+        """Copy the master's replicas that are in the store to memory of its own.
+
+        The store's memory is about to be freed, or workers shall inherit copies and not the array.
+        """
+        for shared in self.here.shareds:
+            storage = self.here.engine.storage(shared)
+            if isinstance(storage, np.ndarray) and storage in self.here.store:
+                self.here.engine.store(shared, storage.copy())
+
+    # Commands
+
+    def check_usable(self) -> None:
+        """Raise if no command can run in this world any more."""
+        if self.closed:
+            raise ClosedError("this world was closed; call synk.fork() to make a new one")
+        if self.broken is not None:
+            raise WorldBrokenError(self.broken)
+
+    def mark_broken(self, reason: str) -> None:
+        """Refuse every command from here on, for this reason."""
+        self.broken = reason
+
+    @property
+    def is_recording(self) -> bool:
+        """Whether commands are recorded, inside a `fuse` block, and not run yet."""
+        return self._recorder is not None
+
+    @contextlib.contextmanager
+    def recording(self, recorder: Any) -> Iterator[None]:
+        """Have `submit` call ``recorder.add(command, finish)``."""
+        self._recorder = recorder
+        try:
+            yield
+        finally:
+            self._recorder = None
+
+    def submit(self, command: Command, finish: Finish) -> Any:
+        """Run a command and return ``finish(results by rank)``; inside ``fuse()``, record it."""
+        if self._recorder is None:
+            return finish(self.run(command))
+        return self._recorder.add(command, finish)
+
+    def run(self, command: Command) -> list:
+        """Let every rank run the command; return what each returned, by rank.
+
+        Ctrl-C is deferred until every rank is done; a second one is not.
+
+        Raises
+        ------
+        WorkerError
+            If a worker raised.
+        WorldBrokenError
+            If a worker died.
+        Exception
+            What the command raised in the master itself.
+        """
+        self.check_usable()
+        self.here.engine.enter_thread()
+        if self.here.size == 1:
+            return [command.run(self.here)]
+        with self.defer_interrupt:
+            self._take_turn()
+            try:
+                return self._run(command)
+            finally:
+                self._turn.release()
+
+    def _take_turn(self):
+        if not self._turn.acquire(False):
+            raise SynkhronosError(
+                "another call has not returned yet, in another thread or below this signal handler; use "
+                "the processes from one thread at a time"
+            )
+
+    def _run(self, command):
+        if command is not self._last[0]:
+            self._last = command, pickle.dumps(command, pickle.HIGHEST_PROTOCOL)
+        transport, own, error = self.here.transport, None, None
+        try:
+            transport.post(self._last[1])
+            try:
+                own = command.run(self.here)
+            except (WorldBrokenError, SystemExit, KeyboardInterrupt):
+                raise
+            except BaseException as raised:
+                error = raised
+                if not isinstance(raised, CollectiveAbortedError):
+                    transport.abort()
+            replies = transport.collect()
+        except WorldBrokenError as broken:
+            self.mark_broken(str(broken))
+            raise
+        except BaseException as raised:
+            if transport.posted or not isinstance(raised, MemoryError):
+                # Interrupted between the barriers: ranks may be out of step from here on.
+                self.mark_broken(f"a command was interrupted; the workers were ended; {REMEDY}")
+                transport.kill()
+            raise
+        results, failures = self._read(replies)
+        if error is not None and not isinstance(error, CollectiveAbortedError):
+            raise error
+        if failures:
+            raise self._first_cause(failures) from error
+        if error is not None:
+            raise error
+        results[self.here.master_rank] = own
+        return results
+
+    def _read(self, replies):
+        results, failures = [None] * self.size, []
+        for rank, reply in enumerate(replies):
+            if reply is not None:
+                status, results[rank] = pickle.loads(reply)
+                if status is not None:
+                    failures.append((rank, *status))
+        return results, failures
+
+    def _first_cause(self, failures):
+        """Return the error of the first rank that failed by itself, not because of another."""
+        rank, _, *cause = min(failures, key=lambda failure: failure[1])
+        return WorkerError(rank, *cause)
+
+    # The end
+
+    def close(self) -> None:
+        """End the workers and free everything that this world holds."""
+        if self.closed:
+            return
+        if self.transport.is_worker_process():
+            raise SynkhronosError(
+                f"close(): this process is rank {self.here.rank}, a worker; only the master can close"
+            )
+        with defer_termination():
+            alone, usable = self._turn.acquire(False), self.broken is None
+            self.mark_broken("close() has begun and not ended; if it was interrupted, call it again")
+            try:
+                if not alone:  # another thread is in the middle of a command, and has to leave it
+                    self.transport.kill()
+                    alone, usable = self._turn.acquire(timeout=_CLOSING), False
+                self._end_workers(usable)
+            finally:
+                try:
+                    self._free()
+                finally:
+                    if alone:
+                        self._turn.release()
+
+    def _free(self):
+        for part in self._parts.values():
+            if hasattr(part, "close"):
+                part.close()
+        self._copy_out_of_store()
+        self.here.comm = None  # type: ignore[assignment]  # it remembers arrays
+        self.here.store.trim()
+        self.here.store.trim_others()
+        self._threads.restore()
+        self.closed = True
+
+
+def current_world() -> World:
+    """Return the world, or raise if there is none that is open."""
+    if _current is None:
+        raise NotForkedError("no processes yet: call synk.fork() first")
+    if _current.closed:
+        raise ClosedError("the processes were closed: call synk.fork() again first")
+    return _current
+
+
+def world_exists() -> bool:
+    """Whether there is a world that is not closed."""
+    return _current is not None and not _current.closed
+
+
+def enter_world(world: World) -> None:
+    """Make this the current world."""
+    global _current
+    _current = world
+
+
+def _refuse_in_child():
+    """A process that the script forks has the world's objects, but must not use its ranks."""
+    if _current is not None and not _current.closed:
+        _current.mark_broken("this process was forked from the master; only that one may use the ranks")
+
+
+os.register_at_fork(after_in_child=_refuse_in_child)

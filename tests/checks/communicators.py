@@ -1,0 +1,344 @@
+"""What every communicator must do.
+
+Each check takes `ranks`, as of `checks.ranks`, whose subject is a communicator.
+"""
+
+import pickle
+
+import numpy as np
+from checks.ranks import values
+
+FLOATS = ["float16", "float32", "float64"]
+INTS = ["int8", "int16", "int32", "int64", "uint8", "uint32"]
+COMPLEX = ["complex64", "complex128"]
+DTYPES = [*FLOATS, *INTS, *COMPLEX, "bool"]
+OPS = {
+    "avg": [*FLOATS, *COMPLEX],
+    "sum": [*FLOATS, *INTS, *COMPLEX],
+    "prod": [*FLOATS, *INTS, *COMPLEX],
+    "min": [*FLOATS, *INTS, "bool"],
+    "max": [*FLOATS, *INTS, "bool"],
+}
+# More elements than one piece of a reduction has, and fewer than ranks.
+SHAPES = [(), (0,), (1,), (3,), (2, 0, 3), (2, 3, 2), (40_001,)]
+
+
+# Programs: what a rank runs
+
+
+def single(comm, name, array, *args, **kwargs):
+    """Call a collective with one array, and return what there is of it."""
+    result = getattr(comm, name)([array], *args, **kwargs)
+    return None if result is None else result[0]
+
+
+def collective(comm, name, arrays, *args):
+    return single(comm, name, arrays[comm.rank], *args)
+
+
+def weighted(comm, name, arrays, args, weights):
+    return single(comm, name, arrays[comm.rank], *args, weight=weights[comm.rank])
+
+
+def awkward(comm, name, kind, dtype, *args):
+    """Call with an array of an awkward layout."""
+    array = np.arange(24).reshape(4, 6).astype(dtype) + comm.rank
+    if kind == "transposed":
+        array = array.T
+    elif kind == "strided":
+        array = np.repeat(array, 2, axis=1)[::-1, ::2]
+    elif kind == "broadcast":
+        array = np.broadcast_to(np.array(comm.rank + 1, dtype), (4, 6))
+    elif kind == "read-only":
+        array.flags.writeable = False
+    elif kind == "unaligned":
+        buffer = np.zeros(array.nbytes + 1, np.uint8)[1:]
+        buffer[:] = np.frombuffer(array.tobytes(), np.uint8)
+        array = buffer.view(dtype).reshape(4, 6)
+    before = array.copy()
+    result = single(comm, name, array, *args)
+    return before, result, array
+
+
+def many(comm, number, length):
+    """A long row of collectives, each on what the last one returned."""
+    array = np.full(length, comm.rank + 1.0)
+    for turn in range(number):
+        [array] = comm.all_reduce([array], "max")
+        array = array + comm.rank
+        [array] = comm.broadcast([array], turn % comm.size)
+        assert len(comm.all_gather([array[: comm.rank]])[0]) == comm.size
+    return array
+
+
+def unchanged_by_others(comm):
+    """What a collective returned stays as it is while other ranks work on with theirs."""
+    [gathered] = comm.all_gather([np.full(1000, comm.rank)])
+    [received] = comm.broadcast([np.full(1000, comm.rank)], comm.size - 1)
+    [reduced] = comm.all_reduce([np.full(1000, comm.rank + 1)], "sum")
+    comm.group.barrier()
+    received += 100 * (comm.rank + 1)
+    reduced += 100 * (comm.rank + 1)
+    for array in gathered:
+        array += 1000 * (comm.rank + 1)
+    comm.group.barrier()
+    return gathered, received, reduced
+
+
+# Helpers
+
+
+def draw(size, shape, dtype, low=1):
+    """Return one array per rank, of small numbers."""
+    rng = np.random.default_rng(len(shape) + size)
+    numbers = [np.asarray(rng.integers(low, 4, shape)) for _ in range(size)]
+    if np.dtype(dtype).kind == "b":
+        return [np.asarray(number % 2, bool) for number in numbers]
+    if np.dtype(dtype).kind == "c":
+        return [np.asarray(number + 1j * rank, dtype) for rank, number in enumerate(numbers)]
+    return [number.astype(dtype) for number in numbers]
+
+
+def expected(op, arrays, weights=None):
+    stack = np.array(arrays)
+    if op == "avg":
+        wide = stack.astype(np.promote_types(stack.dtype, float))
+        if weights is None:
+            return wide.mean(axis=0)
+        used = [rank for rank, weight in enumerate(weights) if weight]
+        return np.tensordot(np.array(weights)[used], wide[used], 1) / sum(weights)
+    with np.errstate(over="ignore"):
+        name = {"sum": "add", "prod": "multiply", "min": "minimum", "max": "maximum"}[op]
+        return getattr(np, name).reduce(stack, axis=0, dtype=stack.dtype)
+
+
+def assert_reduced(got, wanted, dtype, shape):
+    assert got.dtype == dtype and got.shape == shape
+    if np.dtype(dtype).kind in "fc":
+        rtol = 4e-3 if dtype == "float16" else 1e-5
+        np.testing.assert_allclose(got, wanted, rtol=rtol)
+    else:
+        np.testing.assert_array_equal(got, wanted)
+
+
+def same_bits(arrays):
+    return len({np.ascontiguousarray(array).tobytes() for array in arrays}) == 1
+
+
+# Checks
+
+
+def check_all_reduce_is_the_numpy_reduction_with_the_same_bits_everywhere(ranks):
+    for op, dtypes in OPS.items():
+        for dtype in dtypes:
+            for shape in SHAPES:
+                arrays = draw(ranks.size, shape, dtype)
+                got = values(ranks.run(collective, "all_reduce", arrays, op))
+                wanted = expected(op, arrays)
+                for one in got:
+                    assert_reduced(one, wanted, dtype, shape)
+                assert same_bits(got)
+
+
+def check_reduce_gives_the_root_the_reduction_and_the_others_their_own(ranks):
+    for op, dtypes in OPS.items():
+        for root in range(ranks.size):
+            for dtype, shape in zip(dtypes, [(), (0,), (3,), (2, 3, 2), (40_001,)] * 3):
+                arrays = draw(ranks.size, shape, dtype)
+                got = values(ranks.run(collective, "reduce", arrays, op, root))
+                assert_reduced(got[root], expected(op, arrays), dtype, shape)
+                for rank, one in enumerate(got):
+                    if rank != root:
+                        np.testing.assert_array_equal(one, arrays[rank])
+
+
+def check_sums_of_random_numbers_have_the_same_bits_everywhere(ranks):
+    rng = np.random.default_rng(0)
+    for dtype in FLOATS:
+        arrays = list(rng.normal(size=(ranks.size, 70_001)).astype(dtype))
+        for op in ("sum", "avg", "prod"):
+            assert same_bits(values(ranks.run(collective, "all_reduce", arrays, op)))
+        weights = list(range(1, ranks.size + 1))
+        assert same_bits(values(ranks.run(weighted, "all_reduce", arrays, ["avg"], weights)))
+
+
+def check_an_average_is_weighted_and_a_weight_of_zero_leaves_a_rank_out(ranks):
+    size = ranks.size
+    choices = [[1] * size, [0.5] * size, list(range(1, size + 1)), [3, *[0] * (size - 1)],
+               [*[0] * (size - 1), 2]]
+    for dtype in [*FLOATS, *COMPLEX]:
+        for shape in [(), (5,), (2, 3)]:
+            for weights in choices:
+                arrays = draw(size, shape, dtype)
+                for rank, weight in enumerate(weights):
+                    if not weight:
+                        arrays[rank] = np.full(shape, np.nan, dtype)
+                wanted = expected("avg", arrays, weights)
+                got = values(ranks.run(weighted, "all_reduce", arrays, ["avg"], weights))
+                for one in got:
+                    assert_reduced(one, wanted, dtype, shape)
+                for root in {0, size - 1}:
+                    got = values(ranks.run(weighted, "reduce", arrays, ["avg", root], weights))
+                    assert_reduced(got[root], wanted, dtype, shape)
+
+
+def check_weights_are_for_averages_alone(ranks):
+    arrays = draw(ranks.size, (4,), "float32")
+    weights = [2, *[0] * (ranks.size - 1)]
+    for op in ("sum", "prod", "min", "max"):
+        for one in values(ranks.run(weighted, "all_reduce", arrays, [op], weights)):
+            assert_reduced(one, expected(op, arrays), "float32", (4,))
+
+
+def check_wrong_reductions_are_errors_on_every_rank_and_the_next_is_right(ranks):
+    size = ranks.size
+    fine = draw(size, (4,), "float32")
+    shapes = [np.ones(4 + rank, "float32") for rank in range(size)]
+    same_size = [np.ones((2, 3) if rank else (3, 2)) for rank in range(size)]
+    dtypes = [np.ones(4, "float64" if rank else "float32") for rank in range(size)]
+    wrong = [
+        ("all_reduce", fine, ["mean"], None, ValueError),
+        ("all_reduce", draw(size, (4,), "int32"), ["avg"], None, TypeError),
+        ("all_reduce", draw(size, (4,), "bool"), ["sum"], None, TypeError),
+        ("all_reduce", fine, ["avg"], [0] * size, ValueError),
+    ]
+    if size > 1:
+        for arrays in (shapes, same_size, dtypes):
+            wrong.append(("all_reduce", arrays, ["sum"], None, ValueError))
+            wrong.append(("reduce", arrays, ["avg", size - 1], [1] * size, ValueError))
+    for name, arrays, args, weights, error in wrong:
+        for _ in range(10):
+            outcomes = ranks.run(weighted, name, arrays, args, weights or [1] * size)
+            assert [outcome.error for outcome in outcomes] == [error] * size
+            if arrays is shapes:
+                for outcome in outcomes:
+                    for rank in range(size):
+                        assert f"rank {rank}: {arrays[rank].shape}" in outcome.message
+            got = values(ranks.run(collective, "all_reduce", fine, "max"))
+            assert_reduced(got[0], expected("max", fine), "float32", (4,))
+
+
+def check_broadcast_brings_the_roots_array_whatever_the_others_have(ranks):
+    for dtype in DTYPES:
+        for shape in SHAPES:
+            for root in range(ranks.size):
+                arrays = draw(ranks.size, shape, dtype)
+                if root % 2:
+                    arrays = [a if rank == root else np.zeros((rank, 2), dtype)
+                              for rank, a in enumerate(arrays)]
+                for one in values(ranks.run(collective, "broadcast", arrays, root)):
+                    assert one.dtype == dtype and one.shape == shape
+                    np.testing.assert_array_equal(one, arrays[root])
+
+
+def check_gather_and_all_gather_bring_every_ranks_array_also_of_unequal_shapes(ranks):
+    for dtype in DTYPES:
+        for shape in SHAPES:
+            arrays = draw(ranks.size, shape, dtype)
+            if shape:
+                arrays = [array[: 2 * rank] for rank, array in enumerate(arrays)]
+            for root in {0, ranks.size - 1}:
+                got = values(ranks.run(collective, "gather", arrays, root))
+                assert [one is None for one in got] == [r != root for r in range(ranks.size)]
+                assert_equal_lists(got[root], arrays)
+            for one in values(ranks.run(collective, "all_gather", arrays)):
+                assert_equal_lists(one, arrays)
+
+
+def assert_equal_lists(got, arrays):
+    assert len(got) == len(arrays)
+    for one, other in zip(got, arrays):
+        assert one.dtype == other.dtype and one.shape == other.shape
+        np.testing.assert_array_equal(one, other)
+
+
+def check_arrays_of_any_layout_are_taken(ranks):
+    for kind in ("transposed", "strided", "broadcast", "read-only", "unaligned"):
+        for dtype in ("float32", "int64"):
+            outcomes = values(ranks.run(awkward, "all_reduce", kind, dtype, "max"))
+            wanted = np.maximum.reduce([before for before, _, _ in outcomes])
+            for _, result, _ in outcomes:
+                np.testing.assert_array_equal(result, wanted)
+                assert result.flags.writeable
+            root = ranks.size - 1
+            outcomes = values(ranks.run(awkward, "broadcast", kind, dtype, root))
+            for _, result, _ in outcomes:
+                np.testing.assert_array_equal(result, outcomes[root][0])
+            outcomes = values(ranks.run(awkward, "all_gather", kind, dtype))
+            for _, result, _ in outcomes:
+                assert_equal_lists(result, [before for before, _, _ in outcomes])
+            for before, _, array in outcomes:
+                np.testing.assert_array_equal(array, before)
+
+
+def check_long_rows_of_collectives_stay_in_step(ranks):
+    for length in (1, 1000):
+        outcomes = values(ranks.run(many, 60, length))
+        array = np.arange(ranks.size) + 1.0
+        for turn in range(60):
+            array = array.max() + np.arange(ranks.size)
+            array = np.repeat(array[turn % ranks.size], ranks.size)
+        for one in outcomes:
+            np.testing.assert_array_equal(one, np.full(length, array[0]))
+
+
+def check_what_a_rank_does_with_its_result_is_its_own_affair(ranks):
+    for rank, (gathered, received, reduced) in enumerate(values(ranks.run(unchanged_by_others))):
+        for other, array in enumerate(gathered):
+            assert (array == other + 1000 * (rank + 1)).all()
+        assert (received == ranks.size - 1 + 100 * (rank + 1)).all()
+        total = ranks.size * (ranks.size + 1) // 2
+        assert (reduced == total + 100 * (rank + 1)).all()
+
+
+def joint(comm, name, lists, calls):
+    """Call a collective on the same list of arrays again and again, each time with other arguments."""
+    arrays = [array.copy() for array in lists[comm.rank]]
+    results = []
+    for args, kwargs in calls:
+        result = getattr(comm, name)(arrays, *args, **{key: by[comm.rank] for key, by in kwargs.items()})
+        results.append(pickle.loads(pickle.dumps(result)))
+        if name != "gather" and result is not None and name != "all_gather":
+            for array, first in zip(result, lists[comm.rank]):
+                array[...] = first  # an update in place, of the array to work on with
+            arrays = result
+    return results
+
+
+def check_arrays_of_any_number_shape_and_dtype_travel_together(ranks):
+    size = ranks.size
+    kinds = [((3,), "float32"), ((0,), "float64"), ((40_001,), "float32"), ((), "float64")]
+    kinds += [((2, 3), "int64"), ((1,), "int8")]
+    drawn = [draw(size, shape, dtype) for shape, dtype in kinds]
+    lists = [[arrays[rank] for arrays in drawn] for rank in range(size)]
+    ops = ["sum", "sum", "max", "sum", "prod"]
+    for outcome in values(ranks.run(joint, "all_reduce", lists, [((op,), {}) for op in ops])):
+        for op, results in zip(ops, outcome):
+            for result, arrays in zip(results, drawn):
+                np.testing.assert_allclose(result, expected(op, arrays), rtol=1e-6)
+    outcomes = values(ranks.run(joint, "gather", lists, [((size - 1,), {})] * 2))
+    for result, arrays in zip(outcomes[-1][1], drawn):
+        for one, array in zip(result, arrays):
+            np.testing.assert_array_equal(one, array)
+    assert all(outcome == [None, None] for outcome in outcomes[:-1])
+    root = size // 2
+    for first, second in values(ranks.run(joint, "broadcast", lists, [((root,), {})] * 2)):
+        for one, two, arrays in zip(first, second, drawn):
+            np.testing.assert_array_equal(one, arrays[root])
+            np.testing.assert_array_equal(two, arrays[root])
+
+
+def check_weights_may_change_from_call_to_call(ranks):
+    size = ranks.size
+    lists = [[np.full(3, 1.0 + rank), np.full(50_000, 10.0 * rank)] for rank in range(size)]
+    weights = [[1] * size, [rank + 1 for rank in range(size)], [rank % 2 for rank in range(size)]]
+    weights = [one for one in [*weights, weights[0]] if any(one)]
+    calls = [(("avg",), {"weight": one}) for one in weights]
+    for outcome in values(ranks.run(joint, "all_reduce", lists, calls)):
+        for one, (small, large) in zip(weights, outcome):
+            mean = np.average(range(size), weights=one)
+            np.testing.assert_allclose(small, 1 + mean)
+            np.testing.assert_allclose(large, 10 * mean)
+
+
+CHECKS = [item for name, item in sorted(globals().items()) if name.startswith("check_")]

@@ -1,0 +1,209 @@
+"""What every engine must do.
+
+Each check takes a `lab`, which has an `engine` and makes the variables of its graphs:
+``tensor(name, ndim)`` an input of dtype ``lab.dtype``, ``shared(value, name)``, ``streams(seed)`` and
+``uniform(streams, size)``. Variables have ``+``, ``-``, ``*``, ``mean(axis)`` and ``sum(axis)``.
+"""
+
+import numpy as np
+import pytest
+
+
+def build(lab, inputs, outputs, updates=(), givens=None, sliceable=(), **kwargs):
+    on_host = [True] * len(outputs)
+    return lab.engine.build(inputs, outputs, list(updates), givens, list(sliceable), on_host, **kwargs)
+
+
+def numbers(lab, *shape):
+    return np.arange(1, 1 + np.prod(shape, dtype=int)).reshape(shape).astype(lab.dtype)
+
+
+def value_of(lab, shared):
+    return np.array(lab.engine.to_host(lab.engine.storage(shared)))
+
+
+def check_types_are_known_and_other_objects_refused(lab):
+    x, w = lab.tensor("x", 2), lab.shared(numbers(lab, 3), "w")
+    assert lab.engine.type_of(x)[:2] == (np.dtype(lab.dtype), 2)
+    assert lab.engine.type_of(w)[:2] == (np.dtype(lab.dtype), 1)
+    assert lab.engine.type_of(x).broadcastable == (False, False)
+    assert [lab.engine.is_shared(one) for one in (x, w, 3, None)] == [False, True, False, False]
+    assert [lab.engine.is_tensor(one) for one in (x, w, 3, None)] == [True, True, False, False]
+    for other in (3, "x", None, np.ones(3)):
+        with pytest.raises(TypeError, match="expected a"):
+            lab.engine.type_of(other)
+
+
+def check_a_function_computes_its_outputs_or_a_subset_of_them(lab):
+    x, y = lab.tensor("x", 2), lab.tensor("y", 2)
+    compiled = build(lab, [x, y], [x + y, (x * y).sum(axis=0), x.mean()], name="three")
+    assert compiled.name == "three"
+    a, b = numbers(lab, 3, 2), numbers(lab, 3, 2) * 2
+    wanted = [a + b, (a * b).sum(axis=0), a.mean()]
+    for subset in (None, [0], [2, 1], []):
+        got = lab.engine.call(compiled, [a, b], subset)
+        chosen = wanted if subset is None else [wanted[index] for index in subset]
+        assert len(got) == len(chosen)
+        for one, other in zip(got, chosen):
+            assert isinstance(one, np.ndarray) and one.dtype == lab.dtype and one.shape == other.shape
+            np.testing.assert_allclose(one, other, rtol=1e-6)
+
+
+def check_updates_read_the_old_values(lab):
+    v, w = lab.shared(numbers(lab, 2), "v"), lab.shared(numbers(lab, 2) * 10, "w")
+    swap = build(lab, [], [v + w], [(v, w), (w, v)])
+    assert {one.name for one in lab.engine.updated(swap)} == {"v", "w"}
+    [total] = lab.engine.call(swap, [])
+    np.testing.assert_array_equal(total, [11, 22])
+    assert value_of(lab, v).tolist() == [10, 20] and value_of(lab, w).tolist() == [1, 2]
+
+
+def check_what_a_function_reads_and_updates_is_known(lab):
+    read, written, both = (lab.shared(numbers(lab, 2), name) for name in ("read", "written", "both"))
+    x = lab.tensor("x", 1)
+    compiled = build(lab, [x], [read.sum()], [(written, x * 2), (both, both + x)])
+    assert {one.name for one in lab.engine.shareds(compiled)} == {"read", "written", "both"}
+    assert lab.engine.shareds(compiled) == lab.engine.shareds(compiled)
+    assert {one.name for one in lab.engine.updated(compiled)} == {"written", "both"}
+    assert lab.engine.reads(compiled, both) and not lab.engine.reads(compiled, written)
+
+
+def check_givens_replace_variables(lab):
+    x, y, w = lab.tensor("x", 1), lab.tensor("y", 1), lab.shared(numbers(lab, 3), "w")
+    for givens in ({y: w * 2}, [(y, w * 2)]):
+        compiled = build(lab, [x], [x + y], givens=givens)
+        [got] = lab.engine.call(compiled, [numbers(lab, 3)])
+        np.testing.assert_array_equal(got, 3 * numbers(lab, 3))
+
+
+def check_sliceable_variables_are_arguments_wherever_they_are_used(lab):
+    x, given = lab.tensor("x", 1), lab.tensor("given", 1)
+    rows, w = lab.shared(numbers(lab, 5), "rows"), lab.shared(numbers(lab, 1), "w")
+    compiled = build(
+        lab, [x], [x + rows, given.sum()], [(w, rows.sum() + w)], {given: rows * 2}, [rows]
+    )
+    storage = lab.engine.storage(rows)
+    chosen = lab.engine.take(storage, range(1, 3))
+    sums, total = lab.engine.call(compiled, [numbers(lab, 2) * 10, chosen])
+    np.testing.assert_array_equal(sums, [12, 23])
+    np.testing.assert_array_equal(total, 10)
+    np.testing.assert_array_equal(value_of(lab, w), [6])
+    np.testing.assert_array_equal(value_of(lab, rows), numbers(lab, 5))
+
+
+def check_a_sliceable_variable_must_be_used_and_not_be_given(lab):
+    x, unused = lab.tensor("x", 1), lab.shared(numbers(lab, 2), "unused")
+    with pytest.raises(ValueError, match="sliceable_shareds: unused"):
+        build(lab, [x], [x * 2], sliceable=[unused])
+    with pytest.raises(ValueError, match="sliceable_shareds: unused"):
+        build(lab, [x], [x + unused], givens={unused: x}, sliceable=[unused])
+
+
+def check_the_very_array_that_is_stored_is_the_storage(lab):
+    w = lab.shared(numbers(lab, 4), "w")
+    array = lab.engine.to_device(numbers(lab, 4) * 2)
+    lab.engine.store(w, array)
+    assert lab.engine.storage(w) is array
+    compiled = build(lab, [], [w.sum()])
+    assert lab.engine.call(compiled, [])[0] == 20
+
+
+def check_writing_is_in_place_where_the_shape_is_the_same(lab):
+    w = lab.shared(numbers(lab, 4), "w")
+    storage = lab.engine.storage(w)
+    lab.engine.write(w, numbers(lab, 4) * 3)
+    assert lab.engine.storage(w) is storage
+    np.testing.assert_array_equal(value_of(lab, w), numbers(lab, 4) * 3)
+    lab.engine.write(w, numbers(lab, 2))
+    np.testing.assert_array_equal(value_of(lab, w), numbers(lab, 2))
+
+
+def check_rows_are_taken_as_by_numpy(lab):
+    array = lab.engine.to_device(numbers(lab, 6, 2))
+    for rows in (range(1, 4), range(0, 6, 2), range(0), np.array([5, 0, 0]), np.array([2])):
+        got = np.array(lab.engine.to_host(lab.engine.take(array, rows)))
+        np.testing.assert_array_equal(got, numbers(lab, 6, 2)[np.array(list(rows), int)])
+    out = np.zeros((2, 2), lab.dtype)
+    assert lab.engine.take(numbers(lab, 6, 2), np.array([4, 1]), out) is out
+    np.testing.assert_array_equal(out, numbers(lab, 6, 2)[[4, 1]])
+
+
+def check_arrays_go_to_the_device_and_back(lab):
+    value = numbers(lab, 3, 2)
+    array = lab.engine.to_device(value)
+    value[:] = 0
+    np.testing.assert_array_equal(np.array(lab.engine.to_host(array)), numbers(lab, 3, 2))
+    out = np.zeros((3, 2), lab.dtype)
+    lab.engine.read(array, out)
+    np.testing.assert_array_equal(out, numbers(lab, 3, 2))
+
+
+def check_a_pickle_names_known_variables_and_brings_the_others(lab):
+    known, new = lab.shared(np.zeros(100_000, lab.dtype), "known"), lab.shared(numbers(lab, 2), "new")
+    x = lab.tensor("x", 1)
+    compiled = build(lab, [x], [x + known.sum() + new.sum()], [(known, known + 1), (new, new * 2)])
+    payload = lab.engine.dumps((["some", compiled], [new]), {known: 0})
+    assert len(bytes(payload)) < 100_000
+    lab.engine.after_replication()
+    here = lab.shared(numbers(lab, 3), "here")
+    [some, loaded], [arrived] = lab.engine.loads(payload, [here])
+    assert some == "some" and arrived.name == "new" and arrived is not new
+    assert {id(one) for one in lab.engine.shareds(loaded)} == {id(here), id(arrived)}
+    for _ in range(2):
+        [got] = lab.engine.call(loaded, [numbers(lab, 2)])
+    np.testing.assert_array_equal(got, numbers(lab, 2) + 9 + 6)
+    np.testing.assert_array_equal(value_of(lab, here), numbers(lab, 3) + 2)
+    np.testing.assert_array_equal(value_of(lab, arrived), numbers(lab, 2) * 4)
+    np.testing.assert_array_equal(value_of(lab, new), numbers(lab, 2))
+
+
+def check_values_are_exported_and_restored(lab):
+    w = lab.shared(numbers(lab, 2, 3), "w")
+    saved = lab.engine.export(w).copy()
+    np.testing.assert_array_equal(saved, numbers(lab, 2, 3))
+    lab.engine.write(w, numbers(lab, 2, 3) * 0)
+    lab.engine.restore(w, saved)
+    np.testing.assert_array_equal(value_of(lab, w), numbers(lab, 2, 3))
+    saved[:] = 7
+    np.testing.assert_array_equal(value_of(lab, w), numbers(lab, 2, 3))
+
+
+def draws(lab, compiled, number=3):
+    return np.concatenate([np.array(lab.engine.call(compiled, [])[0]) for _ in range(number)])
+
+
+def check_streams_continue_and_are_seeded_exported_and_restored(lab):
+    streams = lab.streams(5)
+    compiled = build(lab, [], [lab.uniform(streams, (4,)), lab.uniform(streams, (4,))])
+    states = lab.engine.random_streams(compiled)
+    assert len(states) == 2 and all(lab.engine.is_shared(one) for one in states)
+    assert set(states) <= set(lab.engine.updated(compiled))
+    first = draws(lab, compiled)
+    assert len(set(first.tolist())) == 12
+    assert set(lab.engine.seed(streams, 5)) >= set(states)
+    np.testing.assert_array_equal(draws(lab, compiled), first)
+    lab.engine.seed(streams, 6)
+    assert not set(draws(lab, compiled).tolist()) & set(first.tolist())
+    saved = [lab.engine.export(one).copy() for one in states]
+    following = draws(lab, compiled)
+    for one, array in zip(states, saved):
+        lab.engine.restore(one, array)
+    np.testing.assert_array_equal(draws(lab, compiled), following)
+    with pytest.raises(TypeError, match="expected"):
+        lab.engine.seed("streams", 1)
+
+
+def check_jumps_lead_to_streams_of_their_own(lab):
+    streams = lab.streams(5)
+    compiled = build(lab, [], [lab.uniform(streams, (50,))])
+    [state] = lab.engine.random_streams(compiled)
+    seen = []
+    for index in (0, 1, 2, 1):
+        lab.engine.seed(streams, 5)
+        lab.engine.jump(state, index)
+        seen.append(draws(lab, compiled).tolist())
+    assert seen[1] == seen[3]
+    assert len(set(seen[0]) | set(seen[1]) | set(seen[2])) == 450
+
+
+CHECKS = [item for name, item in sorted(globals().items()) if name.startswith("check_")]

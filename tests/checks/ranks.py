@@ -1,0 +1,83 @@
+"""Ranks that run programs: what the checks of communicators, stores and transports need."""
+
+import pickle
+from typing import NamedTuple
+
+from synkhronos._errors import CollectiveAbortedError, WorldBrokenError
+
+
+class Outcome(NamedTuple):
+    """What a rank returned, or the class of what it raised and the message."""
+
+    value: object
+    error: type = None
+    message: str = ""
+
+
+class Ranks:
+    """The ranks of a transport, which run ``program(subject, *args)``.
+
+    Parameters
+    ----------
+    transport : Transport
+        The master's, not started yet.
+    make : callable
+        ``make(transport)`` returns the subject of a rank: the transport itself if it is left out.
+    """
+
+    def __init__(self, transport, make=lambda transport: transport):
+        self.size = transport.size
+        self.transport = transport
+        self._make = make
+        self._subject = make(transport)
+        if self.size > 1:
+            transport.start(self._serve)
+
+    def _serve(self, transport):
+        # A forked rank has the master's subject.
+        subject = self._subject if transport is self.transport else self._make(transport)
+        while True:
+            payload = transport.receive()
+            if payload == b"":
+                return
+            transport.reply(pickle.dumps(self._attempt(transport, subject, payload)))
+
+    def _attempt(self, transport, subject, payload):
+        program, args = pickle.loads(payload)
+        try:
+            return Outcome(program(subject, *args))
+        except WorldBrokenError:
+            raise
+        except Exception as error:
+            if not isinstance(error, CollectiveAbortedError):
+                transport.abort()
+            return Outcome(None, type(error), str(error))
+
+    def run(self, program, *args):
+        """Return the `Outcome` of every rank. Program and arguments are pickled."""
+        payload = pickle.dumps((program, args))
+        if self.size == 1:
+            return [self._attempt(self.transport, self._subject, payload)]
+        self.transport.post(payload)
+        own = self._attempt(self.transport, self._subject, payload)
+        replies = self.transport.collect()
+        master = self.transport.master_rank
+        assert [reply is None for reply in replies] == [rank == master for rank in range(self.size)]
+        outcomes = [reply and pickle.loads(reply) for reply in replies]
+        outcomes[master] = own
+        return outcomes
+
+    def values(self, program, *args):
+        """As `run`, where no rank may fail; returns the values."""
+        return values(self.run(program, *args))
+
+    def close(self):
+        if self.size > 1:
+            self.transport.post(b"")
+        self.transport.close(5)
+
+
+def values(outcomes):
+    for rank, outcome in enumerate(outcomes):
+        assert outcome.error is None, f"rank {rank}: {outcome.error.__name__}: {outcome.message}"
+    return [outcome.value for outcome in outcomes]

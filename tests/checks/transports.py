@@ -1,0 +1,123 @@
+"""What every transport must do.
+
+Each check takes `ranks`, as of `checks.ranks`, whose subject is the transport of a rank.
+"""
+
+import itertools
+import time
+
+from synkhronos._errors import CollectiveAbortedError
+
+LENGTHS = [0, 1, 7, 32_700, 32_768, 40_000, 200_000]
+
+
+# Programs: what a rank runs
+
+
+def identify(transport):
+    master, worker = transport.is_master_process(), transport.is_worker_process()
+    return transport.rank, transport.size, transport.master_rank, transport.distance, master, worker
+
+
+def echo(transport, payload, factor):
+    return payload * factor + bytes([transport.rank])
+
+
+def exchange(transport, lengths):
+    """Exchange items of these lengths, one after the other; return what came, for each."""
+    received = []
+    for turn, length in enumerate(lengths):
+        item = bytes([transport.rank, turn]) * (length + transport.rank)
+        received.append(transport.exchange(item))
+    return [
+        [(len(item), item[:2], item == item[:2] * (len(item) // 2)) for item in items]
+        for items in received
+    ]
+
+
+def wait_for_the_slowest(transport, slowest, pause):
+    if transport.rank == slowest:
+        time.sleep(pause)
+    entered = time.monotonic()
+    transport.barrier()
+    return entered, time.monotonic()
+
+
+def fail(transport, failing, before, after):
+    """Pass some barriers, fail on some ranks, let the others continue to more of them."""
+    for _ in range(before):
+        transport.exchange(b"before")
+    if transport.rank in failing:
+        raise ZeroDivisionError
+    for _ in range(after):
+        transport.exchange(b"after")
+    return "passed"
+
+
+def sum_of_ranks(transport):
+    import numpy as np
+
+    [total] = transport.communicator().all_reduce([np.array([transport.rank + 1.0])], "sum")
+    return total.tolist()
+
+
+# Checks
+
+
+def check_every_rank_knows_itself(ranks):
+    master, size = ranks.transport.master_rank, ranks.size
+    assert ranks.values(identify) == [
+        (rank, size, master, (rank - master) % size, rank == master, rank != master)
+        for rank in range(size)
+    ]
+    assert 1 <= ranks.transport.ranks_here <= size
+
+
+def check_payloads_and_replies_of_any_length_arrive(ranks):
+    for length in (0, 1, 1000, (1 << 16) - 1, 1 << 16, (1 << 20) + 1, 5 << 20):
+        for payload, factor in ((b"ab" * length, 1), (b"x", length)):
+            got = ranks.values(echo, payload, factor)
+            assert got == [payload * factor + bytes([rank]) for rank in range(ranks.size)]
+    assert ranks.values(echo, b"y", 3) == [b"yyy" + bytes([rank]) for rank in range(ranks.size)]
+
+
+def check_items_of_any_length_are_exchanged_in_order(ranks):
+    for lengths in ([], [0], LENGTHS, LENGTHS[::-1], [40_000] * 3, [0, 200_000, 0, 200_000, 1]):
+        expected = [
+            [
+                (2 * (length + rank), bytes([rank, turn])[: 2 * (length + rank)], True)
+                for rank in range(ranks.size)
+            ]
+            for turn, length in enumerate(lengths)
+        ]
+        assert ranks.values(exchange, lengths) == [expected] * ranks.size
+
+
+def check_nobody_leaves_a_barrier_before_the_last_one_enters_it(ranks):
+    for slowest in range(ranks.size):
+        times = ranks.values(wait_for_the_slowest, slowest, 0.02)
+        assert min(left for _, left in times) >= max(entered for entered, _ in times)
+
+
+def check_ranks_leave_the_barrier_that_a_failed_one_never_reaches(ranks):
+    everyone = range(ranks.size)
+    several = [set(everyone), {0}, {ranks.size - 1}, set(everyone[::2])]
+    for failing, before, after in itertools.product(several, (0, 1, 3), (0, 1, 2)):
+        for rank, outcome in enumerate(ranks.run(fail, failing, before, after)):
+            if rank in failing:
+                assert outcome.error is ZeroDivisionError
+            elif after:
+                assert outcome.error is CollectiveAbortedError
+            else:
+                assert outcome.value == "passed"
+        # What the failed command has left does not disturb the next.
+        lengths = [3, 50_000]
+        assert all(len(one) == 2 for one in ranks.values(exchange, lengths))
+        assert ranks.values(fail, set(), 3, 2) == ["passed"] * ranks.size
+
+
+def check_it_has_a_communicator(ranks):
+    assert ranks.values(sum_of_ranks) == [[ranks.size * (ranks.size + 1) / 2]] * ranks.size
+
+
+CHECKS = [item for name, item in sorted(globals().items()) if name.startswith("check_")]

@@ -1,0 +1,209 @@
+"""Programs of tests in processes of their own.
+
+A test that needs its own process is an ordinary function with the decorator `own_process`: its body runs
+in a new process, which then ends as a script does. `Programs.run` does the same with any function of a
+module in this folder, and returns what came of it.
+
+The new processes are forked from one that has imported what they need: that takes a hundredth of the
+time of starting Python. Where the start itself is tested, there is the fixture ``run_python``.
+"""
+
+import faulthandler
+import functools
+import importlib
+import inspect
+import os
+import pickle
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+import pytest
+
+FOLDER = Path(__file__).resolve().parent
+ROOT = FOLDER.parent
+_LENGTH = struct.Struct("!Q")
+_IN_CHILD = "_tests_in_child"  # an attribute of this module's, in processes that run programs
+
+
+class Done(NamedTuple):
+    """What came of a process: as of ``subprocess.run``, with text."""
+
+    pid: int
+    returncode: int
+    stdout: str
+    stderr: str
+
+    def check(self):
+        """Fail unless the process ended with 0."""
+        if self.returncode:
+            pytest.fail(f"the process ended with {self.returncode}\n{self.stdout}{self.stderr}", False)
+        return self
+
+
+def own_process(test=None, *, timeout=60):
+    """Have the body of a test run in a process of its own, with this limit in seconds.
+
+    The test may be parametrized; of fixtures it can only have those whose values can be pickled. Its
+    working folder is ``tmp_path``.
+    """
+    if test is None:
+        return functools.partial(own_process, timeout=timeout)
+    if _IN_CHILD in globals():
+        return test
+
+    def run(programs, tmp_path, **arguments):
+        if "tmp_path" in names:
+            arguments["tmp_path"] = tmp_path
+        programs.run(run, timeout=timeout, cwd=tmp_path, **arguments).check()
+
+    names = list(inspect.signature(test).parameters)
+    functools.update_wrapper(run, test)
+    wanted = dict.fromkeys(["programs", "tmp_path", *names])
+    kind = inspect.Parameter.KEYWORD_ONLY
+    run.__signature__ = inspect.Signature([inspect.Parameter(name, kind) for name in wanted])
+    return run
+
+
+class Programs:
+    """Runs functions in new processes.
+
+    Parameters
+    ----------
+    modules : sequence of str
+        What the process that they are forked from imports at its start.
+    """
+
+    def __init__(self, modules=("numpy", "psutil", "synkhronos", "theano", "pytest")):
+        ours, theirs = socket.socketpair()
+        code = (
+            f"import sys; sys.path[:0] = {[str(FOLDER), str(ROOT)]!r}\n"
+            f"import processes\nprocesses.serve()"
+        )
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", code, str(theirs.fileno()), *modules],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+        )
+        theirs.close()
+        self._connection = ours
+
+    def close(self):
+        self._connection.close()
+        self._process.wait(10)
+
+    def run(self, program, *args, timeout=60, cwd=None, environment=None, **kwargs):
+        """Run a function, named by itself, in a new process; return the `Done`.
+
+        The arguments are pickled. After `timeout` seconds the process writes its traceback and ends.
+        """
+        request = {
+            "program": (program.__module__, program.__qualname__),
+            "arguments": pickle.dumps((args, kwargs)),
+            "cwd": str(cwd or os.getcwd()),
+            "environment": {**os.environ, **(environment or {})},
+            "timeout": timeout,
+        }
+        with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
+            descriptors = [stdout.fileno(), stderr.fileno()]
+            _send(self._connection, request, descriptors)
+            pid, _ = _receive(self._connection)
+            self._connection.settimeout(timeout + 10)
+            try:
+                status, _ = _receive(self._connection)
+            except TimeoutError:
+                os.kill(pid, signal.SIGKILL)
+                self._connection.settimeout(10)
+                status, _ = _receive(self._connection)
+            finally:
+                self._connection.settimeout(None)
+            texts = []
+            for file in (stdout, stderr):
+                file.seek(0)
+                texts.append(file.read().decode())
+        left = [one for one in psutil.process_iter() if _is_of_session(one, pid)]
+        for one in left:
+            one.kill()
+        assert not left, f"left behind: {left}\n{''.join(texts)}"
+        return Done(pid, os.waitstatus_to_exitcode(status), *texts)
+
+
+def _is_of_session(process, session):
+    try:
+        return os.getsid(process.pid) == session and process.status() != psutil.STATUS_ZOMBIE
+    except (ProcessLookupError, psutil.Error):
+        return False
+
+
+def _send(connection, item, descriptors=()):
+    payload = pickle.dumps(item)
+    socket.send_fds(connection, [_LENGTH.pack(len(payload))], descriptors)
+    connection.sendall(payload)
+
+
+def _receive(connection, descriptors=0):
+    start, received, _, _ = socket.recv_fds(connection, _LENGTH.size, descriptors)
+    if not start:
+        raise EOFError
+    (length,) = _LENGTH.unpack(start)
+    payload = b""
+    while len(payload) < length:
+        payload += connection.recv(length - len(payload))
+    return pickle.loads(payload), received
+
+
+def serve():
+    """Be the process that the programs are forked from; in each of these, be the program."""
+    globals()[_IN_CHILD] = True
+    descriptor, *modules = sys.argv[1:]
+    for name in modules:
+        importlib.import_module(name)
+    connection = socket.socket(fileno=int(descriptor))
+    while True:
+        try:
+            request, (stdout, stderr) = _receive(connection, 2)
+        except EOFError:
+            return
+        sys.stdout.flush()
+        pid = os.fork()
+        if not pid:
+            connection.close()
+            return _be_program(request, stdout, stderr)
+        os.close(stdout), os.close(stderr)
+        _send(connection, pid)
+        _send(connection, os.waitpid(pid, 0)[1])
+
+
+def _be_program(request, stdout, stderr):
+    os.dup2(stdout, 1), os.dup2(stderr, 2)
+    os.close(stdout), os.close(stderr)
+    os.setsid()  # signals to the group are for this program's processes alone
+    # As in a script that a terminal starts, whatever this process has inherited.
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGQUIT, signal.SIGPIPE):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # as Python does
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    os.chdir(request["cwd"])
+    faulthandler.dump_traceback_later(request["timeout"], exit=True)
+    module, name = request["program"]
+    sys.argv = [name]
+    program = functools.reduce(getattr, name.split("."), importlib.import_module(module))
+    args, kwargs = pickle.loads(request["arguments"])
+    program(*args, **kwargs)
+    faulthandler.cancel_dump_traceback_later()
+
+
+@pytest.fixture(scope="session")
+def programs():
+    """`Programs`, whose processes are forked from one that has imported the library."""
+    made = Programs()
+    yield made
+    made.close()

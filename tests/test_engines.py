@@ -1,0 +1,74 @@
+"""The checks of `checks.engines`, on each engine."""
+
+import doctest
+
+import numpy as np
+import pytest
+import theano
+import theano.tensor as tt
+from checks.engines import CHECKS
+from theano.sandbox.rng_mrg import MRG_RandomStreams
+from theano.tensor.shared_randomstreams import RandomStreams
+
+from synkhronos.engines import naive
+from synkhronos.engines.theano_cpu import TheanoCpuEngine
+
+
+class NaiveLab:
+    dtype = "float64"
+
+    def __init__(self):
+        self.engine = naive.NaiveEngine()
+
+    def tensor(self, name, ndim):
+        return naive.Tensor(name, self.dtype, ndim)
+
+    shared = staticmethod(naive.Shared)
+    streams = staticmethod(naive.Streams)
+
+    def uniform(self, streams, size):
+        return streams.uniform(size)
+
+
+class TheanoLab:
+    dtype = "float64"
+    streams = RandomStreams
+
+    def __init__(self):
+        self.engine = TheanoCpuEngine()
+
+    def tensor(self, name, ndim):
+        return tt.TensorType(self.dtype, (False,) * ndim)(name)
+
+    shared = staticmethod(theano.shared)
+
+    def uniform(self, streams, size):
+        return streams.uniform(size)
+
+
+class MrgLab(TheanoLab):
+    streams = MRG_RandomStreams
+
+
+ALL = [(make, check) for make in (NaiveLab, TheanoLab) for check in CHECKS]
+ALL += [(MrgLab, check) for check in CHECKS if "streams" in check.__name__]
+
+
+@pytest.mark.parametrize(
+    "make, check", ALL, ids=lambda one: one.__name__.replace("check_", "", 1)
+)
+def test_engine(make, check):
+    check(make())
+
+
+@pytest.mark.parametrize("make", [NaiveLab, TheanoLab], ids=lambda make: make.__name__)
+def test_an_engine_on_numpy_refuses_other_devices(make):
+    make().engine.setup("cpu")
+    with pytest.raises(ValueError, match="'cpu', got 'cuda0'"):
+        make().engine.setup("cuda0")
+
+
+def test_the_example_of_the_naive_engine_prints_what_it_says():
+    names = {"np": np, **vars(naive)}
+    failed, tried = doctest.testmod(naive, extraglobs=names)
+    assert tried and not failed

@@ -1,0 +1,91 @@
+"""How long a waiting rank polls before it sleeps."""
+
+import threading
+import time
+
+import pytest
+
+from synkhronos.transports import waiting
+from synkhronos.transports.waiting import LEAST, LONGEST, SHARE, SHORTEST, Patience
+
+
+class Clock:
+    """A clock that moves by a microsecond per look, and a semaphore that is posted at a given time."""
+
+    def __init__(self, posted):
+        self.now, self.posted = 100.0, posted
+
+    def monotonic(self):
+        self.now += 1e-6
+        return self.now
+
+    def try_wait(self):
+        self.now += 1e-7
+        return int(self.now - 100 < self.posted)
+
+
+@pytest.fixture
+def poll(monkeypatch):
+    """A function that polls, and returns whether that was in vain, and how long it took."""
+
+    def poll(patience, worked, posted):
+        clock = Clock(posted)
+        monkeypatch.setattr(waiting, "time", clock)
+        success = patience.poll(clock.try_wait, 100.0, worked)
+        return success, clock.now - 100
+
+    return poll
+
+
+@pytest.mark.parametrize(
+    "worked, limit",
+    [(0, SHORTEST), (1e-6, SHORTEST), (8e-3, SHARE * 8e-3), (0.1, SHARE * 0.1), (60, LONGEST)],
+)
+def test_the_limit_is_a_share_of_the_work_between_two_bounds(poll, worked, limit):
+    assert Patience.limit(worked) == pytest.approx(limit)
+    success, took = poll(Patience(), worked, posted=1)
+    assert not success and limit <= took < limit + 1e-4
+    success, took = poll(Patience(), worked, posted=limit / 2)
+    assert success and took < limit / 2 + 1e-4
+
+
+def test_a_rank_that_has_polled_in_vain_polls_half_as_long_the_next_time(poll):
+    patience = Patience()
+    times = []
+    for _ in range(10):
+        success, took = poll(patience, worked=0.1, posted=1)
+        assert not success
+        patience.learn(worked=0.1, waited=1)
+        times.append(took / (SHARE * 0.1))
+    expected = [max(0.5**k, LEAST) for k in range(10)]
+    assert times == pytest.approx(expected, rel=0.05)
+
+
+def test_a_wait_that_was_shorter_than_the_limit_restores_it(poll):
+    patience = Patience()
+    for _ in range(10):
+        patience.learn(worked=0.1, waited=1)
+    patience.learn(worked=0.1, waited=0.9 * SHARE * 0.1)  # polling all the time would have paid
+    assert poll(patience, worked=0.1, posted=0.02)[0]
+    for _ in range(10):
+        patience.learn(worked=0.1, waited=1)
+    assert poll(patience, worked=0.1, posted=1e-5)[0]  # this one was shorter, too
+    assert poll(patience, worked=0.1, posted=0.02)[0]
+
+
+def test_other_threads_run_while_a_rank_polls():
+    counted, ended = [0], threading.Event()
+
+    def count():
+        while not ended.is_set():
+            counted[0] += 1
+
+    thread = threading.Thread(target=count)
+    thread.start()
+    try:
+        before = counted[0]
+        Patience().poll(lambda: 1, time.monotonic(), worked=60)
+        assert counted[0] > before
+    finally:
+        ended.set()
+        thread.join()
