@@ -9,15 +9,15 @@ import traceback
 
 import numpy as np
 import pygpu
-from checks import CHECKS, collective
+from checks.communicators import CHECKS, collective
 from pygpu.gpuarray import GpuArray
-from test_communicators import Ranks
+from checks.ranks import Ranks
 
 from synkhronos.world.devices import _separate_pocl_cache
 from synkhronos.comms import nccl
-from synkhronos.comms.shm import SharedMemoryCommunicator
 from synkhronos.comms.staged import StagedCommunicator
 from synkhronos.engines.theano_gpu import TheanoGpuEngine
+from synkhronos.transports.local import LocalTransport
 
 MOST_ITEMS = 15_000  # of a call, that the arrays of the checks need several
 
@@ -27,11 +27,15 @@ class OnDevice:
 
     def __init__(self, transport):
         self.transport, self.size = transport, transport.size
-        self._over_cpu = SharedMemoryCommunicator(transport)
+        self._over_cpu = transport.communicator()
 
     @property
     def rank(self):
         return self.transport.rank
+
+    @property
+    def group(self):
+        return self.transport
 
     def begin(self, kind, devices):
         """Bind this rank to its device, and make its communicator."""
@@ -116,8 +120,8 @@ def conform(kind, devices):
     """Run all checks, and print the name of each that passed."""
     nccl._MOST_ITEMS = MOST_ITEMS
     size = len(devices)
-    ranks = Ranks(OnDevice, size, size - 1)
-    ranks.transport.timeout = 300  # kernels are compiled on the way
+    transport = LocalTransport(size, size - 1, timeout=300, may_poll=False)  # kernels are compiled
+    ranks = Ranks(transport, OnDevice)
     try:
         for rank, outcome in enumerate(ranks.run(begin, kind, devices)):
             assert outcome.error is None, (rank, outcome)

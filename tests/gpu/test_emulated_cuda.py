@@ -14,7 +14,7 @@ from .test_cuda import ASK_FOR_NCCL, PATH
 from .test_gpu_communicators import NAMES
 
 pygpu = pytest.importorskip("pygpu")
-REFUSAL = "collectives go through shared memory, not NCCL: rank 0: ncclCommInitRank: invalid usage"
+REFUSAL = "collectives use shared memory, not NCCL: rank 0: ncclCommInitRank: invalid usage"
 
 
 @pytest.fixture

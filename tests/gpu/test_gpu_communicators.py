@@ -1,6 +1,6 @@
 """The checks of `checks`, with arrays of devices, on the communicator for devices of all kinds."""
 
-from checks import CHECKS
+from checks.communicators import CHECKS
 from conftest import ROOT
 
 NAMES = [*(check.__name__ for check in CHECKS), "check_join"]
