@@ -6,7 +6,6 @@ import time
 from pathlib import Path
 
 import common
-from synkhronos.arrays.data import open_reference
 from synkhronos.arithmetic.partition import share
 from synkhronos.world.here import Command
 
@@ -54,22 +53,21 @@ class RepeatBarrier(Command):
 
 
 class Excerpt(Command):
-    """Each rank excerpts its share of rows, one list of rows after another, all ranks at once.
+    """Each rank copies its share of rows, one list of rows after another, all ranks at once.
 
-    Each returns the seconds that one list takes it: what the memory allows, without any calls.
+    Each returns the seconds that one list takes: what the memory allows, without any calls.
     """
 
-    def __init__(self, reference, lists):
-        self.reference, self.lists = reference, lists
+    def __init__(self, handle, lists):
+        self.handle, self.lists = handle, lists
 
     def run(self, here):
-        array = open_reference(here, self.reference)
         left = iter(self.lists)
 
         def excerpt():
             rows = next(left)
             start, stop = share(len(rows), here.size, here.rank)
-            here.take("excerpt", array, rows[start:stop])
+            here.take("excerpt", self.handle, rows[start:stop])
 
         here.transport.barrier()
         return common.seconds_of(excerpt, len(self.lists) - 1, warm_up=1)

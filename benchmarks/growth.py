@@ -100,7 +100,7 @@ def fit(measured):
 
 
 def ranks(size, counting):
-    """So many ranks, none of which spins. Counting takes time: it is done apart."""
+    """So many ranks, none of which polls. Counting takes time: it is done apart."""
     import synkhronos as synk
     import theano
     import theano.tensor as tt
@@ -109,7 +109,7 @@ def ranks(size, counting):
     counts = _count(size) if counting else np.zeros((size, len(KINDS)))
     common.fork(size)
     world = synk.world.world.current_world()
-    world.transport._most_spins = world.transport._spins = 0
+    world.transport._may_poll = world.transport._has_cores[0] = False
     arrays = {length: theano.shared(np.ones(length, "float32")) for length in (SMALL, LARGE)}
     x = tt.dvector("x")
     function = synk.function([x], (x.sum() + sum(one[0] for one in arrays.values()), "sum"))
@@ -164,15 +164,15 @@ def _count(size):
     """Count the posts and messages of the ranks made from now on: an array, ranks by `KINDS`."""
     import mmap
 
-    from synkhronos.world import world as _world
     from synkhronos.transports import local
+    from synkhronos.world.world import current_world, world_exists
 
     # One row a rank, which alone writes to it: no count is lost.
     counts = np.frombuffer(mmap.mmap(-1, 8 * size * len(KINDS)), np.int64).reshape(size, -1)
 
     def add(kind, number=1):
-        if _world.exists():
-            counts[_world.current().transport.rank, KINDS.index(kind)] += number
+        if world_exists():
+            counts[current_world().transport.rank, KINDS.index(kind)] += number
 
     class Semaphore(local.Semaphore):
         def __init__(self, memory):

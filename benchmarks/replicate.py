@@ -98,9 +98,8 @@ def late(workers, folder):
         # As if they had been built here: the C modules are loaded, and nothing is replicated.
         world = synk.world.world.current_world()
         functions, shareds = world.here.engine.loads((Path(folder) / "ours").read_bytes(), [])
-        for number, function in enumerate(functions, len(world.here.functions)):
-            function.number = number
-        _adopt(functions, shareds)
+        numbers = range(len(world.here.functions), len(world.here.functions) + len(functions))
+        _adopt([one._replace(number=k) for k, one in zip(numbers, functions)], shareds)
         times = [_seconds(synk.distribute)]
         for number in range(5):
             factor = theano.shared(np.float32(number))
@@ -132,13 +131,16 @@ def unpickled(folder):
 
 
 def _adopt(functions, shareds):
-    """Have this world's master know functions as if they had just been built in it."""
-    from synkhronos.world import world as _world
+    """Register functions in this world as if they had just been built in it."""
+    from types import SimpleNamespace
 
-    world = _world.current()
-    world.here.functions.extend(functions)
+    from synkhronos.world.world import current_world
+
+    registry = current_world().registry
+    for replica in functions:
+        registry.add_function(SimpleNamespace(replica=replica))
     for shared in shareds:
-        world.number_shared(shared)
+        registry.add_shared(shared)
 
 
 def _write_pickles(engine, functions, shareds, folder):

@@ -62,7 +62,7 @@ def batches(nbytes):
         drawn_again = iter(drawn)
         if way == "ideal":
             world = synk.world.world.current_world()
-            return max(world.run(Excerpt(data.reference(), drawn))), 0.0
+            return max(world.run(Excerpt(data.handle(), drawn))), 0.0
         before = copied.sum()
         seconds = common.seconds_of(lambda: ways[way](next(drawn_again)), times, warm_up=1)
         return seconds, float(copied.sum() - before) / (times + 1)
@@ -80,13 +80,13 @@ def batches(nbytes):
 
 def _count_copies(here):
     """Let every rank count the bytes of the rows that are not views of the whole data."""
-    copied = here.memory.empty((RANKS,), "int64")
+    copied = here.store.empty((RANKS,), "int64")
     copied[...] = 0
     take = type(here).take
 
-    def counted(self, key, array, rows):
-        taken = take(self, key, array, rows)
-        if not np.shares_memory(taken, array):
+    def counted(self, key, handle, rows):
+        taken = take(self, key, handle, rows)
+        if not np.shares_memory(taken, self.store.get(handle)):
             copied[self.rank] += taken.nbytes
         return taken
 

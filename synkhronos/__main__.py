@@ -11,8 +11,8 @@ from synkhronos.host.doctor import CHECKS
 from synkhronos.host.probe import PROBLEM
 
 DESCRIPTION = "Data-parallel Theano on all the cores or GPUs of one machine."
-RUN = "run a script with Theano's flags set right for this machine, also one that imports Theano"
-DOCTOR = "check that all is there that is needed, and say how to mend what is not"
+RUN = "run a script with Theano and malloc set up for this machine, even if it imports Theano first"
+DOCTOR = "check this machine for all that is needed, and say the remedy for what is missing"
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
@@ -21,7 +21,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     Parameters
     ----------
     arguments : sequence of str, optional
-        Those after the program's name; by default those of this process.
+        The arguments after the program's name; by default this process's.
     """
     parser = argparse.ArgumentParser(prog="python -m synkhronos", description=DESCRIPTION)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
@@ -39,10 +39,10 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
 
 
 def run(script: str, arguments: Sequence[str]) -> int:
-    """Become ``python SCRIPT ARGS``, with the environment that Theano needs.
+    """Replace this process by ``python SCRIPT ARGS``, with the environment that Theano needs.
 
-    The interpreter is replaced, not nested: exit status, traceback, signals, ``sys.path`` and
-    ``__main__`` are Python's own, and Theano is not yet imported when the script begins.
+    As the interpreter is replaced, exit status, traceback, signals, ``sys.path`` and ``__main__`` are
+    as without this command, and Theano is not yet imported when the script begins.
     """
     complaint = (
         environment.python_complaint(sys.version_info[:3])
@@ -56,12 +56,12 @@ def run(script: str, arguments: Sequence[str]) -> int:
     os.environ.update(heap.tunables())
     try:
         os.environ.update(library_links.environment())
-    except OSError as error:  # a script that does not use GPUs can go on
+    except OSError as error:  # the script may not need GPUs
         print(f"python -m synkhronos run: {error}", file=sys.stderr)
     sys.stdout.flush()
-    sys.stderr.flush()  # before Python 3.9 it is written in blocks, too
+    sys.stderr.flush()  # before Python 3.9 it is buffered, too
     if script.startswith("-") and script != "-":
-        script = os.path.join(os.curdir, script)  # a file's name, and no option of Python's
+        script = os.path.join(os.curdir, script)  # the name of a file, not an option of Python
     options = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
     if getattr(sys.stdout, "write_through", False):
         options.append("-u")
@@ -69,7 +69,7 @@ def run(script: str, arguments: Sequence[str]) -> int:
 
 
 def doctor() -> int:
-    """Print what each check found, and return 1 if something that is needed is missing."""
+    """Print the result of each check, and return 1 if something that is needed is missing."""
     needed_is_missing = False
     for check in CHECKS:
         result = check()

@@ -1,12 +1,12 @@
-"""The exceptions that Synkhronos raises of its own.
+"""The exceptions of Synkhronos.
 
-Wrong arguments are plain ``TypeError``, ``ValueError`` and ``IndexError``; the classes here are for
-what goes wrong with the processes.
+Wrong arguments raise ``TypeError``, ``ValueError`` and ``IndexError``; the classes here are for what
+goes wrong with the processes.
 """
 
 from __future__ import annotations
 
-#: What is left to do in a broken world
+#: What can be done in a broken world
 REMEDY = "only restart() and close() are left"
 
 
@@ -15,7 +15,7 @@ class SynkhronosError(Exception):
 
 
 class NotForkedError(SynkhronosError, RuntimeError):
-    """A call that needs ``fork()`` first."""
+    """A call before ``fork()`` that needs processes."""
 
 
 class AlreadyForkedError(SynkhronosError, RuntimeError):
@@ -27,14 +27,14 @@ class ClosedError(SynkhronosError, RuntimeError):
 
 
 class FuseError(SynkhronosError, RuntimeError):
-    """A `fuse` or `profile` block inside another, or a result asked for before its block has ended."""
+    """A `fuse` or `profile` block inside another, or a result requested before its block has ended."""
 
 
 class WorkerError(SynkhronosError):
     """An exception inside a worker; its traceback is part of the message.
 
-    The processes can be used further. The other ones have made their updates of the call, but for those
-    after a collective that this worker did not come to: nobody has made these.
+    The processes can still be used. The other ranks have made their updates of the call, except for
+    those that come after a collective which this worker did not reach: no rank has made these.
 
     Attributes
     ----------
@@ -61,7 +61,7 @@ class WorkerError(SynkhronosError):
 
 
 class WorldBrokenError(SynkhronosError):
-    """A worker died or a barrier timed out; only ``restart()`` and ``close()`` are left."""
+    """A worker died or a barrier timed out; only ``restart()`` and ``close()`` are possible."""
 
 
 class CollectiveAbortedError(SynkhronosError):
@@ -69,6 +69,6 @@ class CollectiveAbortedError(SynkhronosError):
 
 
 def text_of(error: BaseException) -> str:
-    """Return an exception's message, which is bytes in those of pygpu."""
+    """Return the message of an exception; pygpu's messages are bytes."""
     message = error.args[0] if error.args else ""
     return message.decode(errors="replace") if isinstance(message, bytes) else str(error)

@@ -1,4 +1,4 @@
-"""Values that a user gives, brought to arrays and numbers of the form that is wanted."""
+"""Conversion of values that a user gives to arrays and numbers of the form that is needed."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ def condition(
 
 
 def as_array(value: ArrayLike, dtype: DTypeLike, label: str) -> np.ndarray:
-    """Return an array; Python numbers take the dtype that is wanted if they fit it."""
+    """Return an array; Python numbers get the wanted dtype if it can represent them."""
     array: np.ndarray
     if isinstance(value, np.memmap):
-        array = value  # as such: every rank can map its file
+        array = value  # unchanged: every rank can map its file
     elif hasattr(value, "__array__") and not isinstance(value, np.generic):
         array = np.asarray(value)
     else:
@@ -53,9 +53,9 @@ def as_array(value: ArrayLike, dtype: DTypeLike, label: str) -> np.ndarray:
 
 
 def _fit(array: np.ndarray, wanted: np.dtype, exactly: bool) -> np.ndarray:
-    """Return an array in the dtype that is wanted if its numbers fit it, else as it is.
+    """Return an array in the wanted dtype if that can represent its numbers, else unchanged.
 
-    Floats of Python's are rounded; a number of NumPy's keeps its dtype unless it fits `exactly`.
+    Python floats are rounded; a NumPy scalar is converted only if it fits `exactly`.
     """
     integers = array.dtype.kind in "iu" and wanted.kind in "iu"
     if array.size and not integers and not np.can_cast(array.dtype, wanted, "same_kind"):

@@ -1,7 +1,7 @@
 """The reduction operations, as pure arithmetic on arrays.
 
-This is the one place that knows what ``"avg"`` or ``"max"`` means: outputs, slices, collectives and
-communicators all look here. A new operation is a new row of ``OPERATIONS``.
+Only this module knows what ``"avg"`` or ``"max"`` means: outputs, slices, collectives and communicators
+all use it. A new operation is a new row of ``OPERATIONS``.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from synkhronos._typing import DTypeLike
 #: Modes that an output may have besides the reductions.
 GATHER = "gather"
 
-#: Of each array, what is worked on at a time, so that it stays in the cache.
+#: How much of each array is processed at a time, so that it stays in the cache.
 PIECE_BYTES = 1 << 17
 
 
 class Operation(NamedTuple):
-    """How the values of several ranks or slices become one."""
+    """How the values of several ranks or slices are reduced to one."""
 
     name: str
     combine: np.ufunc
     weighted: bool
-    kinds: str  # the dtype kinds it is defined for
+    kinds: str  # the kinds of dtype for which it is defined
 
     def is_defined_for(self, dtype: DTypeLike) -> bool:
-        """Whether values of `dtype` can be reduced so."""
+        """Whether values of `dtype` can be reduced by it."""
         return np.dtype(dtype).kind in self.kinds
 
     def check_dtype(self, dtype: DTypeLike, what: object) -> None:
-        """Raise ``TypeError`` if values of `dtype` cannot be reduced so; `what` names the value."""
+        """Raise ``TypeError`` if values of `dtype` cannot be reduced by it; `what` names the value."""
         if not self.is_defined_for(dtype):
             raise TypeError(
                 f"operation {self.name!r} of {what}: not defined for dtype {dtype}; cast it to a "
@@ -47,15 +47,15 @@ class Operation(NamedTuple):
         Parameters
         ----------
         arrays : list of numpy.ndarray
-            At least one; none of them is changed.
+            At least one; they are not changed.
         weights : list of float, optional
-            One a value, used by ``"avg"`` alone. Values of weight zero take no part in it.
+            One per value, used by ``"avg"`` alone. Values of weight zero are left out.
         """
         result = np.array(arrays[0])
         return self.reduce_into(result, [result, *arrays[1:]], weights)
 
     def reduce_floats(self, values: Sequence[float], weights: Sequence[float]) -> float:
-        """As `reduce`, for Python floats, in double precision."""
+        """Do as `reduce`, for Python floats, in double precision."""
         if self.combine is not np.add:
             return self.combine.reduce(values)
         if not self.weighted:
@@ -69,7 +69,7 @@ class Operation(NamedTuple):
         arrays: Sequence[np.ndarray],
         weights: Sequence[float] | None = None,
     ) -> np.ndarray:
-        """As `reduce`, into `out`, which may be ``arrays[0]`` itself but no other of them."""
+        """Do as `reduce`, into `out`, which may be ``arrays[0]`` but none of the others."""
         if not self.weighted:
             return self._fold(out, arrays)
         if weights is None or all(weight == weights[0] for weight in weights):
@@ -85,7 +85,7 @@ class Operation(NamedTuple):
         arrays: Sequence[np.ndarray],
         weights: Sequence[float] | None = None,
     ) -> np.ndarray:
-        """As `reduce_into`, with the same bits, of C-contiguous arrays larger than the cache."""
+        """Do as `reduce_into`, for C-contiguous arrays larger than the cache; the bits are the same."""
         flat, flats = out.reshape(-1), [array.reshape(-1) for array in arrays]
         for piece in pieces(0, out.size, out.itemsize):
             self.reduce_into(flat[piece], [one[piece] for one in flats], weights)
@@ -103,7 +103,7 @@ class Operation(NamedTuple):
 
 
 def pieces(start: int, stop: int, itemsize: int) -> list[slice]:
-    """Return the items from `start` to `stop` in pieces that stay in the cache."""
+    """Split the items from `start` to `stop` into pieces that stay in the cache."""
     step = max(1, PIECE_BYTES // itemsize)
     return [slice(begin, min(begin + step, stop)) for begin in range(start, stop, step)]
 
@@ -123,14 +123,14 @@ def _weighted_mean(
 
 
 class Arithmetic:
-    """Arithmetic on arrays, in place where it can be: here NumPy's; an engine may bring its own."""
+    """Arithmetic on arrays, in place where possible: NumPy's; an engine may have its own."""
 
     def own(self, value: Any) -> Any:
         """Return a value of a compiled function as an array."""
         return np.asarray(value)
 
     def astype(self, array: Any, dtype: DTypeLike) -> Any:
-        """Return `array` itself if it has this dtype, else a copy that has."""
+        """Return `array` itself if it has this dtype, else a converted copy."""
         return array.astype(dtype, copy=False)
 
     def multiply(self, array: Any, factor: float) -> None:
@@ -142,29 +142,29 @@ class Arithmetic:
         array /= array.dtype.type(divisor)
 
     def combine(self, operation: Operation, array: Any, other: Any) -> None:
-        """Put ``operation(array, other)`` into `array`."""
+        """Set `array` to ``operation(array, other)``."""
         operation.combine(array, other, out=array)
 
     def concatenate(self, arrays: Sequence[Any]) -> Any:
-        """Join arrays along axis 0; numbers become the items of a vector."""
+        """Concatenate arrays along axis 0; numbers become the items of a vector."""
         return np.concatenate([np.atleast_1d(array) for array in arrays])
 
 
-#: NumPy's.
+#: Of NumPy.
 NUMPY = Arithmetic()
 
 
 class Accumulator:
-    """Takes one value after another, and keeps no more of them than the mode needs.
+    """Reduces values that come one after another, without keeping them all.
 
     Parameters
     ----------
     mode : str or None
         The name of an `Operation`, ``"gather"``, or None to keep the last value.
     arithmetic : Arithmetic
-        What knows the values' type of array.
+        For the values' type of array.
     label, remedy : str
-        For error messages: what the values are, and what to use where their shapes differ.
+        For error messages: what the values are, and what to use if their shapes differ.
     """
 
     def __init__(
@@ -184,7 +184,7 @@ class Accumulator:
         self._parts: list[Any] = []
 
     def add(self, value: Any, weight: float) -> None:
-        """Take a value, computed from `weight` rows, over: its memory may be used from here on."""
+        """Add a value that was computed from `weight` rows. Its memory may be used afterwards."""
         if self._mode == GATHER:
             self._parts.append(self._arithmetic.own(value).copy())
         elif self._operation is None:
@@ -194,7 +194,7 @@ class Accumulator:
 
     def _fold(self, operation: Operation, value: Any, weight: float) -> None:
         if operation.weighted:
-            # In units of the first weight: slices of equal length then need no multiplication.
+            # In units of the first weight, so that slices of equal length need no multiplication.
             self._unit = self._unit or weight
             self._weight += weight
             value = self._arithmetic.astype(value, np.promote_types(value.dtype, np.float32))
@@ -211,7 +211,7 @@ class Accumulator:
             self._arithmetic.combine(operation, self._value, value)
 
     def result(self, dtype: DTypeLike) -> Any:
-        """Return what all the values came to."""
+        """Return the reduction of all values."""
         if self._mode == GATHER:
             return self._arithmetic.concatenate(self._parts)
         if self._operation is None:
@@ -234,7 +234,7 @@ OPERATIONS = {
 
 
 def find_operation(op: str, label: str = "op") -> Operation:
-    """Return the `Operation` named `op`; a ``ValueError`` lists the names otherwise."""
+    """Return the `Operation` named `op`, or raise ``ValueError``, which lists the names."""
     if isinstance(op, str) and op in OPERATIONS:
         return OPERATIONS[op]
     error = ValueError if isinstance(op, str) else TypeError

@@ -1,7 +1,7 @@
-"""Which rows each rank and each slice gets: pure arithmetic, no processes and no data.
+"""Which rows each rank and each slice gets.
 
-Rows are a ``range`` where they are regular (so that they stay views) and a 1-d ``int64`` array where
-they are not. Both have a length and can be sliced, which is all that the rest needs.
+Rows are a ``range`` if they are regular, so that taking them from an array gives a view, and otherwise a
+1-d ``int64`` array. Both have a length and can be sliced, which is all that the rest needs.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def shares(n_rows: int, parts: int) -> list[int]:
 
 
 def select(batch: Batch | None, length: int, name: str = "batch") -> Rows:
-    """Return the rows that `batch` means for data of `length` rows.
+    """Return the rows that `batch` selects from data of `length` rows.
 
     Parameters
     ----------
@@ -44,12 +44,12 @@ def select(batch: Batch | None, length: int, name: str = "batch") -> Rows:
     Returns
     -------
     range or numpy.ndarray
-        Row numbers, none negative and none out of range.
+        Row numbers, not negative and not out of range.
 
     Raises
     ------
     TypeError, IndexError
-        For what NumPy would not take as an index, or rows that are not there.
+        For what NumPy would not accept as an index, or rows that do not exist.
     """
     if batch is None:
         return range(length)
@@ -137,7 +137,7 @@ def take_rows(array: np.ndarray, rows: Rows, out: np.ndarray | None = None) -> n
 
 
 def make_slices(arrays: Sequence[Any]) -> tuple[slice, ...]:
-    """Return where each array lies, along axis 0, in their concatenation.
+    """Return where each array is, along axis 0, in their concatenation.
 
     Parameters
     ----------

@@ -1,7 +1,7 @@
 """Independent substreams of random generators: pure arithmetic on their states.
 
-A rank uses the stream that the script seeded, moved far ahead. How far: beyond what a program could
-draw, and beyond the distance between the streams that a seeded generator itself hands out.
+A rank uses the stream that the script has seeded, moved far ahead: further than any program can draw,
+and further than the distance between the streams that a seeded generator provides.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _STEPS = (
     ((0, 2**22, 2**7 + 1), (1, 0, 0), (0, 1, 0)),
     ((2**15, 0, 2**15 + 1), (1, 0, 0), (0, 1, 0)),
 )
-# The streams of one seed lie 2^134 apart, the generators within a stream 2^72.
+# The streams of one seed are 2^134 draws apart, the generators within a stream 2^72.
 _DISTANCE = 160
 
 _Matrix = Tuple[Tuple[int, ...], ...]

@@ -1,10 +1,11 @@
-"""Arrays and a description in one file, an ``.npz``: whole at any moment, and read without trust.
+"""Arrays and a description in one file, an ``.npz``: replaced atomically, and read without trusting it.
 
-Writing: a new file beside the old one takes its place in one step, once it is on the disk. Whoever is
-killed before leaves that new file behind; as its lock is gone then, the next writer removes it.
+Writing: a new file is written next to the old one, and replaces it in one step once it is on the disk. A
+process that is killed before that leaves the new file behind. Its lock is released then, by which the
+next writer recognises it, and removes it.
 
-Reading: nothing is unpickled or unpacked, no size is believed, and every byte is checked against the
-checksum that the zip format has for it.
+Reading: nothing is unpickled or decompressed, every size is checked before memory is allocated, and
+every byte is checked against the checksum in the zip file.
 """
 
 from __future__ import annotations
@@ -25,20 +26,20 @@ import numpy as np
 from synkhronos._typing import PathLike
 
 _DESCRIPTION = "synkhronos.json"
-_LONGEST_HEADER = 1000  # bytes before an array's own, that say its dtype and shape
+_LONGEST_HEADER = 1000  # bytes of the header of an array, with its dtype and shape
 _PIECE = 16 << 20
 
 
 def write(path: PathLike, description: Any, arrays: Iterable[tuple[str, np.ndarray]]) -> None:
-    """Write a file; one of the same name stays as it is until the new one is whole.
+    """Write a file; one of the same name is unchanged until the new one is complete.
 
     Parameters
     ----------
     path : str or path-like
     description : object
-        What JSON can hold.
+        What JSON can represent.
     arrays : iterable of (str, numpy.ndarray)
-        Names and arrays. Each is asked for as the one before was written.
+        Names and arrays. Each is requested after the one before has been written.
     """
     with _replacing(os.path.realpath(os.fsdecode(path))) as file, zipfile.ZipFile(file, "w") as archive:
         with archive.open(_member(_DESCRIPTION), "w") as member:
@@ -50,7 +51,7 @@ def write(path: PathLike, description: Any, arrays: Iterable[tuple[str, np.ndarr
 
 
 def _member(name):
-    """Return a zip entry without a date: what is the same gives the same bytes."""
+    """Return a zip entry without a date, so that the same contents give the same bytes."""
     member = zipfile.ZipInfo(name)
     member.external_attr = 0o600 << 16
     return member
@@ -58,13 +59,13 @@ def _member(name):
 
 @contextlib.contextmanager
 def _replacing(path: str) -> Iterator[BinaryIO]:
-    """Yield a file that takes the place of `path` as the block ends; an error leaves no trace."""
+    """Yield a file that replaces `path` at the end of the block; an error leaves no trace."""
     folder, name = os.path.split(path)
     if not os.path.isdir(folder):
         raise FileNotFoundError(f"there is no folder {folder!r} for the file {name!r}")
     if os.path.isdir(path):
         raise IsADirectoryError(f"expected the name of a file, got the folder {path!r}")
-    if os.path.exists(path) and not os.path.isfile(path):  # root could put a file in its place
+    if os.path.exists(path) and not os.path.isfile(path):  # root could replace it by a file
         raise OSError(f"expected the name of a file, got a device, pipe or socket: {path!r}")
     _remove_leftovers(folder, name)
     unfinished, file = _make_unfinished(folder, name)
@@ -80,22 +81,22 @@ def _replacing(path: str) -> Iterator[BinaryIO]:
         raise
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        os.fsync(descriptor)  # the new name, too, is on the disk now
+        os.fsync(descriptor)  # the new name must be on the disk, too
     finally:
         os.close(descriptor)
 
 
 def _make_unfinished(folder, name):
-    """Make a new file, and hold its lock for as long as it is open."""
+    """Create a new file, and hold its lock as long as it is open."""
     while True:
         path = os.path.join(folder, f".{name}.{os.urandom(8).hex()}.unfinished")
         file = open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666), "w+b")
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:  # another writer took it for a leftover just now
+        except BlockingIOError:  # another writer has just taken it for a leftover
             file.close()
             continue
-        except OSError:  # a file system without locks: leftovers stay there
+        except OSError:  # a file system without locks: leftovers are not removed
             return path, file
         if os.fstat(file.fileno()).st_nlink:
             return path, file
@@ -117,7 +118,7 @@ def _remove_leftovers(folder, name):
 
 
 class Reader:
-    """An open file that `write` has made.
+    """An open file that `write` has written.
 
     Attributes
     ----------
@@ -127,7 +128,7 @@ class Reader:
     ------
     FileNotFoundError
     ValueError
-        Here and by `read`, if the file is damaged or was made by something else.
+        Here and by `read`, if the file is damaged or was written by something else.
     """
 
     def __init__(self, path: PathLike) -> None:
@@ -154,7 +155,7 @@ class Reader:
 
     @contextlib.contextmanager
     def interpreting(self) -> Iterator[None]:
-        """Make a ``ValueError`` that names the file of whatever goes wrong in the block."""
+        """Convert any exception in the block to a ``ValueError`` that names the file."""
         try:
             yield
         except MemoryError:
@@ -168,7 +169,7 @@ class Reader:
     def read(
         self, name: str, empty: Callable[[tuple[int, ...], np.dtype], np.ndarray] = np.empty
     ) -> np.ndarray:
-        """Return an array, in memory that ``empty(shape, dtype)`` returned."""
+        """Return an array, in memory that ``empty(shape, dtype)`` has returned."""
         with self.interpreting():
             entry = self._stored(f"{name}.npy")
             with self._archive.open(entry) as member:
@@ -180,7 +181,7 @@ class Reader:
                 return array
 
     def _stored(self, name):
-        """Return an entry that holds no more bytes than the file does."""
+        """Return an entry that is no longer than the file."""
         entry = self._archive.getinfo(name)
         as_it_is = entry.compress_type == zipfile.ZIP_STORED
         size = os.fstat(self._file.fileno()).st_size
@@ -190,7 +191,7 @@ class Reader:
 
 
 def _read_header(member):
-    """Return shape and dtype, parsed by NumPy from what is short enough not to be a trap."""
+    """Return shape and dtype, parsed by NumPy if the header is of a harmless length."""
     start = member.read(10)
     length = int.from_bytes(start[8:], "little")
     if start[:8] != b"\x93NUMPY\x01\x00" or length > _LONGEST_HEADER:
@@ -203,7 +204,7 @@ def _read_header(member):
 
 
 def _fill(array, member):
-    """Read an array's bytes, and have their checksum compared."""
+    """Read the bytes of an array, and compare their checksum."""
     flat = array.reshape(-1).view(np.uint8)
     for start in range(0, len(flat), _PIECE):
         piece = flat[start : start + _PIECE]

@@ -1,7 +1,7 @@
-"""What a checkpoint says of the arrays in it; no processes, and no arrays of the ranks.
+"""The description of the arrays in a checkpoint.
 
-A variable is known by its name and by how many of the same name, or without one, come before it. Its
-value is in the file once if every rank has the same, else once a rank.
+A variable is identified by its name and by how many of the same name, or without one, come before it.
+Its value is in the file once if it is the same on every rank, else once per rank.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from synkhronos.arithmetic.conversion import as_array
 from synkhronos.arithmetic.streams import random_state_from_array, random_state_to_array
 
 FORMAT = ["synkhronos checkpoint", 1]
-_MANY = 6  # items that one message lists
+_MANY = 6  # items in the list of a message
 
 Key = Tuple[Optional[str], int]
 
 
 class Entry(NamedTuple):
-    """What a checkpoint says of a variable.
+    """The description of a variable in a checkpoint.
 
     Attributes
     ----------
@@ -30,7 +30,7 @@ class Entry(NamedTuple):
     dtype : str
     shapes : list of tuple
     members : list of str
-        The arrays in the file, as many as shapes: one, or one a rank.
+        The arrays in the file, as many as shapes: one, or one per rank.
     """
 
     name: str | None
@@ -44,19 +44,19 @@ class Entry(NamedTuple):
         return self.name, self.nth
 
     def of_rank(self, rank: int) -> Entry:
-        """Return the entry with the value of one rank, for all."""
+        """Return the entry with the value of one rank as that of all."""
         if len(self.members) == 1:
             return self
         return self._replace(shapes=[self.shapes[rank]], members=[self.members[rank]])
 
 
 class Manifest(NamedTuple):
-    """What a checkpoint says.
+    """The description of a checkpoint.
 
     Attributes
     ----------
     ranks, master_rank : int
-        Of the world that was saved.
+        Of the world that has been saved.
     entries : list of Entry
     left_out : list of keys
     """
@@ -78,25 +78,25 @@ def keys(names: Iterable[str | None]) -> list[Key]:
 
 
 def label(key: Key) -> str:
-    """Return how messages call a variable."""
+    """Return the words for a variable in messages."""
     name, nth = key
     words = "a variable without a name" if name is None else repr(name)
     return f"{words} (number {nth + 1} of these)" if nth or name is None else words
 
 
 def listed(items: Sequence[str]) -> str:
-    """Return the first items, in one line."""
+    """Return the first items in one line."""
     more = [f"{len(items) - _MANY} more"] if len(items) > _MANY else []
     return "; ".join([*items[:_MANY], *more])
 
 
 def describe(manifest: Manifest, extra: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a description of both that JSON can hold; `interpret` and `unpack` read it."""
+    """Return a description of both for JSON, which `interpret` and `unpack` read."""
     return {"format": FORMAT, **manifest._asdict(), "extra": extra}
 
 
 def interpret(description: Any) -> Manifest:
-    """Return what `describe` was given. The file may be anybody's: nothing in it is believed."""
+    """Return the manifest that `describe` was given. The file is not trusted: everything is checked."""
     if description["format"] != FORMAT:
         raise ValueError(f"expected the format {FORMAT}, got {description['format']}")
     ranks, master_rank = description["ranks"], description["master_rank"]
@@ -113,7 +113,7 @@ def interpret(description: Any) -> Manifest:
             raise ValueError(f"{label(entry.key)}: {len(entry.members)} arrays of {ranks} ranks")
     left_out = [(name, nth) for name, nth in description["left_out"]]
     if len({*left_out, *(entry.key for entry in entries)}) < len(left_out) + len(entries):
-        raise ValueError("a variable is there twice")
+        raise ValueError("a variable occurs twice")
     return Manifest(ranks, master_rank, entries, left_out)
 
 
@@ -131,7 +131,7 @@ def check_same_variables(manifest: Manifest, here: Sequence[Key]) -> None:
 
 
 def for_other_ranks(manifest: Manifest, size: int, streams: Iterable[Key]) -> list[Entry]:
-    """Return the entries as they are for another number of ranks; all streams become the master's."""
+    """Return the entries for another number of ranks; all streams become the master's."""
     streams = set(streams)
     entries = [
         entry.of_rank(manifest.master_rank) if entry.key in streams else entry
@@ -157,10 +157,10 @@ def complain(complaints: Sequence[str], remedy: str) -> None:
 
 
 def pack(extra: Mapping[str, Any] | None) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Return what the description says of `extra`, and the arrays that belong to it."""
+    """Return the description of `extra`, and the arrays that belong to it."""
     if not isinstance(extra, (Mapping, type(None))):
         raise TypeError(f"save: extra: expected a dict, got {extra!r}")
-    said: dict[str, Any] = {}
+    described: dict[str, Any] = {}
     arrays: dict[str, np.ndarray] = {}
     for name, value in (extra or {}).items():
         if not isinstance(name, str):
@@ -168,20 +168,20 @@ def pack(extra: Mapping[str, Any] | None) -> tuple[dict[str, Any], dict[str, np.
         if isinstance(value, np.generic):
             value = value.item()
         if value is None or isinstance(value, (bool, int, float, str)):
-            said[name] = "value", value
+            described[name] = "value", value
             continue
         member = f"extra_{len(arrays)}"
         if isinstance(value, np.random.RandomState):
-            said[name] = "random_state", member
+            described[name] = "random_state", member
             arrays[member] = random_state_to_array(value)
         else:
-            said[name] = "array", member
+            described[name] = "array", member
             arrays[member] = as_array(value, None, f"save: extra[{name!r}]")
-    return said, arrays
+    return described, arrays
 
 
 def unpack(description: Any, read: Any) -> dict[str, Any]:
-    """Return `extra` as `pack` was given it; ``read(member)`` returns an array."""
+    """Return the `extra` that `pack` was given; ``read(member)`` returns an array."""
     extra = {}
     for name, (kind, value) in description["extra"].items():
         if kind == "value":

@@ -1,9 +1,9 @@
-"""The gradient of many parameters as one vector, and the checks that lead to it.
+"""The gradient of many parameters as one vector, with checks of the parameters.
 
-Optimiser state lies in flat vectors too, so that a rule is a few operations on long vectors and one
-subtraction a parameter. Measured on one core against state of each parameter's own shape (float32,
+Optimiser state is in flat vectors too, so that a rule is a few operations on long vectors and one
+subtraction per parameter. Measured on one core against state in the shape of each parameter (float32,
 161 tensors with 25.6 M numbers in all): momentum 14 against 21 ms, adam 31 against 64 ms, adadelta
-40 against 81 ms; with 8 tensors and 0.43 M numbers, adam 0.2 against 0.9 ms, momentum alike.
+40 against 81 ms; with 8 tensors and 0.43 M numbers, adam 0.2 against 0.9 ms, momentum the same.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ UpdatePairs = List[Tuple[SharedVariable, Variable]]
 
 
 def described(variable: Any, position: int) -> str:
-    """Words for one entry of a list of parameters, for error messages."""
+    """Return the words for one entry of a list of parameters in error messages."""
     name = getattr(variable, "name", None)
     return f"params[{position}]" if name is None else f"params[{position}] ({name})"
 
 
 def checked_parameters(params: Iterable[SharedVariable]) -> list[SharedVariable]:
-    """Return `params` as a list of distinct float shared tensors, or say what is wrong with it."""
+    """Return `params` as a list of distinct float shared tensors, or raise what is wrong with it."""
     if isinstance(params, Variable) or not isinstance(params, Iterable):
         raise TypeError(
             f"params: expected a list of shared variables, got {type(params).__name__}; "
@@ -74,7 +74,7 @@ def common_dtype(params: Sequence[SharedVariable]) -> str:
 
 
 def gradients_of(loss: Any, params: Sequence[SharedVariable]) -> list[Variable]:
-    """Return one gradient a parameter, in the parameter's dtype.
+    """Return one gradient per parameter, in the parameter's dtype.
 
     `loss` is a scalar expression, or a list of gradient expressions in the order of `params`.
     """
@@ -93,7 +93,7 @@ def _checked_gradients(
 ) -> list[Variable]:
     if len(gradients) != len(params):
         raise ValueError(
-            f"loss: expected one gradient a parameter, got {len(gradients)} gradients for "
+            f"loss: expected one gradient per parameter, got {len(gradients)} gradients for "
             f"{len(params)} parameters"
         )
     for position, (gradient, param) in enumerate(zip(gradients, params)):
@@ -166,7 +166,7 @@ def scalar(name: str, value: Any, dtype: str) -> Variable:
 
 
 def new_state(name: str, value: numpy.ndarray, broadcastable: Sequence[bool]) -> SharedVariable:
-    """Return a shared variable for optimiser state, recognised by `is_state`."""
+    """Return a shared variable for optimiser state, which `is_state` recognises."""
     state = theano.shared(value, name=name, broadcastable=tuple(broadcastable))
     state.tag.optimiser_state = True
     return state
@@ -178,7 +178,7 @@ def is_state(variable: Variable) -> bool:
 
 
 def materialized(vector: Variable) -> Variable:
-    """Return `vector` such that Theano computes it in an operation of its own.
+    """Return `vector` such that Theano computes it in a separate operation.
 
     Theano merges sums (``accumulator + g**2 + epsilon``) and fuses what follows into one loop. A
     loop over more than two vectors and two scalars is one that gcc does not vectorise, and its
@@ -239,8 +239,8 @@ class FlatGradient:
         """Return the update that writes the gradients into the vector, in place."""
         vector, start = self.gradient, 0
         for expression, end in zip(self._expressions, self._ends):
-            # A concatenation would be a new array each time, which would have to be copied to where
-            # other ranks can reach it.
+            # A concatenation would be a new array each time, which would have to be copied to shared
+            # memory.
             vector = tt.set_subtensor(vector[start:end], expression.flatten())
             start = end
         return [(self.gradient, vector)]

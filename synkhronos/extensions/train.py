@@ -1,8 +1,8 @@
 """A training step on all ranks that equals the serial step on the whole minibatch.
 
-Each rank computes the gradient of its rows, the gradients are averaged with the rows as weights, and
-each rank updates its parameters alike. All of it is one command: the ranks meet at one start and one
-finish barrier, and in the all-reduce.
+Each rank computes the gradient of its rows, the gradients are averaged with the numbers of rows as
+weights, and each rank makes the same update of its parameters. All of it is one command: the ranks meet
+at one start and one finish barrier, and in the all-reduce.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ def make_train_function(
     loss : scalar variable
         A mean over the rows of the minibatch.
     params : list of shared variables
-        The same on every rank; they then stay the same.
+        They must be the same on every rank, and then remain the same.
     x, y : variable, or list of these
         The inputs of `loss`, each split over the ranks along axis 0.
     update_rule : callable
-        Of `synkhronos.extensions.updates`, or one like them: called with ``(loss, params, *args,
-        **kwargs)``, it returns ``(grad_updates, param_updates, grad_shared)``.
+        Of `synkhronos.extensions.updates`, or one with the same interface: called with
+        ``(loss, params, *args, **kwargs)``, it returns ``(grad_updates, param_updates, grad_shared)``.
     *args, **kwargs
         For the update rule.
 
@@ -86,7 +86,7 @@ def make_train_function_theano(
     *args: Any,
     **kwargs: Any,
 ) -> Callable[..., numpy.ndarray]:
-    """As `make_train_function`, for this process alone, with Theano alone.
+    """Do as `make_train_function`, with Theano in this process alone.
 
     Returns
     -------

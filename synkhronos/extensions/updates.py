@@ -13,10 +13,10 @@ by what is in the vector; and ``grad_shared``, the vector, all-reduced at once b
     synk.all_reduce(grad_shared)
     update_params()
 
-Names, defaults and formulas are those of Lasagne's ``updates``. In the formulas, which hold for
-each number alone, :math:`g` is the gradient, :math:`\theta` the parameter and :math:`\eta` the
-learning rate. What :func:`sgd` says of `loss`, `params`, the returned values and the errors holds
-for every rule.
+Names, defaults and formulas are those of Lasagne's ``updates``. In the formulas, which apply
+elementwise, :math:`g` is the gradient, :math:`\theta` the parameter and :math:`\eta` the
+learning rate. The descriptions of `loss`, `params`, the returned values and the errors in :func:`sgd`
+hold for every rule.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def sgd(loss: Loss, params: Iterable[SharedVariable], learning_rate: Hyper) -> R
     Parameters
     ----------
     loss : scalar float expression, or list of expressions
-        The loss; or the gradients themselves, one a parameter, in the order of `params`.
+        The loss; or the gradients themselves, one per parameter, in the order of `params`.
     params : list of shared variables
         Distinct, float32 or float64, all of one dtype, of any shapes. The shapes are read from the
         values here and must not change afterwards.
@@ -124,7 +124,7 @@ def sgd_nonflat(
     Returns
     -------
     grad_updates, param_updates : list of (shared variable, expression)
-        One pair a parameter.
+        One pair per parameter.
     grad_shared : list of shared variables
         Each with the shape, dtype and broadcast pattern of its parameter.
 
@@ -456,6 +456,6 @@ def _moving_average(
 
 
 def _bias(flat: FlatGradient, name: str, decay: Hyper, count: Variable) -> Variable:
-    """How much of a moving average that began with zero is there after `count` steps."""
+    """Return the weight that the gradients have in a moving average after `count` steps from zero."""
     left = scalar(name, decay, "float64") ** tt.cast(count, "float64")
     return flat.scalar(name, 1 - left)

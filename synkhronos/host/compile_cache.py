@@ -1,7 +1,7 @@
-"""Theano's cache of compiled code: where it is, and whether it has room on its disk.
+"""Theano's cache of compiled code: where it is, and whether there is room on its disk.
 
-Where it has none, Theano 1.0.5 cannot write its lock, takes the empty one that it leaves behind for that
-of another process, and waits for it, ten times two minutes. So one has to look first.
+On a full disk Theano 1.0.5 creates an empty lock file, takes it for the lock of another process, and
+waits for that process ten times two minutes. So the room is checked first.
 """
 
 import errno
@@ -14,20 +14,20 @@ from typing import Mapping, Optional
 
 from synkhronos.host import environment
 
-LEAST = 1 << 20  # bytes; a module takes a tenth of it and more
+LEAST = 1 << 20  # bytes; a module takes a tenth of that, or more
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def check() -> None:
-    """Raise `ImportError` if Theano, which is about to be imported, would wait for room in vain."""
+    """Raise `ImportError` if there is no room for Theano, which is about to be imported."""
     if "theano" not in sys.modules:
-        said = complaint(folder(os.environ))
-        if said:
-            raise ImportError(said)
+        found = complaint(folder(os.environ))
+        if found:
+            raise ImportError(found)
 
 
 def folder(environ: Mapping[str, str]) -> Path:
-    """Find where Theano will keep compiled code, without importing it, since that loads from there."""
+    """Find the folder where Theano will keep compiled code, without importing Theano."""
     for name in ("compiledir", "base_compiledir"):
         setting = environment.user_setting(name, environ)
         if setting:
@@ -36,12 +36,12 @@ def folder(environ: Mapping[str, str]) -> Path:
 
 
 def complaint(cache: Path) -> Optional[str]:
-    """Say that there is no room to compile anything; None if there is some.
+    """Say that there is no room to compile anything; None if there is.
 
     Parameters
     ----------
     cache : Path
-        Theano's folder, which need not exist yet.
+        Theano's folder. It need not exist.
     """
     largest = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
     if 0 <= largest < LEAST:
@@ -56,7 +56,7 @@ def complaint(cache: Path) -> Optional[str]:
 
 
 def explain(error: BaseException, cache: Path) -> Optional[str]:
-    """Say that an error of the compiler is that of a full disk; None if it is not."""
+    """Say that a full disk is the cause of an error of the compiler; None if it is not."""
     full = getattr(error, "errno", None) in _FULL
     for number in _FULL:
         full = full or os.strerror(number) in str(error)

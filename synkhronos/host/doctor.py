@@ -1,7 +1,7 @@
-"""What Synkhronos needs of a machine: one small function a check.
+"""The checks of ``python -m synkhronos doctor``: one function per check.
 
-A check returns a `Result` and raises nothing. Theano, pygpu, NCCL and the GPUs are looked at
-in subprocesses, so that a crash there is a finding too, and no CUDA context is made here.
+A check returns a `Result` and raises nothing. Theano, pygpu, NCCL and the GPUs are tried in
+subprocesses, so that a crash there is a result too, and no CUDA context is created here.
 """
 
 import importlib
@@ -13,14 +13,14 @@ import sysconfig
 from pathlib import Path
 from typing import Any, Dict
 
-from synkhronos.host import compile_cache, environment
+from synkhronos.host import compile_cache, environment, heap
 from synkhronos.host.doctor_gpus import check_cuda, check_gpus, check_nccl
 from synkhronos.host.machine import affinity, cores, cpu_quota, memory_room
 from synkhronos.host.ownership import outsider
 from synkhronos.host.probe import OK, PROBLEM, WARNING, ProbeError, Result, probe
 
 GIBIBYTE = 1024.0**3
-REQUIREMENTS = {  # what is imported, and what pip is asked for
+REQUIREMENTS = {  # by the name that is imported, the name for pip
     "scipy": '"scipy<1.11"',
     "threadpoolctl": "threadpoolctl",
     "psutil": "psutil",
@@ -28,7 +28,7 @@ REQUIREMENTS = {  # what is imported, and what pip is asked for
 
 THEANO_PROBE = """
 import json, time
-import numpy, theano, theano.tensor as T
+import numpy, theano, theano.tensor as T, threadpoolctl
 
 a = numpy.random.RandomState(0).rand(1024, 1024).astype("float32")
 x, y = T.fmatrices("x", "y")
@@ -43,14 +43,15 @@ def fastest(function):
         times.append(time.perf_counter() - start)
     return min(times)
 
-paths = {line.split()[-1] for line in open("/proc/self/maps") if "blas" in line}
 print(json.dumps({
     "version": theano.__version__,
     "compiler": theano.config.cxx,
     "ldflags": theano.config.blas.ldflags,
     "theano": fastest(product),
     "numpy": fastest(numpy.dot),
-    "libraries": sorted(path for path in paths if path.startswith("/")),
+    "libraries": [
+        one["filepath"] for one in threadpoolctl.threadpool_info() if one["user_api"] == "blas"
+    ],
 }))
 """
 
@@ -66,7 +67,7 @@ def check_python() -> Result:
 
 
 def check_numpy() -> Result:
-    """Check that NumPy is there, in a version that Theano compiles with, and Theano too."""
+    """Check that NumPy is installed in a version that Theano works with, and Theano too."""
     complaint = environment.package_complaint()
     numpy = sys.modules.get("numpy")
     found = getattr(numpy, "__version__", "not importable")
@@ -103,14 +104,14 @@ def check_compiler() -> Result:
 
 
 def check_cache() -> Result:
-    """Check that nobody else can put code in Theano's cache, from which Theano loads and runs it."""
+    """Check that no other user can put code in Theano's cache, from which Theano loads and runs it."""
     folder = compile_cache.folder(os.environ)
     complaint = outsider(folder)
     if complaint is None:
         return Result("Theano's cache", OK, f"{folder}, which no other user can change")
     remedy = (
-        "whoever can change it can run code as you: set THEANO_FLAGS=base_compiledir=FOLDER to a "
-        "folder of your own, with nothing in it that others have made; or chmod -R go-w"
+        "a user who can change it can run code as you: set THEANO_FLAGS=base_compiledir=FOLDER to a new "
+        "folder of your own; or chmod -R go-w"
     )
     return Result("Theano's cache", WARNING, complaint, remedy)
 
@@ -118,7 +119,7 @@ def check_cache() -> Result:
 def check_theano() -> Result:
     """Check that Theano compiles, and that its matrix product is as fast as NumPy's."""
     if environment.python_complaint(sys.version_info[:3]) or environment.package_complaint():
-        return Result("Theano", PROBLEM, "not tried", "mend what is wrong above first")
+        return Result("Theano", PROBLEM, "not tried", "correct what is wrong above first")
     environ = dict(os.environ)
     environment.set_flags(environ)
     # A GPU named in the user's flags would be taken into use by the import; the last one wins.
@@ -158,7 +159,7 @@ def blas_name(ldflags: str) -> str:
 
 
 def check_cores() -> Result:
-    """Tell how many cores there are, and how many this process may use."""
+    """Report how many cores there are, and how many this process may use."""
     quota = cpu_quota()
     limit = "none" if quota is None else f"{quota:g}"
     found = (
@@ -166,13 +167,13 @@ def check_cores() -> Result:
         f"mask, control group's limit {limit}"
     )
     if cores() == 1:
-        remedy = "fork() will make one process; name more with fork(n), or widen the limits"
+        remedy = "fork() will use one process; ask for more with fork(n), or raise the limits"
         return Result("cores", WARNING, found, remedy)
     return Result("cores", OK, found)
 
 
 def check_memory() -> Result:
-    """Tell how much memory there is for data, which lies in anonymous shared mappings."""
+    """Report how much memory there is for data, which is in anonymous shared mappings."""
     try:
         import psutil
     except ImportError:
@@ -187,6 +188,18 @@ def check_memory() -> Result:
     return Result("memory", OK, found)
 
 
+def check_malloc() -> Result:
+    """Report whether malloc keeps freed memory, and whether the kernel uses huge pages."""
+    kernel = ", ".join(
+        f"{what} {heap.huge_pages(name)}"
+        for what, name in (("heap", "enabled"), ("shared memory", "shmem_enabled"))
+    )
+    reason = heap.why_not_kept()
+    text = "keeps freed memory" if reason is None else f"returns freed memory, as {reason}"
+    text = f"{text}; huge pages by the kernel's settings: {kernel}"
+    if reason is None and heap.huge_pages("enabled") == "madvise":
+        text = f"{text}; scripts started by python -m synkhronos run use them"
+    return Result("malloc", OK, text)
 
 
 CHECKS = (
@@ -198,6 +211,7 @@ CHECKS = (
     check_theano,
     check_cores,
     check_memory,
+    check_malloc,
     check_cuda,
     check_gpus,
     check_nccl,

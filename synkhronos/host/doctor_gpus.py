@@ -1,6 +1,6 @@
 """The doctor's checks of GPUs: NVIDIA's libraries, pygpu, NCCL.
 
-pygpu and NCCL are looked at in the environment that ``python -m synkhronos run`` gives a script.
+pygpu and NCCL are tried in the environment that ``python -m synkhronos run`` gives a script.
 """
 
 from pathlib import Path
@@ -11,7 +11,7 @@ from synkhronos.host.libraries import NAMES, NEEDED, Library, Version
 from synkhronos.host.probe import OK, WARNING, ProbeError, Result, probe
 
 NVIDIA_DEVICES = "nvidia[0-9]*"
-CUDNN_VERSIONS = ((5,), (8,))  # those that Theano 1.0.5 can use: from the first on, before the other
+CUDNN_VERSIONS = ((5,), (8,))  # Theano 1.0.5 supports those from the first on, before the second
 
 LOADING_PROBE = """
 import ctypes, json
@@ -51,7 +51,7 @@ print(json.dumps({"version": version.value}))
 
 
 def check_cuda(devices: Path = Path("/dev")) -> Result:
-    """Check that NVIDIA's libraries are there, and that libgpuarray finds them."""
+    """Check that NVIDIA's libraries are installed, and that libgpuarray finds them."""
     present = sorted(path.name for path in devices.glob(NVIDIA_DEVICES))
     found = libraries.find()
     if not found and present:
@@ -72,7 +72,7 @@ def check_cuda(devices: Path = Path("/dev")) -> Result:
     if lacking:
         return Result("CUDA", WARNING, text, libraries.remedy(lacking, driver))
     if failing:
-        return Result("CUDA", WARNING, text, f"mend this: {'; '.join(failing.values())}")
+        return Result("CUDA", WARNING, text, f"correct this: {'; '.join(failing.values())}")
     if hidden:
         remedy = "start scripts by: python -m synkhronos run SCRIPT"
         return Result("CUDA", WARNING, text, remedy)
@@ -80,7 +80,7 @@ def check_cuda(devices: Path = Path("/dev")) -> Result:
 
 
 def listing(found: Dict[str, Library], driver: Version, hidden: Iterable[str]) -> str:
-    """Write a line a library: its file and version, and whether its bare name leads to it."""
+    """Write one line per library: its file and version, and whether it is found by its bare name."""
     lines = []
     for name in NAMES:
         if name not in found:
@@ -94,7 +94,7 @@ def listing(found: Dict[str, Library], driver: Version, hidden: Iterable[str]) -
 
 
 def cudnn() -> str:
-    """Write which cuDNN there is, which no script needs."""
+    """Write which cuDNN there is; no script needs one."""
     folders = libraries.search_folders(cache=libraries.loader_cache())
     found = libraries.candidates("libcudnn", folders)
     oldest, too_new = CUDNN_VERSIONS
@@ -109,7 +109,7 @@ def cudnn() -> str:
 
 
 def dotted(version: Version) -> str:
-    """Write a version with points, or that the file does not tell it."""
+    """Write a version with dots, or that it is not known."""
     return ".".join(map(str, version or ())) or "version unknown"
 
 
@@ -117,12 +117,12 @@ def as_run() -> Dict[str, str]:
     """Return the variables that ``python -m synkhronos run`` would set for NVIDIA's libraries."""
     try:
         return library_links.environment()
-    except OSError:  # of which check_cuda tells
+    except OSError:  # check_cuda reports it
         return {}
 
 
 def check_gpus(devices: Path = Path("/dev")) -> Result:
-    """Check pygpu and count the GPUs that it can use; only where there are any."""
+    """Check pygpu, and count the GPUs that it can use."""
     present = sorted(path.name for path in devices.glob(NVIDIA_DEVICES))
     try:
         found = probe(PYGPU_PROBE, **as_run())
@@ -139,7 +139,7 @@ def check_gpus(devices: Path = Path("/dev")) -> Result:
 
 
 def judge_missing_pygpu(complaint: str, present: List[str]) -> Result:
-    """Make a result where pygpu cannot be used: GPUs that stay idle are worth a warning."""
+    """Make the result where pygpu cannot be used: a warning if that leaves GPUs idle."""
     if not present:
         return Result("GPUs", OK, f"none, and none is needed ({complaint})")
     remedy = (
@@ -150,7 +150,7 @@ def judge_missing_pygpu(complaint: str, present: List[str]) -> Result:
 
 
 def check_nccl(devices: Path = Path("/dev")) -> Result:
-    """Check that NCCL can be loaded; only where there are several GPUs to use it."""
+    """Check that NCCL can be loaded, which only several GPUs need."""
     several = len(list(devices.glob(NVIDIA_DEVICES))) > 1
     try:
         number = probe(NCCL_PROBE, **as_run())["version"]
@@ -164,6 +164,6 @@ def check_nccl(devices: Path = Path("/dev")) -> Result:
 
 
 def nccl_version(number: int) -> str:
-    """Write NCCL's version number with points: 2.9 changed the way it is composed."""
+    """Write NCCL's version number with dots; its encoding changed with 2.9."""
     unit = 10_000 if number >= 10_000 else 1_000
     return f"{number // unit}.{number % unit // 100}.{number % 100}"

@@ -92,7 +92,7 @@ def numpy_complaint(version: str) -> Optional[str]:
 
 
 def user_setting(name: str, environ: Mapping[str, str]) -> Optional[str]:
-    """Find a setting that the user made, as Theano reads it; None if they did not."""
+    """Find a setting of the user's, as Theano reads it; None if there is none."""
     value = flags_of(environ.get("THEANO_FLAGS", "")).get(name)
     if value is not None:
         return value
@@ -101,7 +101,7 @@ def user_setting(name: str, environ: Mapping[str, str]) -> Optional[str]:
     try:
         parser.read([os.path.expanduser(path) for path in paths])
     except configparser.Error:
-        return None  # Theano reads the same files and says best what is wrong in them.
+        return None  # Theano reads the same files and reports the error
     section, _, option = name.rpartition(".")
     return parser.get(section or "global", option, fallback=None)
 
@@ -116,7 +116,7 @@ def flags_of(text: str) -> Mapping[str, str]:
 
 
 def add_flag(flags: str, ldflags: str) -> str:
-    """Put ``blas.ldflags`` before the user's own flags, which are left as they are."""
+    """Add ``blas.ldflags`` before the user's own flags."""
     ours = f'{LDFLAGS}="{ldflags}"' if ldflags else f"{LDFLAGS}="
     return f"{ours},{flags}" if flags else ours
 
@@ -124,7 +124,7 @@ def add_flag(flags: str, ldflags: str) -> str:
 def find_ldflags() -> str:
     """Find the linker's flags for a BLAS: the system's OpenBLAS, else the one inside SciPy.
 
-    Empty if there is neither; Theano then works through NumPy.
+    Empty if there is neither; Theano then uses NumPy's functions.
     """
     system, others = library_folders()
     if find_library(system, "libopenblas.so"):
@@ -134,17 +134,17 @@ def find_ldflags() -> str:
 
 
 def ldflags_by_path(library: Optional[Path]) -> str:
-    """Link `library` by its path, which is also where it is looked for when it is loaded."""
-    # Theano accepts no bare path, and warns about -L with a name that it cannot guess; one
-    # option to the linker does it all. Some linkers drop a library that is named before the
-    # code that needs it, unless told not to.
+    """Return the flags that link a library by its path, from which it is also loaded."""
+    # Theano accepts no bare path, and warns about -L with a name that it cannot guess, so both are
+    # one option of the linker. Some linkers drop a library that is named before the code that
+    # needs it, without --no-as-needed.
     if library is None or UNSAFE_IN_FLAGS & set(str(library)):
         return ""
     return f"-Wl,--no-as-needed,{library},-rpath,{library.parent}"
 
 
 def library_folders() -> Tuple[List[Path], List[Path]]:
-    """List where linkers look by themselves, and where else a BLAS may be installed."""
+    """List the folders that linkers search by default, and others where a BLAS may be installed."""
     architecture = getattr(sys.implementation, "_multiarch", "")
     names = ["/usr/local/lib", "/lib64", "/usr/lib64", "/lib", "/usr/lib"]
     if architecture:
@@ -171,7 +171,7 @@ def find_library(folders: Iterable[Path], pattern: str) -> Optional[Path]:
 def fresh_python(code: str) -> List[str]:
     """Return the command that runs `code` in a fresh interpreter.
 
-    Nothing is imported from the current directory, where ``python -c`` looks first, and where
+    It imports nothing from the current directory, which ``python -c`` searches first, and where
     another user may have put a module.
     """
     return [sys.executable, "-c", f"import sys; sys.path = [one for one in sys.path if one]\n{code}"]

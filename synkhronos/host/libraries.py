@@ -1,24 +1,29 @@
 """Where NVIDIA's libraries are, and whether libgpuarray finds them.
 
 libgpuarray loads ``libcuda.so``, ``libnvrtc.so``, ``libcublas.so`` and ``libnccl.so`` by these bare
-names. A driver, pip's wheels and many packages bring only names with a version, in folders where
-the loader does not look. `find` says which files would do; ``library_links`` gives them these names.
+names. Drivers, pip's wheels and many packages install only names with a version, in folders that the
+loader does not search. `find` returns files that fit; ``library_links`` gives them the bare names.
 
-Nothing of CUDA is initialized here: the driver alone is loaded, and asked for its version.
+CUDA is not initialized: only the driver is loaded, and asked for its version.
 
-Which files are taken:
+NVIDIA's ``cuda-pathfinder`` does not replace this: it takes the first library that it finds and does not
+compare the versions of NVRTC, cuBLAS and the driver, knows the two newest major versions of CUDA only,
+does not search ``sys.path``, loads what it finds into the process, and needs Python 3.11.
+
+Which files are chosen:
 
 1. Folders in this order: ``LD_LIBRARY_PATH``, pip's wheels in ``sys.path``, the environment (conda's
    and Python's), ``CUDA_HOME`` and ``CUDA_PATH``, those in the loader's cache, the usual ones of
-   drivers and of CUDA. In a folder the newest version comes first. No stubs, which are for linking
-   only; no empty files, which some containers leave; none for another processor.
-2. The driver is the first that there is. Without one nothing is found.
-3. NVRTC needs its built-in functions beside it, and must not be newer than the driver, which compiles
-   further what NVRTC writes.
-4. cuBLAS needs cuBLASLt beside it, from CUDA 11 on, and no newer major version than the driver's.
-5. Of these, the first NVRTC for which there is a cuBLAS of the same major version, and the first such
-   cuBLAS. Where there is no such pair, the first of each.
-6. NCCL is the first that there is.
+   drivers and of CUDA. In a folder the newest version comes first. Stubs, which are for linking only,
+   empty files, which some containers contain, and libraries for another processor are left out.
+2. The first driver. Without a driver nothing is found.
+3. NVRTC needs its built-in functions in the same folder, and must not be newer than the driver, which
+   compiles the output of NVRTC.
+4. From CUDA 11 on cuBLAS needs cuBLASLt in the same folder, and no newer major version than the
+driver's. 5. Of these, the first NVRTC for which there is a cuBLAS of the same major version, and the
+first such
+   cuBLAS. Without such a pair, the first of each.
+6. The first NCCL.
 """
 
 import ctypes
@@ -53,7 +58,7 @@ Version = Tuple[int, ...]
 
 
 class Library(NamedTuple):
-    """A library's file, the version that its name tells, and what it loads from its folder."""
+    """A library's file, the version in its name, and the files that it loads from its folder."""
 
     file: Path
     version: Version
@@ -61,7 +66,7 @@ class Library(NamedTuple):
 
 
 def driver_is_visible() -> bool:
-    """Tell whether this process can load the NVIDIA driver as libgpuarray does, by its bare name."""
+    """Whether this process can load the NVIDIA driver as libgpuarray does, by its bare name."""
     try:
         ctypes.CDLL("libcuda.so")
     except OSError:
@@ -70,7 +75,7 @@ def driver_is_visible() -> bool:
 
 
 def explain_missing() -> str:
-    """Say in one sentence what keeps libgpuarray from CUDA, and the remedy; empty if nothing does."""
+    """Say in one sentence why libgpuarray cannot use CUDA, and the remedy; empty if it can."""
     cache = loader_cache()
     found = find(cache=cache)
     if not found:
@@ -94,12 +99,12 @@ def explain_missing() -> str:
 
 DRIVER_REMEDY = (
     "install it with its library for CUDA, libcuda.so.1 (on Debian: apt-get install nvidia-driver "
-    "libcuda1); if it lies in a folder of its own, put this folder into LD_LIBRARY_PATH"
+    "libcuda1); if it is in a folder of its own, add this folder to LD_LIBRARY_PATH"
 )
 
 
 def remedy(names: Iterable[str], driver: Optional[Version]) -> str:
-    """Say how to get libraries, of these but the driver, for a driver of this version of CUDA."""
+    """Say how to install libraries other than the driver, for a driver of this version of CUDA."""
     major, minor = driver or (12, 0)
     suffix = f"-cu{major}" if major < 13 else ""
     wheels = {
@@ -125,14 +130,14 @@ def remedy(names: Iterable[str], driver: Optional[Version]) -> str:
 def find(
     environ: Mapping[str, str] = os.environ, cache: Optional[Sequence[Path]] = None
 ) -> Dict[str, Library]:
-    """Find the libraries, by the rules above; what is not there is left out.
+    """Find the libraries, by the rules above; those that are missing are left out.
 
     Parameters
     ----------
     environ : mapping
         Environment variables.
     cache : sequence of Path, optional
-        The files in the loader's cache, by default those of this machine.
+        The files in the loader's cache; by default this machine's.
     """
     folders = list(search_folders(environ, loader_cache() if cache is None else cache))
     found = {name: candidates(name, folders) for name in NAMES}
@@ -151,7 +156,7 @@ def find(
 
 
 def candidates(name: str, folders: Iterable[Path]) -> List[Library]:
-    """List the files of a library that can be used, in the order of `folders`, newest first."""
+    """List the usable files of a library, in the order of `folders`, newest first."""
     libraries, seen = [], set()
     for folder in folders:
         files = [file for file in folder.glob(f"{name}.so*") if is_usable(file)]
@@ -165,7 +170,7 @@ def candidates(name: str, folders: Iterable[Path]) -> List[Library]:
 
 
 def complete(name: str, file: Path) -> Optional[Library]:
-    """Add what a library loads from its folder; None if that is not there."""
+    """Add the files that a library loads from its folder; None if they are missing."""
     own = version(file)
     if name not in BESIDE or (name == "libcublas" and own < FIRST_WITH_CUBLASLT):
         return Library(file, own)
@@ -174,14 +179,14 @@ def complete(name: str, file: Path) -> Optional[Library]:
     if not beside:
         return None
     if name == "libnvrtc" and len(own) < 3:
-        # Names such as libnvrtc.so.12 and libnvrtc.so.11.2 are kept over many releases; the name of
-        # the built-in functions tells the release.
+        # Names such as libnvrtc.so.12 and libnvrtc.so.11.2 are the same for many releases; the name
+        # of the built-in functions contains the release.
         own = max(version(one) for one in beside)
     return Library(file, own, tuple(sorted(beside)))
 
 
 def version(file: Path) -> Version:
-    """Read a library's version from its name, or from that of the file it is a link to."""
+    """Read a library's version from its name, or from the name of the file that it links to."""
     versions = [
         tuple(int(part) for part in name.partition(".so.")[2].split(".") if part.isdigit())
         for name in (file.name, os.path.basename(os.path.realpath(file)))
@@ -190,13 +195,13 @@ def version(file: Path) -> Version:
 
 
 def is_usable(file: Path) -> bool:
-    """Tell whether the loader can take a file into a process such as this, and may."""
+    """Whether the loader can load a file into this process."""
     folders = {*file.parts, *Path(os.path.realpath(file)).parts}
     return "stubs" not in folders and kind(file) == kind(PROGRAM)
 
 
 def kind(file: Path) -> bytes:
-    """Read from an ELF file the word size, byte order and processor; empty if it is none."""
+    """Read the word size, byte order and processor of an ELF file; empty if it is not one."""
     try:
         with file.open("rb") as opened:
             header = opened.read(20)
@@ -208,9 +213,10 @@ def kind(file: Path) -> bytes:
 def visible(
     name: str, environ: Mapping[str, str] = os.environ, cache: Optional[Sequence[Path]] = None
 ) -> Optional[Path]:
-    """Find the file that the loader takes for a name; None if there is none that can be used.
+    """Find the file that the loader chooses for a name; None if there is no usable one.
 
-    The loader's own rules, but for folders that are written into programs (as in conda's Python).
+    These are the loader's rules, except for folders that are written into programs (as into conda's
+    Python).
     """
     cached = [file for file in (loader_cache() if cache is None else cache) if file.name == name]
     by_path = [folder / name for folder in listed_folders(environ)]
@@ -232,7 +238,7 @@ def loader_cache() -> List[Path]:
 
 
 def driver_version(file: Path) -> Optional[Version]:
-    """Ask a driver which version of CUDA it is made for, as ``(13, 0)``; None if it does not say."""
+    """Ask a driver which version of CUDA it supports, as ``(13, 0)``; None if that fails."""
     number = ctypes.c_int()
     try:
         status = ctypes.CDLL(str(file)).cuDriverGetVersion(ctypes.byref(number))
@@ -244,7 +250,7 @@ def driver_version(file: Path) -> Optional[Version]:
 def search_folders(
     environ: Mapping[str, str] = os.environ, cache: Sequence[Path] = ()
 ) -> Iterator[Path]:
-    """List the folders to look in, the best first."""
+    """List the folders to search, the best first."""
     yield from (folder for folder in listed_folders(environ) if not LINKS.search(str(folder)))
     for entry in sys.path:
         yield from wheel_folders(Path(entry).absolute() / "nvidia")
@@ -259,7 +265,7 @@ def search_folders(
 
 
 def wheel_folders(nvidia: Path) -> List[Path]:
-    """List the folders of pip's wheels: those of whole releases, such as cu13, before the others."""
+    """List the folders of pip's wheels: those of whole releases, such as cu13, first."""
     releases = sorted(nvidia.glob("cu[0-9]*/lib"), key=numbers, reverse=True)
     return [*releases, *sorted(set(nvidia.glob("*/lib")) - set(releases))]
 
@@ -271,7 +277,7 @@ def listed_folders(environ: Mapping[str, str]) -> List[Path]:
 
 
 def matching(patterns: Iterable[str]) -> Iterator[Path]:
-    """List what matches patterns, in which ``{0}`` is this machine's name in paths; newest first."""
+    """List the paths that match patterns, newest first; ``{0}`` is this machine's name in paths."""
     machine = getattr(sys.implementation, "_multiarch", f"{os.uname().machine}-linux-gnu")
     for pattern in patterns:
         found = glob.glob(pattern.replace("{0}", machine))
@@ -279,5 +285,5 @@ def matching(patterns: Iterable[str]) -> Iterator[Path]:
 
 
 def numbers(path: Path) -> List[int]:
-    """Return the numbers in a path, by which releases are in order."""
+    """Return the numbers in a path, by which releases are sorted."""
     return [int(digits) for digits in re.findall(r"\d+", str(path))]

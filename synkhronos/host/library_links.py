@@ -1,16 +1,15 @@
-"""A private folder of links, by which NVIDIA's libraries have the names that libgpuarray looks for.
+"""A private folder of links that give NVIDIA's libraries the names that libgpuarray looks for.
 
-The folder is put before what ``LD_LIBRARY_PATH`` lists. The loader reads that as a process starts
-and not again, so it helps only a process that is started after it.
+The folder is added at the front of ``LD_LIBRARY_PATH``. The loader reads that variable only when a
+process starts, so only processes that are started afterwards use it.
 
-What is loaded from the folder runs in the user's name, so nobody else may be able to change it, nor
-to put another in its place: it and all folders above it belong to the user or to the system, and
-only they may write there, or, as in ``/tmp``, everybody to what is their own.
+Code that is loaded from the folder runs as the user, so no other user may be able to change or replace
+the folder: it and all folders above it belong to the user or to the system, and only they may write
+there, or, as in ``/tmp``, everybody only to their own files.
 
-The folder's name comes from the links in it. So the same libraries have the same folder, which is
-used again, and other libraries another one. Each process that needs it makes the links that it does
-not find, one after another and each in one step: it needs no lock, and a process that was killed
-in between leaves nothing that the next does not complete.
+The folder's name is a digest of the links in it. So the same libraries use the same folder again, and
+other libraries another one. Each process creates the links that are missing, one after another and each
+in one step. So no lock is needed, and if a process is killed in between, the next completes the folder.
 """
 
 import hashlib
@@ -25,8 +24,8 @@ from typing import Dict, Iterator, Mapping, Optional, Sequence
 
 from synkhronos.host.libraries import Library, find, loader_cache, visible
 
-OUTDATED = 30 * 24 * 3600.0  # seconds without use, after which a folder of broken links is removed
-UNSAFE_IN_PATH = ":;$"  # the loader would not take them for a part of a name
+OUTDATED = 30 * 24 * 3600.0  # seconds without use after which a folder of broken links is removed
+UNSAFE_IN_PATH = ":;$"  # characters that have a meaning to the loader
 
 
 def environment(
@@ -39,12 +38,12 @@ def environment(
     environ : mapping
         Environment variables.
     cache : sequence of Path, optional
-        The files in the loader's cache, by default those of this machine.
+        The files in the loader's cache; by default this machine's.
 
     Returns
     -------
     dict
-        Empty if there is no NVIDIA driver, or if a process finds all that is there anyway.
+        Empty if there is no NVIDIA driver, or if the libraries are found without links.
 
     Raises
     ------
@@ -59,16 +58,16 @@ def environment(
     if environ.get("LD_LIBRARY_PATH"):
         folders.append(environ["LD_LIBRARY_PATH"])
     if not visible("libcuda.so.1", environ, cache):
-        # The driver loads more of its libraries, by names of theirs, from its folder.
+        # The driver loads further libraries from its folder, by their own names.
         folders.append(os.path.dirname(os.path.realpath(found["libcuda"].file)))
     return {"LD_LIBRARY_PATH": ":".join(folders)}
 
 
 def wanted_links(found: Mapping[str, Library]) -> Dict[str, str]:
-    """Return the links' names with the files that they lead to.
+    """Return the names of the links with the files that they lead to.
 
-    A library that is reached by a link looks for others in the folder of the link. So these have
-    links too, and each library has also the name with its version, by which others ask for it.
+    A library that is loaded through a link searches the folder of the link for others. So these get
+    links too, and each library also gets the name with its version, by which others load it.
     """
     links = {}
     for name, library in found.items():
@@ -80,7 +79,7 @@ def wanted_links(found: Mapping[str, Library]) -> Dict[str, str]:
 
 
 def links_folder(links: Mapping[str, str], environ: Mapping[str, str]) -> Path:
-    """Make the folder of these links, or find it made, in the first place that can be used."""
+    """Create the folder of these links, or find it, in the first place that can be used."""
     digest = hashlib.sha256("\0".join(f"{name}\0{links[name]}" for name in links).encode())
     complaints = []
     for place in places(environ):
@@ -102,7 +101,7 @@ def links_folder(links: Mapping[str, str], environ: Mapping[str, str]) -> Path:
 def places(environ: Mapping[str, str]) -> Iterator[Path]:
     """List where the folder may be, the best first.
 
-    The folder of a login session is not the first, since a script may go on after its end.
+    The folder of a login session is not the first, since a script may outlast the session.
     """
     cache, home = environ.get("XDG_CACHE_HOME", ""), environ.get("HOME", "")
     if os.path.isabs(cache):
@@ -115,7 +114,7 @@ def places(environ: Mapping[str, str]) -> Iterator[Path]:
 
 
 def private_folder(path: Path) -> Path:
-    """Make a folder, or find it made, that is nobody else's to change; return its real path.
+    """Create a folder that no other user can change, or find it; return its real path.
 
     Raises
     ------
@@ -127,7 +126,7 @@ def private_folder(path: Path) -> Path:
     path = Path(os.path.realpath(path))
     if set(UNSAFE_IN_PATH) & set(str(path)):
         raise OSError(f"its path has one of the characters {UNSAFE_IN_PATH} in it")
-    trusted = {0, os.geteuid(), os.stat("/").st_uid}  # in a container the system may be another's
+    trusted = {0, os.geteuid(), os.stat("/").st_uid}  # in a container, root may be another user
     for folder in (path, *path.parents):
         status = os.stat(folder)
         others_may_write = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
@@ -139,7 +138,7 @@ def private_folder(path: Path) -> Path:
 
 
 def link(path: Path, file: str) -> None:
-    """Make a symbolic link at `path` to `file`, in one step also where there is another link."""
+    """Create a symbolic link at `path` to `file`, or replace one that is there, in one step."""
     if path.is_symlink() and os.readlink(path) == file:
         return
     new = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
@@ -148,11 +147,11 @@ def link(path: Path, file: str) -> None:
 
 
 def remove_outdated(used: Path) -> None:
-    """Remove folders beside that in use, of which a library has gone and no process made use."""
+    """Remove folders other than the one in use that are outdated and have broken links."""
     for folder in used.parent.glob("libraries-*"):
         try:
             idle = time.time() - folder.stat().st_mtime
             if idle > OUTDATED and not all(one.exists() for one in folder.iterdir()):
                 shutil.rmtree(folder)
-        except OSError:  # another process removes it too
+        except OSError:  # another process is removing it
             continue

@@ -1,4 +1,4 @@
-"""What this process may use of the machine: cores and memory, as its control groups allow."""
+"""How many cores and how much memory this process may use, given the limits of its control groups."""
 
 import contextlib
 import os
@@ -12,10 +12,10 @@ CGROUPS = Path("/sys/fs/cgroup")
 def cores(proc: Path = PROC, cgroups: Path = CGROUPS) -> int:
     """Count the cores that this process can keep busy, at least 1.
 
-    The affinity mask and the processor quota of the control group both count, so that the
-    number is right under ``taskset``, in a batch system and in a container, where
-    `os.cpu_count` is not. A quota of two and a half cores counts as two: ranks wait for each
-    other, and one that is throttled holds up all.
+    The affinity mask and the processor quota of the control group both count. So the number is
+    right under ``taskset``, in a batch system and in a container, where `os.cpu_count` is not. A
+    quota of two and a half cores counts as two: ranks wait for each other, and one that is
+    throttled delays all.
 
     Parameters
     ----------
@@ -34,12 +34,12 @@ def cores(proc: Path = PROC, cgroups: Path = CGROUPS) -> int:
 
 
 def affinity(processes: Iterable[int] = (0,)) -> int:
-    """Count the cores in the affinity masks of some processes, all masks together.
+    """Count the cores in the union of the affinity masks of some processes.
 
     Parameters
     ----------
     processes : iterable of int
-        Process ids; 0 is this one, and those that have ended do not count.
+        Process ids; 0 is this one. Processes that have ended do not count.
 
     Returns
     -------
@@ -81,7 +81,7 @@ def process_limit(folders: Optional[List[Path]] = None) -> Optional[int]:
 def memory_room(folders: Optional[List[Path]] = None) -> Optional[int]:
     """Find how many bytes the control groups still allow; None where there is no limit.
 
-    Files that are only cached count as free: the kernel drops them as memory is asked for.
+    Cached files count as free: the kernel drops them when memory is needed.
     """
     rooms = []
     for folder in control_groups("memory") if folders is None else folders:
@@ -105,9 +105,9 @@ def memory_room(folders: Optional[List[Path]] = None) -> Optional[int]:
 def control_groups(controller: str, proc: Path = PROC, cgroups: Path = CGROUPS) -> List[Path]:
     """List the folders of this process's control group and of all groups around it.
 
-    A limit may be set at any level. Inside a container the path that the kernel tells may
-    lie outside of what is mounted, so folders that do not exist are left out and the mount
-    itself is always looked at.
+    A limit may be set at any level. Inside a container the path that the kernel reports may be
+    outside of what is mounted, so folders that do not exist are left out, and the mount itself is
+    always included.
     """
     folders = []
     for line in _text(proc / "self" / "cgroup").splitlines():

@@ -1,33 +1,33 @@
-"""Who besides this user can change what lies in a folder, such as Theano's cache of compiled code."""
+"""Which other users can change the contents of a folder, such as Theano's cache of compiled code."""
 
 import os
 import stat
 from pathlib import Path
 from typing import Iterator, Optional
 
-_DEPTH = 3  # of Theano's cache: a folder a platform, in it one a module, in it files
+_DEPTH = 3  # of Theano's cache: a folder per platform, in it one per module, in it files
 
 
 def outsider(folder: Path) -> Optional[str]:
-    """Say how another user can change what lies in a folder, or put something there.
+    """Say how another user can change a file in a folder, or add one.
 
-    Root is no outsider, nor is a group that has no other member than this user.
+    Root does not count as another user, nor does a group whose only member is this user.
 
     Parameters
     ----------
     folder : Path
-        It need not exist: then whoever can make it counts.
+        If it does not exist, those who can create it count.
 
     Returns
     -------
     str or None
         The first way that was found; None if there is none.
     """
-    # As it is written, since a link on the way may be turned round; and where it leads to.
+    # Both the path as it is written, since a link in it may be changed, and the path it leads to.
     for path in dict.fromkeys([Path(os.path.abspath(folder)), Path(os.path.realpath(folder))]):
         parts = [part for part in [*reversed(path.parents), path] if os.path.lexists(part)]
         for part in parts:
-            # In a sticky folder others can add files, but not put one in the place of ours.
+            # In a sticky folder others can add files, but not replace ours.
             complaint = _complaint(part, stat.S_ISVTX if part != parts[-1] else 0)
             if complaint:
                 missing = part == parts[-1] != path
@@ -40,10 +40,10 @@ def outsider(folder: Path) -> Optional[str]:
 
 
 def _complaint(path: Path, spared: int = 0) -> Optional[str]:
-    """Say what is wrong with one file or folder; `spared` are bits of a mode that excuse it."""
+    """Say who can change one file or folder; `spared` are bits of its mode that make it safe."""
     try:
         status = path.lstat()
-    except OSError:  # not there, or not any more: the cache may be in use
+    except OSError:  # it does not exist any more: the cache may be in use
         return None
     if status.st_uid not in (0, os.geteuid()):
         return f"{path} belongs to {_user(status.st_uid)}"
@@ -77,7 +77,7 @@ def _user(number: int) -> str:
 
 
 def _is_private(number: int) -> bool:
-    """Whether a group is that of this user alone, as Debian makes one for each."""
+    """Whether this user is the only member of a group, as Debian creates one for each user."""
     import grp
     import pwd
 

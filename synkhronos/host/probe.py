@@ -1,4 +1,4 @@
-"""What a check of the doctor finds, and the subprocess in which it looks."""
+"""The result of a check of the doctor, and the subprocess in which a check runs code."""
 
 import json
 import os
@@ -8,11 +8,11 @@ from typing import Any, Dict, NamedTuple
 from synkhronos.host import environment
 
 OK, WARNING, PROBLEM = "ok", "warning", "problem"
-TIME_LIMIT = 120  # seconds; the first compilation on a slow file system takes long
+TIME_LIMIT = 120  # seconds; the first compilation takes long on a slow file system
 
 
 class Result(NamedTuple):
-    """What a check found, in one line or several, and how to mend it where it is not `OK`."""
+    """What a check has found, in one or more lines, and the remedy if it is not `OK`."""
 
     name: str
     state: str

@@ -1,4 +1,4 @@
-"""What a refusal of the operating system means to the user: which limit it was, and the remedy."""
+"""Explanations of errors of the operating system: which limit was reached, and the remedy."""
 
 import errno
 import multiprocessing
@@ -19,7 +19,7 @@ def check_may_have_children() -> None:
 
 
 def too_many_workers(error: OSError, started: int, wanted: int) -> SynkhronosError:
-    """Say why no more workers could be started; those that were are ended by now."""
+    """Explain why not all workers could be started; those that were have been ended."""
     remedies = {
         errno.EAGAIN: f"too many processes or threads: {_process_limits()}; raise the limit with "
         f"'ulimit -u', or that of the container ('docker run --pids-limit')",
@@ -29,15 +29,17 @@ def too_many_workers(error: OSError, started: int, wanted: int) -> SynkhronosErr
         errno.ENFILE: "the machine has too many open files: raise it with sysctl fs.file-max",
     }
     return SynkhronosError(
-        f"only {started} of {wanted} workers could be started, and they were ended again ({error}): "
+        f"only {started} of {wanted} workers could be started, and were ended again ({error}): "
         f"{remedies.get(error.errno, 'see the message of the system')}; or call close() and fork() "
         f"with fewer processes"
     )
 
 
 def too_many_files(error: OSError) -> SynkhronosError:
-    """Say why a file could not be read that tells about this machine."""
-    remedy = _open_files() if error.errno == errno.EMFILE else "it is needed, to see the limits here"
+    """Explain why a file with limits of this machine could not be read."""
+    remedy = "it is needed to find out the limits of this machine"
+    if error.errno == errno.EMFILE:
+        remedy = _open_files()
     return SynkhronosError(f"fork(): a file could not be read ({error}): {remedy}")
 
 
@@ -45,7 +47,7 @@ def _open_files():
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     try:
         is_open = len(os.listdir("/proc/self/fd"))
-    except OSError:  # there is no descriptor left to look with
+    except OSError:  # no descriptor is left for the folder
         is_open = limit
     return f"{is_open} of at most {limit} files are open in this process; raise it with 'ulimit -n'"
 

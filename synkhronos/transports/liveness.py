@@ -1,4 +1,4 @@
-"""Whether the workers live: what ended one, which are stopped, and that none outlives the master."""
+"""Whether the workers are alive: why one ended, which are stopped, and that none outlives the master."""
 
 import ctypes
 import multiprocessing.connection
@@ -11,20 +11,20 @@ _PR_SET_PDEATHSIG = 1
 
 
 def find_dead(processes):
-    """Return a dict from rank to cause of those of the ``{rank: process}`` that have ended."""
-    # The sentinel is open as long as a process that the worker itself started has a copy of it; the
-    # exit code never comes where the script ignores SIGCHLD. Either says that a worker is dead.
+    """Return ``{rank: cause}`` of those in ``{rank: process}`` that have ended."""
+    # The sentinel stays open while a process that the worker has started holds a copy of it; the exit
+    # code is never known if the script ignores SIGCHLD. Either of the two tells that a worker is dead.
     closed = multiprocessing.connection.wait([one.sentinel for one in processes.values()], 0)
     causes = {}
     for rank, process in processes.items():
         if process.sentinel in closed or not process.is_alive():
-            process.join(_DYING)  # its files are closed before it has an exit code
+            process.join(_DYING)  # a process closes its files before it has an exit code
             causes[rank] = _describe_exit(process.exitcode)
     return causes
 
 
 def find_stopped(processes):
-    """Return the ranks of those of the ``{rank: process}`` that a signal has stopped."""
+    """Return the ranks of those in ``{rank: process}`` that a signal has stopped."""
     return [rank for rank, process in processes.items() if _is_stopped(process.pid)]
 
 
@@ -38,31 +38,31 @@ def _is_stopped(pid):
 
 
 def end(processes):
-    """Kill those of the processes that were started, and wait until they are gone."""
+    """Kill the processes that have been started, and wait until they are gone."""
     processes = [process for process in processes if process.pid is not None]
     for process in processes:
         try:
             process.kill()
         except ProcessLookupError:
-            pass  # dead, and the script took its exit code
+            pass  # dead, and the script has reaped it
     for process in processes:
         process.join()
         try:
             process.close()
         except ValueError:
-            pass  # the same: multiprocessing never sees it end
+            pass  # likewise: multiprocessing never sees it end
 
 
 def die_with_parent():
-    """Have the kernel kill this process, however busy it is, as the thread that forked it ends."""
+    """Have the kernel kill this process when the thread that forked it ends."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 class Forker:
-    """Forks in a thread that lives until `end`, so that `die_with_parent` means the process.
+    """Calls a function that forks in a thread that lives until `end`, as the main thread does.
 
-    The main thread is such a thread by itself.
+    After `die_with_parent`, a child is killed when the *thread* that has forked it ends.
     """
 
     def __init__(self):
@@ -90,9 +90,9 @@ class Forker:
         return result
 
     def end(self):
-        """Let the threads end: there are no children any more."""
+        """Let the threads end, once there are no children any more."""
         self._ended.set()
-        self._ended = threading.Event()  # for a next try
+        self._ended = threading.Event()  # for another try
 
 
 def _describe_exit(code):
