@@ -4,7 +4,8 @@
 
 Each mutant is one small change of the source code. It is tried in a copy of the project, with the tests
 that are named for its module below, until the first one fails. Mutants that survive are printed with
-their line. A mutant counts as caught as well if the tests do not end within three times their usual time.
+their line. A mutant counts as caught as well if the tests do not end within three times their usual
+time.
 """
 
 import argparse
@@ -45,7 +46,9 @@ TESTS = {
     ],
     "functions/outputs.py": ["test_outputs.py", "test_uneven.py", "test_function_oracle.py"],
     "functions/random.py": ["test_streams.py", "test_bad_input.py"],
-    "functions/replicate.py": ["test_replicate.py", "test_streams.py", "test_call.py", "test_restart.py"],
+    "functions/replicate.py": [
+        "test_replicate.py", "test_streams.py", "test_call.py", "test_restart.py",
+    ],
     "functions/signature.py": ["test_bad_input.py", "test_function_oracle.py"],
 }  # fmt: skip
 
@@ -170,7 +173,7 @@ def run_tests(folder, module, limit=None):
     environment = {**os.environ, "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
     for words in TESTS[module]:
         name, *options = words.split()
-        command = [sys.executable, "-m", "pytest", "-q", "-x", "-m", "not slow", "-p", "no:cacheprovider"]
+        command = [sys.executable, "-m", "pytest", "-qx", "-m", "not slow", "-p", "no:cacheprovider"]
         process = subprocess.Popen(
             [*command, f"tests/{name}", *options],
             cwd=folder,

@@ -25,6 +25,7 @@ from synkhronos._errors import (
 )
 from synkhronos._typing import Finish
 from synkhronos.engines.base import Engine
+from synkhronos.host import heap
 from synkhronos.host.signals import DeferredSignal, defer_termination
 from synkhronos.transports.base import Transport
 from synkhronos.world.here import Command, Here
@@ -126,6 +127,7 @@ class World:
         with defer_termination():
             if self.size > 1:
                 self.here.engine.before_fork()
+                heap.trim()  # workers need not inherit what the script has freed
                 try:
                     self.transport.start(self._work)
                 except WorldBrokenError as broken:
