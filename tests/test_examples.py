@@ -1,0 +1,42 @@
+"""The examples in the docstrings of what is public print what they show."""
+
+import doctest
+import inspect
+
+import pytest
+from processes import own_process
+
+import synkhronos as synk
+
+#: Their examples are parts of a longer script, and not run.
+OF_LONGER_SCRIPTS = {"fuse", "load", "profile", "reseed", "restart", "save"}
+WITH_EXAMPLES = ["Function.__call__", "all_reduce", "broadcast", "data", "distribute", "fork",
+                 "function", "gather", "get_value", "make_slices", "reduce", "scatter",
+                 "set_value"]  # fmt: skip
+
+
+def documented():
+    """Return the docstrings of all public functions and methods by name."""
+    found = {}
+    for name in synk.__all__:
+        one = getattr(synk, name)
+        found[name] = inspect.getdoc(one)
+        if inspect.isclass(one):
+            for member, method in vars(one).items():
+                if inspect.isfunction(method):
+                    found[f"{name}.{member}"] = inspect.getdoc(method)
+    return {name: text for name, text in found.items() if text and ">>>" in text}
+
+
+def test_what_is_used_first_has_examples():
+    assert sorted(documented().keys() - OF_LONGER_SCRIPTS) == WITH_EXAMPLES
+
+
+@own_process
+@pytest.mark.parametrize("name", WITH_EXAMPLES)
+def test_the_example_prints_what_it_shows(name):
+    names = {"make_slices": synk.make_slices} if name == "make_slices" else {}
+    test = doctest.DocTestParser().get_doctest(documented()[name], names, name, None, 0)
+    assert not any(doctest.SKIP in example.options for example in test.examples)
+    failed, tried = doctest.DocTestRunner().run(test)
+    assert tried and not failed
