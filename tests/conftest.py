@@ -13,21 +13,20 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# Where mpi4py is installed Theano imports it, which starts MPI and a process of its own.
-os.environ["MPI4PY_RC_INITIALIZE"] = "0"
+# One cache of compiled code for all processes of a run, apart from the user's own; and one for devices,
+# as reading the modules of a device takes its library.
+_KIND = "compiledir_%(short_platform)s-%(processor)s-%(python_version)s-%(python_bitwidth)s"
+_NAME = "tests-device" if any(one.startswith("--device") for one in sys.argv) else "tests"
+os.environ["THEANO_FLAGS"] = ",".join(
+    filter(None, [os.environ.get("THEANO_FLAGS"), f"compiledir_format={_KIND}-{_NAME},compile.wait=1"])
+)
 
-
-def cache_named(name):
-    """Return the ``THEANO_FLAGS`` for a compile cache of this name, beside the user's own."""
-    kind = "compiledir_%(short_platform)s-%(processor)s-%(python_version)s-%(python_bitwidth)s"
-    return f"{os.environ.get('THEANO_FLAGS', '')},compiledir_format={kind}-{name}".lstrip(",")
-
-
-# Who waits for another to compile sleeps 5 to 10 s, so the processes of pytest-xdist share no cache.
-if "PYTEST_XDIST_WORKER" in os.environ:
-    os.environ["THEANO_FLAGS"] = cache_named("tests-" + os.environ["PYTEST_XDIST_WORKER"])
+from processes import programs, wait_briefly_for_the_compile_lock  # noqa: F401
 
 import synkhronos as synk
+
+
+wait_briefly_for_the_compile_lock()
 
 
 def pytest_configure(config):
@@ -61,17 +60,6 @@ def nothing_left():
     """No process of a world is there after a module's tests."""
     yield
     assert not [child for child in multiprocessing.active_children() if "synk" in child.name]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def cache_of_scripts(request):
-    """The scripts that a module starts have a compile cache of their own.
-
-    As a process first compiles, Theano reads all of its cache: for a thousand modules, 1.5 s.
-    """
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("THEANO_FLAGS", cache_named(request.path.stem))
-        yield
 
 
 @pytest.fixture

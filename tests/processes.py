@@ -164,6 +164,8 @@ def serve():
     descriptor, *modules = sys.argv[1:]
     for name in modules:
         importlib.import_module(name)
+    wait_briefly_for_the_compile_lock()
+    read_compile_cache()
     connection = socket.socket(fileno=int(descriptor))
     while True:
         try:
@@ -199,6 +201,20 @@ def _be_program(request, stdout, stderr):
     args, kwargs = pickle.loads(request["arguments"])
     program(*args, **kwargs)
     faulthandler.cancel_dump_traceback_later()
+
+
+def wait_briefly_for_the_compile_lock():
+    """Have Theano look every 0.1 s whether it may compile: several processes share the cache."""
+    from theano.gof import compilelock
+
+    compilelock.lock = functools.partial(compilelock.lock, min_wait=0.05, max_wait=0.1, verbosity=0)
+
+
+def read_compile_cache():
+    """Have Theano read its cache now, and not in each program again."""
+    from theano.gof.cc import get_module_cache
+
+    get_module_cache()
 
 
 @pytest.fixture(scope="session")

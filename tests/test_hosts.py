@@ -1,24 +1,37 @@
 """Where scripts run: in threads, in processes that others forked, under pytest-xdist, in Jupyter."""
 
+import concurrent.futures
+import functools
+import gc
+import multiprocessing
+import os
 import queue
-import signal
+import shutil
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 
-import psutil
+import numpy as np
 import pytest
-from conftest import ROOT
-from test_failures import PRELUDE
+from prelude import (
+    LONG,
+    NOTHING,
+    SLEEP,
+    all_gone_within,
+    check_in_fork,
+    error_of,
+    gone,
+    interrupt,
+    later,
+    open_world,
+    run_file,
+)
+from processes import FOLDER, ROOT, own_process
 
-
-@pytest.fixture
-def run_script(run_python):
-    def run(code, *arguments, **kwargs):
-        return run_python(PRELUDE + code, *arguments, **{"timeout": 60, **kwargs})
-
-    return run
+import synkhronos as synk
+from synkhronos.world.world import world_exists
 
 
 def slow(*values):
@@ -28,222 +41,166 @@ def slow(*values):
 # Threads
 
 
-def test_two_calls_at_once_are_refused_in_words_and_harm_nothing(run_script):
-    run_script("""
-open_world(3)
-errors = []
+@own_process
+def test_two_calls_at_once_are_refused_in_words_and_harm_nothing():
+    world = open_world(3)
+    errors = []
+
+    def call():
+        try:
+            world.act(NOTHING, SLEEP, NOTHING)
+        except synk.SynkhronosError as error:
+            errors.append(str(error))
+
+    threads = [threading.Thread(target=call) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(errors) == 2 and all("one thread at a time" in error for error in errors), errors
+    world.check_usable()
 
 
-def call():
-    try:
-        f(np.array([NOTHING, SLEEP, NOTHING]))
-    except synk.SynkhronosError as error:
-        errors.append(str(error))
+@own_process
+def test_close_while_another_thread_calls_ends_the_call_with_an_error():
+    world = open_world(3)
+    workers = world.workers()
+    raised = []
 
+    def call():
+        raised.append(error_of(lambda: world.act(NOTHING, LONG, NOTHING), 5))
 
-threads = [threading.Thread(target=call) for _ in range(3)]
-for thread in threads:
+    thread = threading.Thread(target=call)
     thread.start()
-for thread in threads:
-    thread.join()
-assert len(errors) == 2 and all("one thread at a time" in error for error in errors), errors
-check_usable(3)
-""")
+    time.sleep(0.5)
+    synk.close()
+    thread.join(5)
+    assert [type(one) for one in raised] == [synk.WorldBrokenError], raised
+    assert "another thread" in str(raised[0])
+    assert all_gone_within(workers, 1)
+    open_world().check_usable()
 
 
-def test_close_while_another_thread_calls_ends_the_call_with_an_error(run_script):
-    run_script("""
-open_world(3)
-workers = pids()[1:]
-raised = []
-thread = threading.Thread(
-    target=lambda: raised.append(error_of(lambda: f(np.array([NOTHING, LONG, NOTHING])), 5)))
-thread.start()
-time.sleep(0.5)
-synk.close()
-thread.join(5)
-assert [type(one) for one in raised] == [synk.WorldBrokenError], raised
-assert "another thread" in str(raised[0])
-assert all_gone_within(workers, 1)
-open_world()
-check_usable()
-""")
+def end_while_a_daemonic_thread_calls():
+    world = open_world(3)
+    threading.Thread(target=lambda: world.act(NOTHING, LONG, NOTHING), daemon=True).start()
+    time.sleep(0.5)
 
 
-def test_a_script_that_ends_while_a_daemonic_thread_calls_ends_quietly(run_script):
-    done = run_script("""
-open_world(3)
-threading.Thread(target=lambda: f(np.array([NOTHING, LONG, NOTHING])), daemon=True).start()
-time.sleep(0.5)
-""")
-    assert done.stderr.count("Traceback") <= 1, done.stderr  # that of the thread
+def test_a_script_that_ends_while_a_daemonic_thread_calls_ends_quietly(programs):
+    done = programs.run(end_while_a_daemonic_thread_calls).check()
+    assert done.stderr.count("Traceback") <= 1, done.stderr  # that of the thread, if it comes to it
     assert "BusyError" not in done.stderr
 
 
+@own_process
 @pytest.mark.parametrize("moment", ["computing", "collective"])
-def test_ctrl_c_while_a_thread_calls_reaches_the_main_thread(run_script, moment):
-    run_script(
-        """
-os.setsid()
-thread = threading.Thread(target=open_world, args=(3,))  # forked in a thread that has ended
-thread.start()
-thread.join()
-call = {"computing": lambda: f(np.array([SLEEP, NOTHING, SLEEP])),
-        "collective": lambda: fused(NOTHING, SLEEP, NOTHING)}[sys.argv[1]]
-done = threading.Event()
-thread = threading.Thread(target=lambda: (call(), done.set()))
-later(0.3, os.killpg, 0, signal.SIGINT)
-thread.start()
-try:
-    done.wait()
-    raise AssertionError("not interrupted")
-except KeyboardInterrupt:  # a join() that was interrupted believes that the thread has ended
+def test_ctrl_c_while_a_thread_calls_reaches_the_main_thread(moment):
+    worlds = []
+    thread = threading.Thread(target=lambda: worlds.append(open_world(3)))
+    thread.start()
+    thread.join()
+    (world,) = worlds  # forked in a thread that has ended
+    done = threading.Event()
+
+    def call():
+        if moment == "computing":
+            world.act(SLEEP, NOTHING, SLEEP)
+        else:
+            world.fused(NOTHING, SLEEP, NOTHING)
+        done.set()
+
+    thread = threading.Thread(target=call)
+    later(0.3, interrupt)
+    thread.start()
+    error = error_of(done.wait)
+    assert type(error) is KeyboardInterrupt, repr(error)
+    # A join() that was interrupted believes that the thread has ended.
     assert done.wait(10)
-check_usable(3)
-""",
-        moment,
-    )
+    world.check_usable()
 
 
 # Processes that were forked
 
 
-def test_a_forked_child_can_close_the_world_that_it_inherits_and_make_its_own(run_script):
+@own_process
+def test_a_forked_child_can_close_the_world_that_it_inherits_and_make_its_own():
     """The parent's world, its workers and its data stay as they were."""
-    run_script("""
-open_world(3)
-values = np.arange(1 << 20) * 1.0
-data = synk.data(values)
-dropped = synk.data(np.ones(50 << 17))  # 50 MB that the child lets go of
-synk.broadcast(w, np.ones(1 << 19))
-workers = pids()[1:]
-faulthandler.cancel_dump_traceback_later()  # its thread is not there after a fork
-child = os.fork()
-if not child:
-    status = 1
-    try:
+    world = open_world(3)
+    values = np.arange(1 << 20) * 1.0
+    data = synk.data(values)
+    dropped = [synk.data(np.ones(50 << 17))]  # 50 MB that the child lets go of
+    synk.broadcast(world.w, np.ones(1 << 19))
+    workers = world.workers()
+
+    def make_its_own():
         assert "forked from the master" in str(error_of(lambda: data.set_length(1 << 22)))
-        del dropped
+        dropped.clear()
         gc.collect()
         synk.close()
-        open_world(2)
-        assert not set(pids()) & set(workers)
-        check_usable()
+        own = open_world()
+        assert not set(own.pids()) & set(workers)
+        own.check_usable()
         synk.close()
-        status = 0
-    finally:
-        os._exit(status)
-assert os.waitpid(child, 0)[1] == 0
-assert not any(map(gone, workers)) and pids()[1:] == workers
-assert (data.data == values).all() and (dropped.data == 1).all()
-assert all((one == 1).all() for one in synk.gather(w))
-assert plain(data) == [values.sum() + 3 * (1 << 19)]
-check_usable(3)
-""")
+
+    check_in_fork(make_its_own)
+    assert not any(map(gone, workers)) and world.workers() == workers
+    assert (data.data == values).all() and (dropped[0].data == 1).all()
+    assert all((one == 1).all() for one in synk.gather(world.w))
+    assert world.plain(data) == [values.sum() + 3 * (1 << 19)]
+    world.check_usable()
 
 
-def test_a_daemonic_process_is_refused_by_fork_itself(run_script):
-    run_script("""
-def work(results):
-    error = error_of(lambda: synk.fork(2, use_gpu=False))
-    exists = synk.world.world.world_exists()
-    results.put((type(error).__name__, str(error), exists, synk.fork(1, use_gpu=False)))
+@own_process
+def test_a_daemonic_process_is_refused_by_fork_itself():
+    def work(results):
+        error = error_of(lambda: synk.fork(2, use_gpu=False))
+        exists = world_exists()
+        results.put((type(error).__name__, str(error), exists, synk.fork(1, use_gpu=False)))
 
-
-context = multiprocessing.get_context("fork")
-results = context.SimpleQueue()
-process = context.Process(target=work, args=(results,), daemon=True)
-process.start()
-name, message, exists, alone = results.get()
-assert name == "SynkhronosError" and "daemon=False" in message and not exists and alone == 1
-process.join()
-""")
+    context = multiprocessing.get_context("fork")
+    results = context.SimpleQueue()
+    process = context.Process(target=work, args=(results,), daemon=True)
+    process.start()
+    name, message, exists, alone = results.get()
+    assert name == "SynkhronosError" and "daemon=False" in message and not exists and alone == 1
+    process.join()
 
 
 @pytest.mark.parametrize("method", ["fork", *slow("spawn", "forkserver")])
 @pytest.mark.parametrize("closes", [False, *slow(True)])
-def test_a_process_of_multiprocessing_has_a_world_of_its_own(run_script, method, closes):
+def test_a_process_of_multiprocessing_has_a_world_of_its_own(tmp_path, method, closes):
     """It ends without the functions of `atexit`, and here with a handler that outlives a SIGTERM."""
-    run_script(
-        """
-def work(results, closes):
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(9))
-    open_world(3)
-    check_usable(3)
-    results.put(pids()[1:])
-    if closes:
-        synk.close()
+    run_file("world_in_a_process.py", method, closes, cwd=tmp_path)
 
 
-if __name__ == "__main__":
-    method, closes = sys.argv[1:]
-    context = multiprocessing.get_context(method)
-    results = context.SimpleQueue()
-    process = context.Process(target=work, args=(results, closes == "True"))
-    process.start()
-    workers = results.get()
-    process.join(20)
-    assert process.exitcode == 0, process.exitcode
-    assert len(workers) == 2 and all_gone_within(workers, 2)
-    open_world()
-    check_usable()
-""",
-        method,
-        closes,
-    )
+@functools.lru_cache(None)
+def world_of_this_process():
+    return open_world()
 
 
-def test_a_pool_of_concurrent_futures_has_a_world_in_each_process(run_script):
-    run_script("""
-import concurrent.futures
+def use_world_of_this_process(number):
+    """Return the process ids of its ranks."""
+    world = world_of_this_process()
+    world.check_usable()
+    return tuple(world.pids())
 
 
-def work(number):
-    if not synk.world.world.world_exists():
-        open_world(2)
-    check_usable()
-    return os.getpid(), pids()[1]
-
-
-context = multiprocessing.get_context("fork")
-with concurrent.futures.ProcessPoolExecutor(2, mp_context=context) as pool:
-    pairs = set(pool.map(work, range(6)))
-masters, workers = {one for one, _ in pairs}, {one for _, one in pairs}
-assert len(masters) == len(workers) == len(pairs)
-assert all_gone_within(masters | workers, 2)
-""")
+@own_process
+def test_a_pool_of_concurrent_futures_has_a_world_in_each_process():
+    context = multiprocessing.get_context("fork")
+    with concurrent.futures.ProcessPoolExecutor(2, mp_context=context) as pool:
+        pairs = set(pool.map(use_world_of_this_process, range(6)))
+    masters, workers = {one for one, _ in pairs}, {one for _, one in pairs}
+    assert len(masters) == len(workers) == len(pairs)
+    assert all_gone_within(masters | workers, 2)
 
 
 # Hosts
 
 
 def test_under_pytest_xdist_each_process_has_a_world(tmp_path):
-    (tmp_path / "test_inside.py").write_text(
-        textwrap.dedent("""
-        import os
-        import numpy as np
-        import pytest
-        import synkhronos as synk
-        import theano.tensor as T
-
-        @pytest.mark.parametrize("number", range(6))
-        def test_world(number):
-            synk.fork(2, use_gpu=False)
-            x = T.dvector()
-            f = synk.function([x], (x.sum(), "sum"), mode="FAST_COMPILE")
-            assert f(np.full(4, number)) == 4 * number
-            if number % 2:
-                synk.close()
-            else:
-                synk.close()
-                with pytest.warns(RuntimeWarning):
-                    synk.close()
-
-        def test_that_leaves_its_world_open():
-            synk.fork(3, use_gpu=False)
-            synk.distribute()
-        """)
-    )
+    shutil.copy(FOLDER / "programs" / "worlds_in_tests.py", tmp_path / "test_inside.py")
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-n", "2", "-q", "-p", "no:cacheprovider", str(tmp_path)],
         cwd=tmp_path, capture_output=True, text=True, timeout=100,
@@ -256,7 +213,7 @@ def kernel(tmp_path, monkeypatch):
     """A function that runs a cell in a Jupyter kernel, and the kernel's manager."""
     from jupyter_client.manager import KernelManager
 
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), str(FOLDER)]))
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
     monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(tmp_path / "runtime"))
     manager = KernelManager(kernel_name="python3")
@@ -298,45 +255,50 @@ def kernel(tmp_path, monkeypatch):
     manager.cleanup_resources()
 
 
-def test_in_jupyter_an_interrupted_cell_leaves_a_world_for_the_next(kernel, tmp_path):
+START = """
+import synkhronos
+from prelude import *
+world = open_world(3); print(*world.workers())
+"""
+
+
+def test_in_jupyter_an_interrupted_cell_leaves_a_world_for_the_next(kernel):
     run_cell, manager, client = kernel
-    (tmp_path / "prelude.py").write_text(PRELUDE)
-    printed, error = run_cell("from prelude import *\nimport prelude\nopen_world(3)\nprint(*pids()[1:])")
+    printed, error = run_cell(START)
     assert error is None, printed
     workers = [int(one) for one in printed.split()]
     assert len(workers) == 2
     for cell in (
-        "prelude.f(np.array([SLEEP, NOTHING, NOTHING]))",
-        "prelude.f(np.array([NOTHING, SLEEP, SLEEP]))",
-        "fused(NOTHING, NOTHING, SLEEP)",
+        "world.act(SLEEP, NOTHING, NOTHING)",
+        "world.act(NOTHING, SLEEP, SLEEP)",
+        "world.fused(NOTHING, NOTHING, SLEEP)",
         "time.sleep(20)",
-        "while True: prelude.plain(np.ones(5))",
-        "with synk.fuse():\n    prelude.plain(np.ones(5))\n    time.sleep(20)",
+        "while True: world.plain(np.ones(5))",
+        "with synk.fuse():\n    world.plain(np.ones(5))\n    time.sleep(20)",
     ):
         printed, error = run_cell(cell, interrupt_after=0.4)
         assert error == "KeyboardInterrupt", (cell, printed, error)
-        assert run_cell("check_usable(3); print('well')") == ("well\n", None), cell
-    printed, error = run_cell("print(*pids()[1:])")
+        assert run_cell("world.check_usable(); print('well')") == ("well\n", None), cell
+    printed, error = run_cell("print(*world.workers())")
     assert [int(one) for one in printed.split()] == workers
     # Restarted in the middle of a call, as the button does: no worker stays.
-    assert run_cell("synk.close()\nopen_world(3)\nprint(*pids()[1:])")[1] is None
-    printed, _ = run_cell("print(*pids()[1:])")
-    client.execute("prelude.f(np.array([NOTHING, LONG, NOTHING]))")
+    printed, error = run_cell("synk.close(); world = open_world(3); print(*world.workers())")
+    assert error is None
+    workers = [int(one) for one in printed.split()]
+    assert len(workers) == 2
+    client.execute("world.act(NOTHING, LONG, NOTHING)")
     manager.shutdown_kernel(now=True)
-    end = time.monotonic() + 3
-    while time.monotonic() < end and any(psutil.pid_exists(int(one)) for one in printed.split()):
-        time.sleep(0.05)
-    assert not any(psutil.pid_exists(int(one)) for one in printed.split())
+    assert all_gone_within(workers, 3)
 
 
-def test_in_jupyter_a_cell_that_does_not_end_is_ended_by_a_second_interrupt(kernel, tmp_path):
+def test_in_jupyter_a_cell_that_does_not_end_is_ended_by_a_second_interrupt(kernel):
     run_cell, _, _ = kernel
-    (tmp_path / "prelude.py").write_text(PRELUDE)
-    run_cell("from prelude import *\nimport prelude\nopen_world(2)")
-    run_cell(f"later(1.5, os.kill, MASTER, {int(signal.SIGINT)})")
-    printed, error = run_cell("prelude.f(np.array([NOTHING, LONG]))", interrupt_after=0.4)
+    run_cell(START)
+    run_cell("later(1.5, os.kill, os.getpid(), signal.SIGINT)")
+    printed, error = run_cell("world.act(NOTHING, LONG, NOTHING)", interrupt_after=0.4)
     assert error == "KeyboardInterrupt"
     assert "a second one ends them" in printed, printed
-    _, error = run_cell("prelude.plain(np.ones(2))")
+    _, error = run_cell("world.plain(np.ones(2))")
     assert error == "WorldBrokenError"
-    assert run_cell("synk.close(); open_world(2); check_usable(); print('well')") == ("well\n", None)
+    cell = "synk.close(); open_world().check_usable(); print('well')"
+    assert run_cell(cell) == ("well\n", None)

@@ -5,34 +5,18 @@ import pickle
 
 import numpy as np
 import pytest
-
-import synkhronos as synk
 import theano
 import theano.tensor as T
+from processes import FOLDER
 from theano.compile.nanguardmode import NanGuardMode
-from theano.sandbox.rng_mrg import MRG_RandomStreams
+from theano.tensor.shared_randomstreams import RandomStreams
+
+import synkhronos as synk
 
 
 def test_workers_take_over_new_functions_without_compiling_anything(run_python, tmp_path):
-    code = """
-        import os
-        from pathlib import Path
-        import numpy as np
-        import synkhronos as synk, theano, theano.tensor as T
-
-        def modules():
-            return sorted(Path(theano.config.compiledir).glob("*/key.pkl"))
-
-        synk.fork(4, use_gpu=False)
-        synk.distribute()
-        x = T.fmatrix()
-        w = theano.shared(np.ones((3, 4), "float32"))
-        f = synk.function([x], (T.nnet.softmax(x.dot(w)).sum(), "sum"))  # Dot22 has no properties
-        compiled = modules()
-        synk.distribute()
-        assert modules() == compiled and compiled, set(modules()) ^ set(compiled)
-        assert abs(f(np.ones((8, 3), "float32")) - 8) < 1e-5
-    """
+    """In a cache of its own: in that of all tests the modules of the function may be there already."""
+    code = (FOLDER / "programs" / "modules_compiled.py").read_text()
     run_python(code, environment={"THEANO_FLAGS": f"base_compiledir={tmp_path}/modules"})
 
 
@@ -40,10 +24,10 @@ def test_a_pickled_function_uses_the_variables_that_are_there(world_of):
     world_of(3)
     x = T.dvector("x")
     total = theano.shared(0.0, "total")
-    first = synk.function([x], updates=[(total, total + x.sum())])
+    first = synk.function([x], updates=[(total, total + x.sum())], mode="FAST_COMPILE")
     synk.distribute()
     first([1.0, 2.0, 4.0])
-    second = synk.function([x], (x.sum() * total, "gather"))
+    second = synk.function([x], (x.sum() * total, "gather"), mode="FAST_COMPILE")
     synk.distribute()
     assert second([1.0, 1.0, 1.0]).tolist() == [1.0, 2.0, 4.0]
     first([1.0, 1.0, 1.0])
@@ -53,10 +37,10 @@ def test_a_pickled_function_uses_the_variables_that_are_there(world_of):
 def test_known_variables_travel_as_numbers_not_as_values(world_of):
     world_of(2)
     large = theano.shared(np.zeros(1_000_000), "large")
-    synk.function([], (large.sum(), "sum"))
+    synk.function([], (large.sum(), "sum"), mode="FAST_COMPILE")
     synk.distribute()
     world = synk.world.world.current_world()
-    late = synk.function([], (large.max(), "max"))
+    late = synk.function([], (large.max(), "max"), mode="FAST_COMPILE")
     known = {shared: number for number, shared in enumerate(world.here.shareds)}
     assert len(world.here.engine.dumps(late, known)) < 100_000
     assert late() == 0
@@ -79,7 +63,7 @@ def test_distribute_again_does_nothing_to_what_is_there(world_of):
     world_of(2)
     x = T.dvector("x")
     s = theano.shared(np.zeros(()), "s")
-    f = synk.function([x], updates=[(s, s + x.sum())])
+    f = synk.function([x], updates=[(s, s + x.sum())], mode="FAST_COMPILE")
     synk.distribute()
     f([1.0, 2.0])
     synk.distribute()
@@ -90,7 +74,7 @@ def test_a_function_that_a_worker_cannot_take_over_can_be_tried_again(world_of, 
     world_of(3)
     synk.distribute()
     x = T.dvector("x")
-    f = synk.function([x], (x.sum(), "sum"))
+    f = synk.function([x], (x.sum(), "sum"), mode="FAST_COMPILE")
     engine = synk.world.world.current_world().here.engine
     with monkeypatch.context() as patch:
         patch.setattr(type(engine), "dumps", lambda *_: b"not a pickle")
@@ -103,16 +87,17 @@ def test_a_function_that_cannot_be_sent_is_refused_alone(world_of):
     world_of(3)
     synk.distribute()
     x = T.dvector("x")
-    streams = MRG_RandomStreams(1)
+    streams = RandomStreams(1)
     total, numbers = x.sum(), streams.uniform((2,))
-    before = synk.function([x], (total, "sum"))
+    before = synk.function([x], (total, "sum"), mode="FAST_COMPILE")
     # Its mode holds a function inside a function, which has no pickle.
     mode = NanGuardMode()
     checked = synk.function([x], [(total, "sum"), (numbers, "gather")], mode=mode, name="checked")
     with pytest.raises(TypeError, match="checked>: it cannot be sent .*nan_check.*distribute"):
         synk.distribute()
     synk.distribute()
-    after = synk.function([x], [(2 * total, "sum"), (numbers, "gather")])
+    outputs = [(2 * total, "sum"), (numbers, "gather")]
+    after = synk.function([x], outputs, mode="FAST_COMPILE")
     ones = np.ones(4)
     with pytest.raises(TypeError, match="checked>: it cannot be sent"):
         checked(ones)
@@ -135,7 +120,7 @@ def test_a_function_that_cannot_be_sent_is_refused_alone(world_of):
 def test_copies_of_functions_say_that_they_cannot_be_called(world_of, copied):
     world_of(2)
     x = T.dvector("x")
-    f = synk.function([x], (x.sum(), "sum"), name="f")
+    f = synk.function([x], (x.sum(), "sum"), name="f", mode="FAST_COMPILE")
     other = copied(f)
     calls = [other, other.as_theano, other.build_inputs, other.set_input_shmems]
     for call in [*calls, lambda _: other.get_shared(), lambda _: other.get_input_shmems()]:

@@ -1,49 +1,67 @@
 """A short soak, by the code of the benchmark: nothing grows, and the benchmark would see it."""
 
+import importlib
 import json
+import sys
 
-from conftest import ROOT
-
-SOAK = f"""
-import json, sys
-sys.path.insert(0, {str(ROOT / "benchmarks")!r})
-import soak
-
-if __name__ == "__main__":  # the one who soaks is spawned, and imports this
-    soak.SAMPLES = 10
-    for kind in sys.argv[1:]:
-        del soak.WORK[kind]
-    samples = soak.run(0.004)
-    print(json.dumps({{kind: [{{name: soak.trend([one[name] for one in of_kind])[:2]
-                               for name in soak.QUANTITIES}}] for kind, of_kind in samples.items()}}))
-"""
-
-LEAK = """
-import os, sys
 import numpy as np
-sys.modules["mpi4py"] = None
-from synkhronos.world import here as _here
+import theano
+from processes import ROOT
 
-kept = []
-execute = _here.Here.execute
+from synkhronos.world.here import Here
 
-def leak(self, payload):
-    kept.append(np.ones(1000))
-    return execute(self, payload)
-
-_here.Here.execute = leak
-"""
+KINDS = ["calls", "collectives", "Data", "fork() and close()"]
 
 
-def trends(run_python, *left_out, **options):
-    """Return start and end by the kind of work and by quantity."""
-    done = run_python(SOAK, *left_out, timeout=300, **options)
-    return {kind: one for kind, (one,) in json.loads(done.stdout.splitlines()[-1]).items()}
+class InThisProcess:
+    """A contestant of a benchmark that needs no process of its own."""
+
+    def __init__(self, prepare):
+        self._steps = prepare()
+
+    def start(self):
+        self._turn = next(self._steps)
+
+    def __call__(self, *arguments):
+        return self._turn(*arguments)
+
+    def close(self):
+        assert next(self._steps, None) is None
+        return 0
 
 
-def test_calls_collectives_data_and_worlds_leave_nothing_behind(run_python):
-    found = trends(run_python)
-    assert set(found) == {"calls", "collectives", "Data", "fork() and close()"}
+def leak():
+    """Have the ranks keep eight kilobytes of each command."""
+    kept = []
+    execute = Here.execute
+
+    def execute_and_leak(self, payload):
+        kept.append(np.ones(1000))
+        return execute(self, payload)
+
+    Here.execute = execute_and_leak
+
+
+def print_trends(kinds, leaks=False):
+    """Soak in these kinds of work; print start and end by the kind and by quantity."""
+    if leaks:
+        leak()
+    theano.config.mode = "FAST_COMPILE"
+    sys.path.insert(0, str(ROOT / "benchmarks"))
+    soak = importlib.import_module("soak")
+    soak.Contestant, soak.SAMPLES = InThisProcess, 10
+    soak.WORK = {kind: soak.WORK[kind] for kind in kinds}
+    found = {
+        kind: {name: soak.trend([one[name] for one in samples])[:2] for name in soak.QUANTITIES}
+        for kind, samples in soak.run(scale=0.001).items()
+    }
+    print(json.dumps(found))
+
+
+def test_calls_collectives_data_and_worlds_leave_nothing_behind(programs, tmp_path):
+    done = programs.run(print_trends, KINDS, timeout=120, cwd=tmp_path).check()
+    found = json.loads(done.stdout)
+    assert set(found) == set(KINDS)
     for kind, by_name in found.items():
         for name, (start, end) in by_name.items():
             room = 0.02 * start if name in ("master", "workers", "mappings") else 0
@@ -51,9 +69,7 @@ def test_calls_collectives_data_and_worlds_leave_nothing_behind(run_python):
         assert by_name["files"][0] > 0 and by_name["threads"][0] >= 3
 
 
-def test_a_worker_that_keeps_eight_kilobytes_a_command_is_seen(run_python, tmp_path):
-    (tmp_path / "sitecustomize.py").write_text(LEAK)
-    environment = {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
-    others = "collectives", "Data", "fork() and close()"
-    start, end = trends(run_python, *others, environment=environment)["calls"]["workers"]
+def test_a_worker_that_keeps_eight_kilobytes_a_command_is_seen(programs, tmp_path):
+    done = programs.run(print_trends, KINDS[:1], True, timeout=120, cwd=tmp_path).check()
+    start, end = json.loads(done.stdout)["calls"]["workers"]
     assert end > 1.02 * start

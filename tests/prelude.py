@@ -1,0 +1,198 @@
+"""What programs of tests share: a world with three functions, ways to fail in it, and checks of it."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+
+import numpy as np
+import psutil
+import theano
+import theano.tensor as tt
+from processes import FOLDER, ROOT
+
+import synkhronos as synk
+from synkhronos.world.world import current_world
+
+# What an element of the input of `Act` has its rank do.
+NOTHING, RAISE, SLEEP, DOZE, LONG, KILL, EXIT = range(7)
+
+
+class WorkerTrouble(Exception):
+    pass
+
+
+def raise_trouble():
+    raise WorkerTrouble("it went wrong in here")
+
+
+ACTIONS = {
+    NOTHING: lambda: None,
+    RAISE: raise_trouble,
+    SLEEP: lambda: time.sleep(1),
+    DOZE: lambda: [time.sleep(0.1) for _ in range(10)],
+    LONG: lambda: time.sleep(60),
+    KILL: lambda: os.kill(os.getpid(), signal.SIGKILL) or time.sleep(60),
+    EXIT: lambda: os._exit(7),
+}
+
+
+class Act(theano.Op):
+    """Carries out the actions of a vector of numbers, on the rank that has them."""
+
+    __props__ = ()
+
+    def make_node(self, x):
+        return theano.Apply(self, [x], [tt.dvector()])
+
+    def perform(self, node, inputs, outputs):
+        for number in inputs[0]:
+            ACTIONS[int(number)]()
+        outputs[0][0] = np.full(len(inputs[0]), float(os.getpid()))
+
+
+class Opened:
+    """A world of `n` ranks with two functions and a shared variable. Made by `open_world`.
+
+    Attributes
+    ----------
+    f : Function
+        Of a vector, one element per rank: what the rank does, of `ACTIONS`. Returns the process ids.
+    plain : Function
+        Of a vector: its sum, and that of `w` on each rank.
+    w : shared vector
+        0, 1, 2 at first.
+    """
+
+    def __init__(self, n, **kwargs):
+        self.n = n
+        synk.fork(n, use_gpu=False, **kwargs)
+        x = tt.dvector("x")
+        self.w = theano.shared(np.arange(3.0), name="w")
+        self.f = synk.function([x], (Act()(x), "gather"), name="f", mode="FAST_COMPILE")
+        total = (x.sum() + self.w.sum(), "sum")
+        self.plain = synk.function([x], [total], name="plain", mode="FAST_COMPILE")
+        synk.distribute()
+
+    def act(self, *numbers):
+        """Have each rank carry out an action."""
+        return self.f(np.array(numbers, float))
+
+    def fused(self, *numbers):
+        """The same, and a collective after it, in one command."""
+        with synk.fuse():
+            self.act(*numbers)
+            synk.all_reduce(self.w)
+
+    def pids(self):
+        return [int(pid) for pid in self.f(np.zeros(current_world().size))]
+
+    def workers(self):
+        """The process ids of the workers, where the master is rank 0."""
+        return self.pids()[1:]
+
+    def check_usable(self):
+        """Functions, collectives and single values work, on every rank."""
+        size, w = current_world().size, self.w
+        w.set_value(np.arange(3.0))
+        synk.broadcast(w)
+        assert self.plain(np.ones(size)) == [size + 3 * size]
+        synk.all_reduce(w, op="sum")
+        for rank in range(size):
+            assert synk.get_value(rank, w).tolist() == [0, size, 2 * size]
+        synk.broadcast(w, np.arange(3.0))
+
+    def check_broken(self, error, *words):
+        """The world is broken by this error, in these words; `close` is left, and works."""
+        assert type(error) is synk.WorldBrokenError, repr(error)
+        for word in words + ("close()",):
+            assert word in str(error), (word, str(error))
+        children = psutil.Process().children()
+        assert all(gone(child.pid) for child in children), children
+        for call in (
+            lambda: self.plain(np.ones(2)), lambda: synk.all_reduce(self.w),
+            lambda: synk.data(np.ones(2)), synk.distribute, lambda: synk.get_value(0, self.w),
+            lambda: synk.function([], self.w.sum()), lambda: synk.set_shmems({}),
+            lambda: synk.fuse().__enter__(),
+        ):  # fmt: skip
+            again = error_of(call, 0.5)
+            assert type(again) is synk.WorldBrokenError, repr(again)
+            assert str(again) == str(error)
+        assert type(error_of(lambda: synk.fork(2))) is synk.AlreadyForkedError
+        synk.close()
+        assert self.w.get_value().tolist() == [0, 1, 2]
+
+
+def open_world(n=2, **kwargs):
+    """Return an `Opened`; further arguments are for ``fork()``."""
+    return Opened(n, **kwargs)
+
+
+def error_of(call, seconds=2):
+    """Return the exception that a call raises, within so many seconds."""
+    began = time.monotonic()
+    try:
+        call()
+    except BaseException as raised:
+        took = time.monotonic() - began
+        assert took < seconds, (took, raised)
+        return raised
+    raise AssertionError("nothing was raised")
+
+
+def gone(pid):
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def all_gone_within(pids, seconds):
+    end = time.monotonic() + seconds
+    while time.monotonic() < end and not all(map(gone, pids)):
+        time.sleep(0.01)
+    return all(map(gone, pids))
+
+
+def later(seconds, call, *args):
+    """Call a function in another thread, after so many seconds."""
+    timer = threading.Timer(seconds, call, args)
+    timer.daemon = True
+    timer.start()
+
+
+def interrupt():
+    """Send Ctrl-C to all processes of the program, as a terminal does."""
+    os.killpg(0, signal.SIGINT)
+
+
+def check_in_fork(call):
+    """Carry out a call in a fork of this process; the call must return."""
+    child = os.fork()
+    if not child:
+        try:
+            call()
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def run_file(name, *arguments, cwd, timeout=60):
+    """Run a file of ``programs/`` as a script, in a folder of its own; return the completed process.
+
+    For what needs a script that has a path, or a process in which nothing has been imported.
+    """
+    done = subprocess.run(
+        [sys.executable, FOLDER / "programs" / name, *map(str, arguments)],
+        cwd=cwd, capture_output=True, text=True, timeout=timeout, start_new_session=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(FOLDER)])},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    left = [one.pid for one in psutil.process_iter(["cwd"]) if one.info["cwd"] == str(cwd)]
+    assert all_gone_within(left, 1), left
+    return done

@@ -1,0 +1,23 @@
+"""Fail if a worker compiles anything as it takes over a function that is made after the fork."""
+
+from pathlib import Path
+
+import synkhronos as synk
+import numpy as np
+import theano
+import theano.tensor as tt
+
+
+def modules():
+    return sorted(Path(theano.config.compiledir).glob("*/key.pkl"))
+
+
+synk.fork(4, use_gpu=False)
+synk.distribute()
+x = tt.fmatrix()
+w = theano.shared(np.ones((3, 4), "float32"))
+f = synk.function([x], (x.dot(w).sum(), "sum"))  # its Dot22 has no properties
+compiled = modules()
+synk.distribute()
+assert modules() == compiled and compiled, set(modules()) ^ set(compiled)
+assert f(np.ones((8, 3), "float32")) == 8 * 3 * 4
