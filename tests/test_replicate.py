@@ -2,6 +2,9 @@
 
 import copy
 import pickle
+import sys
+import threading
+import time
 
 import numpy as np
 import pytest
@@ -12,6 +15,7 @@ from theano.compile.nanguardmode import NanGuardMode
 from theano.tensor.shared_randomstreams import RandomStreams
 
 import synkhronos as synk
+from synkhronos.engines.theano_pickles import with_deep_stack
 
 
 def test_workers_take_over_new_functions_without_compiling_anything(run_python, tmp_path):
@@ -57,6 +61,25 @@ def test_deep_graphs_can_be_pickled(world_of):
     with pytest.raises(RecursionError):
         pickle.dumps(f.replica.compiled)
     assert f(np.zeros(4)) == 0
+
+
+def test_threads_that_pickle_at_once_leave_the_limits_as_they_were():
+    """The limits hold for the whole process: a recursion without end would overflow the stack."""
+    before = sys.getrecursionlimit(), threading.stack_size()
+    inside = threading.Event()
+
+    def first():
+        inside.set()
+        time.sleep(0.1)
+
+    threads = [threading.Thread(target=with_deep_stack, args=(first,))]
+    threads[0].start()
+    assert inside.wait(10)
+    threads.append(threading.Thread(target=with_deep_stack, args=(lambda: time.sleep(0.2),)))
+    threads[1].start()
+    for thread in threads:
+        thread.join()
+    assert (sys.getrecursionlimit(), threading.stack_size()) == before
 
 
 def test_distribute_again_does_nothing_to_what_is_there(world_of):

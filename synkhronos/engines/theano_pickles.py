@@ -1,5 +1,6 @@
 """Pickles of compiled Theano functions, without the shared variables that the receiver has."""
 
+import contextlib
 import copyreg
 import pickle
 import sys
@@ -13,6 +14,7 @@ from theano.gof.link import Container
 # Pickling a graph recurses at least once per node.
 _DEEP_STACK = 512 << 20
 _DEEP_RECURSION = 1_000_000
+_lock = threading.Lock()
 
 
 class GraphPickler(pickle.Pickler):
@@ -68,22 +70,31 @@ def with_deep_stack(work):
         except BaseException as error:
             outcome.append((None, error))
 
-    stack, recursion = threading.stack_size(_DEEP_STACK), sys.getrecursionlimit()
     try:
-        sys.setrecursionlimit(_DEEP_RECURSION)
-        thread = threading.Thread(target=target, name="synkhronos-pickle")
-        thread.start()
-        thread.join()
+        with _deep_limits():
+            thread = threading.Thread(target=target, name="synkhronos-pickle")
+            thread.start()
+            thread.join()
     except RuntimeError as error:  # "can't start new thread"
         raise MemoryError(
             f"functions that are made after the first distribute() are pickled in a thread with a stack "
             f"of {_DEEP_STACK} bytes, and the system refused the address space or the thread: raise "
             f"'ulimit -v' or 'ulimit -u', or make all functions before the first distribute()"
         ) from error
-    finally:
-        threading.stack_size(stack)
-        sys.setrecursionlimit(recursion)
     result, error = outcome[0]
     if error is not None:
         raise error
     return result
+
+
+@contextlib.contextmanager
+def _deep_limits():
+    """Raise the limits of new threads and of recursion; they hold for the whole process."""
+    with _lock:  # ranks may be threads
+        stack, recursion = threading.stack_size(_DEEP_STACK), sys.getrecursionlimit()
+        try:
+            sys.setrecursionlimit(_DEEP_RECURSION)
+            yield
+        finally:
+            threading.stack_size(stack)
+            sys.setrecursionlimit(recursion)
