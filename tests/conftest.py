@@ -13,18 +13,19 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# One cache of compiled code for all processes of a run, apart from the user's own; and one for devices,
-# as reading the modules of a device takes its library.
+# A cache of compiled code for all programs of a run, apart from the user's own: one per process of
+# pytest, as processes that compile at once would wait for each other. The compiler takes most of the
+# time of the tests, and takes twice as long with debug information and -O3.
+_PART = "device" if "--device" in str(sys.argv) else "main"
+_CACHE = f"tests-{os.environ.get('PYTEST_XDIST_WORKER', _PART)}"
 _KIND = "compiledir_%(short_platform)s-%(processor)s-%(python_version)s-%(python_bitwidth)s"
-_NAME = "tests-device" if any(one.startswith("--device") for one in sys.argv) else "tests"
-os.environ["THEANO_FLAGS"] = ",".join(
-    filter(None, [os.environ.get("THEANO_FLAGS"), f"compiledir_format={_KIND}-{_NAME},compile.wait=1"])
-)
+_FLAGS = f"compiledir_format={_KIND}-{_CACHE},compile.wait=1,gcc.cxxflags=-g0 -O1"
+os.environ["THEANO_FLAGS"] = ",".join(filter(None, [os.environ.get("THEANO_FLAGS"), _FLAGS]))
 
 from processes import programs, wait_briefly_for_the_compile_lock  # noqa: F401
 
 import synkhronos as synk
-
+import theano
 
 wait_briefly_for_the_compile_lock()
 
@@ -53,6 +54,13 @@ def world_of(open_world):
     yield open_world
     if synk.world.world.world_exists():
         synk.close()
+
+
+@pytest.fixture
+def in_python(monkeypatch):
+    """Functions are built without C code, unless they have a mode: for tests of what they compute."""
+    fast_compile = theano.compile.get_mode("FAST_COMPILE")
+    monkeypatch.setattr(theano.compile.mode, "instantiated_default_mode", fast_compile)
 
 
 @pytest.fixture(autouse=True, scope="module")

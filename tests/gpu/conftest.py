@@ -41,6 +41,12 @@ def pytest_collection_modifyitems(config, items):
 def nothing_left():
     """In place of the look of this name after each module: this world lives on until the end."""
 
+
+@pytest.fixture
+def in_python():
+    """In place of the fixture of this name elsewhere: operations on devices have no Python code."""
+
+
 @pytest.fixture(autouse=True)
 def processes_of_their_own(monkeypatch):
     """Processes that a test starts may use devices: Theano tells them not to once this one has."""
