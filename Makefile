@@ -1,4 +1,4 @@
-# Names that a person would guess; the work is done by the scripts named here.
+# Shorter names for the commands of this project.
 .PHONY: help env test lint demo bench docs clean
 
 help:

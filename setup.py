@@ -16,7 +16,7 @@ TESTS = ["hypothesis", "ipykernel", "jupyter_client", "pytest", "pytest-xdist", 
 setup(
     name="Synkhronos",
     version=VERSION.group(1),
-    description="Data-parallel Theano on all the cores of one machine",
+    description="Data-parallel Theano on all the cores or GPUs of one machine",
     long_description=(HERE / "README.rst").read_text(encoding="utf-8"),
     long_description_content_type="text/x-rst",
     license="MIT",

@@ -1,7 +1,7 @@
 """all-reduce: sums over two ranks, of 4 bytes to a gradient of ResNet-50, against OpenMPI and Gloo.
 
-Once as the communicator alone, called again and again inside one command, and once as whole calls of
-``synk.all_reduce``. The peers are those of ``requirements.txt``; one that is not installed is left out.
+It measures the communicator alone, called repeatedly inside one command, and complete calls of
+``synk.all_reduce``. The peers are in ``requirements.txt``; peers that are not installed are omitted.
 """
 
 import importlib.metadata
@@ -20,10 +20,10 @@ from common import COLOURS, Contestant, Line
 import numpy as np
 
 RANKS = 2
-# By size: calls in a turn, and calls timed together.
+# For each size: calls per turn, and calls timed together.
 TIMES = {"4 B": (1000, 10), "1 kB": (1000, 10), "64 kB": (300, 10)}
 TIMES.update({"1 MB": (40, 4), "5.1 MB": (12, 2), "102 MB": (3, 1)})
-LARGE = 1 << 16  # bytes from which on it is to be no slower than OpenMPI
+LARGE = 1 << 16  # bytes; from this size on, the goal is to be no slower than OpenMPI
 PEERS = {"mpi": "OpenMPI", "gloo": "Gloo"}
 ENVIRONMENT = {**common.ONE_THREAD, "GLOO_SOCKET_IFNAME": "lo"}
 
@@ -33,7 +33,7 @@ def main():
 
 
 def resnet_sizes():
-    """Return how many numbers each of ResNet-50's trained variables has."""
+    """Return the number of elements of each trained variable of ResNet-50."""
     convolutions = [(3 * 64 * 49, 64)]  # weights and, for batch norm, channels
     channels = 64
     for blocks, width in zip((3, 4, 6, 3), (64, 128, 256, 512)):
@@ -55,7 +55,7 @@ BYTES["102 MB"] = 4 * sum(resnet_sizes())
 
 
 def replicated():
-    """The library on `RANKS` ranks; also how long a trivial call takes it."""
+    """The library on `RANKS` ranks. It also measures a trivial call."""
     import synkhronos as synk
     import theano.tensor as tt
     from commands import RepeatAllReduce
@@ -85,7 +85,7 @@ def replicated():
             return world.run(command)[world.master_rank][0]
         def all_reduce(variables, last):
             synk.all_reduce(variables, "sum")
-            getattr(last.container.storage[0], "sync", int)()  # a device's array may be in the making
+            getattr(last.container.storage[0], "sync", int)()  # a device may still be computing it
 
         calls = {
             "call": lambda: function(rows),
@@ -118,12 +118,12 @@ def copied():
 
 
 def peer(kind):
-    """Ranks of another library, that sleep at a pipe each between the turns."""
+    """Ranks of another library. Between the turns, each sleeps at a pipe."""
     with tempfile.TemporaryDirectory() as folder:
         names = [f"to{rank}" for rank in range(RANKS)] + ["answers"]
         for name in names:
             os.mkfifo(Path(folder) / name)
-        # Open at both ends, so that nobody waits for the other to open.
+        # Opened at both ends, so that neither side waits for the other.
         *orders, answers = (os.open(Path(folder) / name, os.O_RDWR) for name in names)
         processes = [
             subprocess.Popen(command, env=_peer_environment())
@@ -138,7 +138,7 @@ def peer(kind):
                     raise RuntimeError(f"a rank of {PEERS[kind]} has ended; see above")
             return float(os.read(answers, 100))
 
-        turn("4 B")  # once all are there
+        turn("4 B")  # when all are ready
         yield turn
         for order in orders:
             os.write(order, b"end\n")
@@ -162,7 +162,7 @@ def _peer_commands(kind, folder):
 
 
 def serve_peer(kind, folder, rank=None):
-    """Be a rank of another library: all-reduce as often as is asked for, and tell how long it took."""
+    """Run as a rank of another library: all-reduce as often as requested, and report the time."""
     rank, prepare = {"mpi": _serve_mpi, "gloo": _serve_gloo}[kind](folder, rank)
     reduces = {}
     with open(Path(folder) / f"to{rank}") as orders, open(Path(folder) / "answers", "w") as answers:
@@ -213,7 +213,7 @@ def _serve_gloo(folder, rank):
 
 
 def missing_peers():
-    """Return, by peer, what there is not, of those that cannot run."""
+    """Return what is missing for each peer that cannot run."""
     missing = {}
     if shutil.which("mpirun") is None:
         missing["mpi"] = "mpirun"
@@ -307,15 +307,15 @@ def _notes(rounds, missing):
     notes = [
         f"{rounds} turns each; the ratio of a communicator is its speed-up over OpenMPI; beyond the "
         "communicator: the mean of 4 B, 1 kB and 64 kB",
-        "ranks of Synkhronos and OpenMPI are bound to a core each, those of Gloo, which has threads of "
-        "its own, are not; sums, in place",
-        f"{len(resnet_sizes())} variables: those of ResNet-50, in one synk.all_reduce(list)",
+        "each rank of Synkhronos and OpenMPI is bound to a core; the ranks of Gloo, which has its own "
+        "threads, are not; sums, in place",
+        f"{len(resnet_sizes())} variables: the variables of ResNet-50, in one synk.all_reduce(list)",
     ]
     if "mpi" not in missing:
         notes.append(_version_of_mpi())
     if "gloo" not in missing:
         notes.append(f"Gloo: of PyTorch {importlib.metadata.version('torch')}, TCP on localhost")
-    notes.extend(f"{PEERS[kind]}: left out, there is no {what}" for kind, what in missing.items())
+    notes.extend(f"{PEERS[kind]}: omitted, because {what} is missing" for kind, what in missing.items())
     return notes
 
 

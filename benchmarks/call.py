@@ -1,8 +1,8 @@
-"""call: what a call takes beyond its computation.
+"""call: the overhead of a call.
 
-A function that sums one number per rank, on two ranks, against the same function called in Theano
-alone, and a round trip between two processes that poll. One between processes that sleep takes 2 to 50
-microseconds from run to run.
+A function that sums one number per rank, on two ranks, is compared with the same function in Theano
+alone, and with a round trip between two processes that poll. A round trip between processes that sleep
+takes 2 to 50 microseconds, depending on the run.
 """
 
 import os
@@ -17,7 +17,7 @@ import posix_ipc
 RANKS = 2
 BLOCK = 300  # calls in a turn
 GROUP = 10  # calls timed together
-WARM_UP = 60  # calls before these: a waiting rank learns again that polling pays
+WARM_UP = 60  # calls before these, in which a waiting rank adapts its polling
 IDLE_SECONDS = 2.0
 
 
@@ -29,7 +29,7 @@ def add_options(parser):
     parser.add_argument(
         "--free",
         action="store_true",
-        help="let the system choose cores; else the two of each pair have a core each",
+        help="let the system choose the cores; by default each process of a pair is bound to a core",
     )
 
 
@@ -74,19 +74,19 @@ def _poll(semaphore):
 
 
 def serial_call():
-    """The function in Theano alone."""
+    """The function in plain Theano."""
     import synkhronos  # noqa: F401
     import theano
 
     x, total = _graph()
     function = theano.function([x], total)
-    function.trust_input = True  # as the library's own
+    function.trust_input = True  # like the library's functions
     value = np.ones(1)
     yield lambda: _time(lambda: function(value))
 
 
 def replicated_call(may_poll=True, pinned=False):
-    """The function on `RANKS` ranks, which wait as they do by default or sleep at once."""
+    """The function on `RANKS` ranks, which wait by the default policy or sleep immediately."""
     import psutil
     import synkhronos as synk
 
@@ -110,7 +110,7 @@ def replicated_call(may_poll=True, pinned=False):
         return _time(lambda: function(rows))
 
     def idle():
-        """Return how much of a core each worker uses after the last command."""
+        """Return the fraction of a core that each worker uses after the last command."""
         _time(lambda: function(rows))
         before = [_cpu_seconds(worker) for worker in workers]
         time.sleep(IDLE_SECONDS)
@@ -133,7 +133,7 @@ def _time(call):
 
 
 def _cpu_seconds(process):
-    """Return the processor time of another process; in nanoseconds where the kernel tells them."""
+    """Return the processor time of another process, in nanoseconds if the kernel provides them."""
     try:
         with open(f"/proc/{process.pid}/schedstat") as file:
             return int(file.read().split()[0]) / 1e9

@@ -1,4 +1,4 @@
-"""What the rows let every rank do, besides the library's own commands."""
+"""Commands that the rows run on every rank, in addition to the library's own."""
 
 import ctypes
 import re
@@ -13,7 +13,7 @@ from synkhronos.world.here import Command
 class RepeatAllReduce(Command):
     """Repeat the all-reduce of a variable inside one command.
 
-    Each rank returns the seconds that one takes, and the processor time.
+    Each rank returns the seconds and the processor time of one all-reduce.
     """
 
     def __init__(self, number, times, group=1, op="sum"):
@@ -24,7 +24,7 @@ class RepeatAllReduce(Command):
         arrays = [here.engine.storage(variable)]
         counted = 0
 
-        wait = getattr(arrays[0], "sync", lambda: None)  # a device's array may be in the making
+        wait = getattr(arrays[0], "sync", lambda: None)  # a device may still be computing the array
 
         def all_reduce():
             nonlocal counted
@@ -40,7 +40,7 @@ class RepeatAllReduce(Command):
 
 
 class RepeatBarrier(Command):
-    """Repeat a barrier inside one command; each rank returns the processor time of one."""
+    """Repeat a barrier inside one command. Each rank returns the processor time of one barrier."""
 
     def __init__(self, times):
         self.times = times
@@ -53,9 +53,9 @@ class RepeatBarrier(Command):
 
 
 class Excerpt(Command):
-    """Each rank copies its share of rows, one list of rows after another, all ranks at once.
+    """Copy each rank's share of rows, for several lists of rows, on all ranks at the same time.
 
-    Each returns the seconds that one list takes: what the memory allows, without any calls.
+    Each rank returns the seconds per list: the limit set by the memory, without any calls.
     """
 
     def __init__(self, handle, lists):
@@ -74,14 +74,14 @@ class Excerpt(Command):
 
 
 class Nothing(Command):
-    """What any command takes by itself."""
+    """A command that does nothing."""
 
     def run(self, here):
         return 0.0, 0.0
 
 
 class ForgetPeak(Command):
-    """Give freed memory back and let the peak begin anew; each rank returns what it has."""
+    """Return freed memory to the system and reset the peak. Each rank returns its present memory."""
 
     def run(self, here):
         ctypes.CDLL(None).malloc_trim(0)
@@ -90,7 +90,7 @@ class ForgetPeak(Command):
 
 
 class Peak(Command):
-    """Each rank returns the most memory that it had since `ForgetPeak`."""
+    """Return each rank's peak memory since `ForgetPeak`."""
 
     def run(self, here):
         return _status("VmHWM")

@@ -1,15 +1,17 @@
-"""What the rows share: contestants that take turns, tables, JSON, pictures, the machine.
+"""Common code of the rows: contestants that take turns, tables, JSON, plots, the machine.
 
-A row is a script of its own that ends with ``common.main(__doc__, measure, draw)``, where
+A row is a script that ends with ``common.main(__doc__, measure, draw)``, where
 
 ``measure(options)``
     measures and returns a `Result`;
 ``draw(figure, result)``
-    draws it; `result` is a dictionary, as it stands in the JSON file.
+    draws it; `result` is a dictionary, the contents of the JSON file.
 
-``run.py`` finds the rows by itself: every script in this folder that is not one of its ``NOT_ROWS``.
-The contestants of a row run in processes of their own. All wait asleep but the one whose turn it
-is, and the turns go round and round, so that whatever disturbs the machine disturbs all alike.
+``run.py`` finds the rows: all scripts in this folder except its ``NOT_ROWS``.
+
+Each contestant of a row runs in its own processes. All contestants sleep except the one whose turn it
+is, and the turns are repeated in rounds, so that a disturbance of the machine affects all of them
+equally.
 """
 
 import argparse
@@ -35,28 +37,28 @@ from tqdm import tqdm
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# Contestants and other children find the package without its being installed.
+# Contestants and other child processes find the package even if it is not installed.
 for _folder in (str(ROOT), str(ROOT / "benchmarks")):
     if _folder not in sys.path:
         sys.path.insert(0, _folder)
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
 
-# Theano's devices, one a rank; contestants inherit the variable. Empty: the CPU.
+# Theano's devices, one per rank; contestants inherit the variable. Empty for the CPU.
 _DEVICES = "BENCHMARK_DEVICES"
 
 UNITS = {"µs": 1e6, "ms": 1e3, "s": 1.0}
 
 
-# What a row returns
+# The result of a row
 
 
 @dataclasses.dataclass
 class Line:
     """One line of a row's table.
 
-    `samples` are plain numbers in `unit`; none of a peer that is not installed. `ratios` are formed
-    within each round, against what `of` names. `goal` is said in words; `reached` is None where there
-    is nothing to reach.
+    `samples` are numbers in `unit`, and empty for a peer that is not installed. `ratios` are formed
+    within each round, relative to the line named by `of`. `goal` is a text; `reached` is None if there
+    is no goal.
     """
 
     what: str
@@ -78,9 +80,9 @@ class Line:
 
 @dataclasses.dataclass
 class Result:
-    """The tables of a row, in the order in which they are printed, and remarks below them.
+    """The lines of a row's table, in the order in which they are printed, and notes below it.
 
-    `extra` is anything else that the picture needs, as JSON knows it.
+    `extra` is additional data for the plot, in a form that JSON can represent.
     """
 
     title: str
@@ -90,7 +92,7 @@ class Result:
 
 
 def line(what, unit, seconds, against=None, of="", at_most=None, at_least=None):
-    """Return the `Line` of samples in seconds, compared with those of another round by round.
+    """Return the `Line` of samples in seconds, compared round by round with the samples of another.
 
     With `at_least` the ratio is a speed-up, ``against / seconds``; else it is ``seconds / against``.
     """
@@ -111,14 +113,14 @@ def line(what, unit, seconds, against=None, of="", at_most=None, at_least=None):
 
 
 class Contestant:
-    """One way to do the work, in a process of its own that sleeps until it is its turn.
+    """One way to do the work, in a separate process that sleeps until its turn.
 
     Parameters
     ----------
     prepare : generator function of a module
-        Called in the process; yields once, a function. What follows the ``yield`` cleans up.
+        Called in the process. It yields a function once; the code after the ``yield`` cleans up.
     *arguments
-        For `prepare`.
+        Passed to `prepare`.
     environment : dict, optional
         Variables to set in the process before anything is imported.
     """
@@ -139,7 +141,7 @@ class Contestant:
         self.result()
 
     def begin(self, *arguments):
-        """Let the function run; `result` waits for it."""
+        """Start the function; `result` waits for it."""
         self._connection.send(arguments)
 
     def result(self):
@@ -157,7 +159,7 @@ class Contestant:
         return self.result()
 
     def close(self):
-        """Let it clean up, and end it. Return its exit code."""
+        """Let the process clean up and end. Return its exit code."""
         if self._process is None:
             return 0
         with contextlib.suppress(OSError):
@@ -170,7 +172,7 @@ class Contestant:
 
 
 def _contest(connection, prepare, arguments):
-    sys.modules["mpi4py"] = None  # Theano would import it where it is installed, and start MPI
+    sys.modules["mpi4py"] = None  # Theano imports it if it is installed, which initializes MPI
     try:
         generator = prepare(*arguments)
         work = next(generator)
@@ -204,7 +206,7 @@ def _environment(changes):
 
 @contextlib.contextmanager
 def contestants(**made):
-    """Start all, one after another since Theano compiles one at a time; end them in the end."""
+    """Start the contestants one by one, because Theano compiles one at a time; end them at the exit."""
     try:
         for contestant in tqdm(made.values(), "getting ready", leave=False, disable=None):
             contestant.start()
@@ -221,13 +223,13 @@ def take_turns(turns, rounds, title):
     Returns
     -------
     dict
-        The list of what each returned, round by round.
+        The return values of each function, by round.
     """
     results = {name: [] for name in turns}
     names = list(turns)
     bar = tqdm(total=rounds * len(names), desc=title, leave=False, disable=None)
     for number in range(rounds):
-        # There and back again: nobody is always the first, or always after the same other.
+        # Alternating order: nobody is always first, or always after the same contestant.
         for name in names if number % 2 == 0 else names[::-1]:
             results[name].append(turns[name]())
             bar.update()
@@ -236,7 +238,7 @@ def take_turns(turns, rounds, title):
 
 
 def seconds_of(call, times, group=1, warm_up=None):
-    """Return the seconds of a call: the median of short groups, which a disturbance does not shift."""
+    """Return the seconds of a call: the median over short groups, which is robust to disturbances."""
     for _ in range(max(1, times // 5) if warm_up is None else warm_up):
         call()
     groups = []
@@ -249,9 +251,9 @@ def seconds_of(call, times, group=1, warm_up=None):
 
 
 def pin(processes):
-    """Give each process a core of its own, as an idle system does by itself.
+    """Bind each process to its own core, as an idle system does by itself.
 
-    On a busy one both may end up on the same core, where a switch is all that a wake-up takes.
+    A busy system may put both on the same core, where waking up is only a context switch.
     """
     for process, core in zip(processes, itertools.cycle(sorted(os.sched_getaffinity(0)))):
         os.sched_setaffinity(process, {core})
@@ -267,7 +269,7 @@ def worker_ids():
 def load_demo(folder, module):
     """Return a module of a folder of ``demos``."""
     place = ROOT / "demos" / folder
-    sys.path.append(str(place))  # it may import its neighbours
+    sys.path.append(str(place))  # it may import other modules of the folder
     spec = importlib.util.spec_from_file_location(f"{folder}_{module}", place / f"{module}.py")
     demo = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(demo)
@@ -280,17 +282,17 @@ def devices():
 
 
 def fork(ranks):
-    """Begin a world of so many ranks on the devices that the rows run on."""
+    """Start a world of this many ranks on the devices that the rows run on."""
     import synkhronos as synk
 
     named = devices()
     if named and len(named) != ranks:
-        raise SystemExit(f"--devices: this row needs {ranks}, one a rank, got {named}")
+        raise SystemExit(f"--devices: this row needs {ranks}, one per rank, got {named}")
     synk.fork(devices=named or ["cpu"] * ranks)
 
 
 def use_device(number=0):
-    """Have plain Theano in this process use the device of a rank."""
+    """Let plain Theano in this process use the device of a rank."""
     if devices():
         import theano.gpuarray
 
@@ -307,7 +309,7 @@ HEADINGS = ("what", "median", "quartiles", "ratio", "goal", "reached")
 
 
 def cells(one):
-    """Return the cells of one line, a dictionary as it stands in the JSON file."""
+    """Return the cells of one line, a dictionary from the JSON file."""
     if not one["samples"]:
         return one["what"], "not installed", "", "", one["goal"], ""
     low, high = np.percentile(one["samples"], (25, 75))
@@ -318,7 +320,7 @@ def cells(one):
 
 
 def number(value):
-    """Write a number with three digits or more, none of them an exponent."""
+    """Return a number with at least three digits, without an exponent."""
     size = abs(value)
     digits = 0 if size >= 100 else 1 if size >= 10 else 2 if size >= 1 else 3
     return f"{value:.{digits}f}"
@@ -348,7 +350,7 @@ def markdown_table(lines):
 
 
 def machine():
-    """Describe the machine and what is installed, as far as speed depends on it."""
+    """Describe the machine and the installed software that affects speed."""
     return {
         "cpu": _cpu_model(),
         "cores": len(os.sched_getaffinity(0)),
@@ -390,7 +392,7 @@ def _blas():
     if asked.returncode:
         return "unknown"
     libraries = json.loads(asked.stdout.splitlines()[-1])
-    # NumPy and SciPy bring one each; Theano's is the one outside of Python's packages.
+    # NumPy and SciPy each include a BLAS; Theano's is outside of Python's packages.
     own = [one for one in libraries if "site-packages" not in one["filepath"]] or libraries
     return ", ".join(
         f"{one['internal_api']} {one['version']} ({one.get('architecture', '?')}, "
@@ -409,7 +411,7 @@ def main(description, measure, draw, add_options=lambda parser: None):
     parser.add_argument("--plot", metavar="FILE", help="draw the result")
     parser.add_argument("--json", metavar="FILE", help="write the result")
     parser.add_argument("--quick", action="store_true", help="few repetitions: to try it out")
-    parser.add_argument("--devices", nargs="+", help="Theano's, one a rank, such as: cuda0 cuda1")
+    parser.add_argument("--devices", nargs="+", help="one device per rank, such as: cuda0 cuda1")
     parser.add_argument(
         "--redraw", metavar="FILE", help="print and draw this JSON file; measure nothing"
     )
@@ -474,7 +476,7 @@ def report(record):
 
 
 def circumstances(record):
-    """Say when and under which load a row was measured."""
+    """Return when and under which load a row was measured."""
     load, after = record["load_before"][0], record["load_after"][0]
     return (
         f"{record['date']}, {record['machine']['cores']} cores, load average {load:.2f} before and "
@@ -482,7 +484,7 @@ def circumstances(record):
     )
 
 
-# Pictures
+# Plots
 
 COLOURS = {
     "synk": "#1f6fb4",

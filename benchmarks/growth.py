@@ -1,7 +1,7 @@
-"""growth: what calls and all-reduces cost on more and more ranks, counted, and a model of it.
+"""growth: the cost of calls and all-reduces with growing numbers of ranks, and a model of it.
 
-More ranks than cores are timed by their processor time, and otherwise counted: posts of semaphores,
-messages, bytes. The model's constants come from 2 to 8 ranks; on 16 and 32 ranks it is tried.
+With more ranks than cores, times are processor times. Semaphore posts, messages and bytes are counted.
+The constants of the model are fitted to 2 to 8 ranks; it is tested on 16 and 32 ranks.
 """
 
 import math
@@ -15,7 +15,7 @@ from scipy.optimize import nnls
 FITTED = range(1, 9)
 TRIED = (16, 32)
 FORETOLD = (64, 1024)
-SMALL, LARGE = 64, 1 << 23  # numbers in the arrays: at least one a rank; more than caches hold
+SMALL, LARGE = 64, 1 << 23  # elements of the arrays: at least one per rank; larger than the caches
 KINDS = ("posts", "messages written", "bytes written", "messages read", "bytes read")
 CALLS, BARRIERS, REDUCES = 100, 100, {SMALL: 100, LARGE: 3}
 
@@ -24,7 +24,7 @@ def main():
     common.main(__doc__, measure, draw)
 
 
-# The model. Of all times: microseconds of processor time.
+# The model. All times are microseconds of processor time.
 
 
 def rounds(size):
@@ -48,7 +48,7 @@ def count_all_reduce(size):
 
 
 def bytes_moved(size, nbytes):
-    """Return the bytes that all ranks read and write of the arrays themselves, in an all-reduce."""
+    """Return the bytes of the arrays that all ranks read and write in an all-reduce."""
     return 2 * nbytes * size
 
 
@@ -73,7 +73,7 @@ def model_all_reduce(size, nbytes, constants):
 
 
 def fit(measured):
-    """Return the constants: none negative, and with the least squares of the relative errors."""
+    """Return the nonnegative constants that minimize the squared relative errors."""
     sizes = [size for size in FITTED if size > 1]
     others = np.array(sizes) - 1
     each = np.ones(len(sizes))
@@ -90,7 +90,7 @@ def fit(measured):
     two_barriers = np.array([2 * model_barrier(size, constants) for size in sizes])
     small = at["small"] - two_barriers
     least(("all-reduce", "all-reduce, a rank"), (each, others), small, at["small"])
-    # What a large array takes beyond a small one is proportional to its bytes that others have.
+    # The additional time of a large array is proportional to its bytes on other ranks.
     foreign = 4 * (LARGE - SMALL) * others / np.array(sizes)
     least(("all-reduce, a byte",), (foreign,), at["large"] - at["small"], at["large"])
     return constants
@@ -100,7 +100,7 @@ def fit(measured):
 
 
 def ranks(size, counting):
-    """So many ranks, none of which polls. Counting takes time: it is done apart."""
+    """This many ranks, which do not poll. Counting takes time, so it is done separately."""
     import synkhronos as synk
     import theano
     import theano.tensor as tt
@@ -138,7 +138,7 @@ def ranks(size, counting):
         by_rank = world.run(command)
         after = counts.sum(axis=0)
         world.run(Nothing())
-        counted = after - before - (counts.sum(axis=0) - after)  # less those of any command
+        counted = after - before - (counts.sum(axis=0) - after)  # minus the counts of an empty command
         pieces = _bytes_of_plan(world.here.comm)
         made = times + max(1, times // 5)  # with those that warm up
         return [
@@ -167,7 +167,7 @@ def _count(size):
     from synkhronos.transports import local
     from synkhronos.world.world import current_world, world_exists
 
-    # One row a rank, which alone writes to it: no count is lost.
+    # One row per rank, which only that rank writes to: no count is lost.
     counts = np.frombuffer(mmap.mmap(-1, 8 * size * len(KINDS)), np.int64).reshape(size, -1)
 
     def add(kind, number=1):
@@ -225,7 +225,7 @@ def measure(options):
 
 
 def _take_turns_by_size(counting, turns):
-    """Return, by size and by what was measured, what each turn returned."""
+    """Return the values of each turn, by size and by quantity."""
     made = {
         str(size): Contestant(ranks, size, counting, environment=common.ONE_THREAD)
         for size in (*FITTED, *TRIED)

@@ -1,4 +1,4 @@
-"""memory: what shared data and replicated functions take, over all ranks.
+"""memory: the memory of shared data and replicated functions, over all ranks.
 
 Proportional set sizes (PSS) are summed over all processes: a page that four share counts once.
 """
@@ -83,7 +83,7 @@ def replicated_function(late):
         return sum(layer.get_value(borrow=True).nbytes for layer in layers), after - before
 
     def turn():
-        """Return how many copies of the parameters were added: what a few take is left out."""
+        """Return the number of added copies of the parameters, without the constant overhead."""
         (many, grown), (few, base) = growth(PARAMETERS), growth(PARAMETERS // 100)
         return (grown - base) / (many - few)
 
@@ -154,9 +154,9 @@ def measure(options):
     ]
     notes = [
         f"data: {held / 1e9:.2f} GB; each rank read its share and then all of it",
-        f"replicas: {LAYERS} shared variables, 102 MB in all, as many numbers as in ResNet-50; by how "
-        f"much distribute() and a call let PSS grow, less the same for a hundredth of them; a pickle "
-        f"that is kept would be one copy more",
+        f"replicas: {LAYERS} shared variables, 102 MB in all, as many numbers as in ResNet-50; the "
+        f"growth of PSS by distribute() and a call, minus the growth for a hundredth of them; a pickle "
+        f"that is kept would be one more copy",
         f"PSS summed over {RANKS} processes, {rounds} rounds",
     ]
     title = f"a Data of {gigabytes:g} GB, and functions with large shared variables, on 4 ranks"

@@ -1,6 +1,6 @@
-"""observing: what it costs to look at a training step: to collect its loss, to profile it.
+"""observing: the cost of collecting the loss of a training step, and of profiling it.
 
-The step of ``step_small``, on two ranks of one world, in turns: as it is, which collects the loss at
+The step of ``step_small``, on two ranks of one world, in turns: unchanged, which collects the loss in
 every step; without the loss; and inside ``profile()``.
 """
 

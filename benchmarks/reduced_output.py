@@ -1,7 +1,7 @@
 """reduced-output: an output of 1 kB to 100 MB summed over 2 and 4 ranks, against NumPy's sum and copy.
 
-The function is one product by a number, so that the output is all there is to it. The same output as
-the master's own value says what of the call is not the reduction.
+The function multiplies by a number, so that its output dominates. The same output as the master's own
+value shows the part of the call that is not the reduction.
 """
 
 import os
@@ -21,7 +21,7 @@ def main():
 
 
 def replicated(ranks):
-    """The library on so many ranks."""
+    """The library on this many ranks."""
     import synkhronos as synk
     import theano
     import theano.tensor as tt
@@ -48,7 +48,7 @@ def replicated(ranks):
 
 
 def alone():
-    """NumPy in one process: the sum of as many arrays, to a new one; a copy, to an old one."""
+    """NumPy in one process: the sum of as many arrays to a new one, and a copy to an existing one."""
 
     def add(arrays):
         total = arrays[0] + arrays[1]

@@ -1,9 +1,9 @@
 """replicate: distribute() of ResNet-50's three functions, to one worker and to three.
 
-Early, as scripts do it: workers that are forked inherit the functions. Late: workers that run already
-get them pickled. Against one ``pickle.loads`` of the same functions, by Theano's own means, in one
-process. Every turn begins with processes that have loaded none of the functions' C modules, but for the
-early ones, whose master has just compiled them.
+Early, as in scripts: the workers are forked and inherit the functions. Late: workers that are already
+running get the functions pickled. Both are compared with one ``pickle.loads`` of the same functions, as
+Theano pickles them, in one process. Every turn starts with processes that have not loaded the functions'
+C modules, except for the early ones, whose master has just compiled them.
 """
 
 import argparse
@@ -56,7 +56,7 @@ def network(quick):
 
 
 def early(options, folder):
-    """Builds the functions once, and distributes them to new workers again and again."""
+    """Builds the functions once, and distributes them to new workers repeatedly."""
     import synkhronos as synk
 
     common.fork(2)
@@ -83,7 +83,7 @@ def early(options, folder):
 
 
 def late(workers, folder):
-    """In a new process: start workers, then have the functions and distribute them."""
+    """In a new process: start workers, then load the functions and distribute them."""
     import synkhronos as synk
     import theano
     import theano.tensor as tt
@@ -114,7 +114,7 @@ def late(workers, folder):
 
 
 def unpickled(folder):
-    """In a new process: have the functions by ``pickle.loads`` alone."""
+    """In a new process: load the functions with ``pickle.loads`` only."""
     import pickle
 
     import synkhronos  # noqa: F401
@@ -125,7 +125,7 @@ def unpickled(folder):
     x = tt.fvector("x")
     theano.function([x], x.sum())  # Theano has read its cache, as the workers' has
     payload = (Path(folder) / "plain").read_bytes()
-    # Else Theano would compile some of the modules anew, which is not what is to be compared.
+    # Otherwise Theano compiles some modules again, which must not be part of the comparison.
     make_cacheable()
     yield lambda: _with_deep_stack(lambda: _seconds(lambda: pickle.loads(payload)))
 
@@ -178,7 +178,7 @@ def _seconds(work):
 
 
 def _fresh(prepare, *arguments):
-    """Return what a contestant returns in its one turn."""
+    """Return the value that a contestant returns in its only turn."""
     contestant = Contestant(prepare, *arguments, environment=common.ONE_THREAD)
     try:
         contestant.start()

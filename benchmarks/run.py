@@ -1,12 +1,12 @@
-"""Runs the rows, each in a process of its own, and writes results/.
+"""Runs the rows, each in a separate process, and writes results/.
 
     python benchmarks/run.py                  # all rows
     python benchmarks/run.py call start       # some
     python benchmarks/run.py --plot --quick   # with pictures; few repetitions
     python benchmarks/run.py --devices cuda0 cuda1 --results benchmarks/results/H200
 
-For each row results/ROW.json, with ``--plot`` results/ROW.png. All tables together are in
-results/README.md and, for the documentation, in results/tables.rst.
+It writes results/ROW.json for each row and, with ``--plot``, results/ROW.png. All tables are written to
+results/README.md and, for the documentation, to results/tables.rst.
 """
 
 import argparse
@@ -31,7 +31,7 @@ DESCRIBED = {
     "blas": "BLAS",
     "devices": "devices",
 }
-# What was published, and the line of a row that says the same of this machine.
+# Published figures, and the line of a row that has the same figure for this machine.
 _SYNKHRONOS = "Synkhronos 2017, 2 GTX 1080"
 _THEANO_MPI = "Theano-MPI, 2 of the GPUs of Tesla K80s, ResNet-50, batch 64 each"
 PUBLISHED = [
@@ -42,13 +42,13 @@ PUBLISHED = [
         1,
     ),
     (
-        "MNIST CNN, neither (here: two processes that never meet)",
+        "MNIST CNN, neither (here: two independent processes)",
         f"0.72 s / 0.46 s = 1.6 × ({_SYNKHRONOS})",
         "step_small",
         4,
     ),
     (
-        "ResNet-50, synchronised each step",
+        "ResNet-50, synchronized each step",
         f"163.15 s / (80.09 s + 0.81 s) = 2.02 × ({_THEANO_MPI})",
         "step_large",
         1,
@@ -60,7 +60,7 @@ PUBLISHED = [
         4,
     ),
 ]
-# Those that ask something of devices, and have two ranks. The others are about the host.
+# Rows that use devices, with two ranks. The other rows measure the host.
 ON_DEVICES = ["all_reduce", "call", "observing", "sliced_evaluation", "step_large", "step_small"]
 NOT_ROWS = {"commands", "common", "run", "steps"}
 
@@ -88,7 +88,7 @@ def parse(rows):
     parser.add_argument("rows", nargs="*", metavar="ROW", help=f"default: {' '.join(rows)}")
     parser.add_argument("--plot", action="store_true", help="draw the results, too")
     parser.add_argument("--quick", action="store_true", help="few repetitions: to try it out")
-    parser.add_argument("--devices", nargs="+", help="Theano's, one a rank, such as: cuda0 cuda1")
+    parser.add_argument("--devices", nargs="+", help="one device per rank, such as: cuda0 cuda1")
     parser.add_argument(
         "--results", type=Path, default=HERE / "results", metavar="FOLDER", help="to write to"
     )
@@ -96,7 +96,7 @@ def parse(rows):
     if options.devices:
         rows = ON_DEVICES
         if options.results == HERE / "results":
-            parser.error("--devices: name a folder of its own with --results")
+            parser.error("--devices: name a separate folder with --results")
     options.rows = options.rows or rows
     unknown = sorted({*options.rows} - {*rows})
     if unknown:
@@ -172,7 +172,7 @@ def write_rst(records, results):
 
 
 def _beside(lines):
-    """Return a table of the published numbers of 2017 with ours for the same quantity."""
+    """Return a table of the results published in 2017 and ours for the same quantities."""
     rows = [("what", "2017", "here")]
     for what, theirs, row, position in PUBLISHED:
         if row in lines:
@@ -181,14 +181,14 @@ def _beside(lines):
             rows.append((what, theirs, f"{ratio:.2f} × ({row.replace('_', ' ')})"))
     if len(rows) == 1:
         return []
-    title = "Beside the numbers of 2017"
+    title = "Comparison with results of 2017"
     return [
         title,
         "^" * len(title),
         "",
-        "Published ones are from GPUs, ours from this machine's cores: in each case two processes "
-        "against one of their own kind. Side by side they say how much of a second processor is used, "
-        "not which is faster.",
+        "The published results are from GPUs, ours from this machine's cores. Each compares two "
+        "processes with one process on the same hardware, so the ratios show how well a second "
+        "processor is used, and not which system is faster.",
         "",
         *_rst_table(rows),
     ]
@@ -206,7 +206,7 @@ def _rst_table(cells):
 
 
 def _as_text(text):
-    """Escape what means something else in reStructuredText than in plain text."""
+    """Escape characters with a special meaning in reStructuredText."""
     return "".join(f"\\{one}" if one in "*`|_\\" else one for one in text)
 
 

@@ -1,8 +1,8 @@
-"""shuffled batch: rows in random order from a large `Data`, excerpted by two ranks at once.
+"""shuffled batch: rows in random order from a large `Data`, extracted by two ranks in parallel.
 
-Against one process that excerpts the same rows with NumPy, into memory that the ranks share, and then
-lets each rank have its slice. The function itself reads hardly anything, so that the rows are all
-there is to do. How many bytes a batch copies is counted in the ranks.
+It is compared with one process that extracts the same rows with NumPy into shared memory, where each
+rank then uses its slice. The function itself reads very little, so that extracting the rows dominates.
+The ranks count the bytes that a batch copies.
 """
 
 import os
@@ -26,7 +26,7 @@ def add_options(parser):
 
 
 def batches(nbytes):
-    """A `Data` of that size, and the ways to have a batch of it."""
+    """A `Data` of this size, and the ways to get a batch from it."""
     import synkhronos as synk
     import theano.tensor as tt
     from commands import Excerpt
@@ -79,7 +79,7 @@ def batches(nbytes):
 
 
 def _count_copies(here):
-    """Let every rank count the bytes of the rows that are not views of the whole data."""
+    """Let every rank count the bytes of rows that are not views of the whole data."""
     copied = here.store.empty((RANKS,), "int64")
     copied[...] = 0
     take = type(here).take
@@ -143,7 +143,7 @@ def measure(options):
         "the first index batches, whose pages the second rank has not read before, took "
         + ", ".join(f"{1e3 * one:.1f}" for one in first)
         + " ms",
-        "copied: over all ranks, the bytes of rows that do not lie in the data's own memory "
+        "copied: over all ranks, the bytes of rows that are not in the data's own memory "
         "(numpy.shares_memory)",
     ]
     title = f"a batch of {ROWS} rows of 150 kB out of {gigabytes:g} GB, 2 ranks"

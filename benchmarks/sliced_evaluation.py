@@ -1,6 +1,6 @@
 """sliced evaluation: 10 000 rows through Lasagne's MNIST CNN on two ranks, in slices or all at once.
 
-How long it takes, and the most memory that a rank needs beyond what it has before.
+It measures the time, and the additional peak memory of a rank.
 """
 
 import argparse
@@ -37,7 +37,7 @@ def evaluation(rows):
     expected = [float(value) for value in evaluate(images, labels)]
 
     def turn(slices):
-        """Return the seconds, and by how much the memory of a rank grew at most."""
+        """Return the seconds, and the largest growth of a rank's memory."""
         before = world.run(ForgetPeak())
         found = []
         seconds = common.seconds_of(
@@ -90,7 +90,7 @@ def measure(options):
         "rounding",
         "memory: the most that a rank used more than before; the data themselves are shared and not "
         "counted; goal: divided by the slices, less 5%",
-        "memory is measured apart, in ranks whose malloc gives what is freed back at once "
+        "memory is measured separately, in ranks whose malloc returns freed memory immediately "
         "(MALLOC_MMAP_THRESHOLD_); by default it keeps some: then "
         + ", ".join(f"{number:.0f} MB" for number in kept.values())
         + " at most",

@@ -1,8 +1,8 @@
-"""soak: what a long life leaves behind: memory, files, threads, mappings, /dev/shm.
+"""soak: leaks of memory, files, threads, mappings and /dev/shm in a long run.
 
 A world of three ranks makes calls, then collectives, then `Data`; then worlds are opened and closed.
-Samples are taken along the way, the first one after a fiftieth of the work, as a start has costs of
-its own. ``--scale 0.01`` does a hundredth of it.
+Samples are taken regularly, the first one after a fiftieth of the work, because the start has its own
+costs. ``--scale 0.01`` does a hundredth of the work.
 """
 
 import common
@@ -37,7 +37,7 @@ def add_options(parser):
 
 
 class World:
-    """Three ranks, and the kinds of work. Made anew for each round of ``fork()`` and ``close()``."""
+    """Three ranks, and the kinds of work. Created again for each round of ``fork()`` and ``close()``."""
 
     def __init__(self):
         import synkhronos as synk
@@ -131,7 +131,7 @@ class World:
 
 
 def soaking():
-    """A function that does a part of the work, and says what there is after it."""
+    """A function that does a part of the work, and returns the resources in use after it."""
     import gc
 
     world = World()
@@ -154,9 +154,9 @@ def soaking():
 
 
 def sample(workers):
-    """Return what this process and its workers have, by quantity.
+    """Return the resources of this process and its workers, by quantity.
 
-    Of ``/dev/shm`` what these processes have mapped or open counts: others may be at work there.
+    For ``/dev/shm`` only files that these processes have mapped or open count: others may use it, too.
     """
     import psutil
 

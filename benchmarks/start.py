@@ -1,4 +1,4 @@
-"""start: what it takes to import the package, to start four ranks, and to end them."""
+"""start: the time to import the package, to start four ranks, and to end them."""
 
 import os
 import subprocess
@@ -43,7 +43,7 @@ def _python(code, environment=None):
 
 
 def ranks():
-    """Starts and ends `RANKS` ranks, in a process that is as a script finds it."""
+    """Starts and ends `RANKS` ranks, in a new process like that of a script."""
     import time
 
     import synkhronos as synk

@@ -1,4 +1,4 @@
-"""Functions: how their rows are split, their outputs reduced, and their rows sliced.
+"""Functions: how inputs are split, outputs are reduced, and rows are computed in slices.
 
     python demo_1.py --processes 2
 """
@@ -14,23 +14,23 @@ import numpy as np
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("-n", "--processes", type=int, default=2, help="in all (default: 2)")
-    parser.add_argument("-d", "--devices", nargs="+", help="one a process: cuda0 cuda1 (default: cpu)")
+    parser.add_argument("-n", "--processes", type=int, default=2, help="default: 2")
+    parser.add_argument("-d", "--devices", nargs="+", help="one per process: cuda0 cuda1 (default: cpu)")
     options = parser.parse_args()
     n = synk.fork(devices=options.devices or ["cpu"] * options.processes)
-    print(f"Demo 1: functions, on {n} process(es), this one included.")
+    print(f"Demo 1: functions, on {n} process(es), including this one.")
 
-    print("\n1. As in Theano, but built with synk.function in place of theano.function.")
+    print("\n1. Build a function with synk.function instead of theano.function.")
     x = T.matrix("x")
     serial = theano.function([x], (x**2).mean())
     parallel = synk.function([x], (x**2).mean())
-    synk.distribute()  # brings the functions that were built so far to all processes
+    synk.distribute()  # replicates the functions built so far
     x_value = np.arange(20.0).reshape(10, 2)
     print("   Theano:     the mean square over 10 rows is", serial(x_value))
     print("   Synkhronos: the mean square over 10 rows is", parallel(x_value))
     assert np.allclose(parallel(x_value), serial(x_value))
 
-    print("\n2. The rows are split over the processes. An output that is gathered shows how.")
+    print("\n2. The rows are split over the processes, as a gathered output shows.")
     n_rows = synk.function([x], (x.shape[0], "gather"))
     synk.distribute()
     print("   Rows that each process had, of 10:", n_rows(x_value))
@@ -39,7 +39,7 @@ def main():
     assert n_rows(x_value).sum() == 10 and n_rows(x_value[:7]).sum() == 7
     assert np.allclose(parallel(x_value[:7]), serial(x_value[:7]))
 
-    print("\n3. Each output says how the processes' values become one; the default is 'avg'.")
+    print("\n3. The op of an output combines the values of the processes; the default is 'avg'.")
     row_sums = x.sum(axis=1)
     outputs = [x.mean(), (x.sum(axis=0), "sum"), (x.max(), "max"), (row_sums, "gather")]
     serial = theano.function([x], [x.mean(), x.sum(axis=0), x.max(), row_sums])
@@ -53,10 +53,10 @@ def main():
     print("   x.shape[0], None (the master's)", results[4])
     for result, expected in zip(results, serial(x_value)):
         assert np.allclose(result, expected)
-    print("   The third output alone, by output_subset=[2]:", parallel(x_value, output_subset=[2]))
+    print("   Only the third output, with output_subset=[2]:", parallel(x_value, output_subset=[2]))
     assert parallel(x_value, output_subset=[2]) == serial(x_value, output_subset=[2])
 
-    print("\n4. An input in bcast_inputs is not split: every process gets all of it.")
+    print("\n4. An input in bcast_inputs is not split: every process gets the whole array.")
     w = T.vector("w")
     serial = theano.function([x, w], T.dot(x, w))
     parallel = synk.function([x], (T.dot(x, w), "gather"), bcast_inputs=[w])
@@ -65,25 +65,25 @@ def main():
     print("   x . w =", parallel(x_value, w_value))
     assert np.allclose(parallel(x_value, w_value), serial(x_value, w_value))
 
-    print("\n5. With num_slices, each process computes on its rows piece by piece, to save memory.")
+    print("\n5. With num_slices, each process computes on its rows in slices, to save memory.")
     print("   Rows at once, by process:        ", n_rows(x_value))
     print("   Rows at once, with num_slices=2: ", n_rows(x_value, num_slices=2))
     assert n_rows(x_value, num_slices=2).max() == (n_rows(x_value).max() + 1) // 2
     parallel = synk.function([x], outputs)
     serial = theano.function([x], [x.mean(), x.sum(axis=0), x.max(), row_sums])
     synk.distribute()
-    print("   The results are those of above:", parallel(x_value, num_slices=2)[:3])
+    print("   The results are the same as above:", parallel(x_value, num_slices=2)[:3])
     for result, expected in zip(parallel(x_value, num_slices=2), serial(x_value)):
         assert np.allclose(result, expected)
 
-    print("\n6. So do updates of shared variables: they accumulate, and are written at the end.")
+    print("\n6. Updates of shared variables are accumulated over the slices and written at the end.")
     total = theano.shared(np.zeros(2), "total")
     write_total = synk.function([x], updates=[(total, x.sum(axis=0), "sum")])
     synk.distribute()
     write_total(x_value, num_slices=2)
     print("   The sum over the master's own rows:", total.get_value())
     assert np.allclose(total.get_value(), x_value[: n_rows(x_value)[0]].sum(axis=0))
-    print("   Each process updates its own replica: demo_3.py brings these together.")
+    print("   Each process updates its own replica; demo_3.py combines the replicas.")
 
     synk.close()
     print("\nAll results equal those of plain Theano.")
@@ -92,5 +92,5 @@ def main():
 if __name__ == "__main__":
     try:
         main()
-    except KeyboardInterrupt:  # the workers are ended as the script ends
+    except KeyboardInterrupt:  # the workers end with the script
         raise SystemExit("Interrupted.") from None

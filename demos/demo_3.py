@@ -1,4 +1,4 @@
-"""Shared variables: one replica a process, and the collectives that bring them together.
+"""Shared variables: one replica per process, and collectives that combine the replicas.
 
     python demo_3.py --processes 2
 """
@@ -15,40 +15,40 @@ import numpy as np
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("-n", "--processes", type=int, default=2, help="in all (default: 2)")
-    parser.add_argument("-d", "--devices", nargs="+", help="one a process: cuda0 cuda1 (default: cpu)")
+    parser.add_argument("-n", "--processes", type=int, default=2, help="default: 2")
+    parser.add_argument("-d", "--devices", nargs="+", help="one per process: cuda0 cuda1 (default: cpu)")
     options = parser.parse_args()
     n = synk.fork(devices=options.devices or ["cpu"] * options.processes)
-    print(f"Demo 3: shared variables, on {n} process(es), this one included.")
+    print(f"Demo 3: shared variables, on {n} process(es), including this one.")
 
     x = T.matrix("x")
     s = theano.shared(np.ones(2), "s")
     update = synk.function([x], updates=[(s, T.sum(x * s, axis=0))])
     synk.distribute()
-    x_value = np.repeat(np.arange(1.0, 2 * n + 1), 2).reshape(2 * n, 2)  # two rows a process
+    x_value = np.repeat(np.arange(1.0, 2 * n + 1), 2).reshape(2 * n, 2)  # two rows per process
     x_data = synk.data(x_value)
 
-    print("\n1. What plain Theano, in the master alone, makes of s:")
+    print("\n1. The value of s after the same update with plain Theano, in the master only:")
     update.as_theano(x_data)
     expected = s.get_value()
     print("   s =", expected)
     assert np.allclose(expected, x_value.sum(axis=0))
 
-    print("\n2. An update is local: each process writes what comes of its own rows to its replica.")
+    print("\n2. Updates are local: each process updates its own replica, using its own rows.")
     s.set_value(np.ones(2))
     update(x_data)
-    print("   s.get_value() is the master's:", s.get_value())
+    print("   s.get_value(), the master's replica:", s.get_value())
     print("   gather(s), by process:", synk.gather(s).tolist())
     assert np.allclose(synk.gather(s), x_value.reshape(n, 2, 2).sum(axis=1))
 
-    print("\n3. reduce brings the values together in the master.")
+    print("\n3. reduce combines the values in the master.")
     total = synk.reduce(s, op="sum", in_place=False)
-    print("   Their sum, as a new array:", total)
+    print("   The sum, as a new array:", total)
     synk.reduce(s, op="sum")
     print("   Written to the master's s:", synk.gather(s).tolist())
     assert np.allclose(total, expected) and np.allclose(s.get_value(), expected)
 
-    print("\n4. broadcast gives every process the same value; all_reduce ends with one, too.")
+    print("\n4. broadcast gives every process the same value, and so does all_reduce.")
     synk.broadcast(s, np.ones(2))
     print("   After broadcast: ", synk.gather(s).tolist())
     update(x_data)
@@ -56,7 +56,7 @@ def main():
     print("   After all_reduce:", synk.gather(s).tolist())
     assert np.allclose(synk.gather(s), np.tile(expected, (n, 1)))
 
-    print("\n5. The ops are avg, sum, prod, min and max; avg, the default, can weigh processes.")
+    print("\n5. The ops are avg, sum, prod, min and max; avg, the default, can be weighted.")
     for rank in range(n):
         synk.set_value(rank, s, np.full(2, rank + 1.0))
     print("   set_value(rank, s, ...):  ", synk.gather(s).tolist())
@@ -68,36 +68,36 @@ def main():
     assert np.allclose(synk.reduce(s, in_place=False), (n + 1) / 2)
     assert np.allclose(weighted, np.average(np.arange(1, n + 1), weights=np.arange(1, n + 1)))
 
-    print("\n6. A function without inputs works on the replicas where they are.")
+    print("\n6. A function without inputs uses the replica of each process.")
     double = synk.function([], updates=[(s, 2 * s)])
-    synk.distribute()  # a variable that the processes have keeps its values there
+    synk.distribute()  # variables that are already replicated keep their values
     double()
     print("   Doubled on every process:      ", synk.gather(s).tolist())
     assert np.allclose(synk.gather(s)[:, 0], 2 * np.arange(1, n + 1))
     double.as_theano()
-    print("   as_theano, in the master alone:", synk.gather(s).tolist())
+    print("   as_theano, in the master only: ", synk.gather(s).tolist())
     assert np.allclose(synk.gather(s)[:, 0], [4, *2 * np.arange(2, n + 1)])
 
-    print("\n7. scatter splits rows over the processes. Their shapes may differ from then on.")
+    print("\n7. scatter splits rows over the processes. The shapes of the replicas may then differ.")
     rows = theano.shared(np.zeros((1, 2)), "rows")
     largest = synk.function([], (rows.max(), "max"))
     synk.distribute()
     values = np.arange(4 * n + 2.0).reshape(2 * n + 1, 2)
     synk.scatter(rows, values)
-    print(f"   Rows that each process got of {len(values)}:", synk.get_lengths(rows))
+    print(f"   Rows of each process, of {len(values)} in all:", synk.get_lengths(rows))
     print("   Their shapes:", synk.get_shapes(rows))
-    print("   The largest number of all, found by a function on them:", largest())
+    print("   The maximum of all rows, computed by a function:", largest())
     assert sum(synk.get_lengths(rows)) == len(values) and largest() == values.max()
 
-    print("\n8. Nothing is cut or padded where shapes differ.")
-    print("   gather(rows, nd_up=0) joins them along axis 0:", synk.gather(rows, nd_up=0).shape)
+    print("\n8. Values of different shapes are never truncated or padded.")
+    print("   gather(rows, nd_up=0) concatenates them along axis 0:", synk.gather(rows, nd_up=0).shape)
     assert np.array_equal(synk.gather(rows, nd_up=0), values)
     shapes = [np.shape(one) for one in synk.gather(rows)]
-    print("   gather(rows) cannot stack them, and is a list:", shapes)
+    print("   gather(rows) cannot stack them and returns a list:", shapes)
     try:
         synk.all_reduce(rows)
     except ValueError as error:
-        print("   all_reduce(rows) refuses, with a ValueError:")
+        print("   all_reduce(rows) raises a ValueError:")
         print(textwrap.indent(textwrap.fill(str(error), 90), "      "))
     synk.all_gather(rows)
     print("   After all_gather every process has all rows: ", synk.get_lengths(rows))
@@ -110,5 +110,5 @@ def main():
 if __name__ == "__main__":
     try:
         main()
-    except KeyboardInterrupt:  # the workers are ended as the script ends
+    except KeyboardInterrupt:  # the workers end with the script
         raise SystemExit("Interrupted.") from None

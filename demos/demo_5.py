@@ -1,4 +1,4 @@
-"""sliceable_shareds: data that stays in shared variables, a part of it on each process.
+"""sliceable_shareds: data that stays in shared variables, with a part of it on each process.
 
     python demo_5.py --processes 2
 """
@@ -14,18 +14,18 @@ import numpy as np
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("-n", "--processes", type=int, default=2, help="in all (default: 2)")
-    parser.add_argument("-d", "--devices", nargs="+", help="one a process: cuda0 cuda1 (default: cpu)")
+    parser.add_argument("-n", "--processes", type=int, default=2, help="default: 2")
+    parser.add_argument("-d", "--devices", nargs="+", help="one per process: cuda0 cuda1 (default: cpu)")
     options = parser.parse_args()
     n = synk.fork(devices=options.devices or ["cpu"] * options.processes)
-    print(f"Demo 5: data in shared variables, on {n} process(es), this one included.")
+    print(f"Demo 5: data in shared variables, on {n} process(es), including this one.")
 
     x, w = T.matrix("x"), theano.shared(np.ones(2), "w")
     row_sums = T.dot(x, w)
     serial = theano.function([x], [row_sums.mean(), row_sums])
-    x_value = np.repeat(np.arange(4.0 * n), 2).reshape(4 * n, 2)  # row i sums up to 2 i
+    x_value = np.repeat(np.arange(4.0 * n), 2).reshape(4 * n, 2)  # the sum of row i is 2 * i
 
-    print("\n1. The data goes to shared variables: scatter gives each process its rows, once.")
+    print("\n1. The data is in shared variables: scatter sends each process its rows once.")
     x_rows = theano.shared(np.zeros((1, 2)), "x_rows")
     parallel = synk.function(
         [],
@@ -39,27 +39,27 @@ def main():
     assert synk.get_lengths(x_rows) == [4] * n
 
     def show(what, result, rows):
-        """Print the result of a call, and compare with Theano on the same rows."""
+        """Print the result of a call, and compare it with Theano on the same rows."""
         mean, sums = result
         print(f"   {what:32} {sums.tolist()}, mean {mean:g}")
         expected_mean, expected_sums = serial(x_value[rows])
         assert np.allclose(mean, expected_mean) and np.allclose(sums, expected_sums)
 
-    print("\n2. A call then needs no input: x is given by x_rows, on each process by its own.")
+    print("\n2. A call then needs no input: on each process, its own x_rows replaces x.")
     show("f(), the sums of all rows:", parallel(), slice(None))
 
-    print("\n3. batch_s names rows of the process's own, here the same for all processes.")
+    print("\n3. batch_s selects rows of each process, here the same row numbers on all processes.")
     first, last = [4 * rank for rank in range(n)], [4 * rank + 3 for rank in range(n)]
     two = [row for pair in zip(last, first) for row in pair]
     show("f(batch_s=slice(0, 1)):", parallel(batch_s=slice(0, 1)), first)
     show("f(batch_s=[3, 0]):", parallel(batch_s=[3, 0]), two)
 
-    print("\n4. A list with one batch a process names other rows for each.")
+    print("\n4. A list with one batch per process selects different rows on each.")
     slices = [slice(0, 3)] + [slice(3, 4)] * (n - 1)
     show("f(batch_s=[:3, 3:, ...]):", parallel(batch_s=slices), [0, 1, 2, *last[1:]])
-    print("   The mean weighs each process by its rows, so it is that of all rows used.")
+    print("   Each process is weighted by its rows, so this is the mean of all rows used.")
 
-    print("\n5. num_slices: each process computes on its rows piece by piece, to save memory.")
+    print("\n5. num_slices: each process computes on its rows in slices, to save memory.")
     n_rows = synk.function([], (x_rows.shape[0], "gather"), sliceable_shareds=[x_rows])
     synk.distribute()
     print("   Rows at once, by process:       ", n_rows())
@@ -67,12 +67,12 @@ def main():
     assert n_rows(num_slices=2).tolist() == [2] * (2 * n)
     show("f(num_slices=2):", parallel(num_slices=2), slice(None))
 
-    print("\n6. scatter takes a batch: the next part of a data set too large for one go.")
+    print("\n6. scatter takes a batch, for example the next part of a large data set.")
     data = synk.data(x_value)
     synk.scatter(x_rows, data, batch=slice(2 * n, 4 * n))
     show(f"Rows {2 * n} to {4 * n - 1}:", parallel(), slice(2 * n, None))
 
-    print("\n7. What is not sliceable is used whole: w is the same for every row.")
+    print("\n7. Other shared variables are used whole: w is the same for every row.")
     synk.broadcast(w, np.array([1.0, -1.0]))
     show("f() with w = [1, -1]:", parallel(), slice(2 * n, None))
 
@@ -83,5 +83,5 @@ def main():
 if __name__ == "__main__":
     try:
         main()
-    except KeyboardInterrupt:  # the workers are ended as the script ends
+    except KeyboardInterrupt:  # the workers end with the script
         raise SystemExit("Interrupted.") from None

@@ -15,7 +15,7 @@ extensions = ["sphinx.ext.autodoc", "sphinx.ext.mathjax", "numpydoc"]
 exclude_patterns = ["_build"]
 default_role = "code"  # in docstrings, `name` is an argument or a name of the code
 
-autodoc_typehints = "none"  # the docstrings say the types
+autodoc_typehints = "none"  # the docstrings contain the types
 numpydoc_show_class_members = False  # autodoc lists them
 numpydoc_xref_param_type = False
 

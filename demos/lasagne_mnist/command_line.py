@@ -1,4 +1,4 @@
-"""What goes in and what comes out: the options, the report, the learning curve."""
+"""The options, the report and the learning curve."""
 
 import argparse
 
@@ -8,26 +8,26 @@ import numpy as np
 
 
 def parser(description):
-    """The options that all scripts have."""
+    """Return a parser with the options that all scripts have."""
     options = argparse.ArgumentParser(description=description.splitlines()[0])
     options.add_argument("--model", choices=sorted(network.NETWORKS), default="cnn")
     options.add_argument(
         "--data",
         metavar="DIR",
-        help="folder with MNIST's files, or 'sklearn' for scikit-learn's small digits (default: "
-        "the folder data beside this script, else a download to it, else 'sklearn')",
+        help="folder with the MNIST files, or 'sklearn' for scikit-learn's small digits (default: "
+        "the folder data next to this script; if it has no files, a download; else 'sklearn')",
     )
-    options.add_argument("--epochs", type=int, help="default: 100, on MNIST 5")
+    options.add_argument("--epochs", type=int, help="default: 5 on MNIST, 100 on the small digits")
     options.add_argument("--batch-size", type=int, default=200)
     options.add_argument("--learning-rate", type=float, default=0.05)
-    options.add_argument("--seed", type=int, default=1, help="of weights, dropout and shuffling")
+    options.add_argument("--seed", type=int, default=1, help="seed of weights, dropout and shuffling")
     options.add_argument("--no-dropout", action="store_true")
     options.add_argument("--plot", metavar="FILE", help="draw the learning curve")
     return options
 
 
 def prepare(options):
-    """Loads the digits that the options ask for, and says what will be done."""
+    """Load the digits that the options select, and print what will be trained."""
     digits = mnist.load_digits(options.data)
     options.epochs = options.epochs or digits.epochs
     sizes = {part: len(labels) for part, (_, labels) in digits.parts.items()}
@@ -42,12 +42,12 @@ def prepare(options):
 
 
 def report(history, evaluate, digits, options):
-    """Prints the result on the test digits and draws the curve; returns the test accuracy."""
+    """Print the result on the test digits and draw the curve; return the test accuracy."""
     loss, accuracy = evaluate("test")
     seconds = np.median([epoch.seconds for epoch in history])
     rate = len(digits.parts["train"][1]) / seconds
     print(f"Test:   loss {loss:.4f}, accuracy {accuracy:.2%}")
-    print(f"Time:   {seconds:.3f} s an epoch (median), {rate:.0f} images/s")
+    print(f"Time:   {seconds:.3f} s per epoch (median), {rate:.0f} images/s")
     if options.plot:
         plot(history, accuracy, options)
     return float(accuracy)

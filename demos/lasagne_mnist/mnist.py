@@ -1,4 +1,4 @@
-"""The digits: MNIST from its files or the net, else scikit-learn's small set."""
+"""The digits: MNIST from files or a download, or else scikit-learn's small set."""
 
 import gzip
 import hashlib
@@ -8,7 +8,7 @@ import urllib.request
 from pathlib import Path
 from typing import NamedTuple
 
-import synkhronos  # noqa: F401  (before Theano: with it, Theano imports on today's NumPy)
+import synkhronos  # noqa: F401  (before Theano, which otherwise cannot be imported)
 import numpy as np
 import theano
 
@@ -20,24 +20,24 @@ MNIST_FILES = {
     "t10k-labels-idx1-ubyte": "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
 }
 MNIST_FOLDER = Path(__file__).resolve().parent / "data"
-SPLIT_SEED = 2017  # not --seed: every run is judged on the same test digits
+SPLIT_SEED = 2017  # not --seed: every run uses the same test digits
 
 
 class Digits(NamedTuple):
     """Three parts, ``"train"``, ``"valid"`` and ``"test"``, each ``(images, labels)``.
 
-    Images are (rows, 1, 28, 28) and lie in [0, 1].
+    Images have the shape (rows, 1, 28, 28) and values in [0, 1].
     """
 
     source: str
     parts: dict
-    epochs: int  # enough for these
+    epochs: int  # enough to train on these digits
 
 
 def load_digits(data=None):
-    """MNIST from the folder ``data``, the default folder or the net; else scikit-learn's digits.
+    """Load MNIST from the folder `data`, the default folder or a download, or scikit-learn's digits.
 
-    ``data="sklearn"`` asks for scikit-learn's small set.
+    ``data="sklearn"`` selects scikit-learn's small set.
     """
     if data == "sklearn":
         return load_sklearn_digits()
@@ -49,7 +49,7 @@ def load_digits(data=None):
         pass
     if download_mnist(MNIST_FOLDER):
         return load_mnist(MNIST_FOLDER)
-    return load_sklearn_digits("; no MNIST files here, and none could be downloaded")
+    return load_sklearn_digits("; no MNIST files found, and none could be downloaded")
 
 
 def load_mnist(folder):
@@ -70,7 +70,7 @@ def load_sklearn_digits(why=""):
     from sklearn.datasets import load_digits as load_8x8
 
     small, labels = load_8x8(return_X_y=True)
-    # As in MNIST: a digit of 20x20 in the middle of a frame of 28x28.
+    # As in MNIST: a digit of 20x20 pixels, centered in 28x28 pixels.
     images = zoom(small.reshape(-1, 8, 8), (1, 2.5, 2.5), order=1)
     images = np.pad(images, ((0, 0), (4, 4), (4, 4)))
     rest, test = stratified_split(labels, 0.2)
@@ -84,7 +84,7 @@ def load_sklearn_digits(why=""):
 
 
 def stratified_split(labels, fraction):
-    """Rows in two parts, the second with that fraction of each digit; always the same parts."""
+    """Split rows in two parts, the second with this fraction of each digit; always in the same way."""
     rng = np.random.RandomState(SPLIT_SEED)
     chosen = np.zeros(len(labels), bool)
     for digit in range(10):
@@ -106,7 +106,7 @@ def find_idx(folder, name):
 
 
 def read_idx(path):
-    """One array of bytes in MNIST's own format, compressed or not."""
+    """Read an array of bytes in MNIST's own format, compressed or not."""
     with (gzip.open if path.suffix == ".gz" else open)(path, "rb") as file:
         content = file.read()
     if content[:3] != b"\0\0\x08":
@@ -117,7 +117,7 @@ def read_idx(path):
 
 
 def download_mnist(folder, timeout=3):
-    """Whether MNIST now lies in ``folder``; offline that is a plain ``False``."""
+    """Download MNIST to `folder`; return whether that succeeded."""
     try:
         for name, digest in MNIST_FILES.items():
             with urllib.request.urlopen(f"{MNIST_URL}{name}.gz", timeout=timeout) as answer:

@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
-import synkhronos  # noqa: F401  (before Theano: with it, Theano imports on today's NumPy)
+import synkhronos  # noqa: F401  (before Theano, which otherwise cannot be imported)
 import numpy as np
 import theano
 import theano.tensor as T
@@ -25,9 +25,9 @@ class Model(NamedTuple):
 
 
 def build_model(options):
-    """The network of Lasagne's MNIST tutorial, its graph and its parameters.
+    """Build a network of Lasagne's MNIST tutorial: its graph and its parameters.
 
-    One seed gives one set of initial weights, with and without dropout.
+    The initial weights depend only on the seed, with and without dropout.
     """
     lasagne.random.set_rng(np.random.RandomState(options.seed))
     x, y = T.tensor4("x"), T.ivector("y")
@@ -45,7 +45,7 @@ def build_model(options):
 
 
 def build_mlp(x, drop):
-    """Two hidden layers of 800 units."""
+    """Build a network with two hidden layers of 800 units."""
     layers = lasagne.layers
     layer = layers.InputLayer((None, 1, 28, 28), x)
     layer = layers.DropoutLayer(layer, 0.2 * drop)
@@ -56,7 +56,7 @@ def build_mlp(x, drop):
 
 
 def build_cnn(x, drop):
-    """Twice a convolution of 32 filters of 5x5 and pooling of 2x2; a hidden layer of 256 units."""
+    """Build two convolutions (32 filters of 5x5), each with 2x2 pooling, and a hidden layer of 256."""
     layers, rectify = lasagne.layers, lasagne.nonlinearities.rectify
     layer = layers.InputLayer((None, 1, 28, 28), x)
     for _ in range(2):

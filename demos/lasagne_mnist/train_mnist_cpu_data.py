@@ -1,9 +1,9 @@
-"""Trains Lasagne's MNIST networks on all cores (or GPUs), the digits in OS shared memory.
+"""Train Lasagne's MNIST networks on all cores (or GPUs), with the digits in shared memory.
 
     python train_mnist_cpu_data.py --processes 2 --plot curve.png
 
-The digits are written to shared memory once. A minibatch is then only a list of rows: every rank
-takes its own share of them from there, and the gradients are averaged over the ranks.
+The digits are copied to shared memory once. A minibatch is then a list of row numbers. Every rank reads
+its share of these rows from shared memory, and the gradients are averaged over the ranks.
 """
 
 import math
@@ -19,11 +19,11 @@ from synkhronos.extensions.updates import nesterov_momentum
 from threadpoolctl import threadpool_info
 
 COMPARED_EPOCHS = 7
-COMPARED_ROWS = 5000  # at most: an epoch of MNIST would take long
+COMPARED_ROWS = 5000  # at most: a whole epoch of MNIST would take too long
 
 
 def build(digits, options):
-    """The functions that train for an epoch and that evaluate."""
+    """Return the functions that train for an epoch and that evaluate."""
     model = network.build_model(options)
     train_minibatch = make_train_function(
         model.losses.mean(),
@@ -53,10 +53,10 @@ def build(digits, options):
 
 
 def compare(train_epoch, digits, options):
-    """Times epochs of one process of plain Theano and of all processes, in turns.
+    """Time epochs of plain Theano in one process, and of all processes, in alternation.
 
-    Each process has the same number of BLAS threads. The figure may exceed the number of processes:
-    smaller shares of a minibatch fit the caches better.
+    Every process has the same number of BLAS threads. The speedup may exceed the number of processes,
+    because smaller shares of a minibatch fit the caches better.
     """
     epochs = {1: train_mnist_theano.build(digits, options)[0], options.processes: train_epoch}
     order = np.random.permutation(len(digits.parts["train"][1]))[:COMPARED_ROWS]
@@ -66,22 +66,22 @@ def compare(train_epoch, digits, options):
             for processes, epoch in epochs.items():
                 bar.set_description(f"comparing, processes: {processes}", refresh=False)
                 seconds[processes].append(training.run_epoch(epoch, order, bar)[1])
-    # The first epoch of each only warms up.
+    # The first epoch of each is a warm-up.
     alone, together = (np.median(taken[1:]) for taken in seconds.values())
     pools = [pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"]
     print(
         f"Speed:  {options.processes} processes are {alone / together:.2f} times as fast as one of "
-        f"plain Theano: {together:.3f} s an epoch, {alone:.3f} s\n"
+        f"plain Theano: {together:.3f} s per epoch, {alone:.3f} s\n"
         f"        (medians of {COMPARED_EPOCHS} epochs of {len(order)} digits each, in turns; "
-        f"BLAS threads a process: {max(pools, default=1)})"
+        f"BLAS threads per process: {max(pools, default=1)})"
     )
     return alone / together
 
 
 def main(arguments=None):
     parser = command_line.parser(__doc__)
-    parser.add_argument("--processes", type=int, help="default: one a core, or one a GPU")
-    parser.add_argument("--devices", nargs="+", help="Theano's, one a process, such as: cuda0 cuda1")
+    parser.add_argument("--processes", type=int, help="default: one per core, or one per GPU")
+    parser.add_argument("--devices", nargs="+", help="one per process, such as: cuda0 cuda1")
     parser.add_argument("--compare", action="store_true", default=True, help="(the default)")
     parser.add_argument(
         "--no-compare", dest="compare", action="store_false", help="do not time plain Theano"
@@ -101,5 +101,5 @@ def main(arguments=None):
 if __name__ == "__main__":
     try:
         main()
-    except KeyboardInterrupt:  # the workers are ended as the script ends
+    except KeyboardInterrupt:  # the workers end with the script
         raise SystemExit("Interrupted.") from None

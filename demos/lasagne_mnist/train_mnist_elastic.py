@@ -1,14 +1,14 @@
-"""Trains on MNIST, loses a worker half-way, and ends as if nothing had happened.
+"""Train on MNIST, lose a worker halfway, and end with the same parameters as without the loss.
 
     python train_mnist_elastic.py --processes 2 --model mlp
 
-Every few steps all that the training is made of goes to a checkpoint: the parameters, their velocities,
-the random streams of every rank's dropout, and the number of steps taken. Half-way a worker is killed.
-The script then starts other workers, loads the checkpoint, and takes the lost steps again. At the end it
-trains once more, undisturbed, and compares.
+Every few steps the script saves the complete state of the training to a checkpoint: the parameters,
+their velocities, the random streams of the dropout on every rank, and the number of steps taken. Halfway
+it kills a worker. It then starts new workers, loads the checkpoint, and repeats the lost steps. At the
+end it trains once more, without interruption, and compares the results.
 
-With ``--go-on-with 1`` it goes on with fewer processes. A run that was ended, by Ctrl-C or by a power
-cut, goes on with ``--resume``.
+With ``--go-on-with 1`` the script continues with fewer processes. ``--resume`` continues a run that was
+ended, for example by Ctrl-C or a power failure.
 """
 
 import filecmp
@@ -28,7 +28,7 @@ from training import Epoch, batches
 
 
 class Training:
-    """A training that can go on from any of its steps, as a step's rows follow from its number."""
+    """A training that can continue from any step: the number of a step determines its rows."""
 
     def __init__(self, digits, options):
         self.options = options
@@ -44,7 +44,7 @@ class Training:
         return loss
 
     def run(self, position, checkpoint=None, lose_at=None):
-        """Takes the steps that are left; with a checkpoint, whatever happens to the workers."""
+        """Take the remaining steps. With a checkpoint, survive the loss of workers."""
         print("  step  epoch  train loss  valid loss  valid accuracy", flush=True)
         while position["step"] < self.steps:
             if checkpoint and position["step"] % self.options.save_every == 0:
@@ -86,7 +86,7 @@ class Training:
 
 
 def beginning():
-    """Where a training is: the steps taken, the losses of this epoch, and a row for each one before."""
+    """Return the start of a training: no steps, no losses in this epoch, no rows for former epochs."""
     return {"step": 0, "losses": np.zeros(0), "history": np.zeros((0, 4))}
 
 
@@ -106,12 +106,12 @@ def train_with_a_loss(training, options):
     try:
         return training.run(position, options.checkpoint, lose_at)
     except KeyboardInterrupt:
-        sys.exit(f"Interrupted. With --resume it goes on from {options.checkpoint}")
+        sys.exit(f"Interrupted. Use --resume to continue from {options.checkpoint}")
 
 
 def compare(training, start, accuracy, options):
-    """Trains undisturbed from the same start, and says whether that ends the same."""
-    print("Once more, undisturbed:")
+    """Train without interruption from the same start; return whether the results are identical."""
+    print("Once more, without interruption:")
     ends = [start.with_name(name) for name in ("end.npz", "undisturbed.npz")]
     synk.save(ends[0])
     if options.processes != options.forked:
@@ -120,22 +120,22 @@ def compare(training, start, accuracy, options):
     _, undisturbed = training.run(beginning())
     synk.save(ends[1])
     same = filecmp.cmp(*ends, shallow=False)
-    print(f"Test:   accuracy {undisturbed:.2%} undisturbed, {accuracy:.2%} with a worker lost")
+    print(f"Test:   accuracy {undisturbed:.2%} without interruption, {accuracy:.2%} with a worker lost")
     if same:
         print("        Parameters, velocities and random streams are the same, bit for bit")
     else:
-        print("        Not the same bits: the dropout depends on the number of processes")
+        print("        Not bit-identical: the dropout depends on the number of processes")
     return same
 
 
 def main(arguments=None):
     parser = command_line.parser(__doc__)
-    parser.add_argument("--processes", type=int, help="default: one a core, or one a GPU")
+    parser.add_argument("--processes", type=int, help="default: one per core, or one per GPU")
     parser.add_argument("--go-on-with", type=int, metavar="N", help="processes after the loss")
     parser.add_argument("--checkpoint", type=Path, metavar="FILE", default=Path("mnist_checkpoint.npz"))
     parser.add_argument("--save-every", type=int, metavar="STEPS", default=10, help="default: 10")
-    parser.add_argument("--resume", action="store_true", help="go on from the checkpoint")
-    parser.add_argument("--no-compare", action="store_true", help="do not train once more")
+    parser.add_argument("--resume", action="store_true", help="continue from the checkpoint")
+    parser.add_argument("--no-compare", action="store_true", help="do not train again for comparison")
     options = parser.parse_args(arguments)
     epochs = options.epochs
     options.forked = options.processes = synk.fork(options.processes)

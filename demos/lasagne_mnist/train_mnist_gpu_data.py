@@ -1,9 +1,9 @@
-"""Trains Lasagne's MNIST networks on all GPUs (or cores), the digits in Theano shared variables.
+"""Train Lasagne's MNIST networks on all GPUs (or cores), with the digits in shared variables.
 
     python train_mnist_gpu_data.py --processes 2 --plot curve.png
 
-For each epoch the training digits are dealt out anew: every rank holds its share in its own shared
-variables, on a GPU in the GPU's memory. A minibatch is then a slice of them, and nothing is copied.
+For each epoch the training digits are scattered again: every rank holds its share in its own shared
+variables, on a GPU in the memory of the GPU. A minibatch is then a slice of them, without a copy.
 """
 
 import math
@@ -18,7 +18,7 @@ from synkhronos.extensions.updates import nesterov_momentum
 
 
 def build(digits, options):
-    """The functions that train for an epoch and that evaluate."""
+    """Return the functions that train for an epoch and that evaluate."""
     model = network.build_model(options)
     loss = model.losses.mean()
     grad_updates, param_updates, gradient = nesterov_momentum(
@@ -65,15 +65,18 @@ def build(digits, options):
 
 
 def deal(order, n):
-    """The rows in the order that makes ``scatter`` deal them like cards, one to each rank in turn.
+    """Return the rows in an order in which ``scatter`` deals them like cards, one to each rank in turn.
 
-    So each minibatch, a run of rows in `order`, is spread evenly over the ranks.
+    Each minibatch, a slice of `order`, is then spread evenly over the ranks.
     """
     return np.concatenate([order[rank::n] for rank in range(n)])
 
 
 def hands(batch, n):
-    """Where each rank has its rows of that slice of the order: rank, rank + n, rank + 2n, ..."""
+    """Return, by rank, which of its own rows are in `batch`, a slice of the order.
+
+    Rank ``r`` holds the rows ``r``, ``r + n``, ``r + 2 * n``, ... of the order.
+    """
     return [
         slice(math.ceil((batch.start - rank) / n), math.ceil((batch.stop - rank) / n))
         for rank in range(n)
@@ -82,8 +85,8 @@ def hands(batch, n):
 
 def main(arguments=None):
     parser = command_line.parser(__doc__)
-    parser.add_argument("--processes", type=int, help="default: one a GPU, or one a core")
-    parser.add_argument("--devices", nargs="+", help="Theano's, one a process, such as: cuda0 cuda1")
+    parser.add_argument("--processes", type=int, help="default: one per GPU, or one per core")
+    parser.add_argument("--devices", nargs="+", help="one per process, such as: cuda0 cuda1")
     options = parser.parse_args(arguments)
     options.processes = synk.fork(options.processes, devices=options.devices)
     digits = command_line.prepare(options)
@@ -97,5 +100,5 @@ def main(arguments=None):
 if __name__ == "__main__":
     try:
         main()
-    except KeyboardInterrupt:  # the workers are ended as the script ends
+    except KeyboardInterrupt:  # the workers end with the script
         raise SystemExit("Interrupted.") from None

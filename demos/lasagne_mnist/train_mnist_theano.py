@@ -1,8 +1,8 @@
-"""Trains Lasagne's MNIST networks with plain Theano, in one process: where to start from.
+"""Train Lasagne's MNIST networks with plain Theano, in one process: the starting point.
 
     python train_mnist_theano.py --model cnn --plot curve.png
 
-The two parallel scripts read like this one, except where the digits lie and how a step is taken.
+The two parallel scripts differ from this one only in where the digits are and how a step is taken.
 """
 
 import command_line
@@ -13,7 +13,7 @@ import theano
 
 
 def build(digits, options):
-    """The functions that train for an epoch and that evaluate."""
+    """Return the functions that train for an epoch and that evaluate."""
     model = network.build_model(options)
     loss = model.losses.mean()
     updates = network.lasagne.updates.nesterov_momentum(
@@ -48,5 +48,5 @@ def main(arguments=None):
 if __name__ == "__main__":
     try:
         main()
-    except KeyboardInterrupt:  # the workers are ended as the script ends
+    except KeyboardInterrupt:
         raise SystemExit("Interrupted.") from None

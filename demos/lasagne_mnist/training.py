@@ -1,12 +1,12 @@
-"""The loop over epochs, which knows nothing of processes.
+"""The loop over epochs, independent of the number of processes.
 
-A script hands ``train`` two functions of its own:
+A script passes two functions to ``train``:
 
 ``train_epoch(order)``
-    a generator that takes one step a minibatch, in the given order of the training rows, and
+    a generator that takes one step per minibatch, in the given order of the training rows, and
     yields ``(loss, rows)`` after each step;
 ``evaluate(part)``
-    the loss and the accuracy on ``"valid"`` or ``"test"``.
+    returns the loss and the accuracy on ``"valid"`` or ``"test"``.
 """
 
 import math
@@ -18,7 +18,7 @@ import numpy as np
 from tqdm import tqdm
 
 MOMENTUM = 0.9
-ROWS_A_SLICE = 1000  # evaluated at a time: the activations of more would fill the memory
+ROWS_A_SLICE = 1000  # evaluated at a time: more activations would not fit into memory
 
 
 class Epoch(NamedTuple):
@@ -26,17 +26,17 @@ class Epoch(NamedTuple):
     train_loss: float
     valid_loss: float
     valid_accuracy: float
-    seconds: float  # of training alone
+    seconds: float  # of training only
 
 
 def batches(rows, batch_size):
-    """Slices over all rows, at most ``batch_size`` long, none a row longer than the shortest."""
+    """Return slices of all rows: at most `batch_size` long, and of nearly equal lengths."""
     bounds = np.linspace(0, rows, math.ceil(rows / batch_size) + 1).astype(int)
     return [slice(start, stop) for start, stop in zip(bounds, bounds[1:])]
 
 
 def train(train_epoch, evaluate, digits, options):
-    """Trains, prints a table that grows by a line an epoch, and returns the list of ``Epoch``."""
+    """Train, print a table with one line per epoch, and return the list of ``Epoch``."""
     rows = len(digits.parts["train"][1])
     shuffle = np.random.RandomState(options.seed)
     history = []
@@ -52,7 +52,7 @@ def train(train_epoch, evaluate, digits, options):
 
 
 def run_epoch(train_epoch, order, bar):
-    """The mean loss of one epoch and the seconds it took."""
+    """Return the mean loss of one epoch and the seconds that it took."""
     total, start = 0.0, time.perf_counter()
     for loss, rows in train_epoch(order):
         total += loss * rows
@@ -62,7 +62,7 @@ def run_epoch(train_epoch, order, bar):
 
 
 def progress_bar(images):
-    """A bar with the loss and the rate; none where stderr is a file or a pipe."""
+    """Return a progress bar, which is disabled if stderr is a file or a pipe."""
     return tqdm(total=images, unit=" images", leave=False, disable=None)
 
 

@@ -6,50 +6,50 @@ import math
 from errors import UserError
 
 MOMENTUM = 0.9
-RATE = 0.1 / 256  # the learning rate of the paper, for each image of a minibatch
+RATE = 0.1 / 256  # the learning rate of the paper, per image of a minibatch
 DEFAULTS = {"steps": 100, "batch_a_process": 8, "valid": 64, "evaluate_every": 20}
 SMALL = {"steps": 4, "batch_a_process": 4, "valid": 8, "evaluate_every": 4}
 
 
 def parser(description):
-    """The options that both scripts have."""
+    """Return a parser with the options that both scripts have."""
     options = argparse.ArgumentParser(description=description.splitlines()[0])
     options.add_argument(
         "--small",
         action="store_true",
-        help="the whole network on whole images, but {steps} steps of {batch_a_process} images a "
-        "process: some minutes on two cores".format(**SMALL),
+        help="the full network and image size, but only {steps} steps of {batch_a_process} images per "
+        "process: a few minutes on two cores".format(**SMALL),
     )
     options.add_argument(
-        "--data", metavar="DIR", help="image files, each in the folder of its class; without: noise"
+        "--data", metavar="DIR", help="image files, in one folder per class (default: noise)"
     )
     options.add_argument("--steps", type=int, help="default: {steps}".format(**DEFAULTS))
     options.add_argument(
         "--batch",
         type=int,
         metavar="IMAGES",
-        help="of all processes together; default: {batch_a_process} a process".format(**DEFAULTS),
+        help="of all processes together; default: {batch_a_process} per process".format(**DEFAULTS),
     )
     options.add_argument(
         "--slices",
         type=int,
         default=1,
-        help="compute a gradient in that many slices, for minibatches larger than the memory",
+        help="number of slices of a gradient, for minibatches larger than the memory",
     )
     options.add_argument("--learning-rate", type=float, help="default: 0.1 for 256 images")
-    options.add_argument("--valid", type=int, metavar="IMAGES", help="to hold out")
+    options.add_argument("--valid", type=int, metavar="IMAGES", help="images to hold out")
     options.add_argument("--evaluate-every", type=int, metavar="STEPS")
-    options.add_argument("--seed", type=int, default=1, help="of weights, noise and shuffling")
+    options.add_argument("--seed", type=int, default=1, help="seed of weights, noise and shuffling")
     network = options.add_argument_group("the network (default: ResNet-50 for ImageNet)")
-    network.add_argument("--size", type=int, default=224, help="pixels of an image's side")
-    network.add_argument("--classes", type=int, default=1000, help="those of DIR, if given")
-    network.add_argument("--blocks", type=int, nargs="+", default=[3, 4, 6, 3], help="a stage")
+    network.add_argument("--size", type=int, default=224, help="height and width of an image in pixels")
+    network.add_argument("--classes", type=int, default=1000, help="with --data: those of DIR")
+    network.add_argument("--blocks", type=int, nargs="+", default=[3, 4, 6, 3], help="per stage")
     network.add_argument("--width", type=int, default=64, help="filters in the first stage")
     return options
 
 
 def complete(options, processes):
-    """Fills in the defaults that depend on other options, and refuses what cannot work."""
+    """Fill in the defaults that depend on other options, and refuse what cannot work."""
     defaults = SMALL if options.small else DEFAULTS
     for name in ("steps", "valid", "evaluate_every"):
         if getattr(options, name) is None:
@@ -60,7 +60,7 @@ def complete(options, processes):
     for name in ("steps", "batch", "slices", "valid", "evaluate_every"):
         if getattr(options, name) < 1:
             raise UserError(f"--{name.replace('_', '-')}: expected 1 or more")
-    # What is left of the sides, and so the numbers a channel that the last batch norm has.
+    # The side of the last feature maps, which determines how many numbers per channel batch norm has.
     side = math.ceil(options.size / 2 ** (len(options.blocks) + 1))
     fewest = max(1, options.batch // processes // options.slices)
     if side * side * fewest < 2:

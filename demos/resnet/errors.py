@@ -1,4 +1,4 @@
-"""What a user can mend, told without a traceback."""
+"""Errors that the user can fix, reported without a traceback."""
 
 import sys
 from pathlib import Path
@@ -7,14 +7,14 @@ import synkhronos
 
 
 class UserError(Exception):
-    """Options or files with which nothing can be done, and why."""
+    """Unusable options or files; the message says why."""
 
 
 def run(main):
-    """Runs a script; what a user can mend is a message without a traceback."""
+    """Run a script; report errors that the user can fix without a traceback."""
     try:
         main()
-    except KeyboardInterrupt:  # the workers are ended as the script ends
+    except KeyboardInterrupt:  # the workers end with the script
         problem = "interrupted"
     except UserError as error:
         problem = str(error)
@@ -24,5 +24,5 @@ def run(main):
         problem = error.message
     else:
         return
-    # Theano adds, below the message, which node of the graph it was.
+    # Below the message Theano adds the node of the graph.
     sys.exit(f"{Path(sys.argv[0]).name}: {problem.splitlines()[0]}")

@@ -1,24 +1,24 @@
-"""The images: synthetic ones or files, loaded in the graph by their row numbers; minibatches of them."""
+"""Images, synthetic or from files, loaded in the graph by their row numbers; and minibatches of them."""
 
 from pathlib import Path
 
-import synkhronos  # noqa: F401  # before Theano: with it, Theano imports on today's NumPy
+import synkhronos  # noqa: F401  # before Theano, which otherwise cannot be imported
 import numpy as np
 import theano
 import theano.tensor as T
 from errors import UserError
 from PIL import Image, ImageOps
 
-# Of ImageNet's pixels in [0, 1], by colour.
+# Of the pixels of ImageNet in [0, 1], by color.
 PIXEL_MEAN = np.array([0.485, 0.456, 0.406], "float32")
 PIXEL_DEVIATION = np.array([0.229, 0.224, 0.225], "float32")
 
 
 class SyntheticImages:
-    """Noise with a label each, drawn anew from the row's number whenever it is loaded."""
+    """Noise with random labels. An image is drawn when it is loaded, with its row number as a seed."""
 
     def __init__(self, rows, classes, seed):
-        self.source = f"{rows} synthetic ones, noise with random labels"
+        self.source = f"{rows} synthetic, noise with random labels"
         self.labels = np.random.RandomState(seed).randint(classes, size=rows).astype("int32")
         self._seed = seed
 
@@ -27,7 +27,7 @@ class SyntheticImages:
 
 
 class ImageFolder:
-    """Image files, each in the folder of its class: ``DIR/cat/1.jpg``, ``DIR/dog/1.png``."""
+    """Image files in one folder per class: ``DIR/cat/1.jpg``, ``DIR/dog/1.png``."""
 
     def __init__(self, folder):
         folder, suffixes = Path(folder), Image.registered_extensions()
@@ -51,19 +51,19 @@ class ImageFolder:
         self.source = f"{len(self.paths)} of {len(self.names)} classes, from {folder}"
 
     def load(self, row, out):
-        """The middle of the image, scaled to `out`, with ImageNet's mean 0 and variance 1."""
+        """Load the middle of an image into `out`, scaled, and normalized as ImageNet's pixels."""
         size = out.shape[1:]
         try:
             with Image.open(self.paths[row]) as image:
-                image.draft("RGB", size)  # has JPEG decode no more pixels than are needed
+                image.draft("RGB", size)  # JPEG then decodes only the pixels that are needed
                 pixels = np.asarray(ImageOps.fit(image.convert("RGB"), size), "float32")
-        except Exception as error:  # Pillow's decoders raise all sorts of them
+        except Exception as error:  # Pillow's decoders raise many different exceptions
             raise UserError(f"{self.paths[row]} cannot be read as an image: {error}") from error
         out[...] = ((pixels / 255 - PIXEL_MEAN) / PIXEL_DEVIATION).transpose(2, 0, 1)
 
 
 def load_images(options):
-    """The images that the options ask for; they decide how many classes there are."""
+    """Return the images that the options select, and set the number of classes in the options."""
     if options.data is None:
         rows = options.valid + 10 * options.batch
         return SyntheticImages(rows, options.classes, options.seed)
@@ -74,12 +74,13 @@ def load_images(options):
 
 
 class LoadImages(theano.Op):
-    """The images of some rows, as a part of the graph.
+    """An operation of the graph that loads the images of some rows.
 
-    So each rank loads the images of its own rows, at the same time as the others, and with
-    ``num_slices`` no more of them at once than it computes on. What is scattered is row numbers.
-    Loading while another minibatch computes would gain nothing on a machine whose cores all compute:
-    an image takes some milliseconds to decode, and hundreds to train on.
+    Only row numbers are scattered. Each rank loads the images of its own rows, in parallel with the
+    other ranks. With ``num_slices`` it loads one slice at a time.
+
+    Loading images during the computation of another minibatch would not help if all cores are busy: an
+    image takes a few milliseconds to decode, and hundreds to train on.
     """
 
     def __init__(self, images, size):
@@ -96,14 +97,14 @@ class LoadImages(theano.Op):
         outputs[0][0] = pixels
 
     def connection_pattern(self, node):
-        return [[False]]  # there is no gradient by a row number
+        return [[False]]  # there is no gradient with respect to row numbers
 
     def grad(self, inputs, gradients):
         return [theano.gradient.DisconnectedType()()]
 
 
 class Minibatches:
-    """Row numbers and labels: those held out, and minibatches in random order without end."""
+    """Row numbers and labels: those held out, and an endless iterator of minibatches in random order."""
 
     def __init__(self, images, options):
         self._labels = images.labels

@@ -1,14 +1,14 @@
 """The residual network: its layers, and the graph of its loss and accuracy.
 
-Nothing here knows of ranks. The running averages of batch norm are updated by the function that computes
-the gradient: a model brings these updates along.
+This module does not depend on ranks. A model includes the updates of the running averages of batch norm;
+the function that computes the gradient has to perform them.
 """
 
 import sys
 from pathlib import Path
 from typing import NamedTuple
 
-import synkhronos  # noqa: F401  # before Theano: with it, Theano imports on today's NumPy
+import synkhronos  # noqa: F401  # before Theano, which otherwise cannot be imported
 import numpy as np
 import theano
 import theano.tensor as T
@@ -21,24 +21,25 @@ theano.config.floatX = "float32"
 
 
 class BatchNormLayer(lasagne.layers.Layer):
-    """Batch normalisation: each channel with mean 0 and variance 1, then scaled and shifted.
+    """Batch normalization: each channel with mean 0 and variance 1, then scaled and shifted.
 
-    In training by the mean and the variance of the rows at hand, that is of the rank's own rows, or
-    of a slice of them; no rank waits for another's. With ``deterministic=True`` the running
-    averages of both normalise. What a step makes of these is in `updates`, once the layer has its
-    output for training: the function that computes the gradient is to do them, on each rank from
-    its own rows.
+    Training uses the mean and the variance of the current rows, which are the rank's own rows or a slice
+    of them. No rank waits for the statistics of another one. With ``deterministic=True`` the layer uses
+    the running averages of both instead.
 
-    A running average is the mean of all steps so far; from the tenth on the newest step has the
-    weight 0.1. That of the variance is of the unbiased estimate, so that it tends to the same value
-    however many rows a rank has.
+    When the output for training is built, `updates` gets the updates of the running averages. The
+    function that computes the gradient has to perform them; each rank uses its own rows.
+
+    A running average is the mean of all steps so far; from the tenth step on the newest step has the
+    weight 0.1. The average of the variance uses the unbiased estimate, so its limit does not depend on
+    the number of rows of a rank.
 
     Parameters
     ----------
     incoming : Layer or tuple
-        Channels on axis 1; every other axis is normalised over.
+        Channels are on axis 1. All other axes are normalized over.
     weight : float
-        Of the newest step in the running averages, at least.
+        Minimum weight of the newest step in the running averages.
     epsilon : float
         Added to the variance.
     """
@@ -66,8 +67,8 @@ class BatchNormLayer(lasagne.layers.Layer):
             mean, variance = self.mean, self.variance
             centred = input - mean.dimshuffle(pattern)
         else:
-            # Theano's own batch_normalization_train computes the squares as powers, and with them
-            # a step of the whole network takes a quarter more time.
+            # Theano's own batch_normalization_train computes squares as powers, which makes a step of
+            # the whole network a quarter slower.
             mean = input.mean(axes)
             centred = input - mean.dimshuffle(pattern)
             variance = T.sqr(centred).mean(axes)
@@ -86,9 +87,9 @@ class BatchNormLayer(lasagne.layers.Layer):
 
 
 class ConvLayer(lasagne.layers.Conv2DLayer):
-    """A convolution alone, in Theano 1.0's own terms: neither images nor filters are copied.
+    """A convolution without bias, which uses the options of Theano 1.0 to avoid copies.
 
-    Lasagne 0.1 pads the images in a step of its own, and has Theano turn the filters round.
+    Lasagne 0.1 pads the images in a separate step and makes Theano flip the filters.
     """
 
     def __init__(self, incoming, filters, size, stride=1):
@@ -112,7 +113,7 @@ def rectified(layer):
 
 
 def build_bottleneck(layer, width, stride):
-    """Convolutions of 1x1 to `width` channels, 3x3, 1x1 to four times as many; the input added."""
+    """Build convolutions of 1x1 to `width` channels, 3x3, and 1x1 to ``4 * width``, plus the input."""
     residual = rectified(BatchNormLayer(ConvLayer(layer, width, 1, stride)))
     residual = rectified(BatchNormLayer(ConvLayer(residual, width, 3)))
     residual = BatchNormLayer(ConvLayer(residual, 4 * width, 1))
@@ -122,10 +123,10 @@ def build_bottleneck(layer, width, stride):
 
 
 def build_resnet(x, size, classes, blocks=(3, 4, 6, 3), width=64):
-    """The residual network of He et al., "Deep residual learning for image recognition" (2015).
+    """Build the residual network of He et al., "Deep residual learning for image recognition" (2015).
 
-    Each number of `blocks` is a stage of that many bottlenecks, with half the resolution and twice
-    the width of the stage before. The defaults make the network of 50 layers.
+    Each number in `blocks` is the number of bottlenecks of a stage. A stage has half the resolution and
+    twice the width of the stage before. The defaults give the network with 50 layers.
     """
     layer = lasagne.layers.InputLayer((None, 3, size, size), x)
     layer = rectified(BatchNormLayer(ConvLayer(layer, width, 7, stride=2)))
@@ -150,9 +151,9 @@ class Model(NamedTuple):
 
 
 def build_model(options, images=None):
-    """The network, its graph and its parameters; one seed gives one set of initial weights.
+    """Build the network, its graph and its parameters. The initial weights depend only on the seed.
 
-    With images, the input `x` is row numbers, and the graph begins with loading these images.
+    With `images`, the input `x` contains row numbers, and the graph begins by loading these images.
     """
     lasagne.random.set_rng(np.random.RandomState(options.seed))
     y = T.ivector("y")

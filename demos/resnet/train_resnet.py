@@ -1,15 +1,15 @@
-"""Trains a residual network of 50 layers on all cores.
+"""Train a residual network with 50 layers on all cores.
 
     python train_resnet.py --small --compare
     python train_resnet.py --data DIR --batch 64 --slices 4
 
-A step equals that of one process on the whole minibatch, except for batch norm: each rank, and
-each slice of its rows, normalises them by their own mean and variance, not by those of all rows. So
-a rank's rows, not the minibatch, have to be enough for good statistics.
+A step equals the step of one process on the whole minibatch, except for batch norm: the rows of a rank,
+or of each of its slices, are normalized by their own mean and variance, not by those of the minibatch.
+Each rank or slice therefore needs enough rows for good statistics.
 
-The running averages of these means and variances are not communicated at each step either: each
-rank has those of the rows that it saw. Before an evaluation they are averaged over the ranks,
-weighted by the rows of each, so that all ranks evaluate the same network, and train on with it.
+The running averages of these means and variances are not communicated at each step either: each rank
+averages over its own rows. Before an evaluation they are averaged over the ranks, weighted by the number
+of rows of each rank, so that all ranks evaluate the same network and continue the training with it.
 """
 
 import math
@@ -31,10 +31,10 @@ COMPARED_STEPS = 3
 
 
 def build(model, options):
-    """The functions that take a step and that evaluate."""
+    """Return the functions that take a step and that evaluate."""
 
     def update_rule(loss, params, *args):
-        """Nesterov momentum; where the gradient is computed the running averages are updated."""
+        """Nesterov momentum; the running averages are updated together with the gradient."""
         gradient, *rest = nesterov_momentum(loss, params, *args)
         return [*gradient, *model.average_updates], *rest
 
@@ -64,14 +64,14 @@ def build(model, options):
 
 
 def shares(rows, n):
-    """How many of the rows each rank gets: as evenly as possible, the longer shares first."""
+    """Return how many rows each rank gets: as evenly as possible, with the longer shares first."""
     return [rows // n + (rank < rows % n) for rank in range(n)]
 
 
 def compare(minibatches, step, images, options):
-    """The seconds of steps of one process of plain Theano, and of all processes, in turns.
+    """Time steps of plain Theano in one process, and of all processes, in alternation.
 
-    Each process has the same number of BLAS threads, and each trains a network of its own.
+    Every process has the same number of BLAS threads. The two train separate networks.
     """
     step_alone, _ = train_resnet_theano.build(build_model(options, images), options)
     steps = {"alone": step_alone, "together": step}
@@ -82,16 +82,16 @@ def compare(minibatches, step, images, options):
                 bar.set_description(f"comparing, {which}", refresh=False)
                 seconds[which].append(timed_step(minibatches, one)[0])
                 bar.update(options.batch)
-    # The first step of each only warms up.
+    # The first step of each is a warm-up.
     return seconds["alone"][1:], seconds["together"][1:]
 
 
 def main(arguments=None):
     parser = command_line.parser(__doc__)
-    parser.add_argument("--processes", type=int, help="default: one a core, or one a GPU")
-    parser.add_argument("--devices", nargs="+", help="Theano's, one a process, such as: cuda0 cuda1")
+    parser.add_argument("--processes", type=int, help="default: one per core, or one per GPU")
+    parser.add_argument("--devices", nargs="+", help="one per process, such as: cuda0 cuda1")
     parser.add_argument(
-        "--compare", action="store_true", help="time plain Theano in one process as well"
+        "--compare", action="store_true", help="also time plain Theano in one process"
     )
     options = parser.parse_args(arguments)
     n = synk.fork(options.processes, devices=options.devices)
@@ -102,8 +102,8 @@ def main(arguments=None):
     model = build_model(options, images)
     describe(model, images, options)
     print(
-        f"Ranks:   {n}, with {max(shares(options.batch, n))} images each at most, which each loads "
-        f"by itself;\n         batch norm has each rank's own statistics, and its "
+        f"Ranks:   {n}, with {max(shares(options.batch, n))} images each at most; every rank loads "
+        f"its own images;\n         batch norm uses the statistics of each rank, and its "
         f"{len(model.averages)} running averages are\n         averaged over the ranks before each "
         f"evaluation"
     )
@@ -113,7 +113,7 @@ def main(arguments=None):
     table = [(f"{n} process(es)", seconds, options.batch, losses[-1])]
     if options.compare:
         alone, together = compare(minibatches, step, images, options)
-        table.append(("  compared, in turns with:", together, options.batch, None))
+        table.append(("  alternating with:", together, options.batch, None))
         table.append(("1 process of plain Theano", alone, options.batch, None))
     print_table(table)
     if options.compare:
@@ -126,7 +126,7 @@ def report_speed(ratio, n):
     pools = [pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"]
     print(
         f"\n{n} process(es) are {ratio:.2f} times as fast as one of plain Theano (medians of "
-        f"{COMPARED_STEPS} steps each,\nin turns; BLAS threads a process: {max(pools, default=1)})"
+        f"{COMPARED_STEPS} steps each,\nalternating; BLAS threads per process: {max(pools, default=1)})"
     )
 
 

@@ -1,4 +1,4 @@
-"""Trains a residual network of 50 layers with plain Theano, in one process: where to start from.
+"""Train a residual network with 50 layers with plain Theano, in one process: the starting point.
 
     python train_resnet_theano.py --small
 """
@@ -16,7 +16,7 @@ from training import describe, print_table, train
 
 
 def build(model, options):
-    """The functions that take a step and that evaluate."""
+    """Return the functions that take a step and that evaluate."""
     updates = lasagne.updates.nesterov_momentum(
         model.loss, model.params, options.learning_rate, command_line.MOMENTUM
     )
@@ -36,7 +36,7 @@ def main(arguments=None):
     options = command_line.parser(__doc__).parse_args(arguments)
     command_line.complete(options, processes=1)
     if options.slices > 1:
-        raise errors.UserError("--slices: plain Theano has none; use train_resnet.py --processes 1")
+        raise errors.UserError("--slices: needs train_resnet.py --processes 1, not plain Theano")
     images = load_images(options)
     minibatches = Minibatches(images, options)
     start = time.perf_counter()

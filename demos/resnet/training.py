@@ -1,11 +1,11 @@
-"""The training loop, and what is printed before, meanwhile and after.
+"""The training loop and its output.
 
-Nothing here knows of ranks. A script hands ``train`` two functions of its own:
+This module does not depend on ranks. A script passes two functions to ``train``:
 
 ``step(rows, labels)``
-    takes a step on a minibatch, and returns the loss before it;
+    takes a step on a minibatch and returns the loss before the step;
 ``evaluate(rows, labels)``
-    the loss and the accuracy on the rows held out, with the running averages of batch norm.
+    returns the loss and the accuracy on the rows held out, with the running averages of batch norm.
 """
 
 import sys
@@ -30,10 +30,10 @@ def describe(model, images, options):
 
 
 def train(minibatches, valid, step, evaluate, options):
-    """Trains, printing a line at each evaluation; returns the seconds and the loss of each step."""
+    """Train, and print a line at each evaluation; return the seconds and the loss of each step."""
     seconds, losses = [], []
     with progress_bar(options.steps * options.batch) as bar:
-        write(bar, " step    loss  valid loss  valid accuracy  seconds a step")
+        write(bar, " step    loss  valid loss  valid accuracy  seconds/step")
         for first in range(0, options.steps, options.evaluate_every):
             bar.set_description("training", refresh=False)
             for _ in range(first, min(first + options.evaluate_every, options.steps)):
@@ -46,19 +46,19 @@ def train(minibatches, valid, step, evaluate, options):
             valid_loss, accuracy = evaluate(*valid)
             line = len(losses), np.mean(losses[first:]), valid_loss, accuracy
             taken = np.median(seconds[first:])
-            write(bar, "{:5d}  {:6.4f}  {:10.4f}  {:14.2%}  {:14.3f}".format(*line, taken))
+            write(bar, "{:5d}  {:6.4f}  {:10.4f}  {:14.2%}  {:12.3f}".format(*line, taken))
     return seconds, losses
 
 
 def timed_step(minibatches, step):
-    """The seconds of a step, loading its images included, and its loss."""
+    """Return the seconds of a step, including loading its images, and its loss."""
     start = time.perf_counter()
     loss = float(step(*next(minibatches)))
     return time.perf_counter() - start, loss
 
 
 def progress_bar(images):
-    """A bar with the loss and the rate; none where stderr is a file or a pipe."""
+    """Return a progress bar, which is disabled if stderr is a file or a pipe."""
     return tqdm(total=images, unit=" images", leave=False, disable=None)
 
 
@@ -68,9 +68,9 @@ def write(bar, line):
 
 
 def print_table(rows):
-    """Rows are ``(what, seconds of each step, images a step, loss or None)``."""
-    print(f"\n{'':28}images/s  seconds a step    loss")
+    """Print a table of rows ``(name, seconds of each step, images per step, loss or None)``."""
+    print(f"\n{'':28}images/s  seconds/step    loss")
     for what, seconds, images, loss in rows:
         median = np.median(seconds)
         loss = "-" if loss is None else f"{loss:.4f}"
-        print(f"{what:28}{images / median:8.2f}  {median:14.3f}  {loss:>6}")
+        print(f"{what:28}{images / median:8.2f}  {median:12.3f}  {loss:>6}")
