@@ -1,24 +1,25 @@
 """Data-parallel Theano on all the cores or GPUs of one machine.
 
-The layers, from the top; each imports only layers below it. What a folder holds is in its docstring.
+The layers, from top to bottom; a layer imports only layers below it. Each folder's docstring describes
+its contents.
 
 ===================  ==============================================================================
-``extensions``       update rules and training steps, on the public names alone
-``_profile``         where each rank's time goes
-``checkpoints``      saving and loading what all ranks have
-``variables``        shared variables across ranks: each rank's own value, and collectives
-``functions``        making, replicating and calling functions
+``extensions``       update rules and training steps, built on the public names only
+``_profile``         measures how each rank spends its time
+``checkpoints``      saving and loading the state of all ranks
+``variables``        shared variables across ranks: replicas and collectives
+``functions``        building, replicating and calling functions
 ``arrays``           `Data` in memory that every rank can reach
-``world``            the ranks, their commands and barriers, failures; beginning, restart and end
-``engines``          graph compilers with their array types: Theano on NumPy, on a GPU
-``transports``       how ranks start and meet, and how bytes travel: fork, semaphores, shared memory
-``comms``            collectives on arrays: in shared memory, by NCCL
+``world``            ranks, commands, barriers, failures; start, restart and end of the processes
+``engines``          graph compilers and their array types: Theano on NumPy arrays and on GPUs
+``transports``       starting, synchronizing and sending: fork, semaphores, shared memory
+``comms``            collectives on arrays: in shared memory, with NCCL
 ``stores``           arrays that every rank can reach through a handle
-``host``             the machine and the process as they are set up
-``arithmetic``       on row numbers, values and states of random generators
+``host``             the setup of the machine and of the process
+``arithmetic``       row numbers, reductions, and states of random generators
 ===================  ==============================================================================
 
-``_errors`` has the exceptions, ``_typing`` the names of types, ``_public`` the imports of what follows.
+``_errors`` defines the exceptions, ``_typing`` the names of types; ``_public`` imports the public names.
 """
 
 import sys as _sys

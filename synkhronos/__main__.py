@@ -12,16 +12,16 @@ from synkhronos.host.probe import PROBLEM
 
 DESCRIPTION = "Data-parallel Theano on all the cores or GPUs of one machine."
 RUN = "run a script with Theano and malloc set up for this machine, even if it imports Theano first"
-DOCTOR = "check this machine for all that is needed, and say the remedy for what is missing"
+DOCTOR = "check that everything needed is installed, and report how to fix what is not"
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
-    """Carry out a command and return the exit status.
+    """Run a command and return the exit status.
 
     Parameters
     ----------
     arguments : sequence of str, optional
-        The arguments after the program's name; by default this process's.
+        The arguments after the program's name; by default those of this process.
     """
     parser = argparse.ArgumentParser(prog="python -m synkhronos", description=DESCRIPTION)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
@@ -41,8 +41,8 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
 def run(script: str, arguments: Sequence[str]) -> int:
     """Replace this process by ``python SCRIPT ARGS``, with the environment that Theano needs.
 
-    As the interpreter is replaced, exit status, traceback, signals, ``sys.path`` and ``__main__`` are
-    as without this command, and Theano is not yet imported when the script begins.
+    Because the interpreter is replaced, the exit status, tracebacks, signals, ``sys.path`` and
+    ``__main__`` are the same as without this command, and Theano is not imported when the script starts.
     """
     complaint = (
         environment.python_complaint(sys.version_info[:3])
@@ -59,7 +59,7 @@ def run(script: str, arguments: Sequence[str]) -> int:
     except OSError as error:  # the script may not need GPUs
         print(f"python -m synkhronos run: {error}", file=sys.stderr)
     sys.stdout.flush()
-    sys.stderr.flush()  # before Python 3.9 it is buffered, too
+    sys.stderr.flush()  # buffered before Python 3.9
     if script.startswith("-") and script != "-":
         script = os.path.join(os.curdir, script)  # the name of a file, not an option of Python
     options = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
@@ -69,13 +69,13 @@ def run(script: str, arguments: Sequence[str]) -> int:
 
 
 def doctor() -> int:
-    """Print the result of each check, and return 1 if something that is needed is missing."""
+    """Print the result of each check, and return 1 if something required is missing."""
     needed_is_missing = False
     for check in CHECKS:
         result = check()
         print(result.line(), flush=True)
         needed_is_missing |= result.state == PROBLEM
-    summary = "Something that is needed is missing." if needed_is_missing else "All is there."
+    summary = "Something required is missing." if needed_is_missing else "Everything required works."
     print(summary)
     return int(needed_is_missing)
 

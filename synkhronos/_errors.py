@@ -1,13 +1,13 @@
 """The exceptions of Synkhronos.
 
-Wrong arguments raise ``TypeError``, ``ValueError`` and ``IndexError``; the classes here are for what
-goes wrong with the processes.
+Wrong arguments raise ``TypeError``, ``ValueError`` or ``IndexError``. The classes in this module report
+problems with the processes.
 """
 
 from __future__ import annotations
 
-#: What can be done in a broken world
-REMEDY = "only restart() and close() are left"
+#: What is possible in a broken world
+REMEDY = "only restart() and close() can be called"
 
 
 class SynkhronosError(Exception):
@@ -15,26 +15,26 @@ class SynkhronosError(Exception):
 
 
 class NotForkedError(SynkhronosError, RuntimeError):
-    """A call before ``fork()`` that needs processes."""
+    """A call that needs processes, before ``fork()``."""
 
 
 class AlreadyForkedError(SynkhronosError, RuntimeError):
-    """``fork()`` while a world exists."""
+    """A call of ``fork()`` while there are processes already."""
 
 
 class ClosedError(SynkhronosError, RuntimeError):
-    """A call after ``close()``, or with an object of a world that was closed."""
+    """A call after ``close()``, or with an object whose processes were closed."""
 
 
 class FuseError(SynkhronosError, RuntimeError):
-    """A `fuse` or `profile` block inside another, or a result requested before its block has ended."""
+    """A nested `fuse` or `profile` block, or use of a result before its `fuse` block has ended."""
 
 
 class WorkerError(SynkhronosError):
     """An exception inside a worker; its traceback is part of the message.
 
-    The processes can still be used. The other ranks have made their updates of the call, except for
-    those that come after a collective which this worker did not reach: no rank has made these.
+    The processes can still be used. The other ranks have made the updates of the call, except those that
+    follow a collective which this worker did not reach: no rank has made these.
 
     Attributes
     ----------
@@ -61,7 +61,7 @@ class WorkerError(SynkhronosError):
 
 
 class WorldBrokenError(SynkhronosError):
-    """A worker died or a barrier timed out; only ``restart()`` and ``close()`` are possible."""
+    """A worker died or a barrier timed out; only ``restart()`` and ``close()`` can be called."""
 
 
 class CollectiveAbortedError(SynkhronosError):

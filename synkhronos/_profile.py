@@ -1,7 +1,7 @@
-"""`profile`: where each rank's time goes.
+"""`profile`: how each rank spends its time.
 
-Inside the block, methods of each rank's own objects are replaced by timed ones. Outside of it nothing is
-measured, and costs nothing.
+Inside the block, methods of each rank's own objects are replaced by timed versions. Outside the block
+nothing is measured, so there is no overhead.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ _TIMED = (
 
 
 class Event(NamedTuple):
-    """Something that a rank has done.
+    """A timed interval on one rank.
 
     Attributes
     ----------
     step : int
-        The number of the command that it was part of, from 0.
+        The number of the command that it is part of, from 0.
     category : str
-        Of `CATEGORIES`, or ``"command"`` for the whole.
+        One of `CATEGORIES`, or ``"command"`` for a whole command.
     name : str
     start, seconds : float
-        On the clock of ``time.perf_counter``, which the ranks of a machine share.
+        Start and duration, by ``time.perf_counter``, which the ranks of a machine share.
     """
 
     step: int
@@ -56,18 +56,18 @@ class Event(NamedTuple):
 
 
 class Profile:
-    """What `profile` has measured.
+    """The measurements of a `profile` block.
 
     Attributes
     ----------
     categories : tuple of str
-        ``"compute"``: inside compiled functions; ``"copy"``: copying rows, and arrays to shared memory;
-        ``"reduce"``: arithmetic of collectives; ``"wait"``: for other ranks; ``"other"``: the rest of
-        the commands.
+        ``"compute"``: inside compiled functions; ``"copy"``: copying rows, and copying arrays to shared
+        memory; ``"reduce"``: the arithmetic of collectives; ``"wait"``: waiting for other ranks;
+        ``"other"``: the rest of each command.
     events : list of list of Event
-        By rank.
+        The events of each rank, in order.
     seconds : numpy.ndarray
-        Of shape (steps, ranks, categories); a step is a command.
+        Time in seconds, float64 of shape ``(steps, ranks, categories)``; each command is one step.
     """
 
     categories = CATEGORIES
@@ -90,7 +90,7 @@ class Profile:
         self.seconds[:, :, -1] = np.maximum(whole - self.seconds.sum(axis=2), 0)
 
     def table(self) -> str:
-        """Return a table of milliseconds per step, and their share, by rank."""
+        """Return a table of the milliseconds per step of each rank and category, as a string."""
         steps, ranks, _ = self.seconds.shape
         lines = [f"{steps} steps; milliseconds per step, and the share of each rank's time"]
         lines.append("rank " + "".join(f"{name:>18}" for name in CATEGORIES) + f"{'all':>12}")
@@ -109,7 +109,12 @@ class Profile:
         Parameters
         ----------
         path : str or path-like
-            Of the JSON file.
+            The JSON file to write.
+
+        Raises
+        ------
+        OSError
+            If the file cannot be written.
         """
         begin = min((event.start for by_rank in self.events for event in by_rank), default=0)
         trace = []
@@ -134,7 +139,7 @@ class Profile:
 
 
 class _Log:
-    """The events of this rank so far."""
+    """The events recorded on this rank."""
 
     def __init__(self):
         self.step = 0
@@ -158,7 +163,7 @@ class _Log:
         self._replaced.append((owner, method))
 
     def replace_command(self, owner, method):
-        """Time every command, and count it as a step."""
+        """Time every command, and count the commands as steps."""
         self.replace(owner, method, _COMMAND)
         timed = getattr(owner, method)
 
@@ -201,24 +206,40 @@ def profile(path: PathLike | None = None) -> Iterator[Profile]:
     Parameters
     ----------
     path : str or path-like, optional
-        Where to write a Chrome trace at the end of the block.
+        A file to which a Chrome trace is written at the end of the block.
 
     Yields
     ------
     Profile
-        Filled at the end of the block.
+        Contains the measurements after the end of the block.
 
     Raises
     ------
+    NotForkedError, ClosedError, WorldBrokenError
+        If there are no processes that can be used.
     FuseError
-        For a block inside a block.
+        If the block is inside another ``profile()`` block.
+    OSError
+        If `path` cannot be written.
 
     Examples
     --------
-    >>> with synk.profile("trace.json") as profile:             # doctest: +SKIP
-    ...     for rows in batches:
-    ...         train_minibatch(x, y, batch=rows)
-    >>> print(profile)                                          # doctest: +SKIP
+    >>> import numpy as np
+    >>> import synkhronos as synk
+    >>> import theano.tensor as T
+    >>> synk.fork(2, use_gpu=False)
+    2
+    >>> x = T.dvector("x")
+    >>> f = synk.function([x], (x.sum(), "sum"))
+    >>> with synk.profile() as measured:
+    ...     for _ in range(3):
+    ...         _ = f(np.arange(4.0))
+    >>> measured.seconds.shape  # steps, ranks, categories
+    (3, 2, 5)
+    >>> print(measured)  # doctest: +ELLIPSIS
+    3 steps; milliseconds per step, and the share of each rank's time
+    rank ...
+    >>> synk.close()
     """
     world = current_world()
     world.check_usable()
@@ -231,7 +252,7 @@ def profile(path: PathLike | None = None) -> Iterator[Profile]:
     measured = Profile()
     try:
         world.run(_Begin())
-        world.here.log.events.clear()  # of the wait for the others in that command
+        world.here.log.events.clear()  # they are about the wait for the workers in that command
         world.here.log.replace_command(world, "run")
         yield measured
     finally:

@@ -1,4 +1,4 @@
-"""The public names, all that ``import synkhronos`` gives."""
+"""The public names: everything that ``import synkhronos`` provides."""
 
 from synkhronos.host import compile_cache as _compile_cache
 from synkhronos.host import environment as _environment

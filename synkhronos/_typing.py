@@ -1,4 +1,4 @@
-"""The names of types in annotations. Theano has no stubs: what is its own is ``Any`` to a checker."""
+"""Names for types in annotations. Theano has no stubs, so its types are ``Any`` to a type checker."""
 
 import os
 from typing import TYPE_CHECKING, Any, Callable, List, Sequence, Tuple, Union
@@ -8,14 +8,14 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike as ArrayLike
     from numpy.typing import DTypeLike as DTypeLike
-else:  # some milliseconds at import, for names that nothing looks at
+else:  # importing these takes milliseconds, and nothing uses them at run time
     ArrayLike = DTypeLike = Any  # a `Data` is an ArrayLike, too
 
-# The compiler's own
+# Objects of the graph compiler
 Variable = Any
 SharedVariable = Any
 Compiled = Any  # a compiled function
-Array = Any  # what holds the value of a shared variable: an array of the engine's own type
+Array = Any  # the storage of a shared variable: an array of the engine's own type
 
 # Arguments
 SharedVariables = Union[SharedVariable, Sequence[SharedVariable]]
@@ -24,11 +24,11 @@ Batch = Union[int, np.integer, slice, Sequence[Union[int, np.integer]], np.ndarr
 Shape = Union[Tuple[int, ...], List[int]]
 PathLike = Union[str, os.PathLike]
 
-# Inside
+# Internal
 Rows = Union[range, np.ndarray]
 Buffer = Union[bytes, bytearray, memoryview, np.ndarray]
 
-Finish = Callable[..., Any]  # from what each rank returned, a list by rank, to the result
+Finish = Callable[..., Any]  # from the list of the ranks' return values to the result
 
-# One where one was asked for, several in a list or tuple; inside `fuse` an object with ``result()``
+# One value, or a list if several were asked for; inside `fuse` an object with ``result()``
 Result = Any

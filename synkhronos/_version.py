@@ -1,3 +1,3 @@
-"""The version, for ``setup.py``, the documentation and the package alike."""
+"""The version, used by ``setup.py``, the documentation and the package."""
 
 __version__ = "1.0.0.dev0"

@@ -1,4 +1,4 @@
-"""Conversion of values that a user gives to arrays and numbers of the form that is needed."""
+"""Conversion of the user's values to arrays and numbers of the required form."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ def condition(
 
 
 def as_array(value: ArrayLike, dtype: DTypeLike, label: str) -> np.ndarray:
-    """Return an array; Python numbers get the wanted dtype if it can represent them."""
+    """Return an array. Python numbers get the requested dtype if it can represent them."""
     array: np.ndarray
     if isinstance(value, np.memmap):
-        array = value  # unchanged: every rank can map its file
+        array = value  # not copied: every rank can map its file
     elif hasattr(value, "__array__") and not isinstance(value, np.generic):
         array = np.asarray(value)
     else:
@@ -53,9 +53,9 @@ def as_array(value: ArrayLike, dtype: DTypeLike, label: str) -> np.ndarray:
 
 
 def _fit(array: np.ndarray, wanted: np.dtype, exactly: bool) -> np.ndarray:
-    """Return an array in the wanted dtype if that can represent its numbers, else unchanged.
+    """Return an array in the requested dtype if that can represent its numbers, else unchanged.
 
-    Python floats are rounded; a NumPy scalar is converted only if it fits `exactly`.
+    Python floats are rounded. With `exactly`, as for NumPy scalars, numbers must not change.
     """
     integers = array.dtype.kind in "iu" and wanted.kind in "iu"
     if array.size and not integers and not np.can_cast(array.dtype, wanted, "same_kind"):
@@ -70,7 +70,7 @@ def _fit(array: np.ndarray, wanted: np.dtype, exactly: bool) -> np.ndarray:
 
 
 def check_oversize(oversize: float) -> float:
-    """Return the argument `oversize` if it is a number in [1, 2]."""
+    """Return the argument `oversize` as a float, or raise if it is not a number in [1, 2]."""
     if isinstance(oversize, (bool, str)) or not isinstance(oversize, (int, float, np.number)):
         raise TypeError(f"oversize: expected a number in [1, 2], got {oversize!r}")
     if not 1 <= oversize <= 2:
@@ -79,18 +79,18 @@ def check_oversize(oversize: float) -> float:
 
 
 def check_dtype(dtype: DTypeLike) -> np.dtype:
-    """Return a dtype of numbers, in the machine's byte order."""
+    """Return a dtype in the machine's byte order, or raise if it is not a dtype of numbers."""
     try:
         checked = np.dtype(dtype)
     except TypeError as error:
         raise TypeError(f"dtype: expected a NumPy dtype, got {dtype!r}") from error
     if checked.kind not in "biufc":
         raise TypeError(f"dtype: expected a dtype of numbers, got {checked}")
-    return checked.newbyteorder("=")  # compiled code takes no other
+    return checked.newbyteorder("=")  # compiled code supports no other
 
 
 def check_extent(extent: int, what: str) -> int:
-    """Return an int that is not negative; `what` names it in the error."""
+    """Return a nonnegative int, or raise; `what` names it in the message."""
     if isinstance(extent, (bool, np.bool_)) or not isinstance(extent, (int, np.integer)):
         raise TypeError(f"{what}: expected an int, got {extent!r}")
     if extent < 0:

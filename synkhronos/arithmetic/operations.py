@@ -1,7 +1,7 @@
 """The reduction operations, as pure arithmetic on arrays.
 
-Only this module knows what ``"avg"`` or ``"max"`` means: outputs, slices, collectives and communicators
-all use it. A new operation is a new row of ``OPERATIONS``.
+Only this module defines ``"avg"``, ``"max"`` and the others; outputs, slices, collectives and
+communicators use it. To add an operation, add a row to ``OPERATIONS``.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from synkhronos._typing import DTypeLike
 #: Modes that an output may have besides the reductions.
 GATHER = "gather"
 
-#: How much of each array is processed at a time, so that it stays in the cache.
+#: The part of each array that is processed at a time, so that it stays in the cache.
 PIECE_BYTES = 1 << 17
 
 
 class Operation(NamedTuple):
-    """How the values of several ranks or slices are reduced to one."""
+    """A reduction of the values of several ranks or slices to one value."""
 
     name: str
     combine: np.ufunc
     weighted: bool
-    kinds: str  # the kinds of dtype for which it is defined
+    kinds: str  # the kinds of dtypes for which it is defined
 
     def is_defined_for(self, dtype: DTypeLike) -> bool:
-        """Whether values of `dtype` can be reduced by it."""
+        """Whether the operation is defined for `dtype`."""
         return np.dtype(dtype).kind in self.kinds
 
     def check_dtype(self, dtype: DTypeLike, what: object) -> None:
-        """Raise ``TypeError`` if values of `dtype` cannot be reduced by it; `what` names the value."""
+        """Raise ``TypeError`` if it is not defined for `dtype`; `what` names the value."""
         if not self.is_defined_for(dtype):
             raise TypeError(
                 f"operation {self.name!r} of {what}: not defined for dtype {dtype}; cast it to a "
@@ -42,20 +42,20 @@ class Operation(NamedTuple):
     def reduce(
         self, arrays: Sequence[np.ndarray], weights: Sequence[float] | None = None
     ) -> np.ndarray:
-        """Reduce a list of equally shaped arrays to a new one, in list order.
+        """Reduce a list of arrays of equal shape to a new array, in the order of the list.
 
         Parameters
         ----------
         arrays : list of numpy.ndarray
-            At least one; they are not changed.
+            At least one. They are not changed.
         weights : list of float, optional
-            One per value, used by ``"avg"`` alone. Values of weight zero are left out.
+            One per array, used by ``"avg"`` only. Arrays of weight zero are ignored.
         """
         result = np.array(arrays[0])
         return self.reduce_into(result, [result, *arrays[1:]], weights)
 
     def reduce_floats(self, values: Sequence[float], weights: Sequence[float]) -> float:
-        """Do as `reduce`, for Python floats, in double precision."""
+        """Like `reduce`, for Python floats, in double precision."""
         if self.combine is not np.add:
             return self.combine.reduce(values)
         if not self.weighted:
@@ -69,7 +69,7 @@ class Operation(NamedTuple):
         arrays: Sequence[np.ndarray],
         weights: Sequence[float] | None = None,
     ) -> np.ndarray:
-        """Do as `reduce`, into `out`, which may be ``arrays[0]`` but none of the others."""
+        """Like `reduce`, into `out`, which may be ``arrays[0]`` but no other item."""
         if not self.weighted:
             return self._fold(out, arrays)
         if weights is None or all(weight == weights[0] for weight in weights):
@@ -85,7 +85,7 @@ class Operation(NamedTuple):
         arrays: Sequence[np.ndarray],
         weights: Sequence[float] | None = None,
     ) -> np.ndarray:
-        """Do as `reduce_into`, for C-contiguous arrays larger than the cache; the bits are the same."""
+        """Like `reduce_into`, for C-contiguous arrays larger than the cache, with identical bits."""
         flat, flats = out.reshape(-1), [array.reshape(-1) for array in arrays]
         for piece in pieces(0, out.size, out.itemsize):
             self.reduce_into(flat[piece], [one[piece] for one in flats], weights)
@@ -103,7 +103,7 @@ class Operation(NamedTuple):
 
 
 def pieces(start: int, stop: int, itemsize: int) -> list[slice]:
-    """Split the items from `start` to `stop` into pieces that stay in the cache."""
+    """Split the items from `start` to `stop` into pieces that fit in the cache."""
     step = max(1, PIECE_BYTES // itemsize)
     return [slice(begin, min(begin + step, stop)) for begin in range(start, stop, step)]
 
@@ -123,7 +123,7 @@ def _weighted_mean(
 
 
 class Arithmetic:
-    """Arithmetic on arrays, in place where possible: NumPy's; an engine may have its own."""
+    """Arithmetic on NumPy arrays, in place where possible. An engine may have its own arithmetic."""
 
     def own(self, value: Any) -> Any:
         """Return a value of a compiled function as an array."""
@@ -146,25 +146,25 @@ class Arithmetic:
         operation.combine(array, other, out=array)
 
     def concatenate(self, arrays: Sequence[Any]) -> Any:
-        """Concatenate arrays along axis 0; numbers become the items of a vector."""
+        """Concatenate arrays along axis 0; scalars become the items of a vector."""
         return np.concatenate([np.atleast_1d(array) for array in arrays])
 
 
-#: Of NumPy.
+#: The arithmetic on NumPy arrays.
 NUMPY = Arithmetic()
 
 
 class Accumulator:
-    """Reduces values that come one after another, without keeping them all.
+    """Reduces values one by one, without keeping all of them.
 
     Parameters
     ----------
     mode : str or None
         The name of an `Operation`, ``"gather"``, or None to keep the last value.
     arithmetic : Arithmetic
-        For the values' type of array.
+        The arithmetic for the type of the values.
     label, remedy : str
-        For error messages: what the values are, and what to use if their shapes differ.
+        For error messages: a name for the values, and what to do if their shapes differ.
     """
 
     def __init__(
@@ -184,7 +184,7 @@ class Accumulator:
         self._parts: list[Any] = []
 
     def add(self, value: Any, weight: float) -> None:
-        """Add a value that was computed from `weight` rows. Its memory may be used afterwards."""
+        """Add a value that was computed from `weight` rows. Its memory may be reused afterwards."""
         if self._mode == GATHER:
             self._parts.append(self._arithmetic.own(value).copy())
         elif self._operation is None:
@@ -194,7 +194,7 @@ class Accumulator:
 
     def _fold(self, operation: Operation, value: Any, weight: float) -> None:
         if operation.weighted:
-            # In units of the first weight, so that slices of equal length need no multiplication.
+            # Relative to the first weight, so that slices of equal length need no multiplication.
             self._unit = self._unit or weight
             self._weight += weight
             value = self._arithmetic.astype(value, np.promote_types(value.dtype, np.float32))
@@ -234,7 +234,7 @@ OPERATIONS = {
 
 
 def find_operation(op: str, label: str = "op") -> Operation:
-    """Return the `Operation` named `op`, or raise ``ValueError``, which lists the names."""
+    """Return the `Operation` named `op`, or raise a ``ValueError`` that lists the names."""
     if isinstance(op, str) and op in OPERATIONS:
         return OPERATIONS[op]
     error = ValueError if isinstance(op, str) else TypeError

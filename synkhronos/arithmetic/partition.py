@@ -1,7 +1,7 @@
-"""Which rows each rank and each slice gets.
+"""The rows of each rank and of each slice.
 
-Rows are a ``range`` if they are regular, so that taking them from an array gives a view, and otherwise a
-1-d ``int64`` array. Both have a length and can be sliced, which is all that the rest needs.
+Regularly spaced rows are a ``range``, so that taking them from an array gives a view. Other rows are a
+1-d ``int64`` array. Both have a length and can be sliced, and the rest of the package uses nothing else.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from synkhronos._typing import Batch, Rows
 def share(n_rows: int, parts: int, index: int) -> tuple[int, int]:
     """Return ``(start, stop)`` of part `index` when `n_rows` are split as evenly as possible.
 
-    The longer parts come first: 7 rows in 3 parts are 3, 2 and 2.
+    The longer parts come first: 7 rows in 3 parts are 3, 2 and 2 rows.
     """
     quotient, remainder = divmod(n_rows, parts)
     start = index * quotient + min(index, remainder)
@@ -37,19 +37,19 @@ def select(batch: Batch | None, length: int, name: str = "batch") -> Rows:
     Parameters
     ----------
     batch : None, int, slice, or 1-d array-like of int or bool
-        As in NumPy's indexing of the 0-th axis; an int `k` is ``slice(k)``.
+        As in NumPy's indexing of axis 0; an int `k` is equivalent to ``slice(k)``.
     length : int
-        Rows of the data.
+        The number of rows of the data.
 
     Returns
     -------
     range or numpy.ndarray
-        Row numbers, not negative and not out of range.
+        Row numbers, nonnegative and in range.
 
     Raises
     ------
     TypeError, IndexError
-        For what NumPy would not accept as an index, or rows that do not exist.
+        For an index that NumPy would not accept, or rows that do not exist.
     """
     if batch is None:
         return range(length)
@@ -58,7 +58,7 @@ def select(batch: Batch | None, length: int, name: str = "batch") -> Rows:
             return range(length)[batch]
         except (TypeError, ValueError) as error:
             raise type(error)(
-                f"{name}: expected a slice of integers, the step not zero, got {batch}"
+                f"{name}: expected a slice of integers with a nonzero step, got {batch}"
             ) from error
     if isinstance(batch, (bool, np.bool_)):
         raise TypeError(f"{name}: expected an int, a slice, a list or array of rows, got {batch}")
@@ -85,7 +85,7 @@ def _select_listed(batch: Batch, length: int, name: str) -> Rows:
     if rows.dtype == bool:
         if len(rows) != length:
             raise IndexError(
-                f"{name}: a boolean mask needs one entry a row: expected {length}, got {len(rows)}"
+                f"{name}: a boolean mask needs one entry per row: expected {length}, got {len(rows)}"
             )
         return np.flatnonzero(rows)
     if rows.dtype.kind not in "iu":
@@ -113,39 +113,48 @@ def _to_array(batch: Batch, name: str) -> np.ndarray:
 
 
 def as_slice(rows: range) -> slice:
-    """Return the slice that takes the rows of a ``range`` from an array."""
+    """Return a slice that is equivalent to a ``range`` of rows."""
     if len(rows) and rows.stop < 0:
         return slice(rows.start, None, rows.step)
     return slice(rows.start, rows.stop, rows.step)
 
 
 def take_rows(array: np.ndarray, rows: Rows, out: np.ndarray | None = None) -> np.ndarray:
-    """Return rows of an array: a view where they are a ``range``, else a copy.
+    """Return rows of an array: a view for a ``range``, else a copy.
 
     Parameters
     ----------
     array : numpy.ndarray
     rows : range or numpy.ndarray
-        As `select` returns them.
+        As returned by `select`.
     out : numpy.ndarray, optional
-        Where to put the copy, of shape ``(len(rows), *array.shape[1:])``; else a new array.
+        Memory for a copy, of shape ``(len(rows), *array.shape[1:])``; by default a new array.
     """
     if type(rows) is range:
         return array[as_slice(rows)]
-    # The rows are valid; the mode "raise" would go through another buffer.
+    # The rows are valid; the mode "raise" would use an additional buffer.
     return np.take(array, rows, axis=0, out=out, mode="clip")
 
 
 def make_slices(arrays: Sequence[Any]) -> tuple[slice, ...]:
-    """Return where each array is, along axis 0, in their concatenation.
+    """Return the slice of each array in the concatenation of all arrays along axis 0.
 
     Parameters
     ----------
     arrays : sequence of array-likes or Data
+        Each must have at least one dimension.
 
     Returns
     -------
     tuple of slice
+        One slice of rows per array.
+
+    Raises
+    ------
+    TypeError
+        If `arrays` is not a sequence.
+    ValueError
+        If an array has no axis 0.
 
     Examples
     --------
@@ -160,7 +169,7 @@ def make_slices(arrays: Sequence[Any]) -> tuple[slice, ...]:
             length = len(array)
         except TypeError as error:
             raise TypeError(
-                f"make_slices: array {position} has no 0-th axis: got {array!r}"
+                f"make_slices: array {position} has no axis 0: got {array!r}"
             ) from error
         slices.append(slice(start, start + length))
         start += length

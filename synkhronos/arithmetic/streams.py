@@ -1,7 +1,7 @@
 """Independent substreams of random generators: pure arithmetic on their states.
 
-A rank uses the stream that the script has seeded, moved far ahead: further than any program can draw,
-and further than the distance between the streams that a seeded generator provides.
+A rank uses the script's stream, advanced further than any program can draw, and further than the
+distance between the streams that a seeded generator provides.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _Matrix = Tuple[Tuple[int, ...], ...]
 
 
 def jump_mrg(states: np.ndarray, index: int) -> np.ndarray:
-    """Move states of MRG31k3p ``index * 2**160`` draws ahead.
+    """Advance states of MRG31k3p by ``index * 2**160`` draws.
 
     Parameters
     ----------
@@ -61,7 +61,7 @@ def _jump_matrix(part: int, index: int) -> _Matrix:
 
 
 def jump_random_state(state: np.random.RandomState, index: int) -> np.random.RandomState:
-    """Return a copy of a ``numpy.random.RandomState``, moved ``index * 2**128`` draws ahead."""
+    """Return a copy of a ``numpy.random.RandomState``, advanced by ``index * 2**128`` draws."""
     bits = np.random.MT19937()
     moved = np.random.RandomState(bits)
     moved.set_state(state.get_state())
@@ -81,12 +81,12 @@ def random_state_to_array(state: np.random.RandomState) -> np.ndarray:
 
 
 def random_state_from_array(array: np.ndarray) -> np.random.RandomState:
-    """Return the ``numpy.random.RandomState`` that `random_state_to_array` was given.
+    """Return the ``numpy.random.RandomState`` from an array made by `random_state_to_array`.
 
     Raises
     ------
     ValueError
-        If the array is no such state.
+        If the array is not such a state.
     """
     if array.shape != (628,) or array.dtype != np.uint32 or array[624] > 624 or array[625] > 1:
         raise ValueError("expected the state of a RandomState, got other numbers")

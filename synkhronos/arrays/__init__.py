@@ -1,6 +1,6 @@
-"""The user's arrays, in memory that every rank can reach.
+"""The user's arrays, in memory that every rank can access.
 
-``data`` is `Data`, ``binding`` is `Data` bound to variables.
+``data`` has `Data`; ``binding`` binds `Data` to variables.
 
 May import: ``arithmetic``, ``stores``, ``world``.
 """

@@ -1,4 +1,4 @@
-"""`Data` bound to variables: written once, then used by calls that pass row indices only."""
+"""`Data` bound to variables: written once, then used by calls that pass only the rows to use."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from synkhronos.world.world import World, current_world
 
 
 class _Bindings(dict):
-    """The `Data` of a world that are bound to variables."""
+    """The `Data` bound to variables, by variable."""
 
 
 def bound_data(world: World, variable: Variable) -> Data | None:
-    """Return the `Data` bound to a variable; None if there is none."""
+    """Return the `Data` bound to a variable, or None."""
     return world.part(_Bindings).get(variable)
 
 
@@ -26,20 +26,49 @@ def set_shmems(
     vars_data: Mapping[Variable, Any] | Sequence[tuple[Variable, Any]],
     oversize: float | None = None,
 ) -> dict[Variable, Data]:
-    """Make, or refill, the `Data` bound to variables.
+    """Bind data to variables. Calls then use it for inputs that are omitted, and `scatter` by default.
 
     Parameters
     ----------
     vars_data : dict, or list of pairs, of variable and array-like or Data
         The variables are inputs of functions, or shared variables. A `Data` is bound itself; an array
-        is copied into the `Data` that is bound already, or into a new one.
-    oversize : float, optional
-        In [1, 2]: how much memory to allocate, times the size, where new memory is needed.
+        is copied into the `Data` that is already bound, or into a new one.
+    oversize : float, default: 1
+        If new memory is needed, how much to allocate, as a multiple of the size, in [1, 2].
 
     Returns
     -------
     dict
-        The `Data` of each variable.
+        The `Data` bound to each variable.
+
+    Raises
+    ------
+    NotForkedError, ClosedError, WorldBrokenError
+        If there are no processes that can be used.
+    TypeError
+        If `vars_data` does not consist of such pairs, or a value has the wrong ndim or cannot be cast
+        safely. No data is bound then.
+    ValueError
+        If `oversize` is out of range.
+    MemoryError
+        If there is too little shared memory.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import synkhronos as synk
+    >>> import theano.tensor as T
+    >>> synk.fork(2, use_gpu=False)
+    2
+    >>> x = T.dvector("x")
+    >>> f = synk.function([x], (x.sum(), "sum"))
+    >>> bound = synk.set_shmems({x: np.arange(4.0)})
+    >>> f(), f(batch=[0, 3])
+    (array(6.), array(3.))
+    >>> bound[x] is synk.get_shmems(x)
+    True
+    >>> synk.free_shmems(x)
+    >>> synk.close()
     """
     world = current_world()
     world.check_usable()
@@ -56,24 +85,37 @@ def set_shmems(
 
 
 def get_shmems(*variables: Variable) -> Result:
-    """Return the `Data` bound to variables: one, or a list for several.
+    """Return the `Data` bound to variables.
 
     Parameters
     ----------
     *variables : variable
         Inputs of functions, or shared variables.
 
+    Returns
+    -------
+    Data or list of Data
+        A list if several variables are given.
+
     Raises
     ------
+    NotForkedError, ClosedError
+        If there are no processes.
+    TypeError
+        If no variable is given.
     ValueError
-        If a variable has none.
+        If no data is bound to a variable.
+
+    Examples
+    --------
+    See `set_shmems`.
     """
     datas = find_bound(current_world(), variables, "get_shmems")
     return datas[0] if len(variables) == 1 else datas
 
 
 def free_shmems(*variables: Variable) -> None:
-    """Unbind the `Data` of variables, and free its memory.
+    """Unbind the `Data` of variables and free its memory.
 
     Parameters
     ----------
@@ -82,14 +124,18 @@ def free_shmems(*variables: Variable) -> None:
 
     Raises
     ------
+    NotForkedError, ClosedError
+        If there are no processes.
+    TypeError
+        If no variable is given.
     ValueError
-        If a variable has none.
+        If no data is bound to a variable. Nothing is freed then.
     """
     world = current_world()
     for data in find_bound(world, variables, "free_shmems"):
         data.free_memory()
     for variable in variables:
-        world.part(_Bindings).pop(variable, None)  # it may be named twice
+        world.part(_Bindings).pop(variable, None)  # it may have been given twice
 
 
 def bind(
@@ -98,7 +144,7 @@ def bind(
     oversize: float | None,
     what: str,
 ) -> dict[Variable, Data]:
-    """Make, or refill, the `Data` bound to variables; all pairs are checked before one is bound."""
+    """Bind data to variables. All pairs are checked before the first one is bound."""
     prepared = [(variable, _prepare(world, variable, value, what)) for variable, value in pairs]
     oversize = check_oversize(1 if oversize is None else oversize)
     bindings = world.part(_Bindings)
@@ -116,7 +162,7 @@ def bind(
 
 
 def _prepare(world, variable, value, what):
-    """Return what to bind to a variable: a `Data`, or an array that fits it."""
+    """Return what to bind to a variable: a `Data`, or an array of its type."""
     try:
         kind = world.here.engine.type_of(variable)
     except TypeError as error:
@@ -134,7 +180,7 @@ def _prepare(world, variable, value, what):
 
 
 def find_bound(world: World, variables: Sequence[Variable], what: str) -> list[Data]:
-    """Return the list of the `Data` bound to variables."""
+    """Return the list of the `Data` bound to variables, or raise if there is none."""
     if not variables:
         raise TypeError(f"{what}: expected at least one variable")
     bindings = world.part(_Bindings)

@@ -1,4 +1,4 @@
-"""`Data`: an array in memory that every rank can reach without a copy."""
+"""`Data`: an array in memory that every rank can access without a copy."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from synkhronos.world.world import World, current_world
 
 
 class _OpenDatas(weakref.WeakSet):
-    """The `Data` of a world, whose memory is freed when the world is closed."""
+    """All `Data` of a world. Their memory is freed when the world is closed."""
 
     def close(self):
         for data in list(self):
@@ -32,10 +32,10 @@ class _OpenDatas(weakref.WeakSet):
 
 
 class Data:
-    """An array of fixed dtype and ndim in memory that every rank shares. Made by `data`.
+    """An array of fixed dtype and ndim in memory shared by all ranks. Create it with `data`.
 
-    It is read and written by NumPy's indexing, or through the view `data`. Other ranks read, in a
-    function call, what the array holds at that moment.
+    Read and write it with NumPy's indexing, or through the view `data`. A function call uses the values
+    that the array has at the time of the call.
     """
 
     def __init__(
@@ -50,26 +50,26 @@ class Data:
         self._dtype = np.dtype(dtype)
         self._minibatch = bool(minibatch)
         self.name = name
-        self._shape = (0,) * ndim  # without rows once the memory was freed
-        self._items: Any = None  # 1-d: all allocated items; None if there are none, or in a file
-        self._view: Any = None  # None: the memory was freed
-        self._file: Handle | None = None  # where the ranks map a numpy.memmap from
-        # Another object whenever the array is at another place
+        self._shape = (0,) * ndim  # no rows after the memory was freed
+        self._items: Any = None  # 1-d, all allocated items; None if freed or mapped from a file
+        self._view: Any = None  # None if the memory was freed
+        self._file: Handle | None = None  # the file, if it is a numpy.memmap
+        # A new object whenever the array has moved
         self.last_handle: Handle | None = None
         world.part(_OpenDatas).add(self)
         self._reserve(self._shape)
         self._view[...] = 0
 
-    # What it is
+    # Properties
 
     @property
     def data(self) -> np.ndarray:
-        """The array, as a NumPy view. After it has grown, earlier views are valid but not current."""
+        """The array, as a NumPy view. Views from before it grew remain valid, but are not updated."""
         return self._allocated()
 
     @property
     def minibatch(self) -> bool:
-        """Whether it holds the rows of one batch only."""
+        """Whether it holds the rows of a single batch only."""
         return self._minibatch
 
     @property
@@ -90,7 +90,7 @@ class Data:
 
     @property
     def alloc_size(self) -> int:
-        """Items that the allocated memory has room for."""
+        """The number of items for which memory is allocated."""
         view = self._allocated()
         return view.size if self._items is None else self._items.size
 
@@ -122,18 +122,31 @@ class Data:
             return f"<Data{name}: freed>"
         return f"<Data{name}: {self._dtype} {self._view.shape}>"
 
-    # Changing it
+    # Changes
 
     def set_value(self, value: ArrayLike, force_cast: bool = False, oversize: float = 1) -> None:
-        """Replace the contents. New memory is allocated only if there is too little.
+        """Replace the contents. New memory is allocated only if the present memory is too small.
 
         Parameters
         ----------
         value : array-like
-        force_cast : bool
-            Whether to cast a dtype that cannot be cast safely.
-        oversize : float
-            In [1, 2]: how much memory to allocate, times the size, if new memory is needed.
+            Of the same ndim, of any shape. A ``numpy.memmap`` of the same dtype is not copied: every
+            rank maps the file.
+        force_cast : bool, default: False
+            Whether to cast values that cannot be cast safely.
+        oversize : float, default: 1
+            If new memory is needed, how much to allocate, as a multiple of the size, in [1, 2].
+
+        Raises
+        ------
+        TypeError
+            If `value` has another ndim, or cannot be cast safely and `force_cast` is not set.
+        ValueError
+            If `oversize` is out of range.
+        MemoryError
+            If there is too little shared memory.
+        ClosedError
+            If its processes were closed.
         """
         oversize = check_oversize(oversize)
         self._check_open()
@@ -144,13 +157,25 @@ class Data:
         self._view[...] = value
 
     def set_length(self, length: int, oversize: float = 1) -> None:
-        """Change the extent of axis 0. Old rows are kept; new ones are zero.
+        """Change the number of rows. Existing rows are kept; new rows are zero.
 
         Parameters
         ----------
         length : int
-        oversize : float
+            The new extent of axis 0.
+        oversize : float, default: 1
             As in `set_value`.
+
+        Raises
+        ------
+        TypeError
+            If `length` is not an int.
+        ValueError
+            If `length` is negative, `oversize` is out of range, or the ndim is 0.
+        MemoryError
+            If there is too little shared memory.
+        ClosedError
+            If its processes were closed.
         """
         length = check_extent(length, "length")
         if not self.ndim:
@@ -158,15 +183,25 @@ class Data:
         self.set_shape((length, *self._shape[1:]), oversize)
 
     def set_shape(self, shape: Shape, oversize: float = 1) -> None:
-        """Change the shape. Items with indices in both the old and the new shape are kept.
-
-        The others are zero.
+        """Change the shape. Items whose indices exist in both shapes are kept; all others are zero.
 
         Parameters
         ----------
         shape : tuple of int
-        oversize : float
+            The new shape, of the same ndim.
+        oversize : float, default: 1
             As in `set_value`.
+
+        Raises
+        ------
+        TypeError
+            If `shape` is not a tuple of ints.
+        ValueError
+            If an extent is negative, the ndim differs, or `oversize` is out of range.
+        MemoryError
+            If there is too little shared memory.
+        ClosedError
+            If its processes were closed.
         """
         oversize = check_oversize(oversize)
         shape = check_shape(shape)
@@ -196,7 +231,13 @@ class Data:
         Parameters
         ----------
         value : array-like
-        force_cast : bool
+        force_cast : bool, default: False
+            Whether to cast values that cannot be cast safely.
+
+        Returns
+        -------
+        numpy.ndarray
+            Possibly `value` itself.
 
         Raises
         ------
@@ -212,14 +253,14 @@ class Data:
         self._shape = (0, *self._shape[1:]) if self._shape else ()
         self._world.here.store.trim()
 
-    # Inside
+    # Internal
 
     def _label(self) -> str:
         return f"Data {self.name!r}" if self.name else "Data"
 
     def _check_open(self) -> None:
         if self._world.closed:
-            raise ClosedError(f"{self._label()}: its world was closed")
+            raise ClosedError(f"{self._label()}: its processes were closed")
 
     def _allocated(self) -> np.ndarray:
         if self._view is None:
@@ -231,7 +272,7 @@ class Data:
         return self._view
 
     def handle(self) -> Handle:
-        """Return a handle to the array, for other ranks."""
+        """Return a handle by which other ranks access the array."""
         if self.last_handle is None:
             view = self._allocated()
             self.last_handle = self._file or self._world.here.store.put(view)
@@ -241,7 +282,7 @@ class Data:
         return self._items is not None and math.prod(shape) <= self._items.size
 
     def _reserve(self, shape: tuple[int, ...], oversize: float = 1) -> None:
-        """Be an array of this shape, uninitialised where it needs new memory."""
+        """Take this shape. If new memory is needed, it is uninitialized."""
         size = math.prod(shape)
         if not self._has_room(shape):
             self._items = self._world.here.store.empty((int(size * oversize),), self._dtype)
@@ -249,7 +290,7 @@ class Data:
         self._view, self._shape = self._items[:size].reshape(shape), shape
 
     def _map(self, value: Any) -> bool:
-        """Use the file of a ``numpy.memmap``, if `value` is one that every rank can map alike."""
+        """Map the file of a ``numpy.memmap`` and return True; return False if ranks cannot map it."""
         place = locate_in_file(value)
         if place is None or value.dtype != self._dtype or value.ndim != self.ndim:
             return False
@@ -269,41 +310,45 @@ def data(
     oversize: float = 1,
     name: str | None = None,
 ) -> Data:
-    """Make an array in shared memory, to be used as an input of functions.
+    """Create an array in shared memory, for use as an input of functions.
 
     Parameters
     ----------
     value : array-like, optional
         The initial contents. A ``numpy.memmap`` is not copied: every rank maps the file.
     var : variable, optional
-        Determines dtype and ndim.
-    dtype, ndim : optional
-        Instead of `var`; by default those of `value`.
+        A Theano variable that determines dtype, ndim and the default name.
+    dtype : dtype, optional
+        A dtype of numbers; by default that of `value`. Not together with `var`.
+    ndim : int, optional
+        The number of dimensions; by default that of `value` or `shape`. Not together with `var`.
     shape : tuple of int, optional
-        Instead of `value`: the array is initially zero.
-    minibatch : bool
-        Whether it holds the rows of one batch only: `batch` is then counted from the batch's start.
-    force_cast : bool
-        Whether to cast a value whose dtype cannot be cast safely.
-    oversize : float
-        In [1, 2]: how much memory to allocate, times the size.
+        The shape of an array of zeros, instead of `value`.
+    minibatch : bool, default: False
+        Whether the array holds the rows of a single batch only. Its first row then belongs to the first
+        row of `batch` in a call.
+    force_cast : bool, default: False
+        Whether to cast values that cannot be cast safely.
+    oversize : float, default: 1
+        How much memory to allocate, as a multiple of the size, in [1, 2].
     name : str, optional
+        A name for messages.
 
     Returns
     -------
     Data
-        Of the shape of `value`, or `shape`, or with no rows.
+        An array of the shape of `value`, or of `shape`, or without rows.
 
     Raises
     ------
-    NotForkedError
-        Before ``fork()``.
+    NotForkedError, ClosedError, WorldBrokenError
+        If there are no processes that can be used.
     TypeError
-        If `value` is not an array of numbers, or cannot be cast safely to the dtype.
+        If `value` is not an array of numbers, has the wrong ndim, or cannot be cast safely.
     ValueError
-        If the arguments contradict each other, or do not determine dtype and ndim.
+        If arguments contradict each other, do not determine dtype and ndim, or are out of range.
     MemoryError
-        If there is too little memory.
+        If there is too little shared memory.
 
     Examples
     --------
@@ -359,7 +404,7 @@ def data(
 
 
 def as_data(world: World, value: np.ndarray | Data) -> Data:
-    """Return a `Data`: `value` itself, or one with a copy of the array, for one call."""
+    """Return `value` if it is a `Data`, else a temporary `Data` with a copy of the array."""
     if type(value) is Data:
         return value
     made = Data(world, value.dtype, value.ndim)

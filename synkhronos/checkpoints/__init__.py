@@ -1,6 +1,6 @@
-"""Checkpoints: the shared variables and random streams of all ranks in a file.
+"""Checkpoints: files with the shared variables and random streams of all ranks.
 
-``checkpoint`` is ``save`` and ``load``; ``manifest`` describes the arrays of a checkpoint; ``archive``
+``checkpoint`` has ``save`` and ``load``; ``manifest`` describes the arrays of a checkpoint; ``archive``
 reads and writes the file.
 
 May import: ``arithmetic``, ``world``, ``functions``.

@@ -1,8 +1,8 @@
-"""Arrays and a description in one file, an ``.npz``: replaced atomically, and read without trusting it.
+"""Arrays and a description in one ``.npz`` file, which is replaced atomically and never trusted.
 
-Writing: a new file is written next to the old one, and replaces it in one step once it is on the disk. A
-process that is killed before that leaves the new file behind. Its lock is released then, by which the
-next writer recognises it, and removes it.
+Writing: a new file is written next to the old one. When it is on disk, it replaces the old one in a
+single step. A process that is killed before that leaves an unfinished file. Its lock is then released,
+so the next writer recognizes the file as a leftover and removes it.
 
 Reading: nothing is unpickled or decompressed, every size is checked before memory is allocated, and
 every byte is checked against the checksum in the zip file.
@@ -31,15 +31,15 @@ _PIECE = 16 << 20
 
 
 def write(path: PathLike, description: Any, arrays: Iterable[tuple[str, np.ndarray]]) -> None:
-    """Write a file; one of the same name is unchanged until the new one is complete.
+    """Write a file. An existing file of this name is unchanged until the new one is complete.
 
     Parameters
     ----------
     path : str or path-like
     description : object
-        What JSON can represent.
+        A value that JSON can represent.
     arrays : iterable of (str, numpy.ndarray)
-        Names and arrays. Each is requested after the one before has been written.
+        Names and arrays. Each pair is requested after the previous one has been written.
     """
     with _replacing(os.path.realpath(os.fsdecode(path))) as file, zipfile.ZipFile(file, "w") as archive:
         with archive.open(_member(_DESCRIPTION), "w") as member:
@@ -59,13 +59,13 @@ def _member(name):
 
 @contextlib.contextmanager
 def _replacing(path: str) -> Iterator[BinaryIO]:
-    """Yield a file that replaces `path` at the end of the block; an error leaves no trace."""
+    """Yield a file that replaces `path` at the end of the block; an error leaves nothing behind."""
     folder, name = os.path.split(path)
     if not os.path.isdir(folder):
         raise FileNotFoundError(f"there is no folder {folder!r} for the file {name!r}")
     if os.path.isdir(path):
         raise IsADirectoryError(f"expected the name of a file, got the folder {path!r}")
-    if os.path.exists(path) and not os.path.isfile(path):  # root could replace it by a file
+    if os.path.exists(path) and not os.path.isfile(path):  # root would replace it with a file
         raise OSError(f"expected the name of a file, got a device, pipe or socket: {path!r}")
     _remove_leftovers(folder, name)
     unfinished, file = _make_unfinished(folder, name)
@@ -81,19 +81,19 @@ def _replacing(path: str) -> Iterator[BinaryIO]:
         raise
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        os.fsync(descriptor)  # the new name must be on the disk, too
+        os.fsync(descriptor)  # the new name must be on disk, too
     finally:
         os.close(descriptor)
 
 
 def _make_unfinished(folder, name):
-    """Create a new file, and hold its lock as long as it is open."""
+    """Create a new file and hold its lock while it is open."""
     while True:
         path = os.path.join(folder, f".{name}.{os.urandom(8).hex()}.unfinished")
         file = open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666), "w+b")
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:  # another writer has just taken it for a leftover
+        except BlockingIOError:  # another writer is about to remove it as a leftover
             file.close()
             continue
         except OSError:  # a file system without locks: leftovers are not removed
@@ -118,7 +118,7 @@ def _remove_leftovers(folder, name):
 
 
 class Reader:
-    """An open file that `write` has written.
+    """An open file that was written by `write`.
 
     Attributes
     ----------
@@ -127,8 +127,9 @@ class Reader:
     Raises
     ------
     FileNotFoundError
+        If there is no such file.
     ValueError
-        Here and by `read`, if the file is damaged or was written by something else.
+        Also by `read`, if the file is damaged or was not written by `write`.
     """
 
     def __init__(self, path: PathLike) -> None:
@@ -162,14 +163,14 @@ class Reader:
             raise
         except Exception as error:
             raise ValueError(
-                f"{self._path!r} is damaged, or is no checkpoint written by synk.save(): "
+                f"{self._path!r} is damaged, or is not a checkpoint written by synk.save(): "
                 f"{type(error).__name__}: {error}"
             ) from error
 
     def read(
         self, name: str, empty: Callable[[tuple[int, ...], np.dtype], np.ndarray] = np.empty
     ) -> np.ndarray:
-        """Return an array, in memory that ``empty(shape, dtype)`` has returned."""
+        """Return an array, read into the memory that ``empty(shape, dtype)`` returns."""
         with self.interpreting():
             entry = self._stored(f"{name}.npy")
             with self._archive.open(entry) as member:
@@ -181,7 +182,7 @@ class Reader:
                 return array
 
     def _stored(self, name):
-        """Return an entry that is no longer than the file."""
+        """Return an uncompressed entry, after checking that it is no longer than the file."""
         entry = self._archive.getinfo(name)
         as_it_is = entry.compress_type == zipfile.ZIP_STORED
         size = os.fstat(self._file.fileno()).st_size
@@ -191,7 +192,7 @@ class Reader:
 
 
 def _read_header(member):
-    """Return shape and dtype, parsed by NumPy if the header is of a harmless length."""
+    """Return shape and dtype. NumPy parses the header only if its length is harmless."""
     start = member.read(10)
     length = int.from_bytes(start[8:], "little")
     if start[:8] != b"\x93NUMPY\x01\x00" or length > _LONGEST_HEADER:
@@ -204,7 +205,7 @@ def _read_header(member):
 
 
 def _fill(array, member):
-    """Read the bytes of an array, and compare their checksum."""
+    """Read the bytes of an array and verify their checksum."""
     flat = array.reshape(-1).view(np.uint8)
     for start in range(0, len(flat), _PIECE):
         piece = flat[start : start + _PIECE]

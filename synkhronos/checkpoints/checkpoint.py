@@ -17,7 +17,7 @@ from synkhronos.world.world import current_world
 
 
 class _Inspect(Command):
-    """Return dtype, shape and, if asked for, a digest of the bytes of replicas."""
+    """Return dtype, shape and, on request, a digest of the bytes of each replica."""
 
     def __init__(self, numbers, digest):
         self.numbers, self.digest = numbers, digest
@@ -37,7 +37,7 @@ def _digest(array):
 
 
 class _Send(Command):
-    """Send each rank's replica to the master, which can read it until the next command."""
+    """Send each rank's replica to the master, where it can be read until the next command."""
 
     def __init__(self, number):
         self.number = number
@@ -56,9 +56,9 @@ class _Restore(Command):
     ----------
     numbers : list of int
     handles : list of list
-        For each variable, one for all ranks, or one by rank.
+        For each variable, one handle for all ranks, or one handle per rank.
     streams : list of int
-        The random streams among them whose state is one rank's, from which each rank makes its own.
+        The random streams for which one rank's state was stored; each rank derives its own from it.
     """
 
     def __init__(self, numbers, handles, streams):
@@ -81,30 +81,54 @@ def save(
 ) -> None:
     """Write all shared variables and random streams of all ranks to a file.
 
-    If the process is killed meanwhile, the file is the old one or the new one, each complete. It is an
-    ``.npz`` without pickles.
+    The new file replaces an existing one only when it is complete: if the process is killed meanwhile,
+    either the old or the new file exists. It is an ``.npz`` file without pickles.
 
     Parameters
     ----------
     path : str or path-like
+        The file to write.
     extra : dict, optional
-        What `load` shall return, such as the position in the data: by name a number, a string, None,
-        an array or a ``numpy.random.RandomState``.
-    without : shared variable, or list of these
-        Variables that are not saved, and not changed by `load`: for example data that is scattered
-        again.
+        Further values, which `load` returns, such as the position in the data. The keys are strings;
+        the values are numbers, strings, None, arrays of numbers or ``numpy.random.RandomState``.
+    without : shared variable, or list of these, optional
+        Variables that are not saved and that `load` does not change, such as data that will be
+        scattered again.
 
     Raises
     ------
-    TypeError, ValueError
-        For what cannot be saved.
+    NotForkedError, ClosedError, WorldBrokenError
+        If there are no processes that can be used.
+    TypeError
+        If a variable is neither a tensor nor a random stream, or if `extra` is not a dict or contains
+        a value that cannot be saved.
+    ValueError
+        If no function uses a variable in `without`.
+    RuntimeError
+        Inside a ``fuse()`` block.
+    WorkerError
+        If a worker raised an exception, for example because memory ran out.
     OSError
-        If the file cannot be written; a file that existed before is unchanged.
+        If the file cannot be written. An existing file is then unchanged.
 
     Examples
     --------
-    >>> synk.save("checkpoint.npz", {"step": step})              # doctest: +SKIP
-    >>> step = synk.load("checkpoint.npz")["step"]               # doctest: +SKIP
+    >>> import os, tempfile
+    >>> import numpy as np
+    >>> import synkhronos as synk
+    >>> import theano
+    >>> synk.fork(2, use_gpu=False)
+    2
+    >>> w = theano.shared(np.zeros(2), name="w")
+    >>> update = synk.function([], updates=[(w, w + 1)])
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = os.path.join(folder, "checkpoint.npz")
+    ...     synk.save(path, {"step": 10})
+    ...     _ = update()
+    ...     position = synk.load(path)
+    >>> position["step"], w.get_value()
+    (10, array([0., 0.]))
+    >>> synk.close()
     """
     world = _usable_world("save")
     left_out = _numbers_of(world, without)
@@ -166,7 +190,7 @@ def _check_can_be_saved(world, numbers):
         if number not in streams and not world.here.engine.is_tensor(shared):
             raise TypeError(
                 f"save: {shared}: expected a tensor or a random stream, got {shared.type}; leave it "
-                f"out with without=, and put what it holds into extra="
+                f"out with without=, and put its value into extra="
             )
 
 
@@ -190,26 +214,41 @@ def _values(world, number, entry):
 
 
 def load(path: PathLike) -> dict[str, Any]:
-    """Set the variables of every rank to what `save` has written; return its `extra`.
+    """Restore the shared variables and random streams of every rank from a file written by `save`.
 
-    The functions must have been made in the same way as for `save`. With another number of ranks than
-    then, the values must have been the same on all ranks; random streams are made independent again.
-    Shapes must be the same, except where each rank had a value of its own, such as its rows of
-    scattered data: there the number of rows may differ. Nothing is changed if the file does not fit.
+    The same functions must have been built as for `save`. If the number of ranks is different, the
+    variables must have had the same values on all ranks; independent random streams are then derived
+    again from those of the master. Shapes must be equal to those in the file. Only if the ranks had
+    different values, such as scattered rows, may the number of rows differ. If the file does not match,
+    nothing is changed.
 
     Parameters
     ----------
     path : str or path-like
+        The file to read.
 
     Returns
     -------
     dict
+        The `extra` that was passed to `save`.
 
     Raises
     ------
+    NotForkedError, ClosedError, WorldBrokenError
+        If there are no processes that can be used.
     FileNotFoundError
+        If there is no such file.
     ValueError
-        If the file is damaged, or does not fit the variables or the number of ranks.
+        If the file is damaged, or does not match the variables, their shapes and dtypes, or the number
+        of ranks.
+    RuntimeError
+        Inside a ``fuse()`` block.
+    MemoryError
+        If there is too little memory for the values.
+
+    Examples
+    --------
+    See `save`.
     """
     world = _usable_world("load")
     with archive.Reader(path) as reader:
@@ -235,7 +274,7 @@ def load(path: PathLike) -> dict[str, Any]:
 
 
 def _check_fit(world, numbers, entries):
-    """Raise ``ValueError`` unless replicas have the shapes in the file, except for rows by rank."""
+    """Raise ``ValueError`` unless replicas have the shapes in the file; numbers of rows may differ."""
     complaints = []
     streams = _streams(world)
     by_rank = world.run(_Inspect(numbers, digest=False))

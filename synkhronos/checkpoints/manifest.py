@@ -1,7 +1,8 @@
 """The description of the arrays in a checkpoint.
 
-A variable is identified by its name and by how many of the same name, or without one, come before it.
-Its value is in the file once if it is the same on every rank, else once per rank.
+A variable is identified by its name and the number of earlier variables of the same name. Variables
+without a name are counted in the same way. A value that is the same on every rank is stored once, any
+other value once per rank.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from synkhronos.arithmetic.conversion import as_array
 from synkhronos.arithmetic.streams import random_state_from_array, random_state_to_array
 
 FORMAT = ["synkhronos checkpoint", 1]
-_MANY = 6  # items in the list of a message
+_MANY = 6  # items listed in a message
 
 Key = Tuple[Optional[str], int]
 
@@ -30,7 +31,7 @@ class Entry(NamedTuple):
     dtype : str
     shapes : list of tuple
     members : list of str
-        The arrays in the file, as many as shapes: one, or one per rank.
+        The arrays in the file, one for each shape: a single one, or one per rank.
     """
 
     name: str | None
@@ -44,7 +45,7 @@ class Entry(NamedTuple):
         return self.name, self.nth
 
     def of_rank(self, rank: int) -> Entry:
-        """Return the entry with the value of one rank as that of all."""
+        """Return an entry in which every rank has the value of one rank."""
         if len(self.members) == 1:
             return self
         return self._replace(shapes=[self.shapes[rank]], members=[self.members[rank]])
@@ -56,7 +57,7 @@ class Manifest(NamedTuple):
     Attributes
     ----------
     ranks, master_rank : int
-        Of the world that has been saved.
+        Of the world that was saved.
     entries : list of Entry
     left_out : list of keys
     """
@@ -78,20 +79,20 @@ def keys(names: Iterable[str | None]) -> list[Key]:
 
 
 def label(key: Key) -> str:
-    """Return the words for a variable in messages."""
+    """Return how a message refers to a variable."""
     name, nth = key
     words = "a variable without a name" if name is None else repr(name)
     return f"{words} (number {nth + 1} of these)" if nth or name is None else words
 
 
 def listed(items: Sequence[str]) -> str:
-    """Return the first items in one line."""
+    """Return the first items, as one line."""
     more = [f"{len(items) - _MANY} more"] if len(items) > _MANY else []
     return "; ".join([*items[:_MANY], *more])
 
 
 def describe(manifest: Manifest, extra: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a description of both for JSON, which `interpret` and `unpack` read."""
+    """Return a description of both for JSON; `interpret` and `unpack` read it."""
     return {"format": FORMAT, **manifest._asdict(), "extra": extra}
 
 
@@ -127,7 +128,7 @@ def check_same_variables(manifest: Manifest, here: Sequence[Key]) -> None:
     ]
     there = {*saved, *manifest.left_out}
     complaints += [f"{label(key)} is not in the file" for key in here if key not in there]
-    complain(complaints, "make the same functions as in the script that saved it, in the same order")
+    complain(complaints, "build the same functions as in the script that saved it, in the same order")
 
 
 def for_other_ranks(manifest: Manifest, size: int, streams: Iterable[Key]) -> list[Entry]:
@@ -140,10 +141,10 @@ def for_other_ranks(manifest: Manifest, size: int, streams: Iterable[Key]) -> li
     differing = [label(entry.key) for entry in entries if len(entry.members) > 1]
     if differing:
         raise ValueError(
-            f"load: saved by {manifest.ranks} ranks, here are {size}, and of {listed(differing)} each "
-            f"rank had a value of its own; use fork({manifest.ranks}); or save when all ranks have the "
-            f"same, after broadcast or all_reduce; or use save(without=) and scatter anew; nothing was "
-            f"changed"
+            f"load: the file was saved by {manifest.ranks} ranks, but there are {size} ranks now, and "
+            f"each rank had its own value of {listed(differing)}; use fork({manifest.ranks}); or save "
+            f"when all ranks have the same value, after broadcast or all_reduce; or use save(without=) "
+            f"and scatter again; nothing was changed"
         )
     return entries
 

@@ -1,4 +1,4 @@
-"""What a communicator must do. `naive` says it in the fewest words; ``tests/checks`` conforms it."""
+"""The interface of communicators. `naive` is the specification; ``tests/checks`` has the checks."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from synkhronos.arithmetic.operations import Operation, find_operation
 
 
 class Group(Protocol):
-    """The ranks among which a communicator works: what it needs of a transport."""
+    """The ranks that a communicator connects: the part of a transport that it uses."""
 
     rank: int
     size: int
 
     def barrier(self) -> None:
-        """Wait until every rank has called this."""
+        """Wait until every rank has called this method."""
 
     def exchange(self, item: bytes) -> list[bytes]:
         """Return the bytes `item` of every rank, by rank."""
@@ -25,20 +25,20 @@ class Group(Protocol):
 class Communicator(ABC):
     """Collectives on a list of arrays per rank; all ranks call the same ones in the same order.
 
-    An array is a NumPy array, or of another type that the communicator knows.
+    An array is a NumPy array, or of another type that the communicator supports.
 
-    The lists have the same length on every rank, and an array of one rank is combined with those at
-    the same place in the others' lists. However many arrays there are, they travel together.
+    The lists have the same length on every rank. An array of one rank is combined with the arrays at the
+    same position in the lists of the other ranks. All arrays are exchanged together.
 
-    A communicator may use the memory of the arrays that it is given, and may return arrays that other
-    ranks can reach: use the returned arrays from then on, not the given ones.
+    A communicator may use the memory of the given arrays, and may return arrays that other ranks can
+    access. Afterwards, use the returned arrays instead of the given ones.
 
     Attributes
     ----------
     rank, size : int
     reduces_in_place : bool
-        Whether there are arrays that it reduces where they are, so that outputs are better reduced by
-        it than sent to the master.
+        Whether it reduces some arrays in place. Outputs are then reduced by the communicator instead of
+        being sent to the master.
     """
 
     reduces_in_place = False
@@ -53,7 +53,7 @@ class Communicator(ABC):
 
     @property
     def over_cpu(self) -> Communicator:
-        """The communicator that uses the CPU's memory: this one, unless it has another."""
+        """The communicator to use for transfers through the CPU's memory: by default this one."""
         return self
 
     def takes(self, array: Array) -> bool:
@@ -62,24 +62,24 @@ class Communicator(ABC):
 
     @abstractmethod
     def broadcast(self, arrays: Sequence[Array], root: int) -> list[Array]:
-        """Return the arrays of rank `root`. Those of the others only provide memory for them."""
+        """Return the arrays of rank `root`. The arrays of other ranks only provide memory."""
 
     @abstractmethod
     def gather(self, arrays: Sequence[Array], root: int) -> list[list[Array]] | None:
-        """Return, on rank `root`, for each array a list by rank of NumPy arrays; shapes may differ.
+        """Return, for each array, a list of NumPy arrays by rank; shapes may differ.
 
-        None on the other ranks.
+        Only rank `root` gets it; other ranks get None.
         """
 
     @abstractmethod
     def all_gather(self, arrays: Sequence[Array]) -> list[list[Array]]:
-        """Return for each array a list by rank; shapes may differ."""
+        """Return, for each array, a list of arrays by rank; shapes may differ."""
 
     @abstractmethod
     def reduce(
         self, arrays: Sequence[Array], op: str, root: int, weight: float = 1
     ) -> Sequence[Array]:
-        """Return the reductions on rank `root`; on the others the given arrays.
+        """Return the reductions on rank `root`, and the given arrays on other ranks.
 
         Parameters
         ----------
@@ -91,18 +91,18 @@ class Communicator(ABC):
         Raises
         ------
         ValueError
-            On every rank, if shapes or dtypes differ; the message lists them by rank.
+            On every rank, if shapes or dtypes differ. The message lists them by rank.
         """
 
     @abstractmethod
     def all_reduce(self, arrays: Sequence[Array], op: str, weight: float = 1) -> Sequence[Array]:
-        """Return the reductions on every rank, with the same bits on each. See `reduce`."""
+        """Return the reductions on every rank, bit-identical on all ranks. See `reduce`."""
 
     @staticmethod
     def check_reducible(
         op: str, by_rank: Sequence[Sequence[Array]], weights: Sequence[float]
     ) -> Operation:
-        """Return the `Operation` if every rank's arrays, in a list by rank, can be reduced by it."""
+        """Return the `Operation`, or raise if it cannot reduce these arrays, a list by rank."""
         operation = find_operation(op)
         for arrays in zip(*by_rank):
             types = [(array.shape, array.dtype) for array in arrays]

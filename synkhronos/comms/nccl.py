@@ -1,11 +1,11 @@
 """The communicator for arrays of CUDA devices: NCCL, through pygpu.
 
-Before the ranks call NCCL they exchange the shapes and dtypes of their arrays through the transport: a
-rank that has failed, or a shape that differs, is found there, where it can still be an error on every
-rank. However many arrays there are, those of one dtype travel as one flat array, in one call.
+Before the ranks call NCCL, they exchange the shapes and dtypes of their arrays through the transport. A
+rank that has failed, or a different shape, is detected there and raises an error on every rank. All
+arrays of one dtype are transferred as one flat array, in one call.
 
-What NCCL cannot do goes through shared memory: NumPy arrays, dtypes that NCCL does not have, and
-``gather``, whose result is for the master's memory anyway.
+Arrays that NCCL does not support go through shared memory: NumPy arrays, other dtypes, and the results
+of ``gather``, which are in the memory of the master anyway.
 """
 
 import math
@@ -21,38 +21,38 @@ from synkhronos._errors import text_of
 from synkhronos.arithmetic.operations import find_operation
 from synkhronos.comms.base import Communicator
 
-# The dtypes that libgpuarray 0.7 passes to NCCL. It counts the items of a call in an int.
+# The dtypes that libgpuarray 0.7 supports in NCCL. It counts the items of a call in an int.
 _DTYPES = tuple(np.dtype(name) for name in "int8 int32 int64 uint64 float16 float32 float64".split())
 _MOST_ITEMS = 1 << 30
 
 
 class CannotJoinError(Exception):
-    """There is no NCCL for these ranks; the message, the same on every rank, says why."""
+    """These ranks cannot use NCCL. The message, identical on every rank, says why."""
 
 
 class ArraySpec(NamedTuple):
-    """Shape and dtype of an array, which a rank sends to the others."""
+    """Shape and dtype of an array, as sent to other ranks."""
 
     shape: tuple
     dtype: np.dtype
 
 
 def join(staged, context, arithmetic):
-    """Return a communicator; all ranks call this together.
+    """Return a communicator. All ranks must call this together.
 
     Parameters
     ----------
     staged : StagedCommunicator
-        For what NCCL cannot do.
+        The communicator for arrays that NCCL does not support.
     context : pygpu.gpuarray.GpuContext
-        This rank's device.
+        The device of this rank.
     arithmetic : Arithmetic
-        On the device's arrays.
+        The arithmetic on the device's arrays.
 
     Raises
     ------
     CannotJoinError
-        On every rank, if one of them cannot.
+        On every rank, if one rank cannot join.
     """
     group = staged.group
     identifier = _run_on_all(group, lambda: bytes(GpuCommCliqueId(context).comm_id))[0]
@@ -68,7 +68,7 @@ def join(staged, context, arithmetic):
 
 
 def _run_on_all(group, step):
-    """Run a step on every rank; return the bytes of each by rank, or raise if one rank failed."""
+    """Run a step on every rank. Return the bytes of each rank, or raise if one rank failed."""
     try:
         outcome = True, step()
     except (GpuArrayException, RuntimeError, ValueError) as error:
@@ -81,7 +81,7 @@ def _run_on_all(group, step):
 
 
 class NcclCommunicator(Communicator):
-    """Collectives on arrays of this rank's CUDA device. Made by `join`."""
+    """Collectives on arrays of this rank's CUDA device. Created by `join`."""
 
     reduces_in_place = True
 
@@ -91,7 +91,7 @@ class NcclCommunicator(Communicator):
         self._staged = staged
         self._context = context
         self._arithmetic = arithmetic
-        self._received = None  # what every rank has sent in the last collective
+        self._received = None  # what every rank sent in the last collective
         self._by_rank = None
 
     @property
@@ -120,7 +120,7 @@ class NcclCommunicator(Communicator):
         return self._split(arrays, self._reduce, over_cpu, op, None, weight)
 
     def _split(self, arrays, by_nccl, over_cpu, *args):
-        """Reduce by NCCL the arrays that it takes, the others over the CPU; return all in order."""
+        """Reduce supported arrays with NCCL, others through the CPU; return all in order."""
         places = [place for place, array in enumerate(arrays) if self.takes(array)]
         others = [place for place in range(len(arrays)) if place not in places]
         results = [None] * len(arrays)
@@ -130,8 +130,8 @@ class NcclCommunicator(Communicator):
                     results[place] = one
         return results
 
-    # The methods below get arrays that NCCL takes. Whatever allocates memory, and so can fail on one
-    # rank alone, comes before the ranks' last barrier: else the others would wait inside NCCL forever.
+    # The methods below get arrays that NCCL supports. All steps that allocate memory, and so can fail on
+    # one rank, come before the last barrier: otherwise the other ranks would wait inside NCCL forever.
 
     def _broadcast(self, arrays, root):
         by_rank, _ = self._meet(arrays)
@@ -149,7 +149,7 @@ class NcclCommunicator(Communicator):
         return arrays
 
     def _reduce(self, arrays, op, root, weight):
-        """Reduce to rank `root`, or, if that is None, to every rank."""
+        """Reduce to rank `root`, or to every rank if it is None."""
         operation = find_operation(op)
         flats = self._flats(arrays, widen=operation.weighted)
         by_rank, weights = self._meet(arrays, weight)
@@ -173,7 +173,7 @@ class NcclCommunicator(Communicator):
                 flat.clear()  # its values may be NaN
             else:
                 if not is_target:
-                    flat.own()  # the arrays of these ranks stay as they are
+                    flat.own()  # the arrays of these ranks do not change
                 self._arithmetic.multiply(flat.array, weight)
 
     def _reduce_flat(self, flat, operation, root):
@@ -206,7 +206,7 @@ class NcclCommunicator(Communicator):
         return gathered
 
     def _all_gather_flat(self, flat, room, sizes):
-        """Gather every rank's flat array in `room`; their sizes may differ."""
+        """Gather every rank's flat array in `room`; sizes may differ."""
         if len(set(sizes)) == 1 and 0 < flat.size <= _MOST_ITEMS:
             self._clique.all_gather(flat, room)
             return
@@ -231,7 +231,7 @@ class NcclCommunicator(Communicator):
         return self._by_rank
 
     def _flats(self, arrays, widen=False):
-        """Join the arrays to one flat array per dtype; with `widen`, half precision in single."""
+        """Join the arrays to one flat array per dtype; `widen` converts half to single precision."""
         places = {}
         for place, array in enumerate(arrays):
             places.setdefault(array.dtype, []).append(place)
@@ -250,7 +250,7 @@ class NcclCommunicator(Communicator):
 
 
 class _Flat:
-    """Several arrays joined to one, `array`; a single contiguous one is not copied."""
+    """Several arrays joined to one, `array`. A single contiguous array is not copied."""
 
     def __init__(self, context, parts, places, dtype):
         self.places = places
@@ -266,18 +266,18 @@ class _Flat:
             segment[...] = part.reshape((part.size,))
 
     def own(self):
-        """Copy the items, unless that has been done."""
+        """Copy the items, unless they have been copied."""
         if self._is_view:
             self.array, self._is_view = self.array.copy(), False
 
     def clear(self):
-        """Replace the items by zeros, in memory of its own."""
+        """Replace the items with zeros, in separate memory."""
         array = self.array
         self.array = pygpu.zeros(array.shape, array.dtype, context=array.context)
         self._is_view = False
 
     def unpack(self):
-        """Copy the items back into the arrays that they came from."""
+        """Copy the items back into the original arrays."""
         if not self._is_view:
             for segment, part in self._segments():
                 part[...] = segment.reshape(part.shape)
@@ -286,12 +286,12 @@ class _Flat:
         start = 0
         for part in self._parts:
             if part.size:
-                # pygpu cannot assign to an array of no axes.
+                # pygpu cannot assign to a 0-d array.
                 yield self.array[start : start + part.size], part if part.shape else part.reshape((1,))
             start += part.size
 
 
 def _pieces(flat):
-    """Return views of a flat array, each short enough for one call."""
+    """Split a flat array into views that are short enough for one call."""
     number = math.ceil(flat.size / _MOST_ITEMS)
     return [flat[i * _MOST_ITEMS : (i + 1) * _MOST_ITEMS] for i in range(number)]

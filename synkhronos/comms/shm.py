@@ -1,13 +1,13 @@
 """The communicator for NumPy arrays of ranks that share memory.
 
-Arrays that are not yet in shared memory are copied there; those that are stay where they are. Callers
-keep the returned arrays as the storage of the shared variables, and most updates write in place, so the
-copy is made once and the collectives then work on the variables themselves.
+Arrays that are not yet in shared memory are copied there; others are used in place. Callers keep the
+returned arrays as the storage of the shared variables, and most updates write in place. So the copy is
+made once, and later collectives work on the variables themselves.
 
-A reduction is a reduce-scatter and an all-gather in one pass: the elements of all arrays, as if joined
-into one, are divided among the ranks; each rank reduces its part, in pieces that fit in the cache, and
-writes the result to every rank's arrays. Every element is read and written once per rank. As each is
-computed once, the bits are the same on every rank.
+A reduction is a reduce-scatter and an all-gather in a single pass. The elements of all arrays, taken
+together, are divided among the ranks. Each rank reduces its part, in pieces that fit in the cache, and
+writes the result to the arrays of every rank. Every element is read and written once per rank. Each
+result is computed once, so it is bit-identical on every rank.
 """
 
 import pickle
@@ -32,8 +32,8 @@ class SharedMemoryCommunicator(Communicator):
     def __init__(self, group, store):
         super().__init__(group)
         self.store = store
-        # Kept from the last collective, as training repeats the same one in every step: this rank's
-        # arrays, and the bytes that were sent for them; what every rank has sent, and the arrays.
+        # Kept from the last collective, because training repeats it in every step: this rank's arrays
+        # and the bytes sent for them; the bytes that every rank sent, and the arrays.
         self._placed, self._sent = [], b""
         self._received, self._arrays = [b""] * group.size, [[]] * group.size
         self._plan = _Plan(None, None, None, None)
@@ -72,7 +72,7 @@ class SharedMemoryCommunicator(Communicator):
         return placed
 
     def _meet(self, arrays, weight=1):
-        """Return this rank's arrays, placed, and every rank's arrays and weights, by rank."""
+        """Return this rank's arrays in shared memory, and all arrays and weights by rank."""
         if not _are_same(arrays, self._placed):
             self._placed, self._plan = [], _Plan(None, None, None, None)  # frees their memory
             self._placed = [self.store.place(array) for array in arrays]
@@ -87,7 +87,7 @@ class SharedMemoryCommunicator(Communicator):
         return self._placed, list(self._arrays), weights
 
     def reduce_part(self, op, by_rank, weights, targets):
-        """Reduce this rank's part of the elements into the arrays of the ranks `targets`."""
+        """Reduce this rank's part of the elements into the arrays of the ranks in `targets`."""
         zero = [rank for rank, weight in enumerate(weights) if not weight]
         plan = self._plan
         if not (
@@ -134,7 +134,7 @@ class _Plan:
 
 
 def _are_same(some, others):
-    """Whether two lists hold the very same objects."""
+    """Whether two lists contain the same objects, by identity."""
     if some is None or len(some) != len(others):
         return False
     return all([one is other for one, other in zip(some, others)])

@@ -1,7 +1,7 @@
-"""The communicator for arrays of devices that cannot reach each other: through shared memory.
+"""The communicator for arrays of devices that cannot communicate directly, through shared memory.
 
-Each rank copies its arrays into shared memory, the communicator there works on these copies in place,
-and each rank copies the results back. The memory is kept for the next collective.
+Each rank copies its arrays into shared memory. The shared-memory communicator works on these copies in
+place, and each rank copies the results back. The memory is reused by the next collective.
 """
 
 import numpy as np
@@ -25,7 +25,7 @@ class StagedCommunicator(Communicator):
         super().__init__(comm.group)
         self._comm = comm
         self._read, self._to_device = read, to_device
-        self._stages = []  # the last collective's arrays in shared memory, by place in the list
+        self._stages = []  # the last collective's arrays in shared memory, by position
 
     def broadcast(self, arrays, root):
         values = self._comm.broadcast(self._stage(arrays), root)
@@ -53,7 +53,7 @@ class StagedCommunicator(Communicator):
         return self._copy_back(arrays, self._comm.all_reduce(self._stage(arrays), op, weight))
 
     def _stage(self, arrays):
-        """Return the arrays, those of the device replaced by copies in shared memory."""
+        """Return the arrays, with device arrays replaced by copies in shared memory."""
         kept, self._stages = self._stages, [None] * len(arrays)
         staged = list(arrays)
         for place, array in enumerate(arrays):
@@ -66,7 +66,7 @@ class StagedCommunicator(Communicator):
         return staged
 
     def _copy_back(self, arrays, values):
-        """Return the values; for arrays of the device as such, in place where the shape fits."""
+        """Return the values, copied back to the device where necessary, in place for equal shapes."""
         return [
             value if isinstance(array, np.ndarray) else self._write(array, value)
             for array, value in zip(arrays, values)

@@ -1,9 +1,9 @@
-"""Engines: graph compilers with their array types.
+"""Engines: graph compilers and their array types.
 
-``base`` is the interface, ``naive`` its specification, in NumPy. ``theano_cpu`` and ``theano_gpu`` are
-Theano on NumPy arrays and on those of a GPU; what they have in common is in ``theano_engine``,
-``theano_modules`` and ``theano_pickles``. ``theano_kernels`` and ``cuda_context`` work around defects of
-Theano's and libgpuarray's GPU code. Engines know nothing of processes.
+``base`` is the interface; ``naive``, in NumPy, is its specification. ``theano_cpu`` and ``theano_gpu``
+run Theano on NumPy arrays and on the arrays of a GPU; their common code is in ``theano_engine``,
+``theano_modules`` and ``theano_pickles``. ``theano_kernels`` and ``cuda_context`` work around defects in
+the GPU code of Theano and libgpuarray. Engines know nothing about processes.
 
 May import: ``arithmetic``, ``host``.
 """

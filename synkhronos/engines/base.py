@@ -1,7 +1,7 @@
-"""What an engine must do: compile and call graphs, and access the storage of shared variables.
+"""The interface of engines: compile and call graphs, and access the storage of shared variables.
 
-Everything else in the package knows graphs only through these methods. An engine knows nothing of
-processes. `naive` is the specification; ``tests/checks`` conforms every engine to it.
+The rest of the package uses graphs only through these methods. An engine knows nothing about processes.
+`naive` is the specification; ``tests/checks`` checks every engine against it.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from synkhronos.arithmetic.streams import (
 
 
 class TensorType(NamedTuple):
-    """What is known of a variable before it has a value."""
+    """The type of a variable: what is known before it has a value."""
 
     dtype: np.dtype
     ndim: int
-    broadcastable: tuple[bool, ...]  # for each axis, whether its extent is always 1
+    broadcastable: tuple[bool, ...]  # for each axis, whether its extent must be 1
 
 
 class Engine(ABC):
     """A graph compiler.
 
-    *variable*, *shared* (variable) and *compiled* (function) are the compiler's own objects. An *array*
-    is a NumPy array, or of the engine's own type, which then has ``shape``, ``dtype``, ``copy()`` and
-    slicing as NumPy's have. The methods that are not abstract do what is right for NumPy arrays.
+    A *variable*, a *shared* variable and a *compiled* function are objects of the compiler. An *array*
+    is a NumPy array or an array of the engine's own type, which has ``shape``, ``dtype``, ``copy()`` and
+    slicing like NumPy's. The methods that are not abstract are correct for NumPy arrays.
 
     Attributes
     ----------
     arithmetic : Arithmetic
-        On its arrays.
+        The arithmetic on its arrays.
     survives_fork : bool
         Whether compiled functions can be used in a forked process, which then inherits them.
     """
@@ -49,22 +49,22 @@ class Engine(ABC):
 
     @abstractmethod
     def setup(self, device: str, announce: bool = True) -> None:
-        """Bind this process to a device, which the compiler may `announce` on the terminal."""
+        """Bind this process to a device. If `announce`, the compiler may print its name."""
 
     def before_fork(self) -> None:  # noqa: B027
-        """Prepare for other processes that inherit this one's state; raise if they must not."""
+        """Prepare for a fork; raise if forked processes could not use the inherited state."""
 
     def enter_thread(self) -> None:  # noqa: B027
-        """Prepare this thread to use the device; called again and again."""
+        """Prepare this thread to use the device. It is called before every command."""
 
     # Graphs
 
     @abstractmethod
     def type_of(self, variable: Variable) -> TensorType:
-        """Return the `TensorType` of a variable; a ``TypeError`` if it is not a tensor variable."""
+        """Return the `TensorType` of a variable; raise ``TypeError`` if it is not a tensor variable."""
 
     def is_tensor(self, variable: Variable) -> bool:
-        """Whether this is a tensor variable, also a shared one."""
+        """Whether this is a tensor variable, possibly a shared one."""
         try:
             self.type_of(variable)
         except TypeError:
@@ -94,39 +94,39 @@ class Engine(ABC):
         updates : list of (shared, variable)
         givens : as the compiler takes them
         sliceable : list of shared variables
-            The compiled function takes the rows to use of each as a further argument, after
-            `inputs`, instead of reading the shared variable.
+            For each, the compiled function takes an additional argument after `inputs`: the rows to
+            use instead of the value of the shared variable.
         on_host : list of bool
-            Which outputs must be NumPy arrays; others may stay where they are computed.
+            Whether each output must be a NumPy array; others may stay where they are computed.
         **kwargs
             Further options of the compiler.
         """
 
     @abstractmethod
     def shareds(self, compiled: Compiled) -> list[SharedVariable]:
-        """Return the shared variables that a compiled function reads or updates, in fixed order."""
+        """Return the shared variables that a compiled function reads or updates, in a fixed order."""
 
     @abstractmethod
     def updated(self, compiled: Compiled) -> list[SharedVariable]:
-        """Return the shared variables that a compiled function updates, also those by default."""
+        """Return the shared variables that a compiled function updates, including default updates."""
 
     @abstractmethod
     def reads(self, compiled: Compiled, shared: SharedVariable) -> bool:
-        """Whether a compiled function reads, and so may also write to, a variable that it updates."""
+        """Whether a compiled function reads a variable that it updates, so it may write in place."""
 
     @abstractmethod
     def dumps(self, objects: Any, known: Mapping[SharedVariable, int]) -> Buffer:
         """Pickle objects that contain compiled functions.
 
-        `known` maps a shared variable to the number that stands for it; others are pickled whole.
+        `known` maps shared variables to numbers, which are pickled instead of them.
         """
 
     def after_replication(self) -> None:  # noqa: B027
-        """Note that every rank has loaded what `dumps` has returned last."""
+        """Record that every rank has loaded the last return value of `dumps`."""
 
     @abstractmethod
     def loads(self, payload: Buffer, known: Sequence[SharedVariable]) -> Any:
-        """Unpickle what `dumps` has returned; `known` is the list of shared variables by number."""
+        """Unpickle the return value of `dumps`; `known` lists the shared variables by number."""
 
     # Calls
 
@@ -140,14 +140,14 @@ class Engine(ABC):
 
     @abstractmethod
     def storage(self, shared: SharedVariable) -> Array:
-        """Return the very array that holds the shared variable's value now."""
+        """Return the array itself that currently holds the shared variable's value."""
 
     @abstractmethod
     def store(self, shared: SharedVariable, array: Array) -> None:
-        """Make this very array the shared variable's storage."""
+        """Make this array itself the shared variable's storage."""
 
     def write(self, shared: SharedVariable, value: np.ndarray) -> None:
-        """Copy a NumPy array into a shared variable, in place where it has the same shape."""
+        """Copy a NumPy array into a shared variable, in place if the shape is the same."""
         storage = self.storage(shared)
         if storage.shape == value.shape and storage.flags.writeable:
             storage[...] = value
@@ -155,11 +155,11 @@ class Engine(ABC):
             self.store(shared, np.array(value))
 
     def take(self, array: Array, rows: Rows, out: np.ndarray | None = None) -> Array:
-        """Return rows of an array: a view of a ``range``, else a copy, of a NumPy array in `out`."""
+        """Return rows of an array: a view for a ``range``, else a copy; of a NumPy array, in `out`."""
         return take_rows(array, rows, out)
 
     def to_host(self, array: Array) -> np.ndarray:
-        """Return the array itself if it is a NumPy array, else a copy that is one."""
+        """Return the array itself if it is a NumPy array, else a copy as a NumPy array."""
         return array
 
     def to_device(self, value: np.ndarray) -> Array:
@@ -173,7 +173,7 @@ class Engine(ABC):
     def export(self, shared: SharedVariable) -> np.ndarray:
         """Return the value as a NumPy array, which may be the storage itself.
 
-        For a random stream too: its state as numbers.
+        The value of a random stream is its state, as numbers.
         """
         storage = self.storage(shared)
         if isinstance(storage, np.random.RandomState):
@@ -181,7 +181,7 @@ class Engine(ABC):
         return np.asarray(self.to_host(storage))
 
     def restore(self, shared: SharedVariable, array: np.ndarray) -> None:
-        """Set a shared variable to a copy of what `export` has returned."""
+        """Set a shared variable to a copy of a value returned by `export`."""
         if isinstance(self.storage(shared), np.random.RandomState):
             self.store(shared, random_state_from_array(array))
         else:
@@ -195,8 +195,8 @@ class Engine(ABC):
 
     @abstractmethod
     def seed(self, streams: Any, seed: int | None) -> list[SharedVariable]:
-        """Seed the compiler's random streams anew; return the shared variables with their states."""
+        """Seed random streams of the compiler; return the shared variables with their states."""
 
     def jump(self, shared: SharedVariable, index: int) -> None:
-        """Move the state of a random stream to the `index`-th of its independent substreams."""
+        """Advance a random stream to its `index`-th independent substream."""
         self.store(shared, jump_random_state(self.storage(shared), index))

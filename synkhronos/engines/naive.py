@@ -67,11 +67,11 @@ class Apply(Tensor):
 
 
 class Draw(Apply):
-    """Uniform random numbers, which advance the state of a stream: its update by default."""
+    """Uniform random numbers. Drawing them advances the state of a stream, by a default update."""
 
 
 def apply(function, *inputs, **keywords):
-    """Return the expression ``function(*inputs, **keywords)``; its type is that of an example."""
+    """Return the expression ``function(*inputs, **keywords)``; an example call determines its type."""
     example = [
         np.ones((1,) * one.ndim, one.dtype) if isinstance(one, Tensor) else one for one in inputs
     ]
@@ -80,28 +80,28 @@ def apply(function, *inputs, **keywords):
 
 
 class Streams:
-    """Makes random streams."""
+    """Creates random streams."""
 
     def __init__(self, seed):
         self.seed = seed
         self.states = []
 
     def uniform(self, size):
-        """Return an expression of new random numbers in [0, 1) at each call."""
+        """Return an expression that draws new random numbers in [0, 1) at each call."""
         state = Shared(np.random.RandomState(self.seed + len(self.states)))
         self.states.append(state)
         return Draw(np.random.RandomState.uniform, (state,), {"size": size}, "float64", len(size))
 
 
 class Graph:
-    """A compiled function: variables, and what is put in the place of some of them."""
+    """A compiled function: variables, with substitutions for some of them."""
 
     def __init__(self, name, inputs, outputs, updates, givens):
         self.name = name
         self.inputs, self.outputs, self.updates, self.givens = inputs, outputs, updates, givens
 
     def variables(self):
-        """Return all variables that are evaluated, each once, in the order of their first use."""
+        """Return all variables that are evaluated, without duplicates, in the order of first use."""
         found, waiting = {}, [*self.outputs, *(new for _, new in self.updates)]
         while waiting:
             one = waiting.pop(0)
@@ -138,7 +138,7 @@ class NaiveEngine(Engine):
         compiled = Graph(name, [*inputs, *rows], outputs, updates, replaced)
         for shared, row in zip(sliceable, rows):
             if shared in givens or row not in compiled.variables():
-                raise ValueError(f"sliceable_shareds: {shared} is not used, or replaced by givens")
+                raise ValueError(f"sliceable_shareds: {shared} is unused, or replaced by givens")
         return compiled
 
     def shareds(self, compiled):

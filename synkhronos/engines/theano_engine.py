@@ -1,4 +1,4 @@
-"""What Theano's engines have in common: graphs, compilation, pickles, random streams."""
+"""The common code of the Theano engines: graphs, compilation, pickles, random streams."""
 
 import io
 import pickle
@@ -21,14 +21,14 @@ from synkhronos.engines.theano_modules import ModuleLog, add_modules, make_cache
 from synkhronos.engines.theano_pickles import GraphPickler, GraphUnpickler, with_deep_stack
 from synkhronos.host import compile_cache
 
-# The virtual machines that can compute a subset of the outputs.
+# The linkers that can compute a subset of the outputs.
 _LAZY = tuple(getattr(vm, name) for name in ("CVM", "Stack") if hasattr(vm, name))
 
 
 class TheanoEngine(Engine):
-    """Theano 1.0.5 on the arrays of whatever device."""
+    """Theano 1.0.5 on the arrays of any device."""
 
-    reducers = {}  # how to pickle objects in graphs, by type, besides those that copyreg knows
+    reducers = {}  # additional functions to pickle objects in graphs, by type
 
     def __init__(self):
         self._modules = ModuleLog()
@@ -51,14 +51,14 @@ class TheanoEngine(Engine):
         givens = list(givens.items() if hasattr(givens, "items") else givens or ())
         rows = [shared.type(f"{shared.name or 'shared'}_rows") for shared in sliceable]
         _check_used(sliceable, outputs, updates, givens)
-        # First: Theano then replaces them everywhere, also in other givens and in the default updates
-        # of shared variables, such as those of random streams.
+        # These come first: Theano then substitutes them everywhere, including other givens and the
+        # default updates of shared variables, such as random streams.
         givens = [*zip(sliceable, rows), *givens]
         make_cacheable()
         compiled = _compile(
             [*inputs, *rows], outputs, updates=OrderedDict(updates), givens=givens, **kwargs
         )
-        # Arguments are checked before they are scattered; a second check would take 40% of a small
+        # Arguments have been checked before they were scattered. Checking again takes 40% of a small
         # call. https://theano-pymc.readthedocs.io/en/latest/tutorial/faq_tutorial.html
         compiled.trust_input = True
         return compiled
@@ -106,7 +106,7 @@ class TheanoEngine(Engine):
             return compiled(*arguments)
         if isinstance(compiled.fn, _LAZY):
             return compiled(*arguments, output_subset=subset)
-        outputs = compiled(*arguments)  # other linkers compute all outputs
+        outputs = compiled(*arguments)  # other linkers always compute all outputs
         return [outputs[index] for index in subset]
 
     # Shared variables
@@ -136,7 +136,7 @@ class TheanoEngine(Engine):
         return states
 
     def origin(self, variable):
-        """Return the variable of an optimised graph of which another one is a plain copy."""
+        """Return the variable of an optimized graph that another one is only a copy of."""
         return variable
 
     def seed(self, streams, seed):
@@ -157,7 +157,7 @@ def _compile(*args, **kwargs):
     try:
         return theano.function(*args, **kwargs)
     except BaseException as error:
-        # Theano would keep its lock on the cache, and every other process would wait for it.
+        # Otherwise Theano keeps its lock on the cache, and every other process waits for it.
         while getattr(compilelock.get_lock, "n_lock", 0):
             compilelock.release_lock()
         explanation = compile_cache.explain(error, Path(theano.config.compiledir))
@@ -173,7 +173,7 @@ def _check_cache():
 
 
 def _is_input(compiled, shared, variable):
-    """Whether a variable of the optimised graph is the input that `shared` became in it."""
+    """Whether a variable of the optimized graph is the input that represents `shared`."""
     return any(
         graph_input is variable and wrapped.variable is shared
         for wrapped, graph_input in zip(compiled.maker.inputs, compiled.maker.fgraph.inputs)

@@ -1,7 +1,7 @@
 """Theano on the arrays of a GPU, through pygpu.
 
-Shared variables and outputs stay on the device; NumPy arrays, such as the inputs, and numbers are
-handled as on the CPU. The device may be one of CUDA or of OpenCL.
+Shared variables and outputs stay on the device. NumPy arrays, such as the inputs, and numbers are
+handled as on the CPU. The device may be a CUDA or an OpenCL device.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ from synkhronos.engines.theano_engine import TheanoEngine
 from synkhronos.engines.theano_kernels import fix_kernels, refuse_new_cudnn
 
 _MULTIPLY, _DIVIDE = "a = a * b", "a = a / b"
-_COMBINE = {  # as NumPy's, which return NaN where either operand is
+_COMBINE = {  # like NumPy's, these return NaN if either operand is NaN
     "avg": "a = a + b",
     "sum": "a = a + b",
     "prod": _MULTIPLY,
@@ -37,17 +37,17 @@ _COMBINE = {  # as NumPy's, which return NaN where either operand is
 class TheanoGpuEngine(TheanoEngine):
     """Theano 1.0.5 with its GpuArray back end, on one device."""
 
-    survives_fork = False  # neither a CUDA context nor the threads of OpenCL do
+    survives_fork = False  # a CUDA context does not, nor do OpenCL's threads
     reducers = {GpuContext: lambda context: (get_context, (None,))}  # each rank has its own
     _cuda_context = None
 
     def before_fork(self):
         if list_contexts():
             raise RuntimeError(
-                "fork: Theano uses a GPU in this process already, and no process can be forked from it "
-                "then. Start Python with THEANO_FLAGS=device=cpu,force_device=True, call no "
+                "fork: Theano already uses a GPU in this process, so no process can be forked from "
+                "it. Start Python with THEANO_FLAGS=device=cpu,force_device=True, call no "
                 "theano.gpuarray.use(), and let synk.fork() bind each rank to its device. After "
-                "synk.close() the process keeps its device: begin the next world in a new process, or "
+                "synk.close() the process keeps its device: call fork() again in a new process, or "
                 "with n_parallel=1"
             )
         super().before_fork()
@@ -55,7 +55,7 @@ class TheanoGpuEngine(TheanoEngine):
     def setup(self, device, announce=True):
         bound = list(theano.gpuarray.init_dev.devmap)
         if bound and bound != [device]:
-            raise ValueError(f"device: this process is bound to {bound} already, got {device!r}")
+            raise ValueError(f"device: this process is already bound to {bound}, got {device!r}")
         if not bound:
             if device.startswith("cuda"):
                 refuse_new_cudnn()
@@ -190,8 +190,8 @@ class GpuArithmetic(Arithmetic):
 
 
 def _place(output, on_host):
-    """Return an output as a variable on the device, or on the host if it must be there."""
-    # A number is sent to the master in any case, and Theano keeps shared numbers on the host, too.
+    """Return an output as a variable on the device, or on the host if that is required."""
+    # A number is sent to the master anyway, and Theano keeps shared numbers on the host, too.
     if on_host or not output.ndim:
         return host_from_gpu(output) if isinstance(output.type, GpuArrayType) else output
     return output.transfer(None) if gpu_supported(output) else output

@@ -1,20 +1,21 @@
-"""Corrections of Theano's GPU kernels, without which common graphs do not run.
+"""Corrections of Theano's GPU kernels that common graphs need.
 
 These are defects of Theano 1.0.5:
 
-Elementwise kernels are C in places where it is not OpenCL: ``maximum`` and ``minimum`` call ``nan("")``,
-division to whole numbers calls ``floorf``, and a cast to bool has a float for a condition. No OpenCL
-compiler takes these.
+Elementwise kernels use C that is not valid OpenCL: ``maximum`` and ``minimum`` call ``nan("")``, integer
+division calls ``floorf``, and a cast to bool uses a float as a condition. No OpenCL compiler accepts
+these.
 
-The kernel of softmax cross-entropy declares variables of local memory inside a loop; in OpenCL they
-belong at the beginning of the kernel.
+The kernel of softmax cross-entropy declares variables in local memory inside a loop; OpenCL requires
+them at the beginning of the kernel.
 
-New memory is not zeroed, and CLBlast's gemv adds 0 times what it overwrites, which may be NaN.
+New memory is not zeroed, and CLBlast's gemv adds 0 times the values that it overwrites, which may be
+NaN.
 
 An elementwise kernel that does not compile crashes the process: before it reports the error, Theano
 passes a null pointer to ``GpuElemwise_free``.
 
-Any cuDNN that can be compiled with is used, even if it is newer than those that Theano supports.
+Any cuDNN that compiles is used, even a version that is newer than Theano supports.
 """
 
 import theano
@@ -23,7 +24,7 @@ from theano.gpuarray import dnn
 from theano.gpuarray.elemwise import GpuElemwise
 from theano.gpuarray.nnet import GpuCrossentropySoftmaxArgmax1HotWithBias as GpuCrossentropy
 
-_VERSION = 2  # part of the key of compiled modules, which are kept on disk
+_VERSION = 2  # part of the key of compiled modules, which stay on disk
 _SPELLINGS = {  # C's, and OpenCL's
     'nan("")': "NAN",
     "floorf(": "floor(",
@@ -34,16 +35,16 @@ _FIRST_UNKNOWN_CUDNN = 8000
 
 
 def refuse_new_cudnn():
-    """Disable a cuDNN with which Theano's convolutions do not compile, unless it is asked for."""
+    """Disable a cuDNN with which Theano's convolutions do not compile, unless the user enabled it."""
     version = dnn.version(raises=False)
     if theano.config.dnn.enabled == "auto" and version >= _FIRST_UNKNOWN_CUDNN:
         major = version // (10_000 if version >= 90_000 else 1_000)
         dnn.dnn_present.avail = False
-        dnn.dnn_present.msg = f"cuDNN {major} is newer than Theano, which knows 5 to 7"
+        dnn.dnn_present.msg = f"cuDNN {major} is too new for Theano, which supports 5 to 7"
 
 
 def fix_kernels(kind):
-    """Correct the kernels in this process, for a device of a kind, as libgpuarray names it."""
+    """Correct the kernels in this process, for a kind of device by its name in libgpuarray."""
     _change_version(GpuElemwise, kind)
     _survive_failure(GpuElemwise)
     if kind == b"opencl":

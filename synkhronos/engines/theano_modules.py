@@ -1,11 +1,11 @@
-"""Theano's cache of compiled C modules, made to work between ranks.
+"""Sharing Theano's cache of compiled C modules among ranks.
 
-A rank that loads a function needs the modules that the master has just compiled. In Theano 1.0.5 two
-things prevent that. An operation whose ``__props__`` is an empty tuple (``Dot22``, softmax, ...) is
-taken for one that must not be cached (``theano/gof/cc.py`` tests whether any part of the version is
-empty), so every process compiles it again. And a process that does not find a module in its memory
-looks for it on disk only while it holds the lock of the compile folder, which ranks poll every five
-seconds. So the master sends the ranks the files of its new modules.
+A rank that loads a function needs the modules that the master has just compiled. Two properties of
+Theano 1.0.5 prevent that. First, an operation whose ``__props__`` is an empty tuple (``Dot22``, softmax
+and others) is never cached, because ``theano/gof/cc.py`` tests whether any part of the version is empty;
+so every process compiles it again. Second, a process that does not find a module in memory searches the
+disk only while it holds the lock of the compile folder, and ranks poll that lock every five seconds.
+Therefore the master sends the files of its new modules to the ranks.
 """
 
 import itertools
@@ -16,7 +16,7 @@ from theano.gof.cc import get_module_cache
 
 
 class _NoProperties(tuple):
-    """An empty ``__props__`` that is not taken for a missing version; equal to, and pickled as, ()."""
+    """An empty ``__props__`` that does not count as a missing version. It equals (), also pickled."""
 
     __slots__ = ()
 
@@ -28,7 +28,7 @@ class _NoProperties(tuple):
 
 
 def make_cacheable():
-    """Have Theano cache operations without properties, all that are imported by now."""
+    """Let Theano cache operations without properties: all those that have been imported."""
     kinds = [Op]
     while kinds:
         kind = kinds.pop()
@@ -38,21 +38,21 @@ def make_cacheable():
 
 
 class ModuleLog:
-    """Which of the modules that this process has compiled or loaded are known to the other ranks.
+    """Keeps track of the modules that this process has compiled or loaded and other ranks have not.
 
-    Theano keeps the files of modules by key, in the order in which it came to know them; it only adds.
+    Theano stores the files of modules by key, in the order in which it finds them. It removes none.
     """
 
     def __init__(self):
-        self._known = None  # how many; None: none, and the ranks read the whole cache from disk
+        self._known = None  # a number; None if none, and the ranks read the cache from disk
         self._sent = None
 
     def mark_all_known(self):
-        """Note that the ranks know all modules of this moment, as forked ones do."""
+        """Record that the ranks know all present modules, because they were forked."""
         self._known = self._sent = _count()
 
     def unknown(self):
-        """Return the files, by key, of the modules that are to be sent to the ranks."""
+        """Return the files, by key, of the modules to send to the ranks."""
         self._sent = _count()
         if self._known is None:
             return {}
@@ -60,17 +60,17 @@ class ModuleLog:
         return dict(itertools.islice(known, self._known, None))
 
     def mark_sent_known(self):
-        """Note that the ranks know what `unknown` has returned last."""
+        """Record that the ranks know the modules last returned by `unknown`."""
         self._known = self._sent
 
 
 def _count():
-    """Return how many modules this process knows; None if it has not looked at the cache yet."""
+    """Return the number of modules that this process knows; None if it has not read the cache."""
     return None if cmodule._module_cache is None else len(get_module_cache().entry_from_key)
 
 
 def add_modules(files):
-    """Add the modules of another process, files by key, to those that this one knows."""
+    """Add the modules of another process, files by key, to those of this process."""
     cache = get_module_cache()
     for key, file in files.items():
         cache.entry_from_key.setdefault(key, file)

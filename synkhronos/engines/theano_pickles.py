@@ -1,4 +1,4 @@
-"""Pickles of compiled Theano functions, without the shared variables that the receiver has."""
+"""Pickling compiled Theano functions without the shared variables that the receiver already has."""
 
 import contextlib
 import copyreg
@@ -18,13 +18,13 @@ _lock = threading.Lock()
 
 
 class GraphPickler(pickle.Pickler):
-    """Pickles compiled functions; a number stands for a shared variable that the receiver has."""
+    """Pickles compiled functions; shared variables that the receiver has are replaced by numbers."""
 
     def __init__(self, file, known, reducers):
         super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
         self.dispatch_table = ChainMap(reducers, copyreg.dispatch_table)
         self._known = known
-        # A function wraps the storage of its shared variables in containers of its own.
+        # A function wraps the storage of its shared variables in its own containers.
         self._storages = {id(shared.container.storage): number for shared, number in known.items()}
 
     def persistent_id(self, item):
@@ -35,14 +35,14 @@ class GraphPickler(pickle.Pickler):
         return None
 
     def reducer_override(self, item):
-        # Theano would pickle the array of every shared variable, too.
+        # Otherwise Theano pickles the array of every shared variable.
         if isinstance(item, TheanoFunction):
             return _make_function, (item.maker, list(item.input_storage), item.trust_input)
         return NotImplemented
 
 
 class GraphUnpickler(pickle.Unpickler):
-    """Unpickles compiled functions; `known` is the list of shared variables by number."""
+    """Unpickles compiled functions; `known` lists the shared variables by number."""
 
     def __init__(self, file, known):
         super().__init__(file)
@@ -61,7 +61,7 @@ def _make_function(maker, input_storage, trust_input):
 
 
 def with_deep_stack(work):
-    """Return ``work()``, called in a thread whose stack is deep enough for a deep graph."""
+    """Return ``work()``, called in a thread whose stack is large enough for a deep graph."""
     outcome = []
 
     def target():
@@ -77,9 +77,9 @@ def with_deep_stack(work):
             thread.join()
     except RuntimeError as error:  # "can't start new thread"
         raise MemoryError(
-            f"functions that are made after the first distribute() are pickled in a thread with a stack "
+            f"functions built after the first distribute() are pickled in a thread with a stack "
             f"of {_DEEP_STACK} bytes, and the system refused the address space or the thread: raise "
-            f"'ulimit -v' or 'ulimit -u', or make all functions before the first distribute()"
+            f"'ulimit -v' or 'ulimit -u', or build all functions before the first distribute()"
         ) from error
     result, error = outcome[0]
     if error is not None:
@@ -89,8 +89,8 @@ def with_deep_stack(work):
 
 @contextlib.contextmanager
 def _deep_limits():
-    """Raise the limits of new threads and of recursion; they hold for the whole process."""
-    with _lock:  # ranks may be threads
+    """Raise the limits of new threads and of recursion, which apply to the whole process."""
+    with _lock:  # because ranks may be threads
         stack, recursion = threading.stack_size(_DEEP_STACK), sys.getrecursionlimit()
         try:
             sys.setrecursionlimit(_DEEP_RECURSION)

@@ -21,25 +21,25 @@ def apply_momentum(
 ) -> OrderedDict | list:
     r"""Add momentum to the updates of any rule.
 
-    With :math:`\theta'` the value that `updates` has for a parameter:
+    With :math:`\theta'` the new value of a parameter in `updates`:
 
     .. math:: v \leftarrow \mu v + \theta' - \theta, \qquad \theta \leftarrow \theta + v
 
     Parameters
     ----------
     updates : list of (shared variable, expression) or ordered dict
-        Such as the `param_updates` of a rule. What a longer tuple holds after these is kept.
+        Such as the `param_updates` of a rule. Additional items of a longer tuple are kept.
     params : list of shared variables, optional
-        Those that get momentum; by default all in `updates` that are not state of a rule of
-        ``synkhronos.extensions.updates``.
+        The parameters that get momentum; by default all variables in `updates` that are not the state
+        of a rule of ``synkhronos.extensions.updates``.
     momentum : float or scalar variable
         :math:`\mu`.
 
     Returns
     -------
     list or OrderedDict
-        As `updates`, followed by the updates of the velocities, which have the shapes, dtypes and
-        broadcast patterns of their parameters.
+        The new updates, in the form of `updates`, followed by the updates of the velocities, which have
+        the shapes, dtypes and broadcast patterns of their parameters.
 
     Raises
     ------
@@ -75,11 +75,11 @@ def apply_nesterov_momentum(
 ) -> OrderedDict | list:
     r"""Add Nesterov momentum to the updates of any rule.
 
-    With :math:`\theta'` the value that `updates` has for a parameter:
+    With :math:`\theta'` the new value of a parameter in `updates`:
 
     .. math:: v \leftarrow \mu v + \theta' - \theta, \qquad \theta \leftarrow \theta' + \mu v
 
-    Parameters, returned values and errors as for :func:`apply_momentum`.
+    The parameters, returned values and errors are the same as for :func:`apply_momentum`.
 
     Examples
     --------

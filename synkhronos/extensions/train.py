@@ -1,8 +1,8 @@
 """A training step on all ranks that equals the serial step on the whole minibatch.
 
-Each rank computes the gradient of its rows, the gradients are averaged with the numbers of rows as
-weights, and each rank makes the same update of its parameters. All of it is one command: the ranks meet
-at one start and one finish barrier, and in the all-reduce.
+Each rank computes the gradient on its rows. The gradients are averaged, weighted by the numbers of rows,
+and each rank applies the same update to its parameters. The step is a single command: the ranks
+synchronize at one start and one finish barrier, and in the all-reduce.
 """
 
 from __future__ import annotations
@@ -30,28 +30,37 @@ def make_train_function(
     *args: Any,
     **kwargs: Any,
 ) -> Callable[..., numpy.ndarray]:
-    """Make a function that trains on one minibatch, on all ranks.
+    """Build a function that trains on one minibatch, on all ranks.
 
     Parameters
     ----------
     loss : scalar variable
-        A mean over the rows of the minibatch.
+        The loss, a mean over the rows of the minibatch.
     params : list of shared variables
-        They must be the same on every rank, and then remain the same.
+        The parameters. If they are identical on every rank, they remain identical.
     x, y : variable, or list of these
         The inputs of `loss`, each split over the ranks along axis 0.
     update_rule : callable
-        Of `synkhronos.extensions.updates`, or one with the same interface: called with
-        ``(loss, params, *args, **kwargs)``, it returns ``(grad_updates, param_updates, grad_shared)``.
+        A rule of `synkhronos.extensions.updates`, or a function with the same interface: called as
+        ``update_rule(loss, params, *args, **kwargs)``, it returns
+        ``(grad_updates, param_updates, grad_shared)``.
     *args, **kwargs
-        For the update rule.
+        Passed to the update rule.
 
     Returns
     -------
     train_minibatch : callable
         ``train_minibatch(x_data, y_data, batch=None, num_slices=1)`` takes a step on the rows `batch`
-        and returns the loss before the step, as a 0-d array. With `num_slices` each rank computes its
-        gradient in slices; the step is the same, and takes less memory.
+        and returns the loss before the step, as a 0-d array of the dtype of `loss`. With `num_slices`
+        each rank computes its gradient in slices; the step is the same, and takes less memory. The
+        arguments and errors are those of a call of a `Function`.
+
+    Raises
+    ------
+    NotForkedError, ClosedError, WorldBrokenError
+        If there are no processes that can be used.
+    TypeError, ValueError
+        If `function` or the update rule does not accept an argument.
 
     Examples
     --------
@@ -86,12 +95,14 @@ def make_train_function_theano(
     *args: Any,
     **kwargs: Any,
 ) -> Callable[..., numpy.ndarray]:
-    """Do as `make_train_function`, with Theano in this process alone.
+    """Build the same step as `make_train_function` with plain Theano, for this process only.
+
+    The parameters are the same as for `make_train_function`.
 
     Returns
     -------
     train_minibatch : callable
-        ``train_minibatch(x_data, y_data, batch=None)``; the data are NumPy arrays.
+        ``train_minibatch(x_data, y_data, batch=None)``, where the data are NumPy arrays.
     """
     grad_updates, param_updates, _ = update_rule(loss, params, *args, **kwargs)
     inputs = _inputs(x, y)

@@ -1,6 +1,6 @@
-"""The arguments of a call: matched to the function's inputs, checked, and made a command.
+"""The arguments of a call: matched to the function's inputs, checked, and converted to a command.
 
-Everything that can be wrong with a call is found here, in the master, before any rank begins.
+All wrong arguments are detected here, in the master, before any rank starts to compute.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _KEYWORDS = ("output_subset", "batch", "batch_s", "num_slices")
 def in_order(
     function: Any, args: Sequence[ArrayLike], named: Mapping[str, ArrayLike]
 ) -> list[Any]:
-    """Return the value given for each input, by position or by name; None where none is."""
+    """Return the value of each input, given by position or by name; None if it is not given."""
     inputs = function.inputs
     if len(args) > len(inputs):
         raise TypeError(f"{function!r}: expected at most {len(inputs)} inputs, got {len(args)}")
@@ -50,7 +50,7 @@ def in_order(
 def match(
     world: World, function: Any, args: Sequence[ArrayLike], named: Mapping[str, ArrayLike]
 ) -> list[np.ndarray | Data]:
-    """Return, for each input, a `Data` or an array that fits it."""
+    """Return, for each input, a `Data` or an array of its type."""
     inputs = function.inputs
     if named or len(args) != len(inputs):
         args = _fill_with_bound(world, function, in_order(function, args, named))
@@ -77,7 +77,7 @@ def _fill_with_bound(world, function, values):
 
 def _check_data(world, value, one):
     if value._world is not world:
-        raise ClosedError(f"{one.label}: the Data belongs to processes that were closed")
+        raise ClosedError(f"{one.label}: the processes of this Data were closed")
     kind = one.type
     if value.dtype != kind.dtype or value.ndim != kind.ndim:
         raise TypeError(
@@ -92,7 +92,7 @@ def _to_array(function, value, one):
     kind = one.type
     remedy = "convert it"
     if not function.downcast:
-        remedy += ", or make the function with allow_input_downcast=True"
+        remedy += ", or build the function with allow_input_downcast=True"
     downcast = function.downcast and not np.iscomplexobj(value)  # as Theano does
     array = condition(value, kind.dtype, kind.ndim, downcast, one.label, remedy)
     _check_extents(array.shape, one)
@@ -139,7 +139,7 @@ def _check_num_slices(num_slices):
 
 
 def _select_rows(function, datas, batch):
-    """Return the rows to divide among the ranks, and which inputs hold only these rows."""
+    """Return the rows to divide among the ranks, and for each input whether it holds only these rows."""
     scattered = [(one, data) for one, data in zip(function.inputs, datas) if one.scattered]
     if not scattered:
         if batch is not None:
@@ -147,7 +147,7 @@ def _select_rows(function, datas, batch):
         return None, ()
     minibatch = tuple([data.minibatch for _, data in scattered])
     whole = [data for _, data in scattered if not data.minibatch]
-    if not whole:  # with a batch, they may be longer than it
+    if not whole:  # with a batch, the minibatch data may be longer
         whole = [data for _, data in scattered[: None if batch is None else 1]]
     lengths = {len(data) for data in whole}
     if len(lengths) > 1:
@@ -171,7 +171,7 @@ def _check_slicing(world, function):
     for shared in function.not_accumulated:
         raise TypeError(
             f"{function!r}: num_slices: the update of {shared} cannot accumulate over slices, as it "
-            f"holds no tensor but {shared.type}"
+            f"is not a tensor but {shared.type}"
         )
     for number, op in function.replica.updates:
         shared = world.here.shareds[number]
@@ -181,7 +181,7 @@ def _check_slicing(world, function):
 
 
 def check_subset(function: Any, subset: Sequence[int]) -> list[int]:
-    """Return `output_subset` as a list of indices that exist."""
+    """Return `output_subset` as a list of ints; raise if an index is out of range."""
     try:
         indices = list(subset)
     except TypeError as error:
@@ -208,7 +208,7 @@ def _check_master_takes_part(world, function, n_rows, subset):
 
 
 def _check_batch_s(world, function, batch_s):
-    """Return a list with the rows of each rank, checked where they can be checked."""
+    """Return a list with the rows of each rank, checked as far as possible."""
     if not function.replica.sliceable:
         raise ValueError(f"{function!r}: batch_s was given, but there are no sliceable_shareds")
     each = isinstance(batch_s, (list, tuple)) and any(
@@ -222,13 +222,13 @@ def _check_batch_s(world, function, batch_s):
         if isinstance(one, slice):
             select(one, 0, "batch_s")
     listed = not all(one is None or isinstance(one, slice) for one in batches)
-    if listed and not world.is_recording:  # inside fuse() the lengths may be others by then
+    if listed and not world.is_recording:  # inside fuse() the lengths may change first
         _check_rows_exist(world, function, batches)
     return batches
 
 
 def _check_rows_exist(world, function, batches):
-    """Check row numbers, which unlike slices must exist; only the ranks know their lengths."""
+    """Check that row numbers exist. Only the ranks know their own lengths."""
     replicate(world)
     lengths = world.run(_SliceableLengths(function.replica.sliceable))
     for rank, (batch, own) in enumerate(zip(batches, lengths)):
@@ -237,7 +237,7 @@ def _check_rows_exist(world, function, batches):
 
 
 class _SliceableLengths(Command):
-    """Return how many rows this rank has of some shared variables."""
+    """Return the number of rows of this rank's replicas."""
 
     def __init__(self, numbers):
         self.numbers = numbers

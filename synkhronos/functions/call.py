@@ -1,4 +1,4 @@
-"""What a rank does in a call of a function: take its rows, compute, send the outputs."""
+"""The part of each rank in a call: take its rows, compute, send the outputs."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from synkhronos.arithmetic.partition import select, share
 from synkhronos.stores.handle import Handle
 from synkhronos.world.here import Command, Here
 
-_SMALL = 4096  # bytes of an output that is part of the reply
+_SMALL = 4096  # bytes; outputs up to this size are part of the reply
 
 
 class Replica(NamedTuple):
-    """A rank's part of a function.
+    """A rank's replica of a function.
 
     Attributes
     ----------
     number : int
-        By which all ranks know the function.
+        The number by which all ranks know the function.
     compiled : compiled function
     output_modes : list of str or None
         How each output is reduced.
@@ -29,7 +29,7 @@ class Replica(NamedTuple):
     sliceable : list of int
         The numbers of the sliceable shared variables.
     updates : list of (int, str or None)
-        The number of each shared variable whose updates accumulate over slices, and how.
+        For each shared variable whose updates accumulate over slices: its number and the operation.
     """
 
     number: int
@@ -46,15 +46,15 @@ class CallFunction(Command):
     Parameters
     ----------
     number : int
-        The function's.
+        The number of the function.
     handles : tuple of Handle
-        To each argument, the scattered ones first.
+        A handle to each argument, the scattered ones first.
     rows : range, numpy.ndarray or None
-        Rows of the whole data that the ranks divide among themselves.
+        Rows of the whole data, to be divided among the ranks.
     minibatch : tuple of bool
         For each scattered argument, whether it holds the rows of this batch only.
     batch_s : list or None
-        By rank: the rows to use of the sliceable shared variables.
+        For each rank, the rows of the sliceable shared variables to use.
     num_slices : int
     subset : list of int or None
         Outputs to compute.
@@ -77,7 +77,7 @@ class CallFunction(Command):
         self.batch_s = batch_s
         self.num_slices = num_slices
         self.subset = subset
-        self._prepared: Any = None  # this rank's arguments, if they are the same views each time
+        self._prepared: Any = None  # this rank's arguments, if every call uses the same views
 
     def __reduce__(self) -> tuple:
         return CallFunction, (
@@ -91,7 +91,7 @@ class CallFunction(Command):
         )
 
     def run(self, here: Here) -> tuple[int, list | None]:
-        """Return how many rows this rank had, and its outputs; None for these without rows."""
+        """Return the number of rows of this rank, and its outputs, which are None without rows."""
         replica = here.functions[self.number]
         n_rows, arguments = self._prepared or self._prepare(here, replica)
         here.rows[self.number] = n_rows
@@ -106,7 +106,7 @@ class CallFunction(Command):
         return n_rows, self._send(here, replica, values)
 
     def _prepare(self, here, replica):
-        """Return how many rows this rank has, and its arguments; columns, if it works in slices."""
+        """Return the number of rows of this rank, and its arguments, or columns if there are slices."""
         columns, n_rows = self._columns(here, replica)
         if self.num_slices > 1 or not n_rows:
             return n_rows, columns
@@ -116,9 +116,9 @@ class CallFunction(Command):
         return n_rows, arguments
 
     def _columns(self, here, replica):
-        """Return ``(key, source, rows of this rank)`` for each argument, and the number of the rows.
+        """Return ``(key, source, rows of this rank)`` for each argument, and the number of rows.
 
-        A source is an array or a handle. The rows of an argument that is used whole are None.
+        A source is an array or a handle. For an argument that is used as a whole, rows is None.
         """
         n_rows = 1
         columns = []
@@ -142,7 +142,7 @@ class CallFunction(Command):
         return columns, n_rows
 
     def _accumulate(self, here, replica, columns, n_rows):
-        """Call the function slice by slice; every slice reads the old values of what it updates."""
+        """Call the function once per slice; every slice reads the old values of updated variables."""
         engine = here.engine
         updates = [(here.shareds[number], op) for number, op in replica.updates]
         outputs = [Accumulator(mode, engine.arithmetic) for mode in self._chosen(replica.output_modes)]
@@ -151,7 +151,7 @@ class CallFunction(Command):
             for shared, op in updates
         ]
         olds = [engine.storage(shared) for shared, _ in updates]
-        # At most as many as there are rows, of the shortest if sliceable variables differ in length.
+        # No more slices than rows; if sliceable variables differ in length, the shortest counts.
         shortest = min([len(rows) for _, _, rows in columns if rows is not None])
         n_slices = min(self.num_slices, max(shortest, 1))
         try:
@@ -182,11 +182,11 @@ class CallFunction(Command):
         return [accumulator.result(dtype) for accumulator, dtype in zip(outputs, dtypes)]
 
     def _send(self, here, replica, values):
-        """Return the outputs in the form in which they travel to the master."""
+        """Return the outputs in the form in which they are sent to the master."""
         modes = self._chosen(replica.output_modes)
         if here.comm.reduces_in_place and self._all_have_rows(here, replica):
             values = self._reduce_in_place(here, modes, values)
-        packed = []  # for a few, a comprehension takes longer
+        packed = []  # faster than a comprehension for a few items
         for mode, value in zip(modes, values):
             packed.append(_pack(here, mode, value))
         return packed
@@ -196,13 +196,13 @@ class CallFunction(Command):
         return items if self.subset is None else [items[index] for index in self.subset]
 
     def _all_have_rows(self, here, replica):
-        """Whether every rank has rows, as far as each of them can tell by itself."""
+        """Whether it is certain, without communication, that every rank has rows."""
         if self.rows is None:
             return not replica.sliceable
         return len(self.rows) >= here.size
 
     def _reduce_in_place(self, here, modes, values):
-        """Reduce the values that the communicator takes; ranks other than the master keep none."""
+        """Reduce the values that the communicator supports; only the master keeps the results."""
         values = list(values)
         for op in OPERATIONS:
             chosen = [
@@ -232,7 +232,7 @@ def _slice(rows, n_slices, index):
 
 
 def _distinct(values):
-    """Copy outputs that a subset names twice: the caller gets two arrays."""
+    """Copy outputs that a subset names twice, so that the caller gets separate arrays."""
     return [
         value.copy() if any([value is earlier for earlier in values[:position]]) else value
         for position, value in enumerate(values)
@@ -253,5 +253,5 @@ def _pack(here, mode, value):
 
 
 def unpack(here: Here, packed: Any) -> Any:
-    """Return an output as the rank has computed it; a number, if it was one."""
+    """Return an output as the rank computed it: an array or a number."""
     return here.store.get(packed) if isinstance(packed, Handle) else packed

@@ -1,4 +1,4 @@
-"""`function`: as ``theano.function``, for all ranks."""
+"""`function`: the equivalent of ``theano.function`` for all ranks."""
 
 from __future__ import annotations
 
@@ -30,19 +30,20 @@ Update = Union[Tuple[SharedVariable, Any], Tuple[SharedVariable, Any, Union[str,
 
 
 class Function:
-    """A function of which every rank has a replica. Made by `function`.
+    """A function with a replica on every rank. Create it with `function`.
 
     Attributes
     ----------
-    name : str or None
+    name : str
+        The name given to `function`; by default the file and line of its call.
     output_modes : list of str or None
-        How each output is reduced.
+        The operation that reduces each output.
     update_modes : list of str or None
-        How each explicit update accumulates over slices.
+        The operation that accumulates each update over slices.
     """
 
-    _world: World | None = None  # as in a copy
-    _last: Any = None  # the command of the last call, if that had only inputs, all of them `Data`
+    _world: World | None = None  # in a copy
+    _last: Any = None  # the command of the last call, if it had inputs only, all of them `Data`
 
     def __init__(
         self,
@@ -65,7 +66,7 @@ class Function:
         self._single = single
 
     def __getstate__(self) -> dict[str, Any]:
-        # A copy cannot be called, and says so.
+        # A copy cannot be called: it raises a TypeError that says so.
         return {"name": self.name}
 
     @property
@@ -76,7 +77,12 @@ class Function:
         return f"<synkhronos.Function {self.name}>"
 
     def get_shared(self) -> list[SharedVariable]:
-        """Return the shared variables that the function reads or updates."""
+        """Return the shared variables that the function reads or updates.
+
+        Returns
+        -------
+        list of shared variables
+        """
         here = (self._world or self._usable_world()).here
         sliceable = [here.shareds[number] for number in self.replica.sliceable]
         return [*here.engine.shareds(self.replica.compiled), *sliceable]
@@ -98,32 +104,44 @@ class Function:
         Parameters
         ----------
         *args, **inputs_by_name : Data or array-like
-            The inputs, the scattered ones first, by position or by the name of the variable. Those
-            that are left out are the `Data` bound to them.
+            The inputs, the scattered ones first, by position or by the name of the variable. For inputs
+            that are omitted, the `Data` bound to them is used. Arrays are converted to the dtype of
+            the input if they can be cast safely; a `Data` must have this dtype.
         output_subset : list of int, optional
             The outputs to compute and return.
         batch : int, slice, 1-d array-like of int or bool, optional
-            Rows of the inputs to use, as in NumPy's indexing; an int `k` means the first `k`.
+            Rows of the scattered inputs to use, as in NumPy's indexing; an int `k` means the first `k`.
+            All rows by default.
         batch_s : slice, 1-d array-like of int or bool, or a list of one of these per rank, optional
-            Rows of each rank's sliceable shared variables to use.
-        num_slices : int
-            In how many slices each rank computes over its rows, to use less memory.
+            Rows of each rank's sliceable shared variables to use. All rows by default.
+        num_slices : int, default: 1
+            The number of slices in which each rank computes on its rows, to use less memory.
 
         Returns
         -------
         numpy.ndarray or list of numpy.ndarray
-            What the Theano function would return: a list if `outputs` was one. A reduced output has the
-            shape that it has on each rank; one with ``"gather"`` has the rows of all ranks.
+            The outputs, as the Theano function would return them: a list if `outputs` was a list. They
+            have the dtypes of the output variables. A reduced output has the shape that it has on each
+            rank; an output with ``"gather"`` has the rows of all ranks. Inside a ``fuse()`` block, an
+            object whose ``result()`` returns this after the block.
 
         Raises
         ------
-        TypeError, ValueError, IndexError
-            For wrong arguments, before any rank computes; and if the shapes of the ranks' outputs
-            do not fit together.
+        TypeError
+            If an input is missing, unknown or given twice, or has the wrong dtype or ndim.
+        ValueError
+            If the inputs differ in their numbers of rows, there are no rows to compute on, or the
+            shapes of an output on different ranks cannot be combined.
+        IndexError
+            If `batch` or `batch_s` contains a row, or `output_subset` an index, that does not exist.
+        MemoryError
+            If there is too little shared memory for an input.
+        ClosedError
+            If the processes of the function were closed.
         WorkerError
-            If a worker raised an exception.
+            If a worker raised an exception. An exception in the master is raised as it is.
         WorldBrokenError
-            If a worker died.
+            If a worker died or a barrier timed out, in this call or before.
 
         Examples
         --------
@@ -154,7 +172,7 @@ class Function:
             datas = [as_data(world, value) for value in values]
             command = arguments.plan(world, self, datas, output_subset, batch, batch_s, num_slices)
             self._last = command if plain else None
-            # The arrays must live as long as the command runs: they may be of this call only, or be
+            # The arrays must live until the command has run: they may belong to this call only, or be
             # freed inside fuse().
             kept = [data.data for data in datas]
         if self.replica.number >= world.registry.replicated_functions:
@@ -169,7 +187,7 @@ class Function:
         return world.submit(command, finish)
 
     def _command_of_last_call(self, args):
-        """Return the last call's command if these are the same `Data`, where they were; else None."""
+        """Return the last call's command if the arguments are the same unmoved `Data`; else None."""
         command, world = self._last, self._world
         if command is None or len(args) != len(command.handles):
             return None
@@ -181,19 +199,19 @@ class Function:
         return command
 
     def forget_last_call(self) -> None:
-        """Plan the next call anew: a command remembers this rank's rows, which other ranks change."""
+        """Discard the last command, whose rows are those for the former number of ranks."""
         self._last = None
 
     def _usable_world(self):
         world = self._world
         if world is None:
             raise TypeError(
-                f"{self!r}: this is a copy, by copy or pickle, which belongs to no processes; use the "
-                f"function itself, or make it anew with synk.function()"
+                f"{self!r}: this is a copy, made by copy or pickle, and cannot be called; use the "
+                f"original function, or build it again with synk.function()"
             )
         if world.closed:
             raise ClosedError(
-                f"{self!r}: the processes that it was made for were closed; make it anew with "
+                f"{self!r}: the processes of this function were closed; build it again with "
                 f"synk.function() after synk.fork()"
             )
         world.check_usable()
@@ -208,9 +226,9 @@ class Function:
         output_subset: Sequence[int] | None = None,
         **inputs_by_name: ArrayLike,
     ) -> Result:
-        """Call the Theano function in the master alone, with whole inputs, and return its outputs.
+        """Call the Theano function in the master only, with all rows, and return its outputs.
 
-        Sliceable shared variables are used whole. Updates change the master's replicas only.
+        All rows of sliceable shared variables are used. Updates change the master's replicas only.
 
         Parameters
         ----------
@@ -222,6 +240,14 @@ class Function:
         Returns
         -------
         numpy.ndarray or list of numpy.ndarray
+            The outputs of the Theano function.
+
+        Raises
+        ------
+        TypeError, IndexError
+            For wrong arguments, as in a call.
+        ClosedError, WorldBrokenError
+            If there are no processes that can be used.
         """
         world = self._usable_world()
         if output_subset is not None:
@@ -241,18 +267,28 @@ class Function:
         oversize: float = 1.0,
         minibatch: bool = False,
     ) -> Result:
-        """Make `Data` of the function's inputs.
+        """Create a `Data` for each of the function's inputs, with its dtype and ndim.
 
         Parameters
         ----------
         *args : array-like
-            One for each input, in order; inputs at the end may be left out.
+            One value per input, in order; inputs at the end may be omitted.
         force_cast, oversize, minibatch
             As in `data`.
 
         Returns
         -------
         Data or tuple of Data
+            A single `Data` if one value is given.
+
+        Raises
+        ------
+        TypeError
+            If there are more values than inputs, or a value has the wrong ndim or cannot be cast safely.
+        MemoryError
+            If there is too little shared memory.
+        ClosedError, WorldBrokenError
+            If there are no processes that can be used.
         """
         world = self._usable_world()
         if not self.inputs:
@@ -269,19 +305,28 @@ class Function:
         return built[0] if len(built) == 1 else tuple(built)
 
     def set_input_shmems(self, /, *values: ArrayLike, **values_by_name: ArrayLike) -> list[Data]:
-        """Make, or refill, the `Data` bound to the inputs, as `set_shmems` does.
+        """Bind data to the inputs, as `set_shmems` does.
 
         Functions that share input variables share the data.
 
         Parameters
         ----------
         *values, **values_by_name : array-like or Data
-            One for each input, in order or by its name. Inputs left out keep their `Data`.
+            One value per input, in order or by name. Inputs that are omitted keep their `Data`.
 
         Returns
         -------
         list of Data
             One for each value that was given, in the order of the inputs.
+
+        Raises
+        ------
+        TypeError
+            If an input is unknown or given twice, or a value has the wrong dtype or ndim.
+        MemoryError
+            If there is too little shared memory.
+        ClosedError, WorldBrokenError
+            If there are no processes that can be used.
         """
         world = self._usable_world()
         each = arguments.in_order(self, values, values_by_name)
@@ -290,12 +335,18 @@ class Function:
         return [bound[variable] for variable, _ in given]
 
     def get_input_shmems(self) -> list[Data]:
-        """Return the `Data` bound to the inputs, in their order.
+        """Return the `Data` bound to the inputs, in the order of the inputs.
+
+        Returns
+        -------
+        list of Data
 
         Raises
         ------
+        TypeError
+            If the function has no inputs.
         ValueError
-            If an input has none.
+            If no data is bound to an input.
         """
         world = self._usable_world()
         return find_bound(world, [one.variable for one in self.inputs], "get_input_shmems")
@@ -304,10 +355,10 @@ class Function:
 def _accumulated(
     world: World, compiled: Compiled, ops: Mapping[SharedVariable, str | None]
 ) -> tuple[list[tuple[int, str | None]], list[SharedVariable]]:
-    """Return how updates accumulate over slices, and the variables whose updates cannot.
+    """Return how updates accumulate over slices, and the variables whose updates cannot accumulate.
 
-    The first is a list of ``(number, op)``, with the default updates too. Random streams are left out:
-    they just continue from slice to slice.
+    The first is a list of ``(number, op)``, which includes default updates. Random streams are not
+    included: they continue from slice to slice.
     """
     engine = world.here.engine
     streams = engine.random_streams(compiled)
@@ -338,20 +389,22 @@ def function(
     Parameters
     ----------
     inputs : list of variables
-        Each is split along axis 0 over the ranks.
+        Tensors of at least one dimension. Each is split along axis 0 over the ranks.
     outputs : variable, (variable, op), or list of these, optional
-        `op`: ``"avg"`` (default), ``"sum"``, ``"prod"``, ``"min"``, ``"max"``, ``"gather"``, or None
-        for the master's own value; with ``"c_"`` before it the reduction uses the CPU.
+        `op` says how the values of the ranks are combined: ``"avg"`` (default; weighted by the number
+        of rows), ``"sum"``, ``"prod"``, ``"min"``, ``"max"``, ``"gather"`` (concatenated along axis 0),
+        or None for the master's own value. With the prefix ``"c_"`` the reduction uses the CPU.
     bcast_inputs : list of variables, optional
-        Given whole to every rank; after `inputs` in the order of the call.
+        Every rank gets the whole value. In a call they follow `inputs`.
     updates : list of (shared, new) or (shared, new, op), or an ordered dict, optional
-        `op`, by default ``"avg"``, is how the updates of several slices (``num_slices``) become one.
-        Each rank updates its own replica only.
+        Each rank updates its own replica only. `op`, by default ``"avg"``, combines the new values of
+        several slices (``num_slices``).
     givens : as in Theano, optional
+        Substitutions in the graph.
     sliceable_shareds : list of shared variables, optional
-        They hold data rows, of which `batch_s` and `num_slices` select some.
+        Variables that hold rows of data, from which `batch_s` and `num_slices` select.
     **kwargs
-        For ``theano.function``.
+        Passed to ``theano.function``.
 
     Returns
     -------
@@ -359,12 +412,16 @@ def function(
 
     Raises
     ------
-    NotForkedError
-        Before ``fork()``.
+    NotForkedError, ClosedError, WorldBrokenError
+        If there are no processes that can be used.
     TypeError
-        If something is not a variable of the right kind, or an operation is not defined for a dtype.
+        If an argument is not a variable of the right kind, or an operation is not defined for the dtype
+        of an output.
     ValueError
-        If an input cannot be split, an operation does not exist, or something is given twice.
+        If an input cannot be split along axis 0, an operation does not exist, a variable is given
+        twice, or a sliceable shared variable is unused, updated by the function or replaced by `givens`.
+    SynkhronosError
+        If there is no room on disk for Theano's compiled code.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""The outputs of a call: what the ranks have computed, reduced to what the caller gets."""
+"""The outputs of a call: the values of all ranks are reduced to the value that the caller gets."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def collect(
     Parameters
     ----------
     results : list of (int, list or None)
-        By rank: its number of rows, and its outputs in the form in which they have travelled.
+        For each rank, its number of rows, and its outputs in the form in which they were sent.
     subset : list of int or None
-        Which outputs they are.
+        The indices of the outputs; None for all.
     """
     weights, by_rank = [], []
     for n_rows, values in results:
@@ -39,7 +39,7 @@ def collect(
     for index, values in zip(indices, zip(*by_rank)):
         mode = replica.output_modes[index]
         if mode is None or values[0] is None or values[-1] is None:
-            # The master's own value, or reduced to the master by the communicator
+            # The master's own value, or one that the communicator has reduced to the master
             outputs.append(_of_master(world, function, index, results)[len(outputs)])
         elif type(values[0]) is float and mode in OPERATIONS:
             value = OPERATIONS[mode].reduce_floats(values, weights)
@@ -79,8 +79,8 @@ def _combine(function, index, values, weights, active, master):
     operation = OPERATIONS[mode]
     if values[0].nbytes <= PIECE_BYTES:
         return operation.reduce(values, weights)
-    # In the memory of the master's own value, if that is the first: allocating the pages of a new array
-    # takes longer than the sum.
+    # Sum into the memory of the master's own value if that is the first: allocating the pages of a new
+    # array takes longer than the sum.
     result = _own(values[0]) if active[0] == master else np.array(values[0])
     if len(values) == 1:
         return result

@@ -1,4 +1,4 @@
-"""`reseed`: random streams seeded anew on every rank."""
+"""`reseed`: seed random streams on every rank."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from synkhronos.world.world import current_world
 
 
 class _Reseed(Command):
-    """Set states of random streams to those of the master, moved to this rank's own substreams."""
+    """Set random streams to the states of the master, advanced to this rank's own substreams."""
 
     def __init__(self, states):
         self.states = states  # by the number of the shared variable
@@ -23,25 +23,40 @@ class _Reseed(Command):
 
 
 def reseed(streams: Any, seed: int | None = None) -> None:
-    """Seed random streams anew, as ``streams.seed(seed)`` does, on every rank.
+    """Seed random streams on every rank, as ``streams.seed(seed)`` does on the master.
 
-    The streams of the ranks are independent again. After it the ranks draw what they would draw in a
-    new run whose streams were made with this seed.
+    The streams of the ranks remain independent. The ranks then draw the same numbers as in a new run
+    whose streams were created with this seed.
 
     Parameters
     ----------
     streams : MRG_RandomStreams or RandomStreams
+        The streams to seed.
     seed : int, optional
-        None: the seed with which they were made.
+        By default, the seed with which the streams were created.
 
     Raises
     ------
-    NotForkedError
-        Before ``fork()``.
+    NotForkedError, ClosedError, WorldBrokenError
+        If there are no processes that can be used.
     RuntimeError
-        Inside ``fuse()``, as the calls of the block would run after it.
+        Inside a ``fuse()`` block, whose calls would run after the seeding.
     TypeError
-        If `streams` are none of the compiler's, or `seed` is not an int.
+        If `streams` is not an object of one of these classes, or `seed` is not an int.
+
+    Examples
+    --------
+    >>> import synkhronos as synk
+    >>> from theano.sandbox.rng_mrg import MRG_RandomStreams
+    >>> synk.fork(2, use_gpu=False)
+    2
+    >>> streams = MRG_RandomStreams(1)
+    >>> draw = synk.function([], (streams.uniform((2,)), "gather"))
+    >>> first = draw()
+    >>> synk.reseed(streams, 1)
+    >>> (draw() == first).all()
+    True
+    >>> synk.close()
     """
     world = current_world()
     world.check_usable()
@@ -51,7 +66,7 @@ def reseed(streams: Any, seed: int | None = None) -> None:
         raise TypeError(f"reseed: seed: expected an int, or None, got {seed!r}")
     here = world.here
     seeded = here.engine.seed(streams, seed)
-    # Those that are not replicated yet will be, with the states that the master has then.
+    # Streams that are not replicated yet will be replicated with the master's new states.
     registry = world.registry
     states = {
         registry.numbers[shared]: here.engine.storage(shared)

@@ -1,9 +1,9 @@
-"""`distribute`: functions and their shared variables on every rank.
+"""`distribute`: replicate functions and their shared variables on every rank.
 
-Where workers inherit the state of the master, the first call forks them: they have the compiled
-functions then, and share the memory of the variables' values until one is written to. Functions that
-are built later are sent as one pickle, in which a number stands for a shared variable that the ranks
-already have.
+If workers inherit the state of the master, the first call forks them. They then have the compiled
+functions, and share the memory of the variables' values until it is written to. Functions that are
+built later are sent as one pickle, in which a shared variable that the ranks already have is replaced
+by its number.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from synkhronos.host import heap
 from synkhronos.stores.handle import Handle
 from synkhronos.world.here import Command
 from synkhronos.world.world import World, current_world
@@ -23,11 +24,11 @@ class Replicate(Command):
     Parameters
     ----------
     first_function, first_shared : int
-        The numbers of the first new ones.
+        The numbers of the first new function and the first new shared variable.
     payload : Handle or None
-        To the pickled new ones; None if the rank inherited them.
+        A handle to the pickled functions and variables; None if the rank inherited them.
     streams : list of int
-        Which of the new shared variables hold states of random streams.
+        The new shared variables that hold states of random streams.
     """
 
     def __init__(
@@ -41,16 +42,17 @@ class Replicate(Command):
     def run(self, here):
         if self.payload is not None and not here.is_master:
             replicas, shareds = here.engine.loads(here.store.get(self.payload), here.shareds)
-            # An earlier attempt, which failed on another rank, may have left some.
+            # An earlier attempt that failed on another rank may have left some.
             here.functions[self.first_function :] = replicas
             here.shareds[self.first_shared :] = shareds
+            heap.trim()
         if here.stream_index:
             for number in self.streams:
                 here.engine.jump(here.shareds[number], here.stream_index)
 
 
 def replicate(world: World) -> None:
-    """Give the ranks what they do not have yet; start them if that has not been done."""
+    """Replicate everything that is new; start the workers first if they have not been started."""
     world.check_usable()
     with world.defer_interrupt:
         _replicate(world)
@@ -69,6 +71,7 @@ def _replicate(world):
         pickled = _pickle(world, replicas, shareds)
         payload = here.store.put(np.frombuffer(pickled, np.uint8))
         del pickled
+        heap.trim()  # of the pickle, which may be large
     streams = {
         registry.numbers[shared]
         for replica in replicas
@@ -84,7 +87,7 @@ def _replicate(world):
 
 
 def _pickle(world, replicas, shareds):
-    """Return the pickle of replicas and shared variables; None for replicas that have none."""
+    """Return a pickle of replicas and shared variables; replicas that cannot be pickled become None."""
     engine = world.here.engine
     known = dict(world.registry.numbers)
     for shared in shareds:
@@ -93,7 +96,7 @@ def _pickle(world, replicas, shareds):
         return engine.dumps((replicas, shareds), known)
     except MemoryError:
         raise
-    except Exception:  # whatever an operation or a mode raises
+    except Exception:  # any exception that an operation or a mode raises
         sent = [replica if _can_be_sent(world, replica, known) else None for replica in replicas]
         return engine.dumps((sent, shareds), known)
 
@@ -108,12 +111,12 @@ def _can_be_sent(world, replica, known):
 
 
 def check_sent(world: World, function: Any) -> None:
-    """Raise if the workers do not have a function, which then can run in the master alone."""
+    """Raise if a function could not be sent to the workers."""
     unsent = world.registry.unsent
     if function.replica.number in unsent:
-        remedy = "leave what it names out of the function"
+        remedy = "build it without the object that the message names"
         if world.workers_inherit:
-            remedy = "make it before the first distribute(), or call restart(): workers then inherit it"
+            remedy = "build it before the first distribute(), or call restart(): workers then inherit it"
         raise TypeError(
             f"{function!r}: it cannot be sent to workers that are running already "
             f"({unsent[function.replica.number]}); {remedy}"
@@ -123,18 +126,23 @@ def check_sent(world: World, function: Any) -> None:
 def distribute() -> None:
     """Replicate all functions that are not yet replicated, with their shared variables.
 
-    Each rank has one replica of a shared variable, however many functions use it; the values of a
-    variable that the ranks already have are kept. Each rank gets independent random streams. It may be
-    called again after more functions were made, and a call of a new function does it by itself.
+    Each rank has one replica of a shared variable, no matter how many functions use it. Variables that
+    the ranks already have keep their values. Each rank gets independent random streams. Call it again
+    after you have built more functions; otherwise the first call of a new function replicates it.
+
+    On the CPU, the first call starts the workers.
 
     Raises
     ------
-    NotForkedError
-        Before ``fork()``.
+    NotForkedError, ClosedError, WorldBrokenError
+        If there are no processes that can be used.
     TypeError
-        If a function cannot be sent to workers that are running already. The others are replicated.
+        If a function cannot be sent to workers that are already running. All others are replicated.
     WorkerError
         If a worker cannot load a function.
+    MemoryError, SynkhronosError
+        If the system does not allow the workers to start, or refuses the memory that is needed. The
+        message says which limit was reached, and what to do.
 
     Examples
     --------

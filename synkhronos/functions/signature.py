@@ -18,7 +18,7 @@ class Input(NamedTuple):
     name: str | None
     type: TensorType
     scattered: bool
-    ones: tuple[int, ...]  # the axes whose extent is 1 by the type
+    ones: tuple[int, ...]  # axes that the type requires to have extent 1
 
     @property
     def label(self) -> str:
@@ -26,7 +26,7 @@ class Input(NamedTuple):
 
 
 def parse_inputs(engine: Engine, inputs: Any, bcast_inputs: Any) -> list[Input]:
-    """Return the list of `Input`, the scattered ones first."""
+    """Return a list of `Input`, the scattered ones first."""
     parsed = []
     for what, variables, scattered in (("inputs", inputs, True), ("bcast_inputs", bcast_inputs, 0)):
         if variables is None:
@@ -61,7 +61,7 @@ def _parse_input(engine, what, variable, scattered):
 def parse_outputs(
     engine: Engine, outputs: Any
 ) -> tuple[list[Variable], list[str | None], bool]:
-    """Return ``(variables, modes, single)``; `single`: the outputs are not a list but one output."""
+    """Return ``(variables, modes, single)``, where `single` means one output instead of a list."""
     single = outputs is not None and not isinstance(outputs, list)
     if outputs is None:
         outputs = []
@@ -98,7 +98,7 @@ def parse_outputs(
 def parse_updates(
     engine: Engine, updates: Any
 ) -> tuple[list[tuple[SharedVariable, Any]], list[str | None]]:
-    """Return ``(pairs, ops)``: a list of ``(shared, new)``, and how each accumulates over slices."""
+    """Return ``(pairs, ops)``: the updates ``(shared, new)``, and the operation over slices of each."""
     if updates is None:
         updates = []
     if isinstance(updates, Mapping):
@@ -129,7 +129,7 @@ def parse_updates(
 
 
 def parse_givens(givens: Any) -> list[tuple[Variable, Any]]:
-    """Return a list of pairs of a variable and what replaces it."""
+    """Return a list of pairs of a variable and its replacement."""
     pairs = givens.items() if isinstance(givens, Mapping) else givens or []
     if isinstance(pairs, (int, float, str, bytes)) or hasattr(pairs, "type"):
         raise TypeError(f"givens: expected a list of pairs or a dict, got {givens!r}")

@@ -1,10 +1,10 @@
-"""The machine and the process as they are set up. Nothing here knows of ranks.
+"""The setup of the machine and of the process. Nothing here knows about ranks.
 
-``environment`` makes Theano importable; ``heap`` has malloc keep memory; ``signals`` defers Ctrl-C;
-``machine`` counts the cores and bytes that this process may use. ``compile_cache`` looks whether Theano
+``environment`` makes Theano importable, ``heap`` makes malloc keep memory, ``signals`` defers Ctrl-C.
+``machine`` counts the cores and bytes that this process may use. ``compile_cache`` checks whether Theano
 has room to compile, and ``ownership`` who else can change its code. ``libraries`` finds NVIDIA's
-libraries, and ``library_links`` makes the names by which libgpuarray looks for them. ``doctor`` and
-``doctor_gpus`` say what is missing, by subprocesses of ``probe``.
+libraries, and ``library_links`` creates links with the names that libgpuarray expects. ``doctor`` and
+``doctor_gpus`` report what is missing, using the subprocesses of ``probe``.
 
 May import: nothing.
 """

@@ -1,7 +1,7 @@
-"""Theano's cache of compiled code: where it is, and whether there is room on its disk.
+"""Theano's cache of compiled code: its location, and whether there is room on its disk.
 
-On a full disk Theano 1.0.5 creates an empty lock file, takes it for the lock of another process, and
-waits for that process ten times two minutes. So the room is checked first.
+On a full disk Theano 1.0.5 creates an empty lock file, mistakes it for the lock of another process, and
+waits for that process ten times for two minutes. So the free space is checked first.
 """
 
 import errno
@@ -14,12 +14,12 @@ from typing import Mapping, Optional
 
 from synkhronos.host import environment
 
-LEAST = 1 << 20  # bytes; a module takes a tenth of that, or more
+LEAST = 1 << 20  # bytes; a module takes at least a tenth of this
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def check() -> None:
-    """Raise `ImportError` if there is no room for Theano, which is about to be imported."""
+    """Raise `ImportError` if there is no room for compiled code, before Theano is imported."""
     if "theano" not in sys.modules:
         found = complaint(folder(os.environ))
         if found:
@@ -36,17 +36,17 @@ def folder(environ: Mapping[str, str]) -> Path:
 
 
 def complaint(cache: Path) -> Optional[str]:
-    """Say that there is no room to compile anything; None if there is.
+    """Return an error message if there is no room to compile anything, else None.
 
     Parameters
     ----------
     cache : Path
-        Theano's folder. It need not exist.
+        Theano's folder, which need not exist.
     """
     largest = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
     if 0 <= largest < LEAST:
         return (
-            f"no file of this process may have more than {largest} bytes, too few for Theano's cache of "
+            f"files of this process are limited to {largest} bytes, too few for Theano's cache of "
             f"compiled code, {cache}: raise the limit with 'ulimit -f'"
         )
     free = _free(cache)
@@ -56,7 +56,7 @@ def complaint(cache: Path) -> Optional[str]:
 
 
 def explain(error: BaseException, cache: Path) -> Optional[str]:
-    """Say that a full disk is the cause of an error of the compiler; None if it is not."""
+    """Return an error message if a full disk is the cause of a compiler error, else None."""
     full = getattr(error, "errno", None) in _FULL
     for number in _FULL:
         full = full or os.strerror(number) in str(error)
@@ -67,7 +67,7 @@ def explain(error: BaseException, cache: Path) -> Optional[str]:
     if free is not None and free_scratch is not None and free_scratch < min(free, 16 << 20):
         return (
             f"the folder for temporary files, which the compiler needs, {scratch}, has {free_scratch} "
-            f"bytes free, and that was not enough: make room, or name another folder in TMPDIR"
+            f"bytes free, which is not enough: make room, or set TMPDIR to another folder"
         )
     return _sentence(cache, free)
 
@@ -75,7 +75,7 @@ def explain(error: BaseException, cache: Path) -> Optional[str]:
 def _sentence(cache, free):
     return (
         f"Theano's cache of compiled code, {cache}, is on a disk with {free} bytes free, too few to "
-        f"compile anything: make room (theano-cache purge empties the cache), or name another folder "
+        f"compile anything: make room (theano-cache purge empties the cache), or set another folder "
         f"with THEANO_FLAGS=base_compiledir=FOLDER"
     )
 

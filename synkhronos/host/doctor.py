@@ -1,7 +1,7 @@
 """The checks of ``python -m synkhronos doctor``: one function per check.
 
-A check returns a `Result` and raises nothing. Theano, pygpu, NCCL and the GPUs are tried in
-subprocesses, so that a crash there is a result too, and no CUDA context is created here.
+A check returns a `Result` and does not raise. Theano, pygpu, NCCL and the GPUs are tried in
+subprocesses, so that a crash is a result, too, and no CUDA context is created in this process.
 """
 
 import importlib
@@ -20,7 +20,7 @@ from synkhronos.host.ownership import outsider
 from synkhronos.host.probe import OK, PROBLEM, WARNING, ProbeError, Result, probe
 
 GIBIBYTE = 1024.0**3
-REQUIREMENTS = {  # by the name that is imported, the name for pip
+REQUIREMENTS = {  # by import name, the name for pip
     "scipy": '"scipy<1.11"',
     "threadpoolctl": "threadpoolctl",
     "psutil": "psutil",
@@ -67,7 +67,7 @@ def check_python() -> Result:
 
 
 def check_numpy() -> Result:
-    """Check that NumPy is installed in a version that Theano works with, and Theano too."""
+    """Check that Theano is installed, and a version of NumPy that works with it."""
     complaint = environment.package_complaint()
     numpy = sys.modules.get("numpy")
     found = getattr(numpy, "__version__", "not importable")
@@ -104,7 +104,7 @@ def check_compiler() -> Result:
 
 
 def check_cache() -> Result:
-    """Check that no other user can put code in Theano's cache, from which Theano loads and runs it."""
+    """Check that no other user can put code into Theano's cache, from which Theano runs it."""
     folder = compile_cache.folder(os.environ)
     complaint = outsider(folder)
     if complaint is None:
@@ -119,10 +119,10 @@ def check_cache() -> Result:
 def check_theano() -> Result:
     """Check that Theano compiles, and that its matrix product is as fast as NumPy's."""
     if environment.python_complaint(sys.version_info[:3]) or environment.package_complaint():
-        return Result("Theano", PROBLEM, "not tried", "correct what is wrong above first")
+        return Result("Theano", PROBLEM, "not tried", "fix the problems above first")
     environ = dict(os.environ)
     environment.set_flags(environ)
-    # A GPU named in the user's flags would be taken into use by the import; the last one wins.
+    # Importing Theano would use a GPU that is named in the user's flags. The last flag wins.
     flags = environ.get("THEANO_FLAGS", "") + ",device=cpu"
     try:
         found = probe(THEANO_PROBE, THEANO_FLAGS=flags)
@@ -133,7 +133,7 @@ def check_theano() -> Result:
 
 
 def judge_theano(found: Dict[str, Any]) -> Result:
-    """Make a result of what `THEANO_PROBE` found."""
+    """Convert the output of `THEANO_PROBE` to a result."""
     gigaflops = {name: 2 * 1024**3 / found[name] / 1e9 for name in ("theano", "numpy")}
     text = (
         f"{found['version']}, {blas_name(found['ldflags'])}; float32 product: "
@@ -143,7 +143,7 @@ def judge_theano(found: Dict[str, Any]) -> Result:
     if found["version"] != "1.0.5":
         return Result("Theano", PROBLEM, text, "python -m pip install Theano==1.0.5")
     if not found["compiler"]:
-        return Result("Theano", PROBLEM, f"{text}; it uses no C++ compiler", "unset the flag cxx")
+        return Result("Theano", PROBLEM, f"{text}; it does not use a C++ compiler", "unset the flag cxx")
     if not found["ldflags"]:
         return Result("Theano", WARNING, text, install)
     if found["theano"] > 2 * found["numpy"]:
@@ -153,13 +153,13 @@ def judge_theano(found: Dict[str, Any]) -> Result:
 
 
 def blas_name(ldflags: str) -> str:
-    """Shorten flags that name a library by its path to the library's name."""
+    """Return a short name of the BLAS in these flags."""
     by_path = re.search(r"/([^/,]+\.so)\b", ldflags)
     return by_path.group(1) if by_path else ldflags or "no BLAS (blas.ldflags is empty)"
 
 
 def check_cores() -> Result:
-    """Report how many cores there are, and how many this process may use."""
+    """Report the number of cores, and the number that this process may use."""
     quota = cpu_quota()
     limit = "none" if quota is None else f"{quota:g}"
     found = (
@@ -167,13 +167,13 @@ def check_cores() -> Result:
         f"mask, control group's limit {limit}"
     )
     if cores() == 1:
-        remedy = "fork() will use one process; ask for more with fork(n), or raise the limits"
+        remedy = "fork() will use one process; request more with fork(n), or raise the limits"
         return Result("cores", WARNING, found, remedy)
     return Result("cores", OK, found)
 
 
 def check_memory() -> Result:
-    """Report how much memory there is for data, which is in anonymous shared mappings."""
+    """Report the memory available for data, which is in anonymous shared mappings."""
     try:
         import psutil
     except ImportError:

@@ -1,6 +1,6 @@
 """The doctor's checks of GPUs: NVIDIA's libraries, pygpu, NCCL.
 
-pygpu and NCCL are tried in the environment that ``python -m synkhronos run`` gives a script.
+pygpu and NCCL are tried with the environment variables that ``python -m synkhronos run`` sets.
 """
 
 from pathlib import Path
@@ -11,7 +11,7 @@ from synkhronos.host.libraries import NAMES, NEEDED, Library, Version
 from synkhronos.host.probe import OK, WARNING, ProbeError, Result, probe
 
 NVIDIA_DEVICES = "nvidia[0-9]*"
-CUDNN_VERSIONS = ((5,), (8,))  # Theano 1.0.5 supports those from the first on, before the second
+CUDNN_VERSIONS = ((5,), (8,))  # Theano 1.0.5 supports versions from the first, before the second
 
 LOADING_PROBE = """
 import ctypes, json
@@ -58,7 +58,7 @@ def check_cuda(devices: Path = Path("/dev")) -> Result:
         text = f"no libcuda.so.1, though there is {', '.join(present)}"
         return Result("CUDA", WARNING, text, libraries.DRIVER_REMEDY)
     if not found:
-        return Result("CUDA", OK, "no NVIDIA driver, and none is needed")
+        return Result("CUDA", OK, "no NVIDIA driver, which is not required")
     driver = libraries.driver_version(found["libcuda"].file)
     names = [f"{name}.so" for name in found]
     code = LOADING_PROBE.format(names=names)
@@ -72,29 +72,29 @@ def check_cuda(devices: Path = Path("/dev")) -> Result:
     if lacking:
         return Result("CUDA", WARNING, text, libraries.remedy(lacking, driver))
     if failing:
-        return Result("CUDA", WARNING, text, f"correct this: {'; '.join(failing.values())}")
+        return Result("CUDA", WARNING, text, f"fix this: {'; '.join(failing.values())}")
     if hidden:
-        remedy = "start scripts by: python -m synkhronos run SCRIPT"
+        remedy = "start scripts with: python -m synkhronos run SCRIPT"
         return Result("CUDA", WARNING, text, remedy)
     return Result("CUDA", OK, text)
 
 
 def listing(found: Dict[str, Library], driver: Version, hidden: Iterable[str]) -> str:
-    """Write one line per library: its file and version, and whether it is found by its bare name."""
+    """Return one line per library: its file and version, and whether its bare name is found."""
     lines = []
     for name in NAMES:
         if name not in found:
-            lines.append(f"{name}.so: no file that fits")
+            lines.append(f"{name}.so: no suitable file")
             continue
         version = driver if name == "libcuda" else found[name].version
         text = f"{name}.so: {found[name].file} ({dotted(version)})"
         is_hidden = f"{name}.so" in hidden
-        lines.append(f"{text}, not found by this name" if is_hidden else text)
+        lines.append(f"{text}, not found under this name" if is_hidden else text)
     return "\n".join([*lines, cudnn()])
 
 
 def cudnn() -> str:
-    """Write which cuDNN there is; no script needs one."""
+    """Return a line about cuDNN, which no script requires."""
     folders = libraries.search_folders(cache=libraries.loader_cache())
     found = libraries.candidates("libcudnn", folders)
     oldest, too_new = CUDNN_VERSIONS
@@ -103,18 +103,18 @@ def cudnn() -> str:
         return f"libcudnn.so: {usable[0].file} ({dotted(usable[0].version)}), with the flag dnn.enabled"
     there = f"{found[0].file} ({dotted(found[0].version)})" if found else "none"
     return (
-        f"libcudnn.so: {there}; Theano 1.0.5 can use cuDNN 5 to 7 only, and works without it by the "
-        "flag dnn.enabled=False"
+        f"libcudnn.so: {there}; Theano 1.0.5 can use cuDNN 5 to 7 only, and works without it, with "
+        "the flag dnn.enabled=False"
     )
 
 
 def dotted(version: Version) -> str:
-    """Write a version with dots, or that it is not known."""
+    """Return a version with dots, or a text that it is not known."""
     return ".".join(map(str, version or ())) or "version unknown"
 
 
 def as_run() -> Dict[str, str]:
-    """Return the variables that ``python -m synkhronos run`` would set for NVIDIA's libraries."""
+    """Return the environment variables that ``run`` sets for NVIDIA's libraries."""
     try:
         return library_links.environment()
     except OSError:  # check_cuda reports it
@@ -131,17 +131,17 @@ def check_gpus(devices: Path = Path("/dev")) -> Result:
     text = f"pygpu {found['version']}: {found['cuda']} CUDA, {found['opencl']} OpenCL devices"
     if present and not found["cuda"]:
         remedy = libraries.explain_missing() or (
-            "libgpuarray finds its libraries but no device: see that nvidia-smi works, and what "
-            "CUDA_VISIBLE_DEVICES leaves"
+            "libgpuarray finds its libraries but no device: check that nvidia-smi works, and the "
+            "value of CUDA_VISIBLE_DEVICES"
         )
         return Result("GPUs", WARNING, f"{text}, but {', '.join(present)} exist", remedy)
     return Result("GPUs", OK, text)
 
 
 def judge_missing_pygpu(complaint: str, present: List[str]) -> Result:
-    """Make the result where pygpu cannot be used: a warning if that leaves GPUs idle."""
+    """Return the result if pygpu cannot be used: a warning if there are GPUs."""
     if not present:
-        return Result("GPUs", OK, f"none, and none is needed ({complaint})")
+        return Result("GPUs", OK, f"none; not required ({complaint})")
     remedy = (
         "install pygpu, on Debian 12 with: apt-get install python3-pygpu libgpuarray-dev, and "
         "use an environment made with /usr/bin/python3 -m venv --system-site-packages"
@@ -150,13 +150,13 @@ def judge_missing_pygpu(complaint: str, present: List[str]) -> Result:
 
 
 def check_nccl(devices: Path = Path("/dev")) -> Result:
-    """Check that NCCL can be loaded, which only several GPUs need."""
+    """Check that NCCL can be loaded. It is only required for several GPUs."""
     several = len(list(devices.glob(NVIDIA_DEVICES))) > 1
     try:
         number = probe(NCCL_PROBE, **as_run())["version"]
     except ProbeError as error:
         if not several:
-            return Result("NCCL", OK, "none, and none is needed without several GPUs")
+            return Result("NCCL", OK, "none; only required for several GPUs")
         found = libraries.find()
         driver = libraries.driver_version(found["libcuda"].file) if found else None
         return Result("NCCL", WARNING, str(error), libraries.remedy(["libnccl"], driver))
@@ -164,6 +164,6 @@ def check_nccl(devices: Path = Path("/dev")) -> Result:
 
 
 def nccl_version(number: int) -> str:
-    """Write NCCL's version number with dots; its encoding changed with 2.9."""
+    """Return NCCL's version with dots. The encoding of the number changed with 2.9."""
     unit = 10_000 if number >= 10_000 else 1_000
     return f"{number // unit}.{number % unit // 100}.{number % 100}"

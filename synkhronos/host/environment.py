@@ -1,10 +1,10 @@
-"""Making Theano 1.0.5 importable here.
+"""Making Theano 1.0.5 importable.
 
-Theano asks NumPy with which BLAS it was built, in a way that NumPy 1.22 and newer no longer support, so
-that a plain ``import theano`` ends in a traceback. It does not ask if ``blas.ldflags`` is set; so
-`apply` sets it, unless the user has. It must run before Theano is imported.
+Theano asks NumPy which BLAS it was built with, in a way that NumPy 1.22 and newer no longer support, so
+a plain ``import theano`` fails. Theano does not ask if ``blas.ldflags`` is set. Therefore `apply` sets
+this flag, unless the user has set it. It must run before Theano is imported.
 
-Nothing here runs the compiler, and nothing but NumPy is imported, which Theano imports too.
+Nothing here runs the compiler or imports anything but NumPy, which Theano imports as well.
 """
 
 import configparser
@@ -20,21 +20,21 @@ NUMPY_VERSIONS = ((1, 23), (1, 24))
 MPI_VARIABLES = ("MPI4PY_RC_INITIALIZE", "MPI4PY_RC_FINALIZE")
 LDFLAGS = "blas.ldflags"
 
-# Characters with a meaning to Theano's splitting of flags, to its shell-like quoting, or to
+# Characters with a special meaning when Theano splits flags, in its shell-like quoting, or in
 # the linker's comma-separated options.
 UNSAFE_IN_FLAGS = frozenset(" \t\n,\"'\\#")
 
 
 def apply() -> None:
-    """Set up this process for Theano. What the user has set is not changed."""
+    """Set up this process for Theano. Settings of the user are not changed."""
     if "theano" not in sys.modules:
         set_flags(os.environ)
-        # Theano imports mpi4py where it is installed, which would start MPI.
+        # Theano imports mpi4py if it is installed, which would initialize MPI.
         for name in MPI_VARIABLES:
             os.environ.setdefault(name, "0")
     if sys.version_info >= (3, 11):
-        # The C code of `theano.scan` does not compile there. Without this module Theano uses its
-        # Python code instead; with it the script ends in the compiler's errors.
+        # The C code of `theano.scan` does not compile on Python 3.11, and the script would fail. Without
+        # this module Theano uses its Python code instead.
         sys.modules.setdefault("theano.scan_module.scan_perform_ext", None)  # type: ignore[arg-type]
 
 
@@ -44,7 +44,7 @@ def check() -> None:
     Raises
     ------
     ImportError
-        If Theano cannot work here; the message says why, and the remedy.
+        If Theano cannot work here. The message says why, and how to fix it.
     """
     complaint = python_complaint(sys.version_info[:3]) or package_complaint()
     if complaint:
@@ -58,7 +58,7 @@ def set_flags(environ) -> None:
 
 
 def package_complaint() -> Optional[str]:
-    """Say why NumPy or Theano, as installed here, cannot be used; None if they can."""
+    """Return an error message if the installed NumPy or Theano cannot be used, else None."""
     try:
         import numpy
     except ImportError as error:
@@ -69,7 +69,7 @@ def package_complaint() -> Optional[str]:
 
 
 def python_complaint(version: Sequence[int]) -> Optional[str]:
-    """Say what is wrong with this version of Python; None if nothing is wrong."""
+    """Return an error message if this version of Python cannot be used, else None."""
     oldest, too_new = PYTHON_VERSIONS
     if oldest <= tuple(version[:2]) < too_new:
         return None
@@ -80,7 +80,7 @@ def python_complaint(version: Sequence[int]) -> Optional[str]:
 
 
 def numpy_complaint(version: str) -> Optional[str]:
-    """Say what is wrong with this version of NumPy; None if nothing is wrong."""
+    """Return an error message if this version of NumPy cannot be used, else None."""
     oldest, too_new = NUMPY_VERSIONS
     numbers = tuple(int(part) for part in version.split(".")[:2])
     if oldest <= numbers < too_new:
@@ -92,7 +92,7 @@ def numpy_complaint(version: str) -> Optional[str]:
 
 
 def user_setting(name: str, environ: Mapping[str, str]) -> Optional[str]:
-    """Find a setting of the user's, as Theano reads it; None if there is none."""
+    """Return a setting of the user, as Theano reads it, or None."""
     value = flags_of(environ.get("THEANO_FLAGS", "")).get(name)
     if value is not None:
         return value
@@ -122,9 +122,9 @@ def add_flag(flags: str, ldflags: str) -> str:
 
 
 def find_ldflags() -> str:
-    """Find the linker's flags for a BLAS: the system's OpenBLAS, else the one inside SciPy.
+    """Return the linker's flags for a BLAS: the system's OpenBLAS, else the copy in SciPy's wheel.
 
-    Empty if there is neither; Theano then uses NumPy's functions.
+    They are empty if there is neither. Theano then uses NumPy's functions.
     """
     system, others = library_folders()
     if find_library(system, "libopenblas.so"):
@@ -134,17 +134,17 @@ def find_ldflags() -> str:
 
 
 def ldflags_by_path(library: Optional[Path]) -> str:
-    """Return the flags that link a library by its path, from which it is also loaded."""
-    # Theano accepts no bare path, and warns about -L with a name that it cannot guess, so both are
-    # one option of the linker. Some linkers drop a library that is named before the code that
-    # needs it, without --no-as-needed.
+    """Return the flags to link a library by its path, and to load it from there."""
+    # Theano does not accept a bare path, and warns about -L if it cannot guess the name. So both are
+    # passed as one linker option. Without --no-as-needed, some linkers drop a library that is named
+    # before the code that needs it.
     if library is None or UNSAFE_IN_FLAGS & set(str(library)):
         return ""
     return f"-Wl,--no-as-needed,{library},-rpath,{library.parent}"
 
 
 def library_folders() -> Tuple[List[Path], List[Path]]:
-    """List the folders that linkers search by default, and others where a BLAS may be installed."""
+    """List the folders that linkers search by default, and others that may contain a BLAS."""
     architecture = getattr(sys.implementation, "_multiarch", "")
     names = ["/usr/local/lib", "/lib64", "/usr/lib64", "/lib", "/usr/lib"]
     if architecture:
@@ -171,8 +171,8 @@ def find_library(folders: Iterable[Path], pattern: str) -> Optional[Path]:
 def fresh_python(code: str) -> List[str]:
     """Return the command that runs `code` in a fresh interpreter.
 
-    It imports nothing from the current directory, which ``python -c`` searches first, and where
-    another user may have put a module.
+    It imports nothing from the current directory, which ``python -c`` searches first, because another
+    user may have put a module there.
     """
     return [sys.executable, "-c", f"import sys; sys.path = [one for one in sys.path if one]\n{code}"]
 
@@ -183,6 +183,6 @@ def _dotted(version: Sequence[int]) -> str:
 
 def _remedy() -> str:
     return (
-        'The remedy: python -m pip install "setuptools<70" wheel "numpy>=1.23,<1.24" '
+        'To fix this: python -m pip install "setuptools<70" wheel "numpy>=1.23,<1.24" '
         '"scipy<1.11", and then: python -m pip install --no-build-isolation Theano==1.0.5'
     )

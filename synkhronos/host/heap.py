@@ -1,12 +1,12 @@
-"""The memory of malloc, which the process keeps from step to step.
+"""Making malloc keep freed memory for later allocations.
 
-By default glibc maps each large block anew and unmaps it when it is freed, and it returns the end of the
-heap to the system. So the arrays that a training step allocates and frees are new pages in every step:
-the kernel zeroes them, and each page, or huge page, is a page fault. `keep` has glibc allocate them from
-its heap and keep there what is freed. Huge pages for the heap are a setting that glibc reads when the
-process starts: `tunables` gives it to ``python -m synkhronos run``.
+By default glibc maps each large block separately, unmaps it when it is freed, and returns the end of the
+heap to the system. Then the arrays of every training step get new pages: the kernel zeroes them, and
+each page, or huge page, causes a page fault. `keep` makes glibc allocate from its heap and keep freed
+memory there. glibc reads the setting for huge pages when the process starts, so `tunables` provides it
+for ``python -m synkhronos run``.
 
-Both hold for the whole process. Where the C library is not glibc nothing is changed.
+Both settings apply to the whole process. If the C library is not glibc, nothing is changed.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ import os
 from pathlib import Path
 from typing import Any, Dict, Mapping, Optional
 
-#: An environment variable: 0 leaves malloc as it is.
+#: An environment variable. If it is 0, malloc is not changed.
 SWITCH = "SYNKHRONOS_KEEP_MEMORY"
 
 SETTINGS = Path("/sys/kernel/mm/transparent_hugepage")
@@ -27,7 +27,7 @@ _HUGE = 2 << 20
 
 
 def why_not_kept(environ: Mapping[str, str] = os.environ) -> Optional[str]:
-    """Say why memory is not kept here; None if it is."""
+    """Return the reason if memory is not kept, else None."""
     if environ.get(SWITCH) == "0":
         return f"{SWITCH}=0 is set"
     if _glibc() is None:
@@ -36,7 +36,7 @@ def why_not_kept(environ: Mapping[str, str] = os.environ) -> Optional[str]:
 
 
 def keep() -> None:
-    """Have malloc keep memory that is freed, unless the user has switched that off."""
+    """Make malloc keep freed memory, unless the user has turned this off."""
     if why_not_kept() is None:
         _glibc().mallopt(_MMAP_MAX, 0)
         _glibc().mallopt(_TRIM_THRESHOLD, -1)
@@ -49,9 +49,9 @@ def trim() -> None:
 
 
 def tunables(environ: Mapping[str, str] = os.environ) -> Dict[str, str]:
-    """Return the variables with which a new process uses huge pages for its heap.
+    """Return the environment variables that make a new process use huge pages for its heap.
 
-    Empty if the user has set whether it does.
+    They are empty if the user has set this tunable, or if memory is not kept.
     """
     present = environ.get(TUNABLES, "")
     if why_not_kept(environ) is not None or HUGE_PAGES in present:
@@ -60,7 +60,7 @@ def tunables(environ: Mapping[str, str] = os.environ) -> Dict[str, str]:
 
 
 def advise_huge_pages(address: int, nbytes: int) -> None:
-    """Have the kernel use huge pages for memory, as far as its settings allow."""
+    """Advise the kernel to use huge pages for this memory, as far as its settings allow."""
     start, stop = -(-address // _HUGE) * _HUGE, (address + nbytes) // _HUGE * _HUGE
     if start < stop and hasattr(mmap, "MADV_HUGEPAGE"):
         ctypes.CDLL(None).madvise(
@@ -69,13 +69,13 @@ def advise_huge_pages(address: int, nbytes: int) -> None:
 
 
 def huge_pages(name: str, folder: Path = SETTINGS) -> str:
-    """Return the kernel's setting ``"enabled"`` or ``"shmem_enabled"``; ``"never"`` without one."""
+    """Return the kernel's setting ``"enabled"`` or ``"shmem_enabled"``; ``"never"`` if there is none."""
     with contextlib.suppress(OSError, IndexError):
         return (folder / name).read_text().split("[")[1].split("]")[0]
     return "never"
 
 
 def _glibc() -> Any:
-    """Return glibc, or None if the C library is another."""
+    """Return glibc, or None if there is another C library."""
     libc = ctypes.CDLL(None)
     return libc if hasattr(libc, "gnu_get_libc_version") and hasattr(libc, "mallopt") else None

@@ -1,16 +1,16 @@
-"""Where NVIDIA's libraries are, and whether libgpuarray finds them.
+"""Finding NVIDIA's libraries, and whether libgpuarray finds them.
 
 libgpuarray loads ``libcuda.so``, ``libnvrtc.so``, ``libcublas.so`` and ``libnccl.so`` by these bare
 names. Drivers, pip's wheels and many packages install only names with a version, in folders that the
-loader does not search. `find` returns files that fit; ``library_links`` gives them the bare names.
+loader does not search. `find` returns suitable files; ``library_links`` gives them the bare names.
 
-CUDA is not initialized: only the driver is loaded, and asked for its version.
+CUDA is not initialized: only the driver is loaded, to query its version.
 
-NVIDIA's ``cuda-pathfinder`` does not replace this: it takes the first library that it finds and does not
-compare the versions of NVRTC, cuBLAS and the driver, knows the two newest major versions of CUDA only,
-does not search ``sys.path``, loads what it finds into the process, and needs Python 3.11.
+NVIDIA's ``cuda-pathfinder`` cannot be used instead: it takes the first library that it finds without
+comparing the versions of NVRTC, cuBLAS and the driver, supports only the two newest major versions of
+CUDA, does not search ``sys.path``, loads the libraries into the process, and needs Python 3.11.
 
-Which files are chosen:
+Files are chosen by these rules:
 
 1. Folders in this order: ``LD_LIBRARY_PATH``, pip's wheels in ``sys.path``, the environment (conda's
    and Python's), ``CUDA_HOME`` and ``CUDA_PATH``, those in the loader's cache, the usual ones of
@@ -58,7 +58,7 @@ Version = Tuple[int, ...]
 
 
 class Library(NamedTuple):
-    """A library's file, the version in its name, and the files that it loads from its folder."""
+    """The file of a library, the version in its name, and the files that it loads from its folder."""
 
     file: Path
     version: Version
@@ -75,7 +75,7 @@ def driver_is_visible() -> bool:
 
 
 def explain_missing() -> str:
-    """Say in one sentence why libgpuarray cannot use CUDA, and the remedy; empty if it can."""
+    """Return why libgpuarray cannot use CUDA, and how to fix it; empty if it can."""
     cache = loader_cache()
     found = find(cache=cache)
     if not found:
@@ -84,27 +84,27 @@ def explain_missing() -> str:
     if lacking:
         needed = " and ".join(f"{name}.so" for name in lacking)
         return (
-            f"libgpuarray needs {needed}, and nothing that fits the driver is here: "
+            f"libgpuarray needs {needed}, and no version that fits the driver was found: "
             f"{remedy(lacking, driver_version(found['libcuda'].file))}"
         )
     hidden = [name for name in found if visible(f"{name}.so", cache=cache) is None]
     if not hidden:
         return ""
     return (
-        f"libgpuarray looks for {', '.join(f'{name}.so' for name in hidden)}, and finds nothing by "
-        f"this name, though there is {', '.join(str(found[name].file) for name in hidden)}: start "
-        "the script by `python -m synkhronos run SCRIPT`"
+        f"libgpuarray looks for {', '.join(f'{name}.so' for name in hidden)}, and does not find "
+        f"them by name, although there is {', '.join(str(found[name].file) for name in hidden)}: start "
+        "the script with `python -m synkhronos run SCRIPT`"
     )
 
 
 DRIVER_REMEDY = (
     "install it with its library for CUDA, libcuda.so.1 (on Debian: apt-get install nvidia-driver "
-    "libcuda1); if it is in a folder of its own, add this folder to LD_LIBRARY_PATH"
+    "libcuda1); if it is in another folder, add that folder to LD_LIBRARY_PATH"
 )
 
 
 def remedy(names: Iterable[str], driver: Optional[Version]) -> str:
-    """Say how to install libraries other than the driver, for a driver of this version of CUDA."""
+    """Return how to install libraries other than the driver, for a driver with this CUDA version."""
     major, minor = driver or (12, 0)
     suffix = f"-cu{major}" if major < 13 else ""
     wheels = {
@@ -130,7 +130,7 @@ def remedy(names: Iterable[str], driver: Optional[Version]) -> str:
 def find(
     environ: Mapping[str, str] = os.environ, cache: Optional[Sequence[Path]] = None
 ) -> Dict[str, Library]:
-    """Find the libraries, by the rules above; those that are missing are left out.
+    """Find the libraries, by the rules above. Missing libraries are omitted.
 
     Parameters
     ----------
@@ -170,7 +170,7 @@ def candidates(name: str, folders: Iterable[Path]) -> List[Library]:
 
 
 def complete(name: str, file: Path) -> Optional[Library]:
-    """Add the files that a library loads from its folder; None if they are missing."""
+    """Add the files that a library loads from its folder; return None if they are missing."""
     own = version(file)
     if name not in BESIDE or (name == "libcublas" and own < FIRST_WITH_CUBLASLT):
         return Library(file, own)
@@ -186,7 +186,7 @@ def complete(name: str, file: Path) -> Optional[Library]:
 
 
 def version(file: Path) -> Version:
-    """Read a library's version from its name, or from the name of the file that it links to."""
+    """Return a library's version from its name, or from the name of the file that it links to."""
     versions = [
         tuple(int(part) for part in name.partition(".so.")[2].split(".") if part.isdigit())
         for name in (file.name, os.path.basename(os.path.realpath(file)))
@@ -201,7 +201,7 @@ def is_usable(file: Path) -> bool:
 
 
 def kind(file: Path) -> bytes:
-    """Read the word size, byte order and processor of an ELF file; empty if it is not one."""
+    """Return the word size, byte order and processor of an ELF file; empty for other files."""
     try:
         with file.open("rb") as opened:
             header = opened.read(20)
@@ -213,10 +213,10 @@ def kind(file: Path) -> bytes:
 def visible(
     name: str, environ: Mapping[str, str] = os.environ, cache: Optional[Sequence[Path]] = None
 ) -> Optional[Path]:
-    """Find the file that the loader chooses for a name; None if there is no usable one.
+    """Return the file that the loader chooses for a name; None if there is no usable file.
 
-    These are the loader's rules, except for folders that are written into programs (as into conda's
-    Python).
+    These are the loader's rules, except for folders that are built into programs, such as conda's
+    Python.
     """
     cached = [file for file in (loader_cache() if cache is None else cache) if file.name == name]
     by_path = [folder / name for folder in listed_folders(environ)]
@@ -238,7 +238,7 @@ def loader_cache() -> List[Path]:
 
 
 def driver_version(file: Path) -> Optional[Version]:
-    """Ask a driver which version of CUDA it supports, as ``(13, 0)``; None if that fails."""
+    """Return the version of CUDA that a driver supports, such as ``(13, 0)``; None on failure."""
     number = ctypes.c_int()
     try:
         status = ctypes.CDLL(str(file)).cuDriverGetVersion(ctypes.byref(number))
@@ -250,7 +250,7 @@ def driver_version(file: Path) -> Optional[Version]:
 def search_folders(
     environ: Mapping[str, str] = os.environ, cache: Sequence[Path] = ()
 ) -> Iterator[Path]:
-    """List the folders to search, the best first."""
+    """List the folders to search, in order of preference."""
     yield from (folder for folder in listed_folders(environ) if not LINKS.search(str(folder)))
     for entry in sys.path:
         yield from wheel_folders(Path(entry).absolute() / "nvidia")
@@ -265,7 +265,7 @@ def search_folders(
 
 
 def wheel_folders(nvidia: Path) -> List[Path]:
-    """List the folders of pip's wheels: those of whole releases, such as cu13, first."""
+    """List the folders of pip's wheels; folders of complete releases, such as cu13, come first."""
     releases = sorted(nvidia.glob("cu[0-9]*/lib"), key=numbers, reverse=True)
     return [*releases, *sorted(set(nvidia.glob("*/lib")) - set(releases))]
 
@@ -277,7 +277,7 @@ def listed_folders(environ: Mapping[str, str]) -> List[Path]:
 
 
 def matching(patterns: Iterable[str]) -> Iterator[Path]:
-    """List the paths that match patterns, newest first; ``{0}`` is this machine's name in paths."""
+    """List the paths that match patterns, newest first; ``{0}`` is the machine's name in paths."""
     machine = getattr(sys.implementation, "_multiarch", f"{os.uname().machine}-linux-gnu")
     for pattern in patterns:
         found = glob.glob(pattern.replace("{0}", machine))
@@ -285,5 +285,5 @@ def matching(patterns: Iterable[str]) -> Iterator[Path]:
 
 
 def numbers(path: Path) -> List[int]:
-    """Return the numbers in a path, by which releases are sorted."""
+    """Return the numbers in a path, for sorting releases."""
     return [int(digits) for digits in re.findall(r"\d+", str(path))]

@@ -1,15 +1,15 @@
-"""A private folder of links that give NVIDIA's libraries the names that libgpuarray looks for.
+"""A private folder of links that give NVIDIA's libraries the names that libgpuarray expects.
 
-The folder is added at the front of ``LD_LIBRARY_PATH``. The loader reads that variable only when a
-process starts, so only processes that are started afterwards use it.
+The folder is added at the front of ``LD_LIBRARY_PATH``. The loader reads this variable only when a
+process starts, so it affects only processes that are started afterwards.
 
 Code that is loaded from the folder runs as the user, so no other user may be able to change or replace
-the folder: it and all folders above it belong to the user or to the system, and only they may write
-there, or, as in ``/tmp``, everybody only to their own files.
+the folder. It and its parent folders must belong to the user or to the system. Only they may write
+there; in a sticky folder such as ``/tmp``, others may only change their own files.
 
-The folder's name is a digest of the links in it. So the same libraries use the same folder again, and
-other libraries another one. Each process creates the links that are missing, one after another and each
-in one step. So no lock is needed, and if a process is killed in between, the next completes the folder.
+The folder's name is a digest of its links, so the same libraries use the same folder, and other
+libraries use another one. Each process creates the missing links, each in a single step. So no lock is
+needed, and if a process is killed in between, the next one completes the folder.
 """
 
 import hashlib
@@ -25,13 +25,13 @@ from typing import Dict, Iterator, Mapping, Optional, Sequence
 from synkhronos.host.libraries import Library, find, loader_cache, visible
 
 OUTDATED = 30 * 24 * 3600.0  # seconds without use after which a folder of broken links is removed
-UNSAFE_IN_PATH = ":;$"  # characters that have a meaning to the loader
+UNSAFE_IN_PATH = ":;$"  # characters with a special meaning to the loader
 
 
 def environment(
     environ: Mapping[str, str] = os.environ, cache: Optional[Sequence[Path]] = None
 ) -> Dict[str, str]:
-    """Return the variables with which a new process finds the libraries by their bare names.
+    """Return environment variables with which a new process finds the libraries by their bare names.
 
     Parameters
     ----------
@@ -48,7 +48,7 @@ def environment(
     Raises
     ------
     OSError
-        If there is no place for the links.
+        If there is no suitable place for the links.
     """
     cache = loader_cache() if cache is None else cache
     found = find(environ, cache)
@@ -58,16 +58,16 @@ def environment(
     if environ.get("LD_LIBRARY_PATH"):
         folders.append(environ["LD_LIBRARY_PATH"])
     if not visible("libcuda.so.1", environ, cache):
-        # The driver loads further libraries from its folder, by their own names.
+        # The driver loads more libraries from its folder, by their own names.
         folders.append(os.path.dirname(os.path.realpath(found["libcuda"].file)))
     return {"LD_LIBRARY_PATH": ":".join(folders)}
 
 
 def wanted_links(found: Mapping[str, Library]) -> Dict[str, str]:
-    """Return the names of the links with the files that they lead to.
+    """Return the names of the links and their targets.
 
-    A library that is loaded through a link searches the folder of the link for others. So these get
-    links too, and each library also gets the name with its version, by which others load it.
+    A library that is loaded through a link searches the folder of the link for other libraries. So these
+    get links, too. Each library also gets a link with its version, the name by which others load it.
     """
     links = {}
     for name, library in found.items():
@@ -79,7 +79,7 @@ def wanted_links(found: Mapping[str, Library]) -> Dict[str, str]:
 
 
 def links_folder(links: Mapping[str, str], environ: Mapping[str, str]) -> Path:
-    """Create the folder of these links, or find it, in the first place that can be used."""
+    """Create or find the folder of these links, in the first usable place."""
     digest = hashlib.sha256("\0".join(f"{name}\0{links[name]}" for name in links).encode())
     complaints = []
     for place in places(environ):
@@ -93,15 +93,15 @@ def links_folder(links: Mapping[str, str], environ: Mapping[str, str]) -> Path:
         except OSError as error:
             complaints.append(f"{place}: {error.strerror or error}")
     raise OSError(
-        "there is no place for links to NVIDIA's libraries, where nobody else can change them: "
-        f"{'; '.join(complaints)}; name one in XDG_CACHE_HOME"
+        "there is no place for links to NVIDIA's libraries where nobody else can change them: "
+        f"{'; '.join(complaints)}; set XDG_CACHE_HOME to a private folder"
     )
 
 
 def places(environ: Mapping[str, str]) -> Iterator[Path]:
-    """List where the folder may be, the best first.
+    """List the possible places of the folder, in order of preference.
 
-    The folder of a login session is not the first, since a script may outlast the session.
+    The folder of the login session is not the first, because a script may outlive the session.
     """
     cache, home = environ.get("XDG_CACHE_HOME", ""), environ.get("HOME", "")
     if os.path.isabs(cache):
@@ -114,7 +114,7 @@ def places(environ: Mapping[str, str]) -> Iterator[Path]:
 
 
 def private_folder(path: Path) -> Path:
-    """Create a folder that no other user can change, or find it; return its real path.
+    """Create or find a folder that no other user can change; return its real path.
 
     Raises
     ------
@@ -125,7 +125,7 @@ def private_folder(path: Path) -> Path:
             folder.mkdir(mode=0o700, exist_ok=True)
     path = Path(os.path.realpath(path))
     if set(UNSAFE_IN_PATH) & set(str(path)):
-        raise OSError(f"its path has one of the characters {UNSAFE_IN_PATH} in it")
+        raise OSError(f"its path contains one of the characters {UNSAFE_IN_PATH}")
     trusted = {0, os.geteuid(), os.stat("/").st_uid}  # in a container, root may be another user
     for folder in (path, *path.parents):
         status = os.stat(folder)
@@ -138,7 +138,7 @@ def private_folder(path: Path) -> Path:
 
 
 def link(path: Path, file: str) -> None:
-    """Create a symbolic link at `path` to `file`, or replace one that is there, in one step."""
+    """Create or replace a symbolic link at `path` to `file`, in a single step."""
     if path.is_symlink() and os.readlink(path) == file:
         return
     new = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
@@ -147,7 +147,7 @@ def link(path: Path, file: str) -> None:
 
 
 def remove_outdated(used: Path) -> None:
-    """Remove folders other than the one in use that are outdated and have broken links."""
+    """Remove outdated folders with broken links, except the folder in use."""
     for folder in used.parent.glob("libraries-*"):
         try:
             idle = time.time() - folder.stat().st_mtime

@@ -12,10 +12,9 @@ CGROUPS = Path("/sys/fs/cgroup")
 def cores(proc: Path = PROC, cgroups: Path = CGROUPS) -> int:
     """Count the cores that this process can keep busy, at least 1.
 
-    The affinity mask and the processor quota of the control group both count. So the number is
-    right under ``taskset``, in a batch system and in a container, where `os.cpu_count` is not. A
-    quota of two and a half cores counts as two: ranks wait for each other, and one that is
-    throttled delays all.
+    The affinity mask and the processor quota of the control group are both respected. So the number is
+    correct under ``taskset``, in a batch system and in a container, unlike `os.cpu_count`. A quota of
+    two and a half cores counts as two: ranks wait for each other, so one throttled rank delays all.
 
     Parameters
     ----------
@@ -39,7 +38,7 @@ def affinity(processes: Iterable[int] = (0,)) -> int:
     Parameters
     ----------
     processes : iterable of int
-        Process ids; 0 is this one. Processes that have ended do not count.
+        Process ids; 0 is this process. Processes that have ended are ignored.
 
     Returns
     -------
@@ -55,7 +54,7 @@ def affinity(processes: Iterable[int] = (0,)) -> int:
 
 
 def cpu_quota(proc: Path = PROC, cgroups: Path = CGROUPS) -> Optional[float]:
-    """Find the smallest processor quota set on this process, in cores; None without one."""
+    """Return the smallest processor quota set on this process, in cores, or None."""
     quotas = []
     for folder in control_groups("cpu", proc, cgroups):
         version_2 = _words(folder / "cpu.max")
@@ -72,16 +71,16 @@ def cpu_quota(proc: Path = PROC, cgroups: Path = CGROUPS) -> Optional[float]:
 
 
 def process_limit(folders: Optional[List[Path]] = None) -> Optional[int]:
-    """Find how many processes and threads the control groups allow; None where there is no limit."""
+    """Return how many processes and threads the control groups allow; None if there is no limit."""
     folders = control_groups("pids") if folders is None else folders
     limits = [_number(folder / "pids.max") for folder in folders]
     return min((limit for limit in limits if limit is not None), default=None)
 
 
 def memory_room(folders: Optional[List[Path]] = None) -> Optional[int]:
-    """Find how many bytes the control groups still allow; None where there is no limit.
+    """Return how many more bytes the control groups allow; None if there is no limit.
 
-    Cached files count as free: the kernel drops them when memory is needed.
+    Cached files count as free, because the kernel drops them when memory is needed.
     """
     rooms = []
     for folder in control_groups("memory") if folders is None else folders:
@@ -103,11 +102,10 @@ def memory_room(folders: Optional[List[Path]] = None) -> Optional[int]:
 
 
 def control_groups(controller: str, proc: Path = PROC, cgroups: Path = CGROUPS) -> List[Path]:
-    """List the folders of this process's control group and of all groups around it.
+    """List the folders of this process's control group and of all enclosing groups.
 
-    A limit may be set at any level. Inside a container the path that the kernel reports may be
-    outside of what is mounted, so folders that do not exist are left out, and the mount itself is
-    always included.
+    A limit may be set at any level. Inside a container, the path that the kernel reports may not be
+    mounted. So folders that do not exist are omitted, and the mount itself is always included.
     """
     folders = []
     for line in _text(proc / "self" / "cgroup").splitlines():
@@ -140,5 +138,5 @@ def _words(path: Path) -> List[str]:
 def _number(path: Path) -> Optional[int]:
     try:
         return int(path.read_text())
-    except (OSError, ValueError):  # not there, or "max"
+    except (OSError, ValueError):  # missing, or "max"
         return None

@@ -1,4 +1,4 @@
-"""Which other users can change the contents of a folder, such as Theano's cache of compiled code."""
+"""Whether other users can change the contents of a folder, such as Theano's cache."""
 
 import os
 import stat
@@ -9,25 +9,25 @@ _DEPTH = 3  # of Theano's cache: a folder per platform, in it one per module, in
 
 
 def outsider(folder: Path) -> Optional[str]:
-    """Say how another user can change a file in a folder, or add one.
+    """Return how another user can change a file in a folder, or add one.
 
     Root does not count as another user, nor does a group whose only member is this user.
 
     Parameters
     ----------
     folder : Path
-        If it does not exist, those who can create it count.
+        The folder. If it does not exist, the users who can create it are considered.
 
     Returns
     -------
     str or None
-        The first way that was found; None if there is none.
+        The first possibility that was found, or None.
     """
-    # Both the path as it is written, since a link in it may be changed, and the path it leads to.
+    # Check both the given path, in which a link may be changed, and the path that it leads to.
     for path in dict.fromkeys([Path(os.path.abspath(folder)), Path(os.path.realpath(folder))]):
         parts = [part for part in [*reversed(path.parents), path] if os.path.lexists(part)]
         for part in parts:
-            # In a sticky folder others can add files, but not replace ours.
+            # In a sticky folder others can add files, but cannot replace ours.
             complaint = _complaint(part, stat.S_ISVTX if part != parts[-1] else 0)
             if complaint:
                 missing = part == parts[-1] != path
@@ -40,19 +40,19 @@ def outsider(folder: Path) -> Optional[str]:
 
 
 def _complaint(path: Path, spared: int = 0) -> Optional[str]:
-    """Say who can change one file or folder; `spared` are bits of its mode that make it safe."""
+    """Return who can change one file or folder; the bits `spared` of its mode make it safe."""
     try:
         status = path.lstat()
-    except OSError:  # it does not exist any more: the cache may be in use
+    except OSError:  # it no longer exists: the cache may be in use
         return None
     if status.st_uid not in (0, os.geteuid()):
         return f"{path} belongs to {_user(status.st_uid)}"
     if stat.S_ISLNK(status.st_mode) or status.st_mode & spared:
         return None
     if status.st_mode & stat.S_IWOTH:
-        return f"{path} can be written by every user"
+        return f"{path} is writable by every user"
     if status.st_mode & stat.S_IWGRP and status.st_gid and not _is_private(status.st_gid):
-        return f"{path} can be written by the group {status.st_gid}"
+        return f"{path} is writable by the group {status.st_gid}"
     return None
 
 

@@ -12,7 +12,7 @@ TIME_LIMIT = 120  # seconds; the first compilation takes long on a slow file sys
 
 
 class Result(NamedTuple):
-    """What a check has found, in one or more lines, and the remedy if it is not `OK`."""
+    """The result of a check, in one or more lines, with a remedy if it is not `OK`."""
 
     name: str
     state: str
@@ -20,18 +20,18 @@ class Result(NamedTuple):
     remedy: str = ""
 
     def line(self) -> str:
-        """Write the result as the doctor prints it."""
+        """Return the result in the form that the doctor prints."""
         text = f"{self.state:<8} {self.name:<14} {self.found}"
         text = f"{text}\n-> {self.remedy}" if self.remedy else text
         return text.replace("\n", f"\n{'':<24}")
 
 
 class ProbeError(Exception):
-    """A probe's subprocess failed; the message is the last line that it wrote."""
+    """A probe's subprocess failed. The message is the last line of its output."""
 
 
 def probe(code: str, **environ: str) -> Dict[str, Any]:
-    """Run `code` in a fresh interpreter and read the JSON that it prints last."""
+    """Run `code` in a fresh interpreter and return the JSON in its last line of output."""
     try:
         process = subprocess.run(
             environment.fresh_python(code),

@@ -1,8 +1,8 @@
-"""Ctrl-C and other signals at moments when their handlers must not run.
+"""Deferring Ctrl-C and other signals while their handlers must not run.
 
-A Python signal handler runs between any two steps of the main thread, and the usual one raises an
-exception there. Between a start and a finish barrier this would leave the ranks out of step; in the
-middle of a fork, a worker that nobody knows of. At these moments a signal is deferred.
+A Python signal handler runs between any two steps of the main thread, and the default one raises an
+exception there. Between a start and a finish barrier, the ranks would get out of step; in the middle of
+a fork, a worker would be left behind. In these places a signal is deferred.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import logging
 import signal
 import threading
 
-# Those of the module `signal` convert to and from enumerations, which takes 2 microseconds more.
+# The functions of `signal` convert to and from enumerations, which takes 2 microseconds more.
 from _signal import getsignal
 from _signal import signal as set_handler
 from threading import get_ident
@@ -24,18 +24,18 @@ _log = logging.getLogger("synkhronos")
 
 
 class DeferredSignal:
-    """A context manager: a signal that comes inside is deferred; its handler is called at the exit.
+    """A context manager that defers a signal: its handler is called at the exit.
 
-    The handler is called at once for a second signal. Further ones are dropped, so that what cleans up
-    after the second can do so.
+    For a second signal, the handler is called immediately. Further signals are dropped, so that the
+    cleanup after the second one is not interrupted.
 
-    Only the main thread runs signal handlers: in other threads nothing is deferred. A signal without a
-    handler written in Python is left alone.
+    Only the main thread runs signal handlers; in other threads nothing is deferred. A signal that has no
+    handler written in Python is not changed.
 
     Parameters
     ----------
     number : int
-        The signal's.
+        The number of the signal.
     """
 
     def __init__(self, number: int) -> None:
@@ -43,11 +43,11 @@ class DeferredSignal:
         self._depth = 0
         self._handler: Callable[..., Any] | None = None
         self._received = 0
-        self._frame: Any = None  # the frame that the first one interrupted
+        self._frame: Any = None  # the frame interrupted by the first signal
         self._announced = False
         self._main_thread = threading.main_thread().ident
 
-    # Each command enters and exits, so these two are short.
+    # Every command calls these two methods, so they are short.
 
     def __enter__(self) -> DeferredSignal:
         if get_ident() == self._main_thread:
@@ -56,7 +56,7 @@ class DeferredSignal:
                 handler = getsignal(self._number)
                 self._handler = handler if callable(handler) else None
                 if self._handler is not None:
-                    set_handler(self._number, self._handle)  # raises for one that has just come
+                    set_handler(self._number, self._handle)  # raises for a new signal
             self._depth += 1
         return self
 
@@ -64,7 +64,7 @@ class DeferredSignal:
         if get_ident() == self._main_thread:
             self._depth -= 1
             if not self._depth and self._handler is not None:
-                set_handler(self._number, self._handler)  # one that has just come is still deferred
+                set_handler(self._number, self._handler)  # a new signal is still deferred
                 if self._received == 1:
                     self._received, frame, self._frame = 0, self._frame, None
                     self._handler(self._number, frame)
@@ -77,7 +77,7 @@ class DeferredSignal:
             self._handler(number, frame)
 
     def announce(self) -> None:
-        """Log, once, that a signal has come and is deferred."""
+        """Log, once, that a signal has been deferred."""
         if self._received == 1 and not self._announced:
             self._announced = True
             _log.warning(
@@ -86,7 +86,7 @@ class DeferredSignal:
             )
 
 
-#: An exception here would leave the block half entered or half left, so the second is deferred too.
+#: An exception here would leave the block half entered or half exited; a second signal is deferred, too.
 _STEPS = (DeferredSignal.__enter__.__code__, DeferredSignal.__exit__.__code__)
 
 
@@ -98,15 +98,15 @@ def defer_termination() -> Iterator[None]:
 
 
 def ignore_signals_for_the_master() -> None:
-    """In a worker: ignore the signals that the master answers.
+    """In a worker: ignore the signals that the master handles.
 
-    A terminal sends Ctrl-C and its hang-up to every process of the script; a batch system may send
-    any signal to all of them. A handler of the script's is meant for the master.
+    A terminal sends Ctrl-C and hang-up to every process of the script. A batch system may send any
+    signal to all of them. The script's handlers are meant for the master.
     """
     for number in signal.valid_signals():
         if number == signal.SIGCHLD:
             continue
         if number in (signal.SIGINT, signal.SIGHUP) or callable(signal.getsignal(number)):
             signal.signal(number, signal.SIG_IGN)
-    if callable(signal.getsignal(signal.SIGCHLD)):  # ignored, it would hide how children end
+    if callable(signal.getsignal(signal.SIGCHLD)):  # ignoring it would hide how children end
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)

@@ -1,8 +1,8 @@
-"""Stores: arrays that every rank can reach through a small handle.
+"""Stores: arrays that every rank can access through a small handle.
 
-``base`` is the interface, ``naive`` its specification, and ``handle`` what ranks send to each other.
-``shared`` keeps arrays in the shared memory of one machine, which ``memory`` allocates; ``files`` maps
-those of ``numpy.memmap`` from their files.
+``base`` is the interface; ``naive`` is its specification. ``handle`` defines the handles that ranks send
+to each other. ``shared`` keeps arrays in the shared memory of one machine, which ``memory`` allocates.
+``files`` maps the files of ``numpy.memmap``.
 
 May import: ``arithmetic``, ``host``.
 """

@@ -1,4 +1,4 @@
-"""What a store must do. `naive` says it in the fewest words; ``tests/checks/stores.py`` conforms it."""
+"""The interface of stores. `naive` is the specification; ``tests/checks/stores.py`` has the checks."""
 
 from __future__ import annotations
 
@@ -14,19 +14,18 @@ from synkhronos.stores.handle import Handle
 
 
 class Store(ABC):
-    """Arrays that every rank can reach.
+    """Arrays that every rank can access.
 
-    One rank puts an array in and sends the handle to others, by a command or a reply; these get the
-    array, or some of its rows, by the handle. What they get has the values that the array has at that
-    moment. It may be a view of the memory of the array itself or a copy; so it is for reading.
+    One rank puts an array into the store and sends the handle to other ranks, in a command or a reply.
+    They use the handle to get the array, or some of its rows, with the values of that moment. The result
+    may be a view of the original array or a copy, so it must only be read.
 
     Attributes
     ----------
     ranks : int
-        How many ranks it has room for.
+        The number of ranks for which it has room.
     is_shared : bool
-        Whether what ranks get are views of the memory of the arrays themselves, which follow every
-        change, and not copies.
+        Whether ranks get views of the original arrays, which reflect every change, instead of copies.
     """
 
     ranks: int
@@ -37,21 +36,21 @@ class Store(ABC):
 
     @abstractmethod
     def empty(self, shape: Sequence[int], dtype: DTypeLike) -> np.ndarray:
-        """Return a new, uninitialised array, which `put` need not copy.
+        """Return a new, uninitialized array, which `put` does not copy.
 
         Raises
         ------
         MemoryError
-            If there is no room for it; the message says how much there is.
+            If there is too little memory. The message says how much is available.
         """
 
     @abstractmethod
     def put(self, array: np.ndarray) -> Handle:
         """Return a handle to an array.
 
-        An array that `empty` returned, or a C-contiguous view of one, is not copied: who calls this
-        keeps it alive for as long as the handle is used. Of any other array a copy is made, which lives
-        as long as this very handle, or until `free`.
+        An array returned by `empty`, or a C-contiguous view of one, is not copied. The caller must keep
+        it alive while the handle is used. Any other array is copied; the copy lives as long as this
+        handle object, or until `free`.
         """
 
     def get(self, handle: Handle) -> np.ndarray:
@@ -62,7 +61,7 @@ class Store(ABC):
 
     @abstractmethod
     def _get(self, handle: Handle) -> np.ndarray:
-        """As `get`, for handles that `put` returned."""
+        """Like `get`, for handles that were returned by `put`."""
 
     def rows(
         self, handle: Handle, rows: Rows, out: np.ndarray | None = None
@@ -74,23 +73,23 @@ class Store(ABC):
         rows : range or numpy.ndarray of int64
             Row numbers, none negative and none out of range.
         out : numpy.ndarray, optional
-            Where to copy the rows if they cannot be a view; else a new array is made.
+            Memory for a copy of the rows, if a view is not possible; by default a new array.
         """
         return take_rows(self.get(handle), rows, out)
 
     @abstractmethod
     def free(self, handle: Handle) -> None:
-        """Free the copy that `put` made for this handle, which must not be used any more."""
+        """Free the copy that `put` made for this handle. The handle must not be used afterwards."""
 
     @abstractmethod
     def __contains__(self, array: np.ndarray) -> bool:
         """Whether `put` would take this array without a copy."""
 
     def collect(self) -> None:  # noqa: B027
-        """Make the memory of arrays that died available for new ones; called before each command."""
+        """Make the memory of deallocated arrays available again. It is called before each command."""
 
     def trim(self) -> None:  # noqa: B027
         """Return all free memory of this rank to the system."""
 
     def trim_others(self) -> None:  # noqa: B027
-        """Return all memory of the other ranks to the system, once they have ended."""
+        """Return all memory of the other ranks to the system, after they have ended."""

@@ -1,4 +1,4 @@
-"""Arrays in files: those of ``numpy.memmap``, which every rank maps for itself."""
+"""Arrays in files: every rank maps the file of a ``numpy.memmap`` itself."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import numpy as np
 
 from synkhronos.stores.handle import Handle
 
-_MOST_FILES = 64  # that a rank keeps mapped
+_MOST_FILES = 64  # files that a rank keeps mapped
 
 
 @dataclass(frozen=True)
 class FileHandle(Handle):
-    """Where an array is in a file.
+    """The place of an array in a file.
 
     Attributes
     ----------
@@ -24,9 +24,9 @@ class FileHandle(Handle):
     dtype : str
     shape : tuple of int
     offset : int
-        Bytes from the beginning of the file.
+        Bytes from the start of the file.
     identity : tuple of int
-        Device, inode and time of change of the file.
+        Device, inode and change time of the file.
     """
 
     filename: str
@@ -37,9 +37,9 @@ class FileHandle(Handle):
 
 
 def locate_in_file(value: Any) -> FileHandle | None:
-    """Return where a ``numpy.memmap`` is in its file, or None if other ranks cannot map it alike.
+    """Return the place of a ``numpy.memmap`` in its file, or None if other ranks cannot map it.
 
-    They cannot map copy-on-write mappings, and views that are not C-contiguous or not aligned.
+    Copy-on-write mappings, and views that are not C-contiguous or not aligned, cannot be mapped.
     """
     if not isinstance(value, np.memmap) or value.filename is None or value.mode == "c":
         return None
@@ -52,9 +52,9 @@ def locate_in_file(value: Any) -> FileHandle | None:
     filename = os.fspath(value.filename)
     try:
         status = os.stat(filename)
-    except OSError:  # removed: no other rank can open it
+    except OSError:  # deleted: no other rank can open it
         return None
-    if not _is_open(status):  # another file has taken its name
+    if not _is_open(status):  # another file has its name now
         return None
     identity = status.st_dev, status.st_ino, status.st_ctime_ns
     return FileHandle(filename, value.dtype.str, value.shape, offset, identity)
@@ -66,13 +66,13 @@ def _is_open(status: os.stat_result) -> bool:
         try:
             if os.path.samestat(os.fstat(int(number)), status):
                 return True
-        except OSError:  # the descriptor that the list was read from
+        except OSError:  # the descriptor used to read the list
             continue
     return False
 
 
 class MappedFiles:
-    """The files that this rank has mapped; at most `_MOST_FILES`."""
+    """The files that this rank has mapped, at most `_MOST_FILES`."""
 
     def __init__(self) -> None:
         self._arrays: dict[FileHandle, np.ndarray] = {}
@@ -83,7 +83,7 @@ class MappedFiles:
         Raises
         ------
         OSError
-            If the file is not there any more, or another one has its name.
+            If the file no longer exists, or another file has its name.
         """
         if handle not in self._arrays:
             if len(self._arrays) >= _MOST_FILES:
@@ -94,13 +94,13 @@ class MappedFiles:
 
 def _map_file(handle: FileHandle) -> np.ndarray:
     filename = handle.filename
-    # Without O_NONBLOCK, opening a named pipe that has taken the name of the file would block.
+    # Without O_NONBLOCK, opening a named pipe that has the name of the file would block.
     with open(filename, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as file:
         status = os.fstat(file.fileno())
         if (status.st_dev, status.st_ino) != handle.identity[:2]:
             raise OSError(
-                f"Data of a numpy.memmap: {filename} is another file now than the one that was mapped; "
-                f"call set_value() with a memmap of the new one"
+                f"Data of a numpy.memmap: {filename} is no longer the file that was mapped; "
+                f"call set_value() with a memmap of the new file"
             )
         mapped = np.memmap(file, handle.dtype, "r", handle.offset, handle.shape)
         return mapped.view(np.ndarray)

@@ -1,10 +1,10 @@
-"""A handle: where an array is, for any rank."""
+"""A handle, by which any rank can access an array."""
 
 from __future__ import annotations
 
 
 class Handle:
-    """Where an array is, for any rank. It is small, and pickled with commands.
+    """Identifies an array for any rank. Handles are small and are pickled with commands.
 
     Attributes
     ----------

@@ -1,12 +1,12 @@
-"""The shared memory of one machine, and how it is allocated.
+"""The shared memory of one machine, and its allocation.
 
-One anonymous shared mapping is made before any worker is forked, so that every rank sees it at the
-same address. It has no name: no file can be left behind in ``/dev/shm``, nobody else can open it, and
-the small ``/dev/shm`` of containers is no limit. The mapping is larger than the machine's memory, but a
+One anonymous shared mapping is created before any worker is forked, so every rank has it at the same
+address. It has no name: no file can be left behind in ``/dev/shm``, nobody else can open it, and the
+small ``/dev/shm`` of containers is not a limit. The mapping is larger than the machine's memory, but a
 page is allocated only when it is first written to.
 
-Each rank allocates from a span of its own, so no lock is needed; any rank reads and writes any array by
-its offset. A block lives as long as an array in it does.
+Each rank allocates from its own span, so no lock is needed. Any rank can read and write any array by its
+offset. A block is freed when the last array in it is deallocated.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from synkhronos.host.machine import memory_room
 _NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 _ALIGNMENT = 64
 _PAGE = mmap.PAGESIZE
-_SMALLEST_SPAN = 16 << 20  # bytes of address space without which no array can be shared
-_KEPT = 256 << 20  # bytes of resident free pages that are kept for the next block
-_CHECKED = 16 << 20  # the memory that is left is checked for each so many bytes
+_SMALLEST_SPAN = 16 << 20  # bytes of address space; the minimum for sharing arrays
+_KEPT = 256 << 20  # bytes of resident free pages to keep for the next block
+_CHECKED = 16 << 20  # bytes between two checks of the available memory
 
 
 class FreeList:
-    """Offsets of free memory between two bounds: first fit, neighbours merged."""
+    """A list of free memory between two bounds: first fit, with adjacent ranges merged."""
 
     def __init__(self, start: int, stop: int) -> None:
         self.lowest = start
@@ -40,11 +40,11 @@ class FreeList:
         self._holes = [(start, stop)]
 
     def holes(self) -> list[tuple[int, int]]:
-        """Return a list of ``(start, stop)``, in order."""
+        """Return the free ranges, a list of ``(start, stop)``, in order."""
         return list(self._holes)
 
     def take(self, nbytes: int) -> int | None:
-        """Return the offset of `nbytes` free bytes, or None."""
+        """Allocate `nbytes` bytes; return their offset, or None if there is no room."""
         for index, (start, stop) in enumerate(self._holes):
             if stop - start > nbytes:
                 self._holes[index] = start + nbytes, stop
@@ -55,7 +55,7 @@ class FreeList:
         return None
 
     def give(self, start: int, nbytes: int) -> None:
-        """Make the bytes free again."""
+        """Free the bytes."""
         stop = start + nbytes
         first = last = bisect.bisect(self._holes, (start,))
         if first > 0 and self._holes[first - 1][1] == start:
@@ -68,7 +68,7 @@ class FreeList:
 
 
 class _Block:
-    """Owner of an allocation: the base of the arrays in it. It is returned when the last one dies."""
+    """The owner of a block: the base of the arrays in it. The block is freed with the last of them."""
 
     __slots__ = ("_returned", "_place", "_mapping", "__array_interface__")
 
@@ -84,7 +84,7 @@ class _Block:
         }
 
     def __del__(self):
-        # May run at any moment, also inside `allocate`: `collect` does the rest.
+        # This may run at any time, even inside `allocate`; `collect` does the rest.
         self._returned.append(self._place)
 
 
@@ -94,29 +94,29 @@ class SharedMemory:
     Parameters
     ----------
     ranks : int
-        How many spans it has. This process allocates from span 0 until `use_span` names another.
+        The number of spans. This process allocates from span 0 until it calls `use_span`.
 
     Attributes
     ----------
     mapping : mmap.mmap
     address : int
-        Where the mapping begins in this process.
+        The address of the mapping in this process.
     """
 
     def __init__(self, ranks: int) -> None:
-        import psutil  # takes 6 ms, and is not needed by an import of this package
+        import psutil  # takes 6 ms, so not at import
 
         total = psutil.virtual_memory().total
         self.mapping, self._span = _map(1 << (2 * total - 1).bit_length(), ranks)
         if hasattr(mmap, "MADV_DONTDUMP"):
-            # A core dump would touch every page, and so allocate it, until memory or disk is full.
+            # A core dump would read every page, and so allocate it, until memory or the disk is full.
             self.mapping.madvise(mmap.MADV_DONTDUMP)
         self.ranks = ranks
         self.address = np.frombuffer(self.mapping, np.uint8, count=1).ctypes.data
         self._end = self.address + self._span * ranks
         room = memory_room()
         self._keep = min(_KEPT, (total if room is None else min(total, room)) // (8 * ranks))
-        # What other ranks and processes may take between two checks of the memory that is left.
+        # What other ranks and processes may allocate between two checks of the available memory.
         self._spare = _CHECKED * (1 + ranks)
         for index in range(ranks):
             start, stop = self._large_part(index)
@@ -124,30 +124,30 @@ class SharedMemory:
         self.use_span(0)
 
     def _large_part(self, index):
-        """Return where blocks of a page and more are in a span."""
+        """Return the range of a span that is used for blocks of a page or more."""
         return index * self._span + self._span // 16, (index + 1) * self._span
 
     def use_span(self, index: int) -> None:
-        """Allocate from this span from now on; blocks of the former one are another rank's."""
+        """Allocate from this span from now on; the blocks of the former span belong to another rank."""
         self._pid = os.getpid()
         start, stop = self._large_part(index)
-        # Apart, so that large blocks begin and end with a page.
+        # Separate ranges, so that large blocks start and end at page boundaries.
         self._small = FreeList(index * self._span + _PAGE, start)
         self._large = FreeList(start, stop)
         self._returned: collections.deque = collections.deque()
-        self._resident: dict[int, int] = {}  # free blocks whose pages are kept: bytes by offset
+        self._resident: dict[int, int] = {}  # free blocks with resident pages: size by offset
         self._unchecked = 0
 
     def is_ours(self) -> bool:
-        """Whether this is the process of a rank, and not one that the script has forked from it."""
+        """Whether this is the process of a rank, and not a process forked from it by the script."""
         return os.getpid() == self._pid
 
     def allocate(self, nbytes: int) -> np.ndarray:
-        """Return a 1-d ``uint8`` array of new shared memory, uninitialised."""
+        """Return a 1-d ``uint8`` array of new, uninitialized shared memory."""
         if not self.is_ours():
             raise SynkhronosError(
                 "this process was forked from the master, and only the master may allocate shared "
-                "memory; call close() and fork() here for processes of its own"
+                "memory; call close() and fork() here to start separate processes"
             )
         size = nbytes
         unit = _ALIGNMENT if nbytes < _PAGE else _PAGE
@@ -156,7 +156,7 @@ class SharedMemory:
         offset = (self._small if unit < _PAGE else self._large).take(nbytes)
         if offset is None:
             raise MemoryError(
-                f"shared memory: {nbytes} bytes were requested, more than is left of the {self._span} "
+                f"shared memory: {nbytes} bytes were requested, more than is free of the {self._span} "
                 f"that one rank can address; free some Data or raise 'ulimit -v'"
             )
         block = np.asarray(_Block(self, offset, nbytes, size))
@@ -168,7 +168,7 @@ class SharedMemory:
         return block
 
     def collect(self) -> None:
-        """Make the blocks whose arrays died free again; keep the pages of some for the next."""
+        """Free the blocks of deallocated arrays; keep the pages of some for the next blocks."""
         while self._returned:
             offset, nbytes = self._returned.popleft()
             if offset < self._large.lowest:
@@ -181,7 +181,7 @@ class SharedMemory:
                 self._resident[offset] = nbytes
 
     def trim(self) -> None:
-        """Do as `collect`, and return all free pages to the system."""
+        """Like `collect`, but return all free pages to the system."""
         if not self.is_ours():
             return
         self.collect()
@@ -190,7 +190,7 @@ class SharedMemory:
             self.mapping.madvise(mmap.MADV_REMOVE, start, stop - start)
 
     def trim_others(self) -> None:
-        """Return the pages of all other ranks to the system, once these have ended."""
+        """Return the pages of all other ranks to the system, after they have ended."""
         if not self.is_ours():
             return
         for start in range(0, self._end - self.address, self._span):
@@ -200,9 +200,9 @@ class SharedMemory:
     def _allocate_pages(self, offset, nbytes):
         """Allocate the pages of a block now, or raise ``MemoryError`` if there is too little memory.
 
-        The kernel hands out more memory than there is, and kills a process that writes to it. With
-        the pages of large blocks allocated at once, the memory that is left is what it looks like,
-        also when several ranks allocate at the same time.
+        The kernel grants more memory than is available, and kills a process that writes to it. If the
+        pages of large blocks are allocated immediately, the reported available memory is correct, even
+        if several ranks allocate at the same time.
         """
         self._require(nbytes, nbytes)
         for start in range(offset, offset + nbytes, _CHECKED):
@@ -211,7 +211,7 @@ class SharedMemory:
             np.frombuffer(self.mapping, np.uint8, stop - start, start)[::_PAGE] = 0
 
     def _require(self, nbytes, of):
-        """Raise ``MemoryError`` unless so many bytes are left, for a block of `of` bytes."""
+        """Raise ``MemoryError`` unless this many bytes are available, for a block of `of` bytes."""
         left = _memory_left() - self._spare
         if nbytes > left:
             self.trim()
@@ -229,12 +229,12 @@ class SharedMemory:
         return array.flags.c_contiguous and self.address <= array.ctypes.data < self._end
 
     def offset(self, array: np.ndarray) -> int:
-        """Return where an array of this memory begins."""
+        """Return the offset of an array in this memory."""
         return array.ctypes.data - self.address
 
 
 def _map(span, ranks):
-    """Return a mapping of `ranks` spans, and the size of a span: the one asked for, or less."""
+    """Return a mapping of `ranks` spans, and the size of a span: the requested size, or less."""
     flags = mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | _NORESERVE
     limited = False
     while True:
@@ -252,7 +252,7 @@ def _map(span, ranks):
             continue
         if not limited:
             return mapping, span
-        # All that there is would leave too little for stacks, libraries and arrays.
+        # Not all of it: stacks, libraries and arrays need address space, too.
         mapping.close()
         span, limited = max(span // 2, _SMALLEST_SPAN), False
 
@@ -262,6 +262,6 @@ def _memory_left():
 
     try:
         left, room = psutil.virtual_memory().available, memory_room()
-    except OSError:  # too many open files: it cannot be known
+    except OSError:  # too many open files: the number is unknown
         return sys.maxsize
     return left if room is None else min(left, room)

@@ -1,6 +1,6 @@
 """The store as an executable specification: a dictionary of arrays in one process.
 
-Its ranks are threads. What a rank gets is a copy, as if it had been received from another machine.
+Its ranks are threads. A rank gets copies, as if it received them from another machine.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ class NaiveHandle(Handle):
 
     def __init__(self, number, shape, dtype, copy=None):
         self.number, self.shape, self.dtype = number, shape, dtype
-        self.copy = copy  # keeps alive what `put` has copied
+        self.copy = copy  # keeps the copy made by `put` alive
 
     def __reduce__(self):
         return NaiveHandle, (self.number, self.shape, self.dtype)
 
 
 class NaiveStore(Store):
-    """Arrays by number; all ranks use the same object."""
+    """Arrays by number. All ranks use the same store object."""
 
     def __init__(self, ranks):
         super().__init__()
         self.ranks = ranks
         self._numbers = itertools.count()
         self._arrays = weakref.WeakValueDictionary()
-        self._made = weakref.WeakValueDictionary()  # by id, what `empty` has returned
+        self._made = weakref.WeakValueDictionary()  # by id, the arrays returned by `empty`
 
     def empty(self, shape, dtype):
         array = np.empty(shape, dtype)

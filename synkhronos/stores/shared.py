@@ -1,4 +1,4 @@
-"""The store of ranks that share the memory of one machine: nothing is copied that can be viewed."""
+"""The store of ranks that share the memory of one machine: arrays are viewed where possible."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from synkhronos.stores.memory import SharedMemory
 
 
 class SharedHandle(Handle):
-    """An array's offset in the memory that the ranks share."""
+    """The offset of an array in the shared memory."""
 
     __slots__ = ("offset", "shape", "dtype", "copy")
 
@@ -22,14 +22,14 @@ class SharedHandle(Handle):
         self, offset: int, shape: tuple[int, ...], dtype: str, copy: np.ndarray | None = None
     ) -> None:
         self.offset, self.shape, self.dtype = offset, shape, dtype
-        self.copy = copy  # keeps alive what `put` has copied
+        self.copy = copy  # keeps the copy made by `put` alive
 
     def __reduce__(self) -> tuple:
         return SharedHandle, (self.offset, self.shape, self.dtype)
 
 
 class SharedMemoryStore(Store):
-    """Arrays in shared memory; what a rank gets is a view.
+    """Arrays in shared memory; ranks get views.
 
     Parameters
     ----------
@@ -48,7 +48,7 @@ class SharedMemoryStore(Store):
         return self.memory.allocate(math.prod(shape) * dtype.itemsize).view(dtype).reshape(shape)
 
     def place(self, array: np.ndarray) -> np.ndarray:
-        """Return `array` itself if it is in the shared memory, else a copy that is."""
+        """Return `array` itself if it is in shared memory, else a copy in shared memory."""
         if array in self.memory:
             return array
         placed = self.empty(array.shape, array.dtype)

@@ -1,8 +1,8 @@
-"""Transports: how ranks start, end and meet, and how bytes travel between them.
+"""Transports: how ranks start, end, synchronize and send bytes to each other.
 
-``base`` is the interface, ``naive`` its specification, with threads as ranks. ``local`` forks processes
-on one machine; ``box``, ``semaphore`` and ``waiting`` are what it sends, signals and waits with,
-``liveness`` and ``limits`` tell why a process died or could not be started.
+``base`` is the interface; ``naive``, with threads as ranks, is its specification. ``local`` forks
+processes on one machine. It sends with ``box``, signals with ``semaphore`` and waits with ``waiting``.
+``liveness`` and ``limits`` explain why a process died or could not be started.
 
 May import: ``host``, ``stores``, ``comms``.
 """

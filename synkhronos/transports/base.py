@@ -1,4 +1,4 @@
-"""What a transport must do. `naive` says it in the fewest words; ``tests/checks`` conforms it."""
+"""The interface of transports. `naive` is the specification; ``tests/checks`` has the checks."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ class Transport(ABC):
     """Ranks ``0..size-1``, one of them the master: how they start, end, and send bytes.
 
     The master calls `start`, then `post` and `collect` for each command, and finally `close`. A worker
-    calls `receive` and `reply` in turn. Inside a command any rank calls `barrier` and `exchange`, all
-    ranks the same ones in the same order, or `abort`, once, if it fails.
+    calls `receive` and `reply` alternately. Inside a command all ranks call `barrier` and `exchange` in
+    the same order. A rank that fails calls `abort` once.
 
     Attributes
     ----------
     rank, size, master_rank : int
-        `rank` is that of the process, or thread, that calls.
+        `rank` is the rank of the calling process or thread.
     store : Store
-        For arrays that other ranks shall reach.
+        For arrays that other ranks access.
     inherits : bool
-        Whether workers start with a copy of the whole state of the master, as a forked process does.
-        They are then better started late, when the state is complete.
+        Whether workers start with a copy of the whole state of the master, like a forked process. Their
+        start is then deferred until the state is complete.
     ranks_here : int
-        How many of the ranks share this machine, and so its cores.
+        The number of ranks that share this machine, and so its cores.
     while_waiting : callable
-        Called by the master now and then while it waits.
+        Called by the master from time to time while it waits.
     posted : bool
-        Whether another rank may know of the last `post` or `reply`, even if that has raised.
+        Whether another rank may have noticed the last `post` or `reply`, even if it raised.
     """
 
     rank: int
@@ -44,7 +44,7 @@ class Transport(ABC):
 
     @property
     def distance(self) -> int:
-        """How many ranks this one is after the master, counted around: 0 for the master itself."""
+        """The distance of this rank from the master, modulo `size`; 0 for the master itself."""
         return (self.rank - self.master_rank) % self.size
 
     @abstractmethod
@@ -53,28 +53,28 @@ class Transport(ABC):
 
     @abstractmethod
     def successor(self, size: int, master_rank: int) -> Transport:
-        """Return a transport for new ranks, in the same store.
+        """Return a transport for new ranks that uses the same store.
 
-        The workers of this one have ended, or will have before the other's `start`.
+        The workers of this transport must end before `start` of the new one is called.
         """
 
     @abstractmethod
     def start(self, serve: Callable[[Transport], None]) -> None:
-        """Start every worker. It calls ``serve(transport)``, its own, and ends when that returns.
+        """Start the workers. Each calls ``serve(transport)``, with its own transport, and then ends.
 
         Raises
         ------
         WorldBrokenError
-            If a worker died at once or the time-out passed; every worker is ended first.
+            If a worker died or the timeout expired. All workers are ended first.
         """
 
     @abstractmethod
     def is_master_process(self) -> bool:
-        """Whether this process is the master's, and not one that was forked from it."""
+        """Whether this process is the master, and not a process forked from it."""
 
     @abstractmethod
     def is_worker_process(self) -> bool:
-        """Whether this process is a worker's, and not one that was forked from it."""
+        """Whether this process is a worker, and not a process forked from it."""
 
     @abstractmethod
     def post(self, payload: bytes) -> None:
@@ -83,17 +83,17 @@ class Transport(ABC):
         Raises
         ------
         MemoryError
-            If there is no room for the bytes; no worker has been told anything then.
+            If there is no room for the bytes. No worker has been notified then.
         """
 
     @abstractmethod
     def collect(self) -> list[bytes | None]:
-        """Master: return every rank's reply, None for its own (the finish barrier).
+        """Master: return the replies by rank, None for the master itself (the finish barrier).
 
         Raises
         ------
         WorldBrokenError
-            If a worker died or the time-out passed; every worker is ended first.
+            If a worker died or the timeout expired. All workers are ended first.
         """
 
     @abstractmethod
@@ -107,12 +107,12 @@ class Transport(ABC):
         Raises
         ------
         MemoryError
-            If there is no room for the bytes; the master has not been told anything then.
+            If there is no room for the bytes. The master has not been notified then.
         """
 
     @abstractmethod
     def barrier(self) -> None:
-        """Wait until every rank has called this.
+        """Wait until every rank has called this method.
 
         Raises
         ------
@@ -122,16 +122,16 @@ class Transport(ABC):
 
     @abstractmethod
     def exchange(self, item: bytes) -> list[bytes]:
-        """Return the bytes `item` of every rank, by rank. It is a barrier too, and raises the same."""
+        """Return the bytes `item` of every rank, by rank. It is also a barrier, with the same errors."""
 
     @abstractmethod
     def abort(self) -> None:
-        """Make the others leave the barrier where they wait, or will wait, in this command."""
+        """Make the other ranks leave all barriers of this command with an error."""
 
     @abstractmethod
     def kill(self) -> None:
-        """Master: end the workers at once. A thread that waits for them gets `WorldBrokenError`."""
+        """Master: kill the workers. A thread that waits for them gets a `WorldBrokenError`."""
 
     @abstractmethod
     def close(self, grace: float) -> None:
-        """Master: end the workers; those that are not gone after `grace` seconds are killed."""
+        """Master: wait `grace` seconds for the workers to end, then kill the remaining ones."""

@@ -2,18 +2,18 @@
 
 
 class Box:
-    """Bytes in shared memory; those that are too long for it get a block of their own.
+    """Bytes in shared memory. Contents that are too long for the box get a separate block.
 
     Parameters
     ----------
     memory : SharedMemory
     nbytes : int
-        What there is always room for.
+        The number of bytes for which there is always room.
     """
 
     def __init__(self, memory, nbytes):
         self._memory = memory
-        # Offset and length of the bytes, then room for them.
+        # Offset and length of the bytes, then the room for them.
         block = memory.allocate(16 + nbytes)
         self._header = block[:16].data.cast("q")
         self._start = memory.offset(block) + 16
@@ -21,7 +21,7 @@ class Box:
         self._short = self._long = None
 
     def put(self, payload):
-        """Replace the contents; the very object that was put last is still there."""
+        """Replace the contents. The same object as last time need not be written again."""
         if payload is self._short:
             return
         self._short = self._long = None
@@ -35,7 +35,7 @@ class Box:
             self._short = payload
 
     def clear(self):
-        """Free the block of long contents, once they have been read."""
+        """Free the block of long contents, after they have been read."""
         self._long = None
 
     def get(self):

@@ -1,4 +1,4 @@
-"""Explanations of errors of the operating system: which limit was reached, and the remedy."""
+"""Explanations of errors of the operating system: which limit was reached, and how to raise it."""
 
 import errno
 import multiprocessing
@@ -14,12 +14,12 @@ def check_may_have_children() -> None:
     if multiprocessing.current_process().daemon:
         raise SynkhronosError(
             "fork(): this process is itself a daemonic worker of multiprocessing, which may not "
-            "have children; call fork() in the main process, or start this one with daemon=False"
+            "have children; call fork() in the main process, or start this process with daemon=False"
         )
 
 
 def too_many_workers(error: OSError, started: int, wanted: int) -> SynkhronosError:
-    """Explain why not all workers could be started; those that were have been ended."""
+    """Explain why not all workers could be started. Those that were started have been ended."""
     remedies = {
         errno.EAGAIN: f"too many processes or threads: {_process_limits()}; raise the limit with "
         f"'ulimit -u', or that of the container ('docker run --pids-limit')",
@@ -47,7 +47,7 @@ def _open_files():
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     try:
         is_open = len(os.listdir("/proc/self/fd"))
-    except OSError:  # no descriptor is left for the folder
+    except OSError:  # no descriptor is free to list the folder
         is_open = limit
     return f"{is_open} of at most {limit} files are open in this process; raise it with 'ulimit -n'"
 

@@ -1,4 +1,4 @@
-"""Whether the workers are alive: why one ended, which are stopped, and that none outlives the master."""
+"""Whether workers are alive: why they ended, which are stopped; none may outlive the master."""
 
 import ctypes
 import multiprocessing.connection
@@ -6,14 +6,14 @@ import signal
 import sys
 import threading
 
-_DYING = 1.0  # seconds to wait for the exit code of a process that is ending
+_DYING = 1.0  # seconds to wait for the exit code of an ending process
 _PR_SET_PDEATHSIG = 1
 
 
 def find_dead(processes):
-    """Return ``{rank: cause}`` of those in ``{rank: process}`` that have ended."""
-    # The sentinel stays open while a process that the worker has started holds a copy of it; the exit
-    # code is never known if the script ignores SIGCHLD. Either of the two tells that a worker is dead.
+    """Return ``{rank: cause}`` for the processes in ``{rank: process}`` that have ended."""
+    # The sentinel stays open while a process started by the worker holds a copy of it; the exit
+    # code stays unknown if the script ignores SIGCHLD. So either one means that the worker is dead.
     closed = multiprocessing.connection.wait([one.sentinel for one in processes.values()], 0)
     causes = {}
     for rank, process in processes.items():
@@ -24,12 +24,12 @@ def find_dead(processes):
 
 
 def find_stopped(processes):
-    """Return the ranks of those in ``{rank: process}`` that a signal has stopped."""
+    """Return the ranks of the processes in ``{rank: process}`` that are stopped by a signal."""
     return [rank for rank, process in processes.items() if _is_stopped(process.pid)]
 
 
 def _is_stopped(pid):
-    import psutil  # takes 6 ms, and is not needed by an import of this package
+    import psutil  # takes 6 ms, so not at import
 
     try:
         return psutil.Process(pid).status() == psutil.STATUS_STOPPED
@@ -38,38 +38,38 @@ def _is_stopped(pid):
 
 
 def end(processes):
-    """Kill the processes that have been started, and wait until they are gone."""
+    """Kill the processes that were started, and wait until they have ended."""
     processes = [process for process in processes if process.pid is not None]
     for process in processes:
         try:
             process.kill()
         except ProcessLookupError:
-            pass  # dead, and the script has reaped it
+            pass  # dead, and reaped by the script
     for process in processes:
         process.join()
         try:
             process.close()
         except ValueError:
-            pass  # likewise: multiprocessing never sees it end
+            pass  # in this case, too: multiprocessing never sees it end
 
 
 def die_with_parent():
-    """Have the kernel kill this process when the thread that forked it ends."""
+    """Let the kernel kill this process when the thread that forked it ends."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 class Forker:
-    """Calls a function that forks in a thread that lives until `end`, as the main thread does.
+    """Calls a function that forks, in a thread that lives until `end`, like the main thread.
 
-    After `die_with_parent`, a child is killed when the *thread* that has forked it ends.
+    After `die_with_parent`, a child is killed when the *thread* that forked it ends.
     """
 
     def __init__(self):
         self._ended = threading.Event()
 
     def call(self, function, *args):
-        """Return what ``function(*args)`` returns, and raise what it raises."""
+        """Call ``function(*args)``; return its value or raise its exception."""
         if threading.current_thread() is threading.main_thread():
             return function(*args)
         outcome, done, ended = [], threading.Event(), self._ended
@@ -90,9 +90,9 @@ class Forker:
         return result
 
     def end(self):
-        """Let the threads end, once there are no children any more."""
+        """Let the threads end, when there are no more children."""
         self._ended.set()
-        self._ended = threading.Event()  # for another try
+        self._ended = threading.Event()  # if it is called again
 
 
 def _describe_exit(code):

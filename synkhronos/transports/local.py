@@ -1,14 +1,14 @@
 """Ranks on one machine: forked processes, shared memory, POSIX semaphores.
 
-How a command travels. The master writes its bytes into the mailbox and posts each worker's *start*
-semaphore; a worker writes its reply into a box of its own and posts its *finish* semaphore.
+Sending commands: the master writes the bytes of a command into the mailbox and posts each worker's
+*start* semaphore. A worker writes its reply into its own box and posts its *finish* semaphore.
 
-Inside a command ranks meet at a dissemination barrier: in round k rank r posts rank ``r + 2**k`` and
-waits for rank ``r - 2**k``, which takes ``ceil(log2(size))`` rounds [1]_.
+Inside a command, ranks synchronize at a dissemination barrier: in round k, rank r posts rank
+``r + 2**k`` and waits for rank ``r - 2**k``. This takes ``ceil(log2(size))`` rounds [1]_.
 
-How a rank waits. It polls the semaphore at first, if there is a core for each rank (``waiting`` says for
-how long), and then sleeps in the kernel. It wakes a few times per second to check that the others live:
-the master by the workers' process sentinels, a worker by its parent's process id.
+Waiting: if there is a core for each rank, a rank first polls the semaphore, as ``waiting`` specifies.
+Then it sleeps in the kernel. It wakes a few times per second to check that the other processes are
+alive: the master checks the workers' process sentinels, a worker its parent's process id.
 
 .. [1] Hensgen, Finkel, Manber: Two algorithms for barrier synchronization, 1988.
 """
@@ -34,11 +34,11 @@ from synkhronos.transports.waiting import Patience
 
 _MAILBOX_BYTES = 1 << 20
 _SLOT_BYTES = 1 << 16
-_CHECK_INTERVAL = 0.2  # seconds between two checks of whether the others live
-# A sleep much longer than asked for: this process was stopped meanwhile, which does not count.
+_CHECK_INTERVAL = 0.2  # seconds between checks that the other processes are alive
+# A sleep much longer than requested means that this process was stopped; that time does not count.
 _LONGEST_SLEEP = 2 * _CHECK_INTERVAL
-_COUNT_CORES = 256  # commands from one count to the next
-_FINISHED = 1 << 62  # more barriers than a command has
+_COUNT_CORES = 256  # commands between two counts of the cores
+_FINISHED = 1 << 62  # larger than the number of barriers in any command
 
 
 class LocalTransport(Transport):
@@ -48,11 +48,11 @@ class LocalTransport(Transport):
     ----------
     size, master_rank : int
     timeout : float, optional
-        Seconds that a barrier may last; None: as long as every process lives.
+        Seconds after which a barrier fails; None for no limit as long as every process lives.
     may_poll : bool, optional
-        Whether a waiting rank may keep a core busy; None: if there is a core for each rank.
+        Whether a waiting rank may poll; None to poll if there is a core for each rank.
     store : SharedMemoryStore, optional
-        That of a transport whose workers have ended or will have before `start`; else a new one.
+        The store of a former transport, whose workers must end before `start`; by default a new one.
     """
 
     inherits = True
@@ -73,7 +73,7 @@ class LocalTransport(Transport):
         self._master_pid = self._own_pid = os.getpid()
         self._may_poll_by_choice = may_poll
         self._may_poll = size <= cores() if may_poll is None else may_poll
-        self._between, self._inside = Patience(), Patience()  # between commands, and inside one
+        self._between, self._inside = Patience(), Patience()  # between commands, and inside a command
         self._resumed = time.monotonic()  # when this rank's last wait ended
         self._make_boxes()
         memory = self.store.memory
@@ -88,17 +88,17 @@ class LocalTransport(Transport):
         memory = self.store.memory
         self._mailbox = Box(memory, _MAILBOX_BYTES)
         self._replies = [Box(memory, _SLOT_BYTES) for _ in range(self.size)]
-        # Two boxes per rank, used in turn: a rank that writes into that of this exchange has passed
-        # the barrier of the last one, so every rank has read the other.
+        # Two boxes per rank, used alternately: a rank that writes for this exchange has passed the
+        # barrier of the last one, so every rank has read the boxes of the one before that.
         self._slots = [[Box(memory, _SLOT_BYTES) for _ in range(self.size)] for _ in range(2)]
         self._turn = 0
         self._passed = 0  # barriers inside this command
-        self._aborted = self.store.empty((1,), "int64").data  # from which barrier on, counted from 1
+        self._aborted = self.store.empty((1,), "int64").data  # from which barrier on, from 1
         self._aborted[0] = 0
         self._commands = 0
-        self._has_cores = self.store.empty((1,), "int64").data  # whether there is one for each rank
+        self._has_cores = self.store.empty((1,), "int64").data  # whether there is a core for each rank
         self._has_cores[0] = self._may_poll
-        # By rank, how many barriers of this command it has come to; for the message of a time-out.
+        # The number of barriers of this command that each rank has reached, for the timeout message.
         self._arrived = self.store.empty((self.size,), "int64").data
 
     def _find_partners(self):
@@ -125,14 +125,14 @@ class LocalTransport(Transport):
         # A child of multiprocessing ends without calling the functions of `atexit`.
         self._at_exit = multiprocessing.util.Finalize(None, self.kill, exitpriority=1)
         for rank in self._workers:
-            self._finishes[rank].drain()  # posted in an earlier try
+            self._finishes[rank].drain()  # posted in an earlier attempt
             self._arrived[rank] = 0
         # A worker's signals are blocked until it has set their handlers.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
         try:
             for number, rank in enumerate(self._workers):
                 self._fork_worker(context, number, rank, serve, mask)
-            # From here on each of them ends with this process.
+            # From here on, each worker ends with this process.
             for rank in self._workers:
                 self._wait(self._finishes[rank], self._between)
         except BaseException:
@@ -148,7 +148,7 @@ class LocalTransport(Transport):
             name=f"synkhronos-{rank}",
             daemon=True,
         )
-        self._processes[rank] = process  # first, or an interrupt now would leave it behind
+        self._processes[rank] = process  # first: an interrupt must not leave it behind
         try:
             process.start()
         except OSError as error:
@@ -161,7 +161,7 @@ class LocalTransport(Transport):
         self.rank = rank
         self._own_pid = os.getpid()
         self._processes = {}
-        self.store.memory.use_span(self.distance)  # the master's is the first
+        self.store.memory.use_span(self.distance)  # the master has the first
         self._find_partners()
         self._check_master()
         self._finishes[rank].post()
@@ -170,7 +170,7 @@ class LocalTransport(Transport):
     def close(self, grace):
         deadline = time.monotonic() + grace
         if not self.is_master_process():
-            self._processes = {}  # those of the process that this one was forked from
+            self._processes = {}  # they belong to the process that this one was forked from
         try:
             for process in self._processes.values():
                 process.join(max(0, deadline - time.monotonic()))
@@ -193,7 +193,7 @@ class LocalTransport(Transport):
     # Between master and workers
 
     def post(self, payload):
-        self._turn = self._passed = 0  # a rank that failed may have passed fewer than the others
+        self._turn = self._passed = 0  # a rank that failed may have passed fewer barriers
         self.posted = False
         self._mailbox.put(payload)
         self.posted = True
@@ -238,7 +238,7 @@ class LocalTransport(Transport):
         for theirs, ours in self._partners:
             theirs.post()
             waited = self._wait(ours, self._inside, waited)
-            # A rank that failed after this barrier has passed it, as all ranks then have.
+            # A rank that failed later has passed this barrier; then all ranks pass it.
             if 0 < self._aborted[0] <= self._passed + 1:
                 raise CollectiveAbortedError(
                     f"rank {self.rank} left a collective: another rank failed in this command"
@@ -262,7 +262,7 @@ class LocalTransport(Transport):
     # Waiting
 
     def _wait(self, semaphore, patience, waited=0.0):
-        """Wait for a post; return the seconds, after `waited`, for which this barrier has lasted."""
+        """Wait for a post; return the total seconds of waiting at this barrier, `waited` included."""
         if not semaphore.try_wait():
             return waited
         began = checked = time.monotonic()
@@ -271,7 +271,7 @@ class LocalTransport(Transport):
             self._resumed = now = time.monotonic()
             return waited + min(now - checked, _LONGEST_SLEEP)
         while not semaphore.wait(_CHECK_INTERVAL):
-            # Signal handlers of the script may end each wait early.
+            # Signal handlers of the script may end a wait early.
             now = time.monotonic()
             if now - checked > _CHECK_INTERVAL / 2:
                 waited += min(now - checked, _LONGEST_SLEEP)
@@ -295,7 +295,7 @@ class LocalTransport(Transport):
             )
 
     def _describe_late(self):
-        """Name the ranks that are stopped, else those that have come to the fewest barriers."""
+        """Name the ranks that are stopped, else the ranks that have reached the fewest barriers."""
         stopped = liveness.find_stopped(self._processes)
         if stopped:
             return ", ".join(f"rank {rank} (stopped, as by SIGSTOP)" for rank in stopped)
@@ -309,7 +309,7 @@ class LocalTransport(Transport):
             os._exit(1)
 
     def _check_workers(self):
-        """Raise `WorldBrokenError`, and end all workers, if one of them is dead."""
+        """If a worker is dead, end all workers and raise `WorldBrokenError`."""
         if not self._processes:
             raise WorldBrokenError(f"the workers were ended from another thread; {REMEDY}")
         dead = liveness.find_dead(self._processes)
@@ -321,7 +321,7 @@ class LocalTransport(Transport):
 
 
 def _disown_workers():
-    """In a process that the script forks: multiprocessing would end the workers at its exit."""
+    """In a process that the script forks: otherwise multiprocessing ends the workers when it exits."""
     children = multiprocessing.process._children
     children -= {child for child in children if child.name.startswith("synkhronos-")}
 

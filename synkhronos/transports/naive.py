@@ -1,7 +1,7 @@
 """The transport as an executable specification: ranks are threads of one process.
 
-Workers inherit nothing, as on another machine: what they need is sent to them. A thread cannot be
-killed, so a worker that is told to end does so the next time that it waits.
+Workers inherit nothing, as on another machine: everything is sent to them. A thread cannot be killed, so
+a worker ends the next time that it waits.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from synkhronos.transports.base import Transport
 
 
 class _Ranks:
-    """What the ranks' transports have in common."""
+    """The state that the ranks' transports share."""
 
     def __init__(self, size):
         self.changed = threading.Condition()
@@ -29,21 +29,21 @@ class _Ranks:
         self.reset()
 
     def reset(self):
-        """Begin a command: no rank has come to a meeting yet."""
-        self.meetings = {}  # the items of each meeting by rank
+        """Start a command: no rank has reached a meeting yet."""
+        self.meetings = {}  # the items of each meeting, by rank
         self.aborted = self.ended = False
 
 
 class NaiveTransport(Transport):
-    """One rank's transport.
+    """The transport of one rank.
 
     Parameters
     ----------
     size, master_rank : int
     timeout : float, optional
-        Seconds that a barrier may last.
+        Seconds after which a barrier fails.
     store : NaiveStore, optional
-        That of a former transport; else a new one.
+        The store of a former transport; by default a new one.
     """
 
     inherits = False
@@ -105,7 +105,7 @@ class NaiveTransport(Transport):
         return replies
 
     def _check(self, rank, began):
-        """Raise `WorldBrokenError` if a worker has ended or the barrier has lasted too long."""
+        """Raise `WorldBrokenError` if a worker has ended or the timeout has expired."""
         self.while_waiting()
         dead = [rank for rank, thread in self._ranks.threads.items() if not thread.is_alive()]
         cause = f"a worker died: rank {dead[0]}" if dead else None

@@ -1,8 +1,8 @@
-"""Semaphores without a name, in the memory that the ranks share.
+"""Unnamed semaphores in the memory that the ranks share.
 
-A named semaphore is a file in ``/dev/shm`` between its creation and its unlinking, and stays there if
-the process is killed in between. One in an anonymous mapping needs no file and no descriptor, and ends
-with the last process that has the mapping.
+A named semaphore is a file in ``/dev/shm`` between its creation and its unlinking, and the file remains
+if the process is killed in between. A semaphore in an anonymous mapping needs no file and no descriptor,
+and disappears with the last process that has the mapping.
 """
 
 import ctypes
@@ -11,14 +11,14 @@ import os
 import time
 from functools import partial
 
-_PLACE = ctypes.c_char * 64  # sem_t is smaller everywhere; a cache line of its own
+_PLACE = ctypes.c_char * 64  # sem_t is smaller on all systems; each gets its own cache line
 
 
 class _Time(ctypes.Structure):
     _fields_ = [("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long)]
 
 
-# Calls that never wait keep the interpreter's lock: that is faster. So is declaring no argument types.
+# Calls that never wait keep the interpreter's lock, which is faster, as is omitting the argument types.
 _NON_BLOCKING = ctypes.PyDLL(None)
 _BLOCKING = ctypes.CDLL(None, use_errno=True)
 if hasattr(_BLOCKING, "sem_clockwait"):
@@ -56,7 +56,7 @@ class Semaphore:
         self._wait = partial(function, place, *clock)
 
     def wait(self, seconds):
-        """Decrement it; return False after so many seconds, or if a signal handler has to run."""
+        """Decrement it. Return False after `seconds`, or if a signal handler must run."""
         fraction, whole = _modf(time.clock_gettime(_CLOCK) + seconds)
         if not self._wait(ctypes.byref(_Time(whole, fraction))):
             return True

@@ -1,11 +1,11 @@
-"""How a waiting rank polls, and for how long, before it sleeps.
+"""How, and for how long, a waiting rank polls before it sleeps.
 
-A core that sleeps takes some 50 microseconds to answer, and on some processors computes 15 to 20%
-slower for a while after it. So a rank with a core to itself polls at first. As polling takes the time
-of a core, and of other threads of the process, it is limited in proportion to the work that the rank
-has just done: to `SHARE` of it, so that polling costs little against the work, but to no less than
-`SHORTEST` and no more than `LONGEST` seconds. A rank that has polled in vain polls half as long the next
-time, down to `LEAST` of the limit; once a wait was shorter than the limit, the whole limit counts again.
+A sleeping core takes about 50 microseconds to respond. On some processors it also computes 15 to 20%
+slower for a while afterwards. A rank that has its own core therefore polls first. Polling occupies the
+core and delays other threads of the process, so its time is limited to `SHARE` of the time of the work
+that the rank has just done, with a minimum of `SHORTEST` and a maximum of `LONGEST` seconds. After
+polling without success, a rank polls half as long the next time, down to `LEAST` of the limit. When a
+wait is shorter than the limit, the full limit applies again.
 """
 
 import os
@@ -16,35 +16,35 @@ SHORTEST = 2e-4  # seconds
 LONGEST = 4e-2  # seconds
 LEAST = 1 / 64
 
-_POLLS = range(32)  # between two looks at the clock, some 80 nanoseconds each
+_POLLS = range(32)  # polls between two readings of the clock; each takes about 80 nanoseconds
 
 
 class Patience:
-    """How long to poll in waits of one kind: those between commands, or those inside one."""
+    """How long to poll in one kind of wait: between commands, or inside a command."""
 
     def __init__(self):
-        self.fraction = 1.0  # of the limit
+        self.fraction = 1.0  # fraction of the limit
 
     @staticmethod
     def limit(worked):
-        """Return the limit, in seconds, after so many seconds of work."""
+        """Return the limit, in seconds, after `worked` seconds of work."""
         return min(max(SHARE * worked, SHORTEST), LONGEST)
 
     def poll(self, try_wait, began, worked):
-        """Poll until ``try_wait()`` returns 0, or for as long as it is worth it.
+        """Poll until ``try_wait()`` returns 0 or the time limit is reached.
 
         Parameters
         ----------
         try_wait : callable
         began : float
-            When the wait began, on the clock of ``time.monotonic``.
+            The start of the wait, by ``time.monotonic``.
         worked : float
-            Seconds of work before it.
+            Seconds of work before the wait.
 
         Returns
         -------
         bool
-            Whether ``try_wait()`` has returned 0.
+            Whether ``try_wait()`` returned 0.
         """
         until = began + self.fraction * self.limit(worked)
         while True:
@@ -54,11 +54,11 @@ class Patience:
                     return True
             if time.monotonic() >= until:
                 return False
-            # Other threads may want the interpreter, and other processes this core.
+            # Other threads may need the interpreter, and other processes this core.
             os.sched_yield()
 
     def learn(self, worked, waited):
-        """Take into account how long a wait has lasted in which polling was in vain."""
+        """Adjust the limit after a wait of this duration in which polling failed."""
         if waited < self.limit(worked):
             self.fraction = 1.0
         else:

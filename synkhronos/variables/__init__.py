@@ -1,7 +1,7 @@
 """Shared variables across ranks.
 
-``naming`` checks which variables a call means; ``replicas`` reads and writes each rank's own value;
-``collectives`` broadcast, gather and reduce them.
+``naming`` checks the variables in a call; ``replicas`` reads and writes the replicas of each rank;
+``collectives`` has broadcast, gather and reduce.
 
 May import: ``arithmetic``, ``world``, ``arrays``, ``functions``.
 """

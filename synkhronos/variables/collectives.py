@@ -39,21 +39,26 @@ class Broadcast(Command):
 def broadcast(
     shared_vars: SharedVariables, values: Values | None = None, nccl: bool = True
 ) -> Pending | None:
-    """Give the master's value, or `values`, to every rank.
+    """Set the replicas of every rank to the master's value, or to `values`.
 
     Parameters
     ----------
     shared_vars : shared variable, or list of these
+        Each must be used by a function built with `function`.
     values : array-like or Data, or list of these, optional
-    nccl : bool
-        Whether NCCL may be used, if there is one.
+        One value for each variable, of its ndim and of a dtype that can be cast safely to its dtype.
+        By default the master's values are sent.
+    nccl : bool, default: True
+        Whether NCCL may be used. It has no effect on the CPU.
 
     Raises
     ------
+    NotForkedError, ClosedError, WorldBrokenError
+        If there are no processes that can be used.
     TypeError
-        If something is not a shared tensor, or a value cannot be cast safely to its variable's dtype.
+        If a variable is not a shared tensor, or a value has the wrong ndim or cannot be cast safely.
     ValueError
-        If no function uses a variable, or the number of values is wrong.
+        If no function uses a variable, a variable is given twice, or the number of values is wrong.
 
     Examples
     --------
@@ -63,12 +68,12 @@ def broadcast(
     >>> synk.fork(2, use_gpu=False)
     2
     >>> rate = theano.shared(0.5, name="rate")
-    >>> f = synk.function([], rate)  # the average over the ranks
+    >>> f = synk.function([], rate)  # the mean over the ranks
     >>> synk.distribute()
     >>> synk.broadcast(rate, 0.25)
     >>> f()
     array(0.25)
-    >>> rate.set_value(0.125)  # the master's value only
+    >>> rate.set_value(0.125)  # the master's replica only
     >>> synk.broadcast(rate)
     >>> f()
     array(0.125)
@@ -83,7 +88,7 @@ def broadcast(
 
 
 class Gather(Command):
-    """Return every rank's replicas to the master, or join them along axis 0 on every rank."""
+    """Return all replicas to the master, or concatenate them along axis 0 on every rank."""
 
     def __init__(self, numbers, to_all, nccl):
         self.numbers, self.to_all, self.nccl = numbers, to_all, nccl
@@ -99,29 +104,35 @@ class Gather(Command):
 
 
 def gather(shared_vars: SharedVariables, nd_up: int = 1, nccl: bool = True) -> Result:
-    """Return the values of all ranks.
+    """Return the replicas of all ranks.
 
     Parameters
     ----------
     shared_vars : shared variable, or list of these
+        Each must be used by a function built with `function`.
     nd_up : {1, 0}
-        1: stacked on a new axis 0, in the order of the ranks. 0: concatenated along axis 0.
-    nccl : bool
-        Whether NCCL may be used, if there is one.
+        Whether the values are stacked along a new axis 0 (1), or concatenated along axis 0 (0), in the
+        order of the ranks.
+    nccl : bool, default: True
+        Whether NCCL may be used. It has no effect on the CPU.
 
     Returns
     -------
     numpy.ndarray, or list of these
-        Of shape ``(n, *shape)``; with ``nd_up=0`` of shape ``(sum of the ranks' rows, ...)``. Where the
-        ranks' shapes differ and ``nd_up=1``, a list of arrays by rank instead of an array. A list of
-        such results if `shared_vars` is a list.
+        The values, in the dtype of the variable. With ``nd_up=1`` the shape is ``(n, *shape)`` for `n`
+        ranks; if the ranks' shapes differ, the result is a list of arrays by rank instead. With
+        ``nd_up=0`` the length of axis 0 is the total number of rows. If `shared_vars` is a list, the
+        result is a list with one such item per variable.
 
     Raises
     ------
+    NotForkedError, ClosedError, WorldBrokenError
+        If there are no processes that can be used.
     TypeError
-        If something is not a shared tensor.
+        If a variable is not a shared tensor, or `nccl` is not a bool.
     ValueError
-        If no function uses a variable, or if shapes differ in more than axis 0 with ``nd_up=0``.
+        If no function uses a variable, a variable is given twice, `nd_up` is neither 0 nor 1, or with
+        ``nd_up=0`` if a variable has no axis 0 or the shapes differ in other axes.
 
     Examples
     --------
@@ -168,20 +179,41 @@ def _join(arrays, nd_up):
 
 
 def all_gather(shared_vars: SharedVariables, nccl: bool = True) -> Pending | None:
-    """Set every rank's variable to the concatenation, along axis 0, of all ranks' values.
+    """Set every rank's replica to all ranks' values, concatenated along axis 0.
 
     Parameters
     ----------
     shared_vars : shared variable, or list of these
-    nccl : bool
-        Whether NCCL may be used, if there is one.
+        Each must be used by a function built with `function`.
+    nccl : bool, default: True
+        Whether NCCL may be used. It has no effect on the CPU.
 
     Raises
     ------
+    NotForkedError, ClosedError, WorldBrokenError
+        If there are no processes that can be used.
     TypeError
-        If something is not a shared tensor.
+        If a variable is not a shared tensor, or `nccl` is not a bool.
     ValueError
-        If no function uses a variable, or its type does not allow for more rows.
+        If no function uses a variable, a variable is given twice, it has no axis 0, its type allows one
+        row only, or the replicas' shapes differ in other axes.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import synkhronos as synk
+    >>> import theano
+    >>> synk.fork(2, use_gpu=False)
+    2
+    >>> rows = theano.shared(np.zeros((1, 2)), name="rows")
+    >>> f = synk.function([], rows.sum())
+    >>> synk.set_value(1, rows, np.ones((2, 2)))
+    >>> synk.all_gather(rows)
+    >>> synk.get_value(1, rows)
+    array([[0., 0.],
+           [1., 1.],
+           [1., 1.]])
+    >>> synk.close()
     """
     world, variables, _ = resolve(shared_vars)
     check_has_rows(world, variables, "all_gather")
@@ -193,7 +225,7 @@ def all_gather(shared_vars: SharedVariables, nccl: bool = True) -> Pending | Non
 
 
 class Reduce(Command):
-    """Reduce replicas: into the master's, into every rank's, or to an array of the master's.
+    """Reduce replicas into the master's replica, every rank's replica, or a new array on the master.
 
     Parameters
     ----------
@@ -201,7 +233,7 @@ class Reduce(Command):
     op : str
     target : {"all", "master", "new"}
     weights : list of float, int, or None
-        By rank; or the number of a function: the rows that each rank had in its last call.
+        Weights by rank, or the number of a function: each rank's row count in its last call.
     nccl : bool
     """
 
@@ -234,7 +266,7 @@ class Reduce(Command):
 
 
 class _LastReduction:
-    """The command of the last reduction: repeated in every step, it is checked and pickled once."""
+    """The command of the last reduction, so that a repeated one is checked and pickled only once."""
 
     command: Reduce | None = None
 
@@ -247,32 +279,37 @@ def reduce(
     *,
     weights: Function | ArrayLike | None = None,
 ) -> Result:
-    """Reduce the values of all ranks to one on the master.
+    """Reduce the replicas of all ranks to one value on the master.
 
     Parameters
     ----------
     shared_vars : shared variable, or list of these
+        Each must be used by a function built with `function`.
     op : {"avg", "sum", "prod", "min", "max"}
-    in_place : bool
-        Whether the master's variable is set to the result; else the result is returned.
-    nccl : bool
-        Whether NCCL may be used, if there is one.
+    in_place : bool, default: True
+        Whether the master's replica is set to the result. Otherwise the result is returned.
+    nccl : bool, default: True
+        Whether NCCL may be used. It has no effect on the CPU.
     weights : Function, or sequence of float, optional
-        Weights by rank in ``"avg"``; a function stands for the rows that each rank had in its last
-        call.
+        Weights for ``"avg"``: one number per rank, or a function, for the number of rows that each rank
+        had in its last call.
 
     Returns
     -------
     None, or numpy.ndarray or list of these if not `in_place`
-        Of the shape that the variable has on every rank.
+        The result, in the shape and dtype of the variable.
 
     Raises
     ------
+    NotForkedError, ClosedError, WorldBrokenError
+        If there are no processes that can be used.
     TypeError
-        For ``"avg"`` of integers.
+        If a variable is not a shared tensor, or the operation is not defined for its dtype, such as
+        ``"avg"`` of integers.
     ValueError
-        For shapes that differ from rank to rank, which are listed; and for `weights` with another
-        operation than ``"avg"``.
+        If the ranks' shapes differ, the operation does not exist, no function uses a variable, the
+        weights are negative, all zero or not one per rank, or `weights` is given for an operation other
+        than ``"avg"``.
 
     Examples
     --------
@@ -310,25 +347,30 @@ def all_reduce(
     *,
     weights: Function | ArrayLike | None = None,
 ) -> Pending | None:
-    """Set every rank's variable to the reduction of all ranks' values.
+    """Set the replicas of every rank to the reduction of all ranks' values.
 
     Parameters
     ----------
     shared_vars : shared variable, or list of these
+        Each must be used by a function built with `function`.
     op : {"avg", "sum", "prod", "min", "max"}
-    nccl : bool
-        Whether NCCL may be used, if there is one.
+    nccl : bool, default: True
+        Whether NCCL may be used. It has no effect on the CPU.
     weights : Function, or sequence of float, optional
-        Weights by rank in ``"avg"``; a function stands for the rows that each rank had in its last
-        call: the average is then exact for batches that do not divide evenly.
+        Weights for ``"avg"``: one number per rank, or a function, for the number of rows that each rank
+        had in its last call. The average is then exact for batches that do not divide evenly.
 
     Raises
     ------
+    NotForkedError, ClosedError, WorldBrokenError
+        If there are no processes that can be used.
     TypeError
-        For ``"avg"`` of integers.
+        If a variable is not a shared tensor, or the operation is not defined for its dtype, such as
+        ``"avg"`` of integers.
     ValueError
-        For shapes that differ from rank to rank, which are listed; and for `weights` with another
-        operation than ``"avg"``.
+        If the ranks' shapes differ, the operation does not exist, no function uses a variable, the
+        weights are negative, all zero or not one per rank, or `weights` is given for an operation other
+        than ``"avg"``.
 
     Examples
     --------
@@ -351,7 +393,7 @@ def all_reduce(
 
 
 def _plan_reduction(world, variables, op, target, weights, nccl):
-    """Return the command; that of the last time if it is the same, so that its bytes are, too."""
+    """Return the command; if it equals the last one, that object, which is already pickled."""
     operation = find_operation(op)
     command = Reduce(
         numbers_of(world, variables),

@@ -1,4 +1,4 @@
-"""Which shared variables a call means: from the caller's objects to the ranks' numbers, checked."""
+"""The shared variables in a call: checked, and converted to the numbers that the ranks know them by."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from synkhronos.world.world import World, current_world
 
 
 def resolve(shared_vars: SharedVariables) -> tuple[World, list[SharedVariable], bool]:
-    """Return the world, the list of variables, and whether one was given and not a list."""
+    """Return the world, the list of variables, and whether a single one was given instead of a list."""
     world = current_world()
     world.check_usable()
     single = not isinstance(shared_vars, (list, tuple))
@@ -29,7 +29,7 @@ def resolve(shared_vars: SharedVariables) -> tuple[World, list[SharedVariable], 
             raise TypeError(f"shared_vars: expected shared variables of tensors, got {variable!r}")
         if variable not in world.registry.numbers:
             raise ValueError(
-                f"shared_vars: {variable} is used by no function made with synk.function()"
+                f"shared_vars: {variable} is not used by any function built with synk.function()"
             )
         if variable in seen:
             raise ValueError(f"shared_vars: {variable} is given more than once")
@@ -38,7 +38,7 @@ def resolve(shared_vars: SharedVariables) -> tuple[World, list[SharedVariable], 
 
 
 def submit(world: World, command: Command, finish: Finish) -> Any:
-    """Run a command on replicas, after all ranks have got them; see `World.submit`."""
+    """Replicate what is missing, then run a command; see `World.submit`."""
     replicate(world)
     return world.submit(command, finish)
 
@@ -49,7 +49,7 @@ def numbers_of(world: World, variables: Sequence[SharedVariable]) -> list[int]:
 
 
 def as_list(shared_vars: SharedVariables, values: Values, what: str) -> list[Any]:
-    """Return one value for each variable: `values` is a list if `shared_vars` is one."""
+    """Return one value for each variable. If `shared_vars` is a list, `values` must be one, too."""
     if not isinstance(shared_vars, (list, tuple)):
         return [values]
     if not isinstance(values, (list, tuple)) or len(values) != len(shared_vars):
@@ -64,7 +64,7 @@ def conditioned(
     values: Sequence[ArrayLike],
     scattered: bool = False,
 ) -> list[np.ndarray | Data]:
-    """Return values as arrays, or `Data`, of the dtype and ndim of the variables."""
+    """Convert values to arrays or `Data` with the dtypes and ndims of the variables."""
     arrays: list[np.ndarray | Data] = []
     for variable, value in zip(variables, values):
         kind = world.here.engine.type_of(variable)
@@ -84,7 +84,7 @@ def conditioned(
 
 
 def check_rank(world: World, rank: int) -> int:
-    """Return the argument `rank` if there is such a rank."""
+    """Return the argument `rank`, or raise if there is no such rank."""
     if isinstance(rank, bool) or not isinstance(rank, (int, np.integer)):
         raise TypeError(f"rank: expected an int, got {rank!r}")
     if not 0 <= rank < world.size:
@@ -100,7 +100,7 @@ def check_has_rows(world: World, variables: Sequence[SharedVariable], what: str)
 
 
 def check_nccl(nccl: bool) -> bool:
-    """Return the argument `nccl` if it is a bool."""
+    """Return the argument `nccl`, or raise if it is not a bool."""
     if not isinstance(nccl, (bool, np.bool_)):
         raise TypeError(f"nccl: expected True or False, got {nccl!r}")
     return bool(nccl)

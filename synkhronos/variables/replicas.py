@@ -1,4 +1,4 @@
-"""Reading and writing the ranks' replicas of shared variables, each rank for itself."""
+"""Reading and writing the ranks' replicas of shared variables, without communication among ranks."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ class Assign(Command):
     Parameters
     ----------
     numbers : list of int
-        Of the variables.
+        The numbers of the variables.
     handles : list of Handle
-        To the arrays.
+        Handles to the arrays.
     rows : list of (range or numpy.ndarray), optional
         For each array, the rows that are divided among the ranks.
     only : int, optional
-        The one rank that does it.
+        The only rank that is affected.
     """
 
     def __init__(self, numbers, handles, rows=None, only=None):
@@ -66,7 +66,7 @@ def assign(
     rows: Sequence[Rows] | None = None,
     only: int | None = None,
 ) -> Pending | None:
-    """Set replicas to arrays, or `Data`, that fit the variables, as `Assign` does."""
+    """Set replicas to arrays or `Data` of matching types, as `Assign` does."""
     datas = [as_data(world, array) for array in arrays]
     command = Assign(numbers_of(world, variables), [data.handle() for data in datas], rows, only)
     kept = [data.data for data in datas]  # alive until the command has run
@@ -76,24 +76,32 @@ def assign(
 def scatter(
     shared_vars: SharedVariables, values: Values | None = None, batch: Batch | None = None
 ) -> Pending | None:
-    """Split rows of `values` over the ranks, as evenly as possible, the longer shares first.
+    """Split rows of `values` over the ranks, and set each rank's replica to its share.
+
+    The shares are as even as possible; the lower ranks get the longer ones.
 
     Parameters
     ----------
     shared_vars : shared variable, or list of these
+        Each must be used by a function built with `function`.
     values : array-like or Data, or list of these, optional
-        None: the data bound to each variable by `set_shmems`.
+        One value for each variable, of its ndim and of a dtype that can be cast safely to its dtype. By
+        default the data bound to the variable by `set_shmems`.
     batch : int, slice, 1-d array-like of int or bool, optional
-        The rows to use.
+        The rows of `values` to use, as in a call of a function; all rows by default.
 
     Raises
     ------
+    NotForkedError, ClosedError, WorldBrokenError
+        If there are no processes that can be used.
     TypeError
-        If a value cannot be cast safely to the dtype of its variable, or has another ndim.
+        If a variable is not a shared tensor, or a value has the wrong ndim or cannot be cast safely.
     ValueError
-        If no function uses a variable, or it has no rows, or no values are given nor bound.
+        If no function uses a variable, its type has no rows, or it has neither a value nor bound data.
     IndexError
-        If `batch` names a row that does not exist.
+        If `batch` contains a row that does not exist.
+    MemoryError
+        If there is too little shared memory for the values.
 
     Examples
     --------
@@ -138,19 +146,27 @@ def set_value(
     Parameters
     ----------
     rank : int
+        From 0 to ``n - 1``.
     shared_vars : shared variable, or list of these
+        Each must be used by a function built with `function`.
     values : array-like or Data, or list of these
+        One value for each variable, of its ndim and of a dtype that can be cast safely to its dtype.
     batch : int, slice, 1-d array-like of int or bool, optional
-        The rows of `values` to use.
+        The rows of `values` to use; all rows by default.
 
     Raises
     ------
+    NotForkedError, ClosedError, WorldBrokenError
+        If there are no processes that can be used.
     TypeError
-        If a value cannot be cast safely to the dtype of its variable, or has another ndim.
+        If a variable is not a shared tensor, a value has the wrong ndim or cannot be cast safely, or
+        `rank` is not an int.
     ValueError
-        If no function uses a variable.
+        If no function uses a variable, or the number of values is wrong.
     IndexError
-        If there is no such rank, or `batch` names a row that does not exist.
+        If there is no such rank, or `batch` contains a row that does not exist.
+    MemoryError
+        If there is too little shared memory for the values.
 
     Examples
     --------
@@ -160,7 +176,7 @@ def set_value(
     >>> synk.fork(2, use_gpu=False)
     2
     >>> w = theano.shared(np.zeros(2), name="w")
-    >>> f = synk.function([], w)  # the average over the ranks
+    >>> f = synk.function([], w)  # the mean over the ranks
     >>> synk.set_value(1, w, np.array([1.0, 2.0]))
     >>> f()
     array([0.5, 1. ])
@@ -188,7 +204,7 @@ class _Fetch(Command):
             return [np.array(here.engine.to_host(storage)) for storage in storages]
         copies = [here.store.empty(np.shape(one), one.dtype) for one in storages]
         for copy, one in zip(copies, storages):
-            here.engine.read(one, copy)  # also of what is in the store, where others may write
+            here.engine.read(one, copy)  # a copy even if it is in the store, where others may write
         return [here.send(copy) for copy in copies]
 
 
@@ -198,17 +214,23 @@ def get_value(rank: int, shared_vars: SharedVariables) -> Result:
     Parameters
     ----------
     rank : int
+        From 0 to ``n - 1``.
     shared_vars : shared variable, or list of these
+        Each must be used by a function built with `function`.
 
     Returns
     -------
     numpy.ndarray, or list of these
-        Of the shape of the variable on that rank; a list if `shared_vars` is one.
+        The values, in the shape and dtype of the variable on that rank; a list if `shared_vars` is one.
 
     Raises
     ------
-    TypeError, ValueError
-        If a variable is not a shared tensor, or no function uses it.
+    NotForkedError, ClosedError, WorldBrokenError
+        If there are no processes that can be used.
+    TypeError
+        If a variable is not a shared tensor, or `rank` is not an int.
+    ValueError
+        If no function uses a variable, or a variable is given twice.
     IndexError
         If there is no such rank.
 
@@ -248,16 +270,40 @@ class _Shapes(Command):
 
 
 def get_shapes(shared_vars: SharedVariables) -> Result:
-    """Return the shapes of each variable's replicas.
+    """Return the shapes of the replicas of a shared variable.
 
     Parameters
     ----------
     shared_vars : shared variable, or list of these
+        Each must be used by a function built with `function`.
 
     Returns
     -------
-    list of tuple
-        By rank; a list of such lists where a list was given.
+    list of tuple of int
+        The shape on each rank. If `shared_vars` is a list, a list with one such item per variable.
+
+    Raises
+    ------
+    NotForkedError, ClosedError, WorldBrokenError
+        If there are no processes that can be used.
+    TypeError
+        If a variable is not a shared tensor.
+    ValueError
+        If no function uses a variable, or a variable is given twice.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import synkhronos as synk
+    >>> import theano
+    >>> synk.fork(2, use_gpu=False)
+    2
+    >>> rows = theano.shared(np.zeros((1, 2)), name="rows")
+    >>> f = synk.function([], rows.sum())
+    >>> synk.scatter(rows, np.zeros((5, 2)))
+    >>> synk.get_shapes(rows)
+    [(3, 2), (2, 2)]
+    >>> synk.close()
     """
     world, variables, single = resolve(shared_vars)
 
@@ -269,16 +315,41 @@ def get_shapes(shared_vars: SharedVariables) -> Result:
 
 
 def get_lengths(shared_vars: SharedVariables) -> Result:
-    """Return the lengths of each variable's replicas along axis 0.
+    """Return the number of rows of the replicas of a shared variable.
 
     Parameters
     ----------
     shared_vars : shared variable, or list of these
+        Each must be used by a function built with `function`.
 
     Returns
     -------
     list of int
-        By rank; a list of such lists where a list was given.
+        The length of axis 0 on each rank. If `shared_vars` is a list, a list with one such item per
+        variable.
+
+    Raises
+    ------
+    NotForkedError, ClosedError, WorldBrokenError
+        If there are no processes that can be used.
+    TypeError
+        If a variable is not a shared tensor.
+    ValueError
+        If no function uses a variable, a variable is given twice, or a variable has no axis 0.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import synkhronos as synk
+    >>> import theano
+    >>> synk.fork(2, use_gpu=False)
+    2
+    >>> rows = theano.shared(np.zeros((1, 2)), name="rows")
+    >>> f = synk.function([], rows.sum())
+    >>> synk.scatter(rows, np.zeros((5, 2)))
+    >>> synk.get_lengths(rows)
+    [3, 2]
+    >>> synk.close()
     """
     world, variables, single = resolve(shared_vars)
     check_has_rows(world, variables, "get_lengths")

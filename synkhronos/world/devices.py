@@ -1,4 +1,4 @@
-"""Which device each rank gets, and binding the ranks to their devices."""
+"""Choosing a device for each rank, and binding the ranks to their devices."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from synkhronos.world.here import Command, Here
 
 _logger = logging.getLogger("synkhronos")
 
-#: An environment variable: set to 1, NCCL is tried with several ranks on one GPU.
+#: An environment variable. If it is 1, NCCL is tried even if several ranks share a GPU.
 SHARED_GPU = "SYNKHRONOS_NCCL_SHARED_GPU"
 
 _COUNT_GPUS = """
@@ -27,12 +27,14 @@ print("count", pygpu.gpuarray.count_devices("cuda", 0))
 
 
 def get_n_gpu() -> int:
-    """Count the GPUs that pygpu can use, in a subprocess, so that no CUDA context is made here.
+    """Return the number of GPUs that pygpu can use.
+
+    They are counted in a subprocess, so that no CUDA context is created in this process.
 
     Returns
     -------
     int
-        0 without pygpu.
+        The number of CUDA devices; 0 without pygpu.
     """
     if find_spec("pygpu") is None or not libraries.driver_is_visible():
         return 0
@@ -46,7 +48,7 @@ def get_n_gpu() -> int:
 def choose_devices(
     n_parallel: int | None, use_gpu: bool | None, devices: Sequence[str] | None
 ) -> list[str]:
-    """Return the list of Theano device names, one per rank, for the arguments of ``fork()``."""
+    """Return a list of Theano device names, one per rank, from the arguments of ``fork()``."""
     if n_parallel is not None:
         n_parallel = check_int(n_parallel, "fork: n_parallel")
         if n_parallel < 1:
@@ -120,7 +122,7 @@ def _why_no_gpu():
     why = libraries.explain_missing()
     return (
         f"fork: use_gpu=True, but pygpu finds no GPU{why and ': ' + why}; 'python -m synkhronos doctor' "
-        f"says more"
+        f"gives details"
     )
 
 
@@ -132,9 +134,9 @@ def check_int(value: int, label: str) -> int:
 
 
 class Bind(Command):
-    """Bind every rank to its device, and give it the fastest communicator for its arrays.
+    """Bind every rank to its device, and choose the fastest communicator for its arrays.
 
-    Returns why that is not NCCL, or None.
+    It returns why NCCL is not used, or None.
     """
 
     def __init__(self, devices: Sequence[str]) -> None:
@@ -159,7 +161,7 @@ class Bind(Command):
             _make_ranks_look_apart(here.rank)
         try:
             from synkhronos.comms.nccl import CannotJoinError, join
-        except ImportError as error:  # in pygpu: on every rank alike
+        except ImportError as error:  # pygpu lacks something, on every rank
             return str(error)
         try:
             here.comm = join(here.comm, engine.context, engine.arithmetic)
@@ -187,7 +189,7 @@ def _separate_pocl_cache(rank):
 
 
 def _make_ranks_look_apart(rank):
-    """Make NCCL treat ranks on one GPU as ranks on different hosts, connected by the loopback."""
+    """Make NCCL treat ranks on one GPU as ranks on different hosts, connected by loopback."""
     # A value that is set already may be inherited from another rank, or meant for all ranks.
     os.environ["NCCL_HOSTID"] = f"{os.environ.get('NCCL_HOSTID', 'synkhronos')}-{rank}"
     for name, value in (
@@ -199,6 +201,6 @@ def _make_ranks_look_apart(rank):
 
 
 def log_communicator(reason: str | None) -> None:
-    """Log why collectives use shared memory and not NCCL, if there is a reason."""
+    """Log why collectives use shared memory instead of NCCL; no reason means that NCCL is used."""
     if reason is not None:
         _logger.warning("collectives use shared memory, not NCCL: %s", reason)

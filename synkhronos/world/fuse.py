@@ -1,4 +1,4 @@
-"""`fuse`: several calls as one command, so that the barriers are passed once."""
+"""`fuse`: combine several calls into one command, with a single pair of barriers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from synkhronos.world.world import World, current_world
 
 
 class FusedCommand(Command):
-    """Several commands, run one after another."""
+    """Several commands, run in order."""
 
     def __init__(self, commands: list[Command]) -> None:
         self.commands = commands
@@ -23,14 +23,14 @@ class FusedCommand(Command):
 
 
 class Pending:
-    """What a call inside `fuse` returns: its result is available after the block."""
+    """The pending result of a call inside a `fuse` block."""
 
     def __init__(self) -> None:
         self._results: tuple | None = None
         self._failed = False
 
     def result(self) -> Any:
-        """Return what the call would have returned outside the block.
+        """Return the result of the call. It is available after the block.
 
         Raises
         ------
@@ -48,8 +48,8 @@ class Pending:
 
     def _refuse(self, *_: object) -> Any:
         raise FuseError(
-            "this is what a call inside fuse() returns, and not its result; after the block, call "
-            "result() and use what that returns"
+            "this is the pending result of a call inside fuse(), and not a value; after the block, call "
+            "result() and use its return value"
         )
 
     # Without these, Python and NumPy would use the object itself as a value and raise nothing.
@@ -58,7 +58,7 @@ class Pending:
 
 
 class _Recorder:
-    """The calls in an open `fuse` block."""
+    """Records the calls in an open `fuse` block."""
 
     def __init__(self) -> None:
         self._calls: list[tuple[Command, Finish, Pending]] = []
@@ -74,7 +74,7 @@ class _Recorder:
         return pending
 
     def mark_failed(self) -> None:
-        """Have the calls report that they have no result."""
+        """Mark all calls as failed, so that they report that there is no result."""
         for _, _, pending in self._calls:
             pending._failed = True
 
@@ -89,23 +89,40 @@ class _Recorder:
 
 @contextlib.contextmanager
 def fuse() -> Iterator[None]:
-    """Make one command of the calls of replicated functions and collectives in the block.
+    """Combine the calls of functions and collectives in the block into one command.
 
-    Every rank runs them in order, at the end of the block, between one start and one finish barrier.
-    Inside the block a call returns an object whose ``result()`` is available after the block.
+    Every rank runs the calls in order at the end of the block, between one start and one finish barrier.
+    Inside the block, a call returns an object whose ``result()`` is available after the block.
 
     Raises
     ------
+    NotForkedError, ClosedError, WorldBrokenError
+        If there are no processes that can be used.
     FuseError
-        For a block inside a block.
+        If the block is inside another ``fuse()`` block, or if ``result()`` is called before its end.
+    WorkerError
+        At the end of the block, if a worker raised an exception.
 
     Examples
     --------
-    >>> with synk.fuse():                                # doctest: +SKIP
-    ...     loss = gradient(x, y, batch=rows)
-    ...     synk.all_reduce(flat, weights=gradient)
-    ...     update()
-    >>> loss.result()                                    # doctest: +SKIP
+    >>> import numpy as np
+    >>> import synkhronos as synk
+    >>> import theano
+    >>> import theano.tensor as T
+    >>> synk.fork(2, use_gpu=False)
+    2
+    >>> x = T.dvector("x")
+    >>> mean = theano.shared(0.0, name="mean")
+    >>> compute = synk.function([x], x.sum(), updates=[(mean, x.mean())])
+    >>> synk.distribute()
+    >>> with synk.fuse():
+    ...     pending = compute(np.arange(3.0))  # two rows on this process, one on the worker
+    ...     _ = synk.all_reduce(mean, weights=compute)
+    >>> mean.get_value()
+    array(1.)
+    >>> pending.result()  # the mean of the sums 1 and 2, weighted by rows
+    array(1.33333333)
+    >>> synk.close()
     """
     world = current_world()
     world.check_usable()

@@ -1,9 +1,9 @@
-"""What a command is, and what it finds on the rank where it runs.
+"""Commands, and the state of a rank on which they run.
 
-A command is an object with one method, ``run(here)``. The master makes it, the transport sends it to
-every worker, each rank runs it on its own state `here`, and what ``run`` returns, or the exception that
-it raises, is sent back to the master at the finish barrier. A public function and its command are in
-the same module; there is no other list of what a worker can do.
+A command is an object with one method, ``run(here)``. The master creates it, the transport sends it to
+every worker, and each rank runs it on its own state `here`. The return value of ``run``, or the
+exception that it raises, is sent to the master at the finish barrier. A public function and its command
+are in the same module; there is no other list of the commands.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from synkhronos.transports.base import Transport
 
 
 class Command(ABC):
-    """Something that every rank does. Keep it small: it is pickled for each call."""
+    """Something that every rank executes. Keep it small: it is pickled for each call."""
 
     @abstractmethod
     def run(self, here: Here) -> Any:
-        """Do it with the state of this rank, and return what the master needs to know."""
+        """Execute the command on the state of this rank, and return a value for the master."""
 
 
 class Here:
-    """A rank's own state: what a command finds where it runs.
+    """The state of a rank, on which commands run.
 
     Attributes
     ----------
@@ -43,15 +43,15 @@ class Here:
     engine : Engine
     rank, size, master_rank : int
     functions : list of Replica
-        This rank's part of each replicated function, by number.
+        This rank's replicas of functions, by number.
     shareds : list of shared variables
-        This rank's replicas, by number.
+        This rank's replicas of shared variables, by number.
     rows : dict
-        How many rows each function, by number, had in its last call on this rank.
+        The number of rows of each function, by number, in its last call on this rank.
     sent : list
-        What keeps the arrays alive that this rank has sent; emptied at the next command.
+        Keeps the arrays that this rank has sent alive until the next command.
     log : object or None
-        What is measured, inside a `profile` block.
+        The measurements, inside a `profile` block.
     """
 
     def __init__(self, transport: Transport, engine: Engine) -> None:
@@ -80,13 +80,13 @@ class Here:
 
     @property
     def stream_index(self) -> int:
-        """Which of the independent random streams is this rank's: 0, the script's, for the master."""
+        """The index of this rank's random substreams; 0, those of the script, for the master."""
         return self.transport.distance
 
     def take(self, key: Hashable, source: Array | Handle, rows: Rows) -> Array:
         """Return rows of an array, or of the array of a handle.
 
-        A ``range`` of rows is a view; other rows are copied to a buffer, which is kept for the next
+        A ``range`` of rows is a view. Other rows are copied to a buffer, which is reused by the next
         call with the same `key`.
         """
         if isinstance(source, Handle):
@@ -106,7 +106,7 @@ class Here:
         return buffer[:size].reshape(shape)
 
     def communicator(self, nccl: bool) -> Communicator:
-        """Return the communicator to use: NCCL, if there is one and it may be used."""
+        """Return the communicator to use: NCCL if it is available and allowed."""
         return self.comm if nccl else self.comm.over_cpu
 
     def send(self, array: Array) -> Handle:
@@ -124,7 +124,7 @@ class Here:
             if payload != self._payload:  # the same call is often repeated
                 self._command, self._payload = pickle.loads(payload), payload
             self.sent.clear()
-            self.store.collect()  # a rank that allocates nothing any more would not do it otherwise
+            self.store.collect()  # otherwise a rank that does not allocate would never do it
             return pickle.dumps((None, self._command.run(self)), pickle.HIGHEST_PROTOCOL)
         except Exception as error:
             if not isinstance(error, CollectiveAbortedError):
@@ -132,11 +132,11 @@ class Here:
             return self.failure(error)
 
     def failure(self, error: Exception) -> bytes:
-        """Return the bytes of the reply that says that this rank failed, and how."""
+        """Return the bytes of a reply that reports how this rank failed."""
         aborted = isinstance(error, CollectiveAbortedError)
         try:
             message = str(error)
-        except Exception as worse:  # raised by a class of the user's
+        except Exception as worse:  # raised by a user's class
             message = f"(str() of the exception raised {type(worse).__name__})"
         status = aborted, type(error).__name__, message, traceback.format_exc()
         return pickle.dumps((status, None), pickle.HIGHEST_PROTOCOL)

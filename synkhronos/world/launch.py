@@ -1,4 +1,4 @@
-"""`fork` and `close`: the beginning and the end of a world."""
+"""`fork` and `close`: the start and the end of a world."""
 
 from __future__ import annotations
 
@@ -28,45 +28,46 @@ def fork(
     devices: Sequence[str] | None = None,
     timeout: float | None = None,
 ) -> int:
-    """Make a world of `n` processes, this one and ``n - 1`` workers.
+    """Set up `n` processes: this one, the master, and ``n - 1`` workers.
 
-    On the CPU the workers are forked by the first ``distribute()``, or by the first call that needs
-    them, so that they inherit the compiled functions. On GPUs they are forked at once, and each rank
-    is bound to its device: no GPU may have been used before.
+    On the CPU, the workers are started by the first ``distribute()``, or by the first call that needs
+    them, so that they inherit the compiled functions. On GPUs they are started immediately, and each
+    rank is bound to its device; call `fork` before anything else uses a GPU.
 
     Parameters
     ----------
     n_parallel : int, optional
-        The number of processes; None: one per GPU, or on the CPU one per core that this process may
-        use.
+        The number of processes. By default one per GPU, or on the CPU one per core that this process
+        may use.
     use_gpu : bool, optional
-        None: GPUs if there is one that pygpu can use, else the CPU. True: GPUs. False: the CPU.
-    master_rank : int
+        Whether to use GPUs. By default they are used if pygpu finds any.
+    master_rank : int, default: 0
         The rank of this process.
-    profile_workers : bool
-        Whether each worker writes a cProfile file ``synk_worker_<rank>.prof``.
+    profile_workers : bool, default: False
+        Whether each worker writes a cProfile file ``synk_worker_<rank>.prof`` to the current directory.
     max_n_var, max_dim : int
-        Accepted for compatibility, and ignored.
+        Ignored; accepted for compatibility.
     devices : list of str, optional
-        One Theano device per rank, such as ``["cuda0", "cuda1"]``; a device may be repeated.
+        One Theano device per rank, such as ``["cuda0", "cuda1"]``. A device may be repeated.
     timeout : float, optional
-        Seconds that a barrier may last; None: as long as every process lives.
+        The time in seconds after which a barrier fails. By default there is no limit as long as every
+        process lives.
 
     Returns
     -------
     int
-        `n`.
+        The number of processes, `n`.
 
     Raises
     ------
     AlreadyForkedError
-        If there is a world already.
+        If there are processes already; call `close` first.
     TypeError, ValueError
-        For a wrong argument, and for a device that cannot be used.
+        If an argument is wrong, or a device cannot be used.
     RuntimeError
-        If this process uses a GPU already.
+        If this process already uses a GPU.
     SynkhronosError
-        If the system refuses what is needed; the message says what it is, and the remedy.
+        If the system refuses a resource. The message says which limit was reached, and what to do.
 
     Examples
     --------
@@ -76,7 +77,7 @@ def fork(
     >>> synk.close()
     """
     if world_exists():
-        raise AlreadyForkedError("fork(): there is a world already; call synk.close() first")
+        raise AlreadyForkedError("fork(): there are processes already; call synk.close() first")
     for name, flag in (("use_gpu", use_gpu), ("profile_workers", profile_workers)):
         if not isinstance(flag, bool) and not (flag is None and name == "use_gpu"):
             raise TypeError(f"fork: {name}: expected True or False, got {flag!r}")
@@ -111,7 +112,7 @@ def _make_engine(devices) -> Engine:
 
 
 def _start(world, devices):
-    """Start the workers, and bind every rank to its device; leave nothing behind if that fails."""
+    """Start the workers, and bind every rank to its device; if that fails, close the world."""
     try:
         world.start()
         log_communicator(world.run(Bind(devices))[world.master_rank])
@@ -121,9 +122,20 @@ def _start(world, devices):
 
 
 def close() -> None:
-    """End the workers and free all shared memory. It is called at exit if the script does not.
+    """End the workers and free all shared memory. It is called automatically when the script exits.
 
-    Before ``fork()``, or a second time, it only warns.
+    Shared variables keep the master's values. Functions and `Data` cannot be used afterwards. `fork` can
+    be called again, except for several processes on GPUs.
+
+    Raises
+    ------
+    SynkhronosError
+        If it is called in a worker.
+
+    Warns
+    -----
+    RuntimeWarning
+        If there are no processes to close.
     """
     if not world_exists():
         warnings.warn("synk.close(): there are no processes to close", RuntimeWarning, stacklevel=2)
@@ -137,7 +149,7 @@ def _close_at_exit():
         try:
             close()
         except KeyboardInterrupt:
-            pass  # it was deferred until all was closed, and the script ends anyway
+            pass  # it was deferred until everything was closed, and the script ends anyway
 
 
 def _check_timeout(timeout):

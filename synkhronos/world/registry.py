@@ -1,4 +1,4 @@
-"""Which functions and shared variables a world has, their numbers, and which the workers have."""
+"""The functions and shared variables of a world, their numbers, and which of them are replicated."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from synkhronos.world.here import Here
 
 
 class Registry:
-    """The functions and shared variables of a world, as the master knows them.
+    """The master's list of the functions and shared variables of a world.
 
-    Every rank knows them by their numbers, which count them in the order of their registration.
+    Every rank refers to them by number, in the order of their registration.
 
     Attributes
     ----------
@@ -20,9 +20,9 @@ class Registry:
     numbers : dict
         The number of each shared variable.
     replicated_functions, replicated_shareds : int
-        How many of them, the first ones, the workers have.
+        How many functions and shared variables, from the first on, the workers have.
     unsent : dict
-        The functions that could not be sent to the workers, by number, and why.
+        The reason for each function, by number, that could not be sent to the workers.
     """
 
     def __init__(self) -> None:
@@ -32,17 +32,17 @@ class Registry:
         self.forget_workers()
 
     def forget_workers(self) -> None:
-        """Note that there are no workers which have anything."""
+        """Record that nothing is replicated."""
         self.replicated_functions = self.replicated_shareds = 0
         self.unsent: dict[int, str] = {}
 
     def attach(self, here: Here) -> None:
-        """Make these functions and shared variables those of the master's state."""
+        """Let the state of the master use the lists of this registry."""
         self._replicas = here.functions = [function.replica for function in self.functions]
         here.shareds = self._shareds
 
     def add_shared(self, shared: SharedVariable) -> int:
-        """Return the number of a shared variable, a new one if it has none."""
+        """Return the number of a shared variable, after registering it if necessary."""
         if shared not in self.numbers:
             self.numbers[shared] = len(self._shareds)
             self._shareds.append(shared)
@@ -54,13 +54,13 @@ class Registry:
         self._replicas.append(function.replica)
 
     def new_shareds(self) -> list[SharedVariable]:
-        """Return the shared variables that the workers do not have."""
+        """Return the shared variables that are not replicated yet."""
         return self._shareds[self.replicated_shareds :]
 
     def new_replicas(self) -> list[Any]:
-        """Return the replicas of the functions that the workers do not have."""
+        """Return the master's replicas of the functions that are not replicated yet."""
         return self._replicas[self.replicated_functions :]
 
     def mark_replicated(self, functions: int, shareds: int) -> None:
-        """Note that the workers have the first so many functions and shared variables."""
+        """Record how many functions and shared variables, from the first on, are replicated."""
         self.replicated_functions, self.replicated_shareds = functions, shareds

@@ -1,7 +1,7 @@
-"""`restart`: new workers in place of those that died or are running.
+"""`restart`: replace all workers.
 
-On the CPU, forked workers inherit everything that the master has. So a restart is a new transport in the
-same store, and the start of the world once more: the objects of the script stay as they are.
+On the CPU, forked workers inherit the state of the master. So a restart creates a new transport for the
+same store and starts the world again. The objects of the script do not change.
 """
 
 from __future__ import annotations
@@ -11,46 +11,59 @@ from synkhronos.world.world import World, current_world
 
 
 def restart(n_parallel: int | None = None) -> int:
-    """Replace the workers, those that died and those that are running.
+    """Replace all workers, those that died and those that are running.
 
-    Functions, `Data`, data bound to variables and shared variables can be used as before. The new
-    workers start with the next call that needs them. They then get the master's values of all shared
-    variables, and random streams that are independent of each other.
+    Functions, `Data`, bound data and shared variables can be used as before. The new workers start with
+    the next call that needs them. They get the master's values of all shared variables, and independent
+    random streams.
 
-    The values that only a worker had are lost: scatter again what was scattered. If a command was
-    interrupted, each function in it has updated the master's variables completely or not at all; but
-    a variable that a collective (``reduce``, ``all_reduce``, ``all_gather``) was writing may be partly
-    new, and so may any if a second Ctrl-C ended the command inside a function. `load` a checkpoint to
-    continue from values that are known.
+    Values that only a worker had are lost: scatter such data again. If a call was interrupted, each
+    function in it has updated all of the master's variables or none. There are two exceptions: a
+    variable that a collective (`reduce`, `all_reduce` or `all_gather`) was writing may be partly
+    updated; and so may any variable if a second Ctrl-C ended the call inside a function. To continue
+    from known values, `load` a checkpoint.
 
     Parameters
     ----------
     n_parallel : int, optional
-        The number of processes from now on, at most as many as ``fork()`` made; None: as many as now.
-        If it is not above the master's rank, the master becomes the last rank.
+        The new number of processes, at most the number that `fork` set up; by default unchanged. If it
+        is not larger than the master's rank, the master becomes the last rank.
 
     Returns
     -------
     int
-        `n`.
+        The number of processes.
 
     Raises
     ------
     NotForkedError, ClosedError
-        If there is no world.
+        If there are no processes.
     TypeError, ValueError
-        For a wrong number of processes.
+        If the number of processes is not an int, or out of range.
     RuntimeError
-        On GPUs, where no process can be forked any more: `load` a checkpoint in a new run. Inside a
-        ``fuse()`` or ``profile()`` block, or in a process that was forked from the master.
+        On GPUs, where the process cannot be forked again; `load` a checkpoint in a new run instead.
+        Also inside a ``fuse()`` or ``profile()`` block, and in a process forked from the master.
 
     Examples
     --------
-    >>> try:                                                     # doctest: +SKIP
-    ...     train_minibatch(x, y, batch=rows)
+    >>> import multiprocessing
+    >>> import numpy as np
+    >>> import synkhronos as synk
+    >>> import theano.tensor as T
+    >>> synk.fork(2, use_gpu=False)
+    2
+    >>> x = T.dvector("x")
+    >>> total = synk.function([x], (x.sum(), "sum"))
+    >>> synk.distribute()
+    >>> multiprocessing.active_children()[0].kill()
+    >>> try:
+    ...     total(np.arange(4.0))
     ... except synk.WorldBrokenError:
     ...     synk.restart()
-    ...     position = synk.load("checkpoint.npz")
+    2
+    >>> total(np.arange(4.0))
+    array(6.)
+    >>> synk.close()
     """
     world = current_world()
     size = _check_size(world, n_parallel)
@@ -75,15 +88,15 @@ def _check_size(world: World, n_parallel: int | None) -> int:
 
 
 def _check_possible(world: World) -> None:
-    """Raise if workers cannot be forked here and now."""
+    """Raise if workers cannot be forked now."""
     if not world.workers_inherit:
         raise RuntimeError(
-            "restart(): this process uses a GPU, and no worker can be forked from it any more; save() "
+            "restart(): this process uses a GPU, so no worker can be forked from it any more; save() "
             "checkpoints, and load() the last one in a new run of the script"
         )
     if not world.transport.is_master_process():
         raise RuntimeError(
-            "restart(): this process was forked from the master; only that one may use the ranks"
+            "restart(): this process was forked from the master, and only the master may use the workers"
         )
     for block, is_open in (("fuse", world.is_recording), ("profile", world.here.log)):
         if is_open:

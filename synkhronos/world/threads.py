@@ -1,6 +1,6 @@
-"""The threads of BLAS and OpenMP, divided among the ranks of a machine.
+"""Dividing the threads of BLAS and OpenMP among the ranks of a machine.
 
-So `n` ranks do not run `n` times as many threads as there are cores.
+Otherwise `n` ranks would run `n` times as many threads as there are cores.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 from synkhronos.host.machine import cores
 
-_VARIABLES = {  # read before OpenMP's own, by threadpoolctl's name of the library
+_VARIABLES = {  # by threadpoolctl's name of the library; read before OpenMP's own
     "openmp": "OMP_NUM_THREADS",
     "openblas": "OPENBLAS_NUM_THREADS",
     "mkl": "MKL_NUM_THREADS",
@@ -18,9 +18,9 @@ _VARIABLES = {  # read before OpenMP's own, by threadpoolctl's name of the libra
 
 
 class ThreadLimits:
-    """The limits of this process; what was set before is restored at the end.
+    """The thread limits of this process; the previous limits are restored at the end.
 
-    Libraries that are loaded are limited by threadpoolctl, those that will be by the environment
+    Loaded libraries are limited by threadpoolctl; libraries that are loaded later, by the environment
     variables that they read then.
     """
 
@@ -29,7 +29,7 @@ class ThreadLimits:
         self.before = {library.filepath: library.num_threads for library in _libraries()}
 
     def limit(self, ranks: int) -> None:
-        """Limit each library to this process's share of the cores, for so many ranks."""
+        """Limit each library to this process's share of the cores, with this number of ranks."""
         each = max(1, cores() // ranks)
         for library in _libraries():
             wanted = min(each, self._wanted(library))
@@ -49,12 +49,12 @@ class ThreadLimits:
                 os.environ[name] = value
 
     def _wanted(self, library):
-        """Return the threads that a library has had, or would have, without limits of ours."""
+        """Return the number of threads that a library would use without our limits."""
         name = _VARIABLES.get(library.internal_api, "OMP_NUM_THREADS")
         return self.before.get(library.filepath, self._requested(name))
 
     def _requested(self, name):
-        """Return the threads that the user requests by this variable, else by OpenMP's."""
+        """Return the number of threads requested by this variable, else by OpenMP's variable."""
         for one in (name, "OMP_NUM_THREADS"):
             try:
                 value = int(self._environment[one] or 0)
@@ -67,6 +67,6 @@ class ThreadLimits:
 
 def _libraries() -> list[Any]:
     """Return the loaded libraries of BLAS and OpenMP."""
-    from threadpoolctl import ThreadpoolController  # takes 7 ms, and no import of ours needs it
+    from threadpoolctl import ThreadpoolController  # takes 7 ms, so not at import
 
     return ThreadpoolController().lib_controllers

@@ -1,4 +1,4 @@
-"""What a worker does from its start to its end: run one command after another."""
+"""The main loop of a worker: it runs one command after another."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from synkhronos.world.threads import ThreadLimits
 
 
 def work(here: Here, threads: ThreadLimits, profile: bool = False) -> None:
-    """Run the master's commands until it sends that the last one has been run.
+    """Run the master's commands until it sends an empty one.
 
     Parameters
     ----------
@@ -42,14 +42,14 @@ def _run_commands(here, threads):
         reply = here.execute(payload)
         try:
             here.transport.reply(reply)
-        except MemoryError as error:  # no room for it
+        except MemoryError as error:  # no room for the reply
             if here.transport.posted:
                 raise
             here.transport.reply(here.failure(error))
 
 
 def _write_profile(profiler: Any, name: str) -> None:
-    """Replace a file of this name, and do not write through it if it is a link or a pipe."""
+    """Replace a file of this name; never write through it if it is a link or a pipe."""
     try:
         descriptor, unfinished = tempfile.mkstemp(prefix=f"{name}.", dir=os.curdir)
         os.close(descriptor)

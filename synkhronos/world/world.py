@@ -1,6 +1,6 @@
 """The world: the master and its workers, the barriers around their commands, and failures.
 
-There is one world at a time, and it is the package's only mutable global.
+There is one world at a time. It is the only mutable global of the package.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from synkhronos.world.registry import Registry
 from synkhronos.world.threads import ThreadLimits
 from synkhronos.world.worker import work
 
-_CLOSING = 2.0  # seconds that a worker has to end by itself
+_CLOSING = 2.0  # seconds for a worker to end by itself
 
 _Part = TypeVar("_Part")
 
@@ -41,7 +41,7 @@ _current: World | None = None
 
 
 class World:
-    """The ranks of one ``fork()``, seen from the master.
+    """The ranks of one ``fork()``, as the master sees them.
 
     Parameters
     ----------
@@ -58,7 +58,7 @@ class World:
     registry : Registry
         The functions and shared variables.
     started, closed : bool
-        Whether the workers have been started, and ended by `close`.
+        Whether the workers have been started, and whether the world has been closed.
     broken : str or None
         Why no command can run any more.
     defer_interrupt : DeferredSignal
@@ -77,9 +77,9 @@ class World:
         self.defer_interrupt = DeferredSignal(signal.SIGINT)
         self._threads = threads
         self._profile_workers = profile_workers
-        self._turn = threading.Lock()  # held by the thread whose command runs
+        self._turn = threading.Lock()  # held by the thread whose command is running
         self._parts: dict[type, Any] = {}
-        self._recorder: Any = None  # where commands go inside `fuse`
+        self._recorder: Any = None  # receives the commands inside `fuse`
         self._connect(transport, engine)
 
     def _connect(self, transport, engine):
@@ -106,13 +106,13 @@ class World:
 
     @property
     def workers_inherit(self) -> bool:
-        """Whether workers start with the functions of the master, and so are started late."""
+        """Whether workers inherit the functions of the master; their start is then deferred."""
         return self.transport.inherits and self.here.engine.survives_fork
 
     def part(self, kind: type[_Part]) -> _Part:
-        """Return the one object of a class that belongs to this world, made when first asked for.
+        """Return this world's only object of a class, which is created on first use.
 
-        If it has a method ``close``, that is called when the world is closed.
+        If the object has a method ``close``, it is called when the world is closed.
         """
         if kind not in self._parts:
             self._parts[kind] = kind()
@@ -127,7 +127,7 @@ class World:
         with defer_termination():
             if self.size > 1:
                 self.here.engine.before_fork()
-                heap.trim()  # workers need not inherit what the script has freed
+                heap.trim()  # workers need not inherit freed memory
                 try:
                     self.transport.start(self._work)
                 except WorldBrokenError as broken:
@@ -136,14 +136,14 @@ class World:
             self.started = True
 
     def _work(self, transport):
-        """Be a worker."""
+        """Run as a worker."""
         # A forked worker's transport and state are copies of the master's.
         inherited = transport is self.transport
         here = self.here if inherited else Here(transport, self.here.engine)
         work(here, self._threads, self._profile_workers)
 
     def renew(self, size: int, master_rank: int) -> None:
-        """End the workers, and continue with others, which inherit all that the master has then."""
+        """End the workers and continue with new ones, which will inherit the state of the master."""
         with defer_termination():
             self._take_turn()
             try:
@@ -164,9 +164,9 @@ class World:
             self.transport.close(_CLOSING)
 
     def _copy_out_of_store(self):
-        """Copy the master's replicas that are in the store to memory of its own.
+        """Move the master's replicas out of the store, into private memory.
 
-        The store's memory is about to be freed, or workers shall inherit copies and not the array.
+        The store is about to be freed, or new workers must inherit copies instead of shared arrays.
         """
         for shared in self.here.shareds:
             storage = self.here.engine.storage(shared)
@@ -176,24 +176,24 @@ class World:
     # Commands
 
     def check_usable(self) -> None:
-        """Raise if no command can run in this world any more."""
+        """Raise if this world cannot run commands."""
         if self.closed:
-            raise ClosedError("this world was closed; call synk.fork() to make a new one")
+            raise ClosedError("these processes were closed; call synk.fork() to start new ones")
         if self.broken is not None:
             raise WorldBrokenError(self.broken)
 
     def mark_broken(self, reason: str) -> None:
-        """Refuse every command from here on, for this reason."""
+        """Refuse all further commands, for this reason."""
         self.broken = reason
 
     @property
     def is_recording(self) -> bool:
-        """Whether commands are recorded, inside a `fuse` block, and not run yet."""
+        """Whether commands are recorded, inside a `fuse` block, instead of run."""
         return self._recorder is not None
 
     @contextlib.contextmanager
     def recording(self, recorder: Any) -> Iterator[None]:
-        """Have `submit` call ``recorder.add(command, finish)``."""
+        """Let `submit` call ``recorder.add(command, finish)`` inside the block."""
         self._recorder = recorder
         try:
             yield
@@ -207,18 +207,18 @@ class World:
         return self._recorder.add(command, finish)
 
     def run(self, command: Command) -> list:
-        """Let every rank run the command; return what each returned, by rank.
+        """Run the command on every rank; return the list of the return values by rank.
 
-        Ctrl-C is deferred until every rank is done; a second one is not.
+        Ctrl-C is deferred until every rank has finished; a second Ctrl-C is not.
 
         Raises
         ------
         WorkerError
-            If a worker raised.
+            If a worker raised an exception.
         WorldBrokenError
             If a worker died.
         Exception
-            What the command raised in the master itself.
+            Any exception that the command raised in the master.
         """
         self.check_usable()
         self.here.engine.enter_thread()
@@ -234,8 +234,8 @@ class World:
     def _take_turn(self):
         if not self._turn.acquire(False):
             raise SynkhronosError(
-                "another call has not returned yet, in another thread or below this signal handler; use "
-                "the processes from one thread at a time"
+                "another call has not returned yet, in another thread or interrupted by this signal "
+                "handler; use the processes from one thread at a time"
             )
 
     def _run(self, command):
@@ -258,7 +258,7 @@ class World:
             raise
         except BaseException as raised:
             if transport.posted or not isinstance(raised, MemoryError):
-                # Interrupted between the barriers: ranks may be out of step from here on.
+                # Interrupted between the barriers: the ranks may no longer be in step.
                 self.mark_broken(f"a command was interrupted; the workers were ended; {REMEDY}")
                 transport.kill()
             raise
@@ -282,14 +282,14 @@ class World:
         return results, failures
 
     def _first_cause(self, failures):
-        """Return the error of the first rank that failed by itself, not because of another."""
+        """Return the error of the first rank that failed by itself, not because another rank failed."""
         rank, _, *cause = min(failures, key=lambda failure: failure[1])
         return WorkerError(rank, *cause)
 
-    # The end
+    # Closing
 
     def close(self) -> None:
-        """End the workers and free everything that this world holds."""
+        """End the workers and free all resources of this world."""
         if self.closed:
             return
         if self.transport.is_worker_process():
@@ -300,7 +300,7 @@ class World:
             alone, usable = self._turn.acquire(False), self.broken is None
             self.mark_broken("close() has begun and not ended; if it was interrupted, call it again")
             try:
-                if not alone:  # another thread is in the middle of a command, and has to leave it
+                if not alone:  # another thread is running a command, which must be ended
                     self.transport.kill()
                     alone, usable = self._turn.acquire(timeout=_CLOSING), False
                 self._end_workers(usable)
@@ -324,7 +324,7 @@ class World:
 
 
 def current_world() -> World:
-    """Return the world, or raise if there is none that is open."""
+    """Return the current world, or raise if there is none or it is closed."""
     if _current is None:
         raise NotForkedError("no processes yet: call synk.fork() first")
     if _current.closed:
@@ -333,7 +333,7 @@ def current_world() -> World:
 
 
 def world_exists() -> bool:
-    """Whether there is a world that is not closed."""
+    """Whether there is an open world."""
     return _current is not None and not _current.closed
 
 
@@ -344,9 +344,11 @@ def enter_world(world: World) -> None:
 
 
 def _refuse_in_child():
-    """A process that the script forks has the world's objects, but must not use its ranks."""
+    """In a process that the script forks: it has copies of the objects, but must not use the workers."""
     if _current is not None and not _current.closed:
-        _current.mark_broken("this process was forked from the master; only that one may use the ranks")
+        _current.mark_broken(
+            "this process was forked from the master, and only the master may use the workers"
+        )
 
 
 os.register_at_fork(after_in_child=_refuse_in_child)
