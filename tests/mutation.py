@@ -6,11 +6,15 @@ Each mutant is one small change of the source code. It is tried in a copy of the
 that are named for its module below, until the first one fails. Mutants that survive are printed with
 their line. A mutant counts as caught as well if the tests do not end within three times their usual
 time.
+
+Nothing is left behind, also after an interrupt: the copies and the temporary files of the tests are in
+one folder, and every process that the tests have started is killed as they end.
 """
 
 import argparse
 import ast
 import concurrent.futures
+import contextlib
 import os
 import random
 import shutil
@@ -18,12 +22,17 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+import uuid
 from pathlib import Path
 from typing import NamedTuple
 
+import psutil
+
 ROOT = Path(__file__).resolve().parent.parent
 
+FUNCTIONS = ["test_functions.py", "test_function_oracle.py"]
 PROCESSES = ["test_failures.py", "test_lifecycle.py", "test_restart.py"]
 #: By module, the tests that are to notice, the quick ones first.
 TESTS = {
@@ -31,26 +40,31 @@ TESTS = {
     "comms/naive.py": ["test_communicators.py -k naive"],
     "comms/shm.py": ["test_communicators.py -k shared_memory"],
     "transports/base.py": ["test_transports.py"],
-    "transports/box.py": ["test_transports.py"],
+    "transports/box.py": ["test_transports.py -k box", "test_transports.py"],
     "transports/limits.py": ["test_limits.py", "test_failures.py"],
     "transports/liveness.py": ["test_liveness.py", "test_transports.py", *PROCESSES, "test_hosts.py"],
-    "transports/local.py": ["test_transports.py", *PROCESSES, "test_interrupts.py", "test_hosts.py"],
+    "transports/local.py": [
+        "test_transports.py -k Local", "test_transports.py", *PROCESSES, "test_interrupts.py",
+        "test_hosts.py",
+    ],
     "transports/naive.py": ["test_transports.py", "test_stores.py"],
     "transports/semaphore.py": ["test_semaphore.py", "test_transports.py"],
     "transports/waiting.py": ["test_waiting.py", "test_transports.py"],
-    "functions/arguments.py": ["test_bad_input.py", "test_call.py", "test_function_oracle.py"],
-    "functions/call.py": ["test_call.py", "test_outputs.py", "test_function_oracle.py"],
+    "functions/arguments.py": ["test_call.py", "test_bad_input.py", *FUNCTIONS],
+    "functions/call.py": ["test_call.py", "test_outputs.py", *FUNCTIONS],
     "functions/function.py": [
-        "test_call.py", "test_bad_input.py", "test_data.py", "test_function_oracle.py",
-        "test_train.py", "test_restart.py", "test_replicate.py", "test_streams.py",
+        "test_call.py", "test_bad_input.py", "test_data.py", *FUNCTIONS,
+        "test_train.py", "test_replicate.py", "test_streams.py", "test_restart.py",
     ],
-    "functions/outputs.py": ["test_outputs.py", "test_uneven.py", "test_function_oracle.py"],
+    "functions/outputs.py": ["test_outputs.py", *FUNCTIONS, "test_uneven.py"],
     "functions/random.py": ["test_streams.py", "test_bad_input.py"],
     "functions/replicate.py": [
         "test_replicate.py", "test_streams.py", "test_call.py", "test_restart.py",
     ],
-    "functions/signature.py": ["test_bad_input.py", "test_function_oracle.py"],
+    "functions/signature.py": ["test_bad_input.py", *FUNCTIONS],
 }  # fmt: skip
+
+MARK = "MUTATION_RUN"  # an environment variable by which the processes of one run of tests are found
 
 COMPARISONS = {
     ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", ast.NotEq: "==",
@@ -89,7 +103,8 @@ def mutants_of(module, source):
 
     def replaced(node, new):
         start, stop = offset(node.lineno, node.col_offset), offset(node.end_lineno, node.end_col_offset)
-        found.append(Mutant(module, node.lineno, start, stop, new))
+        if source[start:stop] != new:
+            found.append(Mutant(module, node.lineno, start, stop, new))
 
     def text(node):
         return ast.get_source_segment(source, node)
@@ -167,58 +182,113 @@ def copy_project(folder):
     return folder
 
 
-def run_tests(folder, module, limit=None):
-    """Run the tests of a module; return whether all have passed, and the seconds that it took."""
-    began = time.monotonic()
-    environment = {**os.environ, "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
-    for words in TESTS[module]:
-        name, *options = words.split()
-        command = [sys.executable, "-m", "pytest", "-qx", "-m", "not slow", "-p", "no:cacheprovider"]
-        process = subprocess.Popen(
-            [*command, f"tests/{name}", *options],
-            cwd=folder,
-            env=environment,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        try:
-            left = None if limit is None else max(1, limit - (time.monotonic() - began))
-            if process.wait(left):
-                return False, time.monotonic() - began
-        except subprocess.TimeoutExpired:
-            return False, time.monotonic() - began
-        finally:
-            _end_session(process)
-    return True, time.monotonic() - began
+class Interrupted(Exception):
+    """The runner was told to end."""
 
 
-def _end_session(process):
-    """Kill what the tests may have left: mutants leave processes behind."""
-    try:
-        os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
-    process.wait()
+class Runner:
+    """Runs tests in copies of the project, and ends all that they have started."""
 
+    def __init__(self, folder):
+        self.folder = folder
+        self.interrupted = threading.Event()
+        self._seconds = {}  # that a file of tests takes
+        self._original = copy_project(folder / "original")
+        self.sources = {name: (self._original / "synkhronos" / name).read_text() for name in TESTS}
 
-def try_mutants(number, mutants, limits):
-    """In a process of its own: return those of the mutants that survive."""
-    survivors = []
-    with tempfile.TemporaryDirectory(prefix=f"mutation-{number}-") as name:
-        folder = copy_project(Path(name))
+    def time_tests(self, module):
+        """Run the tests of a module as it is; return the seconds that they take."""
+        for words in TESTS[module]:
+            if words not in self._seconds:
+                began = time.monotonic()
+                if not self._run_file(self._original, words, None):
+                    sys.exit(f"tests/{words} fails without any change")
+                self._seconds[words] = time.monotonic() - began
+        return sum(self._seconds[words] for words in TESTS[module])
+
+    def try_mutants(self, number, mutants, limits):
+        """In a thread of its own: return those of the mutants that survive."""
+        survivors = []
+        folder = copy_project(self.folder / f"copy-{number}")
         for count, mutant in enumerate(mutants, 1):
-            path = folder / "synkhronos" / mutant.module
-            source = path.read_text()
+            path, source = folder / "synkhronos" / mutant.module, self.sources[mutant.module]
             path.write_text(mutant.apply(source))
-            passed, seconds = run_tests(folder, mutant.module, limits[mutant.module])
+            passed, seconds = self._run_tests(folder, mutant.module, limits[mutant.module])
             path.write_text(source)
             outcome = "SURVIVED" if passed else "caught"
             print(f"{number}: {count}/{len(mutants)} {outcome} after {seconds:.0f} s: "
                   f"{mutant.describe(source)}", flush=True)  # fmt: skip
             if passed:
                 survivors.append(mutant)
-    return survivors
+        return survivors
+
+    def _run_tests(self, folder, module, limit):
+        """Return whether all tests of a module have passed, and the seconds that it took."""
+        began = time.monotonic()
+        for words in TESTS[module]:
+            left = max(1, limit - (time.monotonic() - began))
+            passed = self._run_file(folder, words, left)
+            if self.interrupted.is_set():
+                raise Interrupted
+            if not passed:
+                return False, time.monotonic() - began
+        return True, time.monotonic() - began
+
+    def _run_file(self, folder, words, limit):
+        name, *options = words.split()
+        command = [sys.executable, "-m", "pytest", "-qx", "-m", "not slow", "-p", "no:cacheprovider"]
+        mark = uuid.uuid4().hex
+        with tempfile.TemporaryDirectory(dir=self.folder, ignore_cleanup_errors=True) as temporary:
+            environment = {
+                **os.environ, "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1",
+                "TMPDIR": temporary, MARK: mark,
+            }  # fmt: skip
+            process = subprocess.Popen(
+                [*command, f"tests/{name}", *options],
+                cwd=folder,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+            try:
+                return self._wait(process, limit) == 0
+            finally:
+                _kill_all(process, mark)
+
+    def _wait(self, process, limit):
+        """Return the exit status; None if the time was up, or on an interrupt."""
+        end = None if limit is None else time.monotonic() + limit
+        while end is None or time.monotonic() < end:
+            try:
+                return process.wait(0.2)
+            except subprocess.TimeoutExpired:
+                if self.interrupted.is_set():
+                    break
+        return None
+
+
+def _kill_all(process, mark):
+    """Kill the tests and all that they have started, in whatever session that may be."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    while True:
+        left = [one for one in psutil.process_iter() if _has_mark(one, mark)]
+        if not left:
+            return
+        for one in left:
+            with contextlib.suppress(psutil.Error):
+                one.kill()
+        psutil.wait_procs(left, 1)
+
+
+def _has_mark(process, mark):
+    try:
+        return process.environ().get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE
+    except (psutil.Error, OSError):
+        return False
 
 
 def main():
@@ -228,20 +298,30 @@ def main():
     parser.add_argument("--only", action="append", choices=sorted(TESTS), metavar="MODULE")
     parser.add_argument("--processes", type=int, default=2)
     options = parser.parse_args()
-    sources = {name: (ROOT / "synkhronos" / name).read_text() for name in options.only or TESTS}
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))
+    shared_before = set(os.listdir("/dev/shm"))
+    with tempfile.TemporaryDirectory(prefix="mutation-", ignore_cleanup_errors=True) as folder:
+        report(options, Runner(Path(folder)))
+    left = sorted(set(os.listdir("/dev/shm")) - shared_before)
+    if left:
+        print(f"new in /dev/shm, by these or by other processes: {left}")
+
+
+def report(options, runner):
+    sources = {name: runner.sources[name] for name in options.only or TESTS}
     every = [one for name, source in sources.items() for one in mutants_of(name, source)]
     chosen = random.Random(options.seed).sample(every, min(options.number, len(every)))
-    print(f"{len(chosen)} of {len(every)} mutants of {len(sources)} modules")
-    limits = {}
-    for name in sorted({mutant.module for mutant in chosen}):
-        passed, seconds = run_tests(ROOT, name)
-        if not passed:
-            sys.exit(f"the tests of {name} fail without any change")
-        limits[name] = 30 + 3 * seconds * options.processes
+    print(f"{len(chosen)} of {len(every)} mutants of {len(sources)} modules", flush=True)
+    modules = sorted({mutant.module for mutant in chosen})
+    limits = {name: 30 + 3 * runner.time_tests(name) * options.processes for name in modules}
     parts = [chosen[k :: options.processes] for k in range(options.processes)]
-    with concurrent.futures.ProcessPoolExecutor(options.processes) as pool:
-        results = pool.map(try_mutants, range(options.processes), parts, [limits] * options.processes)
-        survivors = [mutant for result in results for mutant in result]
+    with concurrent.futures.ThreadPoolExecutor(options.processes) as pool:
+        tries = [pool.submit(runner.try_mutants, *part, limits) for part in enumerate(parts)]
+        try:
+            survivors = [mutant for one in tries for mutant in one.result()]
+        except BaseException:
+            runner.interrupted.set()
+            raise
     caught = len(chosen) - len(survivors)
     print(f"{caught} of {len(chosen)} caught ({caught / len(chosen):.0%}); survivors:")
     for mutant in sorted(survivors):

@@ -1,8 +1,8 @@
-"""A fixed pool of graphs, each as a parallel and as a serial function, and what to draw for them.
+"""A fixed pool of graphs, each as a parallel and a serial function, and strategies for their data.
 
-The serial oracle is plain ``theano.function`` on a second copy of the graph, with shared variables of
-its own. Everything here works the expected result out again from the documentation, and uses nothing
-of the library but its public names.
+The serial oracle is plain ``theano.function`` on a second copy of the graph, with its own shared
+variables. The expected results are derived from the documentation, using only the public names of the
+library.
 """
 
 import os
@@ -20,7 +20,7 @@ WORLDS = [(1, 0), (2, 0), (3, 2), (4, 1)]
 WORLD_IDS = [f"{size}-ranks-master-{master}" for size, master in WORLDS]
 
 
-# With EXAMPLES=20 in the environment: twenty times as many, and others in each run; 0.2: a fifth.
+# EXAMPLES=20 in the environment: twenty times as many examples, new ones in each run; 0.2: a fifth.
 FACTOR = float(os.environ.get("EXAMPLES", 1))
 
 # Where functions are compiled for a device, the serial ones still compute on the CPU.
@@ -28,7 +28,7 @@ ON_CPU = theano.compile.get_default_mode().excluding("gpuarray")
 
 
 def examples(number):
-    """Settings: this many examples, the same ones in each run."""
+    """Return settings for this many examples, the same ones in each run."""
     return settings(
         max_examples=max(1, round(number * FACTOR)),
         derandomize=FACTOR <= 1,
@@ -151,7 +151,7 @@ def exact(rng, shape, dtype):
 
 @st.composite
 def batches(draw, length):
-    """A batch of any kind, for so many rows; it may select none."""
+    """A batch of any kind, for this many rows. It may select no rows."""
     bound = st.integers(-length - 3, length + 3)
     maybe = st.none() | bound
     kind = draw(st.sampled_from(["none", "int", "slice", "list", "array", "mask", "mask list"]))
@@ -224,7 +224,7 @@ def draw_names(draw, names):
 
 
 def selected(batch, array):
-    """Return the rows that a batch means, by NumPy."""
+    """Return the rows that a batch selects, computed with NumPy."""
     if batch is None:
         return array
     if isinstance(batch, (int, np.integer)):
@@ -241,11 +241,11 @@ def parts(array, number):
     return np.array_split(array, number)
 
 
-# What operations mean
+# Operations
 
 
 def combine(op, values, weights):
-    """Return what values, of so many rows each, come to."""
+    """Return the reduction of values with these numbers of rows."""
     values = [np.asarray(value) for value in values]
     op = op[2:] if op is not None and op.startswith("c_") else op
     if op is None:
@@ -261,7 +261,7 @@ def combine(op, values, weights):
 
 
 def assert_same(got, expected, dtype=None):
-    """Equal but for rounding; integers, and the shape, exactly."""
+    """Check equality up to rounding; integers and shapes must be equal."""
     got, expected = np.asarray(got), np.asarray(expected)
     assert got.shape == expected.shape
     if dtype is not None:

@@ -1,4 +1,4 @@
-"""The functions of the long random rows: what each computes in NumPy, and its graph in Theano."""
+"""The functions of the long random tests: each as NumPy code and as a Theano graph."""
 
 import numpy as np
 import theano
@@ -7,7 +7,7 @@ from model import Formula
 
 import synkhronos as synk
 
-# Shared variables: some that functions need in one shape, and some of any number of rows.
+# Shared variables: some of a fixed shape, and some with any number of rows.
 
 FIXED = {
     "w": np.array([0.5, -0.25, 1], "float32"),
@@ -87,7 +87,7 @@ FORMULAS = formulas()
 
 
 class Graphs:
-    """The same in Theano. Made once; every world makes its functions of it."""
+    """The same graphs in Theano. They are built once; every world builds its functions from them."""
 
     def __init__(self):
         self.inputs = variables()

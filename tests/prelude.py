@@ -57,6 +57,8 @@ class Act(theano.Op):
 class Opened:
     """A world of `n` ranks with two functions and a shared variable. Made by `open_world`.
 
+    Its workers are started, unless it is made with ``start=False``.
+
     Attributes
     ----------
     f : Function
@@ -67,7 +69,7 @@ class Opened:
         0, 1, 2 at first.
     """
 
-    def __init__(self, n, **kwargs):
+    def __init__(self, n, start=True, **kwargs):
         self.n = n
         synk.fork(n, use_gpu=False, **kwargs)
         x = tt.dvector("x")
@@ -75,7 +77,8 @@ class Opened:
         self.f = synk.function([x], (Act()(x), "gather"), name="f", mode="FAST_COMPILE")
         total = (x.sum() + self.w.sum(), "sum")
         self.plain = synk.function([x], [total], name="plain", mode="FAST_COMPILE")
-        synk.distribute()
+        if start:
+            synk.distribute()
 
     def act(self, *numbers):
         """Have each rank carry out an action."""
@@ -127,7 +130,7 @@ class Opened:
 
 
 def open_world(n=2, **kwargs):
-    """Return an `Opened`; further arguments are for ``fork()``."""
+    """Return an `Opened`; further arguments but `start` are for ``fork()``."""
     return Opened(n, **kwargs)
 
 
@@ -182,17 +185,58 @@ def check_in_fork(call):
     assert os.waitpid(child, 0)[1] == 0
 
 
-def run_file(name, *arguments, cwd, timeout=60):
-    """Run a file of ``programs/`` as a script, in a folder of its own; return the completed process.
+def run_file(file, *arguments, cwd, timeout=120, check=True, environment=None, command=()):
+    """Run a file as a script, in a folder of its own; return the completed process.
 
-    For what needs a script that has a path, or a process in which nothing has been imported.
+    For what needs a script that has a path, or a process in which nothing has been imported. Signals
+    have their default actions in it. If it takes too long, its processes write their tracebacks.
+
+    Parameters
+    ----------
+    file : str or Path
+        Relative to ``programs/``.
+    *arguments
+        The script's, as `str` has them.
+    cwd : Path
+        The script's working folder; no process may be left there.
+    timeout : float
+        In seconds.
+    check : bool
+        Whether to fail unless the script ends with 0.
+    environment : dict
+        Variables besides those of this process; None leaves one out.
+    command : sequence of str
+        A command that runs the one that comes after it, such as ``nice``.
     """
-    done = subprocess.run(
-        [sys.executable, FOLDER / "programs" / name, *map(str, arguments)],
-        cwd=cwd, capture_output=True, text=True, timeout=timeout, start_new_session=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(FOLDER)])},
+    variables = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(FOLDER)]),
+        "PYTHONFAULTHANDLER": "1",
+        **(environment or {}),
+    }
+    process = subprocess.Popen(
+        [*command, sys.executable, FOLDER / "programs" / file, *map(str, arguments)],
+        cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        preexec_fn=restore_signals,
+        env={name: value for name, value in variables.items() if value is not None},
     )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
+    late = False
+    try:
+        outputs = process.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        late = True
+        os.killpg(process.pid, signal.SIGABRT)
+        outputs = process.communicate(timeout=10)
+    done = subprocess.CompletedProcess(process.args, process.returncode, *outputs)
+    assert not late, f"{file} takes more than {timeout} seconds\n{done.stdout}{done.stderr}"
+    if check:
+        assert done.returncode == 0, done.stdout + done.stderr
     left = [one.pid for one in psutil.process_iter(["cwd"]) if one.info["cwd"] == str(cwd)]
     assert all_gone_within(left, 1), left
     return done
+
+
+def restore_signals():
+    """Have the signals that end a script their default actions, as in one started from a terminal."""
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_DFL)

@@ -211,10 +211,12 @@ def wait_briefly_for_the_compile_lock():
 
 
 def read_compile_cache():
-    """Have Theano read its cache now, and not in each program again."""
+    """Have Theano read its cache and try its compiler now, and not in each program again."""
     from theano.gof.cc import get_module_cache
+    from theano.gof.cmodule import GCC_compiler
 
     get_module_cache()
+    GCC_compiler.compile_args()  # what "-march=native" stands for, by three runs of the compiler
 
 
 @pytest.fixture(scope="session")

@@ -96,7 +96,7 @@ def end_of(program, *args):
     """
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)  # orphans become children of this process
     faulthandler.cancel_dump_traceback_later()  # a child would wait for its thread, and not have it
-    gc.freeze()  # or a child would look at, and so copy, each object as it ends
+    gc.freeze()  # or a child would look at, and so copy, each object when it ends
     child = os.fork()
     if not child:
         os.setpgid(0, 0)

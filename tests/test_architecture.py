@@ -361,7 +361,7 @@ def test_the_call_of_a_function_documents_its_parameters():
 
 # Types
 
-#: All functions of these, and the public methods of these classes, are annotated whoever calls them.
+#: All functions of these, and the public methods of these classes, are annotated, whatever uses them.
 TYPED_MODULES = ["arithmetic.conversion", "arithmetic.operations", "arithmetic.partition",
                  "arithmetic.streams", "stores.base", "stores.files", "extensions.train",
                  "extensions.updates", "world.registry"]  # fmt: skip

@@ -716,6 +716,11 @@ for name in ("reduce", "all_reduce"):
     ]:
         wrong(f"{name}: weights={weights!r}", error, ("weights", *words),
               lambda e, c=collective, w=weights: c(e.w, weights=w))  # fmt: skip
+    for op in ("sum", "prod", "min", "max"):
+        for weights in ([1, 1], [0, 0], "f"):
+            wrong(f"{name}: weights={weights!r} for {op!r}", ValueError, ("weights", repr(op), "'avg'"),
+                  lambda e, c=collective, o=op, w=weights: c(
+                      e.w, o, weights=e.f if w == "f" else w))  # fmt: skip
     wrong(f"{name}: weights of a function that was not called", ValueError, ("weights", "zero"),
           lambda e, c=collective: c(e.w, weights=e.slicer), asks_ranks=True)  # fmt: skip
     wrong(f"{name}: weights of a closed world's function", ValueError, ("weights", "this world"),

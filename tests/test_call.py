@@ -87,3 +87,64 @@ def test_a_mapped_file_is_read_where_it_is(where, tmp_path):
     assert found.tolist() == again.tolist()
     assert found[0, 0] % mmap.PAGESIZE == mapped.offset  # of the file's own pages
     assert found[:, 2].sum() == mapped.nbytes
+
+
+def test_a_call_in_a_fused_step_keeps_the_memory_of_its_data(where):
+    _, f, rows = where
+    synk.scatter(rows, np.ones((60, 5), "float32"))
+    data = synk.data(np.ones((60, 5), "float32"))
+    (before, _, _) = f(data, data)  # the same call has been made before
+    with synk.fuse():
+        pending = f(data, data)
+        data.free_memory()
+        others = [synk.data(np.zeros((60, 5), "float32")) for _ in range(3)]
+    assert before[:, 0].tolist() == pending.result()[0][:, 0].tolist()
+    places = [address(other.data) for other in others]
+    assert before[0, 0] not in places
+
+
+def test_a_function_without_rows_cannot_be_sliced_and_need_not_be(where):
+    whole = T.fmatrix("whole")
+    f = synk.function([], (whole.sum(), "sum"), bcast_inputs=[whole], mode="FAST_COMPILE")
+    ones = np.ones((2, 2), "float32")
+    assert f(ones, num_slices=1) == f(ones) == 4 * where[0]
+    with pytest.raises(ValueError, match="no input can be sliced"):
+        f(ones, num_slices=2)
+
+
+def test_minibatches_may_be_longer_than_the_batch_but_not_unequal_without_one(where):
+    x, y = T.fmatrix("x"), T.fmatrix("y")
+    f = synk.function([x, y], [(x.sum(), "sum"), (y.sum(), "sum")], mode="FAST_COMPILE")
+    short = synk.data(np.arange(6, dtype="float32").reshape(6, 1), minibatch=True)
+    long = synk.data(np.arange(8, dtype="float32").reshape(8, 1), minibatch=True)
+    for batch in (4, 6):  # of six rows, or of eight
+        assert f(short, long, batch=batch) == f(long, short, batch=batch) == [sum(range(batch))] * 2
+    with pytest.raises(ValueError, match="minibatch data of 8 rows"):
+        f(long, short, batch=8)
+    for args in ((short, long), (long, short)):
+        with pytest.raises(ValueError, match="the same number of rows"):
+            f(*args)
+
+
+def test_only_listed_rows_of_sliceable_variables_are_asked_for_beforehand(where, monkeypatch):
+    ranks, f, rows = where
+    data = synk.data(np.ones((60, 5), "float32"))
+    synk.scatter(rows, np.ones((60, 5), "float32"))
+    world = synk.world.world.current_world()
+    run, commands = world.run, []
+
+    def count(command):
+        commands.append(type(command).__name__)
+        return run(command)
+
+    monkeypatch.setattr(world, "run", count)
+    for batch_s, asked in ((slice(2), False), ([slice(2)] * ranks, False), ([[0, 1]] * ranks, True)):
+        commands.clear()
+        _, _, found = f(data, data, batch_s=batch_s)
+        assert (found[:, 2] == 2 * 20).all()
+        assert ("_SliceableLengths" in commands) == asked
+        commands.clear()
+        with synk.fuse():
+            fused = f(data, data, batch_s=batch_s)
+        assert "_SliceableLengths" not in commands
+        assert (fused.result()[2][:, 2] == 2 * 20).all()

@@ -1,19 +1,31 @@
 """Checkpoints: what is saved comes back, whole or not at all, whatever happens to file or process."""
 
+import functools
 import json
 import os
 import re
+import resource
+import signal
 import stat
+import sys
 import zipfile
+from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 import theano
 import theano.tensor as tt
+from prelude import run_file
+from processes import own_process
+from programs.training import print_training
+from striking import end_of
 from theano.sandbox.rng_mrg import MRG_RandomStreams
 from theano.tensor.shared_randomstreams import RandomStreams
 
 import synkhronos as synk
+from synkhronos.checkpoints import archive
+from synkhronos.world.world import current_world
 
 VALUES = {
     "half": np.array([1.5, -0.0, np.nan, np.inf], "float16"),
@@ -64,7 +76,7 @@ class Made:
         variables = [*self.shareds.values(), self.own]
         return [
             [(value.dtype, value.shape, value.tobytes()) for value in synk.get_value(rank, variables)]
-            for rank in range(synk.world.world.current_world().size)
+            for rank in range(current_world().size)
         ]
 
 
@@ -288,7 +300,7 @@ def test_scattered_rows_are_saved_by_rank_or_left_out(world_of, tmp_path):
     assert synk.get_lengths(rows) == [3, 2] and f() == 45
     # Another number of ranks.
     rows, w, f = make(3)
-    message = r"saved by 2 ranks, here are 3, and of 'rows'.*fork\(2\).*without="
+    message = r"saved by 2 ranks, but there are 3 ranks now.*'rows'.*fork\(2\).*without="
     with pytest.raises(ValueError, match=message):
         synk.load(tmp_path / "whole")
     assert synk.gather(w).sum() == 0
@@ -378,49 +390,36 @@ def test_leftovers_of_the_dead_are_removed_and_nothing_else(made, tmp_path):
     assert not (tmp_path / left[0]).exists()
 
 
-def test_a_full_disk_leaves_the_old_file_and_nothing_else(run_python, tmp_path):
-    run_python("""
-        import os, resource, signal
-        import numpy as np, theano, synkhronos as synk
-        synk.fork(2, use_gpu=False)
-        w = theano.shared(np.zeros(100_000), "w")
-        f = synk.function([], updates=[(w, w + 1)], mode="FAST_COMPILE")
-        synk.save("file")
-        f()
-        for limit in (0, 1, 100, 4096, 100_000, 799_999, 800_300):
-            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
-            try:
-                synk.save("file")
-            except OSError as error:
-                assert "File too large" in str(error)
-            else:
-                raise AssertionError(limit)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (-1, -1))
-        assert sorted(os.listdir()) == ["file", "script.py"], os.listdir()
-        synk.load("file")
-        assert synk.gather(w).tolist() == [[0] * 100_000] * 2
-        f()
-        synk.save("file")
-    """)
+@own_process
+def test_a_full_disk_leaves_the_old_file_and_nothing_else():
+    synk.fork(2, use_gpu=False)
+    w = theano.shared(np.zeros(100_000), "w")
+    f = synk.function([], updates=[(w, w + 1)], mode="FAST_COMPILE")
+    synk.save("file")
+    f()
+    for limit in (0, 1, 100, 4096, 100_000, 799_999, 800_300):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+        with pytest.raises(OSError, match="File too large"):
+            synk.save("file")
+    resource.setrlimit(resource.RLIMIT_FSIZE, (-1, -1))
+    assert os.listdir() == ["file"]
+    synk.load("file")
+    assert synk.gather(w).tolist() == [[0] * 100_000] * 2
+    f()
+    synk.save("file")
 
 
-KILLED = """
-import os, signal, sys
-import numpy as np, theano, synkhronos as synk
-from synkhronos.checkpoints import archive as _archive
-
-write = _archive.write
-
-def open_world():
-    global w, f
+def open_counting():
+    """A world of 2 with a function that adds 1 to a shared variable; return the two."""
     synk.fork(2, use_gpu=False)
     w = theano.shared(np.zeros(300_000), "w")  # larger than one piece that is written
-    f = synk.function([], updates=[(w, w + 1)], mode="FAST_COMPILE")
+    return w, synk.function([], updates=[(w, w + 1)], mode="FAST_COMPILE")
 
 
-def traced(last, *args):
-    \"\"\"Write a file; count the lines of Python that this takes; be killed at one of them.\"\"\"
+def traced(write, last, *args):
+    """Write a file; count the lines of Python that this takes; be killed at one of them."""
     count = 0
+
     def trace(frame, event, argument):
         nonlocal count
         if event == "line":
@@ -428,78 +427,62 @@ def traced(last, *args):
             if count == last:
                 os.kill(os.getpid(), signal.SIGKILL)
         return trace
+
     sys.settrace(trace)
     write(*args)
     sys.settrace(None)
-    with open("moments", "w") as file:
-        file.write(str(count))
+    Path("moments").write_text(str(count))
 
 
-def child(moment):
-    \"\"\"Look at what is there; save the next step, and be killed at a moment, if there is one.\"\"\"
-    open_world()
+def save_next(moment):
+    """Look at what is there; save the next step, and be killed at a moment, if there is one."""
+    w, f = open_counting()
     step = synk.load("file")["step"]
-    assert set(synk.gather(w).ravel()) == {step}
+    assert (synk.gather(w) == step).all()
     with open("seen", "a") as file:
-        file.write(f"{step}\\n")
+        file.write(f"{step}\n")
     f()
-    _archive.write = lambda *args: traced(moment, *args)
+    archive.write = functools.partial(traced, archive.write, moment)
     synk.save("file", {"step": step + 1})
     synk.close()
 
 
-def in_child(call, *args):
-    pid = os.fork()
-    if not pid:
-        try:
-            call(*args)
-            os._exit(0)
-        finally:
-            os._exit(1)
-    return os.waitpid(pid, 0)[1]
-
-
-def begin():
-    open_world()
+def save_first():
+    open_counting()
     synk.save("file", {"step": 0})
     synk.close()
 
 
 def unfinished():
-    return [name for name in os.listdir() if "unfinished" in name]
+    return list(Path().glob("*unfinished*"))
 
 
-def leave():
-    \"\"\"Have one leftover there, whatever there is: each child shall run the same lines.\"\"\"
-    for name in unfinished():
-        os.unlink(name)
-    open(".file.0123456789abcdef.unfinished", "w").close()
+def leave_one():
+    """Have one leftover there, whatever there is: each child shall run the same lines."""
+    for path in unfinished():
+        path.unlink()
+    Path(".file.0123456789abcdef.unfinished").touch()
 
 
-faulthandler.cancel_dump_traceback_later()
-assert in_child(begin) == 0
-leave()
-assert in_child(child, None) == 0
-moments = int(open("moments").read())
-# The last lines are where the new file takes the old one's place.
-chosen = sorted({*range(1, moments + 1, moments // 12), *range(moments - 24, moments + 1)})
-for moment in chosen:
-    leave()
-    assert os.WTERMSIG(in_child(child, moment)) == signal.SIGKILL
-    assert len(unfinished()) <= 1, unfinished()
-assert in_child(child, None) == 0
-assert not unfinished()
-assert in_child(child, None) == 0
-seen = [int(line) for line in open("seen")][1:-1]  # with what each of the killed found and left
-new = np.diff(seen)
-assert len(new) == len(chosen) >= 30 and set(new) == {0, 1}
-print(f"{len(new)} kills at {moments} moments: {sum(new == 0)} left the old file, {sum(new)} the new")
-"""
-
-
-def test_whoever_is_killed_while_saving_leaves_a_whole_checkpoint(run_python):
-    done = run_python(KILLED, timeout=200)
-    assert "kills at" in done.stdout
+@own_process(timeout=200)
+def test_whoever_is_killed_while_saving_leaves_a_whole_checkpoint():
+    assert end_of(save_first) == 0
+    leave_one()
+    assert end_of(save_next, None) == 0
+    moments = int(Path("moments").read_text())
+    # The last lines are where the new file takes the old one's place.
+    chosen = sorted({*range(1, moments + 1, moments // 12), *range(moments - 24, moments + 1)})
+    for moment in chosen:
+        leave_one()
+        assert end_of(save_next, moment) == -signal.SIGKILL
+        assert len(unfinished()) <= 1, unfinished()
+    assert end_of(save_next, None) == 0
+    assert not unfinished()
+    assert end_of(save_next, None) == 0
+    # With what each of those that were killed found and left.
+    seen = [int(line) for line in Path("seen").read_text().split()][1:-1]
+    new = np.diff(seen)
+    assert len(new) == len(chosen) >= 30 and set(new) == {0, 1}
 
 
 # Damaged and hostile files
@@ -607,14 +590,14 @@ def test_hostile_arrays_are_refused_and_never_unpickled(small, tmp_path, monkeyp
     small.set_value(np.ones(3))
     for members in hostile_members(tmp_path):
         path = rewritten(tmp_path, members=members)
-        with pytest.raises(ValueError, match=r"hostile' is damaged, or is no checkpoint"):
+        with pytest.raises(ValueError, match=r"hostile' is damaged, or is not a checkpoint"):
             synk.load(path)
         assert small.get_value().tolist() == [1, 1, 1]
     with pytest.raises(ValueError, match="is not stored"):
         synk.load(rewritten(tmp_path, compression=zipfile.ZIP_DEFLATED))
     for name in ("plain", "model"):
         np.savez(tmp_path / name, w=np.arange(3.0))
-        with pytest.raises(ValueError, match="no checkpoint written by synk.save"):
+        with pytest.raises(ValueError, match="not a checkpoint written by synk.save"):
             synk.load(tmp_path / f"{name}.npz")
     assert not (tmp_path / "trapped").exists()
 
@@ -668,16 +651,14 @@ def test_hostile_descriptions_are_refused(small, tmp_path):
 # When it may be called
 
 
-def test_save_and_load_say_where_they_cannot_be_called(world_of, run_python, tmp_path):
-    run_python("""
-        import synkhronos as synk
-        for call in (synk.save, synk.load):
-            try:
-                call("file")
-            except synk.NotForkedError:
-                continue
-            raise AssertionError
-    """)
+@own_process
+def test_save_and_load_need_a_world():
+    for call in (synk.save, synk.load):
+        with pytest.raises(synk.NotForkedError):
+            call("file")
+
+
+def test_save_and_load_say_where_they_cannot_be_called(world_of, tmp_path):
     world_of(2)
     w = theano.shared(np.zeros(2), "w")
     synk.function([], updates=[(w, w + 1)], mode="FAST_COMPILE")
@@ -689,88 +670,47 @@ def test_save_and_load_say_where_they_cannot_be_called(world_of, run_python, tmp
 # Training
 
 
-TRAINING = """
-import hashlib, sys
-import numpy as np, synkhronos as synk, theano, theano.tensor as T
-from theano.sandbox.rng_mrg import MRG_RandomStreams
-from theano.tensor.shared_randomstreams import RandomStreams
-from synkhronos.extensions import train, updates
-
-n, mode = int(sys.argv[1]), sys.argv[2]
-STEPS, SAVED = 12, 5
-synk.fork(n, use_gpu=False)
-random = np.random.RandomState(1)
-x, y = T.matrix("x", dtype="float32"), T.vector("y", dtype="float32")
-w1 = theano.shared(random.randn(20, 30).astype("float32") / 5, "w")
-w2 = theano.shared(random.randn(30).astype("float32") / 5, "w")
-hidden = T.tanh(T.dot(x, w1)) * MRG_RandomStreams(5).binomial((x.shape[0], 30), p=0.5, dtype="float32")
-noise = RandomStreams(6).normal((x.shape[0],), dtype="float32")
-loss = T.sqr(T.dot(hidden, w2) + np.float32(0.1) * noise - y).mean()
-step = train.make_train_function(loss, [w1, w2], x, y, updates.nesterov_momentum, 0.01)
-synk.distribute()
-shuffle = np.random.RandomState(2)
-rows = synk.data(shuffle.randn(53, 20).astype("float32"))
-targets = synk.data(shuffle.randn(53).astype("float32"))
-first, losses, order = 0, np.zeros(0), shuffle.permutation(53)
-if mode == "resumed":
-    extra = synk.load("checkpoint.npz")
-    first, shuffle, losses, order = (extra[name] for name in ("step", "shuffle", "losses", "order"))
-for number in range(first, STEPS):
-    batch = order[:11]  # of unequal shares on 2 and 3 ranks; 9 at the end of an epoch
-    losses = np.append(losses, step(rows, targets, batch=batch))
-    order = order[11:] if len(order) > 11 else shuffle.permutation(53)
-    if mode == "saving" and number + 1 == SAVED:
-        synk.save("checkpoint.npz",
-                  {"step": number + 1, "shuffle": shuffle, "losses": losses, "order": order})
-values = [shared.get_value() for shared in (w1, w2)]
-print(losses.tolist(), [hashlib.sha256(value.tobytes()).hexdigest() for value in values])
-"""
-
-
 @pytest.mark.parametrize("n", [1, 2, 3])
-def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(run_python, n):
-    printed = {
-        mode: run_python(TRAINING, n, mode, environment={"PYTHONHASHSEED": seed}).stdout
-        for mode, seed in (("uninterrupted", "1"), ("saving", "1"), ("resumed", "2"))
-    }
-    assert printed["saving"] == printed["uninterrupted"]
-    assert printed["resumed"] == printed["uninterrupted"]
-    assert len(re.findall(r"\d\.\d", printed["resumed"])) == 12
-
-
-def test_saving_and_loading_take_one_more_copy_at_most(run_python):
-    done = run_python(
-        """
-        import os, re, sys
-        from pathlib import Path
-        import numpy as np, theano, theano.tensor as T, synkhronos as synk
-        SIZE = 160 << 20
-        synk.fork(2, use_gpu=False)
-        w = theano.shared(np.ones(SIZE // 8), "w")
-        touch = synk.function([], (w[0], None), updates=[(w, w + 1)])
-        touch()  # each rank has memory of its own now
-        me = os.getpid()
-        processes = [me, *Path(f"/proc/{me}/task/{me}/children").read_text().split()]
-        def field(pid, name):
-            status = Path(f"/proc/{pid}/status").read_text()
-            return int(re.search(name + r":\\s+(\\d+)", status)[1]) << 10
-        def growth(call):
-            before = [field(pid, "VmRSS") for pid in processes]
-            for pid in processes:
-                Path(f"/proc/{pid}/clear_refs").write_text("5")
-            call()
-            return [(field(pid, "VmHWM") - one) / SIZE for pid, one in zip(processes, before)]
-        alike = growth(lambda: synk.save("file"))
-        loading = growth(lambda: synk.load("file"))
-        synk.set_value(1, w, np.zeros(SIZE // 8))
-        synk.world.world.current_world().here.store.trim()
-        differing = growth(lambda: synk.save("file"))
-        print(*(f"{one:.2f}" for one in alike + loading + differing))
-        """,
-        timeout=120,
+def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(programs, tmp_path, n):
+    """Also where it is resumed by an interpreter with other hashes."""
+    uninterrupted, saving = (
+        programs.run(print_training, n, mode, cwd=tmp_path).check().stdout
+        for mode in ("uninterrupted", "saving")
     )
-    alike, loading, differing = np.array(done.stdout.split(), float).reshape(3, 2)
-    assert max(alike) < 0.3, done.stdout  # pieces only
+    resumed = run_file(
+        "training.py", n, "resumed", cwd=tmp_path, environment={"PYTHONHASHSEED": "2"}
+    ).stdout
+    assert saving == uninterrupted
+    assert resumed == uninterrupted
+    assert len(re.findall(r"\d\.\d", resumed)) == 12
+
+
+@own_process
+def test_saving_and_loading_take_one_more_copy_at_most():
+    size = 64 << 20
+    synk.fork(2, use_gpu=False)
+    w = theano.shared(np.ones(size // 8), "w")
+    touch = synk.function([], (w[0], None), updates=[(w, w + 1)])
+    touch()  # each rank has memory of its own now
+    processes = [os.getpid(), *(child.pid for child in psutil.Process().children())]
+
+    def field(pid, name):
+        status = Path(f"/proc/{pid}/status").read_text()
+        return int(re.search(name + r":\s+(\d+)", status)[1]) << 10
+
+    def growth(call):
+        before = [field(pid, "VmRSS") for pid in processes]
+        for pid in processes:
+            Path(f"/proc/{pid}/clear_refs").write_text("5")
+        call()
+        return [(field(pid, "VmHWM") - one) / size for pid, one in zip(processes, before)]
+
+    alike = growth(lambda: synk.save("file"))
+    assert max(alike) < 0.3, alike  # pieces only
     # One copy in shared memory, which counts for each process that looks at it.
-    assert max(loading) < 1.3, done.stdout
-    assert max(differing) < 1.3, done.stdout
+    loading = growth(lambda: synk.load("file"))
+    assert max(loading) < 1.3, loading
+    synk.set_value(1, w, np.zeros(size // 8))
+    current_world().here.store.trim()
+    differing = growth(lambda: synk.save("file"))
+    assert max(differing) < 1.3, differing

@@ -1,5 +1,6 @@
 """The checks of `checks.communicators`, on each communicator, for 1 to 5 ranks."""
 
+import numpy as np
 import pytest
 from checks.communicators import CHECKS
 from checks.ranks import Ranks
@@ -38,3 +39,72 @@ def ranks(request):
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__[len("check_"):])
 def test_communicator(check, ranks):
     check(ranks)
+
+
+# Those of arrays in the CPU's memory
+
+
+def describe(comm):
+    is_over_cpu = comm.over_cpu is comm
+    return comm.rank, comm.size, comm.reduces_in_place, comm.takes(np.ones(3)), is_over_cpu
+
+
+def test_it_knows_its_rank_and_reduces_no_array_where_it_is(ranks):
+    size = ranks.size
+    assert ranks.values(describe) == [(rank, size, False, False, True) for rank in range(size)]
+
+
+def broadcast_dtypes(comm, root):
+    dtype = "float64" if comm.rank == root else "int8"
+    [result] = comm.broadcast([np.arange(4, dtype=dtype) + np.array(comm.rank, dtype)], root)
+    return result
+
+
+def test_a_broadcast_replaces_arrays_of_another_dtype(ranks):
+    root = ranks.size - 1
+    for result in ranks.values(broadcast_dtypes, root):
+        assert result.dtype == "float64"
+        np.testing.assert_array_equal(result, np.arange(4) + root)
+
+
+def refuse(*args):
+    raise AssertionError("done again")
+
+
+def repeat(comm):
+    """Repeat a reduction, in which nothing but the values is to be done again."""
+    arrays = comm.all_reduce([np.full(3, 1.0), np.full(5, 2.0)], "avg", 1)
+    arrays = comm.all_reduce(arrays, "avg", 1)
+    store = comm.store
+    names = ("place", "put", "get")
+    for name in names:
+        setattr(store, name, refuse)
+    comm.check_reducible = refuse
+    try:
+        for array in arrays:
+            array += comm.rank
+        again = comm.all_reduce(arrays, "avg", comm.rank + 1)
+        return [array.tolist() for array in again]
+    finally:
+        for name in names:
+            delattr(store, name)
+        del comm.check_reducible
+
+
+@pytest.mark.parametrize("ranks", [(shared_memory, 3)], indirect=True, ids=["shared_memory-3"])
+def test_a_repeated_reduction_finds_the_arrays_where_they_were(ranks):
+    shift = (0 * 1 + 1 * 2 + 2 * 3) / 6
+    for outcome in ranks.values(repeat):
+        np.testing.assert_allclose(outcome[0], [1 + shift] * 3)
+        np.testing.assert_allclose(outcome[1], [2 + shift] * 5)
+
+
+def reduce_nothing(comm):
+    new = comm.group.communicator()
+    reduced = new.all_reduce([], "sum")
+    return reduced, new.broadcast([], 0), new.all_gather([]), new.reduce([], "max", 0)
+
+
+def test_a_new_communicator_takes_an_empty_list(ranks):
+    assert [[list(one) for one in got] for got in ranks.values(reduce_nothing)] == [
+        [[], [], [], []]] * ranks.size

@@ -573,7 +573,7 @@ def test_data_grows_while_views_of_it_live_and_workers_read_it(world, grow):
         np.testing.assert_array_equal(after.result(), made.data)
         world.check_seen(made)
         noise = [synk.data(np.full((length, 3), -step, "float32")) for length in (SIZE, 8 * SIZE)]
-        for view, seen in views:  # none of them lies where something else does
+        for view, seen in views:  # no view overlaps another one
             np.testing.assert_array_equal(view, seen)
         views[step // 2][0][...] = step
         views[step // 2][1][...] = step

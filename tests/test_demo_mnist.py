@@ -27,12 +27,6 @@ SCRIPTS = {
     "train_mnist_gpu_data": ["--processes", "2"],
 }
 
-RUN_SCRIPT = f"""
-import runpy, sys
-sys.path.insert(0, {str(DEMO)!r})
-runpy.run_path({str(DEMO)!r} + "/" + sys.argv.pop(1) + ".py", run_name="__main__")
-"""
-
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:lasagne")
 
 
@@ -240,26 +234,10 @@ def test_the_networks_are_those_of_the_tutorial(demo):
 
 @pytest.mark.parametrize("model", ["mlp", pytest.param("cnn", marks=pytest.mark.slow)])
 def test_the_three_scripts_have_the_same_loss_curve(run_python, model):
-    code = f"""
-        import importlib, json, sys
-        sys.path.insert(0, {str(DEMO)!r})
-        import mnist, network, numpy
-        # In float32 the last digit's rounding is visible within an epoch, however many processes.
-        network.theano.config.floatX = "float64"
-        digits = mnist.load_digits("sklearn")
-        # On plain paper all pixels of a pooling window are equal, up to rounding, and the gradient
-        # goes to all of them or to one. A little noise makes it a smooth function again.
-        for images, _ in digits.parts.values():
-            images += 0.01 * numpy.random.RandomState(11).rand(*images.shape)
-        mnist.load_digits = lambda data: digits
-        script = importlib.import_module(sys.argv[1])
-        history, accuracy = script.main(sys.argv[2:])
-        print(json.dumps([accuracy, [epoch[:4] for epoch in history]]))
-    """
     arguments = ["--model", model, "--no-dropout", "--epochs", "2"]
     results = {}
     for script, own in SCRIPTS.items():
-        done = run_python(code, script, *arguments, *own, timeout=300)
+        done = run_python("mnist_losses.py", DEMO, script, *arguments, *own, timeout=300)
         results[script] = json.loads(done.stdout.splitlines()[-1])
     accuracy, curve = results["train_mnist_theano"]
     for other_accuracy, other_curve in results.values():
@@ -270,7 +248,7 @@ def test_the_three_scripts_have_the_same_loss_curve(run_python, model):
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_a_script_trains_reports_and_draws(run_python, tmp_path, script):
     arguments = ["--data", "sklearn", "--model", "mlp", "--epochs", "1", "--plot", "curve.png"]
-    done = run_python(RUN_SCRIPT, script, *arguments, *SCRIPTS[script], timeout=300)
+    done = run_python(DEMO / f"{script}.py", *arguments, *SCRIPTS[script], timeout=300)
     lines = done.stdout.splitlines()
     assert "1797 digits" in lines[0]
     assert lines[3].split() == "epoch train loss valid loss valid accuracy seconds".split()
@@ -286,7 +264,7 @@ ELASTIC = ["--data", "sklearn", "--model", "mlp", "--epochs", "2", "--batch-size
 
 def test_a_worker_lost_half_way_changes_nothing(run_python, tmp_path):
     arguments = [*ELASTIC, "--processes", "2", "--save-every", "3", "--plot", "curve.png"]
-    done = run_python(RUN_SCRIPT, "train_mnist_elastic", *arguments, timeout=300)
+    done = run_python(DEMO / "train_mnist_elastic.py", *arguments, timeout=300)
     for line in (
         "     5  Killing synkhronos-1, process ",
         "        WorldBrokenError: a worker died: rank 1 (killed by SIGKILL)",
@@ -295,46 +273,31 @@ def test_a_worker_lost_half_way_changes_nothing(run_python, tmp_path):
     ):
         assert line in done.stdout, done.stdout
     assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "curve.png", "mnist_checkpoint.npz", "script.py"
+        "curve.png", "mnist_checkpoint.npz"
     ]  # fmt: skip
 
 
 def test_a_run_goes_on_with_fewer_processes(run_python):
     arguments = [*ELASTIC, "--processes", "2", "--go-on-with", "1", "--no-compare"]
-    done = run_python(RUN_SCRIPT, "train_mnist_elastic", *arguments, timeout=300)
+    done = run_python(DEMO / "train_mnist_elastic.py", *arguments, timeout=300)
     assert "Started again with 1 process(es), from the checkpoint of step 0" in done.stdout
     accuracy = re.search(r"Test:   accuracy ([0-9.]+)%", done.stdout)[1]
     assert float(accuracy) > 60
 
 
-# Of the training, the master is the process that runs the script.
-KILLED_AS_A_WHOLE = f"""
-import os, runpy, signal, sys
-sys.path.insert(0, {str(DEMO)!r})
-import synkhronos as synk
-save, saved = synk.save, []
-def save_or_die(path, extra=None):
-    save(path, extra)
-    saved.append(path)
-    if len(saved) == 5:  # the start, steps 0 and 3, 3 again after the loss at 5, and 6
-        os.kill(os.getpid(), signal.SIGKILL)
-if sys.argv.pop(1) == "killed":
-    synk.save = save_or_die
-runpy.run_path({str(DEMO)!r} + "/train_mnist_elastic.py", run_name="__main__")
-"""
-
-
 def test_a_run_that_was_killed_is_resumed_and_ends_the_same(run_python):
     arguments = [*ELASTIC, "--processes", "2", "--save-every", "3"]
-    killed = run_python(KILLED_AS_A_WHOLE, "killed", *arguments, timeout=300, check=False)
+    script = DEMO / "train_mnist_elastic.py"
+    # The checkpoints: the start, steps 0 and 3, 3 again after the loss at 5, and 6
+    killed = run_python("killed_while_saving.py", script, *arguments, timeout=300, check=False)
     assert killed.returncode == -signal.SIGKILL
-    done = run_python(KILLED_AS_A_WHOLE, "resumed", *arguments, "--resume", timeout=300)
+    done = run_python(script, *arguments, "--resume", timeout=300)
     assert "Going on from step 6 of mnist_checkpoint.npz" in done.stdout
     assert "the same, bit for bit" in done.stdout
 
 
 def test_the_main_script_says_how_much_faster_it_was(run_python):
     arguments = ["--data", "sklearn", "--model", "mlp", "--epochs", "1", "--processes", "2"]
-    done = run_python(RUN_SCRIPT, "train_mnist_cpu_data", *arguments, timeout=300)
+    done = run_python(DEMO / "train_mnist_cpu_data.py", *arguments, timeout=300)
     assert re.search(r"2 processes are [0-9.]+ times as fast as one of plain Theano", done.stdout)
-    assert "BLAS threads a process" in done.stdout
+    assert "BLAS threads per process" in done.stdout

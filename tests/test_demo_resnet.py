@@ -25,13 +25,6 @@ MODULES = ("errors", "command_line", "images", "network", "training", *SCRIPTS)
 TINY = ["--blocks", "1", "1", "--width", "4", "--size", "16", "--classes", "5"]
 TINY += ["--batch", "6", "--valid", "7", "--steps", "3", "--evaluate-every", "2"]
 
-RUN_SCRIPT = f"""
-import runpy, sys
-sys.path.insert(0, {str(DEMO)!r})
-sys.argv[0] = sys.argv.pop(1) + ".py"
-runpy.run_path({str(DEMO)!r} + "/" + sys.argv[0], run_name="__main__")
-"""
-
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:lasagne")
 
 
@@ -397,7 +390,7 @@ def figures(line):
 
 def test_the_main_script_trains_compares_and_reports(run_python):
     arguments = [*TINY, "--processes", "2", "--slices", "1", "--compare"]
-    done = run_python(RUN_SCRIPT, "train_resnet", *arguments, timeout=300)
+    done = run_python(DEMO / "train_resnet.py", *arguments, timeout=300)
     assert "noise with random labels; 7 held out" in done.stdout
     assert "8 layers" in done.stdout and "Ranks:   2, with 3 images each at most" in done.stdout
     assert "27 running averages are" in done.stdout
@@ -413,7 +406,7 @@ def test_the_main_script_trains_compares_and_reports(run_python):
 @pytest.mark.parametrize("script", ["train_resnet", "train_resnet_theano"])
 def test_the_scripts_train_on_image_files(run_python, folder, script):
     own = ["--processes", "2", "--slices", "2", "--batch", "9"] if script == "train_resnet" else []
-    done = run_python(RUN_SCRIPT, script, *TINY, "--data", folder, *own, timeout=300)
+    done = run_python(DEMO / f"{script}.py", *TINY, "--data", folder, *own, timeout=300)
     assert f"12 of 3 classes, from {folder}; 2 held out" in done.stdout
     assert "3 classes\n" in done.stdout
     last = figures([line for line in done.stdout.splitlines() if line.startswith("    3 ")][0])
@@ -424,7 +417,7 @@ def test_a_script_names_the_broken_file_without_a_traceback(run_python, folder):
     for path in folder.rglob("*.png"):
         path.write_bytes(b"")
     done = run_python(
-        RUN_SCRIPT, "train_resnet", *TINY, "--data", folder, "--processes", "2", check=False
+        DEMO / "train_resnet.py", *TINY, "--data", folder, "--processes", "2", check=False
     )
     assert done.returncode == 1 and "Traceback" not in done.stderr
     assert re.search(r"^train_resnet.py: .*\.png cannot be read as an image", done.stderr)

@@ -8,15 +8,12 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as tt
-from processes import FOLDER
 from theano.sandbox.rng_mrg import MRG_RandomStreams
 from theano.tensor.shared_randomstreams import RandomStreams
 
 import synkhronos as synk
 from synkhronos.host.machine import affinity, cores
 
-DIGESTS = (FOLDER / "programs" / "digests.py").read_text()
-THREADS = (FOLDER / "programs" / "blas_threads.py").read_text()
 BUSY = "import time\nend = time.time() + 60\nwhile time.time() < end: pass"
 WORLDS = [(1, 0), (2, 0), (3, 1)]
 
@@ -35,7 +32,7 @@ def digests_of(run_python, worlds, hash_seed, *options):
     """Return what the program prints, in a new process."""
     named = [f"{size}:{master_rank}" for size, master_rank in worlds]
     done = run_python(
-        DIGESTS, *named, *options, timeout=200, environment={"PYTHONHASHSEED": hash_seed}
+        "digests.py", *named, *options, timeout=200, environment={"PYTHONHASHSEED": hash_seed}
     )
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -75,7 +72,7 @@ def test_ten_runs_have_the_same_bits_and_another_number_of_ranks_has_others(run_
 )
 def test_every_rank_has_the_threads_that_the_environment_asks_for(run_python, variables, threads):
     unset = {name: "" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
-    done = run_python(THREADS, environment={**unset, **variables})
+    done = run_python("blas_threads.py", environment={**unset, **variables})
     found = json.loads(done.stdout)
     assert found and set(found) == {threads}
 

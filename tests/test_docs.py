@@ -34,10 +34,13 @@ def test_the_tutorial_has_examples():
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_examples_print_what_is_shown(run_python, page):
+def test_examples_print_what_is_shown(run_python, tmp_path, page):
     blocks = code_blocks((DOCS / page).read_text())
-    script = "".join(
-        f"{code}\nprint({MARK.format(number)!r})\n" for number, (code, _, _) in enumerate(blocks)
+    script = tmp_path / "script.py"
+    script.write_text(
+        "".join(
+            f"{code}\nprint({MARK.format(number)!r})\n" for number, (code, _, _) in enumerate(blocks)
+        )
     )
     left = run_python(script).stdout
     for number, (_, expected, line) in enumerate(blocks):

@@ -96,17 +96,17 @@ def test_libraries_that_run_would_show_are_a_warning(libraries, gpu):
     result = doctor.check_cuda(gpu)
     assert result.state == doctor.WARNING
     lines = result.found.splitlines()
-    assert lines[0] == f"libcuda.so: {folder}/libcuda.so.1 (13.0), not found by this name"
+    assert lines[0] == f"libcuda.so: {folder}/libcuda.so.1 (13.0), not found under this name"
     assert lines[2] == f"libcublas.so: {folder}/libcublas.so.13 (13)"
-    assert lines[3] == "libnccl.so: no file that fits"
-    assert result.remedy == "start scripts by: python -m synkhronos run SCRIPT"
+    assert lines[3] == "libnccl.so: no suitable file"
+    assert result.remedy == "start scripts with: python -m synkhronos run SCRIPT"
 
 
 def test_a_missing_library_is_a_warning_with_the_remedy(libraries, gpu):
     libraries("libcuda.so.1", *NAMES[:2])
     result = doctor.check_cuda(gpu)
     assert result.state == doctor.WARNING
-    assert "libcublas.so: no file that fits" in result.found
+    assert "libcublas.so: no suitable file" in result.found
     assert '"nvidia-cublas<14"' in result.remedy
 
 
@@ -116,7 +116,7 @@ def test_a_library_that_cannot_be_loaded_is_a_warning_with_the_loaders_words(lib
     (folder / "libcublas.so.13").write_bytes(whole[:100])
     result = doctor.check_cuda(gpu)
     assert result.state == doctor.WARNING
-    assert result.remedy.startswith("mend this: ")
+    assert result.remedy.startswith("fix this: ")
     assert "libcublas.so: cannot read file data" in result.remedy
 
 

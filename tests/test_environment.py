@@ -1,37 +1,28 @@
 """Making Theano importable: whose flags win, and which BLAS is found."""
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from prelude import run_file
+from processes import ROOT
 
 from synkhronos.host import environment
 
-ROOT = Path(__file__).resolve().parent.parent
-
-
-def run_python(code, **variables):
-    """Run `code` in a fresh interpreter without any settings of Theano's but `variables`."""
-    inherited = {k: v for k, v in os.environ.items() if k not in ("THEANO_FLAGS", "THEANORC")}
-    answer = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=str(ROOT),
-        env={**inherited, **variables},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert answer.returncode == 0, answer.stderr
-    return answer.stdout.strip()
-
 
 @pytest.fixture
-def no_settings(tmp_path):
-    """Variables with which Theano reads no settings file."""
-    return {"THEANORC": str(tmp_path / "no-theanorc")}
+def run(tmp_path):
+    """A function that runs a program without any settings of Theano's but these variables.
+
+    It returns what the program prints.
+    """
+
+    def run_it(program, *arguments, **variables):
+        unset = {"THEANO_FLAGS": None, "THEANORC": str(tmp_path / "no-theanorc")}
+        done = run_file(program, *arguments, cwd=tmp_path, environment={**unset, **variables})
+        return done.stdout.strip()
+
+    return run_it
 
 
 @pytest.mark.parametrize("version", [(3, 8, 0), (3, 11, 2)])
@@ -65,9 +56,7 @@ def test_setup_asks_for_the_numpy_that_an_import_accepts():
 
 
 @pytest.mark.parametrize("value", [None, "1"])
-def test_importing_theano_does_not_start_mpi_unless_the_user_asks_for_it(
-    no_settings, tmp_path, value
-):
+def test_importing_theano_does_not_start_mpi_unless_the_user_asks_for_it(run, tmp_path, value):
     """Theano imports mpi4py where it is installed; that calls MPI_Init by default."""
     (tmp_path / "mpi4py").mkdir()
     (tmp_path / "mpi4py" / "__init__.py").touch()
@@ -76,17 +65,12 @@ def test_importing_theano_does_not_start_mpi_unless_the_user_asks_for_it(
         "COMM_WORLD = None\n"
     )
     chosen = {} if value is None else {"MPI4PY_RC_INITIALIZE": value}
-    variables = {**no_settings, "PYTHONPATH": str(tmp_path), **chosen}
-    assert run_python("import synkhronos", **variables) == f"{value or 0} 0"
+    printed = run("imports.py", "synkhronos", PYTHONPATH=f"{tmp_path}:{ROOT}", **chosen)
+    assert printed.splitlines()[0] == f"{value or 0} 0"
 
 
-def test_a_numpy_that_is_too_new_is_one_sentence_from_the_import():
-    code = (
-        "import sys, numpy; numpy.__version__ = '1.26.4'\n"
-        "try: import synkhronos\n"
-        "except ImportError as error: print(error); print('theano' in sys.modules)"
-    )
-    sentence, theano_imported = run_python(code).splitlines()
+def test_a_numpy_that_is_too_new_is_one_sentence_from_the_import(run):
+    sentence, theano_imported = run("numpy_too_new.py").splitlines()
     assert "got NumPy 1.26.4" in sentence
     assert theano_imported == "False"
 
@@ -118,8 +102,8 @@ def test_flags_that_the_user_set_are_left_alone():
     assert variables == {"THEANO_FLAGS": "blas.ldflags=-lmine,device=cpu"}
 
 
-def test_an_empty_value_counts_as_set(no_settings):
-    flags = {"THEANO_FLAGS": "blas.ldflags=", **no_settings}
+def test_an_empty_value_counts_as_set(tmp_path):
+    flags = {"THEANO_FLAGS": "blas.ldflags=", "THEANORC": str(tmp_path / "no-theanorc")}
     assert environment.user_setting("blas.ldflags", flags) == ""
 
 
@@ -153,10 +137,10 @@ def test_elsewhere_a_library_is_linked_by_its_path(tmp_path, monkeypatch):
     assert f"-rpath,{tmp_path}" in ldflags
 
 
-def test_without_any_library_the_flags_are_empty(monkeypatch, no_settings):
+def test_without_any_library_the_flags_are_empty(monkeypatch, tmp_path):
     monkeypatch.setattr(environment, "library_folders", lambda: ([], []))
     monkeypatch.setattr(environment, "scipy_folders", lambda: [])
-    variables = dict(no_settings)
+    variables = {"THEANORC": str(tmp_path / "no-theanorc")}
     environment.set_flags(variables)
     assert variables["THEANO_FLAGS"] == "blas.ldflags="
 
@@ -166,52 +150,28 @@ def test_a_path_that_flags_cannot_hold_is_not_used(name):
     assert environment.ldflags_by_path(Path("/opt") / name / "libopenblas.so") == ""
 
 
-def test_theano_can_be_imported_after_synkhronos(no_settings):
-    code = "import synkhronos, theano; print('flags:' + theano.config.blas.ldflags)"
-    assert run_python(code, **no_settings) == "flags:" + environment.find_ldflags()
+def test_theano_can_be_imported_after_synkhronos(run):
+    assert run("imports.py", "synkhronos", "theano") == environment.find_ldflags()
 
 
-def test_theano_imported_before_does_no_harm(no_settings):
-    code = "import theano, synkhronos; print(theano.config.blas.ldflags)"
-    assert run_python(code, THEANO_FLAGS="blas.ldflags=-lopenblas", **no_settings) == "-lopenblas"
+def test_theano_imported_before_does_no_harm(run):
+    printed = run("imports.py", "theano", "synkhronos", THEANO_FLAGS="blas.ldflags=-lopenblas")
+    assert printed == "-lopenblas"
 
 
-def test_theano_works_without_any_blas(no_settings):
-    code = (
-        "import synkhronos, theano, theano.tensor as T; x = T.dmatrix()\n"
-        "print(float(theano.function([x], T.dot(x, x).sum())([[1., 2.], [3., 4.]])))"
-    )
-    assert run_python(code, THEANO_FLAGS="blas.ldflags=", **no_settings) == "54.0"
+def test_theano_works_without_any_blas(run):
+    assert run("matrix_product.py", THEANO_FLAGS="blas.ldflags=") == "54.0"
 
 
 @pytest.mark.skipif(
     environment.find_library(environment.scipy_folders(), "libopenblas*.so") is None,
     reason="SciPy brings no OpenBLAS along here",
 )
-def test_theano_computes_with_the_openblas_inside_scipy(no_settings):
-    code = (
-        "import os, runpy; e = runpy.run_path('synkhronos/host/environment.py')\n"
-        "library = e['find_library'](e['scipy_folders'](), 'libopenblas*.so')\n"
-        "os.environ['THEANO_FLAGS'] = e['add_flag']('', e['ldflags_by_path'](library))\n"
-        "import theano, theano.tensor as T; x = T.dmatrix()\n"
-        "f = theano.function([x], T.dot(x, x).sum())\n"
-        "assert 'scipy.libs' in theano.config.blas.ldflags\n"
-        "assert 'scipy.libs/libopenblas' in open('/proc/self/maps').read()\n"
-        "print(float(f([[1., 2.], [3., 4.]])))"
-    )
-    assert run_python(code, **no_settings) == "54.0"
+def test_theano_computes_with_the_openblas_inside_scipy(run):
+    assert run("matrix_product.py", "scipy") == "54.0"
 
 
-def test_importing_theano_for_the_cpu_takes_nothing_of_a_gpu(no_settings, tmp_path):
+def test_importing_theano_for_the_cpu_takes_nothing_of_a_gpu(run, tmp_path):
     # A compile cache of its own: Theano imports what the modules in its cache were made of, which
     # is pygpu too once anything was compiled for a device.
-    flags = {"THEANO_FLAGS": f"base_compiledir={tmp_path}/cache", **no_settings}
-    code = """
-import synkhronos, sys, theano, theano.tensor as T
-x = T.scalar()
-theano.function([x], x + 1)(1)
-maps = open("/proc/self/maps").read()
-names = ("libgpuarray", "libOpenCL", "libcuda.")
-print("pygpu" in sys.modules, [name for name in names if name in maps])
-"""
-    assert run_python(code, **flags) == "False []"
+    run("nothing_of_a_gpu.py", THEANO_FLAGS=f"base_compiledir={tmp_path}/cache")

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+import theano
 import theano.tensor as tt
 from processes import own_process
 
@@ -183,3 +184,21 @@ def test_advice_for_huge_pages_is_for_whole_ones(monkeypatch):
     heap.advise_huge_pages(huge + 1, 3 * huge)
     heap.advise_huge_pages(huge + 1, huge)
     assert calls == [(2 * huge, 2 * huge)]
+
+
+def pss():
+    """Return the proportional set size of this process and its workers, in bytes."""
+    own = psutil.Process()
+    return sum(process.memory_full_info().pss for process in (own, *own.children()))
+
+
+@own_process
+def test_replication_leaves_one_copy_per_worker_and_no_pickle():
+    synk.fork(2, use_gpu=False)
+    synk.distribute()
+    large = theano.shared(np.ones(6 * MEBIBYTE))
+    synk.function([], (large.sum(), "sum"), mode="FAST_COMPILE")
+    before = pss()
+    synk.distribute()
+    copies = (pss() - before) / large.get_value(borrow=True).nbytes
+    assert 0.9 < copies < 1.5

@@ -8,6 +8,8 @@ import sys
 import pytest
 from made_up_libraries import fixture_bare_machine, fixture_binaries, fixture_put  # noqa: F401
 from made_up_libraries import path_of, wheels_of
+from prelude import run_file
+from processes import FOLDER
 
 from synkhronos.host import libraries
 
@@ -204,12 +206,7 @@ def test_a_machine_without_ldconfig_has_an_empty_cache(monkeypatch):
 
 def loaded(name, environ):
     """Return the file that the loader itself takes for a name, in a new process."""
-    code = f"""
-import ctypes
-ctypes.CDLL({name!r})
-print([line.split()[-1] for line in open("/proc/self/maps") if line.strip().endswith({name!r})][0])
-"""
-    command = [sys.executable, "-S", "-c", code]
+    command = [sys.executable, "-S", FOLDER / "programs" / "load_library.py", name]
     done = subprocess.run(
         command, env={**os.environ, **environ}, capture_output=True, text=True, timeout=60
     )
@@ -254,17 +251,10 @@ def test_what_hides_a_library_makes_it_invisible(put):
 
 
 @pytest.mark.parametrize(("name", "answer"), [("libcuda.so", "True"), ("libcuda.so.1", "False")])
-def test_the_driver_is_visible_by_its_bare_name_only(put, name, answer):
+def test_the_driver_is_visible_by_its_bare_name_only(put, tmp_path, name, answer):
     if answer == "False" and loaded("libcuda.so", {}):
         pytest.skip("this machine has a driver by its bare name")
-    code = "from synkhronos.host.libraries import driver_is_visible as visible; print(visible())"
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, **path_of(put("a", name))},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    done = run_file("driver_is_visible.py", cwd=tmp_path, environment=path_of(put("a", name)))
     assert done.stdout.strip() == answer, done.stderr
 
 
@@ -288,16 +278,16 @@ def test_a_driver_that_only_the_loader_knows_is_not_missed(monkeypatch):
 
 def test_a_library_that_is_missing_is_named_with_the_remedy(put, monkeypatch):
     text = explained(monkeypatch, put("a", "libcuda.so", "libcublas.so.12", "libcublasLt.so.12"))
-    assert text.startswith("libgpuarray needs libnvrtc.so, and nothing that fits")
+    assert text.startswith("libgpuarray needs libnvrtc.so, and no version that fits")
     assert 'pip install "nvidia-cuda-nvrtc<13.1", or' in text
 
 
 def test_libraries_without_their_bare_names_are_named_with_the_remedy(put, monkeypatch):
     folder = put("a", "libcuda.so.1", *RELEASE_12, "libcublas.so")
     text = explained(monkeypatch, folder)
-    assert text.startswith("libgpuarray looks for libcuda.so, libnvrtc.so, and finds nothing")
+    assert text.startswith("libgpuarray looks for libcuda.so, libnvrtc.so, and does not find them")
     assert f"{folder}/libcuda.so.1" in text
-    assert text.endswith("start the script by `python -m synkhronos run SCRIPT`")
+    assert text.endswith("start the script with `python -m synkhronos run SCRIPT`")
 
 
 def test_nothing_is_explained_where_nothing_is_missing(put, monkeypatch):

@@ -103,7 +103,7 @@ def test_nobody_else_may_look_or_write(environ, tmp_path):
         folder = folder.parent
 
 
-# One folder, whoever makes it
+# One folder, no matter which process creates it
 
 
 def test_the_folder_is_used_again(environ):

@@ -43,7 +43,7 @@ def error_in_thread(call):
 @pytest.mark.parametrize("has_words", [True, False])
 def test_an_exception_whose_text_cannot_be_had_is_a_worker_error(has_words):
     class Speechless(Exception):
-        def __init__(self):  # Theano cannot make it anew with words of its own
+        def __init__(self):  # Theano cannot create it again with another message
             super().__init__()
 
         def __str__(self):

@@ -1,4 +1,4 @@
-"""What ended a process, which are stopped, and that children end with their parent."""
+"""What ended a process, which processes are stopped, and that children end with their parent."""
 
 import multiprocessing
 import os
@@ -116,3 +116,24 @@ def test_a_forker_calls_in_the_main_thread_itself_and_for_others_in_a_thread_tha
     forker.end()
     lasting.join(5)
     assert not lasting.is_alive()
+    outcome.clear()
+    thread = threading.Thread(target=call, args=(forker, outcome))
+    thread.start()
+    thread.join()
+    (five, lasting), _ = outcome
+    assert lasting.is_alive() and lasting.daemon  # another try, after the first has ended
+    forker.end()
+    lasting.join(5)
+    assert not lasting.is_alive()
+
+
+def test_a_look_at_the_living_takes_no_time_and_the_dead_are_not_stopped():
+    living, dead = start(), start(os._exit, 3)
+    try:
+        wait_until(lambda: liveness.find_dead({1: dead}))
+        began = time.monotonic()
+        assert liveness.find_dead({0: living}) == {}
+        assert liveness.find_stopped({0: living, 1: dead}) == []
+        assert time.monotonic() - began < 0.5
+    finally:
+        liveness.end([living, dead])

@@ -1,10 +1,9 @@
 """The count of usable cores, against control groups made of plain files."""
 
 import os
-import subprocess
-import sys
 
 import pytest
+from processes import own_process
 
 from synkhronos.host.machine import affinity, control_groups, cores, cpu_quota
 
@@ -70,9 +69,7 @@ def test_a_path_that_climbs_out_of_the_mount_does_no_harm(machine):
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no affinity masks here")
+@own_process
 def test_the_affinity_mask_counts():
-    one = min(os.sched_getaffinity(0))
-    code = f"import os; os.sched_setaffinity(0, [{one}]); "
-    code += "from synkhronos.host.machine import cores; print(cores())"
-    answer = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, check=True)
-    assert answer.stdout.split() == [b"1"]
+    os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
+    assert cores() == 1

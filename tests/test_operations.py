@@ -66,6 +66,15 @@ def test_an_average_of_many_halves_does_not_overflow_or_lose_its_small_terms(dty
     values = [np.full(3, 40000, dtype)] * 4
     for weights in (None, [1, 2, 3, 4]):
         assert_close(OPERATIONS["avg"].reduce(values, weights), [40000] * 3)
+        accumulator = Accumulator("avg")
+        for value, weight in zip(values, weights or [1] * 4):
+            accumulator.add(value.copy(), weight)
+        assert_close(accumulator.result(np.dtype(dtype)), [40000] * 3)
+    large = np.full(1, 2048, dtype)  # in halves 2048 + 1 is 2048
+    small = [np.ones(1, dtype)] * 7
+    for weights in (None, [1, *[2] * 7]):
+        expected = np.average([2048, *[1] * 7], weights=weights)
+        assert_close(OPERATIONS["avg"].reduce([large, *small], weights), [expected])
 
 
 @given(data=st.data(), which=st.sampled_from([*DEFINED, ("gather", "int8"), (None, "int8")]),

@@ -1,5 +1,7 @@
 """Outputs that are large: reduced in the memory that they were computed in, and nobody else's."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import theano
@@ -7,6 +9,10 @@ import theano.tensor as tt
 from oracle import WORLD_IDS, WORLDS
 
 import synkhronos as synk
+from synkhronos.comms.shm import SharedMemoryCommunicator
+from synkhronos.functions.outputs import collect
+from synkhronos.world.here import Command
+from synkhronos.world.world import current_world
 
 N = 70_001  # some pieces of each dtype, the last one short
 OPS = ["avg", "sum", "prod", "min", "max"]
@@ -179,3 +185,149 @@ def test_unequal_shapes_are_refused_by_rank(pool):
     with pytest.raises(ValueError, match=rf"rank 0: \({2 * N},\).*rank 1: \({N},\).*gather"):
         pool.lengths(make(pool.size + 1))
     assert_bits(pool.lengths(make(pool.size)), fold("sum", list(make(pool.size)), None))
+
+
+class FreeBytes(Command):
+    """Return how much of this rank's shared memory is free."""
+
+    def run(self, here):
+        return sum(stop - start for start, stop in here.store.memory._large.holes())
+
+
+def test_what_a_worker_has_sent_is_free_again_as_the_next_command_begins(pool):
+    x = synk.data(make(2 * pool.size))
+    before = current_world().run(FreeBytes())
+    pool.every(x)
+    after = current_world().run(FreeBytes())
+    workers = [rank for rank in range(pool.size) if rank != pool.master_rank]
+    assert [after[rank] for rank in workers] == [before[rank] for rank in workers]
+
+
+# A communicator that reduces outputs where they are, as that of devices does
+
+
+class InPlace(SharedMemoryCommunicator):
+    """Reduces vectors of ``float32``."""
+
+    reduces_in_place = True
+
+    def __init__(self, group, store):
+        super().__init__(group, store)
+        self.reductions = []
+
+    def takes(self, array):
+        return array.ndim == 1 and array.dtype == np.float32
+
+    def reduce(self, arrays, op, root, weight=1):
+        self.reductions.append((op, len(arrays), weight))
+        return super().reduce(arrays, op, root, weight)
+
+
+class Use(Command):
+    def __init__(self, in_place):
+        self.in_place = in_place
+
+    def run(self, here):
+        here.comm = here.transport.communicator()
+        if self.in_place:
+            here.comm = InPlace(here.transport, here.store)
+
+
+@pytest.fixture
+def reductions(pool):
+    """A function that returns the reductions that the master has taken part in since the last call."""
+    world = current_world()
+    world.run(Use(True))
+
+    def taken():
+        done, world.here.comm.reductions[:] = list(world.here.comm.reductions), []
+        return done
+
+    yield taken
+    world.run(Use(False))
+
+
+def assert_all_close(got, ops, values, weights):
+    for one, op in zip(got, ops):
+        expected = fold(op, values, weights)
+        assert one.dtype == expected.dtype
+        np.testing.assert_allclose(one, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_outputs_are_reduced_where_they_are(pool, reductions):
+    for n_rows in (pool.size, 2 * pool.size + 1):
+        x = make(n_rows)
+        values, weights = totals(pool, x)
+        own = weights[pool.master_rank]
+        assert_all_close(pool.every(x), OPS, values, weights)
+        assert reductions() == [(op, 1, own) for op in OPS]
+        assert_all_close(pool.every(x, output_subset=[2, 0]), ["prod", "avg"], values, weights)
+        assert reductions() == [("avg", 1, own), ("prod", 1, own)]
+    world = current_world()
+    once = np.full(N, 3, "float32")
+    outputs = pool.others(once)  # five, all sums
+    assert reductions() == [("sum", 5, 1)]
+    np.testing.assert_array_equal(outputs[1], once * world.size)
+    synk.broadcast(pool.weights, np.arange(N, dtype="float32"))
+
+
+def test_other_outputs_and_those_of_too_few_rows_go_to_the_master(pool, reductions):
+    x = np.round(make(2 * pool.size))
+    counts = [value.astype("int8") for value in totals(pool, x)[0]]
+    for one, op in zip(pool.counts(x), ("sum", "max")):
+        assert_bits(one, fold(op, counts, None))
+    for n_rows in range(1, pool.size):
+        x = make(n_rows)
+        assert_all_close(pool.every(x), OPS, *totals(pool, x))
+    x = make(2 * pool.size)
+    synk.scatter(pool.rows, x)
+    reductions()
+    assert_all_close(pool.held(), OPS, *totals(pool, x))  # only each rank itself knows its rows
+    assert reductions() == []
+
+
+# The results of the ranks, reduced, without a world
+
+
+def reduced(results, modes, master_rank=0, subset=None, dtype="float64"):
+    world = SimpleNamespace(here=None, master_rank=master_rank)
+    replica = SimpleNamespace(output_modes=modes, output_dtypes=[np.dtype(dtype)] * len(modes))
+    return collect(world, SimpleNamespace(replica=replica), results, subset)
+
+
+@pytest.mark.parametrize("master", [0, 1, 2])
+def test_what_the_communicator_has_reduced_is_the_masters_own(master):
+    """The others then have sent nothing for it."""
+    results = [(rank + 1, [None, np.ones(2)]) for rank in range(3)]
+    results[master][1][0] = np.full(2, 7.0)
+    first, second = reduced(results, ["avg", "sum"], master)
+    assert first is results[master][1][0] and second.tolist() == [3, 3]
+
+
+def test_floats_are_weighted_by_rows_and_have_the_dtype_of_the_output():
+    results = [(1, [1.0, 5.0]), (0, None), (3, [2.0, 3.0])]
+    average, largest = reduced(results, ["avg", "max"], dtype="float32")
+    assert (average, largest) == (1.75, 5) and average.dtype == largest.dtype == np.float32
+    [largest] = reduced([(2, [4.0]), (2, [6.0])], ["avg", "max"], subset=[1])
+    assert largest == 6
+
+
+def test_numbers_are_gathered_to_a_vector_of_the_outputs_dtype():
+    [gathered] = reduced([(1, [1.5]), (2, [2.5])], ["gather"], dtype="float32")
+    assert gathered.tolist() == [1.5, 2.5] and gathered.dtype == np.float32
+
+
+def test_rows_of_unequal_width_cannot_be_gathered():
+    rows = [np.ones((2, 3, 4)), np.ones((1, 3, 4))]
+    [gathered] = reduced([(2, rows[:1]), (1, rows[1:])], ["gather"])
+    assert gathered.shape == (3, 3, 4)
+    for other in (np.ones((2, 2, 4)), np.ones((2, 3, 1)), np.ones((2, 3))):
+        with pytest.raises(ValueError, match=r"output 0 .*rank 0: \(2, 3, 4\), rank 2: "):
+            reduced([(2, rows[:1]), (0, None), (2, [other])], ["gather"])
+
+
+def test_without_rows_there_is_no_output():
+    with pytest.raises(ValueError, match="no rank had any rows"):
+        reduced([(0, None), (0, None)], ["sum"])
+    with pytest.raises(ValueError, match="the master had no rows"):
+        reduced([(0, None), (2, [None])], [None])

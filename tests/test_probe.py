@@ -6,9 +6,9 @@ from synkhronos.host import probe
 
 
 def test_a_result_shows_its_remedy_on_a_line_of_its_own():
-    assert probe.Result("BLAS", probe.WARNING, "slow", "mend it").line().splitlines() == [
+    assert probe.Result("BLAS", probe.WARNING, "slow", "fix it").line().splitlines() == [
         "warning  BLAS           slow",
-        "                        -> mend it",
+        "                        -> fix it",
     ]
     assert "\n" not in probe.Result("BLAS", probe.OK, "fast").line()
 
@@ -34,9 +34,9 @@ def test_a_probe_that_hangs_is_given_up(monkeypatch):
 
 
 def test_several_lines_are_in_one_column():
-    result = probe.Result("CUDA", probe.WARNING, "one\ntwo", "mend it")
+    result = probe.Result("CUDA", probe.WARNING, "one\ntwo", "fix it")
     assert result.line().splitlines() == [
         "warning  CUDA           one",
         "                        two",
-        "                        -> mend it",
+        "                        -> fix it",
     ]

@@ -13,8 +13,10 @@ def block(language):
     return re.sub("^    ", "", found.group(1), flags=re.MULTILINE).strip() + "\n"
 
 
-def test_example_prints_what_is_shown(run_python):
-    done = run_python(block("python"))
+def test_example_prints_what_is_shown(run_python, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(block("python"))
+    done = run_python(script)
     assert done.stdout == block("text")
     assert not done.stderr
 

@@ -10,18 +10,20 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
-from processes import FOLDER
 from theano.compile.nanguardmode import NanGuardMode
+from theano.gof.cc import get_module_cache
 from theano.tensor.shared_randomstreams import RandomStreams
 
 import synkhronos as synk
 from synkhronos.engines.theano_pickles import with_deep_stack
+from synkhronos.functions.replicate import Replicate
+from synkhronos.world.here import Command
 
 
 def test_workers_take_over_new_functions_without_compiling_anything(run_python, tmp_path):
     """In a cache of its own: in that of all tests the modules of the function may be there already."""
-    code = (FOLDER / "programs" / "modules_compiled.py").read_text()
-    run_python(code, environment={"THEANO_FLAGS": f"base_compiledir={tmp_path}/modules"})
+    environment = {"THEANO_FLAGS": f"base_compiledir={tmp_path}/modules"}
+    run_python("modules_compiled.py", environment=environment)
 
 
 def test_a_pickled_function_uses_the_variables_that_are_there(world_of):
@@ -82,14 +84,16 @@ def test_threads_that_pickle_at_once_leave_the_limits_as_they_were():
     assert (sys.getrecursionlimit(), threading.stack_size()) == before
 
 
-def test_distribute_again_does_nothing_to_what_is_there(world_of):
+def test_distribute_again_does_nothing_to_what_is_there(world_of, monkeypatch):
     world_of(2)
     x = T.dvector("x")
     s = theano.shared(np.zeros(()), "s")
     f = synk.function([x], updates=[(s, s + x.sum())], mode="FAST_COMPILE")
     synk.distribute()
     f([1.0, 2.0])
-    synk.distribute()
+    with monkeypatch.context() as patch:
+        patch.setattr(type(synk.world.world.current_world()), "run", None)  # no command is needed
+        synk.distribute()
     assert synk.gather(s).tolist() == [1.0, 2.0]
 
 
@@ -135,6 +139,149 @@ def test_a_function_that_cannot_be_sent_is_refused_alone(world_of):
     with pytest.raises(synk.WorkerError, match="NaN"):
         checked([1.0, 2.0, np.nan])
     assert checked(ones)[0] == 4
+
+
+class Look(Command):
+    """Return what `read` finds on this rank."""
+
+    def __init__(self, read):
+        self.read = read
+
+    def run(self, here):
+        return self.read(here)
+
+
+def look(read):
+    return synk.world.world.current_world().run(Look(read))
+
+
+def trusts_input(here):
+    return [replica.compiled.trust_input for replica in here.functions]
+
+
+def test_arguments_of_late_functions_are_not_checked_again(world_of):
+    """A check by Theano takes 40% of the time of a small call."""
+    world_of(3)
+    x = T.dvector("x")
+    synk.function([x], (x.sum(), "sum"), mode="FAST_COMPILE")
+    synk.distribute()
+    synk.function([x], (x.max(), "max"), mode="FAST_COMPILE")
+    synk.distribute()
+    assert look(trusts_input) == [[True, True]] * 3
+
+
+@pytest.fixture
+def failing(monkeypatch, tmp_path):
+    """A file: where it exists, the last rank fails after it has loaded what is new."""
+    file = tmp_path / "failing"
+    run = Replicate.run
+
+    def run_or_fail(self, here):
+        run(self, here)
+        if here.rank == here.size - 1 and file.exists():
+            raise RuntimeError("made to fail")
+
+    monkeypatch.setattr(Replicate, "run", run_or_fail)
+    return file
+
+
+def shared_names(here):
+    return [shared.name for shared in here.shareds]
+
+
+def test_a_second_attempt_replaces_what_the_first_has_left(world_of, failing):
+    world_of(3)
+    synk.distribute()
+    x = T.dvector("x")
+    functions, names = [], []
+    for number in range(2):
+        names.append(f"scale {number}")
+        scale = theano.shared(float(number + 1), names[-1])
+        functions.append(synk.function([x], ((x * scale).sum(), "sum"), mode="FAST_COMPILE"))
+        failing.touch()
+        for _ in range(2):
+            with pytest.raises(synk.WorkerError, match="rank 2.*made to fail"):
+                synk.distribute()
+        failing.unlink()
+        synk.distribute()
+        assert look(shared_names) == [names] * 3
+        assert [f([1.0, 2.0, 3.0]) for f in functions] == [6.0, 12.0][: number + 1]
+
+
+def test_a_single_rank_needs_no_pickle(world_of):
+    world_of(1)
+    synk.distribute()
+    x = T.dvector("x")
+    checked = synk.function([x], (x.sum(), "sum"), mode=NanGuardMode())
+    synk.distribute()
+    assert checked([1.0, 2.0]) == 3
+
+
+def test_the_memory_of_a_large_pickle_is_returned(world_of):
+    world_of(2)
+    synk.distribute()
+    memory = synk.world.world.current_world().here.store.memory
+    before = memory._large.holes()
+    large = theano.shared(np.ones(100_000), "large")
+    total = synk.function([], (large.sum(), "sum"), mode="FAST_COMPILE")
+    synk.distribute()
+    assert memory._large.holes() == before and not memory._resident
+    assert total() == 200_000
+
+
+MODULE = ("made up", "key")
+
+
+@pytest.fixture
+def new_module():
+    """A function that has the master know a compiled module that it does not know yet."""
+    get_module_cache()
+    yield lambda: get_module_cache().entry_from_key.update({MODULE: "no folder/module.so"})
+    get_module_cache().entry_from_key.pop(MODULE, None)
+
+
+def knows_module(here):
+    return MODULE in get_module_cache().entry_from_key
+
+
+def forget_module(here):
+    if not here.is_master:
+        del get_module_cache().entry_from_key[MODULE]
+
+
+def test_modules_are_sent_until_the_workers_have_loaded_them(world_of, new_module, failing):
+    world_of(3)
+    synk.distribute()
+    new_module()
+    x = T.dvector("x")
+    f = synk.function([x], (x.sum(), "sum"), mode="FAST_COMPILE")
+    failing.touch()
+    with pytest.raises(synk.WorkerError, match="made to fail"):
+        synk.distribute()
+    failing.unlink()
+    look(forget_module)  # as where they failed before they had them
+    synk.distribute()
+    assert look(knows_module) == [True] * 3
+    look(forget_module)
+    g = synk.function([x], (x.max(), "max"), mode="FAST_COMPILE")
+    synk.distribute()
+    assert look(knows_module) == [True, False, False]  # once is enough
+    assert [f(np.ones(3)), g(np.ones(3))] == [3, 1]
+
+
+def test_modules_are_sent_beside_a_function_that_cannot_be(world_of, new_module):
+    world_of(3)
+    synk.distribute()
+    new_module()
+    x = T.fmatrix("x")
+    w = theano.shared(np.eye(2, dtype="float32"), "w")
+    y = T.nnet.softmax(x.dot(w))
+    synk.function([x], (y.sum(), "sum"), mode=NanGuardMode(), name="checked")
+    late = synk.function([x], (y.sum(), "sum"))
+    with pytest.raises(TypeError, match="checked>: it cannot be sent"):
+        synk.distribute()
+    assert look(knows_module) == [True] * 3
+    assert late(np.ones((6, 2), "float32")) == pytest.approx(6)
 
 
 @pytest.mark.parametrize(

@@ -10,106 +10,23 @@ import stat
 import subprocess
 import sys
 import tempfile
-import textwrap
 from pathlib import Path
 
 import numpy as np
 import pytest
 import theano.tensor as tt
+from prelude import restore_signals, run_file
+from processes import FOLDER, ROOT
 
 import synkhronos as synk
-from conftest import ROOT
 from synkhronos.world import threads
 from synkhronos.host import doctor, environment
 from synkhronos.host.compile_cache import folder as cache_folder
 from synkhronos.host.ownership import outsider
 
 NOBODY = 65534
+PROGRAMS = FOLDER / "programs"
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as a second user")
-
-VICTIM = """
-import faulthandler; faulthandler.dump_traceback_later(100, exit=True)
-import json, os, sys
-import synkhronos as synk
-import numpy as np
-import theano.tensor as tt
-
-synk.fork(2, use_gpu=False)
-x = tt.dmatrix("x")
-f = synk.function([x], (x.sum(), "sum"))
-secret = synk.data(np.full((64, 64), 123456.789))
-synk.distribute()
-f(secret)
-transport = synk.world.world.current_world().transport
-pids = [os.getpid(), *(process.pid for process in transport._processes.values())]
-print(json.dumps({"pids": pids, "address": secret.data.ctypes.data}), flush=True)
-for _ in sys.stdin:
-    print(float(f(secret)), flush=True)
-synk.close()
-"""
-
-# Prints, as JSON, what each attack on a process brought: bytes, "done", or the name of an error.
-ATTACKER = """
-import ctypes, errno, json, os, resource, signal, struct, sys
-
-pid, address = int(sys.argv[1]), int(sys.argv[2])
-libc = ctypes.CDLL(None, use_errno=True)
-
-def call(name, *arguments):
-    if getattr(libc, name)(*arguments) < 0:
-        raise OSError(ctypes.get_errno(), name)
-
-def memory(flags):
-    file = os.open(f"/proc/{pid}/mem", flags)
-    if flags == os.O_RDONLY:
-        return os.pread(file, 8, address).hex()
-
-def vector(name):
-    here = ctypes.create_string_buffer(8)
-    local = (ctypes.c_size_t * 2)(ctypes.addressof(here), 8)
-    remote = (ctypes.c_size_t * 2)(address, 8)
-    if name == "process_vm_writev":
-        call("process_vm_readv", pid, local, 1, remote, 1, 0)
-    call(name, pid, local, 1, remote, 1, 0)
-    return here.raw.hex()
-
-def descriptor():
-    handle = libc.syscall(434, pid, 0)  # pidfd_open
-    if libc.syscall(438, handle, 0, 0) < 0:  # pidfd_getfd
-        raise OSError(ctypes.get_errno(), "pidfd_getfd")
-
-def attach():
-    call("ptrace", 16, pid, None, None)
-    os.waitpid(pid, 0x40000000)
-    call("ptrace", 17, pid, None, None)
-
-attacks = {
-    "read memory": lambda: memory(os.O_RDONLY),
-    "open memory to write": lambda: memory(os.O_RDWR),
-    "list maps": lambda: open(f"/proc/{pid}/maps").read() and None,
-    "list map_files": lambda: os.listdir(f"/proc/{pid}/map_files") and None,
-    "list files": lambda: os.listdir(f"/proc/{pid}/fd") and None,
-    "read environment": lambda: open(f"/proc/{pid}/environ").read() and None,
-    "process_vm_readv": lambda: vector("process_vm_readv"),
-    "process_vm_writev": lambda: vector("process_vm_writev"),
-    "ptrace": attach,
-    "take a file": descriptor,
-    "limit": lambda: resource.prlimit(pid, resource.RLIMIT_CPU, (10**6, 10**6)) and None,
-    "move to a core": lambda: os.sched_setaffinity(pid, os.sched_getaffinity(0)),
-    "continue": lambda: os.kill(pid, signal.SIGCONT),
-}
-if os.geteuid():  # the rest would work for the victim's own user
-    for name in ("SIGSTOP", "SIGINT", "SIGTERM", "SIGKILL"):
-        attacks[name] = lambda name=name: os.kill(pid, getattr(signal, name))
-results = {}
-for name, attack in attacks.items():
-    try:
-        results[name] = attack() or "done"
-    except OSError as error:
-        results[name] = errno.errorcode.get(error.errno, "?")
-print(json.dumps(results))
-"""
-
 
 def become_nobody():
     os.setgroups([])
@@ -120,7 +37,7 @@ def become_nobody():
 def run_as(become, code, *arguments, **keywords):
     """Run code in an interpreter as another user, and return what it printed."""
     done = subprocess.run(
-        [sys.executable, "-I", "-c", textwrap.dedent(code), *map(str, arguments)],
+        [sys.executable, "-I", "-c", code, *map(str, arguments)],
         preexec_fn=become, start_new_session=True, capture_output=True, text=True, timeout=100,
         **keywords,
     )  # fmt: skip
@@ -150,26 +67,17 @@ def open_folder():
 
 
 @pytest.fixture
-def script(tmp_path):
-    """Start code as a script with pipes; ended at the latest with the test."""
-    started = []
-
-    def start(code, **keywords):
-        path = tmp_path / "script.py"
-        path.write_text(textwrap.dedent(code))
-        process = subprocess.Popen(
-            [sys.executable, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-            env={**os.environ, "PYTHONPATH": str(ROOT)}, bufsize=1, **keywords,
-        )  # fmt: skip
-        started.append(process)
-        return process
-
-    yield start
-    for process in started:
-        process.stdin.close()
-        process.stdout.close()
-        if process.wait(100):
-            raise AssertionError(f"the script ended with {process.returncode}")
+def victim():
+    """A process that runs ``victim.py``, with pipes; it ends with the test."""
+    process = subprocess.Popen(
+        [sys.executable, PROGRAMS / "victim.py"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}, bufsize=1,
+        preexec_fn=restore_signals,
+    )  # fmt: skip
+    yield process
+    process.stdin.close()
+    process.stdout.close()
+    assert process.wait(100) == 0
 
 
 def planted_modules(folder, marker):
@@ -182,15 +90,15 @@ def planted_modules(folder, marker):
 # A second user against a world
 
 
-def test_a_second_user_can_neither_read_nor_write_nor_stop_a_rank(nobody, script):
-    victim = script(VICTIM)
+def test_a_second_user_can_neither_read_nor_write_nor_stop_a_rank(nobody, victim):
+    attacker = (PROGRAMS / "attacker.py").read_text()  # who may not read this folder
     told = json.loads(victim.stdout.readline())
     assert len(told["pids"]) == 2
     for pid in told["pids"]:
         # What the attacks do where nothing stands in their way:
-        own = json.loads(run_as(None, ATTACKER, pid, told["address"]))
+        own = json.loads(run_as(None, attacker, pid, told["address"]))
         assert own["read memory"] == np.float64(123456.789).tobytes().hex()
-        attacks = json.loads(run_as(nobody, ATTACKER, pid, told["address"], cwd="/"))
+        attacks = json.loads(run_as(nobody, attacker, pid, told["address"], cwd="/"))
         assert {"SIGKILL", "ptrace", "read memory"} < set(attacks)
         assert set(attacks.values()) <= {"EPERM", "EACCES"}, attacks
     victim.stdin.write("again\n")
@@ -202,37 +110,10 @@ def test_a_second_user_can_neither_read_nor_write_nor_stop_a_rank(nobody, script
 
 @pytest.mark.skipif(shutil.which("strace") is None, reason="needs strace")
 def test_the_kernel_is_asked_for_no_name_and_no_door(tmp_path):
-    script, trace = tmp_path / "script.py", tmp_path / "trace"
-    script.write_text(
-        textwrap.dedent(
-            """
-            import os
-            import synkhronos as synk
-            import numpy as np
-            import theano
-            import theano.tensor as tt
-            x, s = tt.dmatrix("x"), theano.shared(np.ones(3))
-            theano.function([x], [x.sum(), s.sum()])  # compiled here, so that it is not compiled below
-            os.path.exists("/begin")
-            synk.fork(3, use_gpu=False)
-            f = synk.function([x], x.sum())
-            synk.distribute()
-            data = synk.data(np.ones((300, 300)))
-            f(data)
-            f(np.ones((200, 300)))
-            synk.function([], s.sum())()
-            synk.all_reduce(s)
-            os.path.exists("/end")
-            synk.close()
-            """
-        )
-    )
-    done = subprocess.run(
-        ["strace", "-f", "-qq", "-o", str(trace), "-e",
-         "trace=file,bind,connect,clone,clone3,fork,vfork,memfd_create,shmget,msgget,semget",
-         sys.executable, str(script)],
-        env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=100,
-    )  # fmt: skip
+    trace = tmp_path / "trace"
+    kinds = "trace=file,bind,connect,clone,clone3,fork,vfork,memfd_create,shmget,msgget,semget"
+    strace = ["strace", "-f", "-qq", "-o", trace, "-e", kinds]
+    done = run_file("traced_world.py", cwd=tmp_path, timeout=100, check=False, command=strace)
     if "ptrace" in done.stderr.lower():
         pytest.skip(f"strace may not trace here: {done.stderr}")
     assert done.returncode == 0, done.stderr
@@ -255,29 +136,23 @@ def test_the_kernel_is_asked_for_no_name_and_no_door(tmp_path):
 # Where another user stands in the way
 
 
-def test_nothing_is_imported_from_the_current_directory_but_by_python_itself(tmp_path, monkeypatch):
-    hostile, marker, home = tmp_path / "hostile", tmp_path / "marker", tmp_path / "home"
+def test_nothing_is_imported_from_the_current_directory_but_by_python_itself(tmp_path):
+    hostile, marker = tmp_path / "hostile", tmp_path / "marker"
     hostile.mkdir()
-    home.mkdir()
     planted_modules(hostile, marker)
-    script = home / "script.py"
-    script.write_text(
-        "import synkhronos as synk\nfrom synkhronos.host import doctor\nimport theano.tensor as tt\n"
-        "synk.get_n_gpu()\n"
-        "for check in doctor.CHECKS:\n    check()\n"
-        "synk.fork(2, use_gpu=False)\nx = tt.vector()\n"
-        "print(synk.function([x], x.sum())([1, 2]))\nsynk.close()\n"
-    )
-    done = subprocess.run(
-        [sys.executable, str(script)], cwd=hostile, env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True, text=True, timeout=100,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    run_file("many_imports.py", cwd=hostile, timeout=100)
     assert not marker.exists(), marker.read_text()
 
 
+def profile_workers():
+    os.umask(0)
+    synk.fork(2, use_gpu=False, profile_workers=True)
+    synk.distribute()
+    synk.close()
+
+
 @pytest.mark.parametrize("kind", ["link", "dangling link", "pipe", "file", "folder"])
-def test_a_workers_profile_is_never_written_through_what_lies_there(run_python, tmp_path, kind):
+def test_a_workers_profile_is_never_written_through_what_lies_there(programs, tmp_path, kind):
     planted, precious = tmp_path / "synk_worker_1.prof", tmp_path / "precious"
     if kind == "link":
         precious.write_text("precious")
@@ -290,16 +165,7 @@ def test_a_workers_profile_is_never_written_through_what_lies_there(run_python, 
     else:
         planted.write_text("old")
         planted.chmod(0o666)
-    done = run_python(
-        """
-        import os
-        os.umask(0)
-        import synkhronos as synk
-        synk.fork(2, use_gpu=False, profile_workers=True)
-        synk.distribute()
-        synk.close()
-        """
-    )
+    done = programs.run(profile_workers, cwd=tmp_path).check()
     assert precious.exists() == (kind == "link")
     if kind == "link":
         assert precious.read_text() == "precious"
@@ -319,24 +185,16 @@ def test_a_file_of_another_user_in_the_way_is_a_warning_and_no_end(nobody, open_
     (crowd / "synk_worker_1.prof").write_text("root's")
     (open_folder / "cache").mkdir()
     os.chown(open_folder / "cache", NOBODY, NOBODY)
-    code = """
-        import synkhronos as synk
-        import theano.tensor as tt
-        synk.fork(2, use_gpu=False, profile_workers=True)
-        x = tt.dvector()
-        f = synk.function([x], (x.sum(), "sum"))
-        print(f([1.0, 2.0, 3.0]))
-        synk.close()
-    """
-    script = open_folder / "script.py"
-    script.write_text(textwrap.dedent(code))
+    script = shutil.copy(PROGRAMS / "profiled_world.py", open_folder)
     flags = f"cxx=,base_compiledir={open_folder}/cache"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "THEANO_FLAGS": flags, "TMPDIR": str(crowd)}
-    done = subprocess.run(
-        [sys.executable, str(script)], preexec_fn=nobody, cwd=crowd, env=environment,
-        capture_output=True, text=True, timeout=100,
-    )  # fmt: skip
-    assert (done.returncode, done.stdout) == (0, "6.0\n"), done.stderr
+    done = run_file(
+        script,
+        cwd=crowd,
+        timeout=100,
+        command=["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"],
+        environment={"PYTHONPATH": str(ROOT), "THEANO_FLAGS": flags, "TMPDIR": str(crowd)},
+    )
+    assert done.stdout == "6.0\n"
     assert "synk_worker_1.prof was not written" in done.stderr
     assert (crowd / "synk_worker_1.prof").read_text() == "root's"
     assert os.listdir(crowd) == ["synk_worker_1.prof"]
@@ -370,7 +228,7 @@ def test_a_file_that_took_the_place_of_a_mapped_one_is_not_read(summed, path, ki
         os.mkfifo(path)
     else:
         os.replace(path.with_name("other.npy"), path)
-    with pytest.raises(OSError, match="rows.npy is another file now .*set_value"):
+    with pytest.raises(OSError, match="rows.npy is no longer the file .*set_value"):
         summed(data)
     assert summed(np.ones((4, 3))) == 12
     np.save(path.with_name("third.npy"), np.full((8, 3), 3.0))
@@ -423,7 +281,7 @@ PARTS = ["", "compiledir_x", "compiledir_x/tmpabc", "compiledir_x/tmpabc/key.pkl
 def test_a_part_that_every_user_can_write_is_named(cache, part):
     path = (cache / part).resolve()
     path.chmod(0o777)
-    assert outsider(cache) == f"{path} can be written by every user"
+    assert outsider(cache) == f"{path} is writable by every user"
     path.chmod(0o1777)  # nobody can be sure to be the only one to make a file there
     assert (outsider(cache) is None) == (part == "..")
 
@@ -449,7 +307,7 @@ def test_a_link_of_another_user_is_named_and_one_of_ones_own_followed(cache, tmp
     link.symlink_to(cache)
     assert outsider(link) is None
     (cache / "compiledir_x").chmod(0o777)
-    assert "compiledir_x can be written" in outsider(link)
+    assert "compiledir_x is writable by every user" in outsider(link)
     os.lchown(link, NOBODY, NOBODY)
     assert outsider(link).startswith(f"{link} belongs to")
 
@@ -459,7 +317,7 @@ def test_a_group_counts_unless_it_has_no_other_member(cache):
     (cache / "compiledir_x").chmod(0o770)
     assert outsider(cache) is None  # root's own
     os.chown(cache / "compiledir_x", -1, NOBODY)
-    assert outsider(cache).endswith(f"can be written by the group {NOBODY}")
+    assert outsider(cache).endswith(f"is writable by the group {NOBODY}")
 
 
 def test_the_doctor_warns_of_a_cache_that_others_can_change(cache, monkeypatch):

@@ -1,63 +1,20 @@
 """Scripts written for the interface as it was documented in 2017 run unchanged."""
 
 import inspect
+import json
 import os
 
 import numpy as np
 import pytest
 import theano
 import theano.tensor as T
+from prelude import run_file
 
 import synkhronos as synk
 
-FLAGS = "floatX=float32,device=cpu,force_device=True"  # those that the MNIST page asks for
+# Those that the MNIST page asks for; and less to compile.
+FLAGS = "floatX=float32,device=cpu,force_device=True,mode=FAST_COMPILE"
 FLOAT32 = {"THEANO_FLAGS": ",".join(filter(None, [os.environ.get("THEANO_FLAGS"), FLAGS]))}
-
-# Printed numbers looked so in 2017.
-PREAMBLE = """
-import synkhronos as synk
-import numpy as np
-import theano
-import theano.tensor as T
-np.set_printoptions(legacy="1.13")
-"""
-
-SHARED_VARIABLES = """
-synk.fork(2)
-s_init = np.ones(2, dtype='float32')
-x = T.matrix('x')
-s = theano.shared(s_init, name='s')
-f = synk.function([x], updates=[(s, T.sum(x * s, axis=0))])
-synk.distribute()
-x_dat = synk.data(np.array([[1, 1],
-                            [2, 2],
-                            [3, 3],
-                            [4, 4]]).astype('float32'))
-print("\\ns initial:\\n", s.get_value())
-
-f.as_theano(x_dat.data)
-print("\\ns after Theano call:\\n", s.get_value())
-
-s.set_value(s_init)
-f(x_dat)
-print("\\nlocal s after reset and Synkhronos call:\\n", s.get_value())
-
-gathered_s = synk.gather(s, nd_up=1)
-print("\\ngathered s:\\n", gathered_s)
-
-synk.reduce(s, op="sum")
-print("\\nlocal s after in-place reduce:\\n", s.get_value())
-
-gathered_s = synk.gather(s, nd_up=1)
-print("\\ngathered s after reduce:\\n", gathered_s)
-
-synk.broadcast(s, s_init)
-f(x_dat)
-synk.all_reduce(s, op="sum")
-gathered_s = synk.gather(s, nd_up=1)
-print("\\ngathered s after reset broadcast, Synkhronos call, "
-    "and all-reduce:\\n", gathered_s)
-"""
 
 SHARED_VARIABLES_OUTPUT = """
 s initial:
@@ -86,61 +43,17 @@ gathered s after reset broadcast, Synkhronos call, and all-reduce:
 """
 
 
-@pytest.mark.parametrize("use_gpu", ["", ", use_gpu=False"])
-def test_shared_variable_example_prints_what_its_page_shows(run_python, use_gpu):
-    script = SHARED_VARIABLES.replace("fork(2)", f"fork(2{use_gpu})")
-    if not use_gpu and synk.get_n_gpu() == 1:
+@pytest.mark.parametrize("keywords", [{}, {"use_gpu": False}], ids=str)
+def test_shared_variable_example_prints_what_its_page_shows(tmp_path, keywords):
+    if not keywords and synk.get_n_gpu() == 1:
         pytest.skip("the page was written for two GPUs; here is one")
-    done = run_python(PREAMBLE + script, environment=FLOAT32)
+    script, argument = "shared_variables_of_2017.py", json.dumps(keywords)
+    done = run_file(script, argument, cwd=tmp_path, environment=FLOAT32)
     assert done.stdout == SHARED_VARIABLES_OUTPUT
 
 
-# The MNIST page: data is written to shared memory once, and calls name rows. It quotes lines of a
-# script that it does not show; this is what it says of them.
-MNIST = """
-x, y = T.matrix("x"), T.ivector("y")
-w = theano.shared(np.zeros((4, 3), "float32"), "w")
-prediction = T.nnet.softmax(T.dot(x, w))
-loss = T.nnet.categorical_crossentropy(prediction, y).mean()
-accuracy = T.eq(prediction.argmax(axis=1), y).mean(dtype="float32")
-updates = [(w, w - 0.5 * T.grad(loss, w))]
-random = np.random.RandomState(0)
-X, targets = random.randn(60, 4).astype("float32"), random.randint(0, 3, 60).astype("int32")
-
-def iterate_minibatch_indices(n, batchsize, shuffle=False):
-    indices = np.arange(n)
-    if shuffle:
-        np.random.RandomState(1).shuffle(indices)
-    for start in range(0, n - batchsize + 1, batchsize):
-        yield indices[start:start + batchsize] if shuffle else slice(start, start + batchsize)
-
-synk.fork(2)
-train_fn = synk.function([x, y], loss, updates=updates)
-val_fn = synk.function([x, y], [loss, accuracy])
-synk.distribute()
-train_fn.set_input_shmems(X, targets)
-for epoch in range(3):
-    for batch in iterate_minibatch_indices(60, 20, shuffle=epoch > 0):
-        train_fn(batch=batch)
-        synk.all_reduce([w])
-parallel = val_fn(batch=slice(0, 60))
-synk.close()
-
-serial_train_fn = theano.function([x, y], loss, updates=updates)
-serial_val_fn = theano.function([x, y], [loss, accuracy])
-trained = w.get_value()
-w.set_value(np.zeros((4, 3), "float32"))
-for epoch in range(3):
-    for batch in iterate_minibatch_indices(60, 20, shuffle=epoch > 0):
-        serial_train_fn(X[batch], targets[batch])
-print(np.allclose(trained, w.get_value(), atol=1e-6))
-print(np.allclose(parallel, serial_val_fn(X, targets), atol=1e-6))
-"""
-
-
-def test_training_script_of_the_mnist_page_equals_serial_training(run_python):
-    script = MNIST.replace("fork(2)", "fork(2, use_gpu=False)")
-    assert run_python(PREAMBLE + script, environment=FLOAT32).stdout == "True\nTrue\n"
+def test_training_script_of_the_mnist_page_equals_serial_training(tmp_path):
+    run_file("mnist_of_2017.py", cwd=tmp_path, environment=FLOAT32)
 
 
 @pytest.fixture(scope="module")

@@ -1,11 +1,14 @@
 """Semaphores in shared memory, between processes."""
 
+import ctypes
+import errno
 import os
 import signal
 import time
 
 import pytest
 
+from synkhronos.transports import semaphore as module
 from synkhronos.transports.semaphore import Semaphore
 from synkhronos.stores.memory import SharedMemory
 
@@ -30,7 +33,7 @@ def test_what_is_posted_can_be_taken_once(semaphore):
 @pytest.mark.parametrize("seconds", [0.05, 0.95])
 def test_a_wait_ends_as_its_time_is_up(semaphore, seconds):
     began = time.monotonic()
-    assert not semaphore.wait(seconds)
+    assert semaphore.wait(seconds) is False
     assert seconds <= time.monotonic() - began < seconds + 2
 
 
@@ -73,3 +76,17 @@ def test_semaphores_do_not_share_memory():
     several = [Semaphore(memory) for _ in range(8)]
     several[3].post()
     assert [not one.try_wait() for one in several] == [index == 3 for index in range(8)]
+
+
+def test_other_errors_of_the_system_are_raised(semaphore, monkeypatch):
+    def fail(*_):
+        ctypes.set_errno(errno.EINVAL)
+        return -1
+
+    semaphore._wait = fail
+    with pytest.raises(OSError, match="sem_wait") as raised:
+        semaphore.wait(0)
+    assert raised.value.errno == errno.EINVAL
+    monkeypatch.setattr(module._BLOCKING, "sem_init", fail)
+    with pytest.raises(OSError, match="sem_init"):
+        Semaphore(SharedMemory(1))

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import threading
 import time
 
 import pytest
@@ -53,7 +54,38 @@ def number(transport):
     return transport.rank
 
 
+def test_workers_inherit_the_state_of_a_process_and_nothing_was_posted_before_the_first_command():
+    assert [make.inherits for make in TRANSPORTS] == [False, True]
+    assert not any(make(2, 0).posted for make in TRANSPORTS)
+
+
 # Time-outs and deaths
+
+
+def nap(transport, seconds):
+    time.sleep(seconds if transport.rank == 1 else 0)
+
+
+@pytest.mark.parametrize("make", TRANSPORTS, ids=lambda make: make.__name__)
+def test_the_master_has_something_to_do_while_it_waits(make):
+    ranks, calls = Ranks(make(2, 0, timeout=30)), []
+    ranks.transport.while_waiting = lambda: calls.append(1)
+    ranks.values(nap, 0.7)
+    assert calls
+    ranks.close()
+
+
+@pytest.mark.parametrize("make", TRANSPORTS, ids=lambda make: make.__name__)
+def test_the_master_is_told_if_another_thread_has_ended_the_workers(make):
+    ranks = Ranks(make(3, 0, timeout=30))
+    timer = threading.Timer(0.1, ranks.transport.kill)
+    timer.start()
+    began = time.monotonic()
+    with pytest.raises(WorldBrokenError, match="ended from another thread"):
+        ranks.run(nap, 2)
+    assert time.monotonic() - began < 1.5
+    timer.join()
+    ranks.transport.close(0)
 
 
 def sleep(transport):
@@ -195,6 +227,33 @@ def test_what_was_put_in_a_box_last_is_in_it(payloads, clears):
         assert box.get() == PAYLOADS[payload]
         if clears:
             box.clear()
+
+
+def test_what_fits_in_a_box_takes_no_other_memory():
+    memory = SharedMemory(1)
+    box = Box(memory, 48)  # with its header, all of a block
+    neighbour = memory.allocate(64)
+    neighbour[:] = 7
+    free = memory._small.holes()
+    for payload in (b"x" * 48, b"", b"y" * 47):
+        box.put(payload)
+        assert box.get() == payload
+    assert memory._small.holes() == free and set(neighbour.tolist()) == {7}
+
+
+def test_the_memory_of_a_box_for_long_contents_is_free_once_they_were_read():
+    memory = SharedMemory(1)
+    box = Box(memory, 48)
+    free = memory._small.holes()
+    long = b"z" * 49
+    for _ in range(2):
+        box.put(long)
+        assert memory._small.holes() != free and box.get() == long
+        box.clear()
+        memory.collect()
+        assert memory._small.holes() == free
+        memory.allocate(64)[:] = 1  # where they were
+        memory.collect()
 
 
 def test_a_box_keeps_its_contents_if_there_is_no_room_for_more(monkeypatch):

@@ -167,7 +167,7 @@ def test_ranks_spin_only_while_there_is_a_core_for_each(ranks_of, monkeypatch):
     monkeypatch.setattr(local.os, "sched_yield", lambda: yields.append(yield_core()))
 
     def yields_of_master():
-        """Wait for a worker that takes a moment, once the cores were counted anew."""
+        """Wait for a worker that takes a moment, after the cores were counted again."""
         seconds = np.array([0, 3e-5])
         for _ in range(20):
             ranks.work["busy"](seconds)

@@ -44,9 +44,9 @@ def poll(monkeypatch):
 def test_the_limit_is_a_share_of_the_work_between_two_bounds(poll, worked, limit):
     assert Patience.limit(worked) == pytest.approx(limit)
     success, took = poll(Patience(), worked, posted=1)
-    assert not success and limit <= took < limit + 1e-4
+    assert success is False and limit <= took < limit + 1e-4
     success, took = poll(Patience(), worked, posted=limit / 2)
-    assert success and took < limit / 2 + 1e-4
+    assert success is True and took < limit / 2 + 1e-4
 
 
 def test_a_rank_that_has_polled_in_vain_polls_half_as_long_the_next_time(poll):
@@ -89,3 +89,27 @@ def test_other_threads_run_while_a_rank_polls():
     finally:
         ended.set()
         thread.join()
+
+
+def test_the_limits_are_a_quarter_of_the_work_and_between_02_and_40_milliseconds():
+    assert [Patience.limit(worked) for worked in (0, 0.1, 1)] == pytest.approx([2e-4, 0.025, 0.04])
+    assert LEAST == 1 / 64
+
+
+def test_the_fraction_is_halved_restored_and_never_more_than_the_whole(poll):
+    patience = Patience()
+    assert patience.fraction == 1
+    patience.learn(worked=0, waited=SHORTEST)  # as long as the limit: in vain
+    assert patience.fraction == 0.5
+    patience.learn(worked=0, waited=SHORTEST / 2)
+    assert patience.fraction == 1
+    patience.learn(worked=0, waited=1)
+    poll(patience, worked=0, posted=1e-5)
+    assert patience.fraction == 1
+
+
+def test_the_core_is_offered_to_others_at_each_look_at_the_clock(poll, monkeypatch):
+    offers = []
+    monkeypatch.setattr(waiting.os, "sched_yield", lambda: offers.append(1))
+    poll(Patience(), worked=0, posted=1)
+    assert 10 < len(offers) < 200

@@ -4,6 +4,7 @@ Each check takes `ranks`, as of `checks.ranks`, whose subject is a communicator.
 """
 
 import pickle
+import time
 
 import numpy as np
 from checks.ranks import values
@@ -83,6 +84,32 @@ def unchanged_by_others(comm):
         array += 1000 * (comm.rank + 1)
     comm.group.barrier()
     return gathered, received, reduced
+
+
+def hurried(comm, name, args, slow):
+    """Call a collective and overwrite at once what it returned, while one rank has only come to it."""
+    [array] = comm.all_reduce([np.zeros(1000)], "sum")
+    array[...] = comm.rank + 1
+    group = comm.group
+    exchange = group.exchange
+
+    def exchange_and_sleep(item):
+        items = exchange(item)
+        time.sleep(0.02)
+        return items
+
+    if comm.rank == slow:
+        group.exchange = exchange_and_sleep
+    try:
+        result = getattr(comm, name)([array], *args)
+    finally:
+        group.exchange = exchange
+    kept = pickle.dumps(result)
+    array[...] = -1
+    if result is not None and name not in ("gather", "all_gather"):
+        result[0][...] = -1
+    comm.group.barrier()
+    return pickle.loads(kept)
 
 
 # Helpers
@@ -291,6 +318,36 @@ def check_what_a_rank_does_with_its_result_is_its_own_affair(ranks):
         assert (reduced == total + 100 * (rank + 1)).all()
 
 
+def check_no_rank_leaves_before_the_others_have_read_and_written(ranks):
+    size, root = ranks.size, ranks.size - 1
+    own = [[[rank + 1.0] * 1000] for rank in range(size)]
+    every = [[rank + 1.0] * 1000 for rank in range(size)]
+    total = [[size * (size + 1) / 2] * 1000]
+    wanted = {
+        ("broadcast", root): [own[root]] * size,
+        ("gather", root): [None] * root + [[every]],
+        ("all_gather",): [[every]] * size,
+        ("reduce", "sum", root): own[:root] + [total],
+        ("all_reduce", "sum"): [total] * size,
+    }
+    for (name, *args), results in wanted.items():
+        for slow in range(size):
+            got = values(ranks.run(hurried, name, args, slow))
+            for one, other in zip(got, results):
+                assert (one is None) == (other is None)
+                if one is not None:
+                    np.testing.assert_array_equal(np.array(one), other)
+
+
+def check_averages_of_halves_are_accumulated_in_single_precision(ranks):
+    for length in (3, 40_001):
+        arrays = [np.full(length, 40_000, "float16")] * ranks.size
+        for weights in ([1] * ranks.size, list(range(1, ranks.size + 1))):
+            for name, args in (("all_reduce", ["avg"]), ("reduce", ["avg", 0])):
+                got = values(ranks.run(weighted, name, arrays, args, weights))
+                assert_reduced(got[0], arrays[0], "float16", (length,))
+
+
 def joint(comm, name, lists, calls):
     """Call a collective on the same list of arrays again and again, each time with other arguments."""
     arrays = [array.copy() for array in lists[comm.rank]]
@@ -303,6 +360,47 @@ def joint(comm, name, lists, calls):
                 array[...] = first  # an update in place, of the array to work on with
             arrays = result
     return results
+
+
+def lengthen_and_shorten(comm, numbers):
+    """Call a collective on lists that begin with the same arrays."""
+    arrays = comm.all_reduce([np.full(4, comm.rank + place) for place in range(max(numbers))], "max")
+    results = []
+    for number in numbers:
+        for place, array in enumerate(arrays):
+            array[...] = comm.rank + place
+        reduced = comm.all_reduce(arrays[:number], "sum")
+        results.append([array.tolist() for array in reduced])
+        gathered = comm.all_gather(arrays[:number])
+        assert [len(one) for one in gathered] == [comm.size] * number
+    return results
+
+
+def check_lists_may_be_longer_or_shorter_than_the_last(ranks):
+    numbers = [3, 2, 1, 2, 3]
+    total = sum(range(ranks.size))
+    wanted = [[[total + ranks.size * place] * 4 for place in range(one)] for one in numbers]
+    assert ranks.values(lengthen_and_shorten, numbers) == [wanted] * ranks.size
+
+
+def replace_in_turn(comm):
+    """Repeat a reduction, each time with a new array of one rank."""
+    [array] = comm.all_reduce([np.zeros(4)], "sum")
+    results, kept = [], []  # the former ones, so that no other array lies where they are
+    for turn in range(2 * comm.size):
+        array[...] = comm.rank + turn
+        if turn % comm.size == comm.rank:
+            kept.append(array)
+            array = array.copy()
+        [array] = comm.all_reduce([array], "sum")
+        results.append(array.tolist())
+    return results
+
+
+def check_any_rank_may_come_with_a_new_array(ranks):
+    size, total = ranks.size, sum(range(ranks.size))
+    wanted = [[total + size * turn] * 4 for turn in range(2 * size)]
+    assert ranks.values(replace_in_turn) == [wanted] * size
 
 
 def check_arrays_of_any_number_shape_and_dtype_travel_together(ranks):
@@ -331,8 +429,9 @@ def check_arrays_of_any_number_shape_and_dtype_travel_together(ranks):
 def check_weights_may_change_from_call_to_call(ranks):
     size = ranks.size
     lists = [[np.full(3, 1.0 + rank), np.full(50_000, 10.0 * rank)] for rank in range(size)]
-    weights = [[1] * size, [rank + 1 for rank in range(size)], [rank % 2 for rank in range(size)]]
-    weights = [one for one in [*weights, weights[0]] if any(one)]
+    odd = [rank % 2 for rank in range(size)]
+    weights = [odd, [1] * size, [rank + 1 for rank in range(size)], odd[::-1], odd, [1] * size]
+    weights = [one for one in weights if any(one)]
     calls = [(("avg",), {"weight": one}) for one in weights]
     for outcome in values(ranks.run(joint, "all_reduce", lists, calls)):
         for one, (small, large) in zip(weights, outcome):

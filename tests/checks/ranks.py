@@ -41,6 +41,7 @@ class Ranks:
             if payload == b"":
                 return
             transport.reply(pickle.dumps(self._attempt(transport, subject, payload)))
+            assert transport.posted
 
     def _attempt(self, transport, subject, payload):
         program, args = pickle.loads(payload)
@@ -59,6 +60,7 @@ class Ranks:
         if self.size == 1:
             return [self._attempt(self.transport, self._subject, payload)]
         self.transport.post(payload)
+        assert self.transport.posted
         own = self._attempt(self.transport, self._subject, payload)
         replies = self.transport.collect()
         master = self.transport.master_rank

@@ -4,6 +4,7 @@ Each check takes `ranks`, as of `checks.ranks`, whose subject is the transport o
 """
 
 import itertools
+import os
 import time
 
 from synkhronos._errors import CollectiveAbortedError
@@ -54,6 +55,14 @@ def fail(transport, failing, before, after):
     return "passed"
 
 
+def ask_forked_process(transport):
+    """Return whether a process that this rank forks takes itself for a rank."""
+    child = os.fork()
+    if not child:
+        os._exit(10 * transport.is_master_process() + transport.is_worker_process())
+    return os.waitpid(child, 0)[1]
+
+
 def sum_of_ranks(transport):
     import numpy as np
 
@@ -71,6 +80,10 @@ def check_every_rank_knows_itself(ranks):
         for rank in range(size)
     ]
     assert 1 <= ranks.transport.ranks_here <= size
+
+
+def check_a_process_that_a_rank_forks_is_no_rank(ranks):
+    assert ranks.values(ask_forked_process) == [0] * ranks.size
 
 
 def check_payloads_and_replies_of_any_length_arrive(ranks):

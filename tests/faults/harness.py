@@ -34,7 +34,7 @@ def run(seeds, jobs=2, limit=LIMIT, prelude="", tell=lambda result: None):
             env={
                 **os.environ,
                 "PYTHONPATH": os.pathsep.join([str(ROOT), str(HERE)]),
-                "MPI4PY_RC_INITIALIZE": "0",  # Theano would start MPI, with a process of its own
+                "MPI4PY_RC_INITIALIZE": "0",  # otherwise Theano initializes MPI, with another process
             },
         ) as process:
             for line in process.stdout:

@@ -1,4 +1,4 @@
-"""Faults put into a process from outside the library: its methods are wrapped before it forks."""
+"""Faults injected from outside the library: its methods are wrapped before the process forks."""
 
 import contextlib
 import ctypes
@@ -123,7 +123,7 @@ class Injector:
             while True:
                 kept.append(np.ones(1 << 17))
         finally:
-            if self.scenario.of_master:  # OpenBLAS would crash the script as it makes its threads anew
+            if self.scenario.of_master:  # OpenBLAS crashes when it restarts its threads
                 self.lift_limit()
 
     def lift_limit(self):

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 from conftest import ROOT
-from test_demo_mnist import RUN_SCRIPT
+from test_demo_mnist import DEMO
 
 
 @pytest.mark.parametrize("number", [1, 2, 3, 4, 5])
@@ -22,6 +22,6 @@ def test_demo_runs_on_the_device(devices, number):
 def test_mnist_demo_learns_on_the_device(run_python, devices, script):
     options = ["--no-compare"] if script == "train_mnist_cpu_data" else []
     done = run_python(
-        RUN_SCRIPT, script, "--devices", *devices[:1] * 2, "--data", "sklearn", "--model", "mlp",
+        DEMO / f"{script}.py", "--devices", *devices[:1] * 2, "--data", "sklearn", "--model", "mlp",
         "--epochs", 1, *options, timeout=300)
     assert "accuracy" in done.stdout, done.stdout

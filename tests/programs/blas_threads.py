@@ -1,4 +1,4 @@
-"""Print the numbers of threads that BLAS has on each rank, of a world of two on eight cores."""
+"""Print the number of BLAS threads on each rank, in a world of two ranks on eight cores."""
 
 import json
 

@@ -1,7 +1,7 @@
-"""Compute much of what the library computes; print a digest of each, by world, as JSON.
+"""Run most computations of the library; print a digest of each, by world, as JSON.
 
-Arguments: worlds, each as ``SIZE:MASTER_RANK``, and ``--late`` to have the ranks come late to the
-barriers, each by another time.
+Arguments: worlds, each as ``SIZE:MASTER_RANK``, and ``--late`` to delay each rank at the
+barriers by a different time.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Be interrupted as the compiler runs, twice; then compile, and have another process compile."""
+"""Get interrupted twice while the compiler runs; then compile, here and in another process."""
 
 import os
 import subprocess

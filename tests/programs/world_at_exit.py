@@ -1,4 +1,4 @@
-"""Makes a world as it ends, in a function registered before or after the library is imported.
+"""Makes a world when it ends, in a function registered before or after the library is imported.
 
 Its argument says which of the two. Prints the workers' process ids.
 """

@@ -1,4 +1,4 @@
-"""Makes a world in a process of multiprocessing, and then one of its own.
+"""Makes a world in a process of multiprocessing, and then another one.
 
 The arguments: how that process is started, and whether it closes its world.
 """

@@ -1,0 +1,9 @@
+"""Make a world on all three GPUs; print the kind of its communicator, and the master's devices."""
+
+import synkhronos as synk
+
+assert synk.get_n_gpu() == 3
+assert synk.fork() == 3
+import theano.gpuarray
+
+print(type(synk.world.world.current_world().here.comm).__name__, *theano.gpuarray.init_dev.devmap)

@@ -1,0 +1,7 @@
+"""Run the check of `gpu.networks`. The arguments: ``cudnn`` or ``no cudnn``, the devices."""
+
+import sys
+
+from gpu.networks import check
+
+check(sys.argv[2:], sys.argv[1] == "cudnn")

@@ -1,0 +1,5 @@
+"""Print whether the loader finds NVIDIA's driver."""
+
+from synkhronos.host.libraries import driver_is_visible
+
+print(driver_is_visible())

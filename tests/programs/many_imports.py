@@ -1,0 +1,13 @@
+"""Import everything that the library imports, including the doctor's checks, and create a world."""
+
+import synkhronos as synk
+import theano.tensor as tt
+from synkhronos.host import doctor
+
+synk.get_n_gpu()
+for check in doctor.CHECKS:
+    check()
+synk.fork(2, use_gpu=False)
+x = tt.vector()
+assert synk.function([x], x.sum())([1, 2]) == 1.5  # the ranks' average
+synk.close()

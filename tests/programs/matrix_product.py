@@ -1,0 +1,27 @@
+"""Print the sum of the square of a matrix, computed by Theano.
+
+With ``scipy``, the argument, by the OpenBLAS that SciPy brings along.
+"""
+
+import os
+import runpy
+import sys
+from pathlib import Path
+
+if sys.argv[1:] == ["scipy"]:
+    (found,) = [Path(one, "synkhronos") for one in sys.path if Path(one, "synkhronos").is_dir()]
+    environment = runpy.run_path(str(found / "host" / "environment.py"))
+    library = environment["find_library"](environment["scipy_folders"](), "libopenblas*.so")
+    ldflags = environment["ldflags_by_path"](library)
+    os.environ["THEANO_FLAGS"] = environment["add_flag"]("", ldflags)
+else:
+    import synkhronos  # noqa: F401
+import theano
+import theano.tensor as tt
+
+x = tt.dmatrix()
+f = theano.function([x], tt.dot(x, x).sum())
+if sys.argv[1:] == ["scipy"]:
+    assert "scipy.libs" in theano.config.blas.ldflags
+    assert "scipy.libs/libopenblas" in Path("/proc/self/maps").read_text()
+print(float(f([[1.0, 2.0], [3.0, 4.0]])))
