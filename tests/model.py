@@ -324,14 +324,16 @@ class Data:
 
     def __init__(self, array, minibatch=False):
         self.array, self.minibatch = np.array(array), minibatch
+        self.dtype = self.array.dtype
 
     def set_value(self, value):
-        if self.array is None:
-            raise ValueError("freed")
-        self.array = np.array(value).astype(self.array.dtype)
+        self.array = np.array(value).astype(self.dtype)
 
     def set_shape(self, shape):
-        new = np.zeros(shape, self.array.dtype)
+        new = np.zeros(shape, self.dtype)
+        if self.array is None:
+            self.array = new
+            return
         both = tuple(slice(min(pair)) for pair in zip(shape, self.array.shape))
         new[both] = self.array[both]
         self.array = new

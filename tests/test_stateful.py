@@ -587,11 +587,22 @@ class Calls(RuleBasedStateMachine):
     @rule()
     def use_freed_data(self):
         made = next(slot.data for slot in self.slots if slot.array.array is None)
-        for use in (lambda: made[0], lambda: made.set_length(2), lambda: made.set_value([1]),
-                    lambda: self.functions["look_up"](made),
+        for use in (lambda: made[0], lambda: self.functions["look_up"](made),
                     lambda: synk.scatter(self.shared["vector"], made)):
             with pytest.raises((ValueError, TypeError)):
                 use()
+
+    @precondition(lambda self: any(slot.array.array is None for slot in self.slots))
+    @rule(data=st.data())
+    def allocate_freed_data_again(self, data):
+        slot = next(slot for slot in self.slots if slot.array.array is None)
+        shape = (data.draw(st.integers(0, 9), "length"), *[3] * (slot.data.ndim - 1))
+        if data.draw(st.booleans()):
+            slot.data.set_shape(shape)
+            slot.array.set_shape(shape)
+        else:
+            slot.data.set_value(np.full(shape, 2, slot.data.dtype))
+            slot.array.set_value(np.full(shape, 2))
 
     # Data bound to variables
 
@@ -608,8 +619,7 @@ class Calls(RuleBasedStateMachine):
                 new[name] = slot, None
             elif form == "array":
                 pairs.append((self.session.graphs.inputs[name], value))
-                slot = self.bound.get(name)
-                new[name] = None if slot is None or slot.array.array is None else slot, value
+                new[name] = self.bound.get(name), value
         made = synk.set_shmems(dict(pairs) if data.draw(st.booleans()) else pairs)
         for name, (slot, value) in new.items():
             variable = self.session.graphs.inputs[name]

@@ -5,5 +5,5 @@ checks the arguments of a call, before its start barrier; ``call`` is the part o
 reduces the results after the finish barrier. ``replicate`` sends functions to the workers, and
 ``random`` seeds their random streams.
 
-May import: ``arithmetic``, ``stores``, ``engines``, ``world``, ``arrays``.
+May import: ``arithmetic``, ``host``, ``stores``, ``engines``, ``world``, ``arrays``.
 """

@@ -142,6 +142,8 @@ def check_a_pickle_names_known_variables_and_brings_the_others(lab):
     known, new = lab.shared(np.zeros(100_000, lab.dtype), "known"), lab.shared(numbers(lab, 2), "new")
     x = lab.tensor("x", 1)
     compiled = build(lab, [x], [x + known.sum() + new.sum()], [(known, known + 1), (new, new * 2)])
+    lab.engine.dumps([], {})  # with the code that this process has compiled
+    lab.engine.after_replication()
     payload = lab.engine.dumps((["some", compiled], [new]), {known: 0})
     assert len(bytes(payload)) < 100_000
     lab.engine.after_replication()

@@ -64,7 +64,7 @@ def check(devices, dnn):
             else:
                 expected = np.average(values, weights=[len(part) for part in steps])
             np.testing.assert_allclose(got[position], expected, rtol=2e-3, atol=2e-4)
-    kinds = {type(node.op).__name__ for node in f.compiled.maker.fgraph.apply_nodes}
+    kinds = {type(node.op).__name__ for node in f.replica.compiled.maker.fgraph.apply_nodes}
     assert any("Dnn" in kind for kind in kinds) == dnn, kinds
     assert dnn or {"GpuCorrMM", "GpuPool"} <= kinds, kinds
     print("conv, pooling and batch norm on", devices, "equal the serial ones; used", sorted(kinds))
