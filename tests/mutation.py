@@ -239,6 +239,7 @@ class Runner:
         command = [sys.executable, "-m", "pytest", "-qx", "-m", "not slow", "-p", "no:cacheprovider"]
         mark = uuid.uuid4().hex
         with tempfile.TemporaryDirectory(dir=self.folder, ignore_cleanup_errors=True) as temporary:
+            Path(temporary).chmod(0o755)
             environment = {
                 **os.environ, "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1",
                 "TMPDIR": temporary, MARK: mark,
@@ -301,6 +302,7 @@ def main():
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))
     shared_before = set(os.listdir("/dev/shm"))
     with tempfile.TemporaryDirectory(prefix="mutation-", ignore_cleanup_errors=True) as folder:
+        Path(folder).chmod(0o755)  # some tests run programs as another user
         report(options, Runner(Path(folder)))
     left = sorted(set(os.listdir("/dev/shm")) - shared_before)
     if left:
