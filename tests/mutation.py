@@ -201,8 +201,10 @@ class Runner:
         for words in TESTS[module]:
             if words not in self._seconds:
                 began = time.monotonic()
-                if not self._run_file(self._original, words, None):
-                    sys.exit(f"tests/{words} fails without any change")
+                with open(self.folder / "output", "w+") as output:
+                    if not self._run_file(self._original, words, None, output):
+                        output.seek(0)
+                        sys.exit(f"{output.read()}\ntests/{words} fails without any change")
                 self._seconds[words] = time.monotonic() - began
         return sum(self._seconds[words] for words in TESTS[module])
 
@@ -234,7 +236,7 @@ class Runner:
                 return False, time.monotonic() - began
         return True, time.monotonic() - began
 
-    def _run_file(self, folder, words, limit):
+    def _run_file(self, folder, words, limit, output=subprocess.DEVNULL):
         name, *options = words.split()
         command = [sys.executable, "-m", "pytest", "-qx", "-m", "not slow", "-p", "no:cacheprovider"]
         mark = uuid.uuid4().hex
@@ -249,8 +251,8 @@ class Runner:
                 cwd=folder,
                 env=environment,
                 stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
             try:

@@ -10,6 +10,7 @@ time of starting Python. Where the start itself is tested, there is the fixture 
 
 import faulthandler
 import functools
+import gc
 import importlib
 import inspect
 import os
@@ -166,6 +167,7 @@ def serve():
         importlib.import_module(name)
     wait_briefly_for_the_compile_lock()
     read_compile_cache()
+    gc.freeze()  # or each program would look at all objects, and so copy them, when it ends
     connection = socket.socket(fileno=int(descriptor))
     while True:
         try:

@@ -157,7 +157,7 @@ def assert_close(got, expected):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("processes, slices", [(1, 1), (2, 1), (2, 2)])
+@pytest.mark.parametrize("processes, slices", [(1, 1), (2, 2)])
 def test_a_step_equals_the_serial_one_where_every_share_has_the_same_statistics(
     demo, world_of, processes, slices
 ):

@@ -7,6 +7,7 @@ survives, closes the world and opens another. This process looks on, and adopts 
 
 import ctypes
 import faulthandler
+import gc
 import json
 import os
 import shutil
@@ -392,6 +393,7 @@ def main():
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     limit, *seeds = map(int, sys.argv[1:])
+    gc.freeze()  # or each script would look at all objects, and so copy them, when it ends
     for seed in seeds:
         watch = Watch(scenario(seed), limit)
         if watch.start():
