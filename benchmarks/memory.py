@@ -145,7 +145,7 @@ def measure(options):
         Line("replicas, built before the workers", "copies", early),
         Line("replicas, built later", "copies", late),
         Line(
-            "of these, beyond one a worker",
+            "beyond one per worker",
             "copies",
             list(extra_copies),
             goal="≤ 0.1",
@@ -195,7 +195,7 @@ def draw(figure, record):
     for place, size in enumerate(copies):
         place = place, max(0, size)
         common.write(right, f"{abs(size):.2f}", place, ha="center", fontweight="bold")
-    _mark_goal(right, RANKS - 1, "goal: one a worker")
+    _mark_goal(right, RANKS - 1, "goal: one per worker")
     right.set(ylabel="copies added by distribute()", ylim=(0, 1.3 * max(RANKS - 1, *copies)))
     right.tick_params(axis="x", length=0)
     right.set_title("Functions with 102 MB of shared variables")

@@ -105,7 +105,7 @@ def test_every_rank_gets_back_what_it_had(made, tmp_path, n, master_rank):
     assert synk.load(tmp_path / "file") == {"step": 3}
     assert one.values() == before
     assert [values.tolist() for values in one.draw()] == drawn
-    # In a world made anew, too, before its workers are there.
+    # Also in a new world, before its workers start.
     other = made(n, master_rank=master_rank)
     assert synk.load(str(tmp_path / "file")) == {"step": 3}
     assert other.values() == before
@@ -465,7 +465,7 @@ def leave_one():
 
 
 @own_process(timeout=200)
-def test_whoever_is_killed_while_saving_leaves_a_whole_checkpoint():
+def test_a_process_that_is_killed_while_saving_leaves_a_whole_checkpoint():
     assert end_of(save_first) == 0
     leave_one()
     assert end_of(save_next, None) == 0
@@ -525,7 +525,7 @@ def test_a_file_that_is_cut_off_or_changed_anywhere_is_an_error_or_as_good_as_wh
 
 
 def rewritten(tmp_path, change=None, members=None, compression=zipfile.ZIP_STORED):
-    """Write the checkpoint anew, with a changed description and other members."""
+    """Write the checkpoint again, with a changed description and other members."""
     with zipfile.ZipFile(tmp_path / "file") as archive:
         content = {name: archive.read(name) for name in archive.namelist()}
     description = json.loads(content["synkhronos.json"])

@@ -165,7 +165,7 @@ def test_theano_works_without_any_blas(run):
 
 @pytest.mark.skipif(
     environment.find_library(environment.scipy_folders(), "libopenblas*.so") is None,
-    reason="SciPy brings no OpenBLAS along here",
+    reason="this SciPy has no OpenBLAS of its own",
 )
 def test_theano_computes_with_the_openblas_inside_scipy(run):
     assert run("matrix_product.py", "scipy") == "54.0"

@@ -448,7 +448,7 @@ def test_a_ctrl_c_at_a_random_moment_of_a_whole_script_leaves_no_process(tmp_pat
         _, errors = demo.communicate(timeout=30)
         left = [one.pid for one in psutil.process_iter(["cwd"]) if one.info["cwd"] == str(tmp_path)]
         assert not left
-        # The demo says so in a word; while Python still imports, its own traceback comes.
+        # The demo prints one line; during imports, Python prints a traceback.
         assert "import" in errors or errors in ("", "Interrupted.\n"), errors
 
 

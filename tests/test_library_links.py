@@ -84,7 +84,7 @@ def test_a_new_process_needs_no_more(environ):
     assert library_links.environment(again, []) == {}
 
 
-def test_a_driver_outside_the_loaders_folders_brings_its_folder_along(put, environ, monkeypatch):
+def test_a_driver_outside_the_loaders_folders_adds_its_folder(put, environ, monkeypatch):
     driver = put("driver", "libcuda.so.1")
     (Path(environ["LD_LIBRARY_PATH"]) / "libcuda.so.1").unlink()
     monkeypatch.setattr(libraries, "OF_DRIVERS", (str(driver),))

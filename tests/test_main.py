@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def command(*arguments, options=("-m", "synkhronos"), **variables):
-    """Run ``python -m synkhronos ARGUMENTS`` without the settings that an environment brings."""
+    """Run ``python -m synkhronos ARGUMENTS`` without the settings of the environment."""
     inherited = {k: v for k, v in os.environ.items() if k not in ("THEANO_FLAGS", "THEANORC")}
     inherited["PYTHONPATH"] = os.pathsep.join(
         part for part in (str(ROOT), inherited.get("PYTHONPATH")) if part

@@ -1,4 +1,4 @@
-"""What another user can reach of a world: nothing. And what lies in this user's way does no harm."""
+"""Another user can access nothing of a world; links and pipes in the way of files do no harm."""
 
 import ast
 import json
@@ -152,7 +152,7 @@ def profile_workers():
 
 
 @pytest.mark.parametrize("kind", ["link", "dangling link", "pipe", "file", "folder"])
-def test_a_workers_profile_is_never_written_through_what_lies_there(programs, tmp_path, kind):
+def test_a_workers_profile_is_never_written_through_an_existing_file(programs, tmp_path, kind):
     planted, precious = tmp_path / "synk_worker_1.prof", tmp_path / "precious"
     if kind == "link":
         precious.write_text("precious")

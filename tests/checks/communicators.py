@@ -28,7 +28,7 @@ SHAPES = [(), (0,), (1,), (3,), (2, 0, 3), (2, 3, 2), (40_001,)]
 
 
 def single(comm, name, array, *args, **kwargs):
-    """Call a collective with one array, and return what there is of it."""
+    """Call a collective with one array, and return the result of this rank."""
     result = getattr(comm, name)([array], *args, **kwargs)
     return None if result is None else result[0]
 
@@ -245,7 +245,7 @@ def check_wrong_reductions_are_errors_on_every_rank_and_the_next_is_right(ranks)
             assert_reduced(got[0], expected("max", fine), "float32", (4,))
 
 
-def check_broadcast_brings_the_roots_array_whatever_the_others_have(ranks):
+def check_broadcast_sends_the_array_of_the_root_whatever_the_others_have(ranks):
     for dtype in DTYPES:
         for shape in SHAPES:
             for root in range(ranks.size):
@@ -386,7 +386,7 @@ def check_lists_may_be_longer_or_shorter_than_the_last(ranks):
 def replace_in_turn(comm):
     """Repeat a reduction, each time with a new array of one rank."""
     [array] = comm.all_reduce([np.zeros(4)], "sum")
-    results, kept = [], []  # the former ones, so that no other array lies where they are
+    results, kept = [], []  # earlier arrays are kept, so that their addresses are not used again
     for turn in range(2 * comm.size):
         array[...] = comm.rank + turn
         if turn % comm.size == comm.rank:

@@ -138,7 +138,7 @@ def check_arrays_go_to_the_device_and_back(lab):
     np.testing.assert_array_equal(out, numbers(lab, 3, 2))
 
 
-def check_a_pickle_names_known_variables_and_brings_the_others(lab):
+def check_a_pickle_refers_to_known_variables_and_contains_the_others(lab):
     known, new = lab.shared(np.zeros(100_000, lab.dtype), "known"), lab.shared(numbers(lab, 2), "new")
     x = lab.tensor("x", 1)
     compiled = build(lab, [x], [x + known.sum() + new.sum()], [(known, known + 1), (new, new * 2)])

@@ -55,7 +55,7 @@ def processes_of_their_own(monkeypatch):
 
 @pytest.fixture(scope="session")
 def devices(request):
-    """The devices of this run, one a rank."""
+    """The devices of this run, one per rank."""
     return [device_of(request.config)] * request.config.getoption("--ranks")
 
 

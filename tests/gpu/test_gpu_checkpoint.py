@@ -1,4 +1,4 @@
-"""Checkpoints of what lies on devices, and why there is no restart there."""
+"""Checkpoints of arrays on devices, and why there is no restart there."""
 
 import numpy as np
 import pytest

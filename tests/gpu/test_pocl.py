@@ -1,4 +1,4 @@
-"""Operations on an OpenCL device: what the engine mends, and what is still an error."""
+"""Operations on an OpenCL device: what the engine fixes, and what is still an error."""
 
 import numpy as np
 import pytest

@@ -1,6 +1,6 @@
 """Print the sum of the square of a matrix, computed by Theano.
 
-With ``scipy``, the argument, by the OpenBLAS that SciPy brings along.
+With the argument ``scipy``, use the OpenBLAS in SciPy's wheel.
 """
 
 import os
