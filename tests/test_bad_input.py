@@ -332,7 +332,7 @@ wrong("function: update of another ndim", TypeError, ("w", "float32", "vector"),
       lambda e: e.function([], updates=[(e.w, e.w.sum())]))  # fmt: skip
 wrong("function: update twice", ValueError, ("updates[1]", "w", "more than once"),
       lambda e: e.function([], updates=[(e.w, e.w), (e.w, e.w)]))  # fmt: skip
-wrong("function: update op 'gather'", ValueError, ("updates[0]", "gather"),
+wrong("function: update op 'gather'", ValueError, ("updates[0]", "'gather' cannot accumulate"),
       lambda e: e.function([], updates=[(e.w, e.w, "gather")]))  # fmt: skip
 wrong("function: update op 'mean'", ValueError, ("updates[0]", "'avg'", "'sum'", "'mean'"),
       lambda e: e.function([], updates=[(e.w, e.w, "mean")]))  # fmt: skip
