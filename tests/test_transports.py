@@ -229,6 +229,18 @@ def test_what_was_put_in_a_box_last_is_in_it(payloads, clears):
             box.clear()
 
 
+def test_an_object_that_is_in_a_box_is_not_written_again():
+    memory = SharedMemory(1)
+    box = Box(memory, 16)
+    box.put(PAYLOADS[1])
+    start = memory.mapping.find(PAYLOADS[1])
+    memory.mapping[start : start + 1] = b"S"
+    box.put(PAYLOADS[1])
+    assert box.get() == b"Some"
+    box.put(PAYLOADS[2])  # equal, but another object
+    assert box.get() == b"some"
+
+
 def test_what_fits_in_a_box_takes_no_other_memory():
     memory = SharedMemory(1)
     box = Box(memory, 48)  # with its header, all of a block
