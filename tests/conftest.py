@@ -1,4 +1,4 @@
-"""What tests share: worlds that end, and a look at what they leave behind."""
+"""Fixtures that open worlds and run programs, and the settings for the compiler."""
 
 import faulthandler
 import functools

@@ -4,8 +4,8 @@ A test that needs its own process is an ordinary function with the decorator `ow
 in a new process, which then ends as a script does. `Programs.run` does the same with any function of a
 module in this folder, and returns what came of it.
 
-The new processes are forked from one that has imported what they need: that takes a hundredth of the
-time of starting Python. Where the start itself is tested, there is the fixture ``run_python``.
+The new processes are forked from one that has imported what they need, which is several times as fast
+as starting Python. Where the start itself is tested, there is the fixture ``run_python``.
 """
 
 import faulthandler
