@@ -1,16 +1,12 @@
 """The two networks of Lasagne's MNIST tutorial, as graphs."""
 
-import sys
-from pathlib import Path
 from typing import NamedTuple
 
-import synkhronos  # noqa: F401  (before Theano, which otherwise cannot be imported)
+import synkhronos  # noqa: F401  (before Theano and Lasagne, which otherwise cannot be imported)
+import lasagne
 import numpy as np
 import theano
 import theano.tensor as T
-
-sys.path.append(str(Path(__file__).resolve().parent.parent))
-from lasagne_on_theano import lasagne
 
 theano.config.floatX = "float32"
 

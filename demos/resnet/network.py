@@ -4,18 +4,14 @@ This module does not depend on ranks. A model includes the updates of the runnin
 the function that computes the gradient has to perform them.
 """
 
-import sys
-from pathlib import Path
 from typing import NamedTuple
 
-import synkhronos  # noqa: F401  # before Theano, which otherwise cannot be imported
+import synkhronos  # noqa: F401  # before Theano and Lasagne, which otherwise cannot be imported
+import lasagne
 import numpy as np
 import theano
 import theano.tensor as T
 from images import LoadImages
-
-sys.path.append(str(Path(__file__).resolve().parent.parent))
-from lasagne_on_theano import lasagne
 
 theano.config.floatX = "float32"
 

@@ -1,6 +1,8 @@
 """The setup of the machine and of the process. Nothing here knows about ranks.
 
-``environment`` makes Theano importable, ``heap`` makes malloc keep memory, ``signals`` defers Ctrl-C.
+``environment`` makes Theano importable, ``imports`` provides modules that Theano lacks, ``heap`` makes
+malloc keep memory, ``signals`` defers Ctrl-C. The folder ``startup`` does the same for ``python -m
+synkhronos run``.
 ``machine`` counts the cores and bytes that this process may use. ``compile_cache`` checks whether Theano
 has room to compile, and ``ownership`` who else can change its code. ``libraries`` finds NVIDIA's
 libraries, and ``library_links`` creates links with the names that libgpuarray expects. ``doctor`` and

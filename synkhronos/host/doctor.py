@@ -22,6 +22,7 @@ from synkhronos.host.probe import OK, PROBLEM, WARNING, ProbeError, Result, prob
 GIBIBYTE = 1024.0**3
 REQUIREMENTS = {  # by import name, the name for pip
     "scipy": '"scipy<1.11"',
+    "cloudpickle": "cloudpickle",
     "threadpoolctl": "threadpoolctl",
     "psutil": "psutil",
 }

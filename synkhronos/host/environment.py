@@ -26,16 +26,12 @@ UNSAFE_IN_FLAGS = frozenset(" \t\n,\"'\\#")
 
 
 def apply() -> None:
-    """Set up this process for Theano. Settings of the user are not changed."""
+    """Set up this process for Theano, unless it is imported. Settings of the user are not changed."""
     if "theano" not in sys.modules:
         set_flags(os.environ)
         # Theano imports mpi4py if it is installed, which would initialize MPI.
         for name in MPI_VARIABLES:
             os.environ.setdefault(name, "0")
-    if sys.version_info >= (3, 11):
-        # The C code of `theano.scan` does not compile on Python 3.11, and the script would fail. Without
-        # this module Theano uses its Python code instead.
-        sys.modules.setdefault("theano.scan_module.scan_perform_ext", None)  # type: ignore[arg-type]
 
 
 def check() -> None:
@@ -63,9 +59,11 @@ def package_complaint() -> Optional[str]:
         import numpy
     except ImportError as error:
         return f"Synkhronos needs NumPy, and importing it failed: {error}. {_remedy()}"
-    if importlib.util.find_spec("theano") is None:
+    theano = importlib.util.find_spec("theano")
+    if theano is None:
         return f"Synkhronos needs Theano 1.0.5, and no Theano is installed. {_remedy()}"
-    return numpy_complaint(numpy.__version__)
+    folders = [Path(folder) for folder in theano.submodule_search_locations or []]
+    return theano_complaint(folders) or numpy_complaint(numpy.__version__)
 
 
 def python_complaint(version: Sequence[int]) -> Optional[str]:
@@ -77,6 +75,28 @@ def python_complaint(version: Sequence[int]) -> Optional[str]:
         "Synkhronos needs Python 3.8 to 3.11, since Theano 1.0.5 works on no other, and got "
         f"Python {_dotted(version)}: run it in an environment made with one of these."
     )
+
+
+def theano_complaint(folders: Iterable[Path]) -> Optional[str]:
+    """Return an error message if the package in these folders is not Theano, else None.
+
+    Theano-PyMC, which old versions of PyMC3 install, is a package of the same name. It is recognized by
+    the folder in which pip describes it. Nothing is imported.
+    """
+    for folder in folders:
+        for described in sorted(folder.parent.glob("[Tt]heano_[Pp][Yy][Mm][Cc]-*-info")):
+            version = described.name.split("-")[1].replace(".dist", "")
+            return (
+                f"Synkhronos needs Theano 1.0.5, and got Theano-PyMC {version}, which is installed in "
+                f"its place: {folder}. Remove both with: python -m pip uninstall Theano-PyMC Theano. "
+                f"{_remedy()}"
+            )
+        if not (folder / "gof").is_dir():
+            return (
+                f"Synkhronos needs Theano 1.0.5, and got another package of this name, {folder}: remove "
+                f"it. {_remedy()}"
+            )
+    return None
 
 
 def numpy_complaint(version: str) -> Optional[str]:
