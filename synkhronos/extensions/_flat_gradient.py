@@ -18,6 +18,8 @@ import theano.tensor as tt
 from theano.compile.sharedvalue import SharedVariable
 from theano.gof import Variable
 
+from synkhronos.extensions.steps.layout import Layout
+
 FLOAT_DTYPES = ("float32", "float64")
 
 UpdatePairs = List[Tuple[SharedVariable, Variable]]
@@ -112,7 +114,8 @@ def _checked_gradients(
     return list(gradients)
 
 
-def _computed_gradients(loss: Any, params: Sequence[SharedVariable]) -> list[Variable]:
+def check_loss(loss: Any) -> None:
+    """Raise an error unless `loss` is a scalar float expression."""
     if not isinstance(loss, Variable) or not hasattr(loss.type, "broadcastable"):
         raise TypeError(
             "loss: expected a scalar Theano expression or a list of gradients, got "
@@ -128,6 +131,10 @@ def _computed_gradients(loss: Any, params: Sequence[SharedVariable]) -> list[Var
             f"loss: expected a float expression, got {loss.dtype}, which has no gradient; "
             "compute it from float variables"
         )
+
+
+def _computed_gradients(loss: Any, params: Sequence[SharedVariable]) -> list[Variable]:
+    check_loss(loss)
     gradients = theano.grad(
         loss, list(params), disconnected_inputs="ignore", return_disconnected="None"
     )
@@ -208,13 +215,14 @@ class FlatGradient:
         self.params = checked_parameters(params)
         self.dtype = common_dtype(self.params)
         self._expressions = gradients_of(loss, self.params)
-        self._shapes = [param.get_value(borrow=True).shape for param in self.params]
-        sizes = [int(numpy.prod(shape, dtype=numpy.int64)) for shape in self._shapes]
-        self._ends = [int(end) for end in numpy.cumsum(sizes)]
+        self._layout = Layout(
+            [param.get_value(borrow=True).shape for param in self.params],
+            [param.broadcastable for param in self.params],
+        )
         self.gradient = theano.shared(self._zeros(), name="flat_gradient")
 
     def _zeros(self) -> numpy.ndarray:
-        return numpy.zeros(self._ends[-1], dtype=self.dtype)
+        return numpy.zeros(self._layout.size, dtype=self.dtype)
 
     def scalar(self, name: str, value: Any) -> Variable:
         """Return a hyperparameter as a scalar of the vector's dtype."""
@@ -229,22 +237,12 @@ class FlatGradient:
         return new_state("step_count", numpy.zeros((), dtype=self.dtype), ())
 
     def pieces(self, vector: Variable) -> Iterator[Variable]:
-        """Yield each parameter's part of `vector`, in the parameter's shape."""
-        start = 0
-        for param, shape, end in zip(self.params, self._shapes, self._ends):
-            piece = tt.reshape(vector[start:end], shape, ndim=len(shape))
-            yield tt.patternbroadcast(piece, param.broadcastable)
-            start = end
+        """Return each parameter's part of `vector`, in the parameter's shape."""
+        return self._layout.pieces(vector)
 
     def gradient_updates(self) -> UpdatePairs:
         """Return the update that writes the gradients into the vector, in place."""
-        vector, start = self.gradient, 0
-        for expression, end in zip(self._expressions, self._ends):
-            # A concatenation would create a new array each time, which would have to be copied to
-            # shared memory.
-            vector = tt.set_subtensor(vector[start:end], expression.flatten())
-            start = end
-        return [(self.gradient, vector)]
+        return [(self.gradient, self._layout.filled(self.gradient, self._expressions))]
 
     def descent(self, step: Variable) -> UpdatePairs:
         """Return the updates that subtract the vector `step` from the parameters."""

@@ -1,129 +1,383 @@
-"""A training step on all ranks that equals the serial step on the whole minibatch.
+"""Training steps on all ranks that equal the serial steps on the whole minibatch.
 
 Each rank computes the gradient on its rows. The gradients are averaged, weighted by the numbers of rows,
 and each rank applies the same update to its parameters. The step is a single command: the ranks
 synchronize at one start and one finish barrier, and in the all-reduce.
+
+:func:`make_train_function` builds a step from a loss and an update rule, :func:`parallel_function` from
+the arguments of a script's own ``theano.function``.
 """
 
 from __future__ import annotations
 
-from typing import Any, Callable, Sequence, Tuple, Union
+from collections.abc import Mapping
+from typing import Any, Sequence, Union
 
-import numpy
-import theano
 from theano.compile.sharedvalue import SharedVariable
 from theano.gof import Variable
 
-import synkhronos as synk
-from synkhronos.extensions._flat_gradient import UpdatePairs
+from synkhronos.extensions.steps.arguments import Inputs
+from synkhronos.extensions.steps.marks import gradients, reduced
+from synkhronos.extensions.steps.plan import make_plan
+from synkhronos.extensions.steps.requests import Arguments, script_of_function, script_of_training
+from synkhronos.extensions.steps.serial import SerialStep
+from synkhronos.extensions.steps.step import Step
+
+__all__ = [
+    "ParallelFunction",
+    "TrainFunction",
+    "gradients",
+    "make_train_function",
+    "make_train_function_theano",
+    "parallel_function",
+    "reduced",
+]
 
 Variables = Union[Variable, Sequence[Variable]]
-UpdateRule = Callable[..., Tuple[UpdatePairs, UpdatePairs, Any]]
+Updates = Union[Mapping, Sequence[tuple]]
+
+
+class TrainFunction:
+    """A training step, made by :func:`make_train_function`. Call it with the data of a minibatch.
+
+    Attributes
+    ----------
+    functions : list of synkhronos.Function
+        The functions of which a step consists; empty for a step of plain Theano.
+    """
+
+    def __init__(self, step: Step | SerialStep, inputs: Inputs, is_single: bool) -> None:
+        self._step, self._inputs, self._is_single = step, inputs, is_single
+        self.functions = getattr(step, "functions", [])
+
+    def __call__(
+        self, /, *data: Any, batch: Any = None, num_slices: int = 1, **data_by_name: Any
+    ) -> Any:
+        """Take a step.
+
+        Parameters
+        ----------
+        *data : array-like or Data, or list of these
+            The data of `x`, of `y`, and of each of `bcast_inputs`: one array, of which a list of
+            numbers is one form, or a list of arrays if a list of variables was given for `x` or `y`.
+        **data_by_name
+            The same by the names of the variables, or as ``x_data`` and ``y_data``.
+        batch : int, slice, 1-d array-like of int or bool, optional
+            The rows of the minibatch. All rows by default. It may follow the data without its name.
+        num_slices : int, default: 1
+            The number of slices in which each rank computes on its rows, to use less memory.
+
+        Returns
+        -------
+        numpy.ndarray or list of numpy.ndarray
+            The loss before the step, in the dtype of the loss, or a list of the loss and the `outputs`.
+        """
+        data, positional = self._inputs.divide(data)
+        if positional:
+            if batch is not None or len(positional) > 2:
+                raise TypeError(
+                    f"train function: expected data for {self._inputs.n_arguments} arguments, then at "
+                    f"most batch and num_slices, each once; got {len(positional)} more"
+                )
+            batch, num_slices = [*positional, num_slices][:2]
+        values = self._inputs.match(data, data_by_name)
+        outputs = self._step(values, batch, num_slices)
+        return outputs[0] if self._is_single else outputs
+
+
+class ParallelFunction:
+    """A function on all ranks, made by :func:`parallel_function`. Call it as the Theano function.
+
+    Attributes
+    ----------
+    functions : list of synkhronos.Function
+        The functions of which a call consists.
+    """
+
+    def __init__(self, step: Step, inputs: Inputs, form: bool | list[str]) -> None:
+        self._step, self._inputs, self._form = step, inputs, form
+        self.functions = step.functions
+
+    def __call__(
+        self,
+        /,
+        *args: Any,
+        batch: Any = None,
+        batch_s: Any = None,
+        num_slices: int = 1,
+        **inputs_by_name: Any,
+    ) -> Any:
+        """Compute on all ranks; return what the Theano function would return for all rows.
+
+        Parameters
+        ----------
+        *args, **inputs_by_name : array-like or Data
+            The inputs in the order in which the function was built, or by name.
+        batch, batch_s, num_slices
+            As in a call of a :class:`synkhronos.Function`.
+
+        Returns
+        -------
+        numpy.ndarray, or list or dict of these
+            In the form of `outputs`.
+        """
+        outputs = self._step(self._inputs.match(args, inputs_by_name), batch, num_slices, batch_s)
+        if isinstance(self._form, list):
+            return dict(zip(self._form, outputs))
+        return outputs if self._form else outputs[0]
 
 
 def make_train_function(
     loss: Variable,
     params: Sequence[SharedVariable],
     x: Variables,
-    y: Variables,
-    update_rule: UpdateRule,
+    y: Variables | None = None,
+    update_rule: Any = None,
     *args: Any,
+    outputs: Any = None,
+    updates: Updates | None = None,
+    givens: Any = None,
+    bcast_inputs: Sequence[Variable] | None = None,
+    loss_op: str = "avg",
+    function_options: Mapping[str, Any] | None = None,
     **kwargs: Any,
-) -> Callable[..., numpy.ndarray]:
+) -> TrainFunction:
     """Build a function that trains on one minibatch, on all ranks.
 
     Parameters
     ----------
     loss : scalar variable
-        The loss, a mean over the rows of the minibatch.
+        The loss: a mean over the rows of the minibatch, or a sum if `loss_op` is ``"sum"``.
     params : list of shared variables
         The parameters. If they are identical on every rank, they remain identical.
-    x, y : variable, or list of these
+    x : variable, or list of variables
         The inputs of `loss`, each split over the ranks along axis 0.
-    update_rule : callable
-        A rule of `synkhronos.extensions.updates`, or a function with the same interface: called as
-        ``update_rule(loss, params, *args, **kwargs)``, it returns
-        ``(grad_updates, param_updates, grad_shared)``.
+    y : variable, or list of variables, optional
+        More inputs, such as the labels.
+    update_rule : callable, optimizer, or updates
+        One of
+
+        - a rule of `synkhronos.extensions.updates`, or one with the same interface: called as
+          ``update_rule(loss, params, *args, **kwargs)``, it returns
+          ``(grad_updates, param_updates, grad_shared)``;
+        - a function that returns updates, as a dict or a list of pairs, such as those of
+          ``lasagne.updates``. If the name of its first parameter contains "grad", it gets a list of
+          gradients, else the loss. The parameters may also come first;
+        - an object with the method ``get_updates(loss, params)``, such as Keras's optimizers;
+        - the updates themselves. Their gradients are those of `loss` by ``theano.grad``, or from
+          :func:`gradients`.
     *args, **kwargs
         Passed to the update rule.
+    outputs : variable, (variable, op), or list of these, optional
+        Further outputs, as in ``synkhronos.function``. An output without an operation that is computed
+        from gradients or from the loss, such as their norm, has its serial value.
+    updates : dict, or list of (shared, new) or (shared, new, op), optional
+        Further updates, such as moving averages of batch normalization. Where the new value depends on
+        the rows, `op` says how the values of the ranks are combined: ``"avg"`` (default; weighted by
+        the numbers of rows), ``"sum"`` (of the changes), ``"min"``, ``"max"``, or None, with which each
+        rank keeps its own value.
+    givens : as in Theano, optional
+        Substitutions in the graph.
+    bcast_inputs : list of variables, optional
+        Inputs of which every rank gets the whole value, such as a learning rate. In a call they follow
+        the data of `x` and `y`.
+    loss_op : {"avg", "sum"}
+        How the losses and gradients of the ranks are combined. Terms that are the same on every rank,
+        such as a penalty on the parameters, count once in either case.
+    function_options : dict, optional
+        Passed to ``theano.function``, such as ``{"allow_input_downcast": True}``.
 
     Returns
     -------
-    train_minibatch : callable
-        ``train_minibatch(x_data, y_data, batch=None, num_slices=1)`` takes a step on the rows `batch`
-        and returns the loss before the step, as a 0-d array of the dtype of `loss`. With `num_slices`
-        each rank computes its gradient in slices; the step is the same, and takes less memory. The
-        arguments and errors are those of a call of a `Function`.
+    train_minibatch : TrainFunction
+        ``train_minibatch(x_data, y_data, *bcast_data, batch=None, num_slices=1)`` takes a step on the
+        rows `batch` and returns the loss before the step, as a 0-d array of the dtype of `loss`, or a
+        list of the loss and the `outputs`. With `num_slices` each rank computes its gradient in slices;
+        the step is the same, and takes less memory. The arguments and errors are those of a call of a
+        `Function`.
 
     Raises
     ------
     NotForkedError, ClosedError, WorldBrokenError
         If there are no processes that can be used.
     TypeError, ValueError
-        If `function` or the update rule does not accept an argument.
+        If `function` or the update rule does not accept an argument, or the step could not equal the
+        serial one. The message names the update or output, and says what to do.
 
     Examples
     --------
-    >>> train_minibatch = make_train_function(                             # doctest: +SKIP
-    ...     loss, params, x, y, updates.nesterov_momentum, learning_rate=0.01)
-    >>> synk.distribute()                                                  # doctest: +SKIP
-    >>> train_minibatch(x_data, y_data, batch=slice(0, 500))               # doctest: +SKIP
+    >>> import numpy as np
+    >>> import synkhronos as synk
+    >>> import theano
+    >>> import theano.tensor as T
+    >>> from synkhronos.extensions import train
+    >>> synk.fork(2, use_gpu=False)
+    2
+    >>> x, w = T.dmatrix("x"), theano.shared(np.zeros(2), name="w")
+    >>> loss = T.sqr(x - w).sum(axis=1).mean()
+    >>> def descend(gradients, params, rate):
+    ...     return [(param, param - rate * g) for param, g in zip(params, gradients)]
+    >>> step = train.make_train_function(loss, [w], x, None, descend, 0.25)
+    >>> data = np.arange(6.0).reshape(3, 2)
+    >>> step(data)  # two rows on this process, one on the worker
+    array(18.33333333)
+    >>> step(data, batch=2)
+    array(2.25)
+    >>> synk.gather(w)
+    array([[1.  , 1.75],
+           [1.  , 1.75]])
+    >>> synk.close()
     """
-    grad_updates, param_updates, grad_shared = update_rule(loss, params, *args, **kwargs)
-    gradient = synk.function(_inputs(x, y), loss, updates=grad_updates, name="gradient")
-    update = synk.function([], updates=param_updates, name="update")
-
-    def train_minibatch(
-        x_data: Any, y_data: Any, batch: Any = None, num_slices: int = 1
-    ) -> numpy.ndarray:
-        data = [*_as_list(x_data), *_as_list(y_data)]
-        with synk.fuse():
-            value = gradient(*data, batch=batch, num_slices=num_slices)
-            synk.all_reduce(grad_shared, weights=gradient)
-            update()
-        return value.result()
-
-    return train_minibatch
+    arguments = Arguments(
+        (x, y), outputs, updates, givens, bcast_inputs, None, loss_op, function_options
+    )
+    script, inputs, options = script_of_training(arguments, loss, params, update_rule, args, kwargs)
+    step = Step(make_plan(script), inputs, options)
+    return TrainFunction(step, inputs, outputs is None)
 
 
 def make_train_function_theano(
     loss: Variable,
     params: Sequence[SharedVariable],
     x: Variables,
-    y: Variables,
-    update_rule: UpdateRule,
+    y: Variables | None = None,
+    update_rule: Any = None,
     *args: Any,
+    outputs: Any = None,
+    updates: Updates | None = None,
+    givens: Any = None,
+    bcast_inputs: Sequence[Variable] | None = None,
+    loss_op: str = "avg",
+    function_options: Mapping[str, Any] | None = None,
     **kwargs: Any,
-) -> Callable[..., numpy.ndarray]:
+) -> TrainFunction:
     """Build the same step as `make_train_function` with plain Theano, for this process only.
 
-    The parameters are the same as for `make_train_function`.
+    The parameters are the same as for `make_train_function`. Operations of outputs and updates, and
+    `loss_op`, have no effect.
 
     Returns
     -------
-    train_minibatch : callable
-        ``train_minibatch(x_data, y_data, batch=None)``, where the data are NumPy arrays.
+    train_minibatch : TrainFunction
+        ``train_minibatch(x_data, y_data, *bcast_data, batch=None)``, where the data are NumPy arrays.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import theano
+    >>> import theano.tensor as T
+    >>> from synkhronos.extensions import train, updates
+    >>> x, w = T.dvector("x"), theano.shared(0.0, name="w")
+    >>> loss = T.sqr(x - w).mean()
+    >>> step = train.make_train_function_theano(loss, [w], x, None, updates.sgd, 0.25)
+    >>> step(np.array([1.0, 3.0]))
+    array(5.)
+    >>> w.get_value()
+    array(1.)
     """
-    grad_updates, param_updates, _ = update_rule(loss, params, *args, **kwargs)
-    inputs = _inputs(x, y)
-    gradient = theano.function(inputs, loss, updates=grad_updates, name="gradient")
-    update = theano.function([], updates=param_updates, name="update")
-
-    def train_minibatch(x_data: Any, y_data: Any, batch: Any = None) -> numpy.ndarray:
-        if batch is None or isinstance(batch, (int, numpy.integer)):
-            rows = slice(batch)
-        else:
-            rows = batch if isinstance(batch, slice) else numpy.asarray(batch)
-        value = gradient(*(data[rows] for data in [*_as_list(x_data), *_as_list(y_data)]))
-        update()
-        return value
-
-    return train_minibatch
+    arguments = Arguments(
+        (x, y), outputs, updates, givens, bcast_inputs, None, loss_op, function_options
+    )
+    script, inputs, options = script_of_training(arguments, loss, params, update_rule, args, kwargs)
+    step = SerialStep(script, inputs, options.theano)
+    return TrainFunction(step, inputs, outputs is None)
 
 
-def _inputs(x: Variables, y: Variables) -> list[Variable]:
-    return [*_as_list(x), *_as_list(y)]
+def parallel_function(
+    inputs: Sequence[Any],
+    outputs: Any = None,
+    *,
+    updates: Updates | None = None,
+    givens: Any = None,
+    loss: Variable | Sequence[Variable] | None = None,
+    params: Sequence[SharedVariable] | None = None,
+    gradients: Sequence[Variable] | None = None,
+    loss_op: str = "avg",
+    bcast_inputs: Sequence[Variable] | None = None,
+    sliceable_shareds: Sequence[SharedVariable] | None = None,
+    **kwargs: Any,
+) -> ParallelFunction:
+    """Build a function on all ranks that equals a ``theano.function``, updates included.
 
+    Replace ``theano.function`` in a script by it. The updates are cut at the gradients in them. Each
+    rank computes the gradients on its rows, they are averaged over the ranks, and every rank computes
+    the rest of the updates from the average. The parameters remain identical on all ranks.
 
-def _as_list(one_or_many: Any) -> list:
-    return list(one_or_many) if isinstance(one_or_many, (list, tuple)) else [one_or_many]
+    Parameters
+    ----------
+    inputs : list of variables
+        As in ``synkhronos.function``: each is split over the ranks along axis 0, scalars are given to
+        every rank, and the rows that an index selects in `givens` are split.
+    outputs : variable, (variable, op), or list or dict of these, optional
+        As in ``synkhronos.function``. An output without an operation that is computed from gradients or
+        from the loss, or does not depend on the rows, has its serial value.
+    updates : dict, or list of (shared, new) or (shared, new, op), optional
+        New values may contain gradients of `loss` with respect to `params`, in any expression. If a
+        new value depends on the rows otherwise, as a moving average of batch normalization does, `op`
+        says how the values of the ranks are combined: ``"avg"`` (default; weighted by the numbers of
+        rows), ``"sum"`` (of the changes), ``"min"``, ``"max"``, or None, with which each rank keeps its
+        own value.
+    givens : as in Theano, optional
+        Substitutions in the graph.
+    loss : scalar variable, or list of these, optional
+        The losses whose gradients the updates contain. By default all scalar float outputs are tried.
+    params : list of shared variables, optional
+        The parameters of these gradients; by default all float variables in `updates`.
+    gradients : list of variables, optional
+        The gradient expressions themselves, one for each of `params`. Not needed for what
+        ``theano.grad(loss, params)`` returns, or :func:`gradients`.
+    loss_op : {"avg", "sum"}
+        How the losses and gradients of the ranks are combined: ``"avg"`` for losses that are means over
+        the rows, ``"sum"`` for sums. In a sum, terms that are the same on every rank count once.
+    bcast_inputs : list of variables, optional
+        Inputs of which every rank gets the whole value. Those that are not in `inputs` follow them.
+    sliceable_shareds : list of shared variables, optional
+        As in ``synkhronos.function``.
+    **kwargs
+        Passed to ``theano.function``.
+
+    Returns
+    -------
+    ParallelFunction
+        Its calls take what a ``synkhronos.Function`` takes, with the inputs in the order of `inputs`,
+        and return what the Theano function would return.
+
+    Raises
+    ------
+    NotForkedError, ClosedError, WorldBrokenError
+        If there are no processes that can be used.
+    TypeError, ValueError
+        If an argument is wrong, or the function could not equal the serial one, as a new value depends
+        on the rows in a way that cannot be averaged. The message names the update or output, and says
+        what to do.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import synkhronos as synk
+    >>> import theano
+    >>> import theano.tensor as T
+    >>> from synkhronos.extensions import train
+    >>> synk.fork(2, use_gpu=False)
+    2
+    >>> x, rate = T.dvector("x"), T.dscalar("rate")
+    >>> w, velocity = theano.shared(0.0, name="w"), theano.shared(0.0, name="velocity")
+    >>> loss = T.sqr(x - w).mean()
+    >>> new_velocity = 0.5 * velocity - rate * T.grad(loss, w)
+    >>> updates = [(velocity, new_velocity), (w, w + new_velocity)]
+    >>> step = train.parallel_function([x, rate], loss, updates=updates)
+    >>> step([1.0, 2.0, 3.0], 0.25)  # two rows on this process, one on the worker
+    array(4.66666667)
+    >>> step([1.0, 2.0, 3.0], rate=0.25)
+    array(1.66666667)
+    >>> synk.gather([w, velocity])
+    [array([2., 2.]), array([1., 1.])]
+    >>> synk.close()
+    """
+    script, matched, options, form = script_of_function(
+        Arguments(inputs, outputs, updates, givens, bcast_inputs, sliceable_shareds, loss_op, kwargs),
+        loss,
+        params,
+        gradients,
+    )
+    return ParallelFunction(Step(make_plan(script), matched, options), matched, form)

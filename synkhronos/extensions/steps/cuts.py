@@ -1,0 +1,113 @@
+"""Where the updates of a training step are cut: at the gradients, at marks, and at the loss."""
+
+from __future__ import annotations
+
+import logging
+from typing import Iterable, NamedTuple, Sequence
+
+import theano
+from theano.compile.sharedvalue import SharedVariable
+from theano.gof import Variable
+
+from synkhronos.extensions._flat_gradient import FLOAT_DTYPES
+from synkhronos.extensions.steps.equality import Numbering
+from synkhronos.extensions.steps.graphs import inputs_first
+from synkhronos.extensions.steps.marks import Mark
+
+_logger = logging.getLogger(__name__)
+
+
+class Cut(NamedTuple):
+    """An expression of each rank whose value over all ranks replaces it in the updates."""
+
+    expression: Variable
+    op: str
+    shape: tuple[int, ...]
+    key: tuple[int, str]  # equal for equal expressions and operations
+
+
+class Cuts:
+    """The expressions at which updates are cut, found by their structure.
+
+    Parameters
+    ----------
+    loss_op : {"avg", "sum"}
+        How losses and their gradients are combined.
+    """
+
+    def __init__(self, loss_op: str) -> None:
+        self.loss_op = loss_op
+        self._numbering = Numbering()
+        self._known: dict[int, tuple[int, ...]] = {}  # shapes
+        self._losses: set[int] = set()
+
+    def add_loss(self, loss: Variable) -> None:
+        """Cut at a loss."""
+        number = self._numbering.of(loss)
+        self._known[number] = ()
+        self._losses.add(number)
+
+    def add_gradients(
+        self, expressions: Iterable[Variable | None], params: Sequence[SharedVariable]
+    ) -> None:
+        """Cut at expressions in the shapes of parameters. None stands for no gradient."""
+        for expression, param in zip(expressions, params):
+            if expression is not None:
+                shape = param.get_value(borrow=True).shape
+                self._known[self._numbering.of(expression)] = shape
+
+    def add_gradients_of(self, loss: Variable, params: Sequence[SharedVariable]) -> None:
+        """Cut at a loss and at its gradients."""
+        self.add_gradients(_gradients(loss, params), params)
+        self.add_loss(loss)
+
+    def add_gradients_of_losses_in(
+        self,
+        expressions: Sequence[Variable],
+        outputs: Iterable[Variable],
+        params: Sequence[SharedVariable],
+    ) -> None:
+        """Cut at those outputs of which a gradient is in the expressions, and at their gradients."""
+        numbers = {self._numbering.of(one) for one in inputs_first(expressions)}
+        for output in outputs:
+            try:
+                gradients = _gradients(output, params)
+            except Exception as error:  # of any kind, as each operation may refuse in its own way
+                _logger.debug("output %s is no loss: %s", output, error)
+                continue
+            if any(self._numbering.of(one) in numbers for one in gradients if one is not None):
+                self.add_gradients(gradients, params)
+                self.add_loss(output)
+
+    def is_loss(self, variable: Variable) -> bool:
+        """Whether a variable is a loss, or computed as a loss is."""
+        return bool(self._losses) and self._numbering.of(variable) in self._losses
+
+    def find(self, variable: Variable) -> Cut | None:
+        """Return the cut at a variable, or None."""
+        node = variable.owner
+        if node is not None and isinstance(node.op, Mark):
+            expression, op, shape = node.inputs[0], node.op.op or self.loss_op, node.op.shape
+        elif self._known and self._numbering.of(variable) in self._known:
+            expression, op = variable, self.loss_op
+            shape = self._known[self._numbering.of(variable)]
+        else:
+            return None
+        return Cut(expression, op, shape, (self._numbering.of(expression), op))
+
+
+def _gradients(loss, params):
+    return theano.grad(
+        loss, list(params), disconnected_inputs="ignore", return_disconnected="None"
+    )
+
+
+def is_float_scalar(variable: Variable) -> bool:
+    """Whether a variable may be a loss."""
+    kind = variable.type
+    return getattr(kind, "ndim", None) == 0 and kind.dtype in FLOAT_DTYPES
+
+
+def is_float_tensor(shared: SharedVariable) -> bool:
+    """Whether a shared variable may be a parameter."""
+    return hasattr(shared.type, "broadcastable") and shared.type.dtype in FLOAT_DTYPES

@@ -1,0 +1,107 @@
+"""Which of some sources an expression depends on, and expressions with parts replaced."""
+
+from __future__ import annotations
+
+from typing import Container, Iterable, Mapping, Sequence
+
+from theano.gof import Variable
+
+from synkhronos.extensions.steps.graphs import (
+    inputs_first,
+    is_fill_of_one_number,
+    label,
+    operands,
+)
+
+
+class Dependence:
+    """Which of the `sources` each variable depends on, as a bit mask.
+
+    Parameters
+    ----------
+    sources : list of variables
+    givens : dict
+        Theano's substitutions: a variable depends on what replaces it.
+    cuts : container of variables
+        Variables that count as independent, whatever they are computed from.
+    """
+
+    def __init__(
+        self,
+        sources: Iterable[Variable],
+        givens: Mapping[Variable, Variable],
+        cuts: Container[Variable] = (),
+    ) -> None:
+        self.sources = list(dict.fromkeys(sources))
+        self.givens = givens
+        self._bits = {source: 1 << position for position, source in enumerate(self.sources)}
+        self._cuts = cuts
+        self._masks: dict[Variable, int] = {}
+
+    def parents(self, variable: Variable) -> Sequence[Variable]:
+        """Return the variables that the value of a variable depends on directly."""
+        if variable in self._cuts:
+            return ()
+        if variable in self.givens:
+            return (self.givens[variable],)
+        node = variable.owner
+        if node is not None and is_fill_of_one_number(node):
+            return node.inputs[1:]
+        return operands(variable)
+
+    def of(self, *variables: Variable) -> int:
+        """Return the mask of some variables together."""
+        together = 0
+        for variable in variables:
+            if variable not in self._masks:
+                for one in inputs_first([variable], self.parents, done=self._masks):
+                    mask = self._bits.get(one, 0)
+                    for parent in self.parents(one):
+                        mask |= self._masks[parent]
+                    self._masks[one] = mask
+            together |= self._masks[variable]
+        return together
+
+    def mask_of(self, sources: Iterable[Variable]) -> int:
+        """Return the mask of some of the sources."""
+        mask = 0
+        for source in sources:
+            mask |= self._bits[source]
+        return mask
+
+    def sources_in(self, mask: int) -> list[Variable]:
+        """Return the sources in a mask."""
+        return [source for source in self.sources if self._bits[source] & mask]
+
+    def labels_in(self, mask: int) -> str:
+        """Return the sources in a mask as text."""
+        return ", ".join(label(source) for source in self.sources_in(mask))
+
+
+def rebuilt(
+    variables: Sequence[Variable],
+    replacements: Mapping[Variable, Variable],
+    givens: Mapping[Variable, Variable],
+) -> list[Variable]:
+    """Return expressions with variables replaced by others of the same type.
+
+    Variables of which only the shape is used, and this is that of one number, are left out: they count
+    as no dependence, and may have no replacement.
+    """
+    copies = dict(replacements)
+    parents = Dependence((), givens).parents
+    for variable in inputs_first(variables, parents, done=copies):
+        node = variable.owner
+        if node is None or variable in givens:  # which Theano replaces when it compiles
+            copies[variable] = variable
+        elif is_fill_of_one_number(node):
+            copies[variable] = copies[node.inputs[1]]
+        else:
+            inputs = [copies[one] for one in node.inputs]
+            if all(new is old for new, old in zip(inputs, node.inputs)):
+                copies[variable] = variable
+                continue
+            outputs = node.clone_with_new_inputs(inputs).outputs
+            for old, new in zip(node.outputs, outputs):
+                copies.setdefault(old, new)
+    return [copies[variable] for variable in variables]

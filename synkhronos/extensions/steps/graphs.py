@@ -1,0 +1,97 @@
+"""Walks over graphs, without recursion: graphs are deeper than Python's stack."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Container, Iterable, Iterator, Mapping, Sequence
+
+from theano.compile.sharedvalue import SharedVariable
+from theano.gof import Apply, Variable
+from theano.scalar import Second
+from theano.tensor.elemwise import Elemwise
+from theano.tensor.raw_random import RandomStateType
+from theano.tensor.subtensor import Subtensor, get_idx_list
+
+
+def operands(variable: Variable) -> Sequence[Variable]:
+    """Return the variables from which a variable is computed directly."""
+    return () if variable.owner is None else variable.owner.inputs
+
+
+def operands_with(
+    givens: Mapping[Variable, Variable],
+) -> Callable[[Variable], Sequence[Variable]]:
+    """Return a function like `operands` for graphs in which Theano will substitute `givens`."""
+
+    def parents(variable: Variable) -> Sequence[Variable]:
+        return (givens[variable],) if variable in givens else operands(variable)
+
+    return parents
+
+
+def inputs_first(
+    roots: Iterable[Variable],
+    parents: Callable[[Variable], Sequence[Variable]] = operands,
+    done: Container[Variable] = (),
+) -> Iterator[Variable]:
+    """Yield each variable that the roots are computed from, and the roots, after its parents.
+
+    Variables in `done`, which may grow meanwhile, are not visited.
+    """
+    seen = set()
+    for root in roots:
+        stack = [(root, False)]
+        while stack:
+            variable, are_parents_done = stack.pop()
+            if are_parents_done:
+                yield variable
+            elif variable not in seen and variable not in done:
+                seen.add(variable)
+                stack.append((variable, True))
+                stack.extend([(one, False) for one in reversed(parents(variable))])
+
+
+def is_fill_of_one_number(node: Apply) -> bool:
+    """Whether a node repeats its second input in the shape of its first, which is one number.
+
+    Its value does not depend on the first input. The gradient of every loss begins with such a node.
+    """
+    return (
+        isinstance(node.op, Elemwise)
+        and isinstance(node.op.scalar_op, Second)
+        and all(node.inputs[0].type.broadcastable)
+        and node.inputs[1].type == node.outputs[0].type
+    )
+
+
+def is_window(variable: Variable, inputs: Container[Variable]) -> bool:
+    """Whether a variable is a slice of rows whose bounds depend on inputs, or is computed from one.
+
+    Computed element by element, such as by a cast: then each of its rows depends on one row of the
+    slice. ``synkhronos.function`` divides the rows of such a variable among the ranks, if it replaces
+    another by `givens`.
+    """
+
+    def elements(one: Variable) -> Sequence[Variable]:
+        return operands(one) if one.owner and isinstance(one.owner.op, Elemwise) else ()
+
+    bounds: list[Any] = []
+    for one in inputs_first([variable], elements):
+        if one.owner and isinstance(one.owner.op, Subtensor):
+            rows = get_idx_list(one.owner.inputs, one.owner.op.idx_list)[0]
+            if isinstance(rows, slice):
+                bounds += [rows.start, rows.stop]
+    bounds = [one for one in bounds if isinstance(one, Variable)]
+    return any(one in inputs for one in inputs_first(bounds))
+
+
+def is_random_state(variable: Any) -> bool:
+    """Whether this is a shared variable that holds the state of a random stream."""
+    return isinstance(variable, SharedVariable) and (
+        isinstance(variable.type, RandomStateType) or getattr(variable.tag, "is_rng", False)
+    )
+
+
+def label(variable: Variable) -> str:
+    """Return how messages refer to an input or a shared variable."""
+    kind = "shared variable" if isinstance(variable, SharedVariable) else "input"
+    return f"{kind} {variable.name!r}" if variable.name else f"{kind} {variable}"

@@ -1,0 +1,148 @@
+"""Expressions as sums of terms, by the linear operations at their end."""
+
+from __future__ import annotations
+
+from typing import Container, Iterator, Optional, Sequence, Tuple
+
+import theano.tensor as tt
+from theano import scalar
+from theano.compile.ops import Rebroadcast, ViewOp
+from theano.gof import Apply, Variable
+from theano.tensor.elemwise import DimShuffle, Elemwise, Sum
+
+from synkhronos.extensions.steps.dependence import Dependence
+from synkhronos.extensions.steps.graphs import inputs_first, is_fill_of_one_number
+
+Parts = Tuple[Optional[Variable], Optional[Variable]]
+
+
+def linear_operands(node: Apply | None, local: Dependence) -> Sequence[Variable]:
+    """Return the inputs in which the output of a node is linear, counting as constant all others.
+
+    None of the others depends on the sources of `local`. If there is no such division, the result is
+    empty.
+    """
+    if node is None:
+        return ()
+    if is_fill_of_one_number(node):
+        return node.inputs[1:]
+    if isinstance(node.op, Elemwise):
+        return _linear_in_each_element(node, local)
+    if isinstance(node.op, tt.Reshape):
+        return () if local.of(node.inputs[1]) else node.inputs[:1]
+    if isinstance(node.op, (DimShuffle, Sum, Rebroadcast, ViewOp)):
+        return node.inputs
+    return ()
+
+
+def _linear_in_each_element(node, local):
+    operation = node.op.scalar_op
+    if isinstance(operation, (scalar.Add, scalar.Sub, scalar.Neg, scalar.Identity)):
+        return node.inputs
+    if isinstance(operation, scalar.Cast):
+        is_float = node.inputs[0].type.dtype.startswith("float")
+        return node.inputs if is_float and node.outputs[0].type.dtype.startswith("float") else ()
+    if isinstance(operation, (scalar.Mul, scalar.TrueDiv)):
+        chosen = [one for one in node.inputs if local.of(one)]
+        is_divisor = isinstance(operation, scalar.TrueDiv) and node.inputs[1] in chosen
+        return chosen if len(chosen) == 1 and not is_divisor else ()
+    return ()
+
+
+def terms(variable: Variable, local: Dependence) -> Iterator[tuple[Variable, bool]]:
+    """Yield ``(term, whether it was summed over an axis)`` for the terms that depend on the sources."""
+    stack = [(variable, False)]
+    while stack:
+        one, is_summed = stack.pop()
+        parts = linear_operands(one.owner, local)
+        if not parts:
+            yield one, is_summed
+        else:
+            is_summed = is_summed or isinstance(one.owner.op, Sum)
+            stack.extend([(part, is_summed) for part in reversed(parts) if local.of(part)])
+
+
+def has_rows(variable: Variable, rows: Container[Variable], local: Dependence) -> bool:
+    """Whether a variable surely has one item per row of one of the inputs `rows`.
+
+    It is computed from that input alone, element by element or by products with constants.
+    """
+    while variable not in rows:
+        node = variable.owner
+        if node is None or not isinstance(node.op, (Elemwise, tt.Dot)):
+            return False
+        inputs = [one for one in node.inputs if local.of(one)]
+        if len(inputs) != 1 or (isinstance(node.op, tt.Dot) and inputs[0] is not node.inputs[0]):
+            return False
+        variable = inputs[0]
+    return True
+
+
+def is_count(term: Variable) -> bool:
+    """Whether a term is an integer, or an integer as a float: a number of rows, say."""
+    node = term.owner
+    is_cast = node is not None and isinstance(node.op, Elemwise)
+    if is_cast and isinstance(node.op.scalar_op, scalar.Cast):
+        term = node.inputs[0]
+    return not term.type.dtype.startswith(("float", "complex"))
+
+
+def split(variable: Variable, local: Dependence) -> Parts:
+    """Return ``(dependent, free)``, whose sum is the variable; either may be None.
+
+    The second does not depend on the sources of `local`. What cannot be divided is dependent.
+    """
+
+    def parents(one: Variable) -> Sequence[Variable]:
+        return linear_operands(one.owner, local) if local.of(one) else ()
+
+    divided: dict[Variable, Parts] = {}
+    for one in inputs_first([variable], parents, done=divided):
+        divided[one] = _split(one, parents(one), divided) if local.of(one) else (None, one)
+    return divided[variable]
+
+
+def _split(variable, operands, divided):
+    """Return the parts of a dependent variable, given those of its linear operands."""
+    node = variable.owner
+    if all(divided[one][1] is None for one in operands):
+        return variable, None
+    if is_fill_of_one_number(node):
+        return divided[operands[0]]
+    if len(operands) > 1:
+        return tuple(_joined(variable, divided, which) for which in (0, 1))
+    dependent, free = divided[operands[0]]
+    if dependent is None or not _is_kept_whole(node, free):
+        return variable, None
+    return tuple(_applied(variable, operands[0], part) for part in (dependent, free))
+
+
+def _is_kept_whole(node, free):
+    """Whether the operation does not depend on the extents of axes that the free part lacks."""
+    is_elementwise = isinstance(node.op, (Elemwise, DimShuffle, ViewOp))
+    return is_elementwise or free.type.broadcastable == node.inputs[0].type.broadcastable
+
+
+def _joined(variable, divided, which):
+    """Return the sum or difference of the dependent, or of the free parts of the operands."""
+    node = variable.owner
+    signs = [1, -1] if isinstance(node.op.scalar_op, scalar.Sub) else [1] * len(node.inputs)
+    total = None
+    for sign, operand in zip(signs, node.inputs):
+        part = divided[operand][which]
+        if part is not None:
+            part = part if sign > 0 else -part
+            total = part if total is None else total + part
+    if total is None:
+        return None
+    total = tt.cast(total, variable.type.dtype)
+    if which == 0 and total.type.broadcastable != variable.type.broadcastable:
+        # The free part has axes that this one lacks.
+        total = total + tt.zeros_like(_joined(variable, divided, 1))
+    return total
+
+
+def _applied(variable, operand, part):
+    node = variable.owner
+    inputs = [part if one is operand else one for one in node.inputs]
+    return node.op(*inputs)

@@ -1,0 +1,112 @@
+"""The errors that say why a step on all ranks could not equal the serial step, and what to do."""
+
+from __future__ import annotations
+
+from theano.gof import Variable
+
+from synkhronos.extensions.steps.dependence import Dependence
+
+_OPERATIONS = (
+    "(shared, new, 'sum') adds up the changes of all ranks, 'min' and 'max' keep the least and the "
+    "greatest value, and None lets each rank keep its own value"
+)
+
+_MARKED = (
+    "train.gradients(loss, params) computes marked gradients, and train.gradients(expressions, params) "
+    "marks those that theano.grad returned with further arguments, such as consider_constant"
+)
+
+
+def nothing_divided() -> ValueError:
+    """No variable differs from rank to rank."""
+    return ValueError(
+        "inputs: no input is divided among the ranks, so each of them would compute the whole step; "
+        "give the rows of the minibatch as an input, or an index that selects them by a slice in "
+        "givens, or name the shared variables that hold them as sliceable_shareds"
+    )
+
+
+def mixed(target: Variable, local: Dependence, mask: int) -> ValueError:
+    """An update uses gradients, and something else that differs from rank to rank."""
+    return ValueError(
+        f"updates: the new value of {target} uses a gradient or the loss, and besides depends on "
+        f"{local.labels_in(mask)} in another way, which differs from rank to rank. If that is another "
+        f"gradient, give its loss and its parameters as well, or mark it: {_MARKED}. Mark any other "
+        f"expression with train.reduced(), to use its value over all ranks"
+    )
+
+
+def mixed_output(position: int, local: Dependence, mask: int) -> ValueError:
+    """An output uses gradients, and something else that differs from rank to rank."""
+    return ValueError(
+        f"outputs[{position}]: it uses a gradient, and besides depends on "
+        f"{local.labels_in(mask)} in another way, which differs from rank to rank. Give it as "
+        f"(variable, op) to have the ranks' values combined, or mark the other expression with "
+        f"train.reduced()"
+    )
+
+
+def step_without_gradient(target: Variable, local: Dependence, mask: int) -> ValueError:
+    """An update depends on the rows, and on what is updated, other than through known gradients."""
+    return ValueError(
+        f"updates: the new value of {target} depends on {local.labels_in(mask)}, but no gradient of "
+        f"the loss was found in it, and the average of the ranks' new values would not be the new value "
+        f"for all rows. If it is a step along a gradient, give the loss and the parameters of this "
+        f"gradient, or mark it: {_MARKED}. Otherwise say how to combine the values: {_OPERATIONS}"
+    )
+
+
+def sum_over_rows(target: Variable, local: Dependence, mask: int, is_summed: bool) -> ValueError:
+    """An update that would have to be averaged is a sum over rows, or has an item for each row."""
+    what = "is a sum over the rows" if is_summed else "has an item for each row"
+    return ValueError(
+        f"updates: the new value of {target} depends on {local.labels_in(mask)} and {what}, so that "
+        f"the average of the ranks' values would not be the value for all rows. Take the mean over the "
+        f"rows, or say how to combine the values: {_OPERATIONS}"
+    )
+
+
+def not_a_float(target: Variable, local: Dependence, mask: int) -> TypeError:
+    """An update that would have to be averaged is an integer."""
+    return TypeError(
+        f"updates: the new value of {target}, {target.dtype}, depends on {local.labels_in(mask)}, and "
+        f"the ranks' values cannot be averaged, as they are no floats. Say how to combine them: "
+        f"{_OPERATIONS}"
+    )
+
+
+def not_a_tensor(target: Variable, local: Dependence, mask: int) -> TypeError:
+    """An update that would have to be combined is not a tensor."""
+    return TypeError(
+        f"updates: the new value of {target}, {target.type}, depends on {local.labels_in(mask)}, and "
+        f"only tensors can be combined over the ranks. Give (shared, new, None) to let each rank keep "
+        f"its own value"
+    )
+
+
+def drawn_twice(target: Variable, local: Dependence, mask: int) -> ValueError:
+    """An update is random, and the same numbers are used with the rows, where ranks draw others."""
+    return ValueError(
+        f"updates: the new value of {target} depends on random numbers, {local.labels_in(mask)}, that "
+        f"the loss or another expression of each rank uses too, so they differ from rank to rank. Give "
+        f"(shared, new, None) to let each rank keep its own value"
+    )
+
+
+def not_broadcast(target: Variable, local: Dependence, mask: int) -> TypeError:
+    """An update is random, and the state of its stream is not an array."""
+    return TypeError(
+        f"updates: the new value of {target} depends on random numbers, {local.labels_in(mask)}, which "
+        f"every rank has to draw alike. RandomStreams cannot do this; use MRG_RandomStreams, or give "
+        f"(shared, new, None) to let each rank keep its own value"
+    )
+
+
+def unknown_penalty() -> ValueError:
+    """A sum over ranks would contain a penalty once per rank."""
+    return ValueError(
+        "loss_op: the loss contains a term that is the same on every rank, which a sum over the ranks "
+        "would contain once per rank, and the gradients of the update rule are not those of "
+        "theano.grad(loss, params), so that this term cannot be found in them. Use a rule that returns "
+        "updates, or one that takes gradients"
+    )

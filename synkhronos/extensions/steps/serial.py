@@ -1,0 +1,59 @@
+"""A training step with plain Theano, for one process."""
+
+from __future__ import annotations
+
+from typing import Any, Mapping, Sequence
+
+import numpy
+import theano
+
+from synkhronos.extensions.steps.arguments import MISSING, Inputs
+from synkhronos.extensions.steps.script import Script
+
+
+class SerialStep:
+    """The step that a step on all ranks equals. Its calls are those of a `Step`."""
+
+    def __init__(self, script: Script, inputs: Inputs, options: Mapping[str, Any]) -> None:
+        self._inputs = inputs
+        self._scattered = [one in script.rows for one in inputs.variables]
+        pairs = [(one.target, one.new) for one in script.updates]
+        gradients = [(one.target, one.new) for one in script.grad_updates]
+        self._update = None
+        if gradients:
+            if script.n_further or not all(self._scattered):
+                # Further updates read the values before the step, whichever function computes them.
+                news = theano.clone([new for _, new in pairs], replace=dict(gradients))
+                pairs = [(target, new) for (target, _), new in zip(pairs, news)]
+            else:  # as on all ranks: first the gradient, then the update
+                self._update = theano.function([], updates=pairs, **{**options, "name": "update"})
+                pairs = gradients
+        self._function = theano.function(
+            inputs.given,
+            [one.variable for one in script.outputs],
+            updates=pairs,
+            givens=list(script.givens.items()),
+            **{"name": "gradient", **options},
+        )
+
+    def __call__(self, values: Sequence[Any], batch: Any, num_slices: int) -> list[Any]:
+        """Take a step; return the list of outputs. The result does not depend on `num_slices`."""
+        if batch is None or isinstance(batch, (int, numpy.integer)):
+            rows = slice(batch)
+        else:
+            rows = batch if isinstance(batch, slice) else numpy.asarray(batch)
+        chosen = [
+            _rows_of(value, rows) if scattered and value is not MISSING else value
+            for value, scattered in zip(values, self._scattered)
+        ]
+        positional, named = self._inputs.select(range(len(chosen)), chosen)
+        outputs = self._function(*positional, **named)
+        if self._update is not None:
+            self._update()
+        return outputs
+
+
+def _rows_of(value, rows):
+    if isinstance(value, (list, tuple)):
+        return numpy.asarray(value)[rows].tolist()  # Theano casts lists, and no arrays
+    return value[rows]

@@ -1,0 +1,97 @@
+"""The shared variables in which a training step reduces the values of the ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy
+import theano
+import theano.tensor as tt
+from theano.compile.sharedvalue import SharedVariable
+from theano.gof import Variable
+
+from synkhronos.extensions.steps.layout import Layout
+
+Place = tuple  # (dtype, op, position)
+
+
+class Slots:
+    """Vectors that hold the values to reduce, one for each dtype and operation.
+
+    Attributes
+    ----------
+    updates : list of (shared, new, op)
+        What each rank computes on its rows; `op` combines slices of the rows.
+    reduced : dict
+        For each operation, the shared variables to reduce.
+    """
+
+    def __init__(self) -> None:
+        self._groups: dict[tuple[str, str], list[tuple[Variable, tuple[int, ...]]]] = {}
+        self._pieces: dict[tuple[str, str], list[Variable]] = {}
+        self.updates: list[tuple[SharedVariable, Variable, str]] = []
+        self.reduced: dict[str, list[SharedVariable]] = {}
+
+    def add(self, expression: Variable, op: str, shape: tuple[int, ...]) -> Place:
+        """Reserve a place in a vector for an expression; return it."""
+        group = self._groups.setdefault((expression.dtype, op), [])
+        group.append((expression, shape))
+        return expression.dtype, op, len(group) - 1
+
+    def add_whole(self, new: Variable, op: str, like: SharedVariable) -> SharedVariable:
+        """Return a new shared variable for an expression of the type of `like`, to be reduced."""
+        value = numpy.zeros_like(like.get_value(borrow=True))
+        name = f"new_{like.name}" if like.name else None
+        shared = theano.shared(value, name=name, broadcastable=like.type.broadcastable)
+        self.add_update(shared, new, op)
+        return shared
+
+    def add_update(self, shared: SharedVariable, new: Variable, op: str) -> None:
+        """Have each rank compute `shared`, which is then reduced."""
+        self.updates.append((shared, new, op))
+        self.reduced.setdefault(op, []).append(shared)
+
+    def build(self) -> None:
+        """Make the vectors; nothing can be added to them afterwards."""
+        for (dtype, op), group in self._groups.items():
+            expressions = [expression for expression, _ in group]
+            patterns = [expression.type.broadcastable for expression in expressions]
+            layout = Layout([shape for _, shape in group], patterns)
+            vector = theano.shared(numpy.zeros(layout.size, dtype), name=f"flat_{op}")
+            self.add_update(vector, layout.filled(vector, expressions), op)
+            self._pieces[dtype, op] = list(layout.pieces(vector))
+
+    def piece(self, place: Place) -> Variable:
+        """Return the reduced value of the expression at a place."""
+        dtype, op, position = place
+        return self._pieces[dtype, op][position]
+
+    def clearing(self) -> list[tuple[SharedVariable, Variable]]:
+        """Return updates that keep ranks without rows from taking part in the reduction.
+
+        An average ignores these ranks. In the other operations they take part with what is in their
+        variables, so that has to be a value without effect.
+        """
+        return [
+            (shared, _filled_with(shared, _neutral(op, shared.dtype)))
+            for op, shareds in self.reduced.items()
+            if op != "avg"
+            for shared in shareds
+        ]
+
+
+def _neutral(op: str, dtype: str) -> Any:
+    if op == "sum":
+        return 0
+    if dtype == "bool":
+        return op == "min"
+    if numpy.issubdtype(dtype, numpy.floating):
+        return numpy.inf if op == "min" else -numpy.inf
+    return numpy.iinfo(dtype).max if op == "min" else numpy.iinfo(dtype).min
+
+
+def _filled_with(shared, value):
+    number = tt.constant(numpy.asarray(value, shared.dtype))
+    if not shared.ndim:
+        return number
+    return tt.set_subtensor(shared[:], number)  # in place, so that it stays in shared memory

@@ -1,0 +1,147 @@
+"""A training step on all ranks: the phases of a plan, as one command."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Sequence
+
+from theano.compile.sharedvalue import SharedVariable
+from theano.gof import Variable
+
+import synkhronos as synk
+from synkhronos.extensions.steps.arguments import Inputs
+from synkhronos.extensions.steps.graphs import inputs_first, operands_with
+from synkhronos.extensions.steps.plan import Plan
+
+
+class Options(NamedTuple):
+    """How the functions of a step are built.
+
+    Attributes
+    ----------
+    broadcast : list of variables
+        The `bcast_inputs`.
+    sliceable : list of shared variables
+    givens : dict
+    not_default : list of shared variables
+        Those whose default updates are among the updates of the plan.
+    theano : dict
+        Keywords of ``theano.function``.
+    """
+
+    broadcast: list[Variable]
+    sliceable: list[SharedVariable]
+    givens: dict[Variable, Variable]
+    not_default: list[SharedVariable]
+    theano: dict[str, Any]
+
+
+class _Phase(NamedTuple):
+    """A function of a step, and the numbers of the step's inputs that it has."""
+
+    function: synk.Function
+    indices: list[int]
+
+
+class _Builder:
+    """Builds the functions of a step."""
+
+    def __init__(self, inputs: Inputs, options: Options) -> None:
+        self.inputs, self.options = inputs, options
+        self._parents = operands_with(options.givens)
+        self._keywords = dict(options.theano)
+        self._name = self._keywords.pop("name", None)
+        excluded = self._keywords.get("no_default_updates", False)
+        if options.not_default and excluded is not True:
+            self._keywords["no_default_updates"] = [*(excluded or ()), *options.not_default]
+
+    def used(self, roots: Sequence[Variable]) -> set[Variable]:
+        """Return all variables that expressions are computed from."""
+        return set(inputs_first(roots, self._parents))
+
+    def build(
+        self,
+        name: str,
+        outputs: list[Any],
+        updates: list[tuple],
+        used: set[Variable],
+        indices: list[int],
+        sliceable: list[SharedVariable],
+    ) -> _Phase:
+        """Build a function of some of the inputs."""
+        own, whole = [], []
+        for index in indices:
+            is_whole = self.inputs.variables[index] in self.options.broadcast
+            (whole if is_whole else own).append(index)
+        function = synk.function(
+            [self.inputs.given[index] for index in own],
+            outputs,
+            bcast_inputs=[self.inputs.given[index] for index in whole],
+            updates=updates,
+            givens=[(old, new) for old, new in self.options.givens.items() if old in used],
+            sliceable_shareds=sliceable,
+            name=name if self._name is None else f"{self._name}: {name}",
+            **self._keywords,
+        )
+        return _Phase(function, [*own, *whole])
+
+
+class Step:
+    """A training step. Its calls take data as `Inputs.match` returns it.
+
+    Attributes
+    ----------
+    functions : list of Function
+        The functions that a call runs, in their order.
+    """
+
+    def __init__(self, plan: Plan, inputs: Inputs, options: Options) -> None:
+        self._inputs, self._places, self._streams = inputs, plan.places, plan.streams
+        self._reduced = list(plan.reduced.items())
+        builder = _Builder(inputs, options)
+        rows_use = builder.used([*plan.row_variables, *(new for _, new, _ in plan.row_updates)])
+        later = [("prepare", [], plan.preparing), ("update", plan.outputs, plan.updates)]
+        later_use = [
+            builder.used([*outputs, *(new for _, new in updates)]) for _, outputs, updates in later
+        ]
+        # An input that nothing uses is left to the first function, and so to Theano.
+        only_later = set().union(*later_use) - rows_use
+        indices = [i for i, one in enumerate(inputs.variables) if one not in only_later]
+        self._rows = builder.build(
+            "gradient", plan.row_outputs, plan.row_updates, rows_use, indices, options.sliceable
+        )
+        self._clear = None
+        if plan.clearing:
+            self._clear = builder.build("clear", [], plan.clearing, set(), [], []).function
+        self._later = []
+        for (name, outputs, updates), used in zip(later, later_use):
+            if outputs or updates:
+                indices = [i for i, one in enumerate(inputs.variables) if one in used]
+                own = [(output, None) for output in outputs]  # the master's value
+                self._later.append(builder.build(name, own, updates, used, indices, []))
+        self.functions = [phase.function for phase in [self._rows, *self._later]]
+
+    def __call__(
+        self, values: Sequence[Any], batch: Any, num_slices: int, batch_s: Any = None
+    ) -> list[Any]:
+        """Take a step; return the list of outputs."""
+        positional, named = self._inputs.select(self._rows.indices, values)
+        if batch_s is not None:
+            named["batch_s"] = batch_s
+        rows = self._rows.function
+        with synk.fuse():
+            if self._clear is not None:
+                self._clear()
+            first = rows(*positional, batch=batch, num_slices=num_slices, **named)
+            for op, shareds in self._reduced:
+                synk.all_reduce(shareds, op, weights=rows if op == "avg" else None)
+            if self._streams:
+                synk.broadcast(self._streams)
+            last = None
+            for phase in self._later:
+                positional, named = self._inputs.select(phase.indices, values)
+                last = phase.function(*positional, **named)
+        return self._collected(first.result(), last)
+
+    def _collected(self, first, last):
+        after = last.result() if any(is_last for is_last, _ in self._places) else []
+        return [(after if is_last else first)[index] for is_last, index in self._places]
