@@ -1,0 +1,251 @@
+"""Models of Keras 2.3.1, on its Theano back end, on all ranks.
+
+Importing this module imports Keras, with what Keras lacks on newer versions of Python and of h5py. Keras
+is chosen to use Theano, as ``KERAS_BACKEND=theano`` does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from typing import Any, Iterator
+
+import theano.tensor as tt
+from theano.gof import Variable
+
+from synkhronos.extensions.keras_backend.functions import (
+    Metrics,
+    PredictFunction,
+    Request,
+    StepFunction,
+    request_of,
+)
+from synkhronos.extensions.keras_backend.imports import import_keras
+from synkhronos.extensions.keras_backend.terms import (
+    Term,
+    Trial,
+    as_mean,
+    dependence_on_rows,
+    terms_of,
+)
+from synkhronos.extensions.keras_backend.values import setting_of
+from synkhronos.extensions.steps.dependence import Dependence
+
+__all__ = ["parallelize"]
+
+_keras = import_keras()
+_setting = setting_of(_keras.backend)
+_THEIRS = ("keras.losses", "keras.metrics")
+_KINDS = ("train", "test", "predict")
+
+
+def parallelize(model: Any) -> Any:
+    """Make a Keras model train, evaluate and predict on all ranks.
+
+    Each batch is divided among the ranks. ``fit``, ``fit_generator``, ``evaluate``, ``predict``, and
+    their variants for one batch, are then used as before, with any callbacks. They give what one process
+    would give, except for what is said below.
+
+    Parameters
+    ----------
+    model : keras.models.Model
+        A ``Sequential`` or a functional model. It may be compiled before or after, and again. Call
+        :func:`synkhronos.fork` before the first batch. After another `fork`, call `parallelize` again.
+
+    Returns
+    -------
+    keras.models.Model
+        The same model.
+
+    Raises
+    ------
+    TypeError
+        If `model` is not a Keras model.
+    ValueError
+        If a layer keeps states of the rows from batch to batch (``stateful=True``): the rows of the
+        ranks have no common state.
+
+    Notes
+    -----
+    Losses, sample weights, class weights, masks, regularizers and metrics give the serial numbers for
+    any length of a batch, up to rounding. If the model uses functions of your own as losses or metrics,
+    or ``add_loss``, ``add_metric`` or activity regularizers, these are tried on the first batch: its two
+    halves have to give the value of the whole, as a mean or as a sum. Otherwise the call raises
+    ``ValueError``, which says which loss or metric it is.
+
+    Dropout and other noise are drawn from random streams of each rank. So no two ranks drop the same
+    units, and the numbers differ from those of one process.
+
+    Batch normalization uses the mean and the variance of each rank's own rows of the batch. The moving
+    averages of the ranks are averaged, weighted by their rows, in every step, so they are the same on
+    all ranks. The numbers differ from those of one process, as with a smaller batch.
+
+    What callbacks, ``set_weights``, ``load_weights``, ``K.set_value`` and ``K.batch_set_value`` set
+    reaches every rank before the next batch. A variable's own ``set_value``, and another model that
+    trains the same layers on one process, change the master only: call :func:`synkhronos.broadcast`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import synkhronos as synk
+    >>> from synkhronos.extensions.keras import parallelize
+    >>> from keras.models import Sequential
+    >>> from keras.layers import Dense
+    >>> synk.fork(2, use_gpu=False)
+    2
+    >>> model = Sequential([Dense(1, input_shape=(2,), kernel_initializer="zeros")])
+    >>> model.compile("sgd", "mse")
+    >>> _ = parallelize(model)
+    >>> x = np.arange(6.0).reshape(3, 2)
+    >>> loss = model.train_on_batch(x, x.sum(axis=1))  # two rows on this process, one on the worker
+    >>> print(loss.round(2))
+    35.67
+    >>> print(model.predict(x).round(2).ravel())
+    [0.51 1.93 3.36]
+    >>> synk.close()
+    """
+    if not isinstance(model, _keras.models.Model):
+        raise TypeError(f"model: expected a Keras model, got {type(model).__name__}")
+    if model.stateful:
+        names = [layer.name for layer in model.layers if getattr(layer, "stateful", False)]
+        raise ValueError(
+            f"model: layers {names} keep states of the rows from batch to batch, which cannot be "
+            f"divided among the ranks; build them with stateful=False"
+        )
+    kept = None
+    if getattr(model, "train_function", None) is not None:
+        kept = model.optimizer, model.optimizer.get_weights()
+    for kind in _KINDS:
+        if hasattr(model, f"{kind}_function"):
+            setattr(model, f"{kind}_function", None)
+        setattr(model, f"_make_{kind}_function", functools.partial(_make_function, model, kind))
+    model._make_train_function = functools.partial(_make_train_function, model, [kept])
+    return model
+
+
+def _make_train_function(model, kept):
+    """Make the training function; give the optimizer the state that it had before `parallelize`."""
+    is_new = getattr(model, "train_function", None) is None
+    _make_function(model, "train")
+    if is_new and kept:
+        state = kept.pop()
+        if state is not None and state[0] is model.optimizer:
+            model.optimizer.set_weights(state[1])
+
+
+def _make_function(model, kind):
+    """Make a function of a model as Keras does, but on all ranks."""
+    if getattr(model, f"{kind}_function", None) is not None:
+        return
+    make = getattr(type(model), f"_make_{kind}_function")
+    if kind == "predict" or not hasattr(model, "total_loss"):
+        with _functions_built_by(_predict_function):
+            make(model)
+        return
+    loss = _Loss(model)
+    params = model._collected_trainable_weights if kind == "train" else None
+    with _functions_built_by(functools.partial(_step_function, model, loss, params)), loss.in_use():
+        make(model)
+
+
+@contextlib.contextmanager
+def _functions_built_by(build: Any) -> Iterator[None]:
+    """Have ``K.function`` call `build` with a `Request`."""
+    backend = _keras.backend
+    usual = backend.function
+
+    def function(inputs, outputs, updates=(), **options):
+        return build(request_of(inputs, outputs, updates, options))
+
+    backend.function = function
+    try:
+        yield
+    finally:
+        backend.function = usual
+
+
+def _predict_function(request: Request) -> PredictFunction:
+    return PredictFunction(request, _setting.send)
+
+
+class _Loss:
+    """The loss of a model, and one whose average over the ranks is the same.
+
+    Attributes
+    ----------
+    local : Dependence
+        Which expressions depend on the rows.
+    terms : list of Term
+    all_rows : variable or None
+        An input for the number of rows of the batch, if the loss needs it.
+    """
+
+    def __init__(self, model: Any) -> None:
+        rows = [
+            *model._feed_inputs,
+            *model._feed_targets,
+            *model._feed_sample_weights,
+        ]
+        self._model, self._usual = model, model.total_loss
+        changes = [new for one in model._get_training_eval_metrics() for _, new in one.updates]
+        self.local: Dependence = dependence_on_rows(rows, [self._usual, *changes])
+        self.terms: list[Term] = terms_of("loss", self._usual, self.local)
+        self.all_rows: Variable | None = None
+        self._averaged = self._usual
+        if any(one.op == "sum" for one in self.terms):
+            self.all_rows = tt.lscalar("all_rows")
+            self._averaged = as_mean(self._usual, self.terms, rows[0], self.all_rows)
+
+    @contextlib.contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Give the model the loss that can be averaged."""
+        self._model.total_loss = self._averaged
+        try:
+            yield
+        finally:
+            self._model.total_loss = self._usual
+
+
+def _step_function(model, loss, params, request):
+    metrics = model._get_training_eval_metrics()
+    states = {state for one in metrics for state in one.weights}
+    of_metrics = {target: new for target, new in request.updates.items() if target in states}
+    order = [hasattr(one, "_is_metric") for one in request.outputs]
+    results = [one for one, is_metric in zip(request.outputs, order) if is_metric]
+    kept = Metrics(results, of_metrics, states, loss.local)
+    trial = None
+    if not _is_known(model, loss):
+        options = {name: value for name, value in request.options.items() if name != "name"}
+        trial = Trial(request.inputs, [*loss.terms, *kept.terms], options)
+    request = request._replace(
+        outputs=[one for one, is_metric in zip(request.outputs, order) if not is_metric],
+        updates={target: new for target, new in request.updates.items() if target not in states},
+    )
+    weights = _weights_of_whole_batches(model)
+    return StepFunction(request, kept, order, params, loss.all_rows, trial, weights, _setting.send)
+
+
+def _weights_of_whole_batches(model):
+    """Return the names and sample weights of outputs whose loss is one number for a batch."""
+    found = []
+    for name, loss, target, output, weights in zip(
+        model.output_names, model.loss_functions, model.targets, model.outputs, model.sample_weights
+    ):
+        is_own = isinstance(loss, _keras.losses.Loss) and _origin(loss) not in _THEIRS
+        if is_own and weights is not None and not loss.call(target, output).ndim:
+            found.append((name, weights))
+    return found
+
+
+def _origin(function):
+    """Return the name of the module that a loss or a metric is from."""
+    return getattr(function, "fn", getattr(function, "_fn", type(function))).__module__
+
+
+def _is_known(model, loss):
+    """Whether all losses and metrics are Keras's own, for each row."""
+    functions = [one for one in model.loss_functions if one is not None]
+    functions += model._compile_metric_functions
+    added = [one for one in model.losses if loss.local.of(one)]
+    is_added = len(model.metrics) > len(model._compile_metric_functions)
+    return not added and not is_added and all(_origin(one) in _THEIRS for one in functions)

@@ -1,0 +1,243 @@
+"""The functions of a Keras model on all ranks, called as Keras calls its own."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Iterable, NamedTuple, Sequence
+
+import numpy
+import theano
+import theano.tensor as tt
+from scipy import sparse
+from theano.compile.sharedvalue import SharedVariable
+from theano.gof import Variable
+from theano.tensor.elemwise import Elemwise
+
+import synkhronos as synk
+from synkhronos.extensions.keras_backend.terms import Term, Trial, operation_of, terms_of
+from synkhronos.extensions.steps.dependence import Dependence, rebuilt
+from synkhronos.extensions.steps.graphs import inputs_first
+from synkhronos.extensions.train import parallel_function
+
+#: How Keras itself builds functions.
+OPTIONS = {"allow_input_downcast": True, "on_unused_input": "ignore"}
+
+
+class Request(NamedTuple):
+    """What Keras asks of ``K.function``."""
+
+    inputs: list[Variable]
+    outputs: list[Variable]
+    updates: dict[SharedVariable, Variable]
+    options: dict[str, Any]
+
+
+def request_of(
+    inputs: Iterable[Variable],
+    outputs: Iterable[Variable],
+    updates: Iterable[tuple],
+    options: dict[str, Any],
+) -> Request:
+    """Return the arguments of a call of ``K.function``; the first of several updates counts."""
+    first: dict[SharedVariable, Variable] = {}
+    for target, new in updates:
+        first.setdefault(target, new)
+    return Request(list(inputs), list(outputs), first, {**OPTIONS, **options})
+
+
+class _Data:
+    """Converts the arguments of a call to the types of the inputs, as Theano would."""
+
+    def __init__(self, inputs: Sequence[Variable]) -> None:
+        self.inputs = inputs
+        self.rows = [one for one in inputs if one.ndim]
+        self.others = [one for one in inputs if not one.ndim]
+
+    def of(self, values: Sequence[Any]) -> list[Any]:
+        if not isinstance(values, (list, tuple)) or len(values) != len(self.inputs):
+            got = len(values) if isinstance(values, (list, tuple)) else type(values).__name__
+            raise TypeError(f"expected a list of {len(self.inputs)} arrays, got {got}")
+        return [_converted(value, one) for value, one in zip(values, self.inputs)]
+
+
+def _converted(value, variable):
+    if sparse.issparse(value):
+        return value.astype(variable.dtype)
+    return numpy.asarray(value, variable.dtype)
+
+
+class PredictFunction:
+    """Computes outputs on all ranks, each on its rows, and joins them."""
+
+    functions: list[synk.Function]
+
+    def __init__(self, request: Request, send: Callable) -> None:
+        self._data, self._send = _Data(request.inputs), send
+        function = synk.function(
+            self._data.rows,
+            [(one, "gather") for one in request.outputs],
+            bcast_inputs=self._data.others,
+            updates=list(request.updates.items()),
+            **request.options,
+        )
+        self.functions = [function]
+
+    def __call__(self, inputs: Sequence[Any]) -> list[numpy.ndarray]:
+        """Return the outputs for all rows."""
+        values = self._data.of(inputs)
+        [function] = self.functions
+        self._send(function.get_shared())
+        rows = [value for value, one in zip(values, self._data.inputs) if one.ndim]
+        others = [value for value, one in zip(values, self._data.inputs) if not one.ndim]
+        return function(*rows, *others)
+
+
+class Metrics:
+    """The metrics of a model. Their state is only on the master, which adds what all ranks found.
+
+    Parameters
+    ----------
+    results : list of variables
+        The values of the metrics, computed from their states.
+    updates : dict
+        From each state to its new value.
+    states : set of shared variables
+    local : Dependence
+        Which expressions depend on the rows.
+    """
+
+    def __init__(
+        self,
+        results: Sequence[Variable],
+        updates: dict[SharedVariable, Variable],
+        states: set[SharedVariable],
+        local: Dependence,
+    ) -> None:
+        self.terms: list[Term] = []
+        self.outputs: list[tuple[Variable, str | None]] = []
+        values, news = [], {}
+        for target, new in updates.items():
+            change = _change(target, new, states)
+            op = self._operation(target, change, local)
+            value = change.type()
+            self.outputs.append((change, op))
+            values.append(value)
+            news[target] = target.type.filter_variable(target + value)
+        replaced = rebuilt(results, news, {}) if results else []
+        self._function = theano.function(values, replaced, updates=list(news.items()))
+
+    def _operation(self, target, change, local):
+        """Return how the changes of the ranks are combined; None if they are the same on all ranks."""
+        if not local.of(change):
+            return None
+        terms = terms_of(f"metric {target.name}", change, local)
+        operations = {operation_of(one.variable, local) for one in terms}
+        if len(operations) > 1:
+            raise ValueError(
+                f"metric {target.name}: it adds a sum over the rows and a mean of the rows; make two "
+                f"metrics of it"
+            )
+        [op] = operations
+        self.terms.append(Term(f"metric {target.name}", change, op))
+        return op
+
+    def add(self, changes: Sequence[Any]) -> list[numpy.ndarray]:
+        """Add the changes that all ranks found; return the values of the metrics."""
+        return self._function(*changes)
+
+
+def _change(target: SharedVariable, new: Variable, states: set[SharedVariable]) -> Variable:
+    """Return what an update adds to the state of a metric."""
+    node = new.owner
+    is_sum = node is not None and isinstance(node.op, Elemwise) and len(node.inputs) == 2
+    if is_sum and node.op == tt.add and target in node.inputs:
+        first, second = node.inputs
+        change = second if first is target else first
+        if states.isdisjoint(inputs_first([change])):
+            return change
+    raise ValueError(
+        f"metric {target.name}: its update does not add to its state what it finds in the batch, so "
+        f"that the ranks cannot share the batch; use K.update_add(state, change), where the change does "
+        f"not depend on states, or compute this metric after predict()"
+    )
+
+
+class StepFunction:
+    """Trains or evaluates on a batch on all ranks; returns the loss and the metrics.
+
+    Its attribute ``functions`` lists the functions of Synkhronos of which a call consists.
+
+    Parameters
+    ----------
+    request : Request
+        Of which the metrics were taken out.
+    metrics : Metrics
+    order : list of bool
+        For each output, whether it is a metric.
+    params : list of shared variables or None
+        What is trained.
+    all_rows : variable or None
+        The input that gets the number of rows.
+    trial : Trial or None
+        Runs with the first batch.
+    weights : list of (str, variable)
+        Sample weights that have to be equal in each batch, and the names of their outputs.
+    send : callable
+        Sends what Keras has set.
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        metrics: Metrics,
+        order: list[bool],
+        params: list[SharedVariable] | None,
+        all_rows: Variable | None,
+        trial: Trial | None,
+        weights: list[tuple[str, Variable]],
+        send: Callable,
+    ) -> None:
+        self._data, self._metrics, self._order = _Data(request.inputs), metrics, order
+        self._counts, self._trial, self._send = all_rows is not None, trial, send
+        self._weights = [(name, request.inputs.index(one)) for name, one in weights]
+        self._n_outputs = len(request.outputs)
+        training = {} if params is None else {"loss": request.outputs[0], "params": params}
+        function = self._function = parallel_function(
+            request.inputs + ([] if all_rows is None else [all_rows]),
+            [*request.outputs, *metrics.outputs],
+            updates=list(request.updates.items()),
+            **training,
+            **request.options,
+        )
+        self.functions = function.functions
+        self._shared = list(
+            dict.fromkeys(one for each in self.functions for one in each.get_shared())
+        )
+
+    def __call__(self, inputs: Sequence[Any]) -> list[numpy.ndarray]:
+        """Return the loss and the metrics."""
+        values = self._data.of(inputs)
+        length = values[0].shape[0]
+        for name, position in self._weights:
+            _check_equal(values[position], name)
+        if self._trial is not None and length > 1:
+            self._try(values)
+        self._send(self._shared)
+        results = self._function(*values, *([length] if self._counts else []))
+        own = iter(results[: self._n_outputs])
+        metrics = iter(self._metrics.add(results[self._n_outputs :]))
+        return [next(metrics if is_metric else own) for is_metric in self._order]
+
+    def _try(self, values: Sequence[Any]) -> None:
+        """Compare the terms of this batch with those of its halves, in the phase of testing."""
+        rows = [value for value, one in zip(values, self._data.inputs) if one.ndim]
+        others = [numpy.zeros_like(value) for value in values if not value.ndim]
+        self._trial.check(rows, others)
+        self._trial = None
+
+
+def _check_equal(weights, name):
+    if numpy.ptp(weights):
+        raise ValueError(
+            f"sample weights: expected equal ones, as the loss of the output {name!r} returns one "
+            f"number for a batch; have it return one number per row"
+        )

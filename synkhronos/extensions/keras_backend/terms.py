@@ -1,0 +1,178 @@
+"""What the loss and the metrics of a Keras model are to the rows of a batch: means or sums of them."""
+
+from __future__ import annotations
+
+from typing import Any, Iterator, NamedTuple, Sequence
+
+import numpy
+import theano
+import theano.tensor as tt
+from theano import scalar
+from theano.compile.ops import ViewOp
+from theano.gof import Variable
+from theano.sandbox.rng_mrg import mrg_uniform_base
+from theano.tensor.elemwise import CAReduce, DimShuffle, Elemwise
+from theano.tensor.raw_random import RandomFunction
+
+from synkhronos.extensions.steps.dependence import Dependence, rebuilt
+from synkhronos.extensions.steps.graphs import inputs_first, is_random_state
+
+_UNCHANGED = (scalar.Cast, scalar.Identity, scalar.Neg)
+
+
+class Term(NamedTuple):
+    """A number, or an array without rows, that is computed from the rows of a batch.
+
+    Attributes
+    ----------
+    label : str
+        How messages refer to it.
+    variable : variable
+    op : {"avg", "sum"}
+        How the values of parts of the batch give the value of the whole batch.
+    """
+
+    label: str
+    variable: Variable
+    op: str
+
+
+def dependence_on_rows(rows: Sequence[Variable], roots: Sequence[Variable]) -> Dependence:
+    """Return what expressions depend on that may differ between ranks: rows, and random numbers."""
+    random = [one for one in inputs_first(roots) if is_random_state(one)]
+    return Dependence([*rows, *random], {})
+
+
+def terms_of(label: str, expression: Variable, local: Dependence) -> list[Term]:
+    """Return the terms of an expression that depend on the rows."""
+    return [Term(label, leaf, operation_of(leaf, local)) for leaf in _leaves(expression, local)]
+
+
+def _leaves(expression: Variable, local: Dependence) -> Iterator[Variable]:
+    if not local.of(expression):
+        return
+    inner = _operand(expression, local)
+    node = expression.owner
+    if inner is not None:
+        yield from _leaves(inner, local)
+    elif node is not None and isinstance(node.op, Elemwise) and _is_additive(node.op):
+        for one in node.inputs:
+            yield from _leaves(one, local)
+    else:
+        yield expression
+
+
+def operation_of(leaf: Variable, local: Dependence) -> str:
+    """Return "sum" if this is a sum over the elements of an array, else "avg"."""
+    inner = _operand(leaf, local)
+    if inner is not None:
+        return operation_of(inner, local)
+    return "sum" if leaf.owner is not None and _is_sum(leaf.owner.op) else "avg"
+
+
+def _operand(variable: Variable, local: Dependence) -> Variable | None:
+    """Return the operand of which a variable is a constant multiple, or None."""
+    node = variable.owner
+    if node is None:
+        return None
+    if isinstance(node.op, Elemwise):
+        chosen = [one for one in node.inputs if local.of(one)]
+        operation = node.op.scalar_op
+        is_linear = isinstance(operation, (*_UNCHANGED, scalar.Mul)) or (
+            isinstance(operation, scalar.TrueDiv) and not local.of(node.inputs[1])
+        )
+        return chosen[0] if is_linear and len(chosen) == 1 else None
+    is_whole = isinstance(node.op, (DimShuffle, ViewOp)) or (
+        _is_sum(node.op) and not node.inputs[0].ndim
+    )
+    return node.inputs[0] if is_whole else None
+
+
+def _is_additive(operation):
+    return isinstance(operation.scalar_op, (scalar.Add, scalar.Sub))
+
+
+def _is_sum(operation):
+    return isinstance(operation, CAReduce) and isinstance(operation.scalar_op, scalar.Add)
+
+
+def as_mean(
+    total: Variable, terms: Sequence[Term], rows: Variable, all_rows: Variable
+) -> Variable:
+    """Return a loss whose average over the ranks, weighted by their rows, is `total` of all rows.
+
+    Its terms that are sums over the rows are multiplied by the number of all rows and divided by that
+    of the rank's rows.
+    """
+    share = tt.cast(all_rows, total.dtype) / tt.cast(rows.shape[0], total.dtype)
+    replacements = {
+        one.variable: one.variable.type.filter_variable(
+            tt.cast(one.variable * share, one.variable.dtype)
+        )
+        for one in terms
+        if one.op == "sum"
+    }
+    return rebuilt([total], replacements, {})[0]
+
+
+class Trial:
+    """Compares terms of a batch with those of its two halves.
+
+    Random numbers are replaced by a constant, as parts of a batch draw others.
+
+    Parameters
+    ----------
+    inputs : list of variables
+    terms : list of Term
+    options : dict
+        Keywords of ``theano.function``.
+    """
+
+    def __init__(
+        self, inputs: Sequence[Variable], terms: Sequence[Term], options: dict[str, Any]
+    ) -> None:
+        variables = [one.variable for one in terms]
+        drawn = [
+            one
+            for one in inputs_first(variables)
+            if one.owner is not None
+            and isinstance(one.owner.op, (mrg_uniform_base, RandomFunction))
+            and one is one.owner.outputs[1]
+        ]
+        fixed = {one: one.type.filter_variable(_constant(one)) for one in drawn}
+        self._terms = terms
+        self._function = theano.function(
+            list(inputs),
+            rebuilt(variables, fixed, {}),
+            no_default_updates=True,
+            **options,
+        )
+
+    def check(self, rows: Sequence[Any], others: Sequence[Any]) -> None:
+        """Raise ``ValueError`` unless the terms of this batch follow from those of its halves."""
+        length = rows[0].shape[0]
+        half = (length + 1) // 2
+        whole = self._function(*rows, *others)
+        first = self._function(*[one[:half] for one in rows], *others)
+        second = self._function(*[one[half:] for one in rows], *others)
+        weights = {"sum": (1, 1), "avg": (half / length, 1 - half / length)}
+        for term, value, *parts in zip(self._terms, whole, first, second):
+            expected = sum(weight * part for weight, part in zip(weights[term.op], parts))
+            precision = numpy.finfo(value.dtype).eps
+            if not numpy.allclose(value, expected, rtol=1000 * precision, atol=10 * precision):
+                raise ValueError(_refusal(term, value, parts))
+
+
+def _constant(like):
+    # A pair of normal numbers is made of the cosine and the sine of 2 pi times a uniform one. Those of
+    # this one are equal.
+    return tt.fill(like, tt.constant(0.125, dtype=like.dtype))
+
+
+def _refusal(term, value, parts):
+    kind = "mean of" if term.op == "avg" else "sum over"
+    return (
+        f"{term.label}: it is no {kind} the rows, as it is {value} for a batch, and {parts[0]} and "
+        f"{parts[1]} for its halves, so that the ranks' values do not give the value for all rows. Have "
+        f"the function return one value per row, which Keras then averages, or take K.mean over the rows"
+    )
