@@ -11,6 +11,7 @@ VERSION = re.search(
 )
 
 DEMOS = ["Lasagne==0.1", "matplotlib", "pillow", "scikit-learn", "tqdm"]
+KERAS = ["keras==2.3.1", "h5py", "pyyaml"]
 TESTS = ["hypothesis", "ipykernel", "jupyter_client", "pytest", "pytest-xdist", "ruff"]
 
 setup(
@@ -29,15 +30,16 @@ setup(
         "Topic :: Scientific/Engineering",
     ],
     packages=find_packages(include=["synkhronos", "synkhronos.*"]),
-    package_data={"synkhronos": ["py.typed"]},
+    package_data={"synkhronos": ["py.typed", "host/startup/*.py"]},
     python_requires=">=3.8,<3.12",
     install_requires=[
         "theano==1.0.5",
         "numpy>=1.23,<1.24",
         "scipy<1.11",
+        "cloudpickle",
         "psutil",
         "threadpoolctl",
     ],
-    extras_require={"demos": DEMOS, "tests": [*TESTS, *DEMOS]},
+    extras_require={"demos": DEMOS, "keras": KERAS, "tests": [*TESTS, *DEMOS, *KERAS]},
     zip_safe=False,
 )

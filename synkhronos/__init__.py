@@ -27,19 +27,26 @@ import sys as _sys
 from synkhronos._version import __version__ as __version__
 from synkhronos.host import environment as _environment
 from synkhronos.host import heap as _heap
+from synkhronos.host import imports as _imports
 
 _environment.apply()
+_imports.provide()
 _heap.keep()
 
 __all__ = [
     "AlreadyForkedError",
     "ClosedError",
+    "Comparison",
     "Data",
     "Function",
     "FuseError",
+    "In",
+    "MismatchError",
     "NotForkedError",
+    "Out",
     "Profile",
     "SynkhronosError",
+    "SynkhronosWarning",
     "WorkerError",
     "WorldBrokenError",
     "all_gather",
@@ -58,6 +65,8 @@ __all__ = [
     "get_shapes",
     "get_shmems",
     "get_value",
+    "in_sync",
+    "is_forked",
     "load",
     "make_slices",
     "profile",
@@ -68,6 +77,7 @@ __all__ = [
     "scatter",
     "set_shmems",
     "set_value",
+    "size",
 ]
 
 if _sys.argv[:1] == ["-m"]:

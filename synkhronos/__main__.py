@@ -6,7 +6,7 @@ import subprocess
 import sys
 from typing import Optional, Sequence
 
-from synkhronos.host import compile_cache, environment, heap, library_links
+from synkhronos.host import compile_cache, environment, heap, imports, library_links
 from synkhronos.host.doctor import CHECKS
 from synkhronos.host.probe import PROBLEM
 
@@ -43,6 +43,7 @@ def run(script: str, arguments: Sequence[str]) -> int:
 
     Because the interpreter is replaced, the exit status, tracebacks, signals, ``sys.path`` and
     ``__main__`` are the same as without this command, and Theano is not imported when the script starts.
+    Python finds the modules of ``host/imports`` from its start.
     """
     complaint = (
         environment.python_complaint(sys.version_info[:3])
@@ -54,6 +55,7 @@ def run(script: str, arguments: Sequence[str]) -> int:
         return 1
     environment.set_flags(os.environ)
     os.environ.update(heap.tunables())
+    os.environ.update(imports.variables())
     try:
         os.environ.update(library_links.environment())
     except OSError as error:  # the script may not need GPUs

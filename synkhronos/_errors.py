@@ -1,10 +1,16 @@
-"""The exceptions of Synkhronos.
+"""The exceptions and warnings of Synkhronos.
 
 Wrong arguments raise ``TypeError``, ``ValueError`` or ``IndexError``. The classes in this module report
-problems with the processes.
+problems with the processes, and results that differ between ranks.
 """
 
 from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import warnings
+from typing import Sequence
 
 #: What is possible in a broken world
 REMEDY = "only restart() and close() can be called"
@@ -66,6 +72,42 @@ class WorldBrokenError(SynkhronosError):
 
 class CollectiveAbortedError(SynkhronosError):
     """This rank left a collective because another rank failed in the same command."""
+
+
+class MismatchError(SynkhronosError):
+    """A result differs from the serial one, or replicas of a shared variable from the master's.
+
+    Attributes
+    ----------
+    names : list of str
+        The outputs and shared variables that differ.
+    """
+
+    def __init__(self, message: str, names: Sequence[str] = ()) -> None:
+        super().__init__(message, names)
+        self.names = list(names)
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class SynkhronosWarning(UserWarning):
+    """What a script does is allowed, but the results probably differ from those of one process.
+
+    See "Nothing differs in silence" on the page about usage for when it is given.
+    """
+
+
+def warn(message: str) -> None:
+    """Issue a `SynkhronosWarning` for the line of the script that called this package."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_INNER):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, SynkhronosWarning, stacklevel=level)
+
+
+# Of this package, and of ``with synk.fuse()``.
+_INNER = (os.path.join(os.path.dirname(os.path.abspath(__file__)), ""), contextlib.__file__)
 
 
 def text_of(error: BaseException) -> str:

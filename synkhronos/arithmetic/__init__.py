@@ -1,9 +1,9 @@
 """Arithmetic on row numbers, values and states of random generators.
 
 ``partition`` determines the rows of each rank, ``operations`` defines the reductions, ``conversion``
-converts the user's values to arrays, and ``streams`` advances random generators. These are pure
-functions and small classes on NumPy arrays. They know nothing about processes, shared memory or graph
-compilers, so every other folder may use them.
+converts the user's values to arrays, ``comparison`` compares arrays, and ``streams`` advances random
+generators. These are pure functions and small classes on NumPy arrays. They know nothing about
+processes, shared memory or graph compilers, so every other folder may use them.
 
 May import: nothing.
 """

@@ -145,9 +145,9 @@ class Arithmetic:
         """Set `array` to ``operation(array, other)``."""
         operation.combine(array, other, out=array)
 
-    def concatenate(self, arrays: Sequence[Any]) -> Any:
-        """Concatenate arrays along axis 0; scalars become the items of a vector."""
-        return np.concatenate([np.atleast_1d(array) for array in arrays])
+    def concatenate(self, arrays: Sequence[Any], axis: int = 0) -> Any:
+        """Concatenate arrays along an axis; scalars become the items of a vector."""
+        return np.concatenate([np.atleast_1d(array) for array in arrays], axis)
 
 
 #: The arithmetic on NumPy arrays.
@@ -165,6 +165,8 @@ class Accumulator:
         The arithmetic for the type of the values.
     label, remedy : str
         For error messages: a name for the values, and what to do if their shapes differ.
+    axis : int
+        With ``"gather"``, the axis along which the values are concatenated.
     """
 
     def __init__(
@@ -173,8 +175,9 @@ class Accumulator:
         arithmetic: Arithmetic = NUMPY,
         label: str = "an output",
         remedy: str = "'gather'",
+        axis: int = 0,
     ) -> None:
-        self._mode = mode
+        self._mode, self._axis = mode, axis
         self._label, self._remedy = label, remedy
         self._operation = None if mode is None else OPERATIONS.get(mode)
         self._arithmetic = arithmetic
@@ -213,7 +216,7 @@ class Accumulator:
     def result(self, dtype: DTypeLike) -> Any:
         """Return the reduction of all values."""
         if self._mode == GATHER:
-            return self._arithmetic.concatenate(self._parts)
+            return self._arithmetic.concatenate(self._parts, self._axis)
         if self._operation is None:
             return self._value
         if self._operation.weighted and self._weight != self._unit:

@@ -136,6 +136,13 @@ def take_rows(array: np.ndarray, rows: Rows, out: np.ndarray | None = None) -> n
     return np.take(array, rows, axis=0, out=out, mode="clip")
 
 
+def take_along(array: np.ndarray, rows: Rows, axis: int) -> np.ndarray:
+    """Like `take_rows`, for rows along another axis; the array may be a sparse matrix if that is 0."""
+    if not isinstance(array, np.ndarray):
+        return array[as_slice(rows) if type(rows) is range else rows]
+    return np.moveaxis(take_rows(np.moveaxis(array, axis, 0), rows), 0, axis)
+
+
 def make_slices(arrays: Sequence[Any]) -> tuple[slice, ...]:
     """Return the slice of each array in the concatenation of all arrays along axis 0.
 

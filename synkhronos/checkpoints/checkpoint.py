@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
 from typing import Any, Mapping
 
 import numpy as np
 
 from synkhronos._typing import PathLike, SharedVariables
+from synkhronos.arithmetic.comparison import digest
 from synkhronos.arithmetic.streams import random_state_from_array
 from synkhronos.checkpoints import archive, manifest
 from synkhronos.checkpoints.manifest import Entry, Manifest
+from synkhronos.functions.agreement import agreement_of
 from synkhronos.functions.replicate import replicate
 from synkhronos.world.here import Command
 from synkhronos.world.world import current_world
@@ -26,14 +27,8 @@ class _Inspect(Command):
         found = []
         for number in self.numbers:
             array = here.engine.export(here.shareds[number])
-            digest = _digest(array) if self.digest else None
-            found.append((array.dtype.name, array.shape, digest))
+            found.append((array.dtype.name, array.shape, digest(array) if self.digest else None))
         return found
-
-
-def _digest(array):
-    flat = np.asarray(array, order="C").reshape(-1)
-    return hashlib.blake2b(flat.view(np.uint8), digest_size=32).digest()
 
 
 class _Send(Command):
@@ -268,6 +263,7 @@ def load(path: PathLike) -> dict[str, Any]:
             extra = manifest.unpack(reader.description, reader.read)
     handles = [[world.here.store.put(array) for array in arrays] for arrays in values]
     world.run(_Restore(numbers, handles, [one for one in streams if one in numbers]))
+    agreement_of(world).restored([one for one, each in zip(numbers, handles) if len(each) == 1])
     values.clear()
     world.here.store.trim()
     return extra

@@ -7,7 +7,7 @@ The rest of the package uses graphs only through these methods. An engine knows 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, Iterable, Mapping, NamedTuple, Sequence
+from typing import Any, Callable, Iterable, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
@@ -27,6 +27,71 @@ class TensorType(NamedTuple):
     dtype: np.dtype
     ndim: int
     broadcastable: tuple[bool, ...]  # for each axis, whether its extent must be 1
+
+
+class InputType(NamedTuple):
+    """The type of an input: a tensor, or another type whose values a function can be called with.
+
+    Attributes
+    ----------
+    dtype, ndim, broadcastable
+        As of `TensorType`. For a ``"csr"`` or ``"csc"`` matrix, they describe the matrix; an
+        ``"object"`` has no dtype and no dimensions.
+    format : {"dense", "csr", "csc", "object"}
+    """
+
+    dtype: Any
+    ndim: int
+    broadcastable: tuple[bool, ...]
+    format: str = "dense"
+
+
+class WrappedInput(NamedTuple):
+    """A variable in the compiler's own class for inputs with options."""
+
+    variable: Variable
+    name: str | None
+    value: Any  # used if a call gives none
+    allow_downcast: bool
+
+
+class Dependence(NamedTuple):
+    """What a value of a compiled function is computed from.
+
+    Attributes
+    ----------
+    arguments : frozenset of int
+        The positions of arguments.
+    shareds : frozenset of shared variables
+    """
+
+    arguments: frozenset[int]
+    shareds: frozenset[SharedVariable]
+
+
+class Analysis(NamedTuple):
+    """What the graph of a compiled function tells about its results.
+
+    Attributes
+    ----------
+    outputs : list of Dependence
+    updates : dict
+        The `Dependence` of the new value of each shared variable that is updated.
+    accumulated : frozenset of shared variables
+        Updated variables to whose old value something is added, or which are scaled, elementwise.
+    extents : list of str or None
+        How each output depends on the number of rows: `SUM`, `PARTLY_SUM`, `ROWS`, or None if that is
+        not known, or if it is neither.
+    """
+
+    outputs: list[Dependence]
+    updates: dict[SharedVariable, Dependence]
+    accumulated: frozenset[SharedVariable]
+    extents: list[str | None]
+
+
+#: An output is twice as large if each row is there twice; or a part of it is; or it has twice the rows.
+SUM, PARTLY_SUM, ROWS = "sum", "partly sum", "rows"
 
 
 class Engine(ABC):
@@ -62,6 +127,18 @@ class Engine(ABC):
     @abstractmethod
     def type_of(self, variable: Variable) -> TensorType:
         """Return the `TensorType` of a variable; raise ``TypeError`` if it is not a tensor variable."""
+
+    def input_type_of(self, variable: Variable) -> InputType:
+        """Return the `InputType` of a variable; raise ``TypeError`` if it cannot be an input."""
+        return InputType(*self.type_of(variable))
+
+    def unwrap_input(self, given: Any) -> WrappedInput | None:
+        """Return what the compiler's class for inputs with options holds; None for any other object."""
+        return None
+
+    def unwrap_output(self, given: Any) -> Variable:
+        """Return the variable of the compiler's class for outputs with options, else the object."""
+        return given
 
     def is_tensor(self, variable: Variable) -> bool:
         """Whether this is a tensor variable, possibly a shared one."""
@@ -102,6 +179,27 @@ class Engine(ABC):
             Further options of the compiler.
         """
 
+    def find_windows(
+        self, givens: Sequence[tuple[Variable, Any]], inputs: Sequence[Variable]
+    ) -> list[int]:
+        """Return the positions of `givens` whose new values are rows that `inputs` select by a slice."""
+        return []
+
+    def cut_windows(
+        self, givens: Sequence[tuple[Variable, Any]], windows: Sequence[int]
+    ) -> tuple[list[tuple[Variable, Any]], list[Variable], list[Variable]]:
+        """Return givens of which those at `windows` are a part of their rows.
+
+        Returns
+        -------
+        givens : list of pairs
+        bounds : list of variables
+            Two int64 scalars: the first row of the part, and the row after the last.
+        lengths : list of variables
+            The number of all rows, for each of `windows`.
+        """
+        raise NotImplementedError
+
     @abstractmethod
     def shareds(self, compiled: Compiled) -> list[SharedVariable]:
         """Return the shared variables that a compiled function reads or updates, in a fixed order."""
@@ -113,6 +211,15 @@ class Engine(ABC):
     @abstractmethod
     def reads(self, compiled: Compiled, shared: SharedVariable) -> bool:
         """Whether a compiled function reads a variable that it updates, so it may write in place."""
+
+    @abstractmethod
+    def analyze(self, compiled: Compiled, axes: Sequence[int | None]) -> Analysis:
+        """Return what the graph tells about the results.
+
+        `axes` has, for each argument, the axis along which its rows are split, or None. An engine that
+        cannot tell how outputs depend on the number of rows reports None. Dependences on more than there
+        is are allowed, on less are not.
+        """
 
     @abstractmethod
     def dumps(self, objects: Any, known: Mapping[SharedVariable, int]) -> Buffer:
@@ -145,6 +252,14 @@ class Engine(ABC):
     @abstractmethod
     def store(self, shared: SharedVariable, array: Array) -> None:
         """Make this array itself the shared variable's storage."""
+
+    def notice_writes(  # noqa: B027
+        self, shared: SharedVariable, notify: Callable[[], None] | None
+    ) -> None:
+        """Call ``notify()`` whenever the script itself sets the value, until this is called with None.
+
+        `store` and `write` are not the script. An engine that cannot notice it does nothing.
+        """
 
     def write(self, shared: SharedVariable, value: np.ndarray) -> None:
         """Copy a NumPy array into a shared variable, in place if the shape is the same."""

@@ -15,7 +15,7 @@ import pickle
 
 import numpy as np
 
-from synkhronos.engines.base import Engine, TensorType
+from synkhronos.engines.base import Analysis, Dependence, Engine, TensorType
 
 
 class Tensor:
@@ -150,6 +150,25 @@ class NaiveEngine(Engine):
 
     def reads(self, compiled, shared):
         return shared in compiled.variables()
+
+    def analyze(self, compiled, axes):
+        updates = [
+            *compiled.updates,
+            *((one.inputs[0], one) for one in compiled.variables() if isinstance(one, Draw)),
+        ]
+        return Analysis(
+            outputs=[self._dependence(compiled, one) for one in compiled.outputs],
+            updates={shared: self._dependence(compiled, new) for shared, new in updates},
+            accumulated=frozenset(),
+            extents=[None] * len(compiled.outputs),
+        )
+
+    def _dependence(self, compiled, variable):
+        used = Graph(None, [], [variable], [], compiled.givens).variables()
+        return Dependence(
+            frozenset(number for number, one in enumerate(compiled.inputs) if one in used),
+            frozenset(one for one in used if isinstance(one, Shared)),
+        )
 
     def dumps(self, objects, known):
         buffer = io.BytesIO()

@@ -7,18 +7,30 @@ from pathlib import Path
 
 import numpy as np
 import theano
+import theano.tensor as tt
 from theano.compile.sharedvalue import SharedVariable
 from theano.gof import compilelock, vm
+from theano.gof.type import Generic
 from theano.sandbox.rng_mrg import MRG_RandomStreams, mrg_uniform_base
+from theano.sparse import SparseType
 from theano.tensor import TensorType as TheanoTensorType
+from theano.tensor.elemwise import Elemwise
 from theano.tensor.raw_random import RandomStateType
 from theano.tensor.shared_randomstreams import RandomStreams
+from theano.tensor.subtensor import Subtensor, get_idx_list
 
 from synkhronos._errors import SynkhronosError
 from synkhronos.arithmetic.streams import jump_mrg
-from synkhronos.engines.base import Engine, TensorType
+from synkhronos.engines.base import Engine, InputType, TensorType, WrappedInput
+from synkhronos.engines.theano_dependence import analyze
 from synkhronos.engines.theano_modules import ModuleLog, add_modules, make_cacheable
-from synkhronos.engines.theano_pickles import GraphPickler, GraphUnpickler, with_deep_stack
+from synkhronos.engines.theano_pickles import (
+    GraphPickler,
+    GraphUnpickler,
+    MainNames,
+    with_deep_stack,
+)
+from synkhronos.engines.theano_shared import report_assignments
 from synkhronos.host import compile_cache
 
 # The linkers that can compute a subset of the outputs.
@@ -32,9 +44,11 @@ class TheanoEngine(Engine):
 
     def __init__(self):
         self._modules = ModuleLog()
+        self._main = MainNames()
 
     def before_fork(self):
         self._modules.mark_all_known()
+        self._main.mark_all_inherited()
 
     # Graphs
 
@@ -43,6 +57,27 @@ class TheanoEngine(Engine):
         if not isinstance(variable, theano.gof.Variable) or not isinstance(kind, TheanoTensorType):
             raise TypeError(f"expected a Theano tensor variable, got {variable!r}")
         return TensorType(np.dtype(kind.dtype), kind.ndim, kind.broadcastable)
+
+    def input_type_of(self, variable):
+        kind = getattr(variable, "type", None)
+        if isinstance(kind, SparseType):
+            return InputType(np.dtype(kind.dtype), 2, (False, False), kind.format)
+        if isinstance(kind, Generic):
+            return InputType(None, 0, (), "object")
+        return super().input_type_of(variable)
+
+    def unwrap_input(self, given):
+        if not isinstance(given, theano.In):
+            return None
+        if given.update is not None or given.implicit:
+            raise TypeError(
+                f"the input {given.variable} keeps a value between calls (theano.In with update or "
+                f"implicit); use a shared variable instead, whose replicas can be kept in step"
+            )
+        return WrappedInput(given.variable, given.name, given.value, bool(given.allow_downcast))
+
+    def unwrap_output(self, given):
+        return given.variable if isinstance(given, theano.Out) else given
 
     def is_shared(self, variable):
         return isinstance(variable, SharedVariable)
@@ -63,6 +98,23 @@ class TheanoEngine(Engine):
         compiled.trust_input = True
         return compiled
 
+    def find_windows(self, givens, inputs):
+        return [
+            position
+            for position, (_, new) in enumerate(givens)
+            if any(one in inputs for one in _ancestors_of_slices(new))
+        ]
+
+    def cut_windows(self, givens, windows):
+        givens = list(givens)
+        start, stop = tt.lscalar("first_row"), tt.lscalar("last_row")
+        lengths = []
+        for position in windows:
+            old, new = givens[position]
+            lengths.append(new.shape[0])
+            givens[position] = old, new[start:stop]
+        return givens, [start, stop], lengths
+
     def shareds(self, compiled):
         return compiled.get_shared()
 
@@ -75,15 +127,30 @@ class TheanoEngine(Engine):
             for wrapped, graph_input in zip(compiled.maker.inputs, compiled.maker.fgraph.inputs)
         )
 
+    def analyze(self, compiled, axes):
+        return analyze(compiled, axes)
+
     def dumps(self, objects, known):
         def work():
             self.enter_thread()
             buffer = io.BytesIO()
-            pickle.dump(self._modules.unknown(), buffer, pickle.HIGHEST_PROTOCOL)
-            GraphPickler(buffer, known, self.reducers).dump(objects)
+            pickle.dump(self._pickled_modules(), buffer, pickle.HIGHEST_PROTOCOL)
+            GraphPickler(buffer, known, self.reducers, self._main).dump(objects)
             return buffer.getbuffer()
 
         return with_deep_stack(work)
+
+    def _pickled_modules(self):
+        """Return a list of pickles, one per module, as the key of a module contains operations."""
+        pickled = []
+        for item in self._modules.unknown().items():
+            buffer = io.BytesIO()
+            try:
+                GraphPickler(buffer, {}, self.reducers, self._main).dump(item)
+            except Exception:  # any exception that an operation raises; its function will tell
+                continue
+            pickled.append(buffer.getvalue())
+        return pickled
 
     def after_replication(self):
         self._modules.mark_sent_known()
@@ -93,7 +160,6 @@ class TheanoEngine(Engine):
             self.enter_thread()
             buffer = io.BytesIO(payload)
             add_modules(pickle.load(buffer))
-            make_cacheable()
             _check_cache()
             return GraphUnpickler(buffer, known).load()
 
@@ -116,6 +182,9 @@ class TheanoEngine(Engine):
 
     def store(self, shared, array):
         shared.container.storage[0] = array
+
+    def notice_writes(self, shared, notify):
+        report_assignments(shared.container, notify)
 
     # Random streams
 
@@ -150,6 +219,23 @@ class TheanoEngine(Engine):
             super().jump(shared, index)
         else:
             self.store(shared, jump_mrg(self.storage(shared), index))
+
+
+def _ancestors_of_slices(variable):
+    """Return what the slices of axis 0 depend on that a variable is, or is computed from by element."""
+    bounds, seen, stack = [], set(), [variable]
+    while stack:
+        node = getattr(stack.pop(), "owner", None)
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if isinstance(node.op, Elemwise):
+            stack.extend(node.inputs)
+        elif isinstance(node.op, Subtensor):
+            rows = get_idx_list(node.inputs, node.op.idx_list)[0]
+            if isinstance(rows, slice):
+                bounds += [one for one in (rows.start, rows.stop) if one is not None]
+    return theano.gof.graph.ancestors([one for one in bounds if isinstance(one, theano.gof.Variable)])
 
 
 def _compile(*args, **kwargs):

@@ -171,10 +171,10 @@ class GpuArithmetic(Arithmetic):
         else:
             super().combine(operation, array, other)
 
-    def concatenate(self, arrays):
+    def concatenate(self, arrays, axis=0):
         if all(isinstance(array, GpuArray) for array in arrays):
-            return pygpu.concatenate(arrays, axis=0, context=self._context)
-        return super().concatenate(arrays)
+            return pygpu.concatenate(arrays, axis=axis, context=self._context)
+        return super().concatenate(arrays, axis)
 
     def _run(self, expression, array, other):
         """Run a kernel on the items of `array` and of `other`, which is an array or one number."""

@@ -10,6 +10,7 @@ Therefore the master sends the files of its new modules to the ranks.
 
 import itertools
 import os
+import pickle
 
 from theano.gof import Op, cmodule
 from theano.gof.cc import get_module_cache
@@ -69,9 +70,13 @@ def _count():
     return None if cmodule._module_cache is None else len(get_module_cache().entry_from_key)
 
 
-def add_modules(files):
-    """Add the modules of another process, files by key, to those of this process."""
+def add_modules(pickled):
+    """Add the modules of another process, each a pickle of its key and its file, to those of this."""
     cache = get_module_cache()
-    for key, file in files.items():
+    for one in pickled:
+        try:
+            key, file = pickle.loads(one)
+        except Exception:  # the key has an operation that this process cannot load
+            continue
         cache.entry_from_key.setdefault(key, file)
         cache.loaded_key_pkl.add(os.path.join(os.path.dirname(file), "key.pkl"))

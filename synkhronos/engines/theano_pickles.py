@@ -1,15 +1,25 @@
-"""Pickling compiled Theano functions without the shared variables that the receiver already has."""
+"""Pickling compiled Theano functions for ranks that already have some of what they refer to.
+
+A shared variable that the receiver has is replaced by a number. Classes and functions are pickled by
+name, as usual, if the receiver finds them by name, and otherwise by value, with cloudpickle: operations
+that a script or a later cell of a notebook defines when the workers have been forked, and functions
+inside functions.
+"""
 
 import contextlib
-import copyreg
 import pickle
 import sys
 import threading
+import weakref
 from collections import ChainMap
+from types import FunctionType
 
+import cloudpickle
 from theano.compile.function_module import Function as TheanoFunction
 from theano.compile.sharedvalue import SharedVariable
 from theano.gof.link import Container
+
+from synkhronos.engines.theano_modules import make_cacheable
 
 # Pickling a graph recurses at least once per node.
 _DEEP_STACK = 512 << 20
@@ -17,13 +27,53 @@ _DEEP_RECURSION = 1_000_000
 _lock = threading.Lock()
 
 
-class GraphPickler(pickle.Pickler):
-    """Pickles compiled functions; shared variables that the receiver has are replaced by numbers."""
+class MainNames:
+    """The classes and functions of ``__main__`` that forked workers have by the same names.
 
-    def __init__(self, file, known, reducers):
+    A cell of a notebook that is run again makes a new class of the same name, which they do not have.
+    """
+
+    def __init__(self):
+        self._inherited = {}
+
+    def mark_all_inherited(self):
+        """Record that workers have those that are there now, because they were forked."""
+        self._inherited = {
+            name: weakref.ref(item)
+            for name, item in list(vars(sys.modules["__main__"]).items())
+            if isinstance(item, (type, FunctionType))
+        }
+
+    def __contains__(self, item):
+        """Whether workers find this class or function by its name."""
+        outer, *inner = item.__qualname__.split(".")
+        reference = self._inherited.get(outer)
+        found = getattr(sys.modules["__main__"], outer, None)
+        if found is None or reference is None or reference() is not found:
+            return False
+        for name in inner:
+            found = getattr(found, name, None)
+        return found is item
+
+
+class GraphPickler(cloudpickle.Pickler):
+    """Pickles compiled functions.
+
+    Parameters
+    ----------
+    file : binary file
+    known : mapping
+        The numbers of the shared variables that the receiver has.
+    reducers : mapping
+        Additional functions to pickle objects, by type.
+    main : MainNames
+    """
+
+    def __init__(self, file, known, reducers, main):
+        # Before the call, which reads it: afterwards, a change has no effect.
+        self.dispatch_table = ChainMap(reducers, cloudpickle.Pickler.dispatch_table)
         super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
-        self.dispatch_table = ChainMap(reducers, copyreg.dispatch_table)
-        self._known = known
+        self._known, self._main = known, main
         # A function wraps the storage of its shared variables in its own containers.
         self._storages = {id(shared.container.storage): number for shared, number in known.items()}
 
@@ -36,9 +86,13 @@ class GraphPickler(pickle.Pickler):
 
     def reducer_override(self, item):
         # Otherwise Theano pickles the array of every shared variable.
-        if isinstance(item, TheanoFunction):
+        if issubclass(type(item), TheanoFunction):  # not by __class__, as of synkhronos.Function
             return _make_function, (item.maker, list(item.input_storage), item.trust_input)
-        return NotImplemented
+        if not isinstance(item, (type, FunctionType)):
+            return NotImplemented
+        if item.__module__ == "__main__" and item in self._main:
+            return NotImplemented  # by name
+        return super().reducer_override(item)
 
 
 class GraphUnpickler(pickle.Unpickler):
@@ -55,6 +109,7 @@ class GraphUnpickler(pickle.Unpickler):
 
 
 def _make_function(maker, input_storage, trust_input):
+    make_cacheable()  # also the operations that came with this function
     compiled = maker.create(input_storage, trustme=True)
     compiled.trust_input = trust_input
     return compiled

@@ -15,9 +15,11 @@ from synkhronos.arithmetic.conversion import condition
 from synkhronos.arithmetic.operations import OPERATIONS
 from synkhronos.arithmetic.partition import select
 from synkhronos.arrays.binding import bound_data
-from synkhronos.arrays.data import Data
-from synkhronos.functions.call import CallFunction
+from synkhronos.arrays.data import Data, as_data
+from synkhronos.arrays.objects import ObjectData, SparseData, to_sparse
+from synkhronos.functions.call import CallFunction, Split
 from synkhronos.functions.replicate import replicate
+from synkhronos.functions.signature import Input
 from synkhronos.world.here import Command
 from synkhronos.world.world import World
 
@@ -49,22 +51,23 @@ def in_order(
 
 def match(
     world: World, function: Any, args: Sequence[ArrayLike], named: Mapping[str, ArrayLike]
-) -> list[np.ndarray | Data]:
-    """Return, for each input, a `Data` or an array of its type."""
+) -> list[Any]:
+    """Return, for each input, a `Data` or a value of its type."""
     inputs = function.inputs
     if named or len(args) != len(inputs):
-        args = _fill_with_bound(world, function, in_order(function, args, named))
+        args = _fill(world, function, in_order(function, args, named))
     return [
-        _check_data(world, value, one) if type(value) is Data else _to_array(function, value, one)
+        _check_data(world, value, one) if type(value) is Data else _to_value(value, one)
         for value, one in zip(args, inputs)
     ]
 
 
-def _fill_with_bound(world, function, values):
-    values = [
-        bound_data(world, one.variable) if value is None else value
-        for one, value in zip(function.inputs, values)
-    ]
+def _fill(world, function, values):
+    """Use the bound data, or the default value, of each input for which the call gives no value."""
+    for position, one in enumerate(function.inputs):
+        if values[position] is None:
+            bound = bound_data(world, one.variable)
+            values[position] = one.value if bound is None else bound
     missing = [one for one, value in zip(function.inputs, values) if value is None]
     if missing:
         remedy = "give one, or bind data with set_shmems()"
@@ -79,6 +82,8 @@ def _check_data(world, value, one):
     if value._world is not world:
         raise ClosedError(f"{one.label}: the processes of this Data were closed")
     kind = one.type
+    if kind.format != "dense":
+        raise TypeError(f"{one.label}: expected a value for a {kind.format} input, got a Data")
     if value.dtype != kind.dtype or value.ndim != kind.ndim:
         raise TypeError(
             f"{one.label}: expected {kind.dtype} with {kind.ndim} dimensions, got Data of "
@@ -88,15 +93,34 @@ def _check_data(world, value, one):
     return value
 
 
-def _to_array(function, value, one):
+def _to_value(value, one):
+    """Return an array, or an object, of the type of an input."""
     kind = one.type
+    if kind.format == "object":
+        return value
+    if kind.format != "dense":
+        return to_sparse(value, kind.format, kind.dtype, one.downcast, one.label)
     remedy = "convert it"
-    if not function.downcast:
+    if not one.downcast:
         remedy += ", or build the function with allow_input_downcast=True"
-    downcast = function.downcast and not np.iscomplexobj(value)  # as Theano does
+    downcast = one.downcast and not np.iscomplexobj(value)  # as Theano does
     array = condition(value, kind.dtype, kind.ndim, downcast, one.label, remedy)
     _check_extents(array.shape, one)
     return array
+
+
+def in_store(world: World, one: Input, value: Any) -> Data | SparseData | ObjectData:
+    """Return a matched value in a form in which every rank can access it."""
+    if type(value) is Data or one.type.format == "dense":
+        return as_data(world, value)
+    if one.type.format == "object":
+        return ObjectData(value, one.label)
+    return SparseData(world, value)
+
+
+def whole(values: Sequence[Any]) -> list[Any]:
+    """Return matched values in the form in which the Theano function takes them."""
+    return [value.data if type(value) is Data else value for value in values]
 
 
 def _check_extents(shape, one):
@@ -116,7 +140,7 @@ def plan(
 ) -> CallFunction:
     """Return the command of a call on these data."""
     num_slices = _check_num_slices(num_slices)
-    rows, minibatch = _select_rows(function, datas, batch)
+    rows = _select_rows(function, datas, batch)
     if num_slices > 1:
         _check_slicing(world, function)
     if output_subset is not None:
@@ -124,10 +148,17 @@ def plan(
     if rows is not None:
         _check_master_takes_part(world, function, len(rows), output_subset)
     batches = None if batch_s is None else _check_batch_s(world, function, batch_s)
+    splits = None
+    if rows is not None:
+        splits = [_split_of(one, data) for one, data in zip(function.inputs, datas)]
     handles = tuple([data.handle() for data in datas])
     return CallFunction(
-        function.replica.number, handles, rows, minibatch, batches, num_slices, output_subset
+        function.replica.number, handles, splits, rows, batches, num_slices, output_subset
     )
+
+
+def _split_of(one, data):
+    return None if one.axis is None else Split(one.axis, data.minibatch)
 
 
 def _check_num_slices(num_slices):
@@ -139,34 +170,35 @@ def _check_num_slices(num_slices):
 
 
 def _select_rows(function, datas, batch):
-    """Return the rows to divide among the ranks, and for each input whether it holds only these rows."""
-    scattered = [(one, data) for one, data in zip(function.inputs, datas) if one.scattered]
-    if not scattered:
+    """Return the rows to divide among the ranks; None if no input is split."""
+    split = [(one, data) for one, data in zip(function.inputs, datas) if one.axis is not None]
+    if not split:
         if batch is not None:
             raise ValueError(f"{function!r}: batch was given, but no input is scattered")
-        return None, ()
-    minibatch = tuple([data.minibatch for _, data in scattered])
-    whole = [data for _, data in scattered if not data.minibatch]
+        return None
+    lengths = [data.shape[one.axis] for one, data in split]
+    whole = {length for length, (_, data) in zip(lengths, split) if not data.minibatch}
     if not whole:  # with a batch, the minibatch data may be longer
-        whole = [data for _, data in scattered[: None if batch is None else 1]]
-    lengths = {len(data) for data in whole}
-    if len(lengths) > 1:
-        listed = ", ".join(f"{one.label}: {len(data)}" for one, data in scattered)
+        whole = set(lengths[: None if batch is None else 1])
+    if len(whole) > 1:
+        listed = ", ".join(f"{one.label}: {n}" for n, (one, _) in zip(lengths, split))
         raise ValueError(f"{function!r}: expected inputs of the same number of rows, got {listed}")
-    rows = select(batch, lengths.pop())
+    rows = select(batch, whole.pop())
     if not len(rows):
         raise ValueError(f"{function!r}: no rows to compute on (batch={batch!r})")
-    for one, data in scattered:
-        if data.minibatch and len(data) < len(rows):
+    for length, (one, data) in zip(lengths, split):
+        if data.minibatch and length < len(rows):
             raise ValueError(
                 f"{one.label}: expected minibatch data of {len(rows)} rows, the length of the "
-                f"batch, got {len(data)}"
+                f"batch, got {length}"
             )
-    return rows, minibatch
+    return rows
 
 
 def _check_slicing(world, function):
-    if not function.replica.sliceable and not any(one.scattered for one in function.inputs):
+    replica = function.replica
+    sliced = replica.sliceable or replica.lengths is not None
+    if not sliced and not any(one.axis is not None for one in function.inputs):
         raise ValueError(f"{function!r}: num_slices was given, but no input can be sliced")
     for shared in function.not_accumulated:
         raise TypeError(
@@ -187,12 +219,20 @@ def check_subset(function: Any, subset: Sequence[int]) -> list[int]:
     except TypeError as error:
         raise TypeError(f"output_subset: expected a list of ints, got {subset!r}") from error
     n_outputs = len(function.replica.output_modes)
+    if type(function.form) is list:
+        indices = [_index_of_key(function.form, one) for one in indices]
     for index in indices:
         if isinstance(index, bool) or not isinstance(index, (int, np.integer)):
             raise TypeError(f"output_subset: expected a list of ints, got {subset!r}")
         if not 0 <= index < n_outputs:
             raise IndexError(f"output_subset: expected indices below {n_outputs}, got {index}")
     return [int(index) for index in indices]
+
+
+def _index_of_key(keys, key):
+    if isinstance(key, str) and key not in keys:
+        raise IndexError(f"output_subset: expected keys of {keys}, got {key!r}")
+    return keys.index(key) if isinstance(key, str) else key
 
 
 def _check_master_takes_part(world, function, n_rows, subset):

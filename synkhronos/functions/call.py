@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Sequence
 
 import numpy as np
 
 from synkhronos._typing import Compiled, Rows
 from synkhronos.arithmetic.operations import OPERATIONS, Accumulator
 from synkhronos.arithmetic.partition import select, share
-from synkhronos.stores.handle import Handle
+from synkhronos.engines.base import Engine
+from synkhronos.stores.handle import Composite, Handle
 from synkhronos.world.here import Command, Here
 
 _SMALL = 4096  # bytes; outputs up to this size are part of the reply
@@ -26,6 +27,11 @@ class Replica(NamedTuple):
     output_modes : list of str or None
         How each output is reduced.
     output_dtypes : list of numpy.dtype
+    output_axes : list of int
+        The axis along which each output is gathered.
+    lengths : compiled function or None
+        If the function takes a window of rows by an index: of the same arguments, it computes the
+        numbers of rows in the window, which must be equal.
     sliceable : list of int
         The numbers of the sliceable shared variables.
     updates : list of (int, str or None)
@@ -36,8 +42,24 @@ class Replica(NamedTuple):
     compiled: Compiled
     output_modes: list[str | None]
     output_dtypes: list[np.dtype]
+    output_axes: list[int]
+    lengths: Compiled | None
     sliceable: list[int]
     updates: list[tuple[int, str | None]]
+
+
+class Split(NamedTuple):
+    """How an argument is split over the ranks.
+
+    Attributes
+    ----------
+    axis : int
+    minibatch : bool
+        Whether the argument holds the rows of this batch only.
+    """
+
+    axis: int
+    minibatch: bool
 
 
 class CallFunction(Command):
@@ -47,12 +69,13 @@ class CallFunction(Command):
     ----------
     number : int
         The number of the function.
-    handles : tuple of Handle
-        A handle to each argument, the scattered ones first.
+    handles : tuple of Handle or Composite
+        A handle to each argument.
+    splits : list of (Split or None), or None
+        How each argument is split; None for an argument that every rank uses as a whole, and instead
+        of the list if these are all.
     rows : range, numpy.ndarray or None
         Rows of the whole data, to be divided among the ranks.
-    minibatch : tuple of bool
-        For each scattered argument, whether it holds the rows of this batch only.
     batch_s : list or None
         For each rank, the rows of the sliceable shared variables to use.
     num_slices : int
@@ -63,17 +86,17 @@ class CallFunction(Command):
     def __init__(
         self,
         number: int,
-        handles: tuple[Handle, ...],
+        handles: tuple[Handle | Composite, ...],
+        splits: list[Split | None] | None,
         rows: Rows | None,
-        minibatch: tuple[bool, ...],
         batch_s: list | None,
         num_slices: int,
         subset: list[int] | None,
     ) -> None:
         self.number = number
         self.handles = handles
+        self.splits = splits
         self.rows = rows
-        self.minibatch = minibatch
         self.batch_s = batch_s
         self.num_slices = num_slices
         self.subset = subset
@@ -83,8 +106,8 @@ class CallFunction(Command):
         return CallFunction, (
             self.number,
             self.handles,
+            self.splits,
             self.rows,
-            self.minibatch,
             self.batch_s,
             self.num_slices,
             self.subset,
@@ -110,49 +133,73 @@ class CallFunction(Command):
         columns, n_rows = self._columns(here, replica)
         if self.num_slices > 1 or not n_rows:
             return n_rows, columns
-        arguments = [_argument(here, *column) for column in columns]
-        if not replica.sliceable and type(self.rows) is not np.ndarray and here.store.is_shared:
+        arguments = [column.take(here) for column in columns]
+        if self._is_constant(replica) and here.store.is_shared:
             self._prepared = n_rows, arguments
         return n_rows, arguments
 
-    def _columns(self, here, replica):
-        """Return ``(key, source, rows of this rank)`` for each argument, and the number of rows.
+    def _is_constant(self, replica):
+        """Whether the arguments are the same views whenever this command is repeated."""
+        if replica.sliceable or replica.lengths is not None or type(self.rows) is np.ndarray:
+            return False
+        return not any([isinstance(handle, Composite) for handle in self.handles])
 
-        A source is an array or a handle. For an argument that is used as a whole, rows is None.
-        """
-        n_rows = 1
-        columns = []
+    def _columns(self, here, replica):
+        """Return a `_Column` for each argument, and the number of rows of this rank."""
+        n_rows, rows = 1, None
         if self.rows is not None:
             start, stop = share(len(self.rows), here.size, here.rank)
-            n_rows = stop - start
-            rows = self.rows[start:stop]
-            for position, minibatch in enumerate(self.minibatch):
-                own = range(start, stop) if minibatch else rows
-                columns.append(((self.number, position), self.handles[position], own))
-        whole = self.handles[len(columns) :]
-        columns.extend([(None, here.store.get(handle), None) for handle in whole])
+            n_rows, rows = stop - start, self.rows[start:stop]
+        columns = []
+        for position, handle in enumerate(self.handles):
+            split = None if self.splits is None else self.splits[position]
+            if split is not None:
+                own = range(start, stop) if split.minibatch else rows
+                columns.append(_Column(handle, own, split.axis, (self.number, position)))
+            elif isinstance(handle, Composite):
+                columns.append(_Column(handle.open(here.store)))
+            else:
+                columns.append(_Column(here.store.get(handle)))
+        if replica.lengths is not None:
+            n_rows, bounds = self._window(here, replica, [column.source for column in columns])
+            columns.extend(bounds)
         if replica.sliceable:
             batch = None if self.batch_s is None else self.batch_s[here.rank]
             for number in replica.sliceable:
                 array = here.engine.storage(here.shareds[number])
                 own = select(batch, len(array), "batch_s")
-                columns.append(((self.number, "shared", number), array, own))
-            if self.rows is None:
-                n_rows = max(len(rows) for _, _, rows in columns[-len(replica.sliceable) :])
+                columns.append(_Column(array, own, 0, (self.number, "shared", number)))
+            if self.rows is None and replica.lengths is None:
+                n_rows = max(len(column.rows) for column in columns[-len(replica.sliceable) :])
         return columns, n_rows
+
+    def _window(self, here, replica, arguments):
+        """Return the number of rows of this rank in the window, and the columns of its bounds."""
+        lengths = [int(one) for one in here.engine.call(replica.lengths, arguments)]
+        if len(set(lengths)) > 1:
+            raise ValueError(
+                f"givens: expected slices of the same number of rows, got {lengths}; the ranks share "
+                f"the rows of each slice"
+            )
+        start, stop = share(lengths[0], here.size, here.rank)
+        rows = range(start, stop)
+        return len(rows), [_Bound(rows, 0), _Bound(rows, 1)]
 
     def _accumulate(self, here, replica, columns, n_rows):
         """Call the function once per slice; every slice reads the old values of updated variables."""
         engine = here.engine
         updates = [(here.shareds[number], op) for number, op in replica.updates]
-        outputs = [Accumulator(mode, engine.arithmetic) for mode in self._chosen(replica.output_modes)]
+        outputs = [
+            Accumulator(mode, engine.arithmetic, axis=axis)
+            for mode, axis in self._chosen([*zip(replica.output_modes, replica.output_axes)])
+        ]
         news = [
             Accumulator(op, engine.arithmetic, f"the update of {shared}", "op None, to keep the last")
             for shared, op in updates
         ]
         olds = [engine.storage(shared) for shared, _ in updates]
         # No more slices than rows; if sliceable variables differ in length, the shortest counts.
-        shortest = min([len(rows) for _, _, rows in columns if rows is not None])
+        shortest = min([len(column.rows) for column in columns if column.rows is not None])
         n_slices = min(self.num_slices, max(shortest, 1))
         try:
             for index in range(n_slices):
@@ -160,10 +207,7 @@ class CallFunction(Command):
                 for (shared, _), old in zip(updates, olds):
                     if engine.reads(replica.compiled, shared):
                         engine.store(shared, old.copy())  # an update may write in place
-                arguments = [
-                    _argument(here, key, source, _slice(rows, n_slices, index))
-                    for key, source, rows in columns
-                ]
+                arguments = [column.slice(n_slices, index).take(here) for column in columns]
                 values = engine.call(replica.compiled, arguments, self.subset)
                 for accumulator, value in zip(outputs, _distinct(values)):
                     accumulator.add(value, stop - start)
@@ -198,7 +242,7 @@ class CallFunction(Command):
     def _all_have_rows(self, here, replica):
         """Whether it is certain, without communication, that every rank has rows."""
         if self.rows is None:
-            return not replica.sliceable
+            return not replica.sliceable and replica.lengths is None
         return len(self.rows) >= here.size
 
     def _reduce_in_place(self, here, modes, values):
@@ -219,16 +263,58 @@ class CallFunction(Command):
         return values
 
 
-def _argument(here, key, source, rows):
-    """Return an argument of the compiled function: all of an array, or rows of it."""
-    return source if rows is None else here.take(key, source, rows)
+class _Column(NamedTuple):
+    """An argument, or the part of it that this rank uses.
+
+    Attributes
+    ----------
+    source : array, Handle, Composite, or any object that is used as a whole
+    rows : range, numpy.ndarray or None
+        The rows of this rank; None if it uses all of the source.
+    axis : int
+        The axis of the rows.
+    key : hashable
+        Identifies the buffer into which rows are copied.
+    """
+
+    source: Any
+    rows: Rows | None = None
+    axis: int = 0
+    key: Any = None
+
+    def slice(self, n_slices: int, index: int) -> _Column:
+        """Return a slice of the rows."""
+        if self.rows is None:
+            return self
+        start, stop = share(len(self.rows), n_slices, index)
+        return self._replace(rows=self.rows[start:stop])
+
+    def take(self, here: Here) -> Any:
+        """Return the argument of the compiled function."""
+        if self.rows is None:
+            return self.source
+        return here.take(self.key, self.source, self.rows, self.axis)
 
 
-def _slice(rows, n_slices, index):
-    if rows is None:
-        return None
-    start, stop = share(len(rows), n_slices, index)
-    return rows[start:stop]
+class _Bound(NamedTuple):
+    """An argument that is one bound of this rank's rows: the first row, or the row after the last."""
+
+    rows: range
+    end: int
+
+    def slice(self, n_slices: int, index: int) -> _Bound:
+        start, stop = share(len(self.rows), n_slices, index)
+        return self._replace(rows=self.rows[start:stop])
+
+    def take(self, here: Here) -> np.ndarray:
+        return np.array(self.rows.stop if self.end else self.rows.start)
+
+
+def bounds_of_all_rows(engine: Engine, replica: Replica, inputs: Sequence[Any]) -> list[np.ndarray]:
+    """Return the arguments with which a function uses all rows of its window, if it has one."""
+    if replica.lengths is None:
+        return []
+    return [np.array(0), np.array(min(int(one) for one in engine.call(replica.lengths, inputs)))]
 
 
 def _distinct(values):

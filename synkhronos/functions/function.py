@@ -1,32 +1,20 @@
-"""`function`: the equivalent of ``theano.function`` for all ranks."""
+"""`Function`: a function with a replica on every rank, and its calls."""
 
 from __future__ import annotations
 
-import sys
-from typing import Any, Iterable, Mapping, Sequence, Tuple, Union
-
-import numpy as np
+from typing import Any, Sequence
 
 from synkhronos._errors import ClosedError
-from synkhronos._typing import ArrayLike, Batch, Compiled, Result, SharedVariable, Variable
-from synkhronos.arithmetic.operations import OPERATIONS, parse_output_mode
+from synkhronos._typing import ArrayLike, Batch, Result, SharedVariable
 from synkhronos.arrays.binding import bind, find_bound
-from synkhronos.arrays.data import Data, as_data
+from synkhronos.arrays.data import Data
 from synkhronos.functions import arguments, outputs
-from synkhronos.functions.call import Replica
+from synkhronos.functions.agreement import agreement_of
+from synkhronos.functions.call import Replica, bounds_of_all_rows
+from synkhronos.functions.check import Comparison, check, check_tolerance
 from synkhronos.functions.replicate import check_sent, replicate
-from synkhronos.functions.signature import (
-    Input,
-    parse_givens,
-    parse_inputs,
-    parse_outputs,
-    parse_sliceable,
-    parse_updates,
-)
-from synkhronos.world.world import World, current_world
-
-Output = Union[Variable, Tuple[Variable, Union[str, None]]]
-Update = Union[Tuple[SharedVariable, Any], Tuple[SharedVariable, Any, Union[str, None]]]
+from synkhronos.functions.signature import Input
+from synkhronos.world.world import World
 
 
 class Function:
@@ -44,6 +32,8 @@ class Function:
 
     _world: World | None = None  # in a copy
     _last: Any = None  # the command of the last call, if it had inputs only, all of them `Data`
+    watch: Any = None  # what observes the next call; `watcher`, while there is something to observe
+    watcher: Any = None
 
     def __init__(
         self,
@@ -53,8 +43,7 @@ class Function:
         inputs: list[Input],
         update_modes: list[str | None],
         not_accumulated: list[SharedVariable],
-        single: bool,
-        downcast: bool,
+        form: list[str] | bool,
     ) -> None:
         self._world = world
         self.name = name
@@ -62,12 +51,30 @@ class Function:
         self.inputs = inputs
         self.update_modes = update_modes
         self.not_accumulated = not_accumulated
-        self.downcast = downcast
-        self._single = single
+        self.form = form
 
-    def __getstate__(self) -> dict[str, Any]:
-        # A copy cannot be called: it raises a TypeError that says so.
-        return {"name": self.name}
+    def __reduce__(self) -> tuple:
+        return _make_copy, (self.name,)
+
+    @property
+    def __class__(self) -> type:  # type: ignore[override]
+        # So that the compiler's tools, such as theano.printing.debugprint, accept this function.
+        return Function if self._world is None else type(self.replica.compiled)
+
+    @property
+    def maker(self) -> Any:
+        """The ``maker`` of the master's compiled function; ``maker.fgraph`` is the optimized graph."""
+        return self.replica.compiled.maker
+
+    @property
+    def fn(self) -> Any:
+        """The part of the master's compiled function that runs it, as in Theano."""
+        return self.replica.compiled.fn
+
+    @property
+    def profile(self) -> Any:
+        """Theano's profile of the master's compiled function, or None."""
+        return self.replica.compiled.profile
 
     @property
     def output_modes(self) -> list[str | None]:
@@ -169,7 +176,7 @@ class Function:
         if command is None:
             self._usable_world()
             values = arguments.match(world, self, args, inputs_by_name)
-            datas = [as_data(world, value) for value in values]
+            datas = [arguments.in_store(world, *pair) for pair in zip(self.inputs, values)]
             command = arguments.plan(world, self, datas, output_subset, batch, batch_s, num_slices)
             self._last = command if plain else None
             # The arrays must live until the command has run: they may belong to this call only, or be
@@ -180,11 +187,19 @@ class Function:
         if world.registry.unsent:
             check_sent(world, self)
 
-        def finish(results, kept=kept):
-            values = outputs.collect(world, self, results, command.subset)
-            return values[0] if self._single and output_subset is None else values
+        if self.watch is None and not world.is_recording:
+            return self._finish(command, world.run(command))
 
+        def finish(results, kept=kept):
+            return self._finish(command, results)
+
+        if self.watch is not None:
+            return world.submit(*self.watch.observe(command, finish))
         return world.submit(command, finish)
+
+    def _finish(self, command, results):
+        values = outputs.collect(self._world, self, results, command.subset)
+        return outputs.in_form(self, values, command.subset)
 
     def _command_of_last_call(self, args):
         """Return the last call's command if the arguments are the same unmoved `Data`; else None."""
@@ -216,6 +231,90 @@ class Function:
             )
         world.check_usable()
         return world
+
+    def check(
+        self,
+        /,
+        *args: ArrayLike,
+        rtol: float | None = None,
+        atol: float | None = None,
+        output_subset: Sequence[int] | None = None,
+        batch: Batch | None = None,
+        batch_s: Batch | Sequence[Batch | None] | None = None,
+        num_slices: int = 1,
+        **inputs_by_name: ArrayLike,
+    ) -> Comparison:
+        """Compare a call with the serial function on the same rows and the same state.
+
+        The master computes the Theano function on all rows; rows of sliceable shared variables are
+        those of all ranks, in their order. All ranks compute the call. Outputs, and the new values of
+        updated shared variables on each rank, are compared. Then every rank has its former shared
+        variables and random streams again, also after an error.
+
+        Results that depend on random numbers cannot be compared with more than one rank, since the
+        ranks draw different ones; nor can the master's own value (op None), one number per rank (op
+        ``"gather"``), or results of variables that differ by rank because they were scattered.
+
+        Parameters
+        ----------
+        *args, **inputs_by_name : Data or array-like
+            The inputs, as in a call.
+        rtol, atol : float, optional
+            No element may differ by more than `atol`, plus `rtol` times the largest absolute value of
+            the serial result. By default `atol` is 0, and `rtol` is 1e-7 in double precision, 1e-4 if an
+            input, a shared variable or the result is in single precision, 0.01 in half precision, and 0
+            for integers.
+        output_subset, batch, batch_s, num_slices
+            As in a call. The serial function does not compute in slices.
+
+        Returns
+        -------
+        Comparison
+            The differences found, all within the tolerances, and what could not be compared.
+
+        Raises
+        ------
+        MismatchError
+            If an output or a new value differs by more. It names all that differ, how much, and the
+            usual reason.
+        TypeError, ValueError, IndexError
+            For wrong arguments, as in a call, or tolerances that are not numbers of at least 0.
+        RuntimeError
+            Inside a ``fuse()`` block.
+        MemoryError
+            If there is too little memory for copies of the inputs and of the updated variables.
+        ClosedError, WorkerError, WorldBrokenError
+            As in a call.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import synkhronos as synk
+        >>> import theano.tensor as T
+        >>> synk.fork(2, use_gpu=False)
+        2
+        >>> x = T.dmatrix("x")
+        >>> f = synk.function([x], [x.mean(), (x.sum(), "avg")], name="f")
+        >>> f.check(np.ones((10, 3)), output_subset=[0])
+        Comparison(differences={'output 0': 0.0}, not_compared={})
+        >>> try:
+        ...     f.check(np.ones((10, 3)))
+        ... except synk.MismatchError as error:
+        ...     print(error.names)
+        ['output 1']
+        >>> synk.close()
+        """
+        world = self._usable_world()
+        if world.is_recording:
+            raise RuntimeError("check(): not inside a fuse() block; call it before or after")
+        rtol = None if rtol is None else check_tolerance(rtol, "rtol")
+        atol = 0.0 if atol is None else check_tolerance(atol, "atol")
+        values = arguments.match(world, self, args, inputs_by_name)
+        datas = [arguments.in_store(world, *pair) for pair in zip(self.inputs, values)]
+        command = arguments.plan(world, self, datas, output_subset, batch, batch_s, num_slices)
+        replicate(world)
+        check_sent(world, self)
+        return check(world, self, command, arguments.whole(values), rtol, atol)
 
     # The master alone
 
@@ -255,10 +354,14 @@ class Function:
         values = arguments.match(world, self, args, inputs_by_name)
         engine, replica = world.here.engine, self.replica
         rows = [engine.storage(world.here.shareds[number]) for number in replica.sliceable]
-        inputs = [np.asarray(value) for value in values]
-        computed = engine.call(replica.compiled, [*inputs, *rows], output_subset)
+        inputs = arguments.whole(values)
+        bounds = bounds_of_all_rows(engine, replica, inputs)
+        computed = engine.call(replica.compiled, [*inputs, *bounds, *rows], output_subset)
+        replicated = world.registry.replicated_shareds
+        changed = [number for number, _ in replica.updates if number < replicated]
+        agreement_of(world).changed_on_master(changed)
         computed = [engine.to_host(value) for value in computed]
-        return computed[0] if self._single and output_subset is None else computed
+        return outputs.in_form(self, computed, output_subset)
 
     def build_inputs(
         self,
@@ -299,6 +402,8 @@ class Function:
             )
         built = []
         for one, value in zip(self.inputs, args):
+            if one.type.format != "dense":
+                raise TypeError(f"{self!r}: build_inputs: {one.label} is a {one.type.format} input")
             made = Data(world, one.type.dtype, one.type.ndim, minibatch, one.name)
             made.set_value(value, force_cast, oversize)
             built.append(made)
@@ -352,121 +457,8 @@ class Function:
         return find_bound(world, [one.variable for one in self.inputs], "get_input_shmems")
 
 
-def _accumulated(
-    world: World, compiled: Compiled, ops: Mapping[SharedVariable, str | None]
-) -> tuple[list[tuple[int, str | None]], list[SharedVariable]]:
-    """Return how updates accumulate over slices, and the variables whose updates cannot accumulate.
-
-    The first is a list of ``(number, op)``, which includes default updates. Random streams are not
-    included: they continue from slice to slice.
-    """
-    engine = world.here.engine
-    streams = engine.random_streams(compiled)
-    accumulated, not_accumulated = [], []
-    for shared in engine.updated(compiled):
-        if shared in streams:
-            continue
-        if not engine.is_tensor(shared):
-            not_accumulated.append(shared)
-        else:
-            is_mean = OPERATIONS["avg"].is_defined_for(engine.type_of(shared).dtype)
-            op = ops.get(shared, "avg" if is_mean else None)
-            accumulated.append((world.registry.numbers[shared], op))
-    return accumulated, not_accumulated
-
-
-def function(
-    inputs: Sequence[Variable],
-    outputs: Output | list[Output] | None = None,
-    bcast_inputs: Sequence[Variable] | None = None,
-    updates: Mapping[SharedVariable, Any] | Sequence[Update] | None = None,
-    givens: Mapping[Variable, Any] | Iterable[tuple[Variable, Any]] | None = None,
-    sliceable_shareds: Sequence[SharedVariable] | None = None,
-    **kwargs: Any,
-) -> Function:
-    """Compile a function that computes on all ranks.
-
-    Parameters
-    ----------
-    inputs : list of variables
-        Tensors of at least one dimension. Each is split along axis 0 over the ranks.
-    outputs : variable, (variable, op), or list of these, optional
-        `op` says how the values of the ranks are combined: ``"avg"`` (default; weighted by the number
-        of rows), ``"sum"``, ``"prod"``, ``"min"``, ``"max"``, ``"gather"`` (concatenated along axis 0),
-        or None for the master's own value. With the prefix ``"c_"`` the reduction uses the CPU.
-    bcast_inputs : list of variables, optional
-        Every rank gets the whole value. In a call they follow `inputs`.
-    updates : list of (shared, new) or (shared, new, op), or an ordered dict, optional
-        Each rank updates its own replica only. `op`, by default ``"avg"``, combines the new values of
-        several slices (``num_slices``).
-    givens : as in Theano, optional
-        Substitutions in the graph.
-    sliceable_shareds : list of shared variables, optional
-        Variables that hold rows of data, from which `batch_s` and `num_slices` select.
-    **kwargs
-        Passed to ``theano.function``.
-
-    Returns
-    -------
-    Function
-
-    Raises
-    ------
-    NotForkedError, ClosedError, WorldBrokenError
-        If there are no processes that can be used.
-    TypeError
-        If an argument is not a variable of the right kind, or an operation is not defined for the dtype
-        of an output.
-    ValueError
-        If an input cannot be split along axis 0, an operation does not exist, a variable is given
-        twice, or a sliceable shared variable is unused, updated by the function or replaced by `givens`.
-    SynkhronosError
-        If there is no room on disk for Theano's compiled code.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> import synkhronos as synk
-    >>> import theano.tensor as T
-    >>> synk.fork(2, use_gpu=False)
-    2
-    >>> x = T.dmatrix("x")
-    >>> f = synk.function([x], [x.mean(), (x.max(axis=0), "max")])
-    >>> f(np.arange(6.0).reshape(3, 2))  # two rows on this process, one on the worker
-    [array(2.5), array([4., 5.])]
-    >>> synk.close()
-    """
-    world = current_world()
-    world.check_usable()
-    engine, registry = world.here.engine, world.registry
-    parsed = parse_inputs(engine, inputs, bcast_inputs)
-    variables, modes, single = parse_outputs(engine, outputs)
-    pairs, ops = parse_updates(engine, updates)
-    givens = parse_givens(givens)
-    sliceable = parse_sliceable(engine, sliceable_shareds, pairs)
-    if kwargs.get("name") is None:
-        caller = sys._getframe(1)  # as Theano names functions
-        kwargs["name"] = f"{caller.f_code.co_filename}:{caller.f_lineno}"
-    parsed_modes = [parse_output_mode(mode) for mode in modes]
-    on_host = [over_cpu for _, over_cpu in parsed_modes]
-    compiled = engine.build(
-        [one.variable for one in parsed], variables, pairs, givens, sliceable, on_host, **kwargs
-    )
-    for shared in [*engine.shareds(compiled), *sliceable, *(shared for shared, _ in pairs)]:
-        registry.add_shared(shared)
-    updated = [shared for shared, _ in pairs]
-    accumulated, not_accumulated = _accumulated(world, compiled, dict(zip(updated, ops)))
-    replica = Replica(
-        number=len(registry.functions),
-        compiled=compiled,
-        output_modes=[name for name, _ in parsed_modes],
-        output_dtypes=[engine.type_of(variable).dtype for variable in variables],
-        sliceable=[registry.numbers[shared] for shared in sliceable],
-        updates=accumulated,
-    )
-    downcast = bool(kwargs.get("allow_input_downcast"))
-    made = Function(
-        world, kwargs["name"], replica, parsed, ops, not_accumulated, single, downcast
-    )
-    registry.add_function(made)
+def _make_copy(name):
+    """Return a copy of a function, which cannot be called: it raises a TypeError that says so."""
+    made = Function.__new__(Function)
+    made.name = name
     return made

@@ -26,22 +26,22 @@ def collect(
     subset : list of int or None
         The indices of the outputs; None for all.
     """
-    weights, by_rank = [], []
-    for n_rows, values in results:
-        if n_rows:
-            weights.append(n_rows)
-            by_rank.append(values)
-    if not weights:
-        raise ValueError(f"{function!r}: no rank had any rows to compute on (batch_s)")
+    weights, by_rank = zip(*results)
+    if 0 in weights:
+        by_rank = [values for n_rows, values in results if n_rows]
+        weights = [n_rows for n_rows in weights if n_rows]
+        if not weights:
+            raise ValueError(f"{function!r}: no rank had any rows to compute on (batch_s)")
     outputs = []
     replica = function.replica
-    indices = range(len(replica.output_modes)) if subset is None else subset
+    modes = replica.output_modes
+    indices = range(len(modes)) if subset is None else subset
     for index, values in zip(indices, zip(*by_rank)):
-        mode = replica.output_modes[index]
-        if mode is None or values[0] is None or values[-1] is None:
+        mode, first = modes[index], values[0]
+        if mode is None or first is None or values[-1] is None:
             # The master's own value, or one that the communicator has reduced to the master
             outputs.append(_of_master(world, function, index, results)[len(outputs)])
-        elif type(values[0]) is float and mode in OPERATIONS:
+        elif type(first) is float and mode != GATHER:
             value = OPERATIONS[mode].reduce_floats(values, weights)
             outputs.append(np.asarray(value, replica.output_dtypes[index]))
         else:
@@ -49,6 +49,16 @@ def collect(
             values = [unpack(world.here, value) for value in values]
             outputs.append(_combine(function, index, values, weights, active, world.master_rank))
     return outputs
+
+
+def in_form(function: Any, values: list[Any], subset: Sequence[int] | None) -> Any:
+    """Return the outputs as the Theano function would: one, a list, or a dictionary."""
+    form = function.form
+    if form is True or (form is False and subset is not None):
+        return values
+    if form is False:
+        return values[0]
+    return dict(zip(form if subset is None else [form[index] for index in subset], values))
 
 
 def _of_master(world, function, index, results):
@@ -65,12 +75,14 @@ def _combine(function, index, values, weights, active, master):
     mode = function.replica.output_modes[index]
     shapes = [np.shape(value) for value in values]
     if mode == GATHER:
-        if any([shape[1:] != shapes[0][1:] for shape in shapes]):
+        axis = function.replica.output_axes[index]
+        others = [shape[:axis] + shape[axis + 1 :] for shape in shapes]
+        if any([other != others[0] for other in others]):
             raise ValueError(
                 f"{function!r}: output {index} cannot be gathered, its shapes differ in more than axis "
-                f"0: {_listed(active, shapes)}"
+                f"{axis}: {_listed(active, shapes)}"
             )
-        return NUMPY.concatenate(values).astype(function.replica.output_dtypes[index], copy=False)
+        return NUMPY.concatenate(values, axis).astype(function.replica.output_dtypes[index], copy=False)
     if any([shape != shapes[0] for shape in shapes]):
         raise ValueError(
             f"{function!r}: output {index} cannot be reduced by {mode!r}, its shapes differ: "

@@ -8,10 +8,13 @@ by its number.
 
 from __future__ import annotations
 
+import contextlib
+import pickle
 from typing import Any
 
 import numpy as np
 
+from synkhronos._errors import SynkhronosError, WorkerError
 from synkhronos.host import heap
 from synkhronos.stores.handle import Handle
 from synkhronos.world.here import Command
@@ -62,52 +65,112 @@ def _replicate(world):
     here, registry = world.here, world.registry
     first_function, first_shared = registry.replicated_functions, registry.replicated_shareds
     replicas, shareds = registry.new_replicas(), registry.new_shareds()
-    if world.started and not replicas:
+    if world.started and not replicas and not shareds:
         return
-    payload = None
-    if not world.started:
-        world.start()
-    elif world.size > 1:
-        pickled = _pickle(world, replicas, shareds)
-        payload = here.store.put(np.frombuffer(pickled, np.uint8))
-        del pickled
-        heap.trim()  # of the pickle, which may be large
     streams = {
         registry.numbers[shared]
         for replica in replicas
         for shared in here.engine.random_streams(replica.compiled)
     }
     new = sorted(number for number in streams if number >= first_shared)
-    world.run(Replicate(first_function, first_shared, payload, new))
-    if payload is not None:
-        here.engine.after_replication()
-        here.store.free(payload)
-        here.store.trim()
+    if world.started and world.size > 1:
+        _send(world, replicas, shareds, new)
+    else:
+        world.start()
+        world.run(Replicate(first_function, first_shared, None, new))
     registry.mark_replicated(first_function + len(replicas), first_shared + len(shareds))
 
 
-def _pickle(world, replicas, shareds):
-    """Return a pickle of replicas and shared variables; replicas that cannot be pickled become None."""
-    engine = world.here.engine
+def _send(world, replicas, shareds, streams):
+    """Send functions to workers that are running; those that cannot be sent are left out."""
     known = dict(world.registry.numbers)
     for shared in shareds:
         del known[shared]
     try:
-        return engine.dumps((replicas, shareds), known)
+        _send_pickle(world, replicas, shareds, known, streams)
+    except WorkerError:
+        if not _find_unloadable(world, replicas, known):
+            raise
+        _send_pickle(world, replicas, shareds, known, streams)
+    world.here.engine.after_replication()
+
+
+def _send_pickle(world, replicas, shareds, known, streams):
+    registry = world.registry
+    with _stored(world, _pickle(world, replicas, shareds, known)) as payload:
+        heap.trim()  # of the pickle, which may be large
+        first = registry.replicated_functions, registry.replicated_shareds
+        world.run(Replicate(*first, payload, streams))
+
+
+@contextlib.contextmanager
+def _stored(world, pickled):
+    """Yield a handle to a copy of a pickle in the store, whose memory is returned after the block."""
+    store = world.here.store
+    payload = store.put(np.frombuffer(pickled, np.uint8))
+    del pickled
+    try:
+        yield payload
+    finally:
+        store.free(payload)
+        store.trim()
+
+
+def _pickle(world, replicas, shareds, known):
+    """Return a pickle of replicas and shared variables; replicas that cannot be sent become None."""
+    engine, unsent = world.here.engine, world.registry.unsent
+
+    def sent():
+        return [None if replica.number in unsent else replica for replica in replicas]
+
+    try:
+        return engine.dumps((sent(), shareds), known)
     except MemoryError:
         raise
     except Exception:  # any exception that an operation or a mode raises
-        sent = [replica if _can_be_sent(world, replica, known) else None for replica in replicas]
-        return engine.dumps((sent, shareds), known)
+        _find_unpicklable(world, replicas, known)
+        return engine.dumps((sent(), shareds), known)
 
 
-def _can_be_sent(world, replica, known):
-    try:
-        world.here.engine.dumps(replica, known)
-    except Exception as error:
-        world.registry.unsent[replica.number] = f"{type(error).__name__}: {error}"
-        return False
-    return True
+def _find_unpicklable(world, replicas, known):
+    for replica in replicas:
+        try:
+            world.here.engine.dumps(replica, known)
+        except MemoryError:
+            raise
+        except Exception as error:
+            world.registry.unsent[replica.number] = f"{type(error).__name__}: {error}"
+
+
+class _TryToLoad(Command):
+    """Load a pickle of a function and discard it; return why this rank cannot load it, or None."""
+
+    def __init__(self, payload):
+        self.payload = payload
+
+    def run(self, here):
+        if here.is_master:
+            return None
+        try:
+            here.engine.loads(here.store.get(self.payload), here.shareds)
+        except (MemoryError, EOFError, SynkhronosError, pickle.UnpicklingError):
+            raise  # not because of the function: it can be tried again
+        except Exception as error:  # any exception that an operation or a mode raises
+            return f"{type(error).__name__}: {error}"
+        return None
+
+
+def _find_unloadable(world, replicas, known):
+    """Find the functions that a worker cannot load; return whether there are any."""
+    unsent = world.registry.unsent
+    before = len(unsent)
+    for replica in replicas:
+        if replica.number not in unsent:
+            with _stored(world, world.here.engine.dumps(replica, known)) as payload:
+                reasons = world.run(_TryToLoad(payload))
+            for reason in filter(None, reasons):
+                unsent[replica.number] = reason
+    return len(unsent) > before
 
 
 def check_sent(world: World, function: Any) -> None:
@@ -139,7 +202,7 @@ def distribute() -> None:
     TypeError
         If a function cannot be sent to workers that are already running. All others are replicated.
     WorkerError
-        If a worker cannot load a function.
+        If a worker raised an exception, for example because memory ran out.
     MemoryError, SynkhronosError
         If the system does not allow the workers to start, or refuses the memory that is needed. The
         message says which limit was reached, and what to do.

@@ -8,33 +8,74 @@ from typing import Any, NamedTuple
 from synkhronos._typing import SharedVariable, Variable
 from synkhronos.arithmetic.conversion import as_array
 from synkhronos.arithmetic.operations import GATHER, OPERATIONS, find_operation, parse_output_mode
-from synkhronos.engines.base import Engine, TensorType
+from synkhronos.engines.base import Engine, InputType
+from synkhronos.functions.wrappers import In, Out
 
 
 class Input(NamedTuple):
-    """An input of a function."""
+    """An input of a function.
+
+    Attributes
+    ----------
+    axis : int or None
+        The axis along which the value is split over the ranks; None if every rank gets all of it.
+    ones : tuple of int
+        The axes that the type requires to have extent 1.
+    value : array-like or None
+        The value to use if a call gives none.
+    downcast : bool
+        Whether a value may be cast with a loss.
+    """
 
     variable: Variable
     name: str | None
-    type: TensorType
-    scattered: bool
-    ones: tuple[int, ...]  # axes that the type requires to have extent 1
+    type: InputType
+    axis: int | None
+    ones: tuple[int, ...]
+    value: Any = None
+    downcast: bool = False
 
     @property
     def label(self) -> str:
         return f"input {self.name!r}" if self.name else f"input {self.variable}"
 
 
-def parse_inputs(engine: Engine, inputs: Any, bcast_inputs: Any) -> list[Input]:
-    """Return a list of `Input`, the scattered ones first."""
+class Output(NamedTuple):
+    """An output of a function.
+
+    Attributes
+    ----------
+    op : str or None
+        How the values of the ranks are combined.
+    over_cpu : bool
+        Whether they are combined on the CPU.
+    axis : int
+        The axis along which they are gathered.
+    stated : bool
+        Whether the script has stated the operation.
+    """
+
+    variable: Variable
+    dtype: Any
+    op: str | None
+    over_cpu: bool
+    axis: int
+    stated: bool
+
+
+def parse_inputs(
+    engine: Engine, inputs: Any, bcast_inputs: Any, downcast: bool = False
+) -> list[Input]:
+    """Return a list of `Input`, those of `bcast_inputs` last."""
     parsed = []
-    for what, variables, scattered in (("inputs", inputs, True), ("bcast_inputs", bcast_inputs, 0)):
+    for what, variables in (("inputs", inputs), ("bcast_inputs", bcast_inputs)):
         if variables is None:
             variables = []
         if not isinstance(variables, (list, tuple)):
             raise TypeError(f"{what}: expected a list of variables, got {variables!r}")
         for variable in variables:
-            parsed.append(_parse_input(engine, what, variable, bool(scattered)))
+            one = _parse_input(engine, what, variable)
+            parsed.append(one._replace(downcast=one.downcast or downcast))
     seen = [one.variable for one in parsed]
     for position, variable in enumerate(seen):
         if variable in seen[:position]:
@@ -42,57 +83,86 @@ def parse_inputs(engine: Engine, inputs: Any, bcast_inputs: Any) -> list[Input]:
     return parsed
 
 
-def _parse_input(engine, what, variable, scattered):
+def _parse_input(engine, what, given):
     try:
-        kind = engine.type_of(variable)
+        wrapped = given if type(given) is In else engine.unwrap_input(given)
+        variable = given if wrapped is None else wrapped.variable
+        kind = engine.input_type_of(variable)
     except TypeError as error:
         raise TypeError(f"{what}: {error}") from error
     if engine.is_shared(variable):
         raise TypeError(f"{what}: {variable} is a shared variable, found in the graph; leave it out")
-    if scattered and (kind.ndim == 0 or kind.broadcastable[0]):
+    ones = tuple(axis for axis, is_one in enumerate(kind.broadcastable) if is_one)
+    axis = getattr(wrapped, "axis", 0)
+    if what == "bcast_inputs" and axis:
+        raise ValueError(f"bcast_inputs: {variable} is not split, so it has no axis; got axis={axis}")
+    if what == "bcast_inputs" or kind.ndim == 0:
+        axis = None
+    elif axis >= kind.ndim or kind.broadcastable[axis]:
         raise ValueError(
-            f"inputs: {variable} ({kind.ndim} dimensions) cannot be split along axis 0; give it "
+            f"inputs: {variable} ({kind.ndim} dimensions) cannot be split along axis {axis}; give it "
             f"in bcast_inputs"
         )
-    ones = tuple(axis for axis, is_one in enumerate(kind.broadcastable) if is_one)
-    return Input(variable, variable.name, kind, scattered, ones)
+    elif axis and kind.format != "dense":
+        raise ValueError(f"inputs: {variable} is sparse and can be split along axis 0 only, got {axis}")
+    one = Input(variable, variable.name, kind, axis, ones)
+    if wrapped is None:
+        return one
+    downcast = bool(getattr(wrapped, "allow_downcast", False))
+    return one._replace(
+        name=wrapped.name or variable.name, value=wrapped.value, downcast=downcast
+    )
 
 
-def parse_outputs(
-    engine: Engine, outputs: Any
-) -> tuple[list[Variable], list[str | None], bool]:
-    """Return ``(variables, modes, single)``, where `single` means one output instead of a list."""
-    single = outputs is not None and not isinstance(outputs, list)
+def parse_outputs(engine: Engine, outputs: Any) -> tuple[list[Output], list[str] | bool]:
+    """Return ``(parsed, form)``.
+
+    The form is that of the result of a call: the keys of a dictionary, in the order of the outputs,
+    else whether it is a list.
+    """
+    if isinstance(outputs, Mapping):
+        keys = sorted(outputs)
+        if not all([isinstance(key, str) for key in keys]):
+            raise TypeError(f"outputs: expected strings as the keys of a dict, got {keys}")
+        return [_parse_output(engine, f"outputs[{key!r}]", outputs[key]) for key in keys], keys
     if outputs is None:
         outputs = []
-    elif single:
-        outputs = [outputs]
-    variables: list[Variable] = []
-    modes: list[str | None] = []
-    for position, output in enumerate(outputs):
-        variable, mode = output, "avg"
-        if isinstance(output, tuple):
-            if len(output) != 2:
-                raise ValueError(
-                    f"outputs[{position}]: expected (variable, op), got {len(output)} items; give "
-                    f"several outputs as a list"
-                )
-            variable, mode = output
-            if hasattr(mode, "type"):
-                raise TypeError(
-                    f"outputs[{position}]: expected (variable, op), got a variable, {mode}, as op; "
-                    f"give several outputs as a list"
-                )
-        try:
-            kind = engine.type_of(variable)
-        except TypeError as error:
-            raise TypeError(f"outputs[{position}]: {error}") from error
-        name, _ = parse_output_mode(mode)
-        if name in OPERATIONS:
-            OPERATIONS[name].check_dtype(kind.dtype, f"output {position} ({variable})")
-        variables.append(variable)
-        modes.append(mode)
-    return variables, modes, single
+    listed = isinstance(outputs, list)
+    each = outputs if listed else [outputs]
+    return [_parse_output(engine, f"outputs[{i}]", one) for i, one in enumerate(each)], listed
+
+
+def _parse_output(engine, where, output):
+    variable, mode, axis = output, "avg", 0
+    if isinstance(output, tuple):
+        if len(output) != 2:
+            raise ValueError(
+                f"{where}: expected (variable, op), got {len(output)} items; give several outputs as a "
+                f"list"
+            )
+        variable, mode = output
+        if hasattr(mode, "type"):
+            raise TypeError(
+                f"{where}: expected (variable, op), got a variable, {mode}, as op; give several "
+                f"outputs as a list"
+            )
+    elif type(output) is Out:
+        variable, mode, axis = output.variable, output.op, output.axis
+    variable = engine.unwrap_output(variable)
+    try:
+        kind = engine.type_of(variable)
+    except TypeError as error:
+        raise TypeError(f"{where}: {error}") from error
+    op, over_cpu = parse_output_mode(mode)
+    if op in OPERATIONS:
+        OPERATIONS[op].check_dtype(kind.dtype, f"{where} ({variable})")
+    if axis and (op != GATHER or axis >= kind.ndim):
+        raise ValueError(
+            f"{where}: axis={axis} is for an output that is gathered and has this axis, got op "
+            f"{mode!r} and {kind.ndim} dimensions"
+        )
+    stated = isinstance(output, (tuple, Out))
+    return Output(variable, kind.dtype, op, over_cpu, axis, stated)
 
 
 def parse_updates(

@@ -1,6 +1,11 @@
-"""A handle, by which any rank can access an array."""
+"""A handle, by which any rank can access an array, or an object that consists of arrays."""
 
 from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+from synkhronos._typing import Rows
 
 
 class Handle:
@@ -17,3 +22,15 @@ class Handle:
 
     shape: tuple[int, ...]
     dtype: str
+
+
+class Composite(ABC):
+    """Identifies an object that a rank assembles, from arrays in the store or by itself."""
+
+    @abstractmethod
+    def open(self, store: Any) -> Any:
+        """Return the object."""
+
+    def rows(self, store: Any, rows: Rows) -> Any:
+        """Return rows of the object, along axis 0."""
+        raise TypeError(f"{type(self).__name__}: it has no rows")

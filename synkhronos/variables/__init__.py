@@ -1,7 +1,7 @@
 """Shared variables across ranks.
 
 ``naming`` checks the variables in a call; ``replicas`` reads and writes the replicas of each rank;
-``collectives`` has broadcast, gather and reduce.
+``collectives`` has broadcast, gather and reduce; ``in_sync`` compares the replicas.
 
 May import: ``arithmetic``, ``world``, ``arrays``, ``functions``.
 """

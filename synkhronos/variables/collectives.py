@@ -7,6 +7,7 @@ import numpy as np
 from synkhronos._typing import ArrayLike, Result, SharedVariables, Values
 from synkhronos.arithmetic.conversion import as_array
 from synkhronos.arithmetic.operations import find_operation
+from synkhronos.functions.agreement import agreement_of
 from synkhronos.functions.function import Function
 from synkhronos.variables.naming import (
     as_list,
@@ -14,6 +15,7 @@ from synkhronos.variables.naming import (
     check_nccl,
     conditioned,
     numbers_of,
+    register,
     resolve,
     submit,
 )
@@ -44,7 +46,8 @@ def broadcast(
     Parameters
     ----------
     shared_vars : shared variable, or list of these
-        Each must be used by a function built with `function`.
+        Functions may use them, now or later, but need not. Before the workers are started, only the
+        master's value is set, which they will have as well.
     values : array-like or Data, or list of these, optional
         One value for each variable, of its ndim and of a dtype that can be cast safely to its dtype.
         By default the master's values are sent.
@@ -58,7 +61,7 @@ def broadcast(
     TypeError
         If a variable is not a shared tensor, or a value has the wrong ndim or cannot be cast safely.
     ValueError
-        If no function uses a variable, a variable is given twice, or the number of values is wrong.
+        If a variable is given twice, or the number of values is wrong.
 
     Examples
     --------
@@ -79,12 +82,21 @@ def broadcast(
     array(0.125)
     >>> synk.close()
     """
-    world, variables, _ = resolve(shared_vars)
+    world, variables, _ = resolve(shared_vars, unused_too=True)
     nccl = check_nccl(nccl)
+    arrays = None
     if values is not None:
         arrays = conditioned(world, variables, as_list(shared_vars, values, "values"))
+    register(world, variables)
+    if not world.started and not world.is_recording:  # the workers will have the master's values
+        for variable, array in zip(variables, arrays or ()):
+            world.here.engine.write(variable, np.asarray(array))
+        return None
+    numbers = numbers_of(world, variables)
+    agreement_of(world).equalized(numbers)
+    if arrays is not None:
         return assign(world, variables, arrays)
-    return submit(world, Broadcast(numbers_of(world, variables), nccl), lambda results: None)
+    return submit(world, Broadcast(numbers, nccl), lambda results: None)
 
 
 class Gather(Command):
@@ -162,6 +174,7 @@ def gather(shared_vars: SharedVariables, nd_up: int = 1, nccl: bool = True) -> R
         return joined[0] if single else joined
 
     command = Gather(numbers_of(world, variables), to_all=False, nccl=check_nccl(nccl))
+    agreement_of(world).compared(command.numbers)
     return submit(world, command, finish)
 
 
@@ -221,6 +234,7 @@ def all_gather(shared_vars: SharedVariables, nccl: bool = True) -> Pending | Non
         if world.here.engine.type_of(variable).broadcastable[0]:
             raise ValueError(f"all_gather: {variable} has extent 1 on axis 0 by its type")
     command = Gather(numbers_of(world, variables), to_all=True, nccl=check_nccl(nccl))
+    agreement_of(world).equalized(command.numbers)
     return submit(world, command, lambda results: None)
 
 
@@ -330,6 +344,9 @@ def reduce(
     """
     world, variables, single = resolve(shared_vars)
     command = _plan_reduction(world, variables, op, "master" if in_place else "new", weights, nccl)
+    agreement_of(world).compared(command.numbers)
+    if in_place:
+        agreement_of(world).local.update(command.numbers)
 
     def finish(results):
         if in_place:
@@ -389,6 +406,7 @@ def all_reduce(
     """
     world, variables, _ = resolve(shared_vars)
     command = _plan_reduction(world, variables, op, "all", weights, nccl)
+    agreement_of(world).equalized(command.numbers)
     return submit(world, command, lambda results: None)
 
 

@@ -9,13 +9,19 @@ import numpy as np
 from synkhronos._typing import ArrayLike, Finish, SharedVariable, SharedVariables, Values
 from synkhronos.arithmetic.conversion import condition
 from synkhronos.arrays.data import Data
+from synkhronos.functions.agreement import agreement_of
 from synkhronos.functions.replicate import replicate
 from synkhronos.world.here import Command
 from synkhronos.world.world import World, current_world
 
 
-def resolve(shared_vars: SharedVariables) -> tuple[World, list[SharedVariable], bool]:
-    """Return the world, the list of variables, and whether a single one was given instead of a list."""
+def resolve(
+    shared_vars: SharedVariables, unused_too: bool = False
+) -> tuple[World, list[SharedVariable], bool]:
+    """Return the world, the list of variables, and whether a single one was given instead of a list.
+
+    Variables that no function uses raise an error, unless `unused_too`; they have no number yet.
+    """
     world = current_world()
     world.check_usable()
     single = not isinstance(shared_vars, (list, tuple))
@@ -27,14 +33,24 @@ def resolve(shared_vars: SharedVariables) -> tuple[World, list[SharedVariable], 
         engine = world.here.engine
         if not engine.is_shared(variable) or not engine.is_tensor(variable):
             raise TypeError(f"shared_vars: expected shared variables of tensors, got {variable!r}")
-        if variable not in world.registry.numbers:
+        if variable not in world.registry.numbers and not unused_too:
             raise ValueError(
-                f"shared_vars: {variable} is not used by any function built with synk.function()"
+                f"shared_vars: {variable} is not used by any function built with synk.function(); use "
+                f"it in one, or call synk.broadcast() on it"
             )
         if variable in seen:
             raise ValueError(f"shared_vars: {variable} is given more than once")
         seen.add(variable)
     return world, variables, single
+
+
+def register(world: World, variables: Sequence[SharedVariable]) -> None:
+    """Give numbers to variables that have none."""
+    new = [variable for variable in variables if variable not in world.registry.numbers]
+    for variable in new:
+        world.registry.add_shared(variable)
+    if new and world.size > 1:
+        agreement_of(world).watch(world, new)
 
 
 def submit(world: World, command: Command, finish: Finish) -> Any:

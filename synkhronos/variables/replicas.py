@@ -10,6 +10,7 @@ from synkhronos._typing import Batch, Result, Rows, SharedVariable, SharedVariab
 from synkhronos.arithmetic.partition import select, share
 from synkhronos.arrays.binding import bound_data
 from synkhronos.arrays.data import Data, as_data
+from synkhronos.functions.agreement import agreement_of
 from synkhronos.variables.naming import (
     as_list,
     check_has_rows,
@@ -135,6 +136,7 @@ def scatter(
         values = as_list(shared_vars, values, "values")
     arrays = conditioned(world, variables, values, scattered=True)
     rows = [select(batch, len(array)) for array in arrays]
+    agreement_of(world).set_apart(numbers_of(world, variables), scattered=True)
     return assign(world, variables, arrays, rows)
 
 
@@ -187,6 +189,7 @@ def set_value(
     values = as_list(shared_vars, values, "values")
     arrays = conditioned(world, variables, values, scattered=batch is not None)
     rows = None if batch is None else [select(batch, len(array)) for array in arrays]
+    agreement_of(world).set_apart(numbers_of(world, variables), scattered=False)
     return assign(world, variables, arrays, rows, rank)
 
 
@@ -258,7 +261,9 @@ def get_value(rank: int, shared_vars: SharedVariables) -> Result:
             values = [world.here.store.get(handle).copy() for handle in values]
         return values[0] if single else values
 
-    return submit(world, _Fetch(numbers_of(world, variables), rank), finish)
+    command = _Fetch(numbers_of(world, variables), rank)
+    agreement_of(world).compared(command.numbers)
+    return submit(world, command, finish)
 
 
 class _Shapes(Command):

@@ -20,7 +20,7 @@ from synkhronos._errors import CollectiveAbortedError
 from synkhronos._typing import Array, Rows, SharedVariable
 from synkhronos.comms.base import Communicator
 from synkhronos.engines.base import Engine
-from synkhronos.stores.handle import Handle
+from synkhronos.stores.handle import Composite, Handle
 from synkhronos.transports.base import Transport
 
 
@@ -83,12 +83,17 @@ class Here:
         """The index of this rank's random substreams; 0, those of the script, for the master."""
         return self.transport.distance
 
-    def take(self, key: Hashable, source: Array | Handle, rows: Rows) -> Array:
-        """Return rows of an array, or of the array of a handle.
+    def take(self, key: Hashable, source: Any, rows: Rows, axis: int = 0) -> Any:
+        """Return rows of an array, or of the array or object of a handle.
 
         A ``range`` of rows is a view. Other rows are copied to a buffer, which is reused by the next
-        call with the same `key`.
+        call with the same `key`. `axis` is the axis of the rows.
         """
+        if isinstance(source, Composite):
+            return source.rows(self.store, rows)
+        if axis:
+            array = self.store.get(source) if isinstance(source, Handle) else source
+            return np.moveaxis(self.take(key, np.moveaxis(array, axis, 0), rows), 0, axis)
         if isinstance(source, Handle):
             return self.store.rows(source, rows, self._buffer(key, source, rows))
         out = self._buffer(key, source, rows) if isinstance(source, np.ndarray) else None

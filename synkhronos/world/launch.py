@@ -1,12 +1,15 @@
-"""`fork` and `close`: the start and the end of a world."""
+"""`fork` and `close`: the start and the end of a world; `size` and `is_forked`."""
 
 from __future__ import annotations
 
 import atexit
+import os
 import warnings
-from typing import Sequence
+import weakref
+from types import TracebackType
+from typing import Any, Sequence
 
-from synkhronos._errors import AlreadyForkedError
+from synkhronos._errors import AlreadyForkedError, warn
 from synkhronos.engines.base import Engine
 from synkhronos.engines.theano_cpu import TheanoCpuEngine
 from synkhronos.host.signals import defer_termination
@@ -15,6 +18,31 @@ from synkhronos.transports.local import LocalTransport
 from synkhronos.world.devices import Bind, check_int, choose_devices, kind_of, log_communicator
 from synkhronos.world.threads import ThreadLimits
 from synkhronos.world.world import World, current_world, enter_world, world_exists
+
+#: An environment variable. If it is 1, every call compares the replicas of shared variables.
+CHECK = "SYNKHRONOS_CHECK"
+
+
+class Processes(int):
+    """The number of processes; as a context manager, it closes them at the end of the block."""
+
+    _world: Any = None  # a weak reference
+
+    def __enter__(self) -> Processes:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        world = None if self._world is None else self._world()
+        if world is not None and not world.closed and world_exists() and world is current_world():
+            close()
+
+    def __reduce__(self) -> tuple:
+        return int, (int(self),)
 
 
 def fork(
@@ -27,7 +55,9 @@ def fork(
     *,
     devices: Sequence[str] | None = None,
     timeout: float | None = None,
-) -> int:
+    check: bool | None = None,
+    restart: bool = False,
+) -> Processes:
     """Set up `n` processes: this one, the master, and ``n - 1`` workers.
 
     On the CPU, the workers are started by the first ``distribute()``, or by the first call that needs
@@ -52,20 +82,28 @@ def fork(
     timeout : float, optional
         The time in seconds after which a barrier fails. By default there is no limit as long as every
         process lives.
+    check : bool, optional
+        Whether every call of a function compares the replicas of shared variables, and raises
+        `MismatchError` if they differ where they should be equal. It takes time for each byte of the
+        variables. By default it is True if the environment variable ``SYNKHRONOS_CHECK`` is 1.
+    restart : bool, default: False
+        Whether processes that are there already are closed first, as in a notebook cell that is run
+        again. Functions and `Data` have to be built again.
 
     Returns
     -------
     int
-        The number of processes, `n`.
+        The number of processes, `n`. It is also a context manager: ``with synk.fork(2):`` calls `close`
+        at the end of the block.
 
     Raises
     ------
     AlreadyForkedError
-        If there are processes already; call `close` first.
+        If there are processes already; call `close` first, or use ``restart=True``.
     TypeError, ValueError
         If an argument is wrong, or a device cannot be used.
     RuntimeError
-        If this process already uses a GPU.
+        If this process already uses a GPU, also of processes that were to be replaced.
     SynkhronosError
         If the system refuses a resource. The message says which limit was reached, and what to do.
 
@@ -75,12 +113,18 @@ def fork(
     >>> synk.fork(2, use_gpu=False)
     2
     >>> synk.close()
+    >>> with synk.fork(2, use_gpu=False) as n:
+    ...     print(n, synk.size(), synk.is_forked())
+    2 2 True
+    >>> synk.is_forked()
+    False
     """
+    for name, flag in (("profile_workers", profile_workers), ("restart", restart)):
+        _check_flag(name, flag)
+    for name, flag in (("use_gpu", use_gpu), ("check", check)):
+        _check_flag(name, flag, or_none=True)
     if world_exists():
-        raise AlreadyForkedError("fork(): there are processes already; call synk.close() first")
-    for name, flag in (("use_gpu", use_gpu), ("profile_workers", profile_workers)):
-        if not isinstance(flag, bool) and not (flag is None and name == "use_gpu"):
-            raise TypeError(f"fork: {name}: expected True or False, got {flag!r}")
+        _check_replaceable(current_world(), restart)
     devices = choose_devices(n_parallel, use_gpu, devices)
     size = len(devices)
     master_rank = check_int(master_rank, "fork: master_rank")
@@ -90,17 +134,39 @@ def fork(
     check_int(max_dim, "fork: max_dim")
     timeout = _check_timeout(timeout)
     engine = _make_engine(devices)
+    audits = os.environ.get(CHECK) == "1" if check is None else check
+    if world_exists():
+        close()
     try:
         threads = ThreadLimits()
     except OSError as error:
         raise too_many_files(error) from error
     with defer_termination():
         transport = LocalTransport(size, master_rank, timeout)
-        world = World(transport, engine, threads, profile_workers)
+        world = World(transport, engine, threads, profile_workers, audits)
         enter_world(world)
     if not world.workers_inherit:
         _start(world, devices)
-    return size
+    processes = Processes(size)
+    processes._world = weakref.ref(world)
+    return processes
+
+
+def _check_flag(name, flag, or_none=False):
+    if not isinstance(flag, bool) and not (flag is None and or_none):
+        raise TypeError(f"fork: {name}: expected True or False, got {flag!r}")
+
+
+def _check_replaceable(world, restart):
+    if not restart:
+        raise AlreadyForkedError(
+            "fork(): there are processes already; call synk.close() first, or fork(restart=True)"
+        )
+    if not world.workers_inherit:
+        raise RuntimeError(
+            "fork(restart=True): this process uses a GPU, so no worker can be forked from it any more; "
+            "start the script again"
+        )
 
 
 def _make_engine(devices) -> Engine:
@@ -136,11 +202,50 @@ def close() -> None:
     -----
     RuntimeWarning
         If there are no processes to close.
+    SynkhronosWarning
+        If replicas of shared variables differed in calls that used them, and no collective has combined
+        them since.
     """
     if not world_exists():
         warnings.warn("synk.close(): there are no processes to close", RuntimeWarning, stacklevel=2)
         return
-    current_world().close()
+    world = current_world()
+    world.close()
+    for remark in world.remarks:
+        warn(remark)
+
+
+def size() -> int:
+    """Return the number of processes.
+
+    Returns
+    -------
+    int
+
+    Raises
+    ------
+    NotForkedError, ClosedError
+        If there are no processes.
+
+    Examples
+    --------
+    See `fork`.
+    """
+    return current_world().size
+
+
+def is_forked() -> bool:
+    """Return whether there are processes: `fork` has been called, and `close` has not.
+
+    Returns
+    -------
+    bool
+
+    Examples
+    --------
+    See `fork`.
+    """
+    return world_exists()
 
 
 @atexit.register

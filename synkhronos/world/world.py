@@ -50,6 +50,8 @@ class World:
     threads : ThreadLimits
     profile_workers : bool
         Whether each worker writes a cProfile file.
+    audits : bool
+        Whether every call compares the replicas of shared variables.
 
     Attributes
     ----------
@@ -63,6 +65,8 @@ class World:
         Why no command can run any more.
     defer_interrupt : DeferredSignal
         Defers Ctrl-C.
+    remarks : list of str
+        Warnings to issue when the world is closed.
     """
 
     def __init__(
@@ -71,9 +75,12 @@ class World:
         engine: Engine,
         threads: ThreadLimits,
         profile_workers: bool = False,
+        audits: bool = False,
     ) -> None:
         self.registry = Registry()
         self.closed = False
+        self.audits = audits
+        self.remarks: list[str] = []
         self.defer_interrupt = DeferredSignal(signal.SIGINT)
         self._threads = threads
         self._profile_workers = profile_workers
@@ -112,7 +119,8 @@ class World:
     def part(self, kind: type[_Part]) -> _Part:
         """Return this world's only object of a class, which is created on first use.
 
-        If the object has a method ``close``, it is called when the world is closed.
+        If the object has a method ``close``, it is called when the world is closed; if it has a method
+        ``renew``, that is called when the workers have been replaced.
         """
         if kind not in self._parts:
             self._parts[kind] = kind()
@@ -153,6 +161,9 @@ class World:
                 self._copy_out_of_store()
                 self._connect(former.transport.successor(size, master_rank), former.engine)
                 self.here.store.trim_others()
+                for part in self._parts.values():
+                    if hasattr(part, "renew"):
+                        part.renew()
             finally:
                 self._turn.release()
 
@@ -262,24 +273,19 @@ class World:
                 self.mark_broken(f"a command was interrupted; the workers were ended; {REMEDY}")
                 transport.kill()
             raise
-        results, failures = self._read(replies)
+        results, failures = [], None
+        for rank, reply in enumerate(replies):
+            status, result = (None, own) if reply is None else pickle.loads(reply)
+            results.append(result)
+            if status is not None:
+                failures = [*(failures or ()), (rank, *status)]
         if error is not None and not isinstance(error, CollectiveAbortedError):
             raise error
         if failures:
             raise self._first_cause(failures) from error
         if error is not None:
             raise error
-        results[self.here.master_rank] = own
         return results
-
-    def _read(self, replies):
-        results, failures = [None] * self.size, []
-        for rank, reply in enumerate(replies):
-            if reply is not None:
-                status, results[rank] = pickle.loads(reply)
-                if status is not None:
-                    failures.append((rank, *status))
-        return results, failures
 
     def _first_cause(self, failures):
         """Return the error of the first rank that failed by itself, not because another rank failed."""

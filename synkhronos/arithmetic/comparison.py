@@ -1,0 +1,115 @@
+"""Comparing arrays: digests, samples of the elements, differences and tolerances."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any, Iterable, NamedTuple
+
+import numpy as np
+
+from synkhronos._typing import Array, DTypeLike
+
+#: Relative tolerances for rounding: results that are summed in another order differ by less.
+TOLERANCES = {"float16": 1e-2, "float32": 1e-4, "float64": 1e-7}
+_REAL = {"complex64": "float32", "complex128": "float64"}
+
+
+def digest(array: np.ndarray) -> bytes:
+    """Return a digest of the dtype, the shape and the bytes of an array."""
+    flat = np.asarray(array, order="C").reshape(-1)
+    made = hashlib.blake2b(f"{array.dtype.str} {array.shape}".encode(), digest_size=32)
+    made.update(flat.view(np.uint8))
+    return made.digest()
+
+
+def sample(array: Array, limit: int) -> Array:
+    """Return an evenly spaced sample of at most `limit` elements: a view with strides.
+
+    The same elements are chosen from arrays of the same shape.
+    """
+    steps = [1] * array.ndim
+    extents = list(array.shape)
+    while np.prod(extents) > limit:
+        axis = int(np.argmax(extents))
+        others = np.prod(extents) // extents[axis]
+        kept = max(1, min(limit // max(others, 1), extents[axis] // 2))
+        steps[axis] = -(-array.shape[axis] // kept)
+        extents[axis] = -(-array.shape[axis] // steps[axis])
+    if max(steps, default=1) == 1:
+        return array
+    return array[tuple(slice(None, None, step) for step in steps)]
+
+
+class Difference(NamedTuple):
+    """How much two arrays differ.
+
+    Attributes
+    ----------
+    absolute : float
+        The largest absolute difference of two elements; infinite if one of them is not finite.
+    relative : float
+        The same, divided by the largest absolute value in the second array.
+    """
+
+    absolute: float
+    relative: float
+
+    def __str__(self) -> str:
+        return f"by up to {self.absolute:.3g} ({self.relative:.3g} of the largest value)"
+
+
+def difference(one: np.ndarray, other: np.ndarray) -> Difference:
+    """Return how much arrays of equal shape differ. NaNs at the same place are equal."""
+    if not one.size:
+        return Difference(0.0, 0.0)
+    wide, others = (np.asarray(each, _wide(each.dtype)) for each in (one, other))
+    with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
+        same = (one == other) | (np.isnan(wide) & np.isnan(others))
+        apart = np.where(same, 0, np.abs(wide - others))
+        apart = np.where(np.isnan(apart), np.inf, apart)
+        absolute, largest = float(apart.max()), largest_of(others)
+        relative = absolute / largest if absolute and largest else np.inf if absolute else 0.0
+    return Difference(absolute, float(relative))
+
+
+def largest_of(array: np.ndarray) -> float:
+    """Return the largest absolute value that is finite, 0 if there is none."""
+    magnitudes = np.abs(np.asarray(array, _wide(array.dtype)))
+    return float(np.max(magnitudes, where=np.isfinite(magnitudes), initial=0))
+
+
+def agree(one: np.ndarray, other: np.ndarray, allowed: float) -> bool:
+    """Whether no elements of arrays of equal shape differ by more; NaNs at the same place are equal."""
+    if not allowed:
+        return np.array_equal(one, other, equal_nan=True)
+    return difference(one, other).absolute <= allowed
+
+
+def tolerance(dtype: DTypeLike, computed_with: Iterable[DTypeLike] = ()) -> float:
+    """Return the relative tolerance for rounding of a result; 0 for integers.
+
+    Parameters
+    ----------
+    dtype : dtype
+        The dtype of the result.
+    computed_with : iterable of dtype
+        The dtypes of what it is computed from. Single precision among them limits the precision of a
+        result in double precision.
+    """
+    name = _REAL.get(np.dtype(dtype).name, np.dtype(dtype).name)
+    if name not in TOLERANCES:
+        return 0.0
+    names = {_REAL.get(np.dtype(one).name, np.dtype(one).name) for one in computed_with}
+    return max(TOLERANCES[name], TOLERANCES["float32"] if "float32" in names else 0.0)
+
+
+def rounding(array: np.ndarray) -> float:
+    """Return the difference from `array` below which another array differs by rounding alone."""
+    if array.dtype.kind not in "fc":
+        return 0.0
+    return 16 * float(np.finfo(array.dtype).eps) * largest_of(array)
+
+
+def _wide(dtype: np.dtype) -> Any:
+    """Return a dtype in which differences of values of `dtype` do not overflow."""
+    return np.complex128 if dtype.kind == "c" else np.float64

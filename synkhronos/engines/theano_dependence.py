@@ -1,0 +1,90 @@
+"""What the results of a compiled function are computed from, read from its graph before optimization."""
+
+from theano import scalar
+from theano.compile.ops import Rebroadcast
+from theano.compile.sharedvalue import SharedVariable
+from theano.gof.graph import io_toposort
+from theano.tensor.basic import Join
+from theano.tensor.elemwise import DimShuffle, Elemwise
+from theano.tensor.subtensor import IncSubtensor, Subtensor
+
+from synkhronos.engines.base import Analysis, Dependence
+from synkhronos.engines.theano_rows import extents
+
+_ELEMENTWISE = (
+    scalar.Add,
+    scalar.Sub,
+    scalar.Mul,
+    scalar.Neg,
+    scalar.Cast,
+    scalar.Identity,
+    scalar.Maximum,
+    scalar.Minimum,
+)
+_FIRST_ONLY = (scalar.TrueDiv,)  # linear in the first operand only
+_VIEWS = (DimShuffle, Rebroadcast, Subtensor, IncSubtensor, Join)
+
+
+def analyze(compiled, axes):
+    """Return the `Analysis` of a compiled function."""
+    specifications = compiled.maker.inputs
+    inputs = [one.variable for one in specifications]
+    outputs = [one.variable for one in compiled.maker.outputs]
+    updates = [(one.variable, one.update) for one in specifications if one.update is not None]
+    results = [*outputs, *(new for _, new in updates)]
+    nodes = io_toposort(inputs, results)
+    masks = _masks(inputs, nodes)
+    arguments = [one for one in inputs if not isinstance(one, SharedVariable)]
+    positions = {one: position for position, one in enumerate(arguments)}
+    found = [_dependence(masks.get(one, 0), inputs, positions) for one in results]
+    return Analysis(
+        outputs=found[: len(outputs)],
+        updates={shared: one for (shared, _), one in zip(updates, found[len(outputs) :])},
+        accumulated=frozenset(
+            shared for shared, new in updates if _accumulates(shared, new, masks, inputs)
+        ),
+        extents=extents(arguments, axes, outputs),
+    )
+
+
+def _masks(inputs, nodes):
+    """Return, for each variable, the inputs that it depends on as the bits of a number."""
+    masks = {variable: 1 << number for number, variable in enumerate(inputs)}
+    for node in nodes:
+        mask = 0
+        for one in node.inputs:
+            mask |= masks.get(one, 0)
+        for one in node.outputs:
+            masks[one] = mask
+    return masks
+
+
+def _dependence(mask, inputs, positions):
+    used = [one for number, one in enumerate(inputs) if mask >> number & 1]
+    return Dependence(
+        frozenset(positions[one] for one in used if one in positions),
+        frozenset(one for one in used if one not in positions),
+    )
+
+
+def _accumulates(shared, new, masks, inputs):
+    """Whether the old value enters the new one only elementwise, in sums, multiples or as a part."""
+    own = 1 << inputs.index(shared)
+    waiting, seen = [new], set()
+    while waiting:
+        variable = waiting.pop()
+        if variable is shared or variable in seen or not masks.get(variable, 0) & own:
+            continue
+        seen.add(variable)
+        op = variable.owner.op
+        using = [one for one in variable.owner.inputs if masks.get(one, 0) & own]
+        if isinstance(op, Elemwise):
+            if isinstance(op.scalar_op, scalar.Mul) and len(using) > 1:
+                return False
+            divides = isinstance(op.scalar_op, _FIRST_ONLY) and using == variable.owner.inputs[:1]
+            if not divides and not isinstance(op.scalar_op, _ELEMENTWISE):
+                return False
+        elif not isinstance(op, _VIEWS):
+            return False
+        waiting.extend(using)
+    return True

@@ -1,0 +1,288 @@
+"""How the values of a graph depend on the number of rows, as far as its operations tell.
+
+Suppose that every row of the data is there twice. A mean over the rows stays the same, a sum over the
+rows doubles, and so does the number of rows. The *degree* of a term is the power of two that it is
+multiplied by: 0 for a mean, 1 for a sum, -1 for what is divided by the number of rows. A value may also
+have an axis of rows. Both follow from the operations, node by node: the degrees of factors are added,
+a sum over the axis of rows adds one. So ``(x * w).sum() / x.shape[0]`` has the degree 0, however it is
+written, and so has the gradient of a mean.
+
+Of an operation that is not listed here, the result is unknown, unless nothing in it depends on the
+number of rows. What is known is certain; an output is never taken for a sum by mistake.
+"""
+
+import numpy as np
+import theano
+from theano import scalar
+from theano.compile.ops import Rebroadcast, Shape_i, SpecifyShape, ViewOp
+from theano.gof.graph import io_toposort
+from theano.sandbox.rng_mrg import mrg_uniform_base
+from theano.tensor import basic, subtensor
+from theano.tensor.blas import BatchedDot
+from theano.tensor.elemwise import CAReduce, DimShuffle, Elemwise
+from theano.tensor.extra_ops import CpuContiguous
+from theano.tensor.nnet import abstract_conv, nnet
+from theano.tensor.opt import Assert, MakeVector
+from theano.tensor.raw_random import RandomFunction
+from theano.tensor.signal.pool import Pool
+
+from synkhronos.engines.base import PARTLY_SUM, ROWS, SUM
+from synkhronos.engines.theano_degrees import FIXED, LENGTH, ZERO, Rows, elementwise
+from synkhronos.engines.theano_shapes import constant_index, dims, item
+
+_SAME = (
+    Rebroadcast,
+    SpecifyShape,
+    ViewOp,
+    Assert,
+    CpuContiguous,
+    basic.TensorFromScalar,
+    basic.ScalarFromTensor,
+)
+_SAME_NAMES = ("GpuFromHost", "HostFromGpu", "GpuToGpu")  # only where there is pygpu
+_BY_ROW = (nnet.Softmax, nnet.LogSoftmax, nnet.SoftmaxWithBias, nnet.CrossentropyCategorical1Hot)
+_LINEAR_BY_ROW = (nnet.SoftmaxGrad, nnet.CrossentropyCategorical1HotGrad)
+
+
+def extents(inputs, axes, outputs):
+    """Return `SUM`, `PARTLY_SUM`, `ROWS` or None for each output.
+
+    Parameters
+    ----------
+    inputs : list of variables
+    axes : list of int or None
+        The axis of each input along which its rows are split.
+    outputs : list of variables
+    """
+    graph = _Graph(dict(zip(inputs, axes)))
+    for node in io_toposort(inputs, outputs):
+        graph.add(node)
+    return [_extent(graph.value(output)) for output in outputs]
+
+
+def _extent(value):
+    if value is None:
+        return None
+    if value.axis is not None:
+        return ROWS
+    if value.degrees == {1}:
+        return SUM
+    return PARTLY_SUM if value.degrees == {0, 1} else None
+
+
+class _Graph:
+    """The `Rows` of the variables of a graph; None if they are unknown."""
+
+    def __init__(self, axes):
+        self._values = {
+            variable: FIXED if axis is None else Rows(axis, FIXED.degrees)
+            for variable, axis in axes.items()
+        }
+
+    def value(self, variable):
+        if variable in self._values:
+            return self._values[variable]
+        if variable.owner is not None:
+            return None
+        data = getattr(variable, "data", None)  # of a constant
+        is_zero = isinstance(data, (np.ndarray, np.generic, int, float)) and not np.any(data)
+        return ZERO if isinstance(variable, theano.Constant) and is_zero else FIXED
+
+    def add(self, node):
+        """Find the values of the outputs of a node, whose inputs have been found."""
+        found = self._apply(node, [self.value(one) for one in node.inputs])
+        for output in node.outputs:
+            self._values[output] = found
+
+    def _apply(self, node, values):
+        op = node.op
+        for kinds, rule in _RULES:
+            if isinstance(op, kinds):
+                return rule(self, node, values)
+        if type(op).__name__ in _SAME_NAMES:
+            return values[0]
+        return _other(values)
+
+    def dims(self, shape):
+        return dims(shape, self.value)
+
+    def item(self, number):
+        return item(number, self.value)
+
+    # Rules: each returns the value of all outputs of a node
+
+    def elementwise(self, node, values):
+        broadcastable = [one.type.broadcastable for one in node.inputs]
+        return elementwise(node.op.scalar_op, values, node.inputs, broadcastable)
+
+    def reduction(self, node, values):
+        (value,), op = values, node.op
+        items = self.dims(node.inputs[0])
+        if items is not None and isinstance(op.scalar_op, scalar.Mul):  # the size of an array
+            return None if None in items else Rows(None, frozenset([items.count(LENGTH)]))
+        if value is None:
+            return None
+        axes = range(node.inputs[0].ndim) if op.axis is None else op.axis
+        axis = value.axis
+        is_sum = isinstance(op.scalar_op, scalar.Add)
+        if axis is not None and axis in axes:
+            added = 0 if isinstance(op, basic.Mean) else 1
+            return _raised(value.degrees, added) if is_sum else None
+        kept = None if axis is None else axis - sum(one < axis for one in axes)
+        return Rows(kept, value.degrees) if is_sum or value.degrees <= {0} else None
+
+    def largest(self, node, values):
+        (value,) = values[:1]
+        if value is None or not value.degrees <= {0} or value.axis in node.op.axis:
+            return None
+        kept = None if value.axis is None else value.axis - sum(one < value.axis for one in node.op.axis)
+        return Rows(kept, FIXED.degrees)
+
+    def dimshuffle(self, node, values):
+        (value,) = values
+        if value is None or value.axis is None:
+            return value
+        return Rows(node.op.new_order.index(value.axis), value.degrees)
+
+    def dot(self, node, values):
+        if None in values:
+            return None
+        (a, b), (left, right) = values, node.inputs
+        summed_in_a = a.axis is not None and a.axis == left.ndim - 1
+        summed_in_b = b.axis is not None and b.axis == max(right.ndim - 2, 0)
+        degrees = a.times(b)
+        if summed_in_a and summed_in_b:
+            return _raised(degrees, 1)
+        if summed_in_a or summed_in_b or None not in (a.axis, b.axis):
+            return None
+        if b.axis is not None:
+            return Rows(left.ndim - 1, degrees)
+        return Rows(a.axis, degrees)
+
+    def batched_dot(self, node, values):
+        if None in values or [value.axis for value in values] != [0, 0]:
+            return _other(values)
+        return Rows(0, values[0].times(values[1]))
+
+    def convolution(self, node, values):
+        images, filters = values[:2]
+        if None in values or images.axis != 0 or filters.axis is not None:
+            return _other(values)
+        return Rows(0, images.times(filters))
+
+    def by_row(self, node, values):
+        if None in values or values[0].axis != 0 or not all(one.degrees <= {0} for one in values):
+            return _other(values)
+        return Rows(0, FIXED.degrees)
+
+    def linear_by_row(self, node, values):
+        if None in values or values[0].axis != 0:
+            return _other(values)
+        return Rows(0, values[0].degrees)
+
+    def pooling(self, node, values):
+        return self.by_row(node, values) if node.inputs[0].ndim > node.op.ndim else _other(values)
+
+    def reshape(self, node, values):
+        value, shape = values[0], self.dims(node.inputs[1])
+        if value is None or not shape:
+            return _other(values)
+        rest_is_fixed = all(isinstance(one, int) or one == FIXED for one in shape[1:])
+        if value.axis is None:
+            return value if rest_is_fixed and (isinstance(shape[0], int) or shape[0] == FIXED) else None
+        if value.axis == 0 and (shape[0] == LENGTH or shape[0] == -1) and rest_is_fixed:
+            return Rows(0, value.degrees)
+        return None
+
+    def alloc(self, node, values):
+        shape = [self.item(one) for one in node.inputs[1:]]
+        if values[0] is None or values[0].axis is not None or None in shape:
+            return None
+        return self._filled(shape, values[0].degrees)
+
+    def random(self, node, values):
+        shape = self.dims(node.inputs[1])
+        if shape is None or None in shape:
+            return _other(values)
+        known = all(one is not None and one.degrees <= {0} for one in values[2:])
+        return self._filled(shape, FIXED.degrees) if known else None
+
+    def _filled(self, shape, degrees):
+        axes = [axis for axis, one in enumerate(shape) if one == LENGTH]
+        if len(axes) > 1 or any(one not in (LENGTH, FIXED) for one in shape if not isinstance(one, int)):
+            return None
+        return Rows(axes[0] if axes else None, degrees)
+
+    def shape_item(self, node, values):
+        if values[0] is None:
+            return None
+        return LENGTH if values[0].axis == node.op.i else FIXED
+
+    def indexed(self, node, values):
+        chosen = constant_index(node)
+        items = self.dims(node.inputs[0])
+        if items is not None and len(chosen) == 1 and isinstance(chosen[0], int):
+            one = items[chosen[0]] if -len(items) <= chosen[0] < len(items) else None
+            return FIXED if isinstance(one, int) else one
+        value = values[0]
+        if value is None or value.axis is None:
+            return value if _other(values[1:]) is not None else None
+        if value.axis < len(chosen) and chosen[value.axis] != slice(None):
+            return None
+        before = chosen[: value.axis]
+        return Rows(value.axis - sum(not isinstance(one, slice) for one in before), value.degrees)
+
+    def looked_up(self, node, values):
+        table, index = values[0], values[-1]
+        if table is not None and index is not None and index.axis == 0 and index.degrees <= {0}:
+            if table.axis is None and len(values) == 2:  # as of embeddings
+                return Rows(0, table.degrees)
+            if table.axis == 0 and len(values) == 3 and self._counts_rows(node.inputs[1]):
+                return Rows(0, table.degrees)  # table[arange(n), index]
+        return _other(values)
+
+    def _counts_rows(self, index):
+        """Whether this is ``arange(n)`` for the number of rows."""
+        if index.owner is None or not isinstance(index.owner.op, basic.ARange):
+            return False
+        start, stop, step = map(self.item, index.owner.inputs)
+        return start == 0 and stop == LENGTH and step == 1
+
+    def stacked(self, node, values):
+        alike = len(set(values)) == 1 and values[0] is not None and values[0].axis is None
+        return values[0] if alike else _other(values)
+
+    def same(self, node, values):
+        return values[0]
+
+
+def _raised(degrees, by):
+    return Rows(None, frozenset(degree + by for degree in degrees))
+
+
+def _other(values):
+    """Return the value of an operation of which nothing is known but that it is deterministic."""
+    fixed = all(one is not None and one.axis is None and one.degrees <= {0} for one in values)
+    return FIXED if fixed else None
+
+
+_RULES = [
+    (Elemwise, _Graph.elementwise),
+    (CAReduce, _Graph.reduction),
+    (DimShuffle, _Graph.dimshuffle),
+    (_SAME, _Graph.same),
+    (basic.Dot, _Graph.dot),
+    (BatchedDot, _Graph.batched_dot),
+    (subtensor.Subtensor, _Graph.indexed),
+    ((subtensor.AdvancedSubtensor1, subtensor.AdvancedSubtensor), _Graph.looked_up),
+    (basic.Reshape, _Graph.reshape),
+    (basic.Alloc, _Graph.alloc),
+    (Shape_i, _Graph.shape_item),
+    ((basic.MaxAndArgmax, basic.Argmax), _Graph.largest),
+    (_BY_ROW, _Graph.by_row),
+    (_LINEAR_BY_ROW, _Graph.linear_by_row),
+    (abstract_conv.AbstractConv, _Graph.convolution),
+    (Pool, _Graph.pooling),
+    (MakeVector, _Graph.stacked),
+    ((mrg_uniform_base, RandomFunction), _Graph.random),
+]

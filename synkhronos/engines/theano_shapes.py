@@ -1,0 +1,67 @@
+"""The items of shapes and indices in a graph, as far as they are constants or lengths of arrays.
+
+An item is an int, or the `Rows` of a number: `LENGTH` for the number of rows; None if it is not known.
+"""
+
+import numpy as np
+import theano
+from theano import scalar
+from theano.compile.ops import Shape
+from theano.tensor.basic import Join
+from theano.tensor.elemwise import Elemwise
+from theano.tensor.opt import MakeVector
+from theano.tensor.subtensor import Subtensor
+
+from synkhronos.engines.theano_degrees import FIXED, LENGTH
+
+
+def dims(shape, value_of):
+    """Return the list of the items of a vector that is a shape; None if it is not known.
+
+    ``value_of(variable)`` returns the `Rows` of a variable, or None.
+    """
+    node = shape.owner
+    if isinstance(shape, theano.Constant):
+        return [int(one) for one in shape.data] if shape.ndim == 1 else None
+    if node is None or not node.inputs:
+        return None
+    op, first = node.op, node.inputs[0]
+    if isinstance(op, Shape):
+        value = value_of(first)
+        if value is None:
+            return None
+        return [LENGTH if axis == value.axis else FIXED for axis in range(first.ndim)]
+    if isinstance(op, MakeVector):
+        return [item(one, value_of) for one in node.inputs]
+    if isinstance(op, Join):
+        parts = [dims(one, value_of) for one in node.inputs[1:]]
+        return None if None in parts else sum(parts, [])
+    if isinstance(op, Elemwise) and isinstance(op.scalar_op, (scalar.Cast, scalar.Identity)):
+        return dims(first, value_of)
+    if isinstance(op, Subtensor):
+        items, chosen = dims(first, value_of), constant_index(node)
+        if items is not None and len(chosen) == 1 and isinstance(chosen[0], slice):
+            return items[chosen[0]] if _is_constant(chosen[0]) else None
+    return None
+
+
+def item(number, value_of):
+    """Return an item of a shape."""
+    return int(number.data) if isinstance(number, theano.Constant) else value_of(number)
+
+
+def constant_index(node):
+    """Return the index of a `Subtensor`, with ints in place of constants."""
+    found = node.op.get_constant_idx(node.inputs, allow_partial=True, only_process_constants=True)
+    return [
+        slice(*map(_plain, (one.start, one.stop, one.step))) if isinstance(one, slice) else _plain(one)
+        for one in found
+    ]
+
+
+def _plain(index):
+    return int(index) if isinstance(index, (np.ndarray, np.integer)) else index
+
+
+def _is_constant(index):
+    return all(one is None or isinstance(one, int) for one in (index.start, index.stop, index.step))

@@ -1,0 +1,227 @@
+"""Which replicas of shared variables are meant to be equal, as far as the master knows.
+
+Collectives, `scatter` and `set_value` of one rank report here what they do; so does a shared variable
+whose value the script sets with Theano's own ``set_value``, which reaches the master's replica only.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from typing import Iterable, Sequence
+
+import numpy as np
+
+from synkhronos._typing import SharedVariable
+from synkhronos.arithmetic.comparison import digest, sample
+from synkhronos.world.here import Command, Here
+from synkhronos.world.world import World
+
+_MOST = 1 << 20  # bytes that a rank sends for one comparison
+_HARMLESS = 8  # values set on the master that made no difference, before they are no longer noticed
+
+
+class Agreement:
+    """What is known of the replicas in one world. Variables are represented by their numbers.
+
+    Attributes
+    ----------
+    scattered : set of int
+        Variables whose replicas hold different rows.
+    assigned : set of int
+        Variables that were set on a single rank on purpose.
+    combined : set of int
+        Variables that a collective has combined or compared after they were updated: the script knows
+        that their replicas may differ.
+    local : set of int
+        Variables that have been updated by what differs between the ranks since they were last equal.
+    set_on_master : set of int
+        Variables that the script has set since they were last equal, on the master only.
+    streams, sliceable : set of int
+        States of random streams, and variables that a function slices. They are meant to differ.
+    suspected : dict
+        What to say about variables that differed, unless a collective combines them.
+    reported : set of int
+        Variables for which a warning was issued.
+    readers, updaters : dict
+        The watches of the functions that read or update a variable, by its number.
+    """
+
+    def __init__(self) -> None:
+        self.scattered: set[int] = set()
+        self.assigned: set[int] = set()
+        self.combined: set[int] = set()
+        self.local: set[int] = set()
+        self.set_on_master: set[int] = set()
+        self.streams: set[int] = set()
+        self.sliceable: set[int] = set()
+        self.suspected: dict[int, str] = {}
+        self.reported: set[int] = set()
+        self.readers: dict[int, weakref.WeakSet] = {}
+        self.updaters: dict[int, weakref.WeakSet] = {}
+        self._harmless: dict[int, int] = {}
+        self._world: weakref.ref[World] | None = None
+
+    @property
+    def different(self) -> set[int]:
+        """The variables whose replicas are meant to differ."""
+        return self.scattered | self.assigned | self.streams | self.sliceable
+
+    def renew(self) -> None:
+        """Record that all replicas are equal, in new workers."""
+        for numbers in (self.scattered, self.assigned, self.local, self.set_on_master, self.suspected):
+            numbers.clear()
+
+    def close(self) -> None:
+        """Leave what is still suspected as remarks of the world; notice values no more."""
+        world = None if self._world is None else self._world()
+        if world is None:
+            return
+        world.remarks += list(dict.fromkeys(self.suspected.values()))
+        for shared in world.registry.numbers:
+            world.here.engine.notice_writes(shared, None)
+
+    # What calls report
+
+    def equalized(self, numbers: Sequence[int]) -> None:
+        """Record that a collective has made the replicas equal."""
+        self.compared(numbers)
+        self.restored(numbers)
+
+    def restored(self, numbers: Iterable[int]) -> None:
+        """Record that replicas are equal."""
+        if self.suspected or self.set_on_master or self.local or self.scattered or self.assigned:
+            for number in numbers:
+                self.suspected.pop(number, None)
+                for group in (self.set_on_master, self.local, self.scattered, self.assigned):
+                    group.discard(number)
+
+    def compared(self, numbers: Sequence[int]) -> None:
+        """Record that the script has combined or asked for the values of several ranks.
+
+        This tells nothing about variables that no function has updated yet.
+        """
+        if self.combined.issuperset(numbers):
+            return
+        for number in numbers:
+            if any(watch.calls for watch in self.updaters.get(number, ())):
+                self.combined.add(number)
+                self.suspected.pop(number, None)
+
+    def set_apart(self, numbers: Iterable[int], scattered: bool) -> None:
+        """Record that each rank has been given its own rows, or one rank a value of its own."""
+        (self.scattered if scattered else self.assigned).update(numbers)
+        for number in numbers:
+            self.suspected.pop(number, None)
+            self.set_on_master.discard(number)
+
+    def changed_on_master(self, numbers: Iterable[int]) -> None:
+        """Record that the master's replicas have been set, and no others."""
+        for number in numbers:
+            if number not in self.reported:
+                self.set_on_master.add(number)
+                for watch in self.readers.get(number, ()):
+                    watch.wake()
+
+    def was_harmless(self, world: World, number: int) -> None:
+        """Record that a value set on the master was that of the other ranks."""
+        self.set_on_master.discard(number)
+        self._harmless[number] = self._harmless.get(number, 0) + 1
+        if self._harmless[number] == _HARMLESS:
+            world.here.engine.notice_writes(world.here.shareds[number], None)
+
+    def watch(self, world: World, shareds: Iterable[SharedVariable]) -> None:
+        """Notice when the script sets one of these variables."""
+        self._world = weakref.ref(world)
+        for shared in shareds:
+            if world.here.engine.is_tensor(shared):
+                notify = functools.partial(_notice, self._world, world.registry.numbers[shared])
+                world.here.engine.notice_writes(shared, notify)
+
+
+def _notice(reference, number):
+    world = reference()
+    # Variables that are not replicated yet will be replicated with the new value.
+    if world is not None and not world.closed and number < world.registry.replicated_shareds:
+        agreement_of(world).changed_on_master([number])
+
+
+def agreement_of(world: World) -> Agreement:
+    """Return the `Agreement` of a world."""
+    return world.part(Agreement)
+
+
+def expected_equal(world: World) -> list[int]:
+    """Return the numbers of the replicated tensors, without streams and a rank's own rows."""
+    agreement = agreement_of(world)
+    excluded = agreement.scattered | agreement.streams | agreement.sliceable
+    return [
+        number
+        for number in range(world.registry.replicated_shareds)
+        if number not in excluded and world.here.engine.is_tensor(world.here.shareds[number])
+    ]
+
+
+def label(world: World, number: int) -> str:
+    """Return how messages refer to a shared variable; those of equal names are counted."""
+    names = [shared.name or str(shared) for shared in world.here.shareds]
+    name = names[number]
+    return name if names.count(name) == 1 else f"{name} #{names[:number].count(name) + 1}"
+
+
+def labels(world: World, numbers: Iterable[int]) -> str:
+    """Return how messages refer to several shared variables."""
+    names = [label(world, number) for number in numbers]
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+
+
+# Commands
+
+
+def digests(here: Here, numbers: Iterable[int]) -> list[bytes]:
+    """Return digests of this rank's replicas."""
+    return [digest(here.engine.export(here.shareds[number])) for number in numbers]
+
+
+class Digests(Command):
+    """Return digests of the replicas."""
+
+    def __init__(self, numbers: Sequence[int]) -> None:
+        self.numbers = numbers
+
+    def run(self, here: Here) -> list[bytes]:
+        return digests(here, self.numbers)
+
+
+def ranks_that_differ(by_rank: Sequence[Sequence[bytes]], master: int) -> dict[int, list[int]]:
+    """Return, for each position at which digests differ, the ranks whose digest is not the master's."""
+    found = {}
+    for position, own in enumerate(by_rank[master]):
+        ranks = [rank for rank, each in enumerate(by_rank) if each[position] != own]
+        if ranks:
+            found[position] = ranks
+    return found
+
+
+class Sampled(Command):
+    """A call, and samples of replicas before it.
+
+    Parameters
+    ----------
+    call : Command
+    numbers : list of int
+        The shared variables of which each rank returns the shape and some elements.
+    """
+
+    def __init__(self, call: Command, numbers: Sequence[int]) -> None:
+        self.call, self.numbers = call, numbers
+
+    def run(self, here: Here) -> tuple:
+        samples = [self._sample(here, number) for number in self.numbers]
+        return self.call.run(here), samples
+
+    def _sample(self, here, number):
+        array = here.engine.storage(here.shareds[number])
+        limit = max(1, _MOST // len(self.numbers) // array.dtype.itemsize)
+        part = sample(array, min(limit, 1 << 14))
+        return tuple(array.shape), np.array(here.engine.to_host(part))

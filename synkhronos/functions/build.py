@@ -1,0 +1,168 @@
+"""`function`: the equivalent of ``theano.function`` for all ranks."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, Iterable, Mapping, Sequence, Tuple, Union
+
+from synkhronos._typing import Compiled, SharedVariable, Variable
+from synkhronos.arithmetic.operations import OPERATIONS
+from synkhronos.functions.call import Replica
+from synkhronos.functions.function import Function
+from synkhronos.functions.signature import (
+    parse_givens,
+    parse_inputs,
+    parse_outputs,
+    parse_sliceable,
+    parse_updates,
+)
+from synkhronos.functions.watch import watch
+from synkhronos.world.world import World, current_world
+
+Output = Union[Variable, Tuple[Variable, Union[str, None]]]
+Update = Union[Tuple[SharedVariable, Any], Tuple[SharedVariable, Any, Union[str, None]]]
+
+
+def _accumulated(
+    world: World, compiled: Compiled, ops: Mapping[SharedVariable, str | None]
+) -> tuple[list[tuple[int, str | None]], list[SharedVariable]]:
+    """Return how updates accumulate over slices, and the variables whose updates cannot accumulate.
+
+    The first is a list of ``(number, op)``, which includes default updates. Random streams are not
+    included: they continue from slice to slice.
+    """
+    engine = world.here.engine
+    streams = engine.random_streams(compiled)
+    accumulated, not_accumulated = [], []
+    for shared in engine.updated(compiled):
+        if shared in streams:
+            continue
+        if not engine.is_tensor(shared):
+            not_accumulated.append(shared)
+        else:
+            is_mean = OPERATIONS["avg"].is_defined_for(engine.type_of(shared).dtype)
+            op = ops.get(shared, "avg" if is_mean else None)
+            accumulated.append((world.registry.numbers[shared], op))
+    return accumulated, not_accumulated
+
+
+def function(
+    inputs: Sequence[Variable],
+    outputs: Output | list[Output] | None = None,
+    bcast_inputs: Sequence[Variable] | None = None,
+    updates: Mapping[SharedVariable, Any] | Sequence[Update] | None = None,
+    givens: Mapping[Variable, Any] | Iterable[tuple[Variable, Any]] | None = None,
+    sliceable_shareds: Sequence[SharedVariable] | None = None,
+    **kwargs: Any,
+) -> Function:
+    """Compile a function that computes on all ranks.
+
+    Parameters
+    ----------
+    inputs : list of variables
+        Tensors of at least one dimension. Each is split along axis 0 over the ranks.
+    outputs : variable, (variable, op), or list of these, optional
+        `op` says how the values of the ranks are combined: ``"avg"`` (default; weighted by the number
+        of rows), ``"sum"``, ``"prod"``, ``"min"``, ``"max"``, ``"gather"`` (concatenated along axis 0),
+        or None for the master's own value. With the prefix ``"c_"`` the reduction uses the CPU.
+    bcast_inputs : list of variables, optional
+        Every rank gets the whole value. In a call they follow `inputs`.
+    updates : list of (shared, new) or (shared, new, op), or an ordered dict, optional
+        Each rank updates its own replica only. `op`, by default ``"avg"``, combines the new values of
+        several slices (``num_slices``).
+    givens : as in Theano, optional
+        Substitutions in the graph.
+    sliceable_shareds : list of shared variables, optional
+        Variables that hold rows of data, from which `batch_s` and `num_slices` select.
+    **kwargs
+        Passed to ``theano.function``.
+
+    Returns
+    -------
+    Function
+
+    Warns
+    -----
+    SynkhronosWarning
+        If the graph shows that an output is a sum over the rows, or has a row for each of them, but no
+        operation is given for it.
+
+    Raises
+    ------
+    NotForkedError, ClosedError, WorldBrokenError
+        If there are no processes that can be used.
+    TypeError
+        If an argument is not a variable of the right kind, or an operation is not defined for the dtype
+        of an output.
+    ValueError
+        If an input cannot be split along axis 0, an operation does not exist, a variable is given
+        twice, or a sliceable shared variable is unused, updated by the function or replaced by `givens`.
+    SynkhronosError
+        If there is no room on disk for Theano's compiled code.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import synkhronos as synk
+    >>> import theano.tensor as T
+    >>> synk.fork(2, use_gpu=False)
+    2
+    >>> x = T.dmatrix("x")
+    >>> f = synk.function([x], [x.mean(), (x.max(axis=0), "max")])
+    >>> f(np.arange(6.0).reshape(3, 2))  # two rows on this process, one on the worker
+    [array(2.5), array([4., 5.])]
+    >>> synk.close()
+    """
+    world = current_world()
+    world.check_usable()
+    engine, registry = world.here.engine, world.registry
+    parsed = parse_inputs(engine, inputs, bcast_inputs, bool(kwargs.get("allow_input_downcast")))
+    parsed_outputs, form = parse_outputs(engine, outputs)
+    pairs, ops = parse_updates(engine, updates)
+    givens = parse_givens(givens)
+    sliceable = parse_sliceable(engine, sliceable_shareds, pairs)
+    if kwargs.get("name") is None:
+        caller = sys._getframe(1)  # as Theano names functions
+        kwargs["name"] = f"{caller.f_code.co_filename}:{caller.f_lineno}"
+    n_own = len(inputs or ())
+    givens, bounds, lengths = _cut_windows(engine, parsed[:n_own], parsed[n_own:], givens)
+    variables = [*(one.variable for one in parsed), *bounds]
+    on_host = [one.over_cpu for one in parsed_outputs]
+    results = [one.variable for one in parsed_outputs]
+    compiled = engine.build(variables, results, pairs, givens, sliceable, on_host, **kwargs)
+    for shared in [*engine.shareds(compiled), *sliceable, *(shared for shared, _ in pairs)]:
+        registry.add_shared(shared)
+    by_shared = {shared: op for (shared, _), op in zip(pairs, ops)}
+    accumulated, not_accumulated = _accumulated(world, compiled, by_shared)
+    replica = Replica(
+        number=len(registry.functions),
+        compiled=compiled,
+        output_modes=[one.op for one in parsed_outputs],
+        output_dtypes=[one.dtype for one in parsed_outputs],
+        output_axes=[one.axis for one in parsed_outputs],
+        lengths=lengths,
+        sliceable=[registry.numbers[shared] for shared in sliceable],
+        updates=accumulated,
+    )
+    made = Function(world, kwargs["name"], replica, parsed, ops, not_accumulated, form)
+    registry.add_function(made)
+    watch(world, made, parsed_outputs)
+    return made
+
+
+def _cut_windows(engine, inputs, bcast_inputs, givens):
+    """Have each rank use its part of the rows that an index in `inputs` selects in `givens`.
+
+    Return the givens, two more inputs, which are the bounds of the part, and a compiled function that
+    returns the numbers of all rows; or ``(givens, [], None)``.
+    """
+    windows = []
+    if all([one.axis is None for one in inputs]):
+        windows = engine.find_windows(givens, [one.variable for one in inputs])
+    if not windows:
+        return givens, [], None
+    givens, bounds, lengths = engine.cut_windows(givens, windows)
+    variables = [one.variable for one in [*inputs, *bcast_inputs]]
+    on_host = [True] * len(lengths)
+    counted = engine.build(variables, lengths, [], [], [], on_host, on_unused_input="ignore")
+    return givens, bounds, counted

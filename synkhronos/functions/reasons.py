@@ -1,0 +1,95 @@
+"""The usual reasons why a result differs from the serial one, found by trying what would equal it."""
+
+from __future__ import annotations
+
+from typing import Callable, Sequence
+
+import numpy as np
+
+from synkhronos.arithmetic.operations import GATHER, OPERATIONS
+
+_Allows = Callable[[np.ndarray, np.ndarray], bool]
+
+
+def of_output(
+    mode: str,
+    by_rank: Sequence[np.ndarray] | None,
+    weights: Sequence[int],
+    serial: np.ndarray,
+    allows: _Allows,
+) -> str:
+    """Return why an output differs, and what to do.
+
+    Parameters
+    ----------
+    mode : str
+        The operation by which it was reduced.
+    by_rank : list of numpy.ndarray or None
+        The values of the ranks that had rows.
+    weights : list of int
+        The number of rows of each of these ranks.
+    serial : numpy.ndarray
+        The serial value.
+    allows : callable
+        ``allows(value, serial)`` tells whether a value is near enough to the serial one.
+    """
+    for op in ("sum", GATHER, "avg", "max", "min", "prod") if by_rank is not None else ():
+        if op != mode and _equals(_combined(op, by_rank, weights), serial, allows):
+            what = "the concatenation" if op == GATHER else f"the {op}"
+            return (
+                f"its op is {mode!r}, but {what} of the ranks' values equals the serial value: give it "
+                f"as (output, {op!r})"
+            )
+    return (
+        f"its op is {mode!r}, but no op gives the serial value. Usual reasons: a quotient whose "
+        f"denominator is not the number of rows, such as the sum of a mask (return both sums, and "
+        f"divide them); statistics over the batch, as in batch normalization, which each rank computes "
+        f"of its own rows; inputs whose rows are not on axis 0"
+    )
+
+
+def of_update(
+    values: Sequence[np.ndarray], weights: Sequence[int], serial: np.ndarray, allows: _Allows
+) -> str:
+    """Return why the new values of a shared variable differ, and what to do.
+
+    Parameters
+    ----------
+    values : list of numpy.ndarray
+        The new value on each rank.
+    weights : list of int
+        The number of rows of each rank.
+    serial, allows
+        As in `of_output`.
+    """
+    why = "each rank updates it from its own rows"
+    for op, call in (
+        ("avg", "synk.all_reduce(variable, weights=function)"),
+        ("sum", "synk.all_reduce(variable, 'sum')"),
+    ):
+        if _equals(_combined(op, values, weights), serial, allows):
+            return (
+                f"{why}; their {op} equals the serial value: call {call} after each call, or build a "
+                f"training step with synkhronos.extensions.train.make_train_function()"
+            )
+    return (
+        f"{why}, and neither their average nor their sum equals the serial value. A training step has "
+        f"to average the gradients, not the parameters: build it with "
+        f"synkhronos.extensions.train.make_train_function(), or call synk.all_reduce() on the gradients"
+    )
+
+
+def _combined(op, values, weights):
+    """Return the reduction or concatenation of values; None if it is not possible."""
+    shapes = {value.shape for value in values}
+    if op == GATHER:
+        if not values[0].ndim or len({shape[1:] for shape in shapes}) > 1:
+            return None
+        return np.concatenate(values)
+    if len(shapes) > 1 or not OPERATIONS[op].is_defined_for(values[0].dtype):
+        return None
+    return OPERATIONS[op].reduce(values, weights)
+
+
+def _equals(value, serial, allows):
+    return value is not None and value.shape == serial.shape and allows(value, serial)

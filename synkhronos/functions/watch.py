@@ -1,0 +1,255 @@
+"""Warnings about results that probably differ from those of one process, in the first calls.
+
+Outputs that are averaged because nothing else was said, and that the graph shows to be sums over the
+rows, are reported when the function is built. The rest is seen in calls: an output that has as many rows
+as the rank, and replicas that differ where their values are used.
+
+A few of the first calls, and those that follow a value set on the master, return samples of the replicas
+with their results, which the master compares. Other calls cost nothing: the attribute ``watch`` of a
+function, which every call looks at, is None.
+
+Replicas may differ on purpose, as between the collectives of local SGD. So an update is not reported
+until a function that makes it has been called `PATIENCE` times, or the world is closed, and not at all
+once a collective has been used on the variable. What only accumulates, such as a count of rows, may
+differ, since it is not used for results.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any, Sequence
+
+import numpy as np
+
+from synkhronos._errors import warn
+from synkhronos._typing import Finish
+from synkhronos.arithmetic.comparison import difference, rounding
+from synkhronos.engines.base import PARTLY_SUM, ROWS, SUM, Analysis
+from synkhronos.functions.agreement import Sampled, agreement_of, labels
+from synkhronos.functions.analysis import analyze, uses
+from synkhronos.functions.audit import Audit
+from synkhronos.functions.signature import Output
+from synkhronos.world.here import Command
+from synkhronos.world.world import World
+
+#: Calls after which replicas that differ and were never combined are taken for a mistake.
+PATIENCE = 64
+_CHECKED = (1, 2, 4, 8)  # calls that compare the replicas
+
+_ADVICE = {
+    SUM: (
+        "is a sum over the rows",
+        "give it as (output, 'sum'), or divide it by the number of rows",
+    ),
+    PARTLY_SUM: (
+        "contains a sum over the rows, and terms that do not depend on their number",
+        "divide the sum by the number of rows, or make the terms separate outputs",
+    ),
+    ROWS: (
+        "has a row for each row of the inputs",
+        "give it as (output, 'gather'), with the rows on axis 0",
+    ),
+}
+
+
+def watch(world: World, function: Any, given: Sequence[Output]) -> None:
+    """Watch a new function; warn of what its graph shows.
+
+    Parameters
+    ----------
+    world : World
+    function : Function
+    given : list of Output
+    """
+    if world.size == 1:
+        return
+    engine, agreement, numbers = world.here.engine, agreement_of(world), world.registry.numbers
+    streams = engine.random_streams(function.replica.compiled)
+    agreement.streams.update(numbers[shared] for shared in streams)
+    agreement.sliceable.update(function.replica.sliceable)
+    agreement.watch(world, function.get_shared())
+    analysis = analyze(world, function)
+    if world.audits:
+        function.watch = function.watcher = Audit(world, function, analysis)
+        return
+    averaged: dict[Any, list] = {SUM: [], PARTLY_SUM: [], ROWS: [], None: []}
+    for index, extent in enumerate(analysis.extents):
+        if function.output_modes[index] == "avg" and not given[index].stated:
+            averaged[extent].append((index, str(given[index].variable)))
+    function.watch = function.watcher = Watch(world, function, analysis, averaged.pop(None))
+    for kind, found in averaged.items():
+        if found:
+            advise(function, found, kind)
+
+
+def advise(function: Any, averaged: Sequence[tuple[int, str]], kind: str) -> None:
+    """Warn of outputs ``(index, name)`` that are averaged by default; `kind` says what they are."""
+    listed = ", ".join(f"{index} ({name})" for index, name in averaged)
+    what, remedy = _ADVICE[kind]
+    noun = "output" if len(averaged) == 1 else "each of the outputs"
+    warn(
+        f"{function!r}: {noun} {listed} {what}, but is averaged over the ranks, which is the default: "
+        f"the result is not that of theano.function(). {remedy[0].upper()}{remedy[1:]}. To state that "
+        f"the average is meant, give it as (output, 'avg')"
+    )
+
+
+class Watch:
+    """What is observed in the calls of one function.
+
+    Parameters
+    ----------
+    world : World
+    function : Function
+    analysis : Analysis
+        What its graph tells.
+    unknown : list of (int, str)
+        Index and name of outputs that are averaged by default and may have a row for each row.
+    """
+
+    def __init__(
+        self, world: World, function: Any, analysis: Analysis, unknown: Sequence[tuple[int, str]]
+    ) -> None:
+        self.calls = 0
+        self._world, self._reference = world, weakref.ref(function)
+        self._names = dict(unknown)
+        self._row_counts: dict[int, set[int]] = {index: set() for index, _ in unknown}
+        agreement, numbers = agreement_of(world), world.registry.numbers
+        self.updated = {numbers[shared] for shared in analysis.updates} - agreement.streams
+        self.used, self.read = uses(world, function, analysis)
+        for number in self.read:
+            agreement.readers.setdefault(number, weakref.WeakSet()).add(self)
+        for number in self.updated:
+            agreement.updaters.setdefault(number, weakref.WeakSet()).add(self)
+
+    @property
+    def _function(self):
+        return self._reference()
+
+    def wake(self) -> None:
+        """Observe the next call."""
+        if self._function is not None:
+            self._function.watch = self._function.watcher
+
+    def observe(self, call: Command, finish: Finish) -> tuple[Command, Finish]:
+        """Return what to submit in place of a call: the same, or one that also returns samples."""
+        self.calls += 1
+        numbers = self._to_compare()
+        if self.calls >= PATIENCE:
+            self._function.watch = None  # until something wakes it
+        if not numbers and not self._row_counts:
+            return call, finish
+
+        def finish_observed(results):
+            samples: list = []
+            if numbers:
+                results, samples = zip(*results)
+            if self._row_counts:
+                self._count_rows(call, results)
+            finished = finish(results)
+            if numbers:
+                self._judge(numbers, samples)
+            return finished
+
+        return Sampled(call, numbers) if numbers else call, finish_observed
+
+    def _to_compare(self):
+        """Return the numbers of the variables whose replicas this call compares."""
+        agreement = agreement_of(self._world)
+        numbers = agreement.set_on_master & self.read
+        if self.calls in _CHECKED:
+            numbers |= self.used - agreement.combined - agreement.suspected.keys()
+        if self.calls <= PATIENCE and not self.calls & (self.calls - 1):
+            suspected = [number for number in self.used if number in agreement.suspected]
+            numbers.update(number for number in suspected if self._is_settled(number))
+        return sorted(numbers - agreement.different - agreement.reported)
+
+    # Replicas
+
+    def _judge(self, numbers, samples):
+        """Compare samples of replicas, and warn, or remember what to warn of."""
+        world, agreement = self._world, agreement_of(self._world)
+        set_alone, updated = {}, {}
+        for position, number in enumerate(numbers):
+            by_rank = [each[position] for each in samples]
+            amount = _largest_difference(by_rank, world.master_rank)
+            by_master = number in agreement.set_on_master
+            if amount is None:
+                agreement.suspected.pop(number, None)
+                if by_master:
+                    agreement.was_harmless(world, number)
+            elif by_master:
+                set_alone[number] = amount
+            elif number not in agreement.combined:
+                updated[number] = amount
+        if set_alone:
+            agreement.set_on_master.difference_update(set_alone)
+            agreement.reported.update(set_alone)
+            warn(self._text(set_alone) + _SET_ALONE)
+        if updated:
+            text = self._text(updated) + _UPDATED
+            agreement.suspected.update(dict.fromkeys(updated, text))
+            if any(self._is_settled(number) for number in updated):
+                for number in updated:
+                    del agreement.suspected[number]
+                agreement.reported.update(updated)
+                warn(text)
+
+    def _is_settled(self, number):
+        """Whether this function, or one that updates a variable, has been called often enough."""
+        updaters = agreement_of(self._world).updaters.get(number, ())
+        return any(watch.calls >= PATIENCE for watch in (self, *updaters))
+
+    def _text(self, amounts):
+        names = labels(self._world, amounts)
+        return (
+            f"{self._function!r} uses {names}, whose replicas differ between the ranks, by up to "
+            f"{max(amounts.values()):.3g}: the result is not that of one process. "
+        )
+
+    # Rows of outputs
+
+    def _count_rows(self, call, results):
+        """Compare the lengths of outputs with the number of rows, and warn if they always agree."""
+        if call.num_slices > 1:
+            return
+        computed = range(len(self._function.output_modes)) if call.subset is None else call.subset
+        by_rank = [(n_rows, values) for n_rows, values in results if n_rows]
+        for position, index in enumerate(computed):
+            counts = self._row_counts.get(index)
+            if counts is None or any(values[position] is None for _, values in by_rank):
+                continue
+            for n_rows, values in by_rank:
+                if getattr(values[position], "shape", ())[:1] != (n_rows,):
+                    self._row_counts.pop(index, None)
+                counts.add(n_rows)
+        agreeing = [index for index, counts in self._row_counts.items() if len(counts) > 1]
+        if agreeing or self.calls >= PATIENCE:
+            self._row_counts.clear()
+        if agreeing:
+            advise(self._function, [(index, self._names[index]) for index in agreeing], ROWS)
+
+
+_SET_ALONE = (
+    "Theano's set_value(), and as_theano(), change only the replica of the master; call "
+    "synk.broadcast(variable), or set the value with synk.broadcast(variable, value)"
+)
+_UPDATED = (
+    "Each rank updates its own replica, from its own rows, and no collective has combined them. To "
+    "train on the whole minibatch, build the step with "
+    "synkhronos.extensions.train.make_train_function(); or call synk.all_reduce(variable) after each "
+    "call"
+)
+
+
+def _largest_difference(by_rank, master):
+    """Return by how much samples ``(shape, elements)`` differ from the master's; None if they do not."""
+    shape, own = by_rank[master]
+    largest = None
+    for other_shape, other in by_rank:
+        if other_shape != shape:
+            return np.inf
+        amount = difference(other, own).absolute
+        if amount > rounding(own):
+            largest = max(amount, largest or 0)
+    return largest

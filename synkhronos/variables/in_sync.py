@@ -1,0 +1,108 @@
+"""`in_sync`: whether the replicas of shared variables are equal."""
+
+from __future__ import annotations
+
+from synkhronos._errors import MismatchError
+from synkhronos._typing import SharedVariables
+from synkhronos.arithmetic.comparison import difference
+from synkhronos.functions.agreement import Digests, expected_equal, label, ranks_that_differ
+from synkhronos.variables.collectives import Gather
+from synkhronos.variables.naming import numbers_of, resolve
+from synkhronos.world.world import World, current_world
+
+_MOST_MEASURED = 10  # variables of which the values are fetched, too
+
+
+def in_sync(shared_vars: SharedVariables | None = None) -> bool:
+    """Check that all ranks have the same values of shared variables, bit for bit.
+
+    Each rank sends digests of its replicas, so little is transferred, whatever their size.
+
+    Parameters
+    ----------
+    shared_vars : shared variable, or list of these, optional
+        Each must be used by a function built with `function`. By default all such variables, except
+        the states of random streams and what holds each rank's own rows: variables that were scattered,
+        and those that are sliceable.
+
+    Returns
+    -------
+    bool
+        True. Before the workers are started, there are no replicas that could differ.
+
+    Raises
+    ------
+    MismatchError
+        If replicas differ. It names the variables, the ranks that differ from the master, and by how
+        much.
+    NotForkedError, ClosedError, WorldBrokenError
+        If there are no processes that can be used.
+    TypeError
+        If a variable is not a shared tensor.
+    ValueError
+        If no function uses a variable, or a variable is given twice.
+    RuntimeError
+        Inside a ``fuse()`` block.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import synkhronos as synk
+    >>> import theano
+    >>> synk.fork(2, use_gpu=False)
+    2
+    >>> w = theano.shared(np.zeros(3), name="w")
+    >>> f = synk.function([], w.mean())
+    >>> synk.distribute()
+    >>> synk.in_sync()
+    True
+    >>> w.set_value(np.ones(3))  # the master's replica only
+    >>> try:
+    ...     synk.in_sync(w)
+    ... except synk.MismatchError as error:
+    ...     print(error)
+    replicas that differ from the master's (make them equal with synk.broadcast() or synk.all_reduce()):
+    - w: rank 1, by up to 1 (1 of the largest value)
+    >>> synk.broadcast(w)
+    >>> synk.in_sync(w)
+    True
+    >>> synk.close()
+    """
+    world = current_world()
+    world.check_usable()
+    if world.is_recording:
+        raise RuntimeError("in_sync(): not inside a fuse() block; call it after the block")
+    if shared_vars is None:
+        numbers = expected_equal(world)
+    else:
+        _, variables, _ = resolve(shared_vars)
+        replicated = world.registry.replicated_shareds
+        numbers = [one for one in numbers_of(world, variables) if one < replicated]
+    if not world.started or world.size == 1 or not numbers:
+        return True
+    found = ranks_that_differ(world.run(Digests(numbers)), world.master_rank)
+    if not found:
+        return True
+    lines = []
+    for position, ranks in found.items():
+        listed = ", ".join(map(str, ranks))
+        line = f"- {label(world, numbers[position])}: rank {listed}"
+        if len(lines) < _MOST_MEASURED:
+            line += f", {_amount(world, numbers[position])}"
+        lines.append(line)
+    names = [label(world, numbers[position]) for position in found]
+    raise MismatchError(
+        "replicas that differ from the master's (make them equal with synk.broadcast() or "
+        "synk.all_reduce()):\n" + "\n".join(lines),
+        names,
+    )
+
+
+def _amount(world: World, number: int) -> str:
+    """Return by how much replicas differ from the master's."""
+    by_rank = world.run(Gather([number], to_all=False, nccl=False))[world.master_rank]
+    (arrays,) = by_rank
+    own = arrays[world.master_rank]
+    if any(array.shape != own.shape for array in arrays):
+        return f"in their shapes: {[array.shape for array in arrays]} by rank"
+    return str(max(difference(array, own) for array in arrays))

@@ -1,0 +1,399 @@
+"""Warnings about results that are probably not those of one process; and where there are none."""
+
+import warnings
+
+import numpy as np
+import pytest
+import theano
+import theano.tensor as tt
+from oracle import assert_same
+from theano.sandbox.rng_mrg import MRG_RandomStreams
+
+import synkhronos as synk
+from synkhronos.functions.watch import PATIENCE
+
+pytestmark = pytest.mark.usefixtures("in_python")
+ROWS, TARGETS = np.arange(12.0).reshape(6, 2), np.array([1.0, 0, 1, 1, 0, 1])
+x, y = tt.dmatrix("x"), tt.dvector("y")
+
+
+@pytest.fixture
+def world(world_of):
+    world_of(2)
+
+
+@pytest.fixture
+def noticed():
+    """The texts of all SynkhronosWarnings of a test."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("error")
+        warnings.simplefilter("always", synk.SynkhronosWarning)
+        yield _Texts(caught)
+
+
+class _Texts:
+    def __init__(self, caught):
+        self._caught = caught
+
+    def __call__(self):
+        """Return those since the last time."""
+        texts = [str(one.message) for one in self._caught]
+        self._caught.clear()
+        return texts
+
+
+def weights(name="w"):
+    return theano.shared(np.array([0.5, -0.5]), name)
+
+
+def loss_of(w):
+    return tt.sqr(tt.dot(x, w) - y).mean()
+
+
+def naive_step(w, rate=0.001):
+    loss = loss_of(w)
+    return synk.function([x, y], loss, updates=[(w, w - rate * tt.grad(loss, w))], name="train")
+
+
+# Outputs
+
+
+@pytest.mark.parametrize(
+    "output, words",
+    [
+        (x.sum(), r"output 0 \(Sum.*is a sum over the rows.*\(output, 'sum'\)"),
+        (tt.exp(x), r"has a row for each row.*\(output, 'gather'\)"),
+        (x.sum() + 1, "contains a sum over the rows, and terms that"),
+    ],
+)
+def test_an_output_that_is_averaged_by_default_and_is_no_average_is_warned_of(world, output, words):
+    with pytest.warns(synk.SynkhronosWarning, match=words) as caught:
+        f = synk.function([x], output)
+    assert len(caught) == 1 and caught[0].filename == __file__
+    f(ROWS)  # no second warning, which would be an error
+
+
+@pytest.mark.parametrize("op", ["avg", "sum", "gather", "max", "min", "prod", None, "c_avg"])
+def test_an_operation_that_is_given_is_meant(world, op):
+    synk.function([x], [(x.sum(axis=0), op), (tt.exp(x), op)])
+
+
+def test_several_outputs_are_one_warning_for_each_cause(world, noticed):
+    synk.function([x], [x.sum(), x.mean(), x.sum(axis=1), tt.sqr(x).sum(), (x.sum(), "sum")])
+    sums, rows = noticed()
+    assert "each of the outputs 0 (Sum" in sums and ", 3 (Sum" in sums and "1 (" not in sums[:150]
+    assert "output 2 (Sum" in rows
+
+
+def test_averages_and_what_is_not_split_are_not_warned_of(world):
+    w = weights()
+    whole = tt.dvector("whole")
+    loss = loss_of(w)
+    synk.function([x, y], [loss, tt.grad(loss, w), x.mean(axis=0), w.sum(), whole.sum()],
+                  bcast_inputs=[whole])  # fmt: skip
+    synk.function([], w.sum())
+    rows = theano.shared(ROWS, "rows")
+    synk.function([], [rows.sum()])
+
+
+def test_rows_of_sliceable_variables_and_givens_count_as_rows(world):
+    rows = theano.shared(ROWS, "rows")
+    with pytest.warns(synk.SynkhronosWarning, match="is a sum over the rows"):
+        synk.function([], x.sum(), givens={x: rows}, sliceable_shareds=[rows])
+
+
+def test_one_process_is_not_warned(world_of):
+    world_of(1)
+    w = weights()
+    synk.function([x], [x.sum(), x])
+    step = naive_step(w)
+    for _ in range(PATIENCE + 1):
+        step(ROWS, TARGETS)
+    w.set_value(np.zeros(2))
+    step(ROWS, TARGETS)
+    synk.close()
+
+
+def by_scan(rows):
+    return theano.scan(lambda row: row * 2, rows)[0]
+
+
+def test_rows_that_only_calls_show_are_warned_of_when_two_lengths_agree(world, noticed):
+    f = synk.function([x], [by_scan(x), theano.scan(lambda r, t: t + r, x, tt.zeros_like(x[0]))[0][-1]])
+    for n_rows in (4, 4, 4):
+        f(np.ones((n_rows, 2)))
+        assert not noticed()  # rows and columns might be equal by chance
+    f(np.ones((6, 2)))
+    [text] = noticed()
+    assert "output 0 (" in text and "has a row for each row" in text and "'gather'" in text
+    f(np.ones((2, 2)))
+    assert not noticed()
+
+
+def test_outputs_of_other_lengths_are_not_taken_for_rows(world):
+    square = theano.scan(lambda i: i * x.sum(), tt.arange(3))[0]
+    f = synk.function([x], [square, by_scan(x[:3])])
+    for n_rows in (6, 6, 8):
+        f(np.ones((n_rows, 2)))
+    f(np.ones((6, 2)), output_subset=[1])
+    f(np.ones((6, 2)), num_slices=3)
+
+
+# Updates
+
+
+def test_replicas_that_train_apart_are_warned_of_after_a_while(world, noticed):
+    w = weights()
+    step = naive_step(w)
+    for _ in range(PATIENCE - 1):
+        step(ROWS, TARGETS)
+    assert not noticed()
+    step(ROWS, TARGETS)
+    [text] = noticed()
+    assert "train" in text and " w, whose replicas differ" in text
+    assert "make_train_function" in text and "all_reduce" in text
+    for _ in range(2 * PATIENCE):
+        step(ROWS, TARGETS)
+    synk.close()
+    assert not noticed()
+    assert step.watch is None
+
+
+def test_a_short_script_is_warned_at_its_end(world, noticed):
+    w = weights()
+    step = naive_step(w)
+    for _ in range(3):
+        step(ROWS, TARGETS)
+    assert not noticed()
+    synk.close()
+    [text] = noticed()
+    assert "uses w, whose replicas differ" in text
+
+
+def test_collectives_between_the_calls_are_enough(world, noticed):
+    w = weights()
+    step = naive_step(w)
+    for count in range(1, 3 * PATIENCE):
+        step(ROWS, TARGETS)
+        if count % (PATIENCE // 2) == 0:  # local steps, then an average
+            synk.all_reduce(w)
+    synk.close()
+    assert not noticed()
+
+
+@pytest.mark.parametrize("collective", ["broadcast", "gather", "reduce", "get_value"])
+def test_other_collectives_show_too_that_the_script_knows(world, noticed, collective):
+    w = weights()
+    step = naive_step(w)
+    step(ROWS, TARGETS)
+    step(ROWS, TARGETS)
+    synk.get_value(1, w) if collective == "get_value" else getattr(synk, collective)(w)
+    for _ in range(PATIENCE):
+        step(ROWS, TARGETS)
+    synk.close()
+    assert not noticed()
+
+
+def test_a_broadcast_before_the_training_does_not_hide_that_replicas_differ(world, noticed):
+    w = weights()
+    step = naive_step(w)
+    synk.distribute()
+    synk.broadcast(w, np.zeros(2))
+    for _ in range(PATIENCE):
+        step(ROWS, TARGETS)
+    assert len(noticed()) == 1
+
+
+def test_gradients_that_are_all_reduced_leave_nothing_to_say(world, noticed):
+    w, grad, rate = weights(), theano.shared(np.zeros(2), "grad"), theano.shared(0.001, "rate")
+    loss = loss_of(w)
+    gradient = synk.function([x, y], loss, updates=[(grad, tt.grad(loss, w))], name="gradient")
+    update = synk.function([], updates=[(w, w - rate * grad)], name="update")
+    for count in range(PATIENCE + 2):
+        if count % 2:
+            with synk.fuse():
+                value = gradient(ROWS, TARGETS)
+                synk.all_reduce(grad, weights=gradient)
+                update()
+            assert value.result() > 0
+        else:
+            gradient(ROWS, TARGETS)
+            synk.all_reduce(grad, weights=gradient)
+            update()
+    assert gradient.watch is None and update.watch is None
+    synk.close()
+    assert not noticed()
+
+
+def test_gradients_that_are_not_all_reduced_are_warned_of(world, noticed):
+    w, grad = weights(), theano.shared(np.zeros(2), "grad")
+    loss = loss_of(w)
+    gradient = synk.function([x, y], loss, updates=[(grad, tt.grad(loss, w))], name="gradient")
+    update = synk.function([], updates=[(w, w - 0.001 * grad)], name="update")
+    for _ in range(PATIENCE + 1):
+        gradient(ROWS, TARGETS)
+        update()
+    assert any("gradient> uses w, whose replicas differ" in text for text in noticed())
+
+
+def test_counts_and_states_of_each_rank_may_differ(world, noticed):
+    total, count = theano.shared(np.zeros(2), "total"), theano.shared(0.0, "count")
+    f = synk.function([x], x.mean(), updates=[(total, total + x.sum(axis=0)), (count, count + 1)])
+    for _ in range(PATIENCE + 1):
+        f(ROWS)
+    result = synk.function([], (total / count, "sum"))()
+    assert_same(result, ROWS.sum(axis=0))
+    synk.close()
+    assert not noticed()
+
+
+def test_averages_of_each_rank_that_another_function_uses_are_warned_of(world, noticed):
+    """As running averages of batch normalization are."""
+    mean = theano.shared(np.zeros(2), "running_mean")
+    train = synk.function([x], x.mean(), updates=[(mean, 0.9 * mean + 0.1 * x.mean(axis=0))])
+    evaluate = synk.function([x], (x - mean).mean(), name="evaluate")
+    evaluate(ROWS)
+    for _ in range(PATIENCE + 1):
+        train(ROWS)
+    assert not noticed()
+    evaluate(ROWS)
+    [text] = noticed()
+    assert "evaluate" in text and "running_mean" in text
+
+
+def test_scattered_rows_and_values_of_single_ranks_are_meant_to_differ(world, noticed):
+    chain, w = theano.shared(ROWS[:1], "chain"), weights()
+    output = x.mean() + tt.dot(chain, w).mean()
+    step = synk.function([x], output, updates=[(chain, tt.tanh(chain) + x[:1])])
+    synk.scatter(chain, ROWS[:2])
+    for _ in range(PATIENCE + 1):
+        step(ROWS)
+    own = naive_step(w)
+    synk.set_value(1, w, np.ones(2))
+    for _ in range(PATIENCE + 1):
+        own(ROWS, TARGETS)
+    synk.close()
+    assert not noticed()
+
+
+def test_random_numbers_alone_are_no_reason(world, noticed):
+    streams = MRG_RandomStreams(1)
+    f = synk.function([x], (x * streams.uniform(x.shape)).mean())
+    for _ in range(PATIENCE + 1):
+        f(ROWS)
+    synk.close()
+    assert not noticed()
+
+
+def test_updates_without_rows_keep_replicas_equal(world, noticed):
+    w = weights()
+    f = synk.function([x], tt.dot(x, w).mean(), updates=[(w, tt.tanh(w))])
+    for _ in range(PATIENCE + 1):
+        f(ROWS)
+    synk.close()
+    assert not noticed()
+
+
+# Values set on the master
+
+
+def scaled():
+    rate = theano.shared(1.0, "rate")
+    return rate, synk.function([x], (x * rate).mean(), name="scaled")
+
+
+def test_a_value_that_is_set_on_the_master_only_is_warned_of_at_the_next_call(world, noticed):
+    rate, f = scaled()
+    for _ in range(PATIENCE + 10):
+        f(ROWS)
+    assert f.watch is None
+    rate.set_value(0.5)
+    f(ROWS)
+    [text] = noticed()
+    assert "scaled" in text and "rate, whose replicas differ" in text and "by up to 0.5" in text
+    assert "synk.broadcast(variable, value)" in text
+    rate.set_value(0.25)
+    f(ROWS)
+    f(ROWS)
+    synk.close()
+    assert not noticed()
+
+
+def test_a_schedule_of_an_update_without_rows_is_noticed(world, noticed):
+    w, rate = weights(), theano.shared(0.1, "rate")
+    update = synk.function([], updates=[(w, w * rate)], name="update")
+    update()
+    rate.set_value(0.01)
+    update()
+    [text] = noticed()
+    assert "update" in text and "rate" in text
+
+
+def test_a_value_that_is_broadcast_or_the_same_everywhere_is_not_warned_of(world, noticed):
+    rate, f = scaled()
+    rate.set_value(0.5)  # before there are workers, which inherit it
+    f(ROWS)
+    for value in np.linspace(0.5, 1, 12):
+        rate.set_value(value)
+        synk.broadcast(rate)
+        assert_same(f(ROWS), ROWS.mean() * value)
+    for _ in range(12):
+        rate.set_value(1.0)
+        f(ROWS)
+    assert f.watch is None or f.watch.calls < PATIENCE
+    assert_same(f(ROWS), ROWS.mean())
+    assert not noticed()
+
+
+def test_as_theano_changes_the_master_only_and_is_noticed(world, noticed):
+    w = weights()
+    f = synk.function([x], tt.dot(x, w).mean(), updates=[(w, w * 2)], name="double")
+    f(ROWS)
+    f.as_theano(ROWS)
+    f(ROWS)
+    [text] = noticed()
+    assert "as_theano()" in text
+    synk.close()
+
+
+def test_restart_and_load_make_replicas_equal(world, noticed, tmp_path):
+    rate, f = scaled()
+    f(ROWS)
+    rate.set_value(0.5)
+    synk.restart()
+    assert_same(f(ROWS), ROWS.mean() * 0.5)
+    synk.save(tmp_path / "saved.npz")
+    rate.set_value(0.25)
+    synk.load(tmp_path / "saved.npz")
+    assert_same(f(ROWS), ROWS.mean() * 0.5)
+    assert not noticed()
+
+
+def test_a_closed_world_notices_nothing(world, noticed):
+    rate, f = scaled()
+    f(ROWS)
+    synk.close()
+    rate.set_value(0.5)
+    assert type(rate.container).__name__ == "Container"
+    assert not noticed()
+
+
+def test_a_warning_that_is_an_error_leaves_the_world_usable(world):
+    rate, f = scaled()
+    f(ROWS)
+    rate.set_value(0.5)
+    with pytest.raises(synk.SynkhronosWarning, match="rate"):
+        f(ROWS)
+    synk.broadcast(rate)
+    assert_same(f(ROWS), ROWS.mean() * 0.5)
+
+
+def test_many_large_variables_are_compared_by_samples(world, noticed):
+    several = [theano.shared(np.zeros((300, 400)), f"w{number}") for number in range(8)]
+    f = synk.function([x], (x.mean() + sum(one.sum() for one in several), None), name="large")
+    f(ROWS)
+    for one in several:
+        one.set_value(np.ones((300, 400)))
+    f(ROWS)
+    [text] = noticed()
+    assert "w0, w1, w2, w3, w4 and 3 more" in text
