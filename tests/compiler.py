@@ -1,36 +1,34 @@
-"""Settings with which the C++ compiler, which takes most of the time of the tests, takes less of it.
+"""Settings that make compiling, which takes most of the time of the tests, as fast as possible.
 
-`FLAGS` are for Theano before it is imported: a cache of compiled code apart from the user's own, one per
-process of pytest, as processes that compile at once wait for each other; and no debug information and
-little optimization. `precompile_headers` is for Theano when it has been imported.
+`FLAGS` are Theano flags; they must be set before Theano is imported. All processes of all runs share a
+compile cache, which is not the user's own. Code is compiled without debug information and with little
+optimization. An explicit ``-march`` keeps each process from running the compiler three times to expand
+``native``. Call `precompile_headers` after Theano has been imported.
 """
 
 import hashlib
 import os
 import subprocess
-import sys
 from pathlib import Path
 
-_PART = "device" if "--device" in str(sys.argv) else "main"
-_CACHE = f"tests-{os.environ.get('PYTEST_XDIST_WORKER', _PART)}"
 _KIND = "compiledir_%(short_platform)s-%(processor)s-%(python_version)s-%(python_bitwidth)s"
-# Most of Theano's modules are compiled with -fno-math-errno. As all are, they share the headers.
-_CXXFLAGS = "-g0 -O1 -fno-math-errno"
-FLAGS = f"compiledir_format={_KIND}-{_CACHE},compile.wait=1,gcc.cxxflags={_CXXFLAGS}"
+# Most of Theano's modules are compiled with -fno-math-errno. With it in all, they share the headers.
+_CXXFLAGS = "-g0 -O1 -fno-math-errno -march=native"
+FLAGS = f"compiledir_format={_KIND}-tests,compile.wait=1,gcc.cxxflags={_CXXFLAGS}"
 
-# What Theano's modules include first. To read these is more than half of the work of compiling one.
+# Theano's modules include these first. Reading them is more than half of the work of compiling a module.
 HEADERS = "Python.h", "iostream", "math.h", "numpy/arrayobject.h", "numpy/arrayscalars.h", "vector"
 
 
 def set_flags(flags):
-    """Add flags to those of the environment, for this process and those that it starts."""
+    """Append to ``THEANO_FLAGS`` in the environment, for this process and its children."""
     os.environ["THEANO_FLAGS"] = ",".join(filter(None, [os.environ.get("THEANO_FLAGS"), flags]))
 
 
 def precompile_headers():
-    """Compile the headers that all modules of Theano include, and have these use the result.
+    """Precompile the headers that all modules of Theano include.
 
-    The compiler itself sees whether the result fits the module; if not, it reads the headers.
+    The compiler checks whether the precompiled headers suit a module; otherwise it reads the headers.
     """
     from theano import config
     from theano.gof.cmodule import GCC_compiler, std_include_dirs

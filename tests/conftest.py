@@ -13,7 +13,12 @@ import compiler
 
 compiler.set_flags(compiler.FLAGS)
 
-from processes import programs, wait_briefly_for_the_compile_lock  # noqa: F401
+from processes import (  # noqa: F401
+    demo_programs,
+    programs,
+    run_demo,
+    wait_briefly_for_the_compile_lock,
+)
 
 import synkhronos as synk
 

@@ -1,6 +1,6 @@
-"""Small shared libraries in the places and by the names of NVIDIA's, which the loader really loads.
+"""Fixtures that create small shared libraries with the names of NVIDIA's, which the loader can load.
 
-A test module imports the fixtures that it uses, and those that they use.
+A test module imports the fixtures that it uses, and the fixtures that these depend on.
 """
 
 import shutil
@@ -18,7 +18,7 @@ extern "C" int ncclGetVersion(int *version) { *version = 22809; return 0; }
 
 
 def compiled(folder, driver):
-    """Compile a library that says, as a driver, that it is of this version of CUDA."""
+    """Compile a library that reports the given CUDA driver version."""
     source, library = folder / "library.cpp", folder / f"library-{driver}.so"
     source.write_text(SOURCE)
     command = ["g++", "-shared", "-fPIC", "-nostdlib", f"-DDRIVER={driver}", "-o", library, source]
@@ -28,14 +28,14 @@ def compiled(folder, driver):
 
 @pytest.fixture(scope="session", name="binaries")
 def fixture_binaries(tmp_path_factory):
-    """The libraries by the driver's version; 0 is one that does not say it, as stubs do not."""
+    """Dictionary of the libraries by driver version. Version 0 is not reported, as with stubs."""
     folder = tmp_path_factory.mktemp("binaries")
     return {driver: compiled(folder, driver) for driver in (0, 12040, 13000)}
 
 
 @pytest.fixture(name="put")
 def fixture_put(binaries, tmp_path):
-    """A function that puts libraries into a folder and returns the folder."""
+    """Function that puts libraries into a folder, and returns the folder."""
 
     def put_it(folder, *names, driver=13000):
         folder = tmp_path / folder
@@ -49,7 +49,7 @@ def fixture_put(binaries, tmp_path):
 
 @pytest.fixture(name="bare_machine")
 def fixture_bare_machine(monkeypatch, tmp_path):
-    """Have no library of this machine be found in-process, also where it has a GPU."""
+    """Hide this machine's own libraries from the search in this process."""
     for name in ("OF_DRIVERS", "LOADERS_OWN", "RELEASES"):
         monkeypatch.setattr(libraries, name, ())
     monkeypatch.setattr(libraries, "loader_cache", lambda: [])
@@ -61,17 +61,17 @@ def fixture_bare_machine(monkeypatch, tmp_path):
 
 
 def all_are_visible():
-    """Tell whether this machine has all libraries by their bare names, so that none is hidden."""
+    """Return whether the loader finds all libraries of this machine under their bare names."""
     return all(libraries.visible(f"{name}.so") for name in libraries.NAMES)
 
 
 def path_of(*folders):
-    """Return an environment with these folders in ``LD_LIBRARY_PATH``."""
+    """Return environment variables with these folders in ``LD_LIBRARY_PATH``."""
     return {"LD_LIBRARY_PATH": ":".join(map(str, folders))}
 
 
 def wheels_of(put, major=13, minor=0):
-    """Put in place what pip's wheels bring; return the folder for ``sys.path``."""
+    """Create the files that pip's wheels install; return the folder for ``sys.path``."""
     nvrtc = (f"libnvrtc.so.{major}", f"libnvrtc-builtins.so.{major}.{minor}")
     cublas = (f"libcublas.so.{major}", f"libcublasLt.so.{major}")
     folder = f"site-{major}.{minor}"

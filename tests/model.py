@@ -1,7 +1,7 @@
-"""What the library means, in plain NumPy: arrays in lists by rank, no processes, no shared memory.
+"""A reference model of the library in plain NumPy, without processes or shared memory.
 
-It is written from the documentation alone. A `World` is given the commands that a script's calls come
-to, one, or several as in ``fuse()``, and returns what the script gets back.
+It is derived from the documentation alone. The ranks' arrays are kept in lists. A `World` executes one
+command, or several as in ``fuse()``, and returns what the calls return to the script.
 """
 
 from abc import ABC, abstractmethod
@@ -12,7 +12,7 @@ from oracle import combine, parts, selected
 
 
 class RankError(Exception):
-    """A rank raised, by itself."""
+    """An exception that one rank raises on its own."""
 
     def __init__(self, rank, type_name):
         super().__init__(rank, type_name)
@@ -20,11 +20,11 @@ class RankError(Exception):
 
 
 class Formula(NamedTuple):
-    """What a function computes.
+    """The computation of a function.
 
-    ``compute(inputs, shared)`` takes a dictionary of inputs, and one of shared variables, and returns
-    the list of outputs and a dictionary of new values. Inputs and sliceable shared variables hold some
-    rows of the data only.
+    ``compute(inputs, shared)`` takes a dictionary of inputs and a dictionary of shared variables, and
+    returns the list of outputs and a dictionary of new values. Inputs and sliceable shared variables
+    hold only some rows of the data.
     """
 
     name: str
@@ -39,21 +39,21 @@ class Formula(NamedTuple):
 
 
 class Argument(NamedTuple):
-    """An input of a call: an array, and whether it has the rows of one batch only."""
+    """An input of a call: an array, and whether it has only the rows of one batch."""
 
     array: np.ndarray
     minibatch: bool = False
 
 
 class World:
-    """So many ranks, and each one's values of the shared variables.
+    """The ranks, and the values of the shared variables on each.
 
     Attributes
     ----------
     values : dict
-        By name, the list of arrays by rank.
+        Maps the name of a variable to the list of its arrays, one per rank.
     rows : dict
-        By a formula's name, the rows that each rank had in its last call.
+        Maps the name of a formula to the number of rows that each rank had in the last call.
     """
 
     def __init__(self, size, master_rank):
@@ -68,9 +68,11 @@ class World:
         self.values[name][self.master_rank] = np.array(value)
 
     def execute(self, commands):
-        """Return what each command returns; or raise, as a script sees it: the master's error first.
+        """Execute commands, and return their results.
 
-        A rank that fails is not there for the commands that follow. Others go on, until they need it.
+        A rank that fails does not take part in the following commands. The others continue until a
+        command needs all ranks. If ranks have failed, raise the error that a script would see: the
+        master's, or else that of the lowest rank.
         """
         results = [[None] * self.size for _ in commands]
         failed = {}
@@ -92,24 +94,24 @@ class World:
 
 
 class Alone(ABC):
-    """A command that each rank does by itself."""
+    """A command that each rank executes on its own."""
 
     @abstractmethod
     def run(self, world, rank):
-        """Return what the rank has for `finish`."""
+        """Execute the command on one rank, and return this rank's argument for `finish`."""
 
     def finish(self, world, by_rank):
         return None
 
 
 class Together(ABC):
-    """A command for which all ranks need each other."""
+    """A command in which all ranks must take part."""
 
     result: Any = None
 
     @abstractmethod
     def run(self, world):
-        """Do it for all ranks, and set `result`."""
+        """Execute the command on all ranks, and set `result`."""
 
     def finish(self, world, by_rank):
         return self.result
@@ -119,7 +121,7 @@ class Together(ABC):
 
 
 class Call(Alone):
-    """The call of a function; raises what is wrong with its arguments at once."""
+    """A call of a function. The constructor raises an exception if the arguments are invalid."""
 
     def __init__(self, world, formula, arguments, batch=None, batch_s=None, num_slices=1, subset=None):
         self.formula, self.num_slices = formula, num_slices
@@ -199,7 +201,7 @@ class Call(Alone):
 
 
 def call_on_master(world, formula, arguments):
-    """Return the outputs of ``as_theano``, which uses whole inputs and changes the master alone."""
+    """Return the outputs of ``as_theano``, which uses all rows and updates only the master."""
     alone = World(1, 0)
     alone.values = {name: [values[world.master_rank]] for name, values in world.values.items()}
     shared = {name: values[0] for name, values in alone.values.items()}
@@ -218,7 +220,7 @@ def call_on_master(world, formula, arguments):
 
 
 class Assign(Alone):
-    """Arrays to all ranks, to one rank, or split over the ranks."""
+    """Assigns arrays to all ranks or to one rank, or splits them over the ranks."""
 
     def __init__(self, world, arrays, batch=None, only=None, split=False):
         self.only = only
@@ -289,7 +291,17 @@ class AllGather(Together):
 
 
 class Reduce(Together):
-    """`target`: "all", "master", or "new" for a returned array. `weights`: a list, or a formula."""
+    """Reduces variables.
+
+    Parameters
+    ----------
+    names : list of str
+    op : str
+    target : {"all", "master", "new"}
+        Where the result goes. "new" stands for a returned array.
+    weights : list or Formula, optional
+        The weights of an average, or the function whose last numbers of rows are the weights.
+    """
 
     def __init__(self, names, op, target, weights=None):
         self.names, self.op, self.target, self.weights = names, op, target, weights
@@ -320,7 +332,7 @@ class Reduce(Together):
 
 
 class Data:
-    """An array of fixed dtype and ndim. Bound to a variable, or not; freed, or not."""
+    """The model of a `Data`: an array of fixed dtype. ``array`` is None after ``free()``."""
 
     def __init__(self, array, minibatch=False):
         self.array, self.minibatch = np.array(array), minibatch

@@ -1,14 +1,14 @@
-"""Mutation testing: change the library in one place after another, and see whether the tests notice.
+"""Mutation testing: make small changes to the library, one at a time, and check that the tests fail.
 
     python tests/mutation.py [--number 200] [--seed 0] [--only functions/call.py] [--processes 2]
 
-Each mutant is one small change of the source code. It is tried in a copy of the project, with the tests
-that are named for its module below, until the first one fails. Mutants that survive are printed with
-their line. A mutant counts as caught as well if the tests do not end within three times their usual
-time.
+Each mutant is one small change of the source code. It is tested in a copy of the project, with the
+tests listed for its module below, until the first test fails. Mutants that survive are printed with
+their line. A mutant also counts as caught if the tests exceed a time limit of more than three times
+their usual duration.
 
-Nothing is left behind, also after an interrupt: the copies and the temporary files of the tests are in
-one folder, and every process that the tests have started is killed as they end.
+Nothing is left behind, even after an interrupt. The copies and the temporary files of the tests are in
+one folder, and every process that the tests have started is killed when they end.
 """
 
 import argparse
@@ -34,7 +34,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 FUNCTIONS = ["test_functions.py", "test_function_oracle.py"]
 PROCESSES = ["test_failures.py", "test_lifecycle.py", "test_restart.py"]
-#: By module, the tests that are to notice, the quick ones first.
+#: The tests that should catch a mutant of each module, fast ones first.
 TESTS = {
     "comms/base.py": ["test_communicators.py"],
     "comms/naive.py": ["test_communicators.py -k naive"],
@@ -50,21 +50,23 @@ TESTS = {
     "transports/naive.py": ["test_transports.py", "test_stores.py"],
     "transports/semaphore.py": ["test_semaphore.py", "test_transports.py"],
     "transports/waiting.py": ["test_waiting.py", "test_transports.py"],
-    "functions/arguments.py": ["test_call.py", "test_bad_input.py", *FUNCTIONS],
-    "functions/call.py": ["test_call.py", "test_outputs.py", *FUNCTIONS],
+    "functions/arguments.py": ["test_call.py", "test_bad_input.py", "test_idioms.py", *FUNCTIONS],
+    "functions/call.py": ["test_call.py", "test_outputs.py", "test_idioms.py", *FUNCTIONS],
+    "functions/build.py": ["test_bad_input.py", "test_idioms.py", *FUNCTIONS],
     "functions/function.py": [
         "test_call.py", "test_bad_input.py", "test_data.py", *FUNCTIONS,
-        "test_train.py", "test_replicate.py", "test_streams.py", "test_restart.py",
+        "test_idioms.py", "test_train.py", "test_replicate.py", "test_streams.py", "test_restart.py",
     ],
-    "functions/outputs.py": ["test_outputs.py", *FUNCTIONS, "test_uneven.py"],
+    "functions/outputs.py": ["test_outputs.py", "test_idioms.py", *FUNCTIONS, "test_uneven.py"],
     "functions/random.py": ["test_streams.py", "test_bad_input.py"],
     "functions/replicate.py": [
         "test_replicate.py", "test_streams.py", "test_call.py", "test_restart.py",
     ],
-    "functions/signature.py": ["test_bad_input.py", *FUNCTIONS],
+    "functions/signature.py": ["test_bad_input.py", "test_idioms.py", *FUNCTIONS],
+    "functions/wrappers.py": ["test_idioms.py"],
 }  # fmt: skip
 
-MARK = "MUTATION_RUN"  # an environment variable by which the processes of one run of tests are found
+MARK = "MUTATION_RUN"  # environment variable that identifies the processes of one test run
 
 COMPARISONS = {
     ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", ast.NotEq: "==",
@@ -75,7 +77,7 @@ OPERATORS = {ast.Add: "-", ast.Sub: "+", ast.Mult: "//", ast.FloorDiv: "*", ast.
 
 
 class Mutant(NamedTuple):
-    """A change of a module: what is put in the place of the source between two offsets."""
+    """A change of a module: the replacement for the source text between two offsets."""
 
     module: str
     line: int
@@ -174,7 +176,7 @@ def _is_left_out(node):
 
 
 def copy_project(folder):
-    """Make a copy of the project in which mutants can be tried."""
+    """Copy the project into a folder, in which mutants can be tested; return the folder."""
     for name in ("synkhronos", "tests", "demos", "docs", "requirements", "tools"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "setup.py", "README.rst"):
@@ -183,21 +185,21 @@ def copy_project(folder):
 
 
 class Interrupted(Exception):
-    """The runner was told to end."""
+    """Raised when the runner has been told to stop."""
 
 
 class Runner:
-    """Runs tests in copies of the project, and ends all that they have started."""
+    """Runs tests in copies of the project, and kills the processes that they leave."""
 
     def __init__(self, folder):
         self.folder = folder
         self.interrupted = threading.Event()
-        self._seconds = {}  # that a file of tests takes
+        self._seconds = {}  # the duration of each test file
         self._original = copy_project(folder / "original")
         self.sources = {name: (self._original / "synkhronos" / name).read_text() for name in TESTS}
 
     def time_tests(self, module):
-        """Run the tests of a module as it is; return the seconds that they take."""
+        """Run the tests of an unchanged module; return their duration in seconds."""
         for words in TESTS[module]:
             if words not in self._seconds:
                 began = time.monotonic()
@@ -209,7 +211,7 @@ class Runner:
         return sum(self._seconds[words] for words in TESTS[module])
 
     def try_mutants(self, number, mutants, limits):
-        """In a thread of its own: return those of the mutants that survive."""
+        """Test mutants, and return those that survive. Runs in a separate thread."""
         survivors = []
         folder = copy_project(self.folder / f"copy-{number}")
         for count, mutant in enumerate(mutants, 1):
@@ -225,7 +227,7 @@ class Runner:
         return survivors
 
     def _run_tests(self, folder, module, limit):
-        """Return whether all tests of a module have passed, and the seconds that it took."""
+        """Return whether all tests of a module have passed, and their duration in seconds."""
         began = time.monotonic()
         for words in TESTS[module]:
             left = max(1, limit - (time.monotonic() - began))
@@ -261,7 +263,7 @@ class Runner:
                 _kill_all(process, mark)
 
     def _wait(self, process, limit):
-        """Return the exit status; None if the time was up, or on an interrupt."""
+        """Return the exit status, or None after the time limit or an interrupt."""
         end = None if limit is None else time.monotonic() + limit
         while end is None or time.monotonic() < end:
             try:
@@ -273,7 +275,7 @@ class Runner:
 
 
 def _kill_all(process, mark):
-    """Kill the tests and all that they have started, in whatever session that may be."""
+    """Kill the tests and all processes that they have started, in any session."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

@@ -1,4 +1,4 @@
-"""A fixed pool of graphs, each as a parallel and a serial function, and strategies for their data.
+"""A fixed set of graphs, each as a parallel and a serial function, and strategies for their data.
 
 The serial oracle is plain ``theano.function`` on a second copy of the graph, with its own shared
 variables. The expected results are derived from the documentation, using only the public names of the
@@ -20,15 +20,16 @@ WORLDS = [(1, 0), (2, 0), (3, 2), (4, 1)]
 WORLD_IDS = [f"{size}-ranks-master-{master}" for size, master in WORLDS]
 
 
-# EXAMPLES=20 in the environment: twenty times as many examples, new ones in each run; 0.2: a fifth.
+# The environment variable EXAMPLES scales the number of examples: 20 runs twenty times as many, 0.2 a
+# fifth. Above 1, each run draws new examples.
 FACTOR = float(os.environ.get("EXAMPLES", 1))
 
-# Where functions are compiled for a device, the serial ones still compute on the CPU.
+# Serial functions compute on the CPU, even if others are compiled for a device.
 ON_CPU = theano.compile.get_default_mode().excluding("gpuarray")
 
 
 def examples(number):
-    """Return settings for this many examples, the same ones in each run."""
+    """Return Hypothesis settings for a number of examples, the same in each run by default."""
     return settings(
         max_examples=max(1, round(number * FACTOR)),
         derandomize=FACTOR <= 1,
@@ -45,7 +46,7 @@ Pair = namedtuple("Pair", "parallel serial graph serial_graph")
 
 
 def reductions(dtype):
-    """Every operation on outputs, for two inputs and a broadcast one."""
+    """Return a graph with every operation on outputs, two inputs and a broadcast input."""
     x, y = tt.matrix("x", dtype=dtype), tt.ivector("y")
     scale = tt.scalar("scale", dtype=dtype)
     outputs = [
@@ -65,7 +66,7 @@ def reductions(dtype):
 
 
 def training(dtype):
-    """An update with every operation, among them an integer counter, and one that writes in place."""
+    """Return a graph with updates of every operation, an integer counter and an in-place update."""
     x, t = tt.matrix("x", dtype=dtype), tt.vector("t", dtype=dtype)
     rate = tt.scalar("rate", dtype=dtype)
     shared = {
@@ -95,7 +96,7 @@ def training(dtype):
 
 
 def sliceable(dtype):
-    """Shared data rows: read directly, deep in the graph, and through givens."""
+    """Return a graph with rows of shared data: used directly, deep in the graph, and as givens."""
     shared = {
         "a": theano.shared(np.zeros((0, 2), dtype), "a"),
         "b": theano.shared(np.zeros(0, dtype), "b"),
@@ -113,7 +114,7 @@ def sliceable(dtype):
 
 
 def both(dtype):
-    """An input and a shared variable that are sliced together."""
+    """Return a graph with an input and a shared variable that are sliced together."""
     x = tt.matrix("x", dtype=dtype)
     shared = {"a": theano.shared(np.zeros((0, 2), dtype), "a")}
     outputs = [(x * shared["a"]).mean(), x - shared["a"]]
@@ -121,7 +122,7 @@ def both(dtype):
 
 
 def build(make, *args):
-    """Return a graph's parallel function, and the serial one of its copy."""
+    """Return a graph's parallel function, and the serial function of its copy."""
     graph, copy = make(*args), make(*args)
     parallel = synk.function(
         graph.inputs,
@@ -145,13 +146,13 @@ def build(make, *args):
 
 
 def exact(rng, shape, dtype):
-    """Return random multiples of 1/8, whose sums have no rounding."""
+    """Return random multiples of 1/8. Their sums have no rounding errors."""
     return (rng.integers(-32, 33, shape) / 8).astype(dtype)
 
 
 @st.composite
 def batches(draw, length):
-    """A batch of any kind, for this many rows. It may select no rows."""
+    """Draw a batch of any kind for a number of rows. It may be empty."""
     bound = st.integers(-length - 3, length + 3)
     maybe = st.none() | bound
     kind = draw(st.sampled_from(["none", "int", "slice", "list", "array", "mask", "mask list"]))
@@ -178,7 +179,10 @@ def batches(draw, length):
 
 @st.composite
 def slice_batches(draw, by_rank):
-    """A ``batch_s`` and the same by rank; `by_rank` are the ranks' rows."""
+    """Draw a ``batch_s``, and return it and the equivalent list by rank.
+
+    `by_rank` are the ranks' numbers of rows.
+    """
     kind = draw(st.sampled_from(["none", "slice", "list", "array", "by rank"]))
     if kind == "none":
         return None, [None] * len(by_rank)
@@ -197,12 +201,16 @@ def slice_batches(draw, by_rank):
 
 
 def is_listed(batch):
-    # A tuple of ints, or of bools, by rank, may not stand in a list of batches by rank.
+    # A list of batches by rank may not contain tuples of ints or bools.
     return batch is None or isinstance(batch, (slice, list, np.ndarray))
 
 
 def as_given(draw, variables, values):
-    """Return variables and values as they are passed: bare, lists, or tuples, arrays or `Data`."""
+    """Return variables and values in a form that callers may use.
+
+    A single one may be passed bare; several are passed as lists or tuples. Values may be arrays, lists,
+    or `Data`.
+    """
     form = draw(st.sampled_from(["array", "data", "minibatch", "list", "strided"]))
     given_values = []
     for value in values:
@@ -245,7 +253,7 @@ def parts(array, number):
 
 
 def combine(op, values, weights):
-    """Return the reduction of values with these numbers of rows."""
+    """Return the reduction of values. The weights are their numbers of rows."""
     values = [np.asarray(value) for value in values]
     op = op[2:] if op is not None and op.startswith("c_") else op
     if op is None:
@@ -261,7 +269,7 @@ def combine(op, values, weights):
 
 
 def assert_same(got, expected, dtype=None):
-    """Check equality up to rounding; integers and shapes must be equal."""
+    """Check that arrays are equal up to rounding. Shapes and integers must be equal exactly."""
     got, expected = np.asarray(got), np.asarray(expected)
     assert got.shape == expected.shape
     if dtype is not None:

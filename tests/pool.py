@@ -1,4 +1,4 @@
-"""The functions of the long random tests: each as NumPy code and as a Theano graph."""
+"""The functions of the stateful tests, each as NumPy code and as a Theano graph."""
 
 import numpy as np
 import theano
@@ -7,7 +7,7 @@ from model import Formula
 
 import synkhronos as synk
 
-# Shared variables: some of a fixed shape, and some with any number of rows.
+# Shared variables: FIXED ones keep their shape, RAGGED ones may have any number of rows.
 
 FIXED = {
     "w": np.array([0.5, -0.25, 1], "float32"),
@@ -28,16 +28,16 @@ STARTS = {**FIXED, **RAGGED, "late": np.array(2, "float32")}
 
 
 def variables():
-    """Return the inputs of all functions, by name."""
+    """Return a dictionary of the inputs of all functions."""
     return {"x": tt.fmatrix("x"), "y": tt.ivector("y"), "scale": tt.fscalar("scale")}
 
 
 def formulas():
-    """What the functions compute, in NumPy."""
+    """Return a dictionary of the functions' computations in NumPy."""
 
     def reductions(i, s):
         x, y, scale = i["x"], i["y"], i["scale"]
-        return [(x * scale).mean(0), x.sum(0), y.sum(), np.prod(1 + abs(x) / 64, 0), x.min(0),
+        return [(x * scale).mean(0), x.sum(0), y.sum(), np.prod(1 + abs(x) / 1024, 0), x.min(0),
                 y.max(), x * y[:, None] + scale, len(x), np.square(x).sum()], {}
 
     def training(i, s):
@@ -87,7 +87,7 @@ FORMULAS = formulas()
 
 
 class Graphs:
-    """The same graphs in Theano. They are built once; every world builds its functions from them."""
+    """The same functions as Theano graphs. The graphs are built once, the functions in every world."""
 
     def __init__(self):
         self.inputs = variables()
@@ -97,7 +97,7 @@ class Graphs:
         w, a = s["w"], s["a"]
         self.outputs = {
             "reductions": [
-                (x * scale).mean(axis=0), x.sum(axis=0), y.sum(), tt.prod(1 + abs(x) / 64, axis=0),
+                (x * scale).mean(axis=0), x.sum(axis=0), y.sum(), tt.prod(1 + abs(x) / 1024, axis=0),
                 x.min(axis=0), y.max(), x * y.dimshuffle(0, "x") + scale, x.shape[0],
                 tt.sqr(x).sum()],
             "training": [(x * w).mean()],

@@ -1,6 +1,7 @@
-"""What programs of tests share: a world with three functions, ways to fail in it, and checks of it."""
+"""Helpers for test programs: a world with two functions, ways to fail in it, and checks."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from processes import FOLDER, ROOT
 import synkhronos as synk
 from synkhronos.world.world import current_world
 
-# What an element of the input of `Act` has its rank do.
+# The actions that an element of the input of `Act` can stand for.
 NOTHING, RAISE, SLEEP, DOZE, LONG, KILL, EXIT = range(7)
 
 
@@ -41,7 +42,7 @@ ACTIONS = {
 
 
 class Act(theano.Op):
-    """Carries out the actions of a vector of numbers, on the rank that has them."""
+    """Performs the actions that the elements of a vector stand for, on the rank that has them."""
 
     __props__ = ()
 
@@ -54,19 +55,37 @@ class Act(theano.Op):
         outputs[0][0] = np.full(len(inputs[0]), float(os.getpid()))
 
 
-class Opened:
-    """A world of `n` ranks with two functions and a shared variable. Made by `open_world`.
+class Locked(theano.Op):
+    """The identity; it has an attribute that cannot be pickled."""
 
-    Its workers are started, unless it is made with ``start=False``.
+    __props__ = ()
+
+    def __init__(self):
+        super().__init__()
+        self.lock = threading.Lock()
+
+    def make_node(self, x):
+        return theano.Apply(self, [x], [x.type()])
+
+    def perform(self, node, inputs, outputs):
+        with self.lock:
+            outputs[0][0] = inputs[0].copy()
+
+
+class Opened:
+    """A world of `n` ranks with two functions and a shared variable, created by `open_world`.
+
+    Its workers are started, unless ``start=False`` is given.
 
     Attributes
     ----------
     f : Function
-        Of a vector, one element per rank: what the rank does, of `ACTIONS`. Returns the process ids.
+        Takes a vector with one element per rank, which selects the rank's action from `ACTIONS`.
+        Returns the process ids.
     plain : Function
-        Of a vector: its sum, and that of `w` on each rank.
+        Takes a vector. Returns its sum, plus the sum of `w` on each rank.
     w : shared vector
-        0, 1, 2 at first.
+        Initially 0, 1, 2.
     """
 
     def __init__(self, n, start=True, **kwargs):
@@ -81,11 +100,11 @@ class Opened:
             synk.distribute()
 
     def act(self, *numbers):
-        """Have each rank carry out an action."""
+        """Perform one action on each rank."""
         return self.f(np.array(numbers, float))
 
     def fused(self, *numbers):
-        """The same, and a collective after it, in one command."""
+        """Perform one action on each rank and then a collective, in one command."""
         with synk.fuse():
             self.act(*numbers)
             synk.all_reduce(self.w)
@@ -94,11 +113,11 @@ class Opened:
         return [int(pid) for pid in self.f(np.zeros(current_world().size))]
 
     def workers(self):
-        """The process ids of the workers, where the master is rank 0."""
+        """Return the process ids of the workers. The master must be rank 0."""
         return self.pids()[1:]
 
     def check_usable(self):
-        """Functions, collectives and single values work, on every rank."""
+        """Check that functions, collectives and single values work on every rank."""
         size, w = current_world().size, self.w
         w.set_value(np.arange(3.0))
         synk.broadcast(w)
@@ -109,7 +128,10 @@ class Opened:
         synk.broadcast(w, np.arange(3.0))
 
     def check_broken(self, error, *words):
-        """The world is broken by this error, in these words; `close` is left, and works."""
+        """Check that the world is broken, and that it can be closed.
+
+        The error must be a `WorldBrokenError` with these words. All further calls must raise it again.
+        """
         assert type(error) is synk.WorldBrokenError, repr(error)
         for word in words + ("close()",):
             assert word in str(error), (word, str(error))
@@ -130,12 +152,12 @@ class Opened:
 
 
 def open_world(n=2, **kwargs):
-    """Return an `Opened`; further arguments but `start` are for ``fork()``."""
+    """Return an `Opened`. Keyword arguments other than `start` are passed to ``fork()``."""
     return Opened(n, **kwargs)
 
 
 def error_of(call, seconds=2):
-    """Return the exception that a call raises, within so many seconds."""
+    """Return the exception that a call raises. It must be raised within a number of seconds."""
     began = time.monotonic()
     try:
         call()
@@ -161,19 +183,19 @@ def all_gone_within(pids, seconds):
 
 
 def later(seconds, call, *args):
-    """Call a function in another thread, after so many seconds."""
+    """Call a function in another thread, after a number of seconds."""
     timer = threading.Timer(seconds, call, args)
     timer.daemon = True
     timer.start()
 
 
 def interrupt():
-    """Send Ctrl-C to all processes of the program, as a terminal does."""
+    """Send SIGINT to all processes of the program, as a terminal does for Ctrl-C."""
     os.killpg(0, signal.SIGINT)
 
 
 def check_in_fork(call):
-    """Carry out a call in a fork of this process; the call must return."""
+    """Make a call in a forked child process. Fail if it raises an exception."""
     child = os.fork()
     if not child:
         try:
@@ -185,28 +207,36 @@ def check_in_fork(call):
     assert os.waitpid(child, 0)[1] == 0
 
 
-def run_file(file, *arguments, cwd, timeout=120, check=True, environment=None, command=()):
-    """Run a file as a script, in a folder of its own; return the completed process.
+# Theano's message that another process is compiling; which test gets it is a matter of chance.
+_WAITING = re.compile(r"^INFO \(theano\.gof\.compilelock\): .*\n", re.MULTILINE)
 
-    For what needs a script that has a path, or a process in which nothing has been imported. Signals
-    have their default actions in it. If it takes too long, its processes write their tracebacks.
+
+def run_file(file, *arguments, cwd, timeout=120, check=True, environment=None, command=()):
+    """Run a file as a script in a new Python process; return the completed process.
+
+    This is for tests that need a script with a path, or a process that has not imported anything.
+    Signals have their default actions in it. After the timeout, its processes write their tracebacks.
 
     Parameters
     ----------
     file : str or Path
         Relative to ``programs/``.
     *arguments
-        The script's, as `str` has them.
+        The script's arguments. They are converted to `str`.
     cwd : Path
-        The script's working folder; no process may be left there.
+        The script's working folder. No process may be left running in it.
     timeout : float
         In seconds.
     check : bool
-        Whether to fail unless the script ends with 0.
-    environment : dict
-        Variables besides those of this process; None leaves one out.
-    command : sequence of str
-        A command that runs the one that comes after it, such as ``nice``.
+        Whether to fail if the exit status is not 0.
+    environment : dict, optional
+        Environment variables, in addition to those of this process. A value of None removes one.
+    command : sequence of str, optional
+        The start of a command that runs the rest of its arguments as a command, such as ``nice``.
+
+    Returns
+    -------
+    subprocess.CompletedProcess
     """
     variables = {
         **os.environ,
@@ -227,16 +257,18 @@ def run_file(file, *arguments, cwd, timeout=120, check=True, environment=None, c
         late = True
         os.killpg(process.pid, signal.SIGABRT)
         outputs = process.communicate(timeout=10)
+    outputs = [_WAITING.sub("", output) for output in outputs]
     done = subprocess.CompletedProcess(process.args, process.returncode, *outputs)
     assert not late, f"{file} takes more than {timeout} seconds\n{done.stdout}{done.stderr}"
     if check:
         assert done.returncode == 0, done.stdout + done.stderr
+        assert "SynkhronosWarning" not in done.stderr, done.stderr
     left = [one.pid for one in psutil.process_iter(["cwd"]) if one.info["cwd"] == str(cwd)]
     assert all_gone_within(left, 1), left
     return done
 
 
 def restore_signals():
-    """Have the signals that end a script their default actions, as in one started from a terminal."""
+    """Restore the default actions of signals that end a script, as if started from a terminal."""
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGQUIT):
         signal.signal(number, signal.SIG_DFL)

@@ -1,20 +1,22 @@
 """Programs of tests in processes of their own.
 
 A test that needs its own process is an ordinary function with the decorator `own_process`: its body runs
-in a new process, which then ends as a script does. `Programs.run` does the same with any function of a
-module in this folder, and returns what came of it.
+in a new process, which then ends like a script. `Programs.run` does the same with any function of a
+module in this folder, and `Programs.run_script` with a file; both return the outcome.
 
-The new processes are forked from one that has imported what they need, which is several times as fast
-as starting Python. Where the start itself is tested, there is the fixture ``run_python``.
+The new processes are forked from a server process that has imported what they need, which is several
+times as fast as starting Python. For tests of the start itself, the fixture ``run_python`` starts it.
 """
 
 import faulthandler
 import functools
 import gc
 import importlib
+import importlib.util
 import inspect
 import os
 import pickle
+import runpy
 import signal
 import socket
 import struct
@@ -30,11 +32,12 @@ import pytest
 FOLDER = Path(__file__).resolve().parent
 ROOT = FOLDER.parent
 _LENGTH = struct.Struct("!Q")
+MODULES = ("numpy", "psutil", "synkhronos", "theano", "pytest")
 _IN_CHILD = "_tests_in_child"  # an attribute of this module's, in processes that run programs
 
 
 class Done(NamedTuple):
-    """What came of a process: as of ``subprocess.run``, with text."""
+    """The outcome of a process, with the attributes of ``subprocess.CompletedProcess``."""
 
     pid: int
     returncode: int
@@ -42,8 +45,8 @@ class Done(NamedTuple):
     stderr: str
 
     def check(self):
-        """Fail unless the process ended with 0."""
-        if self.returncode:
+        """Fail unless the process ended with 0, without a warning about its results."""
+        if self.returncode or "SynkhronosWarning" in self.stderr:
             pytest.fail(f"the process ended with {self.returncode}\n{self.stdout}{self.stderr}", False)
         return self
 
@@ -78,10 +81,13 @@ class Programs:
     Parameters
     ----------
     modules : sequence of str
-        What the process that they are forked from imports at its start.
+        The modules that the server process imports. Those that are not installed are left out.
+    environment : dict, optional
+        Variables for the server process. Variables that are read at the start of a process, or when
+        Theano is imported, must be given here.
     """
 
-    def __init__(self, modules=("numpy", "psutil", "synkhronos", "theano", "pytest")):
+    def __init__(self, modules=MODULES, environment=None):
         ours, theirs = socket.socketpair()
         code = (
             f"import sys; sys.path[:0] = {[str(FOLDER), str(ROOT)]!r}\n"
@@ -91,6 +97,7 @@ class Programs:
             [sys.executable, "-c", code, str(theirs.fileno()), *modules],
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
+            env=_without_active_gpu({**os.environ, **(environment or {})}),
         )
         theirs.close()
         self._connection = ours
@@ -100,13 +107,37 @@ class Programs:
         self._process.wait(10)
 
     def run(self, program, *args, timeout=60, cwd=None, environment=None, **kwargs):
-        """Run a function, named by itself, in a new process; return the `Done`.
+        """Run a function in a new process; return a `Done`.
 
-        The arguments are pickled. After `timeout` seconds the process writes its traceback and ends.
+        The function is sent by its name, and the arguments are pickled. After `timeout` seconds, the
+        process writes its traceback and ends.
         """
+        return self._run(
+            (program.__module__, program.__qualname__), (args, kwargs), timeout, cwd, environment
+        )
+
+    def run_script(self, file, *arguments, timeout=120, cwd=None, environment=None, check=True):
+        """Run a file as a script in a new process; return a `Done`.
+
+        Parameters
+        ----------
+        file : str or Path
+            Relative to ``programs/``.
+        *arguments
+            Command line arguments, converted by `str`.
+        timeout, cwd, environment
+            As in `run`.
+        check : bool
+            Whether to fail unless the process ends with 0.
+        """
+        call = (str(FOLDER / "programs" / file), *map(str, arguments)), {}
+        done = self._run((__name__, "be_script"), call, timeout, cwd, environment)
+        return done.check() if check else done
+
+    def _run(self, program, call, timeout, cwd, environment):
         request = {
-            "program": (program.__module__, program.__qualname__),
-            "arguments": pickle.dumps((args, kwargs)),
+            "program": program,
+            "arguments": pickle.dumps(call),
             "cwd": str(cwd or os.getcwd()),
             "environment": {**os.environ, **(environment or {})},
             "timeout": timeout,
@@ -135,6 +166,11 @@ class Programs:
         return Done(pid, os.waitstatus_to_exitcode(status), *texts)
 
 
+def _without_active_gpu(environment):
+    """Drop the variable with which Theano forbids devices to the children of a process that uses one."""
+    return {name: environment[name] for name in environment if name != "THEANO_GPU_IS_ALREADY_ACTIVE"}
+
+
 def _is_of_session(process, session):
     try:
         return os.getsid(process.pid) == session and process.status() != psutil.STATUS_ZOMBIE
@@ -159,12 +195,20 @@ def _receive(connection, descriptors=0):
     return pickle.loads(payload), received
 
 
+def be_script(file, *arguments):
+    """Run a file like ``python file arguments``, in this process."""
+    sys.argv = [file, *arguments]
+    sys.path.insert(0, os.path.dirname(file))
+    runpy.run_path(file, run_name="__main__")
+
+
 def serve():
-    """Be the process that the programs are forked from; in each of these, be the program."""
+    """Run the server process; in each forked child, run the program."""
     globals()[_IN_CHILD] = True
     descriptor, *modules = sys.argv[1:]
     for name in modules:
-        importlib.import_module(name)
+        if importlib.util.find_spec(name) is not None:
+            importlib.import_module(name)
     wait_briefly_for_the_compile_lock()
     read_compile_cache()
     gc.freeze()  # or each program would look at all objects, and so copy them, when it ends
@@ -213,17 +257,29 @@ def wait_briefly_for_the_compile_lock():
 
 
 def read_compile_cache():
-    """Have Theano read its cache and try its compiler now, and not in each program again."""
+    """Have Theano read its cache now, and not in each program again."""
     from theano.gof.cc import get_module_cache
-    from theano.gof.cmodule import GCC_compiler
 
     get_module_cache()
-    GCC_compiler.compile_args()  # what "-march=native" stands for, by three runs of the compiler
 
 
 @pytest.fixture(scope="session")
 def programs():
-    """`Programs`, whose processes are forked from one that has imported the library."""
+    """`Programs` whose processes have imported the library."""
     made = Programs()
     yield made
     made.close()
+
+
+@pytest.fixture(scope="session")
+def demo_programs():
+    """`Programs` whose processes have imported what the demos need, too."""
+    made = Programs([*MODULES, "matplotlib", "PIL.Image", "scipy.ndimage", "sklearn.datasets", "tqdm"])
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def run_demo(demo_programs, tmp_path):
+    """`Programs.run_script` in ``tmp_path``, for demos."""
+    return functools.partial(demo_programs.run_script, cwd=tmp_path)

@@ -1,4 +1,4 @@
-"""Signals that a program sends to itself at a chosen moment, and how it ends of them."""
+"""Helpers for programs that send signals to themselves at a chosen moment."""
 
 import ctypes
 import faulthandler
@@ -20,10 +20,11 @@ class Moment(NamedTuple):
     Attributes
     ----------
     phase : str
+        The phase of the program, such as "fork".
     place : str
-        Where a function is looked up as it is called: ``"module:attribute.attribute"``.
-    when : str
-        Before or after its call.
+        Where callers look up a function: ``"module:attribute.attribute"``.
+    when : {"before", "after"}
+        Whether the moment is before or after the call of this function.
     """
 
     phase: str
@@ -31,14 +32,14 @@ class Moment(NamedTuple):
     when: str
 
     def find(self):
-        """Return the object whose attribute the function is, and the name of the attribute."""
+        """Return the object that has the function as an attribute, and the attribute's name."""
         module, path = self.place.split(":")
         *owners, name = path.split(".")
         return functools.reduce(getattr, owners, importlib.import_module(module)), name
 
 
 def send(to="group", number=signal.SIGINT):
-    """Send a signal to all processes of the program, as a terminal does, or to this process."""
+    """Send a signal to all processes of the program, as a terminal does, or only to this process."""
     if to == "group":
         os.killpg(0, number)
     else:
@@ -46,7 +47,7 @@ def send(to="group", number=signal.SIGINT):
 
 
 def strike(moment, to, number=signal.SIGINT):
-    """Have this process, the master, send one signal at the next such moment of its own."""
+    """Make this process, the master, send one signal the next time that it reaches a moment."""
     master = os.getpid()
     owner, name = moment.find()
     original = getattr(owner, name)
@@ -69,10 +70,10 @@ def strike(moment, to, number=signal.SIGINT):
 
 
 def interrupted(call):
-    """Fail unless a call, or the moment after it, is ended by KeyboardInterrupt."""
+    """Fail unless KeyboardInterrupt is raised during a call or immediately after it."""
     try:
         call()
-        for _ in range(100):  # a signal that came last of all
+        for _ in range(100):  # let the handler run if the signal came at the very end
             pass
     except KeyboardInterrupt:
         return
@@ -80,23 +81,25 @@ def interrupted(call):
 
 
 def end_of(program, *args):
-    """Run a function in a child with a process group of its own; return the exit code.
+    """Run a function in a child process with its own process group; return the exit code.
 
-    Fail if a process that the child has started is there 2 seconds after its end. A child whose function
-    returns ends with 0, at once.
+    If the function returns, the child exits immediately with status 0. Fail if a process that the child
+    has started is still running 2 seconds after the child has ended.
 
     Parameters
     ----------
     program : callable
+    *args
+        The arguments of `program`.
 
     Returns
     -------
     int
-        As of ``subprocess``: negative for a signal.
+        The exit code. As in ``subprocess``, it is negative if a signal ended the child.
     """
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)  # orphans become children of this process
-    faulthandler.cancel_dump_traceback_later()  # a child would wait for its thread, and not have it
-    gc.freeze()  # or a child would look at, and so copy, each object when it ends
+    faulthandler.cancel_dump_traceback_later()  # or the child waits for a thread that it does not have
+    gc.freeze()  # or the garbage collection at the child's end copies all objects
     child = os.fork()
     if not child:
         os.setpgid(0, 0)

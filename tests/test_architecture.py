@@ -1,4 +1,4 @@
-"""The rules that the code keeps, read from the code itself."""
+"""Tests of the rules for the source code, such as permitted imports and the size of functions."""
 
 import ast
 import inspect
@@ -43,7 +43,7 @@ FUNCTIONS = [
 
 
 def imports_of(name):
-    """Return the full names of all that a module imports, also inside functions."""
+    """Return the full names of all imports of a module, including those inside functions."""
     found = set()
     for node in ast.walk(TREES[name]):
         if isinstance(node, ast.Import):
@@ -70,7 +70,7 @@ def inside(name):
 
 
 def reached_from(name):
-    """Return all that a module imports, directly or through modules of this package."""
+    """Return everything that a module imports, directly or through modules of this package."""
     reached, waiting = set(), [name]
     while waiting:
         for one in IMPORTS[waiting.pop()]:
@@ -86,7 +86,7 @@ def top_level(names):
 
 
 def room(name):
-    """Return the folder, or the module at the top of the package, that a module belongs to."""
+    """Return the folder, or the top-level module of the package, that a module belongs to."""
     return (name.split(".") + [""])[1]
 
 
@@ -97,12 +97,12 @@ FOLDERS = sorted({room(name) for name in FILES if name.count(".") == 2})
 
 
 def layers():
-    """Read the map in the docstring of the package: one name per row, from the top."""
+    """Return the names of the layers from the map in the package's docstring, top layer first."""
     return re.findall(r"^``(\w+)``  ", ast.get_docstring(TREES["synkhronos"]), re.MULTILINE)
 
 
 def may_import(folder):
-    """Read in the docstring of a folder what it may import."""
+    """Return the names that a folder may import, as stated in its docstring."""
     docstring = ast.get_docstring(TREES[f"synkhronos.{folder}"])
     permission = docstring.rpartition("\n\n")[2]
     assert permission.startswith("May import: ") and permission.endswith("."), folder
@@ -116,7 +116,7 @@ def test_the_map_of_the_layers_names_what_there_is():
 
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_a_folder_imports_only_what_its_docstring_permits(folder):
-    if folder == "extensions":  # another test
+    if folder == "extensions":  # covered by another test
         return
     permitted = may_import(folder)
     imported = {room(one) for name in FILES if room(name) == folder for one in inside(name)}
@@ -147,7 +147,7 @@ def test_no_import_circles():
             return
         path.append(name)
         for one in sorted(inside(name)):
-            # A package is there as soon as one of its modules is.
+            # Importing a module of a package imports the package first.
             if FILES[one].name != "__init__.py":
                 visit(one)
         path.pop()
@@ -222,7 +222,7 @@ def test_the_current_world_is_the_only_name_that_is_rebound():
 
 
 def module_level_names(tree):
-    """Return the names that a module binds outside of functions and classes, imports too."""
+    """Return the names that a module binds at module level, and the names that it imports there."""
     names, imported = set(), set()
     for node in tree.body:
         if isinstance(node, (ast.Assign, ast.AnnAssign, ast.AugAssign)):
@@ -246,7 +246,10 @@ def local_names(function):
 
 
 def changed_by(function):
-    """Return the names of things that a function changes: item, attribute or by a method."""
+    """Yield the names of objects that a function modifies: an item, an attribute, or by a method.
+
+    Each name is paired with whether an attribute is modified.
+    """
     for node in ast.walk(function):
         if isinstance(node, (ast.Subscript, ast.Attribute)):
             if isinstance(node.ctx, (ast.Store, ast.Del)) and isinstance(node.value, ast.Name):
@@ -275,7 +278,7 @@ def test_the_library_does_not_print(name):
     assert not [one for one in calls if isinstance(one, ast.Name) and one.id in ("print", "pprint")]
 
 
-# What is public
+# Public names
 
 
 def test_all_is_what_the_reference_documents():
@@ -304,7 +307,7 @@ def test_only_folders_show_among_the_public_names():
 
 
 def sections(docstring):
-    """Return the lines of each numpydoc section."""
+    """Return a dictionary of the numpydoc sections, each a list of lines."""
     found, current = {}, None
     lines = inspect.cleandoc(docstring).splitlines()
     for line, following in zip(lines, [*lines[1:], ""]):
@@ -361,7 +364,7 @@ def test_the_call_of_a_function_documents_its_parameters():
 
 # Types
 
-#: All functions of these, and the public methods of these classes, are annotated, whatever uses them.
+#: Every function in these modules, and every public method of these classes, must be annotated.
 TYPED_MODULES = ["arithmetic.conversion", "arithmetic.operations", "arithmetic.partition",
                  "arithmetic.streams", "stores.base", "stores.files", "extensions.train",
                  "extensions.updates", "world.registry"]  # fmt: skip
@@ -372,7 +375,7 @@ TYPED_CLASSES = ["world.here.Command", "world.here.Here", "world.world.World",
 
 
 def unannotated(function):
-    """Return the names of what a function has no annotation for."""
+    """Return the names of a function's parameters (or "return") that have no annotation."""
     arguments = function.args
     every = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
     every += [one for one in (arguments.vararg, arguments.kwarg) if one]
@@ -382,7 +385,7 @@ def unannotated(function):
 
 
 def functions_named(module, name):
-    """Return a function, or the methods of a class that its users call."""
+    """Return a function, or the public and special methods of a class."""
     node = next(one for one in TREES[module].body if getattr(one, "name", None) == name)
     if isinstance(node, ast.FunctionDef):
         return [node]
@@ -447,7 +450,7 @@ def test_functions_are_short(name):
             assert length <= LONGEST_FUNCTION, f"{function.name}: {length} lines"
 
 
-# The rules that find nothing must be able to find something.
+# Rules that find no violation must be able to find one.
 
 
 def test_the_readers_of_code_find_what_they_look_for():

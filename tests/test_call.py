@@ -1,4 +1,4 @@
-"""What a rank is given in a call: the very memory of the data where that is possible."""
+"""Tests that the arguments of a call are views of the data's memory on each rank, where possible."""
 
 import mmap
 
@@ -11,7 +11,7 @@ import theano.tensor as T
 
 
 class Where(theano.Op):
-    """Where in memory its input begins, its stride, and how many bytes it has."""
+    """Returns the address, the stride and the number of bytes of its input."""
 
     __props__ = ()
 
@@ -85,7 +85,7 @@ def test_a_mapped_file_is_read_where_it_is(where, tmp_path):
     found, _, _ = f(data, data)
     again, _, _ = f(data, data)
     assert found.tolist() == again.tolist()
-    assert found[0, 0] % mmap.PAGESIZE == mapped.offset  # of the file's own pages
+    assert found[0, 0] % mmap.PAGESIZE == mapped.offset  # an address in the mapping of the file
     assert found[:, 2].sum() == mapped.nbytes
 
 
@@ -93,7 +93,7 @@ def test_a_call_in_a_fused_step_keeps_the_memory_of_its_data(where):
     _, f, rows = where
     synk.scatter(rows, np.ones((60, 5), "float32"))
     data = synk.data(np.ones((60, 5), "float32"))
-    (before, _, _) = f(data, data)  # the same call has been made before
+    (before, _, _) = f(data, data)  # so that the call below is a repeated one
     with synk.fuse():
         pending = f(data, data)
         data.free_memory()
@@ -117,7 +117,7 @@ def test_minibatches_may_be_longer_than_the_batch_but_not_unequal_without_one(wh
     f = synk.function([x, y], [(x.sum(), "sum"), (y.sum(), "sum")], mode="FAST_COMPILE")
     short = synk.data(np.arange(6, dtype="float32").reshape(6, 1), minibatch=True)
     long = synk.data(np.arange(8, dtype="float32").reshape(8, 1), minibatch=True)
-    for batch in (4, 6):  # of six rows, or of eight
+    for batch in (4, 6):  # fewer rows than both have, or all rows of the shorter one
         assert f(short, long, batch=batch) == f(long, short, batch=batch) == [sum(range(batch))] * 2
     with pytest.raises(ValueError, match="minibatch data of 8 rows"):
         f(long, short, batch=8)

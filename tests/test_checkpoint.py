@@ -1,4 +1,4 @@
-"""Checkpoints: what is saved comes back, whole or not at all, whatever happens to file or process."""
+"""Tests of checkpoints: they are restored completely or not at all, even after damage or a crash."""
 
 import functools
 import json
@@ -40,7 +40,7 @@ VALUES = {
 
 
 class Made:
-    """Variables of many kinds, in functions, and two random streams."""
+    """Functions with many kinds of variables, and two random streams."""
 
     def __init__(self):
         self.shareds = {name: theano.shared(value, name) for name, value in VALUES.items()}
@@ -64,7 +64,7 @@ class Made:
         synk.distribute()
 
     def spoil(self):
-        """Give every rank other values."""
+        """Change the values on every rank."""
         self.draw()
         for shared in self.shareds.values():
             value = shared.get_value()
@@ -72,7 +72,7 @@ class Made:
         self.use(np.ones((5, 2)))
 
     def values(self):
-        """The bytes that each rank has of each variable."""
+        """Return, for each rank, the dtype, the shape and the bytes of each variable."""
         variables = [*self.shareds.values(), self.own]
         return [
             [(value.dtype, value.shape, value.tobytes()) for value in synk.get_value(rank, variables)]
@@ -82,7 +82,7 @@ class Made:
 
 @pytest.fixture
 def made(world_of):
-    """A function that makes a world, and the functions in it."""
+    """Function that opens a world, and returns a `Made` in it."""
 
     def make(n, **kwargs):
         world_of(n, **kwargs)
@@ -105,7 +105,7 @@ def test_every_rank_gets_back_what_it_had(made, tmp_path, n, master_rank):
     assert synk.load(tmp_path / "file") == {"step": 3}
     assert one.values() == before
     assert [values.tolist() for values in one.draw()] == drawn
-    # Also in a new world, before its workers start.
+    # Load it again in a new world whose workers have not started yet.
     other = made(n, master_rank=master_rank)
     assert synk.load(str(tmp_path / "file")) == {"step": 3}
     assert other.values() == before
@@ -116,7 +116,7 @@ def test_a_variable_is_written_once_unless_its_replicas_differ(made, tmp_path):
     one = made(2)
     synk.save(tmp_path / "same")
     synk.set_value(1, one.own, [1.0, -0.0])
-    synk.set_value(0, one.own, [1.0, 0.0])  # equal, but not the same bits
+    synk.set_value(0, one.own, [1.0, 0.0])  # equal, but with different bits
     synk.save(tmp_path / "differing")
     same, differing = (np.load(tmp_path / name) for name in ("same", "differing"))
     assert len(differing.files) == len(same.files) + 1
@@ -135,7 +135,7 @@ def test_the_same_state_gives_the_same_bytes(made, tmp_path):
 def test_extra_comes_back_as_it_was(made, tmp_path):
     made(1)
     random = np.random.RandomState(4)
-    random.normal()  # one more is kept inside
+    random.normal()  # the generator keeps a second normal number in its state
     extra = {
         "step": 2**70,
         "loss": float("nan"),
@@ -208,7 +208,7 @@ def test_what_is_no_tensor_is_refused_or_left_out(world_of, tmp_path):
 
 
 def named(names, values):
-    """A world of one with variables of these names; returns them."""
+    """Create variables with these names and values, use each in a function, and return them."""
     shareds = [theano.shared(np.full(2, float(value)), name) for name, value in zip(names, values)]
     for shared in shareds:
         synk.function([], updates=[(shared, shared + 1)], mode="FAST_COMPILE")
@@ -265,7 +265,7 @@ def test_other_shapes_and_dtypes_are_an_error_and_nothing_is_changed(world_of, t
     synk.set_value(1, b, np.ones((1, 2), "float32"))
     with pytest.raises(ValueError, match="rank 1 .*set_value or scatter"):
         synk.load(tmp_path / "file")
-    # Of rows that each rank has for itself the number may differ, but nothing else.
+    # The number of a rank's own rows may differ from the file, but nothing else.
     synk.save(tmp_path / "file")
     synk.set_value(1, b, np.zeros((3, 2), "float32"))
     synk.load(tmp_path / "file")
@@ -293,12 +293,12 @@ def test_scattered_rows_are_saved_by_rank_or_left_out(world_of, tmp_path):
     assert f() == 0
     synk.load(tmp_path / "whole")
     assert f() == 45 and w.get_value()[0] == 2
-    # After a restart every rank has the master's rows, until it gets its own from the file.
+    # After a restart, every rank has the master's rows until it loads its own from the file.
     synk.restart()
     assert synk.get_lengths(rows) == [3, 3]
     synk.load(tmp_path / "whole")
     assert synk.get_lengths(rows) == [3, 2] and f() == 45
-    # Another number of ranks.
+    # Load it with a different number of ranks.
     rows, w, f = make(3)
     message = r"saved by 2 ranks, but there are 3 ranks now.*'rows'.*fork\(2\).*without="
     with pytest.raises(ValueError, match=message):
@@ -353,7 +353,7 @@ def test_paths_that_are_no_place_for_a_file_are_refused(made, tmp_path):
         synk.save(tmp_path)
     os.mkfifo(tmp_path / "pipe")
     os.symlink("pipe", tmp_path / "link")
-    for name in ("pipe", "link"):  # a device as well: root would put a file in the place of /dev/null
+    for name in ("pipe", "link"):  # likewise a device: root could replace /dev/null with a file
         with pytest.raises(OSError, match="device, pipe or socket"):
             synk.save(tmp_path / name)
         assert (tmp_path / name).is_fifo()
@@ -410,14 +410,14 @@ def test_a_full_disk_leaves_the_old_file_and_nothing_else():
 
 
 def open_counting():
-    """A world of 2 with a function that adds 1 to a shared variable; return the two."""
+    """Open a world of two ranks; return a shared variable and a function that adds 1 to it."""
     synk.fork(2, use_gpu=False)
-    w = theano.shared(np.zeros(300_000), "w")  # larger than one piece that is written
+    w = theano.shared(np.zeros(300_000), "w")  # large enough to be written in several pieces
     return w, synk.function([], updates=[(w, w + 1)], mode="FAST_COMPILE")
 
 
 def traced(write, last, *args):
-    """Write a file; count the lines of Python that this takes; be killed at one of them."""
+    """Write a file, and save the number of lines of Python executed. Die at line number `last`."""
     count = 0
 
     def trace(frame, event, argument):
@@ -435,7 +435,7 @@ def traced(write, last, *args):
 
 
 def save_next(moment):
-    """Look at what is there; save the next step, and be killed at a moment, if there is one."""
+    """Load the checkpoint, check it, and save the next step. Die at a moment, unless it is None."""
     w, f = open_counting()
     step = synk.load("file")["step"]
     assert (synk.gather(w) == step).all()
@@ -458,7 +458,7 @@ def unfinished():
 
 
 def leave_one():
-    """Have one leftover there, whatever there is: each child shall run the same lines."""
+    """Leave exactly one unfinished file, so that each child runs the same lines."""
     for path in unfinished():
         path.unlink()
     Path(".file.0123456789abcdef.unfinished").touch()
@@ -470,7 +470,7 @@ def test_a_process_that_is_killed_while_saving_leaves_a_whole_checkpoint():
     leave_one()
     assert end_of(save_next, None) == 0
     moments = int(Path("moments").read_text())
-    # The last lines are where the new file takes the old one's place.
+    # In the last lines, the new file replaces the old one, so all of them are tried.
     chosen = sorted({*range(1, moments + 1, moments // 12), *range(moments - 24, moments + 1)})
     for moment in chosen:
         leave_one()
@@ -479,7 +479,8 @@ def test_a_process_that_is_killed_while_saving_leaves_a_whole_checkpoint():
     assert end_of(save_next, None) == 0
     assert not unfinished()
     assert end_of(save_next, None) == 0
-    # With what each of those that were killed found and left.
+    # From one run to the next, the step increases by 1 if the run had replaced the file before it
+    # was killed, or else by 0.
     seen = [int(line) for line in Path("seen").read_text().split()][1:-1]
     new = np.diff(seen)
     assert len(new) == len(chosen) >= 30 and set(new) == {0, 1}
@@ -490,7 +491,7 @@ def test_a_process_that_is_killed_while_saving_leaves_a_whole_checkpoint():
 
 @pytest.fixture
 def small(world_of, tmp_path):
-    """A world of one, and a small checkpoint in ``tmp_path / "file"``."""
+    """Shared variable in a world of one rank, with a small checkpoint in ``tmp_path / "file"``."""
     world_of(1)
     w = theano.shared(np.arange(3.0), "w")
     streams = RandomStreams(3)
@@ -517,7 +518,7 @@ def test_a_file_that_is_cut_off_or_changed_anywhere_is_an_error_or_as_good_as_wh
         except ValueError:
             refused += 1
             assert small.get_value().tolist() == [1, 1, 1]
-        else:  # a byte that says nothing: a date, an attribute
+        else:  # the damaged byte has no meaning, e.g. in a date
             assert small.get_value().tolist() == [0, 1, 2]
             assert extra["order"].tolist() == [0, 1, 2, 3] and extra["step"] == 7
     assert refused > 0.8 * len(damaged)
@@ -525,7 +526,7 @@ def test_a_file_that_is_cut_off_or_changed_anywhere_is_an_error_or_as_good_as_wh
 
 
 def rewritten(tmp_path, change=None, members=None, compression=zipfile.ZIP_STORED):
-    """Write the checkpoint again, with a changed description and other members."""
+    """Write a copy of the checkpoint with a changed description and other members."""
     with zipfile.ZipFile(tmp_path / "file") as archive:
         content = {name: archive.read(name) for name in archive.namelist()}
     description = json.loads(content["synkhronos.json"])
@@ -541,7 +542,7 @@ def rewritten(tmp_path, change=None, members=None, compression=zipfile.ZIP_STORE
 
 
 def member(description, name):
-    """The file that holds the variable of that name."""
+    """Return the member of the archive that contains a variable."""
     return next(entry[4][0] for entry in description["entries"] if entry[0] == name) + ".npy"
 
 
@@ -672,7 +673,7 @@ def test_save_and_load_say_where_they_cannot_be_called(world_of, tmp_path):
 
 @pytest.mark.parametrize("n", [1, 2, 3])
 def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(programs, tmp_path, n):
-    """Also where it is resumed by an interpreter with other hashes."""
+    """Check it for an interpreter with a different hash seed, too."""
     uninterrupted, saving = (
         programs.run(print_training, n, mode, cwd=tmp_path).check().stdout
         for mode in ("uninterrupted", "saving")
@@ -691,7 +692,7 @@ def test_saving_and_loading_take_one_more_copy_at_most():
     synk.fork(2, use_gpu=False)
     w = theano.shared(np.ones(size // 8), "w")
     touch = synk.function([], (w[0], None), updates=[(w, w + 1)])
-    touch()  # each rank has memory of its own now
+    touch()  # now each rank has its own memory for the variable
     processes = [os.getpid(), *(child.pid for child in psutil.Process().children())]
 
     def field(pid, name):
@@ -706,8 +707,8 @@ def test_saving_and_loading_take_one_more_copy_at_most():
         return [(field(pid, "VmHWM") - one) / size for pid, one in zip(processes, before)]
 
     alike = growth(lambda: synk.save("file"))
-    assert max(alike) < 0.3, alike  # pieces only
-    # One copy in shared memory, which counts for each process that looks at it.
+    assert max(alike) < 0.3, alike  # only pieces are copied
+    # There is one copy in shared memory. It counts towards every process that accesses it.
     loading = growth(lambda: synk.load("file"))
     assert max(loading) < 1.3, loading
     synk.set_value(1, w, np.zeros(size // 8))

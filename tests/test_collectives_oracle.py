@@ -1,4 +1,4 @@
-"""Rows of collectives on shared variables, on 1 to 4 ranks, against lists of NumPy arrays by rank."""
+"""Tests of random sequences of collectives on 1 to 4 ranks against lists of NumPy arrays."""
 
 import numpy as np
 import pytest
@@ -39,7 +39,7 @@ NAMES = list(STARTS)
 
 
 class Model:
-    """Shared variables, and what each rank's replica should hold."""
+    """Shared variables, and the expected values of each rank's replicas."""
 
     def __init__(self, size, master_rank):
         self.size, self.master_rank = size, master_rank
@@ -62,7 +62,7 @@ class Model:
         return np.asarray(exact(rng, shape, "float64") / 2).astype(STARTS[name].dtype)
 
     def check(self, rtol=0):
-        """Every rank has what it should have, also in the eyes of a function."""
+        """Check that every rank has the expected values, and that a function sees the same ones."""
         for name, shared in self.shared.items():
             for rank, expected in enumerate(self.values[name]):
                 assert_same(synk.get_value(rank, shared), expected, STARTS[name].dtype)
@@ -70,7 +70,7 @@ class Model:
             for got, value in zip(sums, self.values[name]):
                 np.testing.assert_allclose(
                     np.float64(got), np.sum(np.float64(value)), rtol=1e-2, atol=1e-2)
-        for name, shared in self.shared.items():  # no rounding errors add up
+        for name, shared in self.shared.items():  # so that rounding errors do not add up
             self.values[name] = [synk.get_value(rank, shared) for rank in range(self.size)]
 
     def is_large(self):
@@ -159,7 +159,7 @@ def draw_reduction(model, draw, rng):
         weights = draw(st.lists(st.sampled_from([0, 1, 2, 0.25]), min_size=model.size,
                                 max_size=model.size).filter(any))
         for rank, weight in enumerate(weights):
-            if not weight and not ragged:  # a rank without weight may hold anything
+            if not weight and not ragged:  # the values of a rank with weight 0 must not matter
                 for name in names:
                     nan = np.full_like(model.values[name][rank], np.nan)
                     synk.set_value(rank, model.shared[name], nan)
@@ -197,7 +197,7 @@ def do_reduce(model, draw, rng):
             model.values[name][model.master_rank] = wanted
         else:
             assert_same(got[position], wanted, STARTS[name].dtype)
-    if weights is not None:  # the drawn NaN have done their part
+    if weights is not None:  # replace the NaN that `draw_reduction` has set
         for name in names:
             for rank, weight in enumerate(weights):
                 if not weight and (rank != model.master_rank or not in_place):
@@ -239,7 +239,7 @@ ACTIONS = [do_scatter, do_set_value, do_broadcast, do_gather, do_all_gather, do_
 @given(data=st.data(), seed=st.integers(0, 10**6),
        actions=st.lists(st.sampled_from(ACTIONS), min_size=2, max_size=6))
 @examples(100)
-def test_a_row_of_collectives_does_what_numpy_does_with_a_list_of_arrays(
+def test_a_sequence_of_collectives_does_what_numpy_does_with_a_list_of_arrays(
     model, data, seed, actions
 ):
     rng = np.random.default_rng(seed)
@@ -329,7 +329,9 @@ def test_wrong_arguments_are_refused_before_any_rank_starts(model):
     synk.broadcast([vector, long, number], [np.arange(3.0), [1, 2], 0.5])
     stranger = theano.shared(np.zeros(3))
     wrong = [
-        (ValueError, lambda: synk.broadcast(stranger)),
+        (ValueError, lambda: synk.all_reduce(stranger)),
+        (TypeError, lambda: synk.broadcast(stranger, ["a"] * 3)),
+        (ValueError, lambda: synk.gather(stranger)),
         (ValueError, lambda: synk.all_reduce([])),
         (TypeError, lambda: synk.all_reduce(tt.vector())),
         (TypeError, lambda: synk.all_reduce("vector")),
@@ -366,14 +368,14 @@ def test_a_reduction_weighted_by_a_function_needs_a_call_of_it(world_of):
     x = tt.vector()
     s = theano.shared(np.zeros(2))
     f = synk.function([x], [], updates=[(s, s * 0 + x.mean())])
-    other = synk.function([x], x.sum())
+    other = synk.function([x], x.mean())
     with pytest.raises(ValueError):
         synk.all_reduce(s, weights=f)
     f(np.array([1.0, 2.0, 6.0]))
     synk.all_reduce(s, weights=f)
     for rank in range(2):
         assert_same(synk.get_value(rank, s), [3.0, 3.0])
-    f(np.array([5.0]))  # the second rank has no rows, and keeps its old value
+    f(np.array([5.0]))  # rank 1 has no rows, so it keeps its old value
     synk.all_reduce(s, weights=f)
     assert_same(synk.get_value(1, s), [5.0, 5.0])
     other(np.array([1.0, 1.0]))

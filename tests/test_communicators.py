@@ -1,4 +1,4 @@
-"""The checks of `checks.communicators`, on each communicator, for 1 to 5 ranks."""
+"""Conformance checks on each communicator for the CPU, with 1 to 5 ranks."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from synkhronos.comms.naive import NaiveCommunicator
 from synkhronos.transports.local import LocalTransport
 from synkhronos.transports.naive import NaiveTransport
 
-SIZES = {1: 0, 2: 1, 3: 0, 4: 2, 5: 4}  # with the master's rank
+SIZES = {1: 0, 2: 1, 3: 0, 4: 2, 5: 4}  # the master's rank by number of ranks
 
 
 def naive(size, master_rank):
@@ -41,7 +41,7 @@ def test_communicator(check, ranks):
     check(ranks)
 
 
-# Those of arrays in the CPU's memory
+# Behaviour that is specific to arrays in CPU memory
 
 
 def describe(comm):
@@ -72,7 +72,7 @@ def refuse(*args):
 
 
 def repeat(comm):
-    """Repeat a reduction, in which nothing but the values is to be done again."""
+    """Repeat a reduction. Fail if the repetition does any work other than reducing the values."""
     arrays = comm.all_reduce([np.full(3, 1.0), np.full(5, 2.0)], "avg", 1)
     arrays = comm.all_reduce(arrays, "avg", 1)
     store = comm.store

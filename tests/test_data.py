@@ -1,4 +1,4 @@
-"""`Data`: what it holds, how it grows, what it refuses, and that every rank sees it."""
+"""Tests of `Data`: its contents, its growth, invalid arguments, and what every rank sees of it."""
 
 import copy
 import os
@@ -29,7 +29,7 @@ SIZE = 3
 
 
 class World:
-    """Functions that show what each rank finds in a `Data`."""
+    """Functions that return what each rank sees of a `Data`."""
 
     def __init__(self):
         self.matrix, self.vector = tt.matrix("m", dtype="float32"), tt.lvector("v")
@@ -41,7 +41,7 @@ class World:
         synk.distribute()
 
     def check_seen(self, data):
-        """Every rank sees all of a float32 matrix, and its rows of it."""
+        """Check that every rank sees the whole of a float32 matrix, and its own rows."""
         expected = np.array(data.data)
         (got,) = self.whole(np.arange(SIZE), data)
         np.testing.assert_array_equal(got, np.stack([expected] * SIZE))
@@ -58,7 +58,7 @@ def world(open_world):
 
 
 class Growing(RuleBasedStateMachine):
-    """A `Data` against a NumPy array."""
+    """A `Data` compared with a NumPy array while both change."""
 
     world = None
 
@@ -145,7 +145,7 @@ def test_data_that_changes_is_like_an_array_on_every_rank(world):
     run_state_machine_as_test(Growing, settings=examples(40))
 
 
-# Making it
+# Creation
 
 
 @given(data=st.data(), dtype=st.sampled_from(DTYPES), shape=arrays_of.array_shapes(
@@ -373,7 +373,7 @@ def test_freed_data_take_new_memory_as_large_as_they_need(world):
         made.set_value(np.full((3, 2), 5.0))
         assert made.alloc_size == 6 and made.data.tolist() == [[5, 5]] * 3
         made.free_memory()
-        made.set_length(4)  # rows as wide as before
+        made.set_length(4)  # keeps the former width of the rows
         assert made.alloc_size == 8 and made.data.tolist() == [[0, 0]] * 4
         made.free_memory()
         made.set_shape((1, 5), oversize=2)
@@ -573,7 +573,7 @@ def test_data_grows_while_views_of_it_live_and_workers_read_it(world, grow):
         np.testing.assert_array_equal(after.result(), made.data)
         world.check_seen(made)
         noise = [synk.data(np.full((length, 3), -step, "float32")) for length in (SIZE, 8 * SIZE)]
-        for view, seen in views:  # no view overlaps another one
+        for view, seen in views:  # no other array has overwritten an earlier view
             np.testing.assert_array_equal(view, seen)
         views[step // 2][0][...] = step
         views[step // 2][1][...] = step
@@ -642,7 +642,7 @@ def test_inputs_of_a_function_are_bound_and_built_together(world):
     synk.free_shmems(world.matrix, world.vector)
 
 
-# The last: the world is closed here
+# Last, as this test closes the world
 
 
 def test_data_of_a_closed_world_say_so(world, open_world):

@@ -1,4 +1,4 @@
-"""The MNIST demo: what its scripts share, and an epoch of each script."""
+"""Tests of the MNIST demo: its shared modules, and an epoch of each script."""
 
 import gzip
 import importlib.util
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:lasagne")
 
 @pytest.fixture(scope="module")
 def demo():
-    """The demo's modules by name; they set ``floatX``, of which other tests see no trace."""
+    """Namespace of the demo's modules. They set ``floatX``, which is restored afterwards."""
     float_x = theano.config.floatX
     sys.path.insert(0, str(DEMO))
     try:
@@ -165,7 +165,7 @@ def test_a_dealt_order_gives_the_ranks_together_the_rows_of_each_batch(
     demo, rows, batch_size, n
 ):
     order = np.random.RandomState(7).permutation(rows)
-    shares = np.array_split(demo.train_mnist_gpu_data.deal(order, n), n)  # as scatter does
+    shares = np.array_split(demo.train_mnist_gpu_data.deal(order, n), n)  # splits like scatter()
     for batch in demo.training.batches(rows, batch_size):
         held = [share[hand] for share, hand in zip(shares, demo.train_mnist_gpu_data.hands(batch, n))]
         lengths = [len(one) for one in held]
@@ -233,11 +233,11 @@ def test_the_networks_are_those_of_the_tutorial(demo):
 
 
 @pytest.mark.parametrize("model", ["mlp", pytest.param("cnn", marks=pytest.mark.slow)])
-def test_the_three_scripts_have_the_same_loss_curve(run_python, model):
+def test_the_three_scripts_have_the_same_loss_curve(run_demo, model):
     arguments = ["--model", model, "--no-dropout", "--epochs", "2"]
     results = {}
     for script, own in SCRIPTS.items():
-        done = run_python("mnist_losses.py", DEMO, script, *arguments, *own, timeout=300)
+        done = run_demo("mnist_losses.py", DEMO, script, *arguments, *own, timeout=300)
         results[script] = json.loads(done.stdout.splitlines()[-1])
     accuracy, curve = results["train_mnist_theano"]
     for other_accuracy, other_curve in results.values():
@@ -246,25 +246,25 @@ def test_the_three_scripts_have_the_same_loss_curve(run_python, model):
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_a_script_trains_reports_and_draws(run_python, tmp_path, script):
+def test_a_script_trains_reports_and_draws(run_demo, tmp_path, script):
     arguments = ["--data", "sklearn", "--model", "mlp", "--epochs", "1", "--plot", "curve.png"]
-    done = run_python(DEMO / f"{script}.py", *arguments, *SCRIPTS[script], timeout=300)
+    done = run_demo(DEMO / f"{script}.py", *arguments, *SCRIPTS[script], timeout=300)
     lines = done.stdout.splitlines()
     assert "1797 digits" in lines[0]
     assert lines[3].split() == "epoch train loss valid loss valid accuracy seconds".split()
     _, train_loss, valid_loss, valid_accuracy, _ = lines[4].split()
     assert float(train_loss) < 2.5 and float(valid_loss) < 2 and float(valid_accuracy[:-1]) > 40
     assert "accuracy" in lines[5] and "images/s" in lines[6]
-    assert "images/s" not in done.stderr  # no bar in a log
+    assert "images/s" not in done.stderr  # no progress bar, as stderr is not a terminal
     assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
 
 
 ELASTIC = ["--data", "sklearn", "--model", "mlp", "--epochs", "2", "--batch-size", "300"]
 
 
-def test_a_worker_lost_half_way_changes_nothing(run_python, tmp_path):
+def test_a_worker_lost_half_way_changes_nothing(run_demo, tmp_path):
     arguments = [*ELASTIC, "--processes", "2", "--save-every", "3", "--plot", "curve.png"]
-    done = run_python(DEMO / "train_mnist_elastic.py", *arguments, timeout=300)
+    done = run_demo(DEMO / "train_mnist_elastic.py", *arguments, timeout=300)
     for line in (
         "     5  Killing synkhronos-1, process ",
         "        WorldBrokenError: a worker died: rank 1 (killed by SIGKILL)",
@@ -277,27 +277,28 @@ def test_a_worker_lost_half_way_changes_nothing(run_python, tmp_path):
     ]  # fmt: skip
 
 
-def test_a_run_goes_on_with_fewer_processes(run_python):
+def test_a_run_goes_on_with_fewer_processes(run_demo):
     arguments = [*ELASTIC, "--processes", "2", "--go-on-with", "1", "--no-compare"]
-    done = run_python(DEMO / "train_mnist_elastic.py", *arguments, timeout=300)
+    done = run_demo(DEMO / "train_mnist_elastic.py", *arguments, timeout=300)
     assert "Started again with 1 process(es), from the checkpoint of step 0" in done.stdout
     accuracy = re.search(r"Test:   accuracy ([0-9.]+)%", done.stdout)[1]
     assert float(accuracy) > 60
 
 
-def test_a_run_that_was_killed_is_resumed_and_ends_the_same(run_python):
+def test_a_run_that_was_killed_is_resumed_and_ends_the_same(run_python, run_demo):
     arguments = [*ELASTIC, "--processes", "2", "--save-every", "3"]
     script = DEMO / "train_mnist_elastic.py"
-    # The checkpoints: the start, steps 0 and 3, 3 again after the loss at 5, and 6
+    # The checkpoints are saved at the start, at steps 0 and 3, at step 3 again after the worker was
+    # lost at step 5, and at step 6.
     killed = run_python("killed_while_saving.py", script, *arguments, timeout=300, check=False)
     assert killed.returncode == -signal.SIGKILL
-    done = run_python(script, *arguments, "--resume", timeout=300)
+    done = run_demo(script, *arguments, "--resume", timeout=300)
     assert "Going on from step 6 of mnist_checkpoint.npz" in done.stdout
     assert "the same, bit for bit" in done.stdout
 
 
-def test_the_main_script_says_how_much_faster_it_was(run_python):
+def test_the_main_script_says_how_much_faster_it_was(run_demo):
     arguments = ["--data", "sklearn", "--model", "mlp", "--epochs", "1", "--processes", "2"]
-    done = run_python(DEMO / "train_mnist_cpu_data.py", *arguments, timeout=300)
+    done = run_demo(DEMO / "train_mnist_cpu_data.py", *arguments, timeout=300)
     assert re.search(r"2 processes are [0-9.]+ times as fast as one of plain Theano", done.stdout)
     assert "BLAS threads per process" in done.stdout

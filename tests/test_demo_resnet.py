@@ -1,4 +1,4 @@
-"""The residual network demo: its layers, how it loads images, and both scripts."""
+"""Tests of the residual network demo: its layers, its loading of images, and both scripts."""
 
 import importlib
 import importlib.util
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:lasagne")
 
 @pytest.fixture(scope="module")
 def demo():
-    """The demo's modules by name; they set ``floatX``, of which other tests see no trace."""
+    """Namespace of the demo's modules. They set ``floatX``, which is restored afterwards."""
     float_x = theano.config.floatX
     sys.path.insert(0, str(DEMO))
     try:
@@ -44,15 +44,15 @@ def demo():
 
 @pytest.fixture
 def float64(demo, monkeypatch, in_python):
-    """Computations in float64."""
+    """Configuration with ``floatX=float64``, without C code."""
     monkeypatch.setattr(theano.config, "floatX", "float64")
 
 
-# Batch norm
+# Batch normalization
 
 
 def norm_layer(demo, shape, seed=3):
-    """A layer with all its parameters at random, and an input."""
+    """Return a batch normalization layer with random parameters, and a random input."""
     rng = np.random.RandomState(seed)
     layer = demo.network.BatchNormLayer((None, *shape[1:]))
     for param in (layer.scale, layer.shift, layer.mean, layer.variance):
@@ -125,7 +125,7 @@ def test_the_network_of_50_layers_has_the_papers_25_6_million_parameters(demo):
     assert sum(param.get_value().size for param in params) == 25_557_032
     assert sum(param.get_value().size for param in averages) == 53_120 + 53
     layers = demo.network.lasagne.layers.get_all_layers(network)
-    assert sum(hasattr(layer, "W") for layer in layers) == 50 + 4  # and four on the shortcuts
+    assert sum(hasattr(layer, "W") for layer in layers) == 50 + 4  # 4 layers are on the shortcuts
     shapes = [layer.output_shape[1:] for layer in layers if len(layer.output_shape) == 4]
     stages = [(256, 56, 56), (512, 28, 28), (1024, 14, 14), (2048, 7, 7)]
     assert [shape for shape in shapes if shape in stages][-1] == stages[-1]
@@ -152,7 +152,7 @@ def values_of(variables):
 
 
 def assert_close(got, expected):
-    """In float32, for which the scripts compile the same code."""
+    """Check that float32 arrays are equal up to rounding."""
     for one, other in zip(got, expected):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
 
@@ -161,7 +161,7 @@ def assert_close(got, expected):
 def test_a_step_equals_the_serial_one_where_every_share_has_the_same_statistics(
     demo, world_of, processes, slices
 ):
-    """The same rows for each rank and slice: then these have the statistics of all rows as well."""
+    """Each rank and slice gets the same rows, so that its statistics equal those of all rows."""
     options = options_of(demo, "--slices", slices, processes=processes)
     x, y = minibatch(options, 3)
     x, y = np.tile(x, (processes * slices, 1, 1, 1)), np.tile(y, processes * slices)
@@ -176,7 +176,7 @@ def test_a_step_equals_the_serial_one_where_every_share_has_the_same_statistics(
     data = synk.data(x), synk.data(y)
     np.testing.assert_allclose([step(*data) for _ in range(2)], expected, rtol=1e-5)
     assert_close(values_of(model.params), values_of(serial.params))
-    if processes == 1 and slices == 1:  # else the unbiased variances are of fewer numbers
+    if processes == 1 and slices == 1:  # otherwise, unbiased variances are of fewer numbers
         assert_close(values_of(model.averages), values_of(serial.averages))
         np.testing.assert_allclose(evaluate(*data), serial_evaluate(x, y), rtol=1e-5)
 
@@ -218,7 +218,7 @@ def test_evaluation_averages_the_running_averages_over_the_ranks_by_their_rows(
     for each, after in zip(before, synk.gather(model.averages)):
         np.testing.assert_allclose(after[0], (3 * each[0] + 2 * each[1]) / 5, rtol=1e-5)
         np.testing.assert_array_equal(after[0], after[1])
-    # So it does not matter which rank evaluates a row, nor how many at a time.
+    # Thus the results do not depend on which rank evaluates a row, or on the number of rows per call.
     order = [3, 4, 0, 2, 1]
     np.testing.assert_allclose(evaluate(synk.data(x[order]), synk.data(y[order])), results, rtol=1e-5)
     measure = theano.function([model.x, model.y], [model.valid_loss, model.accuracy])
@@ -264,7 +264,7 @@ COLOURS = {"blue": (0, 0, 255), "green": (0, 255, 0), "red": (255, 0, 0)}
 
 @pytest.fixture
 def folder(tmp_path):
-    """Four plain images a colour, in the folder of the colour."""
+    """Folder with a subfolder per colour, each with four plain images of this colour."""
     from PIL import Image
 
     root = tmp_path / "images"
@@ -334,7 +334,7 @@ def test_minibatches_take_every_image_once_in_random_order(demo, folder):
     held_out, labels = minibatches.valid
     assert np.array_equal(labels, images.labels[held_out])
     seen = []
-    for _ in range(5):  # twice the ten images that are left
+    for _ in range(5):  # 20 rows, i.e. the ten images that are not held out, twice
         rows, labels = next(minibatches)
         assert rows.dtype == labels.dtype == "int32" and len(rows) == options.batch
         assert np.array_equal(labels, images.labels[rows])
@@ -388,9 +388,9 @@ def figures(line):
     return [float(number) for number in re.findall(r"(?<![\w.])\d+\.\d+", line)]
 
 
-def test_the_main_script_trains_compares_and_reports(run_python):
+def test_the_main_script_trains_compares_and_reports(run_demo):
     arguments = [*TINY, "--processes", "2", "--slices", "1", "--compare"]
-    done = run_python(DEMO / "train_resnet.py", *arguments, timeout=300)
+    done = run_demo(DEMO / "train_resnet.py", *arguments, timeout=300)
     assert "noise with random labels; 7 held out" in done.stdout
     assert "8 layers" in done.stdout and "Ranks:   2, with 3 images each at most" in done.stdout
     assert "27 running averages are" in done.stdout
@@ -400,23 +400,23 @@ def test_the_main_script_trains_compares_and_reports(run_python):
     assert re.search(r"^2 process\(es\)( +\d+\.\d+){3}$", done.stdout, re.M)
     assert re.search(r"^1 process of plain Theano( +\d+\.\d+){2} +-$", done.stdout, re.M)
     assert re.search(r"2 process\(es\) are [0-9.]+ times as fast as one of plain", done.stdout)
-    assert "images/s]" not in done.stderr  # no bar in a log
+    assert "images/s]" not in done.stderr  # no progress bar, as stderr is not a terminal
 
 
 @pytest.mark.parametrize("script", ["train_resnet", "train_resnet_theano"])
-def test_the_scripts_train_on_image_files(run_python, folder, script):
+def test_the_scripts_train_on_image_files(run_demo, folder, script):
     own = ["--processes", "2", "--slices", "2", "--batch", "9"] if script == "train_resnet" else []
-    done = run_python(DEMO / f"{script}.py", *TINY, "--data", folder, *own, timeout=300)
+    done = run_demo(DEMO / f"{script}.py", *TINY, "--data", folder, *own, timeout=300)
     assert f"12 of 3 classes, from {folder}; 2 held out" in done.stdout
     assert "3 classes\n" in done.stdout
     last = figures([line for line in done.stdout.splitlines() if line.startswith("    3 ")][0])
     assert 0 < last[0] < 5 and 0 < last[1] < 20
 
 
-def test_a_script_names_the_broken_file_without_a_traceback(run_python, folder):
+def test_a_script_names_the_broken_file_without_a_traceback(run_demo, folder):
     for path in folder.rglob("*.png"):
         path.write_bytes(b"")
-    done = run_python(
+    done = run_demo(
         DEMO / "train_resnet.py", *TINY, "--data", folder, "--processes", "2", check=False
     )
     assert done.returncode == 1 and "Traceback" not in done.stderr

@@ -1,4 +1,4 @@
-"""The same seed and the same number of ranks give the same bits, from one process to the next."""
+"""Tests that the same seed and number of ranks give bit-identical results in different processes."""
 
 import json
 import subprocess
@@ -20,7 +20,7 @@ WORLDS = [(1, 0), (2, 0), (3, 1)]
 
 @pytest.fixture
 def busy_machine():
-    """Keep the cores busy with other work until the test ends."""
+    """Background processes that keep all cores busy, for up to 60 seconds of the test."""
     started = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(cores())]
     yield
     for process in started:
@@ -29,7 +29,7 @@ def busy_machine():
 
 
 def digests_of(run_python, worlds, hash_seed, *options):
-    """Return what the program prints, in a new process."""
+    """Run ``digests.py`` in a new process, and return the digests that it prints."""
     named = [f"{size}:{master_rank}" for size, master_rank in worlds]
     done = run_python(
         "digests.py", *named, *options, timeout=200, environment={"PYTHONHASHSEED": hash_seed}
@@ -57,7 +57,7 @@ def test_ten_runs_have_the_same_bits_and_another_number_of_ranks_has_others(run_
     assert not [name for name in same if "Streams" in name or name.startswith("all_reduce")]
 
 
-# Threads of BLAS: other numbers of them add in another order
+# BLAS threads: their number determines the order of additions
 
 
 @pytest.mark.skipif(affinity() < 2, reason="OpenBLAS has one thread on one core")
@@ -89,7 +89,7 @@ def streams(request):
 
 
 def drawing(streams):
-    """A function that draws 20 numbers a rank, from two places of the graph."""
+    """Return a function that draws 20 numbers per rank, at two places in the graph."""
     drawn = streams.uniform((10,)), streams.normal((10,))
     return synk.function([], (tt.concatenate(drawn), "gather"), mode="FAST_COMPILE")
 
@@ -105,16 +105,16 @@ def test_reseeded_streams_draw_what_new_ones_would(world_of, streams, size, mast
     fresh = drawing(type(streams)(7 if seed is None else seed))
     np.testing.assert_array_equal(after, [fresh() for _ in range(3)])
     assert np.array_equal(before, after) == (seed != 8)
-    assert len(np.unique(after)) == np.size(after)  # no two ranks draw the same
+    assert len(np.unique(after)) == np.size(after)  # no two ranks draw the same number
 
 
 def test_streams_can_be_seeded_before_and_between_distributes(world_of, streams):
     world_of(2)
     early = drawing(streams)
-    synk.reseed(streams, 3)  # no workers yet
+    synk.reseed(streams, 3)  # before the workers start
     first = early()
     late = drawing(streams)
-    synk.reseed(streams, 3)  # `late` is not replicated yet
+    synk.reseed(streams, 3)  # before `late` is replicated
     again, second = early(), late()
     np.testing.assert_array_equal(first, again)
     synk.reseed(streams, 3)

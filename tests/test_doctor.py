@@ -1,4 +1,4 @@
-"""The doctor's checks, each on a machine that is well and on one that is not."""
+"""Tests of the doctor's checks, each with and without a problem."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""The doctor's checks of GPUs, on machines with and without them."""
+"""Tests of the doctor's checks of GPUs, on machines with and without GPUs."""
 
 import os
 
@@ -16,7 +16,7 @@ BARE = ("libcuda.so", "libnvrtc.so", "libcublas.so", "libnccl.so")
 
 @pytest.fixture
 def gpu(tmp_path):
-    """A folder of devices with one GPU in it."""
+    """Folder of device files, with one GPU in it."""
     (tmp_path / "dev").mkdir()
     (tmp_path / "dev" / "nvidia0").touch()
     return tmp_path / "dev"
@@ -24,7 +24,7 @@ def gpu(tmp_path):
 
 @pytest.fixture
 def libraries(put, tmp_path, monkeypatch):
-    """A function that puts libraries in place and makes them those of this process."""
+    """Function that creates libraries in a folder, and puts it into this process's search path."""
 
     def put_them(*names):
         folder = put("libraries", *names)
@@ -91,7 +91,7 @@ def test_libraries_with_their_bare_names_are_well(libraries, gpu):
 
 
 @pytest.mark.skipif(all_are_visible(), reason="no library is hidden on this machine")
-def test_libraries_that_run_would_show_are_a_warning(libraries, gpu):
+def test_libraries_that_only_the_run_command_makes_visible_are_a_warning(libraries, gpu):
     folder = libraries("libcuda.so.1", *NAMES, "libcublas.so")
     result = doctor.check_cuda(gpu)
     assert result.state == doctor.WARNING
@@ -145,7 +145,7 @@ def test_cudnn_is_told_with_what_theano_can_use(libraries, name, expected):
     assert expected in doctor.cudnn()
 
 
-def test_nccl_is_loaded_as_run_would_show_it(libraries, gpu):
+def test_nccl_is_loaded_as_the_run_command_would_make_it_visible(libraries, gpu):
     libraries("libcuda.so.1", *NAMES, "libnccl.so.2")
     assert doctor.check_nccl(gpu).found == "2.28.9"
 
@@ -159,7 +159,7 @@ def test_the_remedy_for_nccl_is_made_for_the_driver(libraries, gpu, monkeypatch)
     assert "nvidia-nccl-cu13" in result.remedy
 
 
-def test_pygpu_is_probed_as_run_would_start_it(libraries, monkeypatch):
+def test_pygpu_is_probed_in_the_environment_of_the_run_command(libraries, monkeypatch):
     libraries("libcuda.so.1", *NAMES)
     monkeypatch.setattr(doctor, "PYGPU_PROBE", """
 import ctypes, json

@@ -1,4 +1,4 @@
-"""The checks of `checks.engines`, on each engine."""
+"""Conformance checks on each engine for the CPU."""
 
 import doctest
 

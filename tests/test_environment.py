@@ -1,4 +1,4 @@
-"""Making Theano importable: whose flags win, and which BLAS is found."""
+"""Tests of how Theano is made importable: which flags have priority, and which BLAS is found."""
 
 import re
 from pathlib import Path
@@ -12,9 +12,9 @@ from synkhronos.host import environment
 
 @pytest.fixture
 def run(tmp_path):
-    """A function that runs a program without any settings of Theano's but these variables.
+    """Function that runs a program, and returns what it prints.
 
-    It returns what the program prints.
+    The program runs without settings of Theano other than the given environment variables.
     """
 
     def run_it(program, *arguments, **variables):
@@ -57,7 +57,7 @@ def test_setup_asks_for_the_numpy_that_an_import_accepts():
 
 @pytest.mark.parametrize("value", [None, "1"])
 def test_importing_theano_does_not_start_mpi_unless_the_user_asks_for_it(run, tmp_path, value):
-    """Theano imports mpi4py where it is installed; that calls MPI_Init by default."""
+    """Theano imports mpi4py if it is installed, which calls MPI_Init by default."""
     (tmp_path / "mpi4py").mkdir()
     (tmp_path / "mpi4py" / "__init__.py").touch()
     (tmp_path / "mpi4py" / "MPI.py").write_text(
@@ -69,7 +69,7 @@ def test_importing_theano_does_not_start_mpi_unless_the_user_asks_for_it(run, tm
     assert printed.splitlines()[0] == f"{value or 0} 0"
 
 
-def test_a_numpy_that_is_too_new_is_one_sentence_from_the_import(run):
+def test_importing_with_a_numpy_that_is_too_new_is_an_error_of_one_sentence(run):
     sentence, theano_imported = run("numpy_too_new.py").splitlines()
     assert "got NumPy 1.26.4" in sentence
     assert theano_imported == "False"
@@ -172,6 +172,33 @@ def test_theano_computes_with_the_openblas_inside_scipy(run):
 
 
 def test_importing_theano_for_the_cpu_takes_nothing_of_a_gpu(run, tmp_path):
-    # A compile cache of its own: Theano imports what the modules in its cache were made of, which
-    # is pygpu too once anything was compiled for a device.
+    # This needs a separate compile cache. Theano imports the dependencies of the modules in its cache,
+    # and these include pygpu once anything has been compiled for a device.
     run("nothing_of_a_gpu.py", THEANO_FLAGS=f"base_compiledir={tmp_path}/cache")
+
+
+@pytest.mark.parametrize(
+    ("described", "version"),
+    [("Theano_PyMC-1.1.2.dist-info", "1.1.2"), ("theano_pymc-1.0.11-py3.8.egg-info", "1.0.11")],
+)
+def test_theano_pymc_in_the_place_of_theano_is_named_with_the_remedy(tmp_path, described, version):
+    (tmp_path / "theano" / "gof").mkdir(parents=True)
+    assert environment.theano_complaint([tmp_path / "theano"]) is None
+    (tmp_path / described).mkdir()
+    complaint = environment.theano_complaint([tmp_path / "theano"])
+    assert f"got Theano-PyMC {version}, " in complaint and str(tmp_path / "theano") in complaint
+    assert "pip uninstall Theano-PyMC Theano" in complaint and "Theano==1.0.5" in complaint
+
+
+def test_another_package_in_the_place_of_theano_is_named(tmp_path):
+    (tmp_path / "theano" / "graph").mkdir(parents=True)
+    complaint = environment.theano_complaint([tmp_path / "theano"])
+    assert f"got another package of this name, {tmp_path / 'theano'}" in complaint
+
+
+def test_theano_pymc_is_one_sentence_from_the_import(run, tmp_path):
+    (tmp_path / "theano").mkdir()
+    (tmp_path / "theano" / "__init__.py").write_text("raise RuntimeError('imported')")
+    (tmp_path / "Theano_PyMC-1.1.2.dist-info").mkdir()
+    printed = run("error_of_import.py", PYTHONPATH=f"{tmp_path}:{ROOT}")
+    assert printed.startswith("ImportError: Synkhronos needs Theano 1.0.5, and got Theano-PyMC 1.1.2")

@@ -1,4 +1,4 @@
-"""The examples in the docstrings of public names print what they show."""
+"""Tests that the examples in the docstrings of public names print the output shown."""
 
 import doctest
 import inspect
@@ -8,14 +8,16 @@ from processes import own_process
 
 import synkhronos as synk
 
-WITH_EXAMPLES = ["Function.__call__", "all_gather", "all_reduce", "broadcast", "data", "distribute",
-                 "fork", "function", "fuse", "gather", "get_lengths", "get_shapes", "get_value",
-                 "make_slices", "profile", "reduce", "reseed", "restart", "save", "scatter",
-                 "set_shmems", "set_value"]  # fmt: skip
+WITH_EXAMPLES = [
+    "Function.__call__", "Function.check", "In", "all_gather", "all_reduce", "broadcast", "data",
+    "distribute", "fork", "function", "fuse", "gather", "get_lengths", "get_shapes", "get_value",
+    "in_sync", "make_slices", "profile", "reduce", "reseed", "restart", "save", "scatter",
+    "set_shmems", "set_value",
+]  # fmt: skip
 
 
 def documented():
-    """Return the docstrings of all public functions and methods by name."""
+    """Return a dictionary of the docstrings of public functions and methods that have examples."""
     found = {}
     for name in synk.__all__:
         one = getattr(synk, name)

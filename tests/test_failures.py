@@ -1,4 +1,4 @@
-"""What happens when processes fail, in a separate process; `faults/` tries every combination."""
+"""Tests of failing processes, each in a separate process. `faults/` tests all combinations."""
 
 import faulthandler
 import functools
@@ -55,17 +55,17 @@ def test_an_exception_in_a_worker_becomes_a_worker_error_and_the_world_goes_on()
         assert "in raise_trouble" in error.traceback and "in raise_trouble" in str(error)
         assert "rank 1" in str(error) and "WorkerTrouble" in str(error)
         world.check_usable()
-    error = error_of(lambda: world.act(RAISE, NOTHING))  # the master's own
+    error = error_of(lambda: world.act(RAISE, NOTHING))  # raised by the master itself
     assert type(error) is WorkerTrouble
     world.check_usable()
     error = error_of(lambda: world.act(RAISE, RAISE))
     assert type(error) is WorkerTrouble
     world.check_usable()
 
-    # A Theano error: its own class is named.
+    # The message for an error of Theano's names its class.
     x, y = tt.dvector(), tt.dvector()
     unequal = synk.function([x], (x + y, "gather"), [y], mode="FAST_COMPILE")
-    error = error_of(lambda: unequal(np.ones(3), np.ones(2)))  # 2 and 1 rows: rank 1's differ
+    error = error_of(lambda: unequal(np.ones(3), np.ones(2)))  # rank 1 has one row of `x`, not two
     assert type(error) is synk.WorkerError and error.type_name == "ValueError", repr(error)
     assert "mismatch" in str(error)
     world.check_usable()
@@ -95,7 +95,7 @@ def test_an_exception_before_a_collective_makes_the_others_leave_it(master_rank)
     error = error_of(lambda: world.fused(RAISE, RAISE, RAISE))
     assert type(error) is WorkerTrouble
     world.check_usable()
-    error = error_of(lambda: world.fused(SLEEP, RAISE, NOTHING))  # rank 0 comes to it when it is over
+    error = error_of(lambda: world.fused(SLEEP, RAISE, NOTHING))  # rank 0 arrives after the failure
     assert error.rank == 1
     world.check_usable()
 
@@ -120,7 +120,7 @@ def test_unequal_shapes_in_a_reduction_are_listed_and_no_rank_is_left_waiting(sh
 def test_a_worker_that_dies_while_the_master_computes_is_found():
     world = open_world()
     world.check_broken(error_of(lambda: world.act(SLEEP, KILL), 3), "rank 1", "SIGKILL")
-    world = open_world(3)  # two at once: both are named
+    world = open_world(3)  # if two workers die at once, both are named
     error = error_of(lambda: world.act(SLEEP, KILL, EXIT), 3)
     world.check_broken(error, "rank 1", "SIGKILL", "rank 2", "exit code 7")
 
@@ -138,15 +138,15 @@ def test_a_worker_that_dies_idle_does_not_disturb_close():
 
 
 @own_process
-def test_an_idle_world_is_no_barrier_that_lasts_too_long():
+def test_idle_time_does_not_count_towards_the_timeout():
     world = open_world(timeout=1)
     time.sleep(1.5)
     world.check_usable()
 
 
 @own_process
-def test_a_pause_of_the_whole_script_is_no_time_that_a_barrier_lasts():
-    """As by Ctrl-Z in a terminal, and fg."""
+def test_a_pause_of_the_whole_script_does_not_count_towards_the_timeout():
+    """The script is stopped and continued, as by Ctrl-Z and ``fg`` in a terminal."""
     world = open_world(3, timeout=2)
     group = os.getpgrp()
     for numbers in ([NOTHING, NOTHING, DOZE], [DOZE, NOTHING, NOTHING]):
@@ -159,7 +159,7 @@ def test_a_pause_of_the_whole_script_is_no_time_that_a_barrier_lasts():
 
 
 @own_process
-def test_no_timeout_waits_for_a_slow_worker():
+def test_slow_ranks_within_the_timeout_are_waited_for():
     world = open_world(timeout=2)
     world.act(NOTHING, SLEEP)
     world.fused(NOTHING, SLEEP)
@@ -167,12 +167,12 @@ def test_no_timeout_waits_for_a_slow_worker():
     world.check_usable()
 
 
-# Ctrl-C. One that comes during a command is deferred until the command has ended on every rank, and
-# leaves the world usable. A second one breaks the world and ends the workers.
+# Ctrl-C. During a command, the first one is deferred until the command has ended on every rank, and the
+# world stays usable. A second one breaks the world and ends the workers.
 
 
 def check_in_step(world, error, workers):
-    """One Ctrl-C has reached the script; the world goes on, with the workers that it had."""
+    """Check that the error is KeyboardInterrupt, and that the world is usable with the same workers."""
     assert type(error) is KeyboardInterrupt, repr(error)
     world.check_usable()
     assert world.workers() == workers
@@ -183,9 +183,9 @@ def check_in_step(world, error, workers):
     "numbers, fused",
     [
         ((SLEEP, SLEEP), False),
-        ((NOTHING, SLEEP), False),  # at the finish barrier
-        ((NOTHING, SLEEP), True),  # the master in the collective
-        ((SLEEP, NOTHING), True),  # the worker in the collective
+        ((NOTHING, SLEEP), False),  # the master waits at the finish barrier
+        ((NOTHING, SLEEP), True),  # the master waits in the collective
+        ((SLEEP, NOTHING), True),  # the worker waits in the collective
     ],
 )
 def test_a_ctrl_c_in_a_command_comes_when_it_has_ended_on_every_rank(numbers, fused):
@@ -194,7 +194,7 @@ def test_a_ctrl_c_in_a_command_comes_when_it_has_ended_on_every_rank(numbers, fu
     later(0.4, interrupt)
     began = time.monotonic()
     error = error_of(lambda: (world.fused if fused else world.act)(*numbers), 3)
-    assert time.monotonic() - began >= 1  # that long one of the ranks sleeps
+    assert time.monotonic() - began >= 1  # SLEEP takes one second
     check_in_step(world, error, workers)
 
 
@@ -208,7 +208,7 @@ def test_a_ctrl_c_while_the_world_is_idle_comes_at_once_and_leaves_it_usable():
 
 @own_process
 def test_ctrl_c_at_any_moment_of_short_calls_leaves_the_world_in_step():
-    """One at a time: in a call, in a collective or between the two, the world stays usable."""
+    """Send one Ctrl-C at a time, at random moments in a call, in a collective, or in between."""
     world = open_world()
     workers = world.workers()
     moments = np.random.RandomState(0).uniform(0, 0.05, 20)
@@ -243,7 +243,7 @@ def be_interrupted():
 
 
 def test_an_uncaught_ctrl_c_ends_the_script_and_its_workers(programs):
-    done = programs.run(be_interrupted)  # this fails if a worker is left
+    done = programs.run(be_interrupted)  # fails if a worker is left
     assert done.returncode == -signal.SIGINT
     assert "KeyboardInterrupt" in done.stderr
 
@@ -256,7 +256,7 @@ def use_and_end():
 
 
 def fork_and_end():
-    synk.fork(2, use_gpu=False)  # no worker was started yet
+    synk.fork(2, use_gpu=False)  # the worker is not started yet
 
 
 @pytest.mark.parametrize("program", [use_and_end, fork_and_end])
@@ -345,7 +345,7 @@ def raise_value_error():
 def test_the_end_of_a_forked_child_does_not_touch_the_parents_world(end):
     world = open_world()
     workers = world.workers()
-    faulthandler.cancel_dump_traceback_later()  # a child that ends would wait for its thread
+    faulthandler.cancel_dump_traceback_later()  # or the child waits at exit for this timer's thread
     child = os.fork()
     if not child:
         end()
@@ -382,12 +382,12 @@ def test_a_child_of_the_script_cannot_command_the_workers():
     world.check_usable()
 
 
-# What worlds use, and give back
+# Resources
 
 
 @own_process
 def test_a_world_has_no_file_in_dev_shm():
-    """Not even one that was removed at once: who is killed before that would leave it there."""
+    """There is no temporary file either. A process killed before removing one would leave it behind."""
     world = open_world(3)
     big = np.ones(1 << 18)
     data = synk.data(big)
@@ -446,7 +446,7 @@ def test_one_process_works_throughout():
     assert pending.result()[0] == 0
     assert type(error_of(lambda: synk.get_value(1, w))) is IndexError
     assert psutil.Process().children() == []
-    # As on many ranks, an exception leaves the world usable.
+    # As with many ranks, an exception leaves the world usable.
     bad = synk.function([x], (Act()(x[:, 0]), "gather"), mode="FAST_COMPILE")
     assert type(error_of(lambda: bad(np.full((2, 1), RAISE)))) is WorkerTrouble
     assert f(data, 4)[2] == 8
@@ -494,8 +494,7 @@ def test_ten_rounds_of_fork_and_close_leak_neither_files_nor_memory():
     assert files_after <= files, (files, files_after)
     assert threads_after <= threads
     assert maps_after <= maps + 5, (maps, maps_after)
-    # An array kept each round would be 40 MB; malloc itself keeps some 6 MB now, and gives it back
-    # later.
+    # A leak of one array per round would be at least 40 MB. malloc itself keeps about 6 MB for a while.
     assert memory_after - memory < 16 << 20, (memory_after - memory) >> 10
     assert sum(type(one) is synk.world.world.World for one in gc.get_objects()) == 1
     assert process.children() == []
@@ -504,7 +503,7 @@ def test_ten_rounds_of_fork_and_close_leak_neither_files_nor_memory():
 @own_process
 def test_idle_workers_use_no_processor_time():
     def processor_seconds(pid):
-        # Exactly, where psutil counts ticks of a clock.
+        # This is exact, whereas psutil counts clock ticks.
         threads = Path("/proc", str(pid), "task").iterdir()
         return sum(int((one / "schedstat").read_text().split()[0]) for one in threads) / 1e9
 
@@ -542,4 +541,4 @@ def test_closing_gives_all_memory_back_while_a_function_is_kept():
     synk.close()
     assert s.get_value(borrow=True)[0] == 1
     assert shared_memory() - before < 1e6, shared_memory() - before
-    del f, data  # until here they were kept
+    del f, data  # they had to be alive until here

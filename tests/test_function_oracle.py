@@ -1,4 +1,4 @@
-"""Calls of functions, on 1 to 4 ranks, against the serial Theano function."""
+"""Tests of calls of functions on 1 to 4 ranks, against serial Theano functions."""
 
 import numpy as np
 import pytest
@@ -40,7 +40,7 @@ lengths = st.integers(0, 13)
 
 
 class Pool:
-    """The pairs of functions of one world."""
+    """Pairs of parallel and serial functions in one world."""
 
     def __init__(self, size, master_rank):
         self.size, self.master_rank = size, master_rank
@@ -74,7 +74,7 @@ def pool(request, open_world):
 
 
 def draw_arguments(draw, inputs, arrays, batch):
-    """Return the positional and named arguments, each in a form that is drawn; some are bound."""
+    """Return positional and named arguments, each in a form drawn at random. Some are bound data."""
     args, named, positional = [], {}, True
     any_whole = False
     for number, (variable, (array, scattered)) in enumerate(zip(inputs, arrays)):
@@ -142,7 +142,7 @@ def test_reduced_outputs_equal_the_serial_ones(pool, data, seed, n_rows, num_sli
 
 
 def one_rank(pair, old, arguments, num_slices):
-    """Return what one rank's updates come to, by the serial function, slice by slice."""
+    """Return the values after one rank's updates, computed slice by slice with the serial function."""
     columns = [parts(array, num_slices) for array in arguments[:-1]]
     names = list(pair.graph.shared)
     ops = {s.name: (update[2:] or ("avg",))[0] for update in pair.graph.updates
@@ -192,7 +192,7 @@ def test_updates_of_slices_see_old_values_and_accumulate_once(
             pair.graph.shared, synk.get_value(rank, shareds), expected
         ):
             assert_same(got, value, pair.graph.shared[name].dtype)
-    # The next example starts from small values again.
+    # Reset the values, so that they stay small in the next example.
     synk.broadcast(shareds, [np.ones_like(s.get_value()) for s in shareds])
 
 
@@ -261,7 +261,7 @@ def test_an_input_and_a_sliceable_shared_variable_are_sliced_together(
     pair = pool.pairs["both"]
     rng = np.random.default_rng(seed)
     x, a = exact(rng, (n_rows, 2), "float32"), exact(rng, (n_rows + 5, 2), "float32")
-    # Each rank holds the whole of `a`, and takes as many rows of it as it gets rows of the input.
+    # Each rank has the whole of `a`, and uses as many rows of it as it receives rows of the input.
     synk.broadcast(pair.graph.shared["a"], a)
     batch = data.draw(batches(n_rows))
     chosen = selected(batch, x)
@@ -286,7 +286,7 @@ def test_batch_s_rows_that_a_rank_does_not_have_are_an_index_error(pool):
     assert_same(pair.parallel(batch_s=[0], output_subset=[3])[0], 1.0)
 
 
-def test_an_output_of_the_masters_own_is_its_value_for_its_rows_also_of_integers(pool):
+def test_an_output_without_an_operation_is_the_masters_value_also_for_integers(pool):
     y = np.arange(11, dtype="int32")
     own, total = pool.own_rows(y)
     assert_same(own, len(parts(y, pool.size)[pool.master_rank]), "int64")
@@ -302,7 +302,7 @@ def test_an_error_on_a_rank_names_it_and_the_next_call_is_right(pool, data, n_ro
     rank = data.draw(st.integers(0, min(n_rows, pool.size) - 1), "rank")
     y = np.arange(n_rows, dtype="int32") % 8
     good = y.copy()
-    parts(y, pool.size)[rank][-1] = 99  # array_split makes views
+    parts(y, pool.size)[rank][-1] = 99  # changes `y`, as array_split returns views
     assert 99 in y
     synk.broadcast(pool.hits, np.zeros(2))
     if rank == pool.master_rank:
@@ -384,7 +384,7 @@ def test_a_fused_call_uses_the_rows_that_the_calls_before_it_scatter(pool):
 
 def test_a_fused_get_value_is_the_value_before_the_calls_that_follow(pool):
     synk.broadcast(pool.hits, np.array([1.0, 2.0]))
-    synk.all_reduce(pool.hits, "max")  # from here on the replicas lie in shared memory
+    synk.all_reduce(pool.hits, "max")  # moves the replicas to shared memory
     with synk.fuse():
         values = [synk.get_value(rank, pool.hits) for rank in pool.ranks]
         pool.look_up(np.zeros(pool.size, "int32"))

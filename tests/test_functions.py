@@ -1,4 +1,4 @@
-"""Functions in special cases: made late, with defaults that update, with unusual arguments."""
+"""Tests of functions in special cases: created late, with default updates, or unusual arguments."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ import synkhronos as synk
 pytestmark = pytest.mark.usefixtures("in_python")
 
 
-# Functions that come later
+# Functions that are created after distribute()
 
 
 @pytest.mark.parametrize("size, master_rank", [(1, 0), (2, 1), (3, 0)])
@@ -143,7 +143,7 @@ def test_random_numbers_in_the_shape_of_sliceable_rows_are_drawn_once(world_of, 
     rows = theano.shared(np.ones((6, 2)), "rows")
     numbers = streams(1).uniform(rows.shape)
     f = synk.function([], (numbers, "gather"), sliceable_shareds=[rows])
-    assert f.get_shared().count(rows) == 1  # not again for the new state of the stream
+    assert f.get_shared().count(rows) == 1  # not once more for the stream's new state
     drawn = [f(batch_s=slice(1, 3)), f(num_slices=3)]
     assert [len(one) for one in drawn] == [4, 12]
     assert len(np.unique(np.concatenate(drawn))) == 32

@@ -1,4 +1,4 @@
-"""Memory that malloc keeps from step to step: page faults, what is returned, how to switch it off."""
+"""Tests of the memory that malloc keeps between steps: page faults, its return, and the switch."""
 
 import os
 import resource
@@ -34,7 +34,10 @@ def resident():
 
 
 def allocate_and_free():
-    """As the intermediate arrays of a step: some larger than any threshold of malloc's."""
+    """Allocate and free arrays like the intermediate ones of a step.
+
+    Some are larger than any of malloc's thresholds.
+    """
     arrays = [np.ones(size * MEBIBYTE, np.uint8) for size in (48, 1, 20, 5)]
     arrays.append(np.zeros(30 * MEBIBYTE, np.uint8))
     arrays[-1][:] = 1
@@ -56,7 +59,7 @@ def test_arrays_that_are_allocated_again_and_again_have_the_same_pages():
 
 
 @pytest.mark.parametrize("switch, is_kept", [("0", False), ("1", True), (None, True)])
-def test_the_switch_leaves_malloc_as_it_is(switch, is_kept):
+def test_the_switch_determines_whether_malloc_keeps_memory(switch, is_kept):
     is_kept = is_kept and heap.why_not_kept({}) is None
     environment = {key: value for key, value in os.environ.items() if key != heap.SWITCH}
     environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
@@ -70,7 +73,7 @@ def test_the_switch_leaves_malloc_as_it_is(switch, is_kept):
 
 
 class Faults(Command):
-    """Return how many page faults this rank has had."""
+    """Returns the number of page faults of this rank so far."""
 
     def run(self, here):
         return faults()
@@ -82,7 +85,7 @@ def test_a_step_on_every_rank_has_hardly_a_page_fault(world_of):
     x = tt.fmatrix("x")
     y = tt.tanh(tt.dot(x, x.T))
     function = synk.function([x], (tt.dot(y, y).sum() + tt.exp(y).sum(), "sum"))
-    rows = synk.data(np.ones((4000, 10), "float32"))  # y has 16 MB on each rank
+    rows = synk.data(np.ones((4000, 10), "float32"))  # `y` takes 16 MB on each rank
     for _ in range(5):
         function(rows)
     before = current_world().run(Faults())
@@ -97,7 +100,7 @@ def test_a_step_on_every_rank_has_hardly_a_page_fault(world_of):
 def test_memory_that_is_kept_is_returned_when_asked_for():
     allocate_and_free()
     array = np.ones(200 * MEBIBYTE, np.uint8)
-    above = np.ones(1000)  # the end of the heap stays in use
+    above = np.ones(1000)  # keeps the end of the heap in use
     before = resident()
     del array
     assert before - resident() < MEBIBYTE
@@ -186,10 +189,19 @@ def test_advice_for_huge_pages_is_for_whole_ones(monkeypatch):
     assert calls == [(2 * huge, 2 * huge)]
 
 
-def pss():
-    """Return the proportional set size of this process and its workers, in bytes."""
+def resident_without_files(pid):
+    """Return the resident memory of a process without what it maps from files, in bytes.
+
+    Unlike the proportional set size, it does not depend on which other processes share a page.
+    """
+    with open(f"/proc/{pid}/status") as status:
+        fields = dict(line.split(":", 1) for line in status)
+    return sum(int(fields[name].split()[0]) * 1024 for name in ("RssAnon", "RssShmem"))
+
+
+def resident_of_the_world():
     own = psutil.Process()
-    return sum(process.memory_full_info().pss for process in (own, *own.children()))
+    return sum(resident_without_files(process.pid) for process in (own, *own.children()))
 
 
 @own_process
@@ -198,7 +210,7 @@ def test_replication_leaves_one_copy_per_worker_and_no_pickle():
     synk.distribute()
     large = theano.shared(np.ones(6 * MEBIBYTE))
     synk.function([], (large.sum(), "sum"), mode="FAST_COMPILE")
-    before = pss()
+    before = resident_of_the_world()
     synk.distribute()
-    copies = (pss() - before) / large.get_value(borrow=True).nbytes
-    assert 0.9 < copies < 1.5
+    copies = (resident_of_the_world() - before) / large.get_value(borrow=True).nbytes
+    assert 0.7 < copies < 1.5, copies

@@ -1,4 +1,4 @@
-"""Where scripts run: in threads, in processes that others forked, under pytest-xdist, in Jupyter."""
+"""Tests of where scripts run: in threads, in forked processes, under pytest-xdist, and in Jupyter."""
 
 import concurrent.futures
 import functools
@@ -89,7 +89,7 @@ def end_while_a_daemonic_thread_calls():
 
 def test_a_script_that_ends_while_a_daemonic_thread_calls_ends_quietly(programs):
     done = programs.run(end_while_a_daemonic_thread_calls).check()
-    assert done.stderr.count("Traceback") <= 1, done.stderr  # that of the thread, if it comes to it
+    assert done.stderr.count("Traceback") <= 1, done.stderr  # at most that of the thread
     assert "BusyError" not in done.stderr
 
 
@@ -100,7 +100,7 @@ def test_ctrl_c_while_a_thread_calls_reaches_the_main_thread(moment):
     thread = threading.Thread(target=lambda: worlds.append(open_world(3)))
     thread.start()
     thread.join()
-    (world,) = worlds  # forked in a thread that has ended
+    (world,) = worlds  # forked in a thread that has ended by now
     done = threading.Event()
 
     def call():
@@ -115,21 +115,21 @@ def test_ctrl_c_while_a_thread_calls_reaches_the_main_thread(moment):
     thread.start()
     error = error_of(done.wait)
     assert type(error) is KeyboardInterrupt, repr(error)
-    # A join() that was interrupted believes that the thread has ended.
+    # Do not use join(): after an interrupted join(), Python believes that the thread has ended.
     assert done.wait(10)
     world.check_usable()
 
 
-# Processes that were forked
+# Forked processes
 
 
 @own_process
 def test_a_forked_child_can_close_the_world_that_it_inherits_and_make_its_own():
-    """The parent's world, its workers and its data stay as they were."""
+    """The parent's world, its workers and its data must not be affected."""
     world = open_world(3)
     values = np.arange(1 << 20) * 1.0
     data = synk.data(values)
-    dropped = [synk.data(np.ones(50 << 17))]  # 50 MB that the child lets go of
+    dropped = [synk.data(np.ones(50 << 17))]  # 50 MB that the child releases
     synk.broadcast(world.w, np.ones(1 << 19))
     workers = world.workers()
 
@@ -170,7 +170,7 @@ def test_a_daemonic_process_is_refused_by_fork_itself():
 @pytest.mark.parametrize("method", ["fork", *slow("spawn", "forkserver")])
 @pytest.mark.parametrize("closes", [False, *slow(True)])
 def test_a_process_of_multiprocessing_has_a_world_of_its_own(tmp_path, method, closes):
-    """It ends without the functions of `atexit`, and here with a handler that outlives a SIGTERM."""
+    """Such a process ends without calling `atexit` functions. Here it also has a SIGTERM handler."""
     run_file("world_in_a_process.py", method, closes, cwd=tmp_path)
 
 
@@ -180,7 +180,7 @@ def world_of_this_process():
 
 
 def use_world_of_this_process(number):
-    """Return the process ids of its ranks."""
+    """Use this process's world, and return the process ids of its ranks."""
     world = world_of_this_process()
     world.check_usable()
     return tuple(world.pids())
@@ -210,7 +210,7 @@ def test_under_pytest_xdist_each_process_has_a_world(tmp_path):
 
 @pytest.fixture
 def kernel(tmp_path, monkeypatch):
-    """A function that runs a cell in a Jupyter kernel, and the kernel's manager."""
+    """Function that runs a cell in a Jupyter kernel, the kernel's manager, and its client."""
     from jupyter_client.manager import KernelManager
 
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), str(FOLDER)]))
@@ -226,7 +226,7 @@ def kernel(tmp_path, monkeypatch):
     client.wait_for_ready(timeout=60)
 
     def run_cell(code, interrupt_after=None):
-        """Return what the cell printed, and the name of its exception, or None."""
+        """Run a cell; return what it printed, and the name of its exception or None."""
         request = client.execute(textwrap.dedent(code))
         printed, error, end = "", None, time.monotonic() + 60
         due = None if interrupt_after is None else time.monotonic() + interrupt_after
@@ -281,7 +281,7 @@ def test_in_jupyter_an_interrupted_cell_leaves_a_world_for_the_next(kernel):
         assert run_cell("world.check_usable(); print('well')") == ("well\n", None), cell
     printed, error = run_cell("print(*world.workers())")
     assert [int(one) for one in printed.split()] == workers
-    # Restarted in the middle of a call, as the button does: no worker stays.
+    # Shutting down the kernel during a call, as the restart button does, leaves no worker behind.
     printed, error = run_cell("synk.close(); world = open_world(3); print(*world.workers())")
     assert error is None
     workers = [int(one) for one in printed.split()]
@@ -289,6 +289,35 @@ def test_in_jupyter_an_interrupted_cell_leaves_a_world_for_the_next(kernel):
     client.execute("world.act(NOTHING, LONG, NOTHING)")
     manager.shutdown_kernel(now=True)
     assert all_gone_within(workers, 3)
+
+
+OPERATION = """
+import theano, theano.tensor as tt
+
+def work(x):
+    return {formula}
+
+class Work(theano.Op):
+    __props__ = ()
+
+    def make_node(self, x):
+        return theano.Apply(self, [x], [x.type()])
+
+    def perform(self, node, inputs, outputs):
+        outputs[0][0] = work(inputs[0])
+
+x = tt.dvector()
+f = synk.function([x], (Work()(x).sum(), "sum"), mode="FAST_COMPILE")
+print(f(np.ones(6)))
+"""
+
+
+def test_in_jupyter_a_later_cell_can_define_operations(kernel):
+    run_cell, _, _ = kernel
+    run_cell(START)
+    for formula, expected in {"2 * x": 12, "x + 2": 18}.items():
+        assert run_cell(OPERATION.format(formula=formula)) == (f"{float(expected)}\n", None)
+    assert run_cell("world.check_usable(); print('well')") == ("well\n", None)
 
 
 def test_in_jupyter_a_cell_that_does_not_end_is_ended_by_a_second_interrupt(kernel):

@@ -1,4 +1,4 @@
-"""Ctrl-C and other signals, at any moment of a program: what is left is whole, or cleanly ended."""
+"""Tests of signals at any moment of a program: the world stays consistent, or is closed cleanly."""
 
 import functools
 import itertools
@@ -61,7 +61,6 @@ PLACES = {
         f"{LOCAL}:Box.put",
         f"{ENGINE}.call",
         f"{LOCAL}:LocalTransport.collect",
-        "synkhronos.world.world:World._read",
     ],
     "collective": [
         "synkhronos.comms.shm:SharedMemoryCommunicator.all_reduce",
@@ -89,7 +88,7 @@ PLACES = {
     ],
 }
 
-# As a terminal sends it, to all processes of the program; and to the master alone.
+# The signal goes to all processes of the program, as from a terminal, or only to the master.
 TO = ["group", pytest.param("master", marks=pytest.mark.slow)]
 
 
@@ -102,7 +101,7 @@ def moments(*phases):
 
 
 def check_whole(world):
-    """The world computes, and its replicas are in step."""
+    """Check that the world is usable, and that its replicas are equal."""
     world.check_usable()
     assert len({one.tobytes() for one in synk.gather([world.w])[0]}) == 1
 
@@ -110,7 +109,7 @@ def check_whole(world):
 @own_process
 @pytest.mark.parametrize("to", TO)
 def test_a_ctrl_c_in_fork_or_its_start_leaves_a_usable_world_or_none(to):
-    """At each step of it: before a semaphore loses its name, between two workers ..."""
+    """Interrupt each stage, e.g. before a semaphore is unlinked, or between the start of two workers."""
     threads = ThreadLimits().before
     for moment in moments("fork", "start"):
         if moment.phase == "fork":
@@ -135,11 +134,14 @@ def test_a_ctrl_c_in_fork_or_its_start_leaves_a_usable_world_or_none(to):
 @own_process
 @pytest.mark.parametrize("to", TO)
 def test_a_ctrl_c_in_a_command_lets_it_end_on_every_rank(to):
-    """A call, a fused step, a collective, a late function: no rank has done what others have not."""
+    """Interrupt a call, a fused step with a collective, and a late function.
+
+    Afterwards, all ranks must have executed the same operations.
+    """
     world = open_world(3)
     x = tt.dvector("x")
     count = theano.shared(0.0, name="count")
-    step = synk.function([x], x.sum(), updates=[(count, count + 1)], mode="FAST_COMPILE")
+    step = synk.function([x], x.mean(), updates=[(count, count + 1)], mode="FAST_COMPILE")
     synk.distribute()
     workers = world.workers()
 
@@ -202,7 +204,7 @@ def be_interrupted_once_and_twice():
     world = open_world()
     workers = world.workers()
     later(0.3, interrupt)
-    interrupted(lambda: world.act(NOTHING, SLEEP))  # one second: it is waited for
+    interrupted(lambda: world.act(NOTHING, SLEEP))  # waits until SLEEP, of one second, has ended
     check_whole(world)
     later(0.3, interrupt)
     later(1.2, interrupt)
@@ -223,9 +225,9 @@ def test_a_ctrl_c_that_waits_says_so_and_a_second_ends_the_workers(programs):
 
 @pytest.mark.slow
 def test_a_ctrl_c_while_compiling_reaches_the_script_and_the_cache_can_be_used(run_python, tmp_path):
-    """The compiler gets it too, as it would from a terminal; nobody waits for a lock afterwards.
+    """The compiler is interrupted too, as from a terminal. No lock may be left that blocks others.
 
-    The cache is an empty one, which Theano takes from its environment as it starts.
+    The compile cache is empty. Theano reads its path from the environment at start.
     """
     run_python(
         "interrupt_the_compiler.py",
@@ -242,7 +244,7 @@ def be_ended_in_a_step(to, number):
 
 
 def save_and_exit(to, number):
-    def save(*_):  # as a batch system asks for it: save, and end
+    def save(*_):  # as on a batch system, which sends a signal before a job's time is up
         print(*synk.get_value(1, world.w), flush=True)
         sys.exit(5)
 
@@ -259,7 +261,7 @@ def check_end(program, *args, code):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize("to", TO)
 def test_sigterm_and_sighup_end_the_script_and_its_workers(programs, number, to):
-    """The master's own end; with a handler of the script's, what that does, once, in the master."""
+    """The signal ends the master. If the script has a handler, it runs once, in the master."""
     done = programs.run(check_end, be_ended_in_a_step, to, number, code=-number).check()
     assert len(done.stdout.split()) == 2 and done.stderr == ""
     assert all(map(gone, map(int, done.stdout.split())))
@@ -270,7 +272,7 @@ def test_sigterm_and_sighup_end_the_script_and_its_workers(programs, number, to)
 
 
 def be_ended(moment, to, number, handled):
-    """Be ended by a signal at this moment."""
+    """Run into a signal at a moment, which ends this process."""
 
     def handle(*_):
         os.write(1, b"h")
@@ -309,11 +311,11 @@ def be_ended(moment, to, number, handled):
             "restart": restart,
             "save": lambda: synk.save("checkpoint", {"step": 1}),
         }[moment.phase]()
-    time.sleep(0.1)  # a signal that came last of all
+    time.sleep(0.1)  # let the signal arrive if it was sent at the very end
 
 
 def moments_of_the_end(to):
-    # Workers compile what is distributed late, which takes them seconds each time.
+    # "late" is left out in the other case, as workers take seconds to compile late functions.
     late = ["late"] if to == "master" else []
     return moments("fork", "start", "call", "collective", "close", *late, "restart", "save")
 
@@ -340,7 +342,7 @@ def be_ended_at_each_moment(to, number, handled, every):
 def test_sigterm_and_sighup_at_any_stage_end_the_script_and_its_workers(
     programs, tmp_path, number, to, every, handled
 ):
-    """In fork(), the start, a call, a collective, close(), restart() and save()."""
+    """The stages are fork(), the start, a call, a collective, close(), restart() and save()."""
     done = programs.run(
         be_ended_at_each_moment, to, number, handled, every, timeout=200, cwd=tmp_path
     ).check()
@@ -382,7 +384,7 @@ def test_a_call_from_a_signal_handler_in_the_middle_of_a_call_is_refused():
 def add_functions(world):
     while True:
         x = tt.dvector("x")
-        synk.function([x], x.sum(), mode="FAST_COMPILE")(np.ones(3))
+        synk.function([x], x.mean(), mode="FAST_COMPILE")(np.ones(3))
 
 
 OCCUPATIONS = {
@@ -401,7 +403,7 @@ def be_interrupted(occupation):
 
 @pytest.mark.parametrize("occupation", OCCUPATIONS)
 def test_an_uncaught_ctrl_c_prints_one_traceback(programs, occupation):
-    """At the top of a script, in each phase; the workers say nothing."""
+    """The traceback is the master's, in each phase of a script. The workers print nothing."""
     done = programs.run(be_interrupted, occupation)
     assert done.returncode in (-signal.SIGINT, 130)
     said = [line for line in done.stderr.splitlines() if "a second one ends them" not in line]
@@ -431,7 +433,7 @@ def test_a_ctrl_c_as_the_script_ends_leaves_nothing_and_prints_no_traceback(prog
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 def test_a_ctrl_c_at_a_random_moment_of_a_whole_script_leaves_no_process(tmp_path, seed):
-    """From the first import to the last step of the end: a demo, as started from a terminal."""
+    """Interrupt a demo at moments from its first import to its end, as from a terminal."""
     for round in range(8):
         seconds = (0.05 + 0.15 * (6 * round + seed) / 6) % 4 + 0.02
         demo = subprocess.Popen(
@@ -448,15 +450,15 @@ def test_a_ctrl_c_at_a_random_moment_of_a_whole_script_leaves_no_process(tmp_pat
         _, errors = demo.communicate(timeout=30)
         left = [one.pid for one in psutil.process_iter(["cwd"]) if one.info["cwd"] == str(tmp_path)]
         assert not left
-        # The demo prints one line; during imports, Python prints a traceback.
+        # The demo itself prints one line. During the imports, Python prints a traceback.
         assert "import" in errors or errors in ("", "Interrupted.\n"), errors
 
 
-# The hold itself
+# DeferredSignal itself
 
 
 @own_process
-def test_a_hold_lets_the_second_signal_through_and_forgets_more():
+def test_a_hold_lets_the_second_signal_through_and_drops_further_ones():
     heard = []
     signal.signal(signal.SIGUSR2, lambda number, frame: heard.append(number))
     hold = DeferredSignal(signal.SIGUSR2)
@@ -491,13 +493,14 @@ def test_a_hold_whose_second_signal_raises_puts_the_handler_back():
 
     signal.signal(signal.SIGUSR2, refuse)
     hold = DeferredSignal(signal.SIGUSR2)
-    for times in (2, 1, 2):  # each hold starts counting at zero
+    for times in (2, 1, 2):  # each hold starts counting from zero
         with pytest.raises(KeyError), hold:
             for _ in range(times):
                 signal.raise_signal(signal.SIGUSR2)
         assert signal.getsignal(signal.SIGUSR2) is refuse
 
-    # As the hold ends: a call from there that raises the signal, and finds the right thread.
+    # Raise the signal at the end of the hold, from a function that is called there. It returns None,
+    # which the hold takes for the id of the main thread.
     hold._main_thread = None
     raise_it = functools.partial(signal.raise_signal, signal.SIGUSR2)
     for come_before in (0, 1, 2):
@@ -511,7 +514,7 @@ def test_a_hold_whose_second_signal_raises_puts_the_handler_back():
 
 
 @own_process
-def test_of_the_signals_that_end_a_script_each_waits_for_itself():
+def test_each_signal_that_ends_a_script_is_deferred_separately():
     heard = []
     for one in ENDING:
         signal.signal(one, lambda *came: heard.append(came[0]))
@@ -535,7 +538,7 @@ def test_of_the_signals_that_end_a_script_each_waits_for_itself():
 
 @pytest.mark.parametrize("phase", PLACES)
 def test_the_moments_name_functions_that_there_are(phase):
-    """A moment that a change of the library has renamed would be no test any more."""
+    """Otherwise, a function that is renamed in the library would no longer be tested."""
     for moment in moments(phase):
         owner, name = moment.find()
         assert callable(getattr(owner, name)), moment

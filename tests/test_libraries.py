@@ -1,4 +1,4 @@
-"""Which of NVIDIA's libraries are taken, and whether the loader finds them, on made-up machines."""
+"""Tests of which NVIDIA libraries are chosen, and whether the loader finds them, with fake files."""
 
 import ctypes
 import os
@@ -30,7 +30,7 @@ def files(libraries_found):
     return {name: str(library.file) for name, library in libraries_found.items()}
 
 
-# Which files are taken
+# The choice of files
 
 
 def test_without_a_driver_nothing_is_found(put):
@@ -95,12 +95,12 @@ def test_cublas_is_of_no_newer_major_version_than_the_driver(put):
     driver = put("a", "libcuda.so.1", driver=12040)
     new = put("b", "libcublas.so.13", "libcublasLt.so.13")
     assert "libcublas" not in found(driver, new)
-    # Its minor versions all work with a driver of the same major version.
+    # All minor versions work with a driver of the same major version.
     fitting = put("c", "libcublas.so.12.9.1", "libcublasLt.so.12")
     assert files(found(driver, new, fitting))["libcublas"] == f"{fitting}/libcublas.so.12.9.1"
 
 
-def test_a_driver_that_does_not_tell_its_version_leaves_all(put):
+def test_a_driver_that_does_not_report_its_version_excludes_no_library(put):
     folder = put("a", "libcuda.so.1", *RELEASE_12, driver=0)
     assert set(found(folder)) == set(libraries.NEEDED)
 
@@ -144,7 +144,7 @@ def test_files_that_cannot_be_loaded_are_not_taken(put):
     assert files(found(folder)) == {"libcuda": f"{folder}/libcuda.so.3"}
 
 
-# Where they are looked for
+# The search path
 
 
 def test_folders_are_looked_at_in_order(put, monkeypatch):
@@ -205,7 +205,7 @@ def test_a_machine_without_ldconfig_has_an_empty_cache(monkeypatch):
 
 
 def loaded(name, environ):
-    """Return the file that the loader itself takes for a name, in a new process."""
+    """Return the file that the loader itself chooses for a name, in a new process, or None."""
     command = [sys.executable, "-S", FOLDER / "programs" / "load_library.py", name]
     done = subprocess.run(
         command, env={**os.environ, **environ}, capture_output=True, text=True, timeout=60
@@ -233,7 +233,7 @@ def test_an_empty_name_in_the_path_is_the_current_folder(put, monkeypatch):
     assert libraries.visible("libmadeup.so", environ, [])
 
 
-def test_the_loaders_cache_and_own_folders_count(put, monkeypatch):
+def test_the_loaders_cache_and_its_own_folders_are_searched(put, monkeypatch):
     folder = put("a", "libmadeup.so")
     assert libraries.visible("libmadeup.so", {}, [folder / "libmadeup.so"])
     assert not libraries.visible("libmadeup.so", {}, [])
@@ -258,7 +258,7 @@ def test_the_driver_is_visible_by_its_bare_name_only(put, tmp_path, name, answer
     assert done.stdout.strip() == answer, done.stderr
 
 
-# What is said of it
+# Explanations
 
 
 def explained(monkeypatch, *folders):

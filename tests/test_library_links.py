@@ -1,4 +1,4 @@
-"""The private folder of links, on made-up machines."""
+"""Tests of the private folder of links to NVIDIA's libraries, with fake files."""
 
 import multiprocessing
 import os
@@ -26,7 +26,7 @@ NAMES = (
 
 @pytest.fixture(autouse=True)
 def temporary_folder(monkeypatch, tmp_path):
-    """Keep what the last resort would make inside the test's own folder."""
+    """Replacement for the system's temporary folder, which is the last choice for the links."""
     folder = tmp_path / "temporary"
     folder.mkdir()
     folder.chmod(0o1777)
@@ -36,12 +36,12 @@ def temporary_folder(monkeypatch, tmp_path):
 
 @pytest.fixture
 def environ(put, tmp_path):
-    """The environment of a process that finds the libraries' files, but not by their bare names."""
+    """Environment of a process that can find the libraries, but not under their bare names."""
     return {**path_of(put("libraries", *NAMES)), "XDG_CACHE_HOME": str(tmp_path / "cache")}
 
 
 def folder_of(environ):
-    """Make the links and return their folder."""
+    """Create the links, and return their folder."""
     return Path(library_links.environment(environ, [])["LD_LIBRARY_PATH"].split(":")[0])
 
 
@@ -79,7 +79,7 @@ def test_the_folder_is_listed_before_the_others(environ):
     assert value.split(":")[1:] == [environ["LD_LIBRARY_PATH"]]
 
 
-def test_a_new_process_needs_no_more(environ):
+def test_a_process_that_has_the_links_needs_no_change(environ):
     again = {**environ, **library_links.environment(environ, [])}
     assert library_links.environment(again, []) == {}
 
@@ -127,7 +127,7 @@ def test_processes_at_once_make_one_folder(environ, tmp_path):
     assert len(contents(folders[0])) == len(NAMES) + 4
 
 
-def test_what_is_missing_or_wrong_is_mended(environ):
+def test_missing_and_wrong_links_are_repaired(environ):
     folder = folder_of(environ)
     whole = contents(folder)
     (folder / "libcuda.so").unlink()
@@ -156,14 +156,14 @@ def test_links_to_what_is_there_stay_however_old_they_are(put, environ):
     assert old.exists()
 
 
-def test_use_counts_as_use(environ):
+def test_using_a_folder_updates_its_modification_time(environ):
     folder = folder_of(environ)
     os.utime(folder, (0, 0))
     folder_of(environ)
     assert folder.stat().st_mtime > time.time() - 3600
 
 
-# Who else could change it
+# Protection against other users
 
 
 def test_a_folder_that_others_may_change_is_not_used(environ, tmp_path, temporary_folder):
@@ -218,7 +218,7 @@ def test_links_where_the_folder_should_be_are_not_followed_to_others(environ, tm
 
 
 @pytest.mark.parametrize("character", ":;$")
-def test_a_place_whose_name_the_loader_would_take_apart_is_not_used(
+def test_a_place_whose_name_the_loader_would_split_is_not_used(
     environ, tmp_path, temporary_folder, character
 ):
     environ["XDG_CACHE_HOME"] = str(tmp_path / f"a{character}b")

@@ -1,4 +1,4 @@
-"""What scripts do in odd orders and odd places: in a worker, in threads, after deaths, as they end."""
+"""Tests of unusual sequences of calls: in a worker, in threads, after deaths, and at exit."""
 
 import functools
 import multiprocessing
@@ -41,9 +41,9 @@ def error_in_thread(call):
 
 @own_process
 @pytest.mark.parametrize("has_words", [True, False])
-def test_an_exception_whose_text_cannot_be_had_is_a_worker_error(has_words):
+def test_an_exception_that_cannot_be_converted_to_text_is_a_worker_error(has_words):
     class Speechless(Exception):
-        def __init__(self):  # Theano cannot create it again with another message
+        def __init__(self):  # no parameter, so Theano cannot recreate it with a longer message
             super().__init__()
 
         def __str__(self):
@@ -75,7 +75,7 @@ def test_a_worker_that_closes_the_world_gets_an_error_and_harms_nothing():
 
 
 @own_process
-def test_what_a_worker_forks_can_forget_the_world_and_harms_nothing():
+def test_a_child_of_a_worker_can_close_the_inherited_world_without_harm():
     def forget():
         synk.close()
         synk.fork(1, use_gpu=False)
@@ -99,7 +99,7 @@ def test_a_call_from_another_thread_is_no_part_of_an_open_fuse_block():
 
 
 @own_process
-def test_who_calls_while_another_thread_closes_is_not_told_of_an_interruption():
+def test_a_call_while_another_thread_closes_does_not_report_an_interruption():
     world = open_world()
     transport = current_world().transport
     errors = []
@@ -116,7 +116,7 @@ def test_who_calls_while_another_thread_closes_is_not_told_of_an_interruption():
 
 
 @own_process
-def test_a_memmap_that_has_lost_its_name_is_there_after_a_restart():
+def test_a_memmap_of_a_deleted_file_can_be_used_after_a_restart():
     np.arange(10.0).tofile("numbers")
     numbers = np.memmap("numbers", float, "r+")
     world = open_world(3)
@@ -159,14 +159,14 @@ def test_deaths_in_a_row_and_as_workers_start_can_each_be_followed_by_a_restart(
 
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_world_made_as_the_script_ends_leaves_nothing(tmp_path, when):
-    """Functions of ``atexit`` that were registered before the library's run after it has closed."""
+    """`atexit` functions that were registered before the library's own run after it."""
     done = run_file("world_at_exit.py", when, cwd=tmp_path)
     assert len(done.stdout.split()) == 2 and done.stderr == ""
 
 
 @own_process
 def test_a_handler_that_raises_ends_the_command_with_its_exception():
-    """As scripts do it for a time limit: in the master's share, or where the master waits."""
+    """Scripts do this for time limits. The master may be computing its share, or waiting."""
 
     class TimeIsUp(Exception):
         pass
@@ -183,11 +183,11 @@ def test_a_handler_that_raises_ends_the_command_with_its_exception():
     error = error_with_limit(lambda: world.fused(SLEEP, NOTHING, NOTHING))
     assert type(error) is TimeIsUp, repr(error)
     world.check_usable()
-    # In the all-reduce, where it waits.
+    # While the master waits in the all-reduce.
     error = error_with_limit(lambda: world.fused(NOTHING, SLEEP, NOTHING), 3)
     assert type(error) is TimeIsUp, repr(error)
     world.check_usable()
-    # At the finish barrier.
+    # While the master waits at the finish barrier.
     error = error_with_limit(lambda: world.act(NOTHING, LONG, NOTHING))
     assert type(error) is TimeIsUp, repr(error)
     assert "interrupted" in str(error_of(lambda: world.plain(np.ones(3))))
@@ -197,8 +197,8 @@ def test_a_handler_that_raises_ends_the_command_with_its_exception():
 
 @own_process
 @pytest.mark.parametrize("failing", [0, 1], ids=["master", "worker"])
-def test_who_did_not_fail_has_made_its_updates_but_none_after_a_collective(failing):
-    """What the documentation says of replicas after an exception; `broadcast` makes them alike."""
+def test_ranks_that_did_not_fail_have_made_their_updates_but_none_after_a_collective(failing):
+    """Check the documented state of replicas after an exception. A broadcast makes them equal again."""
     world = open_world(3)
     x = tt.dvector("x")
     before, after = (theano.shared(0.0, name=name) for name in ("before", "after"))

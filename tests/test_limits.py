@@ -1,7 +1,7 @@
-"""What the system refuses: memory, files, processes, room on the disk.
+"""Tests of the system's limits on memory, files, processes and disk space.
 
-Each is met with the real limit: a control group, a resource limit, another user, a file system that is
-small, full or read-only, mounted for the script alone.
+They use real limits: a control group, a resource limit, another user, or a file system that is small,
+full or read-only and mounted only for the script.
 """
 
 import ctypes
@@ -36,13 +36,13 @@ NEW_MOUNTS = 0x20000  # CLONE_NEWNS
 
 
 def check_error(error, *words, kind=synk.SynkhronosError):
-    """The error is of this kind and has these words in its message."""
+    """Check that the error is of this kind, and that its message contains these words."""
     assert isinstance(error, kind), repr(error)
     for word in words:
         assert word in str(error), (word, str(error))
 
 
-# Mounts of one's own
+# Private mounts
 
 
 def may_mount():
@@ -61,7 +61,7 @@ NO_DEV_SHM = (
 
 
 def with_mounts(command):
-    """Return the start of a command that changes the mounts for what comes after it alone."""
+    """Return the start of a command line that changes the mounts only for the rest of it."""
     return ["unshare", "-m", "sh", "-ec", f'{command}\nexec "$@"', "sh"]
 
 
@@ -94,11 +94,11 @@ def test_dev_shm_is_not_needed_for_the_import(tmp_path):
 
 
 @own_process
-def test_a_limit_on_the_size_of_files_is_a_sentence_and_not_a_wait():
+def test_a_limit_on_the_size_of_files_is_an_error_and_not_a_hang():
     synk.fork(2, use_gpu=False)
     x = tt.dvector("x")
     f = synk.function([x], (x.sum(), "sum"))
-    synk.distribute()  # the workers are to be without the limit
+    synk.distribute()  # before the limit is set, so that it does not apply to the workers
     no_limit = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, no_limit[1]))
     error = error_of(lambda: synk.function([x], (tt.exp(x).sum(), "sum")), 30)
@@ -110,7 +110,7 @@ def test_a_limit_on_the_size_of_files_is_a_sentence_and_not_a_wait():
 
 
 @needs_mounts
-def test_a_full_disk_for_the_compile_cache_is_a_sentence_and_not_a_wait(tmp_path):
+def test_a_full_disk_for_the_compile_cache_is_an_error_and_not_a_hang(tmp_path):
     cache = tmp_path / "cache"
     cache.mkdir()
     run_file(
@@ -123,7 +123,7 @@ def test_a_full_disk_for_the_compile_cache_is_a_sentence_and_not_a_wait(tmp_path
     )
 
 
-def test_what_the_user_has_set_is_where_theano_compiles(tmp_path):
+def test_the_compile_cache_is_where_the_users_settings_say(tmp_path):
     assert compile_cache.folder({"THEANO_FLAGS": "base_compiledir=/a,x=1"}) == Path("/a")
     assert compile_cache.folder({"THEANO_FLAGS": "base_compiledir=/a,compiledir=/b"}) == Path("/b")
     settings = tmp_path / "theanorc"
@@ -161,9 +161,10 @@ def test_too_few_files_is_an_error_that_says_the_limit_and_leaves_a_usable_world
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become another user")
 def test_too_many_processes_is_an_error_that_says_the_limit_and_leaves_a_usable_world():
-    """As another user: the limit does not bind root."""
+    """Run the program as another user, as the limit does not apply to root."""
     user = 54321
-    folder = Path(tempfile.mkdtemp())  # pytest's own folders are for one user, and so may be this one
+    # Other users may not have access to pytest's folders, or to the project's.
+    folder = Path(tempfile.mkdtemp())
     try:
         shutil.copytree(ROOT / "synkhronos", folder / "synkhronos")
         for name in ("prelude.py", "processes.py", "programs/too_many_processes.py"):
@@ -188,7 +189,7 @@ def test_too_many_processes_is_an_error_that_says_the_limit_and_leaves_a_usable_
 
 @own_process
 @pytest.mark.parametrize("ranks", [2, 5])
-def test_a_limit_on_address_space_leaves_half_of_it_to_the_script(ranks):
+def test_a_limit_on_address_space_leaves_a_third_of_it_to_the_script(ranks):
     process = psutil.Process()
     used = process.memory_info().vms
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
@@ -213,7 +214,10 @@ def test_a_limit_on_address_space_leaves_half_of_it_to_the_script(ranks):
 
 
 class LimitMemory(theano.Op):
-    """Lets the rank have this many bytes more than it has; 0: as before; -1: any number."""
+    """Limits the rank's address space to its current size plus a number of bytes.
+
+    A number of 0 leaves the limit unchanged, and -1 lifts it.
+    """
 
     __props__ = ()
 
@@ -232,7 +236,7 @@ class LimitMemory(theano.Op):
 @own_process
 @pytest.mark.parametrize("rank", [0, 1])
 def test_out_of_memory_on_one_rank_is_an_error_and_the_world_goes_on(rank):
-    """In Theano's C code, in a collective, in an output; before the others meet it, or after."""
+    """Memory runs out in Theano's C code, in an output, and in a step with a collective."""
     world = open_world(start=False)
     n = tt.lvector("n")
     zeros = tt.zeros((n[0], n[0]))
@@ -274,7 +278,7 @@ def test_out_of_memory_on_one_rank_is_an_error_and_the_world_goes_on(rank):
 
 
 class Echo(Command):
-    """Has the workers return so many bytes; has some itself."""
+    """Carries `there` as its payload. Each worker returns `back` bytes."""
 
     def __init__(self, there, back):
         self.there, self.back = there, back
@@ -306,7 +310,7 @@ def test_a_command_or_a_reply_too_large_for_memory_leaves_a_usable_world():
 
 @pytest.fixture
 def memory_group():
-    """A function that makes a control group of so many bytes, and returns its folder."""
+    """Function that creates a control group with a memory limit in bytes, and returns its folder."""
     made = []
 
     def make(nbytes):
@@ -325,7 +329,7 @@ def memory_group():
     yield make
     for folder in made:
         end = time.monotonic() + 10
-        while time.monotonic() < end:  # the last of its processes may be ending yet
+        while time.monotonic() < end:  # until its last process has ended
             try:
                 folder.rmdir()
                 break
@@ -335,12 +339,12 @@ def memory_group():
 
 
 def enter(group):
-    """Have this process, and those that it starts, in a control group."""
+    """Move this process to a control group. Its child processes inherit it."""
     Path(group, "cgroup.procs").write_text(str(os.getpid()))
 
 
 class Take(Command):
-    """Every rank takes 220 MB at once, and writes to what it got."""
+    """Allocates 220 MB on every rank at the same time, and writes to them."""
 
     def run(self, here):
         here.transport.barrier()
@@ -380,16 +384,16 @@ def take_more_than_a_container_may_have(group):
     gc.collect()
     store = current_world().here.store
     store.trim()
-    for _ in range(3):  # it would fit once or twice
+    for _ in range(3):  # the limit allows one or two of the three allocations
         got = current_world().run(Take())
         assert sum(got) < 3, got
         world.check_usable()
-    # What was taken last, and not yet written to, counts.
+    # A block that was allocated but not written to counts, too.
     first = store.memory.allocate(300 << 20)
     refused(lambda: store.memory.allocate(300 << 20))
     del first
     data = synk.data(np.ones(25 << 20, "float32"))
-    for _ in range(5):  # pages that are kept for the next block are given back where they are needed
+    for _ in range(5):  # pages that are kept for reuse are returned when memory is needed
         data.free_memory()
         data = synk.data(np.ones(25 << 20, "float32"))
     assert (data.data == 1).all()
@@ -398,7 +402,7 @@ def take_more_than_a_container_may_have(group):
 def test_more_than_a_container_may_have_is_a_memory_error_before_the_kernel_kills(
     memory_group, programs
 ):
-    """Large blocks, many small ones, several ranks at once, and room that was taken but not written."""
+    """Test large blocks, many small ones, several ranks at once, and blocks not written to yet."""
     group = memory_group(600 * MEGABYTE)
     programs.run(take_more_than_a_container_may_have, group, timeout=90).check()
 
@@ -417,7 +421,7 @@ def compute_beside_cached_files(group):
     assert world.plain(data) == [(10 << 20) + 6]
 
 
-def test_files_that_are_only_cached_leave_a_container_its_room(memory_group, programs, tmp_path):
+def test_cached_files_do_not_count_towards_a_containers_limit(memory_group, programs, tmp_path):
     group = memory_group(400 * MEGABYTE)
     programs.run(compute_beside_cached_files, group, timeout=90, cwd=tmp_path).check()
 

@@ -1,4 +1,4 @@
-"""What ended a process, which processes are stopped, and that children end with their parent."""
+"""Tests of how ended and stopped processes are detected, and how they are terminated."""
 
 import multiprocessing
 import os
@@ -30,8 +30,8 @@ def wait_until(condition, seconds=5):
     raise AssertionError("it never comes")
 
 
-def test_the_cause_is_there_as_soon_as_the_death_is_seen():
-    """A process closes its files, and so its sentinel, a moment before it has an exit code."""
+def test_the_cause_is_known_as_soon_as_a_death_is_detected():
+    """A process closes its files, including its sentinel, shortly before it has an exit code."""
     for _ in range(30):
         process = start()
         os.kill(process.pid, signal.SIGKILL)
@@ -42,7 +42,7 @@ def test_the_cause_is_there_as_soon_as_the_death_is_seen():
 
 
 @pytest.mark.parametrize("code", [0, 1, 7])
-def test_the_exit_code_is_named_and_who_lives_is_not(code):
+def test_the_exit_code_is_reported_and_a_living_process_is_not(code):
     living, dead = start(), start(os._exit, code)
     try:
         assert wait_until(lambda: liveness.find_dead({0: living, 2: dead})) == {2: f"exit code {code}"}
@@ -51,7 +51,7 @@ def test_the_exit_code_is_named_and_who_lives_is_not(code):
 
 
 def test_a_worker_is_seen_dead_while_a_process_of_its_own_lives():
-    """That process has inherited the worker's sentinel."""
+    """A child of the worker has inherited the sentinel, so it stays open."""
 
     def fork_and_wait(pid):
         child = os.fork()
@@ -81,7 +81,8 @@ def test_a_script_that_ignores_the_end_of_children_sees_a_death_and_can_end_the_
         assert not psutil.pid_exists(living.pid)
     finally:
         signal.signal(signal.SIGCHLD, before)
-        multiprocessing.process._children -= {dead, living}  # whose end multiprocessing never sees
+        # multiprocessing cannot detect that they have ended.
+        multiprocessing.process._children -= {dead, living}
 
 
 def test_stopped_processes_are_found_and_ended():
@@ -121,13 +122,13 @@ def test_a_forker_calls_in_the_main_thread_itself_and_for_others_in_a_thread_tha
     thread.start()
     thread.join()
     (five, lasting), _ = outcome
-    assert lasting.is_alive() and lasting.daemon  # another try, after the first has ended
+    assert lasting.is_alive() and lasting.daemon  # a new thread, after the first one was ended
     forker.end()
     lasting.join(5)
     assert not lasting.is_alive()
 
 
-def test_a_look_at_the_living_takes_no_time_and_the_dead_are_not_stopped():
+def test_checking_living_processes_is_fast_and_dead_ones_do_not_count_as_stopped():
     living, dead = start(), start(os._exit, 3)
     try:
         wait_until(lambda: liveness.find_dead({1: dead}))

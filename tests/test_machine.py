@@ -1,4 +1,4 @@
-"""The count of usable cores, against control groups made of plain files."""
+"""Tests of the count of usable cores, with control groups simulated by plain files."""
 
 import os
 
@@ -10,7 +10,7 @@ from synkhronos.host.machine import affinity, control_groups, cores, cpu_quota
 
 @pytest.fixture
 def machine(tmp_path):
-    """Make a pretended proc and cgroup mount from ``{path: text}``."""
+    """Function that creates fake proc and cgroup mounts, the latter from ``{path: text}``."""
 
     def make(cgroup_of_process, files):
         proc = tmp_path / "proc"

@@ -1,4 +1,4 @@
-"""The commands, run as a user runs them."""
+"""Tests of the command line, run as a user would run it."""
 
 import os
 import signal
@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def command(*arguments, options=("-m", "synkhronos"), **variables):
-    """Run ``python -m synkhronos ARGUMENTS`` without the settings of the environment."""
+    """Run ``python -m synkhronos ARGUMENTS`` without Theano's settings from the environment."""
     inherited = {k: v for k, v in os.environ.items() if k not in ("THEANO_FLAGS", "THEANORC")}
     inherited["PYTHONPATH"] = os.pathsep.join(
         part for part in (str(ROOT), inherited.get("PYTHONPATH")) if part
@@ -32,7 +32,7 @@ def command(*arguments, options=("-m", "synkhronos"), **variables):
 
 @pytest.fixture
 def script(tmp_path):
-    """Write a script and return its path."""
+    """Function that writes a script, and returns its path."""
 
     def write(text):
         path = tmp_path / "script.py"
@@ -53,6 +53,71 @@ def test_run_gives_the_script_what_python_would(script, tmp_path):
     answer = command("run", path, "--help", "-x", "a b")
     expected = f"__main__ {[str(path), '--help', '-x', 'a b']} {tmp_path} False\n"
     assert answer.stdout == expected, answer.stderr
+
+
+LOOP = """
+import sys
+import theano
+import theano.tensor as tt
+
+x = tt.dvector()
+total, _ = theano.scan(lambda one, state: one + state, x, tt.zeros(()))
+print(theano.function([x], total, mode=theano.Mode("cvm", "fast_compile"))([1, 2, 3]))
+print(type(sys.modules["theano.scan_module.scan_perform_ext"].perform).__name__)
+print("synkhronos" in sys.modules)
+"""
+
+
+def test_run_makes_scan_work_in_a_script_that_does_not_import_the_library(script):
+    flags = os.environ["THEANO_FLAGS"]  # with the cache of the tests
+    answer = command("run", script(LOOP), THEANO_FLAGS=flags)
+    assert answer.returncode == 0, answer.stderr
+    sums, kind, imported = answer.stdout.splitlines()
+    assert (sums, imported) == ("[1. 3. 6.]", "False")
+    assert kind != "function"  # the loop is compiled
+
+
+def test_run_makes_lasagne_importable(script):
+    pytest.importorskip("lasagne")
+    path = script("import lasagne\nprint(lasagne.layers.MaxPool2DLayer.__name__)\n")
+    answer = command("run", path, THEANO_FLAGS=os.environ["THEANO_FLAGS"])
+    assert answer.stdout == "MaxPool2DLayer\n", answer.stderr
+
+
+PATHS = """
+import os, subprocess, sys
+print(sys.path, os.environ.get("PYTHONPATH"), sys.flags)
+mark = getattr(sys.modules.get("sitecustomize"), "mark", None)
+print("sitecustomize" in sys.modules, mark, flush=True)
+if len(sys.argv) == 1:
+    subprocess.run([sys.executable, *sys.argv, "child"], check=True)
+"""
+
+
+@pytest.mark.parametrize("customized", [None, "mark = 1", "import sys; mark = list(sys.path)"])
+def test_run_leaves_the_paths_and_customizations_of_a_script_as_they_are(script, tmp_path, customized):
+    path = script(PATHS)
+    folder = tmp_path / "customized"
+    folder.mkdir()
+    if customized is not None:
+        (folder / "sitecustomize.py").write_text(customized)
+    variables = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(folder)])}
+    expected = command(path, options=(), **variables)
+    answer = command("run", path, **variables)
+    without = expected.stdout
+    if customized is None:  # ours stays where Python finds no other; the child has none
+        without = without.replace("False None", "True None", 1)
+    assert answer.stdout == without and without, answer.stderr
+    assert answer.stderr == expected.stderr
+
+
+def test_run_reports_a_customization_that_fails_as_python_does(script, tmp_path):
+    path = script("print('reached')")
+    (tmp_path / "sitecustomize.py").write_text("raise ImportError('lost', name='something')")
+    variables = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(tmp_path)])}
+    answer, expected = command("run", path, **variables), command(path, options=(), **variables)
+    assert "ImportError: lost" in answer.stderr and answer.stdout == expected.stdout
+    assert answer.stderr.splitlines()[0] == expected.stderr.splitlines()[0]
 
 
 def test_run_keeps_the_scripts_own_flags(script):
@@ -83,7 +148,7 @@ def test_run_hands_on_that_output_is_unbuffered(script):
 
 
 def test_a_package_that_imports_synkhronos_can_be_run_by_its_name(tmp_path):
-    """While Python locates it, the names are not imported yet."""
+    """While Python locates the package, synkhronos imports its public names only on first use."""
     package = tmp_path / "package"
     package.mkdir()
     (package / "__init__.py").write_text(
@@ -122,7 +187,7 @@ print(os.environ["LD_LIBRARY_PATH"])
 
 @pytest.fixture
 def nvidia(put, tmp_path):
-    """The variables on a machine with a driver and pip's wheels, all by names with a version."""
+    """Environment of a machine with a driver and pip's wheels, whose libraries have version suffixes."""
     if all_are_visible():
         pytest.skip("no library is hidden on this machine")
     return {
@@ -134,7 +199,7 @@ def nvidia(put, tmp_path):
 
 def test_run_gives_the_drivers_and_pips_libraries_their_bare_names(script, nvidia, tmp_path):
     path = script(LOAD)
-    assert command(path, options=(), **nvidia).returncode == 1  # without us it does not find them
+    assert command(path, options=(), **nvidia).returncode == 1  # fails without ``run``
     answer = command("run", path, **nvidia)
     *loaded, folders = answer.stdout.splitlines()
     assert loaded == ["libcuda.so.1", "libnvrtc.so.13", "libcublas.so.13", "libnccl.so.2"], answer
@@ -153,7 +218,7 @@ def test_libgpuarray_finds_the_driver_in_run(script, nvidia):
     pytest.importorskip("pygpu")
     path = script("import pygpu\npygpu.init('cuda0')\n")
     assert "Could not load" in command(path, options=(), **nvidia).stderr
-    assert "Could not find symbol" in command("run", path, **nvidia).stderr  # of ours, made up
+    assert "Could not find symbol" in command("run", path, **nvidia).stderr  # in the fake library
 
 
 def test_run_goes_on_where_there_is_no_place_for_links(script, nvidia, tmp_path):
@@ -182,7 +247,7 @@ def test_no_command_shows_the_help():
 
 @pytest.fixture
 def too_new_numpy(tmp_path):
-    """Make a folder that hides NumPy behind one that is too new."""
+    """Environment with a fake NumPy package of an unsupported, newer version."""
     package = tmp_path / "hiding" / "numpy"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("__version__ = '2.0.0'\n")

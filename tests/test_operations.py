@@ -1,4 +1,4 @@
-"""What the operations mean, as arithmetic on arrays."""
+"""Tests of the arithmetic of the operations on arrays."""
 
 import numpy as np
 import pytest
@@ -70,7 +70,7 @@ def test_an_average_of_many_halves_does_not_overflow_or_lose_its_small_terms(dty
         for value, weight in zip(values, weights or [1] * 4):
             accumulator.add(value.copy(), weight)
         assert_close(accumulator.result(np.dtype(dtype)), [40000] * 3)
-    large = np.full(1, 2048, dtype)  # in halves 2048 + 1 is 2048
+    large = np.full(1, 2048, dtype)  # in half precision, 2048 + 1 is 2048
     small = [np.ones(1, dtype)] * 7
     for weights in (None, [1, *[2] * 7]):
         expected = np.average([2048, *[1] * 7], weights=weights)
@@ -80,12 +80,12 @@ def test_an_average_of_many_halves_does_not_overflow_or_lose_its_small_terms(dty
 @given(data=st.data(), which=st.sampled_from([*DEFINED, ("gather", "int8"), (None, "int8")]),
        shape=shapes, weights=st.lists(st.integers(1, 9), min_size=1, max_size=6))
 @examples(200)
-def test_accumulated_slices_come_to_the_weighted_reduction(data, which, shape, weights):
+def test_accumulated_slices_equal_the_weighted_reduction(data, which, shape, weights):
     op, dtype = which
     values = draw_values(data.draw, shape, dtype, len(weights))
     accumulator = Accumulator(op)
     for value, weight in zip(values, weights):
-        accumulator.add(value.copy(), weight)  # it takes the value over
+        accumulator.add(value.copy(), weight)  # a copy, as it takes ownership of the array
     got = accumulator.result(np.dtype(dtype))
     assert got.dtype == dtype
     expected = combine(op, values, weights)

@@ -1,4 +1,4 @@
-"""Outputs that are large: reduced in the memory that they were computed in, and nobody else's."""
+"""Tests of large outputs, which are reduced in the memory in which they were computed."""
 
 from types import SimpleNamespace
 
@@ -14,12 +14,12 @@ from synkhronos.functions.outputs import collect
 from synkhronos.world.here import Command
 from synkhronos.world.world import current_world
 
-N = 70_001  # some pieces of each dtype, the last one short
+N = 70_001  # several pieces for each dtype; the last piece is shorter
 OPS = ["avg", "sum", "prod", "min", "max"]
 
 
 class Pool:
-    """The functions of one world; each output is a vector as long as the sum over the rank's rows."""
+    """The functions of one world. Most outputs are sums over the rank's rows, of length `N`."""
 
     def __init__(self, size, master_rank):
         self.size, self.master_rank = size, master_rank
@@ -27,7 +27,7 @@ class Pool:
         total = x.sum(axis=0)
         self.serial = theano.function([x], total)
         self.every = synk.function([x], [(total, op) for op in OPS])
-        self.halves = synk.function([x], tt.cast(total, "float16"))
+        self.halves = synk.function([x], (tt.cast(total, "float16"), "avg"))
         counts = tt.cast(total, "int8")
         self.counts = synk.function([x], [(counts, "sum"), (counts, "max")])
         self.turned = synk.function([x], ((2 * x).T, "sum"))
@@ -56,13 +56,16 @@ def make(n_rows, seed=3):
 
 
 def totals(pool, x):
-    """Return what each rank computes, and its number of rows; ranks without rows are left out."""
+    """Return the sums that the ranks compute, and their numbers of rows, for ranks with rows."""
     parts = [part for part in np.array_split(x, pool.size) if len(part)]
     return [pool.serial(part) for part in parts], [len(part) for part in parts]
 
 
 def fold(op, values, weights):
-    """Return the reduction, rank after rank, in the dtype of the values; halves in single."""
+    """Return the reduction in rank order, in the dtype of the values.
+
+    Averages of half precision are computed in single precision.
+    """
     if op != "avg":
         combine = dict(sum=np.add, prod=np.multiply, min=np.minimum, max=np.maximum)[op]
         result = values[0]
@@ -86,7 +89,7 @@ def assert_bits(got, expected):
 
 @pytest.mark.parametrize("n_rows", [1, 2, 7, 8])
 @pytest.mark.parametrize("where", ["inputs", "sliceable"])
-def test_ranks_are_folded_in_their_order_each_with_its_rows(pool, n_rows, where):
+def test_outputs_are_reduced_in_rank_order_weighted_by_rows(pool, n_rows, where):
     x = make(n_rows)
     values, weights = totals(pool, x)
     if where == "sliceable":
@@ -152,7 +155,7 @@ def test_what_is_returned_is_the_callers_alone(pool):
         assert_bits(one, fold(op, values, weights))
 
 
-def test_what_an_output_is_equal_to_is_not_written_to(pool):
+def test_variables_and_inputs_that_are_outputs_are_not_written_to(pool):
     v = np.full(N, 3, "float32")
     data = synk.data(v)
     old = np.arange(N, dtype="float32")
@@ -188,13 +191,13 @@ def test_unequal_shapes_are_refused_by_rank(pool):
 
 
 class FreeBytes(Command):
-    """Return how much of this rank's shared memory is free."""
+    """Returns the number of free bytes of this rank's shared memory."""
 
     def run(self, here):
         return sum(stop - start for start, stop in here.store.memory._large.holes())
 
 
-def test_what_a_worker_has_sent_is_free_again_as_the_next_command_begins(pool):
+def test_memory_of_outputs_that_a_worker_has_sent_is_free_at_the_next_command(pool):
     x = synk.data(make(2 * pool.size))
     before = current_world().run(FreeBytes())
     pool.every(x)
@@ -203,11 +206,11 @@ def test_what_a_worker_has_sent_is_free_again_as_the_next_command_begins(pool):
     assert [after[rank] for rank in workers] == [before[rank] for rank in workers]
 
 
-# A communicator that reduces outputs where they are, as that of devices does
+# A communicator that reduces outputs in place, like the one for devices
 
 
 class InPlace(SharedMemoryCommunicator):
-    """Reduces vectors of ``float32``."""
+    """A communicator that reduces ``float32`` vectors in place, and records its reductions."""
 
     reduces_in_place = True
 
@@ -235,7 +238,7 @@ class Use(Command):
 
 @pytest.fixture
 def reductions(pool):
-    """A function that returns the reductions that the master has taken part in since the last call."""
+    """Function that returns the master's reductions since it was last called."""
     world = current_world()
     world.run(Use(True))
 
@@ -265,7 +268,7 @@ def test_outputs_are_reduced_where_they_are(pool, reductions):
         assert reductions() == [("avg", 1, own), ("prod", 1, own)]
     world = current_world()
     once = np.full(N, 3, "float32")
-    outputs = pool.others(once)  # five, all sums
+    outputs = pool.others(once)  # five outputs, all of which are sums
     assert reductions() == [("sum", 5, 1)]
     np.testing.assert_array_equal(outputs[1], once * world.size)
     synk.broadcast(pool.weights, np.arange(N, dtype="float32"))
@@ -282,22 +285,27 @@ def test_other_outputs_and_those_of_too_few_rows_go_to_the_master(pool, reductio
     x = make(2 * pool.size)
     synk.scatter(pool.rows, x)
     reductions()
-    assert_all_close(pool.held(), OPS, *totals(pool, x))  # only each rank itself knows its rows
+    # The number of rows of a sliceable variable is known only to its rank.
+    assert_all_close(pool.held(), OPS, *totals(pool, x))
     assert reductions() == []
 
 
-# The results of the ranks, reduced, without a world
+# Reduction of the ranks' results, without a world
 
 
 def reduced(results, modes, master_rank=0, subset=None, dtype="float64"):
     world = SimpleNamespace(here=None, master_rank=master_rank)
-    replica = SimpleNamespace(output_modes=modes, output_dtypes=[np.dtype(dtype)] * len(modes))
+    replica = SimpleNamespace(
+        output_modes=modes,
+        output_dtypes=[np.dtype(dtype)] * len(modes),
+        output_axes=[0] * len(modes),
+    )
     return collect(world, SimpleNamespace(replica=replica), results, subset)
 
 
 @pytest.mark.parametrize("master", [0, 1, 2])
-def test_what_the_communicator_has_reduced_is_the_masters_own(master):
-    """The others then have sent nothing for it."""
+def test_outputs_that_the_communicator_has_reduced_are_taken_from_the_master(master):
+    """The other ranks have sent nothing for this output."""
     results = [(rank + 1, [None, np.ones(2)]) for rank in range(3)]
     results[master][1][0] = np.full(2, 7.0)
     first, second = reduced(results, ["avg", "sum"], master)

@@ -1,4 +1,4 @@
-"""Which rows each rank and each slice gets."""
+"""Tests of which rows each rank and each slice gets."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""What the doctor's checks look with, and how they tell what they found."""
+"""Tests of the probes of the doctor's checks, and of how results are printed."""
 
 import pytest
 
@@ -17,7 +17,7 @@ def test_a_probe_returns_what_it_prints_last():
     assert probe.probe("print('noise'); print('{\"a\": 1}')") == {"a": 1}
 
 
-def test_a_probe_that_fails_tells_the_last_line():
+def test_a_probe_that_fails_reports_the_last_line():
     with pytest.raises(probe.ProbeError, match="^ValueError: lost$"):
         probe.probe("raise ValueError('lost')")
 

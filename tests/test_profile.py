@@ -1,4 +1,4 @@
-"""`profile`: what it finds, and that it leaves nothing of itself."""
+"""Tests of `profile`: its results, and that it leaves nothing installed."""
 
 import json
 
@@ -38,7 +38,7 @@ def test_every_step_and_rank_is_measured(step):
         assert [event.step for event in commands] == list(range(5))
         for rank_seconds, command in zip(profile.seconds[:, profile.events.index(events)], commands):
             assert rank_seconds.sum() == pytest.approx(command.seconds)
-    # The clocks agree: no worker starts before the master has begun, nor ends after it has ended.
+    # The ranks' clocks agree: each worker's command lies within the master's.
     commands = [[one for one in events if one.category == "command"] for events in profile.events]
     for mine, others in zip(*commands):
         assert mine.start <= others.start
@@ -66,7 +66,7 @@ def test_the_trace_can_be_read(step, tmp_path):
 
 
 class _Names(synk.world.here.Command):
-    """What this rank's objects have of their own under the names of methods."""
+    """Returns the names of callables in the instance dictionaries of this rank's objects."""
 
     def run(self, here):
         owners = [here, here.transport, here.engine, here.store, here.comm]

@@ -1,4 +1,4 @@
-"""The README's example runs and prints what the README shows."""
+"""Tests that the README's example runs and prints the output shown."""
 
 import re
 
@@ -8,7 +8,7 @@ README = (ROOT / "README.rst").read_text()
 
 
 def block(language):
-    """Return the first code block in a language."""
+    """Return the README's first code block in a language."""
     found = re.search(rf"^\.\. code-block:: {language}\n\n((?:    .*\n|\n)+)", README, re.MULTILINE)
     return re.sub("^    ", "", found.group(1), flags=re.MULTILINE).strip() + "\n"
 

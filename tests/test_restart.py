@@ -1,4 +1,4 @@
-"""Restart: the same objects go on with other workers."""
+"""Tests of restart(): the same objects continue to work with new workers."""
 
 import functools
 import gc
@@ -22,13 +22,13 @@ import synkhronos as synk
 
 
 def kill(rank, number=signal.SIGKILL):
-    """Send a worker a signal."""
+    """Send a signal to a worker."""
     workers = {one.name: one.pid for one in multiprocessing.active_children()}
     os.kill(workers[f"synkhronos-{rank}"], number)
 
 
 def lose(rank, call):
-    """Kill a worker; the call finds it dead."""
+    """Kill a worker, and check that a call reports its death."""
     kill(rank)
     error = error_of(call)
     assert type(error) is synk.WorldBrokenError, repr(error)
@@ -40,9 +40,11 @@ class Opened:
 
     Attributes
     ----------
+    x : matrix variable
+    w : shared vector
+        Initially zero.
     step : Function
-        Of a matrix `x`: adds the sum of the rows to the shared vector `w`, and returns it and the first
-        column.
+        Takes the matrix `x`. Adds the sum of its rows to `w`, and returns this sum and the first column.
     """
 
     def __init__(self, n=2, **kwargs):
@@ -56,18 +58,18 @@ class Opened:
         synk.distribute()
 
     def check(self, n, data):
-        """Every rank takes its own rows, and has a replica of its own."""
+        """Check that every rank computes on its own rows, and updates its own replica."""
         before = self.w.get_value()
         total, firsts = self.step(data)
         assert total.tolist() == data.data.sum(axis=0).tolist()
         assert firsts.tolist() == data.data[:, 0].tolist()
         shares = np.array_split(data.data, n)
         assert synk.gather(self.w).tolist() == [(before + one.sum(axis=0)).tolist() for one in shares]
-        synk.all_reduce(self.w)  # they lie in shared memory from now on
+        synk.all_reduce(self.w)  # moves the replicas to shared memory
 
 
 def open_world(n=2, **kwargs):
-    """Return an `Opened`; further arguments are for ``fork()``."""
+    """Return an `Opened`. Keyword arguments are passed to ``fork()``."""
     return Opened(n, **kwargs)
 
 
@@ -87,7 +89,7 @@ def test_the_same_objects_go_on_after_a_death(n, master_rank, lost):
         assert synk.restart() == n
         kept = w.get_value()
         assert synk.gather(w).tolist() == [kept.tolist()] * n
-        view[2] += 1  # the very memory of before
+        view[2] += 1  # still the memory of `data`
         assert synk.get_shmems(x) is bound and bound.data.tolist() == rows.tolist()
         for one in (data, mapped):
             world.check(n, one)
@@ -109,10 +111,10 @@ def test_the_number_of_processes_may_change_up_to_that_of_fork():
     w, step = world.w, world.step
     data = synk.data(np.arange(14.0).reshape(7, 2))
     world.check(3, data)
-    step(data)  # a call that will be repeated
+    step(data)  # so that the calls below are repeated ones
     for n in (1, 2, 3, 1, 3):
         assert synk.restart(n) == n
-        assert len(multiprocessing.active_children()) == 0  # until they are needed
+        assert len(multiprocessing.active_children()) == 0  # workers start when they are needed
         step(data)
         assert len(multiprocessing.active_children()) == n - 1
         synk.broadcast(w)
@@ -131,7 +133,7 @@ def test_the_number_of_processes_may_change_up_to_that_of_fork():
 
 @own_process
 def test_every_rank_has_a_replica_of_its_own_again():
-    """A collective leaves the variable in the memory that all share."""
+    """A collective leaves the replicas in shared memory."""
 
     def shared_memory():
         return psutil.Process().memory_full_info().shared
@@ -148,11 +150,11 @@ def test_every_rank_has_a_replica_of_its_own_again():
     synk.set_value(1, w, [7.0, 7.0])
     assert w.get_value().tolist() == before
     assert synk.gather(w).tolist() == [before, [7, 7]]
-    # And what the former workers had there is given back.
+    # The shared memory of the former workers is returned to the system.
     for _ in range(2):
         touch()
         synk.all_reduce(big)
-    # Of the 32 MB of the master and the 32 MB of the worker, half of the latter is given back.
+    # The master and the worker have 32 MB each, and about half of the worker's is returned.
     seen = shared_memory()
     synk.restart()
     assert shared_memory() < seen - (14 << 20), (seen - shared_memory()) >> 20
@@ -170,7 +172,7 @@ def test_a_rank_without_rows_of_its_own_is_noticed_after_a_restart():
     synk.restart(1)
     synk.restart(2)
     assert own(one) == 1
-    # The rows that weigh a reduction are those of calls since the restart.
+    # A reduction is weighted by the rows of calls since the restart.
     step(one)
     synk.all_reduce(w, weights=step)
     synk.restart()
@@ -239,12 +241,12 @@ def test_a_restart_needs_neither_functions_nor_started_workers():
     synk.restart()
     assert f(data) == 16
     synk.restart()
-    s.set_value(3.0)  # by the master alone, before the workers are there: they inherit it
+    s.set_value(3.0)  # in the master only, but the workers start later and inherit it
     assert f(data) == 24
 
 
 @own_process
-def test_a_stopped_worker_and_an_interrupted_command_can_be_got_rid_of():
+def test_a_stopped_worker_or_an_interrupted_command_can_be_followed_by_a_restart():
     world = open_world(2, timeout=0.7)
     w, step = world.w, world.step
     data = synk.data(np.ones((4, 2)))
@@ -254,7 +256,7 @@ def test_a_stopped_worker_and_an_interrupted_command_can_be_got_rid_of():
     synk.restart()
     world.check(2, data)
     synk.restart()
-    # Ctrl-C, while the master waits for a rank that does not answer.
+    # Ctrl-C while the master waits for a rank that does not respond.
     step(data)
     kill(1, signal.SIGSTOP)
     later(0.3, os.kill, os.getpid(), signal.SIGINT)
@@ -287,8 +289,8 @@ def test_workers_that_cannot_be_forked_are_an_error_and_tried_again_by_the_next_
 
 
 @own_process(timeout=120)
-def test_a_step_that_broke_was_taken_as_a_whole_or_not_at_all():
-    """Rank 1 is killed at 16 moments of two steps: gradient, all-reduce in shared memory, update."""
+def test_an_interrupted_step_was_taken_completely_or_not_at_all():
+    """Rank 1 is killed at 16 moments of two steps of gradient, all-reduce and update."""
     synk.fork(2, use_gpu=False)
     x = tt.dmatrix("x")
     w, count = theano.shared(np.zeros(1_000_000), "w"), theano.shared(np.int64(0), "count")
@@ -318,7 +320,7 @@ def test_a_step_that_broke_was_taken_as_a_whole_or_not_at_all():
             pass
         synk.restart()
         values = np.unique(w.get_value(borrow=True))
-        assert values.tolist() == [float(count.get_value())], values  # whole
+        assert values.tolist() == [float(count.get_value())], values  # no step was half taken
         assert count.get_value() - taken in (0, 1)
         taken = int(count.get_value())
         take_a_step()
@@ -327,7 +329,7 @@ def test_a_step_that_broke_was_taken_as_a_whole_or_not_at_all():
 
 
 def print_drawn(make, interrupted):
-    """Draw rows of random numbers; print the last ones, drawn before or after a death and a restart."""
+    """Draw random numbers several times; print the last ones, drawn after a restart if interrupted."""
     n = 3
     synk.fork(n, use_gpu=False)
     x = tt.dmatrix("x")
@@ -335,7 +337,7 @@ def print_drawn(make, interrupted):
     draw(np.ones((3 * n, 1)))
     draw(np.ones((3 * n, 1)))
     if interrupted:
-        lose(1, lambda: draw(np.ones((n, 1))))  # where the master has drawn its share
+        lose(1, lambda: draw(np.ones((n, 1))))  # the master has drawn its share
         synk.restart()
     else:
         draw(np.ones((n, 1)))
@@ -387,7 +389,7 @@ def test_thirty_restarts_leak_neither_files_nor_memory():
     assert files_after <= files, (files, files_after)
     assert threads_after <= threads
     assert maps_after <= maps + 5, (maps, maps_after)
-    # The variable kept each round would be 250 MB.
+    # A leak of the variable in each round would be 250 MB.
     assert memory_after - memory < 24 << 20, (memory_after - memory) >> 10
     assert big.get_value()[0] == 34
     kinds = [type(one).__name__ for one in gc.get_objects()]

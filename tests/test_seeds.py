@@ -1,4 +1,4 @@
-"""Scripts written for the interface as it was documented in 2017 run unchanged."""
+"""Tests that scripts written for the interface documented in 2017 run unchanged."""
 
 import inspect
 import json
@@ -12,7 +12,7 @@ from prelude import run_file
 
 import synkhronos as synk
 
-# Those that the MNIST page asks for; and less to compile.
+# The flags that the MNIST page requires, and a mode that compiles less.
 FLAGS = "floatX=float32,device=cpu,force_device=True,mode=FAST_COMPILE"
 FLOAT32 = {"THEANO_FLAGS": ",".join(filter(None, [os.environ.get("THEANO_FLAGS"), FLAGS]))}
 
@@ -58,7 +58,7 @@ def test_training_script_of_the_mnist_page_equals_serial_training(tmp_path):
 
 @pytest.fixture(scope="module")
 def world(open_world):
-    """A world of 2 with a function of two inputs and one of the second alone."""
+    """Functions and data in a world of two ranks. `f` has two inputs, and `g` only the second one."""
 
     class Made:
         x, y = T.matrix("x", dtype="float64"), T.vector("y", dtype="float64")
@@ -185,7 +185,7 @@ def test_names_arguments_and_defaults_are_those_of_2017(name):
         for parameter in inspect.signature(found).parameters.values()
         if parameter.name != "self"
     ]
-    # What came after 2017 is by keyword only, behind a star, but in calls of functions.
+    # Parameters added after 2017 are keyword-only, except in calls of functions.
     if not any(one.kind is inspect.Parameter.VAR_POSITIONAL for one in parameters):
         parameters = [one for one in parameters if one.kind is not inspect.Parameter.KEYWORD_ONLY]
     assert ", ".join(map(str, parameters)) == SIGNATURES[name]

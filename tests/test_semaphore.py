@@ -1,4 +1,4 @@
-"""Semaphores in shared memory, between processes."""
+"""Tests of semaphores in shared memory, between processes."""
 
 import ctypes
 import errno
@@ -31,7 +31,7 @@ def test_what_is_posted_can_be_taken_once(semaphore):
 
 
 @pytest.mark.parametrize("seconds", [0.05, 0.95])
-def test_a_wait_ends_as_its_time_is_up(semaphore, seconds):
+def test_a_wait_ends_when_its_time_is_up(semaphore, seconds):
     began = time.monotonic()
     assert semaphore.wait(seconds) is False
     assert seconds <= time.monotonic() - began < seconds + 2

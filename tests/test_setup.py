@@ -1,4 +1,4 @@
-"""The scripts that everybody starts with: the environment is made once, and found the next time."""
+"""Tests of the set-up: the version, the shell scripts, and the requirements."""
 
 import ast
 import os
@@ -45,14 +45,14 @@ def test_the_environment_takes_no_other_option():
     assert answer.stderr == "usage: environment.sh [--with-opencl]\n"
 
 
-PACKAGES = {"PIL": "pillow", "lasagne": "Lasagne", "sklearn": "scikit-learn"}  # by what is imported
+PACKAGES = {"PIL": "pillow", "lasagne": "Lasagne", "sklearn": "scikit-learn"}  # by import name
 FOLDERS = ["synkhronos", "demos", "tests", "benchmarks"]
 OUR_OWN = {"synkhronos", "setup", *(path.stem for one in FOLDERS for path in (ROOT / one).rglob("*"))}
 BY_DEBIAN = {"pygpu"}
 
 
 def imported_in(folder):
-    """Return the top-level names of all that the code in a folder imports."""
+    """Return the top-level names that the code in a folder imports."""
     found = set()
     for path in (ROOT / folder).rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):

@@ -1,4 +1,4 @@
-"""A short soak, by the code of the benchmark: nothing grows, and the benchmark would see it."""
+"""Short soak tests with the benchmark's code: nothing grows, and the benchmark detects a leak."""
 
 import importlib
 import json
@@ -14,7 +14,7 @@ KINDS = ["calls", "collectives", "Data", "fork() and close()"]
 
 
 class InThisProcess:
-    """A contestant of a benchmark that needs no process of its own."""
+    """A contestant of a benchmark that runs in this process."""
 
     def __init__(self, prepare):
         self._steps = prepare()
@@ -31,7 +31,7 @@ class InThisProcess:
 
 
 def leak():
-    """Have the ranks keep eight kilobytes of each command."""
+    """Make the ranks leak eight kilobytes per command."""
     kept = []
     execute = Here.execute
 
@@ -43,7 +43,7 @@ def leak():
 
 
 def print_trends(kinds, leaks=False):
-    """Soak in these kinds of work; print start and end by the kind and by quantity."""
+    """Run the soak for some kinds of work; print each quantity at the start and at the end as JSON."""
     if leaks:
         leak()
     theano.config.mode = "FAST_COMPILE"
@@ -69,7 +69,7 @@ def test_calls_collectives_data_and_worlds_leave_nothing_behind(programs, tmp_pa
         assert by_name["files"][0] > 0 and by_name["threads"][0] >= 3
 
 
-def test_a_worker_that_keeps_eight_kilobytes_a_command_is_seen(programs, tmp_path):
+def test_a_worker_that_leaks_eight_kilobytes_per_command_is_detected(programs, tmp_path):
     done = programs.run(print_trends, KINDS[:1], True, timeout=120, cwd=tmp_path).check()
     start, end = json.loads(done.stdout)["calls"]["workers"]
     assert end > 1.02 * start

@@ -1,4 +1,4 @@
-"""The checks of `checks.stores` on each store, and shared memory: its blocks, its pages, its limits."""
+"""Conformance checks on each store, and tests of shared memory: its blocks, pages and limits."""
 
 import gc
 import re
@@ -139,7 +139,7 @@ def test_many_blocks_of_growing_size_reuse_the_memory_of_those_that_died(store):
 
 
 def resident(memory):
-    """Return how many bytes of the shared memory have a page."""
+    """Return the number of bytes of the shared memory that are resident."""
     total, inside = 0, False
     with open("/proc/self/smaps") as file:
         for line in file:
@@ -181,7 +181,7 @@ def test_pages_that_were_returned_are_zero(monkeypatch):
 
 
 def test_the_pages_of_a_large_block_are_allocated_at_once(memory):
-    """So another allocation, also on another rank, sees how much memory is left."""
+    """Thus other allocations, including those of other ranks, see how much memory is left."""
     before = resident(memory)
     block = memory.allocate(48 * MEBIBYTE)
     assert resident(memory) - before >= block.nbytes
@@ -193,7 +193,7 @@ def test_a_rank_asks_for_the_memory_that_is_left_before_it_allocates_pages(memor
     first = memory.allocate(64 * MEBIBYTE)
     left[0] = 100 * MEBIBYTE
     with pytest.raises(MemoryError, match=r"\d+ bytes were requested, \d+ are left"):
-        memory.allocate(64 * MEBIBYTE)  # the rest is for what other ranks may allocate meanwhile
+        memory.allocate(64 * MEBIBYTE)  # some memory is reserved for simultaneous allocations
     left[0] = 200 * MEBIBYTE
     memory.allocate(64 * MEBIBYTE)
     assert first.any() == 0
@@ -220,7 +220,7 @@ def test_ranks_allocate_in_spans_of_their_own(memory):
     memory.use_span(1)
     second = memory.allocate(1000)
     assert abs(first.ctypes.data - second.ctypes.data) == memory._span
-    del first  # a block of the former span does not return to this one
+    del first  # returns to the former span and not to this one
     gc.collect()
     third = memory.allocate(1000)
     assert third.ctypes.data > second.ctypes.data
@@ -236,7 +236,7 @@ def test_blocks_of_about_a_page_return_to_where_they_came_from(memory, nbytes):
 
 
 class FreeBytes(RuleBasedStateMachine):
-    """`FreeList` against a list with one entry per byte."""
+    """A `FreeList` compared with a list that has one entry per byte."""
 
     START, STOP = 7, 71
 

@@ -1,4 +1,4 @@
-"""Random streams: independent on every rank, the same again in each run, the master's as in Theano."""
+"""Tests of random streams: independent on every rank, reproducible, and as in Theano on the master."""
 
 
 import numpy as np
@@ -22,12 +22,12 @@ def make_streams(request):
 
 
 def runs(draws, length=4):
-    """All rows of `length` draws that follow one another."""
+    """Return the set of all runs of `length` consecutive draws."""
     return {tuple(draws[k : k + length]) for k in range(len(draws) - length + 1)}
 
 
 def assert_independent(sequences):
-    """No two sequences have a stretch in common, so none is another one moved."""
+    """Check that no two sequences have a run in common, so that none is a shifted copy of another."""
     for position, one in enumerate(sequences):
         assert len(set(one.tolist())) > 0.9 * len(one)
         for other in sequences[:position]:
@@ -40,7 +40,7 @@ def noise_in_two_places(make, seed):
 
 
 def draw(functions, size, calls=3):
-    """Return, for each output, the draws of each rank."""
+    """Return the draws of each rank, for each output."""
     drawn = [[output.reshape(size, -1) for function in functions for output in function()]
              for _ in range(calls)]
     return [np.concatenate(rows, axis=1) for rows in zip(*drawn)]
@@ -85,7 +85,7 @@ def test_streams_of_functions_distributed_later_are_independent_too(
     late = synk.function([], [(shared_noise, "gather"), (streams.uniform((50,)), "gather")])
     second = draw([late], 2)
     third = draw([early], 2)
-    # Both functions move the one stream that they share on, on every rank.
+    # On every rank, both functions advance the stream that they share.
     common = np.concatenate([first[0], second[0], third[0]], axis=1)
     assert_independent([*common, *first[1], *second[1]])
     for rank in range(2):
@@ -187,7 +187,7 @@ def test_jumps_add_up_and_leave_the_given_states_alone():
 
 def test_jumped_random_states_are_independent_copies():
     state = np.random.RandomState(5)
-    state.normal()  # a second normal number waits in the state
+    state.normal()  # the state keeps a second normal number
     copies = [jump_random_state(state, index) for index in range(3)]
     expected = np.random.RandomState(5)
     expected.normal()

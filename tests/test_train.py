@@ -1,4 +1,4 @@
-"""The fused training step against the serial step on the whole minibatch."""
+"""Tests of the fused training step against the serial step on the whole minibatch."""
 
 import inspect
 
@@ -100,7 +100,7 @@ def test_a_step_is_one_command(world_of, digits, monkeypatch):
 @pytest.mark.parametrize("rule", [updates.momentum, updates.adam, updates.sgd_nonflat])
 @pytest.mark.parametrize("bad_row", [0, ROWS - 1], ids=["master", "worker"])
 def test_a_step_that_fails_on_one_rank_is_taken_by_none(world_of, digits, rule, bad_row):
-    """A label that there is not, as Theano finds it on the rank that has the row."""
+    """The step fails because of an invalid label, which Theano detects on the rank with this row."""
     world_of(3)
     parallel, serial, params = make_both(rule, learning_rate=0.01)
     x, y = map(synk.data, digits)
@@ -126,7 +126,10 @@ def test_the_signatures_are_the_documented_ones():
             str(parameter.replace(annotation=inspect.Parameter.empty))
             for parameter in inspect.signature(make).parameters.values()
         ]
-        assert ", ".join(parameters) == "loss, params, x, y, update_rule, *args, **kwargs"
+        assert ", ".join(parameters) == (
+            "loss, params, x, y=None, update_rule=None, *args, outputs=None, updates=None, "
+            "givens=None, bcast_inputs=None, loss_op='avg', function_options=None, **kwargs"
+        )
 
 
 @pytest.mark.parametrize("batch", [np.int64(7), (1, 2, 3), range(4, 9), np.arange(ROWS) > 40])
@@ -135,3 +138,87 @@ def test_the_serial_step_takes_the_batches_that_the_parallel_step_takes(world_of
     parallel, serial, _ = make_both(updates.sgd, learning_rate=0.1)
     for _ in range(2):
         np.testing.assert_allclose(parallel(*digits, batch), serial(*digits, batch), rtol=1e-5)
+
+
+@pytest.mark.usefixtures("in_python")
+def test_a_list_is_the_data_of_one_input(world_of):
+    """A list of labels is one array; only a list of inputs has a list of arrays."""
+    world_of(2)
+    x, z, y = T.dvector("x"), T.dvector("z"), T.ivector("y")
+    w = theano.shared(1.0, "w")
+
+    def make(x, y):
+        return train.make_train_function((w * (x * y)).mean(), [w], x, y, updates.sgd, 0)
+
+    step = make(x, y)
+    assert step([1.0, 2.0, 3.0], [0, 1, 0]) == pytest.approx(2 / 3)
+    assert step((1.0, 2.0, 3.0), y=(0, 1, 0)) == pytest.approx(2 / 3)
+    assert step(x_data=[1.0, 2.0, 3.0], y_data=np.array([0, 1, 0], "int32"), batch=2) == 1
+    loss = (w * x * y + z).mean()
+    steps = [
+        train.make_train_function(loss, [w], [x, z], y, updates.sgd, 0),
+        train.make_train_function_theano(loss, [w], [x, z], y, updates.sgd, 0),
+    ]
+    for step in steps:
+        assert step([[1.0, 2.0], [3.0, 3.0]], [1, 0]) == 3.5
+        assert step(x_data=([1.0, 2.0], [3.0, 3.0]), y_data=[1, 0]) == 3.5
+        assert step(y=[1, 0], z=[3.0, 3.0], x=[1.0, 2.0]) == 3.5
+        message = r"expected a list of 2 arrays for the inputs \['x', 'z'\], got "
+        with pytest.raises(TypeError, match=message + "ndarray"):
+            step(np.ones((2, 2)), [1, 0])
+        with pytest.raises(TypeError, match=message + "3"):
+            step([[1.0]] * 3, [1])
+        with pytest.raises(TypeError, match="data for the input x is given twice"):
+            step([[1.0], [1.0]], [1], x=[1.0])
+    with pytest.raises(TypeError, match="expected 1 dimensions, got 2"):
+        make(x, y)([[1.0]], [1])
+    one_in_a_list = train.make_train_function(loss, [w], [x, z], [y], updates.sgd, 0)
+    assert one_in_a_list([[1.0], [2.0]], [[1]]) == 3
+    assert one_in_a_list([[1.0], [2.0]], np.array([1], "int32")) == 3
+
+
+@pytest.mark.usefixtures("in_python")
+def test_there_may_be_no_y(world_of):
+    world_of(2)
+    x, rate, w = T.dvector("x"), T.dscalar("rate"), theano.shared(0.0, "w")
+    loss = T.sqr(x - w).mean()
+    step = train.make_train_function(loss, [w], x, None, updates.sgd, rate, bcast_inputs=[rate])
+    assert step([1.0, 3.0, 5.0], 0.5) == pytest.approx(35 / 3)
+    np.testing.assert_allclose(synk.gather(w), [3, 3])
+    assert step([3.0, 9.0], 0.0, 1) == 0  # then batch,
+    assert step([3.0, 9.0], 0.0, 2, 2) == 18  # and num_slices, by position
+    assert step(x=[3.0, 9.0], rate=0.0, batch=[1]) == 36
+    for args, keywords in ((([3.0], 0.0, 1, 1, 1), {}), (([3.0], 0.0, 1), {"batch": 1})):
+        with pytest.raises(TypeError, match="expected data for 2 arguments, then at most batch and"):
+            step(*args, **keywords)
+
+
+@pytest.mark.usefixtures("in_python")
+def test_the_options_of_theano_can_be_given(world_of):
+    world_of(2)
+    x, unused, w = T.fvector("x"), T.fvector("unused"), theano.shared(np.float32(0), "w")
+    loss = T.sqr(x - w).mean()
+    arguments = (loss, [w], [x, unused], None, updates.sgd, 0.5)
+    with pytest.raises(theano.compile.UnusedInputError):
+        train.make_train_function(*arguments)
+    data = [np.array([1.0, 3.0]), np.array([0.0, 0.0])]  # float64
+    options = {"on_unused_input": "ignore", "name": "mine"}
+    with pytest.raises(TypeError, match="allow_input_downcast=True"):
+        train.make_train_function(*arguments, function_options=options)(data)
+    options["allow_input_downcast"] = True
+    for make in (train.make_train_function, train.make_train_function_theano):
+        step = make(*arguments, function_options=options)
+        assert step(data) == 5
+        w.set_value(np.float32(0))
+    assert options == {"on_unused_input": "ignore", "name": "mine", "allow_input_downcast": True}
+
+
+@pytest.mark.usefixtures("in_python")
+def test_givens_replace_inputs(world_of):
+    world_of(2)
+    x, raw, w = T.dvector("x"), T.ivector("raw"), theano.shared(0.0, "w")
+    for make in (train.make_train_function, train.make_train_function_theano):
+        step = make(T.sqr(x - w).mean(), [w], raw, None, updates.sgd, 0.5, givens={x: raw / 2.0})
+        assert step([2, 6]) == 5
+        assert w.get_value() == 2
+        w.set_value(0.0)

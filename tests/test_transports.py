@@ -1,4 +1,4 @@
-"""The checks of `checks.transports` on each transport; and how the workers of each die."""
+"""Conformance checks on each transport, and tests of time-outs and of dying workers."""
 
 import os
 import signal
@@ -67,7 +67,7 @@ def nap(transport, seconds):
 
 
 @pytest.mark.parametrize("make", TRANSPORTS, ids=lambda make: make.__name__)
-def test_the_master_has_something_to_do_while_it_waits(make):
+def test_the_master_calls_a_function_while_it_waits(make):
     ranks, calls = Ranks(make(2, 0, timeout=30)), []
     ranks.transport.while_waiting = lambda: calls.append(1)
     ranks.values(nap, 0.7)
@@ -120,7 +120,7 @@ def test_a_worker_that_ends_breaks_the_world(make):
 
 def die(transport, rank, how):
     if transport.rank == rank:
-        if how == "slow exit":  # the sentinel, a pipe, is closed before the process has ended
+        if how == "slow exit":  # close the sentinel, a pipe, before the process has ended
             os.closerange(3, 1024)
             time.sleep(0.5)
         if how.endswith("exit"):
@@ -142,7 +142,10 @@ def test_the_death_of_a_process_breaks_the_world_and_ends_the_others(how, cause)
 
 
 def sleep_in_turn(transport, inside):
-    """Rank 1 comes after 0.8 seconds, rank 2 after 1.6: neither alone is long."""
+    """Make rank 1 arrive after 0.8 seconds, and rank 2 another 0.8 seconds later.
+
+    Each wait alone is shorter than the timeout.
+    """
     transport.barrier()
     time.sleep(0.8 * transport.rank)
     if inside:
@@ -160,7 +163,7 @@ def test_all_waits_of_a_barrier_count_together_and_the_late_rank_is_named(inside
 
 
 def test_a_death_is_seen_in_a_script_with_a_timer():
-    """Its signals end each wait before it is time to check."""
+    """The timer's signals interrupt each wait before the next check of the workers is due."""
     before = signal.signal(signal.SIGALRM, lambda *_: None)
     ranks = Ranks(LocalTransport(2, 0))
     signal.setitimer(signal.ITIMER_REAL, 0.02, 0.02)
@@ -179,7 +182,7 @@ def test_a_death_is_seen_in_a_script_with_a_timer():
 
 
 def fill_span(transport, nbytes):
-    """Allocate more than the master did, so that ranks that shared a span would meet."""
+    """Allocate more memory than the master did, so that a shared span would be overwritten."""
     block = transport.store.memory.allocate(nbytes)
     block[:] = transport.rank
     transport.barrier()
@@ -207,20 +210,20 @@ def test_ranks_poll_only_while_there_is_a_core_for_each(monkeypatch):
         ranks = Ranks(LocalTransport(size, 0, timeout=30, may_poll=may_poll))
         assert ranks.values(has_cores) == [expected] * size
         ranks.close()
-    monkeypatch.setattr(local, "affinity", lambda processes: 1)  # as counted while commands run
+    monkeypatch.setattr(local, "affinity", lambda processes: 1)  # the count while commands run
     ranks = Ranks(LocalTransport(2, 0, timeout=30))
     ranks.values(number)
     assert ranks.values(has_cores) == [False, False]
     ranks.close()
 
 
-# What is put in may be the very object of the last time, an equal one, or another of its length.
+# A payload may be the same object as the last one, an equal object, or another one of equal length.
 PAYLOADS = [b"", b"some", bytes(bytearray(b"some")), b"more", b"long" * 8, b"long" * 9]
 
 
 @examples(200)
 @given(payloads=st.lists(st.sampled_from(range(len(PAYLOADS)))), clears=st.booleans())
-def test_what_was_put_in_a_box_last_is_in_it(payloads, clears):
+def test_a_box_contains_what_was_put_in_it_last(payloads, clears):
     box = Box(SharedMemory(1), 16)
     for payload in payloads:
         box.put(PAYLOADS[payload])
@@ -243,7 +246,7 @@ def test_an_object_that_is_in_a_box_is_not_written_again():
 
 def test_what_fits_in_a_box_takes_no_other_memory():
     memory = SharedMemory(1)
-    box = Box(memory, 48)  # with its header, all of a block
+    box = Box(memory, 48)  # with its header, it fills a block
     neighbour = memory.allocate(64)
     neighbour[:] = 7
     free = memory._small.holes()
@@ -264,7 +267,7 @@ def test_the_memory_of_a_box_for_long_contents_is_free_once_they_were_read():
         box.clear()
         memory.collect()
         assert memory._small.holes() == free
-        memory.allocate(64)[:] = 1  # where they were
+        memory.allocate(64)[:] = 1  # overwrites the former contents
         memory.collect()
 
 

@@ -1,4 +1,4 @@
-"""Ranks that are slow, crowded, or moved to other cores: right results, and no burning in waits."""
+"""Tests of slow ranks, too few cores, and migration: correct results, and waiting without CPU use."""
 
 import contextlib
 import itertools
@@ -20,7 +20,7 @@ CORES = sorted(os.sched_getaffinity(0))
 
 
 class Work(theano.Op):
-    """The sum of seconds; it takes these seconds, busy or asleep."""
+    """Returns the sum of its input in seconds, after computing or sleeping for that time."""
 
     __props__ = ("busy",)
 
@@ -41,7 +41,7 @@ class Work(theano.Op):
 
 
 class Ranks:
-    """Functions that take the seconds that each rank is given, and what each rank has used."""
+    """Functions that take a given time on each rank, and the CPU time that each rank has used."""
 
     def __init__(self):
         x = tt.dvector("x")
@@ -58,7 +58,7 @@ class Ranks:
         self.processes = [psutil.Process(pid) for pid in pids]
 
     def used(self):
-        """Return the processor seconds of each rank so far."""
+        """Return the CPU time of each rank so far, in seconds."""
         return np.array([sum(process.cpu_times()[:2]) for process in self.processes])
 
     def pin(self, cores):
@@ -67,7 +67,7 @@ class Ranks:
 
     @contextlib.contextmanager
     def no_burning(self, own):
-        """Ranks use their `own` seconds of work, and next to nothing of the time that they wait."""
+        """Check that ranks use little CPU time in a ``with`` block, apart from their `own` work."""
         before, began = self.used(), time.perf_counter()
         yield
         waited = time.perf_counter() - began
@@ -77,7 +77,7 @@ class Ranks:
 
 @pytest.fixture
 def ranks_of(world_of):
-    """A function that opens a world of so many ranks."""
+    """Function that opens a world of the given size, and returns a `Ranks`."""
 
     def open_it(size):
         world_of(size)
@@ -92,7 +92,7 @@ def ranks_of(world_of):
 @pytest.mark.parametrize("kind", ["busy", "asleep"])
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("slow", [0, 1], ids=["slow master", "slow worker"])
-def test_ranks_that_wait_for_one_that_is_ten_times_slower_use_no_time(ranks_of, size, slow, kind):
+def test_ranks_that_wait_for_a_slower_one_use_no_processor_time(ranks_of, size, slow, kind):
     ranks = ranks_of(size)
     seconds = np.full(size, 0.004)
     seconds[slow] *= 10
@@ -108,29 +108,29 @@ def test_ranks_that_wait_for_one_that_is_ten_times_slower_use_no_time(ranks_of, 
 
 
 def expected(turn, seconds):
-    """Return what the ranks' totals come to, added up once a turn."""
+    """Return the total after a number of turns, each with two calls and a sum over the ranks."""
     totals = np.zeros(len(seconds))
     for _ in range(turn + 1):
         totals[:] = (totals + 2 * seconds).sum()
     return totals[0]
 
 
-def test_eight_ranks_on_two_cores_do_right_and_wait_asleep(ranks_of):
+def test_eight_ranks_on_two_cores_compute_correctly_and_sleep_while_waiting(ranks_of):
     ranks = ranks_of(8)
     ranks.pin(CORES[:2])
     seconds = np.full(8, 0.001)
     seconds[5] = 0.5
-    with ranks.no_burning(seconds + 0.2):  # what the rest below takes
+    with ranks.no_burning(seconds + 0.2):  # 0.2 is for the calls and reductions below
         assert ranks.work["busy"](seconds) == pytest.approx(seconds.sum())
         for _ in range(100):
             assert ranks.work["busy"](np.zeros(8)) == 0
             synk.all_reduce(ranks.total, "max")
     assert synk.get_value(7, ranks.total) == 0.5
     with ranks.no_burning(0):
-        time.sleep(1)  # the master thinks
+        time.sleep(1)  # the master is idle, so the workers must be too
 
 
-def test_ranks_that_are_moved_between_cores_while_they_run_do_right(ranks_of):
+def test_ranks_that_are_moved_between_cores_while_they_run_compute_correctly(ranks_of):
     ranks = ranks_of(3)
     choices = itertools.cycle([CORES[:1], CORES, CORES[-1:], CORES[:2]])
     done = threading.Event()
@@ -167,7 +167,7 @@ def test_ranks_spin_only_while_there_is_a_core_for_each(ranks_of, monkeypatch):
     monkeypatch.setattr(local.os, "sched_yield", lambda: yields.append(yield_core()))
 
     def yields_of_master():
-        """Wait for a worker that takes a moment, after the cores were counted again."""
+        """Return the number of yields while waiting for a worker, after the cores are recounted."""
         seconds = np.array([0, 3e-5])
         for _ in range(20):
             ranks.work["busy"](seconds)

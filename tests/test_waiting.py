@@ -1,4 +1,4 @@
-"""How long a waiting rank polls before it sleeps."""
+"""Tests of how long a waiting rank polls before it sleeps."""
 
 import threading
 import time
@@ -10,7 +10,7 @@ from synkhronos.transports.waiting import LEAST, LONGEST, SHARE, SHORTEST, Patie
 
 
 class Clock:
-    """A clock that moves by a microsecond per look, and a semaphore that is posted at a given time."""
+    """A clock that advances by a microsecond per reading, with a semaphore posted at a given time."""
 
     def __init__(self, posted):
         self.now, self.posted = 100.0, posted
@@ -26,7 +26,7 @@ class Clock:
 
 @pytest.fixture
 def poll(monkeypatch):
-    """A function that polls, and returns whether that was in vain, and how long it took."""
+    """Function that polls, and returns whether it succeeded, and how long it took."""
 
     def poll(patience, worked, posted):
         clock = Clock(posted)
@@ -65,11 +65,11 @@ def test_a_wait_that_was_shorter_than_the_limit_restores_it(poll):
     patience = Patience()
     for _ in range(10):
         patience.learn(worked=0.1, waited=1)
-    patience.learn(worked=0.1, waited=0.9 * SHARE * 0.1)  # polling all the time would have paid
+    patience.learn(worked=0.1, waited=0.9 * SHARE * 0.1)  # polling longer would have succeeded
     assert poll(patience, worked=0.1, posted=0.02)[0]
     for _ in range(10):
         patience.learn(worked=0.1, waited=1)
-    assert poll(patience, worked=0.1, posted=1e-5)[0]  # this one was shorter, too
+    assert poll(patience, worked=0.1, posted=1e-5)[0]  # again a short wait
     assert poll(patience, worked=0.1, posted=0.02)[0]
 
 
@@ -99,7 +99,7 @@ def test_the_limits_are_a_quarter_of_the_work_and_between_02_and_40_milliseconds
 def test_the_fraction_is_halved_restored_and_never_more_than_the_whole(poll):
     patience = Patience()
     assert patience.fraction == 1
-    patience.learn(worked=0, waited=SHORTEST)  # as long as the limit: in vain
+    patience.learn(worked=0, waited=SHORTEST)  # as long as the limit, so polling was in vain
     assert patience.fraction == 0.5
     patience.learn(worked=0, waited=SHORTEST / 2)
     assert patience.fraction == 1

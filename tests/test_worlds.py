@@ -1,7 +1,7 @@
-"""The same script in worlds of other parts: each transport with each engine.
+"""Tests of the same operations in worlds with each combination of a transport and an engine.
 
-On the naive transport ranks share no memory and inherit nothing, on the naive engine there is no Theano.
-So what works here depends on the interfaces alone.
+With the naive transport, ranks share no memory and inherit nothing. The naive engine does not use
+Theano. So these tests depend only on the interfaces.
 """
 
 import numpy as np
@@ -22,7 +22,7 @@ PARTS = [(transport, lab) for transport in TRANSPORTS for lab in LABS]
 
 @pytest.fixture(params=PARTS, ids=lambda parts: f"{parts[0].__name__}-{parts[1].__name__}")
 def lab(request):
-    """What makes the variables of graphs, in a world of these parts."""
+    """Factory of variables, in a world with a transport and an engine."""
     make_transport, make_lab = request.param
     made = make_lab()
     if world_exists():
@@ -42,7 +42,7 @@ def rows():
 
 
 class Fail(Command):
-    """Raise an exception on some ranks; the others wait for them."""
+    """Raises an exception on some ranks. The others wait for them at a barrier."""
 
     def __init__(self, ranks):
         self.ranks = ranks

@@ -1,11 +1,11 @@
 #!/bin/sh
-# Makes .venv at the project's root, with all that the demos and the tests need. Run again, it
-# does nothing unless the requirements have changed.
+# Creates the virtual environment .venv at the project's root, with everything that the demos and the
+# tests need. If it exists already, nothing is done unless the requirements have changed.
 #
-# Needs Python 3.11 and, where they are not yet there, the right to install Debian packages.
+# Requires Python 3.11, and permission to install Debian packages unless they are installed already.
 #
-# With --with-opencl it also installs pygpu and an OpenCL that computes on the CPU, which the tests
-# of Theano's GPU back end need. These can be missing: where they cannot be installed, it says so.
+# The option --with-opencl also installs pygpu and an OpenCL implementation for the CPU, for the tests
+# of Theano's GPU back end. They are optional: if they cannot be installed, a message says so.
 set -eu
 
 case $#,${1:-} in
@@ -19,10 +19,11 @@ cd "$root"
 environment=$root/.venv
 stamp=$environment/made-from
 log=$environment/environment.log
-requirements='requirements/build.txt requirements/library.txt requirements/demos.txt requirements/tests.txt'
+requirements='requirements/build.txt requirements/library.txt requirements/demos.txt requirements/keras.txt
+    requirements/tests.txt'
 
 fingerprint() {
-    # The path counts, as it is written into the environment.
+    # The root is included because the environment contains absolute paths.
     { echo "$root"; cat tools/environment.sh setup.py pyproject.toml $requirements; } | sha256sum
 }
 
@@ -40,7 +41,7 @@ fail() {
 }
 
 step() {
-    # Does a step quietly, and shows what it said only if it fails.
+    # Runs a command, and shows its output only if it fails.
     say "$1"
     shift
     if ! "$@" >>"$log" 2>&1; then
@@ -50,7 +51,7 @@ step() {
 }
 
 find_python() {
-    # Debian's own comes first: its package python3-pygpu is seen by no other.
+    # Debian's own Python comes first, as only that one finds Debian's package python3-pygpu.
     for candidate in /usr/bin/python3.11 python3.11 python3; do
         if "$candidate" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null; then
             command -v "$candidate"
@@ -90,7 +91,7 @@ install_debian_packages() {
 }
 
 may_install() {
-    # Finds out whether Debian packages may be installed, and in as_root what goes before apt-get.
+    # Checks whether Debian packages may be installed, and sets as_root to the prefix for apt-get.
     command -v apt-get >/dev/null || return 1
     if [ "$(id -u)" = 0 ]; then
         as_root='env DEBIAN_FRONTEND=noninteractive'
@@ -136,19 +137,20 @@ pip_install() {
 
 install_python_packages() {
     step "installing setuptools" pip_install --requirement requirements/build.txt
-    # Theano's set-up looks for NumPy, so that NumPy must be there before it.
+    # Theano's setup looks for NumPy, so NumPy must be installed first.
     step "installing NumPy and SciPy" \
         pip_install --constraint requirements/library.txt numpy scipy
     step "installing Theano and what the library needs" \
         pip_install --requirement requirements/library.txt
     step "installing what the demos and the tests need" \
-        pip_install --requirement requirements/demos.txt --requirement requirements/tests.txt
+        pip_install --requirement requirements/demos.txt --requirement requirements/keras.txt \
+        --requirement requirements/tests.txt
     step "installing Synkhronos from here" pip_install --no-deps --editable .
 }
 
 write_theano_settings() {
-    # Has a plain `import theano` work in this environment: Theano reads the settings file, and
-    # after it the user's own, which wins.
+    # Makes a plain `import theano` work in this environment. Theano reads this settings file, and then
+    # the user's own, which takes precedence.
     "$environment/bin/python" - <<'PYTHON'
 import runpy
 import sys
@@ -184,7 +186,7 @@ is_ready() {
 wanted=$(fingerprint)
 is_ready && exit 0
 
-# Two commands started at once must not both write the environment.
+# If two commands are started at the same time, only one may write the environment.
 if command -v flock >/dev/null; then
     exec 9>.environment.lock
     flock 9

@@ -1,4 +1,4 @@
-"""What every implementation of an interface must do, as functions that run on any of them.
+"""Conformance checks that every implementation of an interface must pass.
 
 ``communicators``, ``stores``, ``transports`` and ``engines`` each have a list ``CHECKS``. The first
 three run programs on ranks, which ``ranks`` starts.

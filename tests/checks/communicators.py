@@ -1,6 +1,6 @@
-"""What every communicator must do.
+"""Conformance checks for communicators.
 
-Each check takes `ranks`, as of `checks.ranks`, whose subject is a communicator.
+Each check takes `ranks`, a `checks.ranks.Ranks` whose subject is a communicator.
 """
 
 import pickle
@@ -20,15 +20,15 @@ OPS = {
     "min": [*FLOATS, *INTS, "bool"],
     "max": [*FLOATS, *INTS, "bool"],
 }
-# More elements than one piece of a reduction has, and fewer than ranks.
+# These include more elements than fit in one piece of a reduction, and fewer elements than ranks.
 SHAPES = [(), (0,), (1,), (3,), (2, 0, 3), (2, 3, 2), (40_001,)]
 
 
-# Programs: what a rank runs
+# Programs that run on each rank
 
 
 def single(comm, name, array, *args, **kwargs):
-    """Call a collective with one array, and return the result of this rank."""
+    """Call a collective with one array, and return this rank's result."""
     result = getattr(comm, name)([array], *args, **kwargs)
     return None if result is None else result[0]
 
@@ -42,7 +42,7 @@ def weighted(comm, name, arrays, args, weights):
 
 
 def awkward(comm, name, kind, dtype, *args):
-    """Call with an array of an awkward layout."""
+    """Call a collective with an array of an unusual memory layout."""
     array = np.arange(24).reshape(4, 6).astype(dtype) + comm.rank
     if kind == "transposed":
         array = array.T
@@ -62,7 +62,7 @@ def awkward(comm, name, kind, dtype, *args):
 
 
 def many(comm, number, length):
-    """A long row of collectives, each on what the last one returned."""
+    """Run a long sequence of collectives, each on the result of the previous one."""
     array = np.full(length, comm.rank + 1.0)
     for turn in range(number):
         [array] = comm.all_reduce([array], "max")
@@ -73,7 +73,7 @@ def many(comm, number, length):
 
 
 def unchanged_by_others(comm):
-    """What a collective returned stays as it is while other ranks work on with theirs."""
+    """Return the results of collectives after every rank has modified its own in place."""
     [gathered] = comm.all_gather([np.full(1000, comm.rank)])
     [received] = comm.broadcast([np.full(1000, comm.rank)], comm.size - 1)
     [reduced] = comm.all_reduce([np.full(1000, comm.rank + 1)], "sum")
@@ -87,7 +87,7 @@ def unchanged_by_others(comm):
 
 
 def hurried(comm, name, args, slow):
-    """Call a collective and overwrite at once what it returned, while one rank has only come to it."""
+    """Call a collective and overwrite its result immediately, while the rank `slow` lags behind."""
     [array] = comm.all_reduce([np.zeros(1000)], "sum")
     array[...] = comm.rank + 1
     group = comm.group
@@ -116,7 +116,7 @@ def hurried(comm, name, args, slow):
 
 
 def draw(size, shape, dtype, low=1):
-    """Return one array per rank, of small numbers."""
+    """Return one array of small numbers per rank."""
     rng = np.random.default_rng(len(shape) + size)
     numbers = [np.asarray(rng.integers(low, 4, shape)) for _ in range(size)]
     if np.dtype(dtype).kind == "b":
@@ -349,7 +349,7 @@ def check_averages_of_halves_are_accumulated_in_single_precision(ranks):
 
 
 def joint(comm, name, lists, calls):
-    """Call a collective on the same list of arrays again and again, each time with other arguments."""
+    """Call a collective repeatedly on the same list of arrays, with different arguments each time."""
     arrays = [array.copy() for array in lists[comm.rank]]
     results = []
     for args, kwargs in calls:
@@ -357,13 +357,13 @@ def joint(comm, name, lists, calls):
         results.append(pickle.loads(pickle.dumps(result)))
         if name != "gather" and result is not None and name != "all_gather":
             for array, first in zip(result, lists[comm.rank]):
-                array[...] = first  # an update in place, of the array to work on with
+                array[...] = first  # in place, as the next call takes the same arrays
             arrays = result
     return results
 
 
 def lengthen_and_shorten(comm, numbers):
-    """Call a collective on lists that begin with the same arrays."""
+    """Call collectives on lists of different lengths that begin with the same arrays."""
     arrays = comm.all_reduce([np.full(4, comm.rank + place) for place in range(max(numbers))], "max")
     results = []
     for number in numbers:
@@ -384,9 +384,9 @@ def check_lists_may_be_longer_or_shorter_than_the_last(ranks):
 
 
 def replace_in_turn(comm):
-    """Repeat a reduction, each time with a new array of one rank."""
+    """Repeat a reduction. Each time, one rank passes a new array."""
     [array] = comm.all_reduce([np.zeros(4)], "sum")
-    results, kept = [], []  # earlier arrays are kept, so that their addresses are not used again
+    results, kept = [], []  # keep earlier arrays, so that their addresses are not reused
     for turn in range(2 * comm.size):
         array[...] = comm.rank + turn
         if turn % comm.size == comm.rank:

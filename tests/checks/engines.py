@@ -1,8 +1,9 @@
-"""What every engine must do.
+"""Conformance checks for engines.
 
-Each check takes a `lab`, which has an `engine` and makes the variables of its graphs:
-``tensor(name, ndim)`` an input of dtype ``lab.dtype``, ``shared(value, name)``, ``streams(seed)`` and
-``uniform(streams, size)``. Variables have ``+``, ``-``, ``*``, ``mean(axis)`` and ``sum(axis)``.
+Each check takes a `lab`, which has an `engine` and creates the variables of its graphs:
+``tensor(name, ndim)`` returns an input of dtype ``lab.dtype``; there are also ``shared(value, name)``,
+``streams(seed)`` and ``uniform(streams, size)``. Variables support ``+``, ``-``, ``*``, ``mean(axis)``
+and ``sum(axis)``.
 """
 
 import numpy as np
@@ -142,7 +143,7 @@ def check_a_pickle_refers_to_known_variables_and_contains_the_others(lab):
     known, new = lab.shared(np.zeros(100_000, lab.dtype), "known"), lab.shared(numbers(lab, 2), "new")
     x = lab.tensor("x", 1)
     compiled = build(lab, [x], [x + known.sum() + new.sum()], [(known, known + 1), (new, new * 2)])
-    lab.engine.dumps([], {})  # with the code that this process has compiled
+    lab.engine.dumps([], {})  # contains the code that this process has compiled so far
     lab.engine.after_replication()
     payload = lab.engine.dumps((["some", compiled], [new]), {known: 0})
     assert len(bytes(payload)) < 100_000

@@ -1,4 +1,4 @@
-"""Ranks that run programs: what the checks of communicators, stores and transports need."""
+"""Ranks that run programs, for the checks of communicators, stores and transports."""
 
 import pickle
 from typing import NamedTuple
@@ -7,7 +7,7 @@ from synkhronos._errors import CollectiveAbortedError, WorldBrokenError
 
 
 class Outcome(NamedTuple):
-    """What a rank returned, or the class of what it raised and the message."""
+    """The value that a rank returned, or the class and the message of the exception that it raised."""
 
     value: object
     error: type = None
@@ -15,14 +15,14 @@ class Outcome(NamedTuple):
 
 
 class Ranks:
-    """The ranks of a transport, which run ``program(subject, *args)``.
+    """The ranks of a transport. They run ``program(subject, *args)``.
 
     Parameters
     ----------
     transport : Transport
-        The master's, not started yet.
-    make : callable
-        ``make(transport)`` returns the subject of a rank: the transport itself if it is left out.
+        The master's transport, not started yet.
+    make : callable, optional
+        ``make(transport)`` returns the subject of a rank. By default, the subject is the transport.
     """
 
     def __init__(self, transport, make=lambda transport: transport):
@@ -34,7 +34,7 @@ class Ranks:
             transport.start(self._serve)
 
     def _serve(self, transport):
-        # A forked rank has the master's subject.
+        # A forked rank inherits the master's subject.
         subject = self._subject if transport is self.transport else self._make(transport)
         while True:
             payload = transport.receive()
@@ -55,7 +55,10 @@ class Ranks:
             return Outcome(None, type(error), str(error))
 
     def run(self, program, *args):
-        """Return the `Outcome` of every rank. Program and arguments are pickled."""
+        """Run a program on every rank, and return each rank's `Outcome`.
+
+        The program and its arguments are pickled.
+        """
         payload = pickle.dumps((program, args))
         if self.size == 1:
             return [self._attempt(self.transport, self._subject, payload)]
@@ -70,7 +73,7 @@ class Ranks:
         return outcomes
 
     def values(self, program, *args):
-        """As `run`, where no rank may fail; returns the values."""
+        """Run a program on every rank, and return the values. Fail if a rank raises an exception."""
         return values(self.run(program, *args))
 
     def close(self):

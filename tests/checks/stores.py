@@ -1,6 +1,6 @@
-"""What every store must do.
+"""Conformance checks for stores.
 
-Each check takes `ranks`, as of `checks.ranks`, whose subject is the transport of a rank.
+Each check takes `ranks`, a `checks.ranks.Ranks` whose subject is the transport of a rank.
 """
 
 import gc
@@ -19,7 +19,7 @@ def draw(shape, dtype, seed=0):
 
 
 def laid_out(kind):
-    """Return an array of a layout that a store has to copy."""
+    """Return an array whose memory layout requires the store to copy it."""
     array = np.arange(24.0).reshape(4, 6)
     return {
         "transposed": array.T,
@@ -29,18 +29,21 @@ def laid_out(kind):
     }[kind]
 
 
-# Programs: what a rank runs
+# Programs that run on each rank
 
 
 def share(transport, array):
-    """Have the rank put an array, and return the handle of every rank."""
+    """Put this rank's array into the store; return its handle, and the handles of all ranks."""
     handle = transport.store.put(array)
     received = transport.exchange(pickle.dumps(handle))
     return handle, [pickle.loads(one) for one in received]
 
 
 def exchange_arrays(transport, shape, dtype):
-    """Put an array on every rank; return what this rank gets from each, and the size of a handle."""
+    """Put an array on every rank, and get all of them.
+
+    Return the arrays, the size of a pickled handle, and the shapes and dtypes of the handles.
+    """
     kept, handles = share(transport, draw(shape, dtype, transport.rank))
     got = [transport.store.get(handle).copy() for handle in handles]
     transport.barrier()
@@ -48,7 +51,7 @@ def exchange_arrays(transport, shape, dtype):
 
 
 def change_after_put(transport):
-    """Change an array of the store, and one that was copied, after their handles were sent."""
+    """Modify an array in the store, and one that was copied to it, after sending their handles."""
     own = transport.store.empty((4,), "float64")
     foreign = np.zeros(4)
     own[...] = 0
@@ -66,7 +69,7 @@ def change_after_put(transport):
 
 
 def get_rows(transport, rows, with_out):
-    """Get rows of every rank's array, into an array of this rank's if asked to."""
+    """Get rows of every rank's array, into an existing array if `with_out` is true."""
     kept, handles = share(transport, draw((10, 3), "int32", transport.rank))
     got, used = [], []
     for handle in handles:
@@ -86,14 +89,14 @@ def put_layout(transport, kind):
 
 
 def recognise(transport):
-    """Which arrays the store would take without a copy."""
+    """Return, for several arrays, whether the store can take them without a copy."""
     store = transport.store
     own = store.empty((4, 6), "float64")
     return [one in store for one in (own, own[1:3], own[2], own.T, own[:, ::2], np.zeros(3))]
 
 
 def keep_copies(transport, number):
-    """Put many arrays, and read all of them afterwards."""
+    """Put many arrays into the store, and read all of them afterwards."""
     kept = [transport.store.put(np.full(1000, value)) for value in range(number)]
     gc.collect()
     received = transport.exchange(pickle.dumps(kept))
@@ -105,7 +108,7 @@ def keep_copies(transport, number):
 
 
 def map_file(transport, path):
-    """Get an array of a file by the handle of its place there."""
+    """Get an array, and rows of it, by a handle of its location in a file."""
     from synkhronos.stores.files import locate_in_file
 
     mapped = np.memmap(path, "float32", "r", shape=(10, 3))

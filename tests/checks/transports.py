@@ -1,6 +1,6 @@
-"""What every transport must do.
+"""Conformance checks for transports.
 
-Each check takes `ranks`, as of `checks.ranks`, whose subject is the transport of a rank.
+Each check takes `ranks`, a `checks.ranks.Ranks` whose subject is the transport of a rank.
 """
 
 import itertools
@@ -12,7 +12,7 @@ from synkhronos._errors import CollectiveAbortedError
 LENGTHS = [0, 1, 7, 32_700, 32_768, 40_000, 200_000]
 
 
-# Programs: what a rank runs
+# Programs that run on each rank
 
 
 def identify(transport):
@@ -25,7 +25,7 @@ def echo(transport, payload, factor):
 
 
 def exchange(transport, lengths):
-    """Exchange items of these lengths, one after the other; return what came, for each."""
+    """Exchange items of these lengths, one after the other; return a summary of the items received."""
     received = []
     for turn, length in enumerate(lengths):
         item = bytes([transport.rank, turn]) * (length + transport.rank)
@@ -45,7 +45,7 @@ def wait_for_the_slowest(transport, slowest, pause):
 
 
 def fail(transport, failing, before, after):
-    """Pass some barriers, fail on some ranks, let the others continue to more of them."""
+    """Pass some barriers, then fail on some ranks while the others continue to further barriers."""
     for _ in range(before):
         transport.exchange(b"before")
     if transport.rank in failing:
@@ -56,7 +56,7 @@ def fail(transport, failing, before, after):
 
 
 def ask_forked_process(transport):
-    """Return whether a process that this rank forks takes itself for a rank."""
+    """Return nonzero if a child process that this rank forks believes that it is a rank."""
     child = os.fork()
     if not child:
         os._exit(10 * transport.is_master_process() + transport.is_worker_process())
@@ -123,7 +123,7 @@ def check_ranks_leave_the_barrier_that_a_failed_one_never_reaches(ranks):
                 assert outcome.error is CollectiveAbortedError
             else:
                 assert outcome.value == "passed"
-        # What the failed command has left does not disturb the next.
+        # A failed command must not affect the next one.
         lengths = [3, 50_000]
         assert all(len(one) == 2 for one in ranks.values(exchange, lengths))
         assert ranks.values(fail, set(), 3, 2) == ["passed"] * ranks.size

@@ -1,6 +1,6 @@
-"""Runs scenarios by their seeds, and makes a table of what came of them.
+"""Run scenarios by their seeds, and create a table of the outcomes.
 
-``python tests/faults/harness.py SEED...`` runs these and tells of each.
+``python tests/faults/harness.py SEED...`` runs the given seeds and reports on each.
 """
 
 import argparse
@@ -15,13 +15,23 @@ from scenarios import HOWS, PLACES, scenario
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
-LIMIT = 40  # seconds for one scenario; the longest takes some 8
+LIMIT = 40  # seconds for one scenario; the longest takes about 8
 
 
 def run(seeds, jobs=2, limit=LIMIT, prelude="", tell=lambda result: None):
-    """Return a result for each seed, by seed; `tell` gets each as it comes.
+    """Run scenarios, and return their results in the order of the seeds.
 
-    `prelude` is code that runs before the script, in its process.
+    Parameters
+    ----------
+    seeds : iterable of int
+    jobs : int
+        The number of processes that run scenarios at the same time.
+    limit : int
+        Seconds that one scenario may take.
+    prelude : str
+        Code that runs before the script, in the same process.
+    tell : callable
+        Called with each result as soon as it is available.
     """
     seeds, results = list(seeds), {}
 
@@ -34,7 +44,7 @@ def run(seeds, jobs=2, limit=LIMIT, prelude="", tell=lambda result: None):
             env={
                 **os.environ,
                 "PYTHONPATH": os.pathsep.join([str(ROOT), str(HERE)]),
-                "MPI4PY_RC_INITIALIZE": "0",  # otherwise Theano initializes MPI, with another process
+                "MPI4PY_RC_INITIALIZE": "0",  # or Theano initializes MPI, which starts a process
             },
         ) as process:
             for line in process.stdout:
@@ -54,7 +64,7 @@ def run(seeds, jobs=2, limit=LIMIT, prelude="", tell=lambda result: None):
 
 
 def command(prelude, arguments):
-    # A process of its own for all seeds of a job: to import Theano takes longer than most scenarios.
+    # One process runs all seeds of a job, as importing Theano takes longer than most scenarios.
     code = f"{prelude}\nimport runpy\nrunpy.run_path({str(HERE / 'script.py')!r}, run_name='__main__')"
     return [sys.executable, "-c", code, *map(str, arguments)]
 
@@ -74,7 +84,10 @@ def missing(seed, errors):
 
 
 def table(results):
-    """Return a table of text: by place and by how, the count, the slowest detection, the failures."""
+    """Return the results as a text table, with one row per place and one column per kind of fault.
+
+    Each cell has the number of faults, the slowest detection in seconds, and the number of failures.
+    """
     places = [scenario(seed).place for seed in range(len(PLACES))]
     rows = [["where / how", *HOWS, "all"]]
     for place in [*(one for one in places if any(one == r["place"] for r in results)), "all"]:

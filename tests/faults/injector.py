@@ -1,4 +1,7 @@
-"""Faults injected from outside the library: its methods are wrapped before the process forks."""
+"""Fault injection from outside the library.
+
+Methods of the library are wrapped before the process forks.
+"""
 
 import contextlib
 import ctypes
@@ -22,15 +25,15 @@ from synkhronos.variables import replicas as _replicas
 from synkhronos.functions import replicate
 from synkhronos.transports import local
 
-HEADROOM = 16 << 20  # bytes that a rank may still allocate as its memory limit is set
+HEADROOM = 16 << 20  # bytes that a rank may still allocate after its memory limit is set
 
 
 class Fault(Exception):
-    """An exception that nobody expects."""
+    """An exception that neither the library nor the script expects."""
 
 
 class Board:
-    """What the script, its workers and the harness tell each other: numbers in shared memory."""
+    """Numbers in shared memory, for communication between the script, its workers and the harness."""
 
     NAMES = ("armed", "step", "died_at", "pid", "asked_at", "over")
 
@@ -48,7 +51,7 @@ class Board:
 
 
 class Point(theano.Op):
-    """The identity, that calls ``Point.reach()`` as it is computed."""
+    """The identity operation. It calls ``Point.reach()`` when it is computed."""
 
     __props__ = ()
     reach = staticmethod(lambda: None)
@@ -62,7 +65,7 @@ class Point(theano.Op):
 
 
 class Injector:
-    """Lets one rank have one fault, once.
+    """Injects one fault into one rank, once.
 
     Parameters
     ----------
@@ -74,13 +77,13 @@ class Injector:
         self.scenario, self.board = scenario, board
         self.rank = scenario.master_rank
         self.barriers = self.forks = 0
-        self.step = None  # of the command that this worker has run last
+        self.step = None  # the step of the last command that this worker has run
         self.limit = resource.getrlimit(resource.RLIMIT_AS)
 
-    # The moments
+    # Triggering the fault
 
     def at(self, seam, turn=None):
-        """Have the fault if this rank, step, seam and turn are the scenario's."""
+        """Trigger the fault if the rank, the step, the seam and the turn are the scenario's."""
         fault = self.scenario
         if self.board.armed and self.rank == fault.rank and seam == fault.seam:
             step = STEPS[int(self.board.step)]
@@ -103,7 +106,7 @@ class Injector:
             ctypes.string_at(0)
         else:
             number = getattr(signal, SIGNALS[how])
-            waits = number in signal.pthread_sigmask(signal.SIG_BLOCK, [])  # until the fork is over
+            waits = number in signal.pthread_sigmask(signal.SIG_BLOCK, [])  # during a fork
             os.kill(os.getpid(), number)
             if how != "stop" and not waits:
                 time.sleep(60)
@@ -123,18 +126,21 @@ class Injector:
             while True:
                 kept.append(np.ones(1 << 17))
         finally:
-            if self.scenario.of_master:  # OpenBLAS crashes when it restarts its threads
+            if self.scenario.of_master:  # under the limit, OpenBLAS crashes when it restarts threads
                 self.lift_limit()
 
     def lift_limit(self):
-        """Memory is short for the rest of one command."""
+        """Restore the original memory limit.
+
+        Workers call this when they wait for a command, so memory is short for at most one command.
+        """
         resource.setrlimit(resource.RLIMIT_AS, self.limit)
 
-    # The seams
+    # Seams: the places where methods of the library are wrapped
 
     @contextlib.contextmanager
     def installed(self):
-        """Wrap the methods of the library."""
+        """Wrap the library's methods inside a ``with`` block."""
         transport = local.LocalTransport
         with contextlib.ExitStack() as stack:
             for owner, name, wrapper in [
@@ -169,7 +175,10 @@ class Injector:
         original(process)
 
     def keep_alarm(self, original):
-        """A worker ignores what the script has handlers for; the fault is to come all the same."""
+        """Reinstall the alarm handler in a worker.
+
+        Workers ignore signals for which the script has handlers, but the fault must still occur.
+        """
         original()
         signal.signal(signal.SIGALRM, lambda *_: self.have_it())
 
@@ -180,7 +189,11 @@ class Injector:
             self.at("fork")
 
     def receive(self, original, transport):
-        """A worker: it is idle, and is to die so after the step before the scenario's."""
+        """Wrap the method with which a worker waits for a command.
+
+        At the seam "idle", the fault occurs before the worker waits for the command of the scenario's
+        step, right after the command of the preceding step.
+        """
         self.barriers = 0
         self.lift_limit()
         fault = self.scenario
@@ -208,7 +221,7 @@ class Injector:
         original(transport, payload)
 
     def post(self, original, transport, payload):
-        """The master."""
+        """Wrap the method with which the master sends a command."""
         self.barriers = 0
         self.at("idle")
         original(transport, payload)
@@ -241,7 +254,7 @@ class Injector:
         fault = self.scenario
         busy = fault.others == "busy" and self.rank not in (fault.rank, fault.master_rank)
         if busy and not self.board.over:
-            ctypes.PyDLL(None).sleep(60)  # with the interpreter's lock
+            ctypes.PyDLL(None).sleep(60)  # holds the interpreter lock
         self.at("perform")
 
 

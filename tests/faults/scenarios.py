@@ -1,17 +1,17 @@
-"""Which faults there are, and what must come of each: a pure function of a seed.
+"""The scenarios: which fault occurs, and what is expected of the library, as a pure function of a seed.
 
-``scenario(seed)`` goes through every pair of a way to die and a place to die in: their numbers have no
-common factor. All else about it is drawn at random from the seed.
+Consecutive seeds go through all pairs of a kind of fault and a place, because the numbers of kinds and
+of places have no common factor. Everything else about a scenario is drawn at random from the seed.
 """
 
 import random
 from dataclasses import dataclass
 
-BOUND = 2.0  # seconds within which survivors know of a death
-BOUND_OF_STOP = 5.0  # and of a stop
-TIMEOUT = 1.5  # of fork(), where a rank stops: far above any step, and far enough below that bound
+BOUND = 2.0  # seconds within which the other ranks must detect a death
+BOUND_OF_STOP = 5.0  # seconds within which they must detect a stopped rank
+TIMEOUT = 1.5  # of fork(), if a rank stops: far longer than any step, far below BOUND_OF_STOP
 
-# What the script does, in this order.
+# The steps of the script, in order.
 STEPS = (
     "distribute",
     "distribute again",
@@ -27,23 +27,23 @@ STEPS = (
     "get_value",
     "close",
 )
-COMMANDS = STEPS[1:-1]  # steps of one command, in a world that has its workers
+COMMANDS = STEPS[1:-1]  # steps that consist of one command, in a world whose workers are started
 
 SIGNALS = {"SIGKILL": "SIGKILL", "SIGTERM": "SIGTERM", "SIGSEGV": "SIGSEGV", "stop": "SIGSTOP"}
-EXCEPTIONS = ("exception", "memory")  # raised, not deaths by themselves
+EXCEPTIONS = ("exception", "memory")  # raise an exception; this alone does not end the process
 HOWS = (*EXCEPTIONS, "SIGKILL", "SIGTERM", "SIGSEGV", "exit", "stop")
 EXIT_CODE = 7
 
-# A place is a step and, in it, a seam of the library. Step "": any of COMMANDS.
+# A place is a step, and a seam of the library within it. The step "" stands for any of COMMANDS.
 PLACES = (
-    ("distribute", "fork"),  # a worker's first moment; the master's between two forks
+    ("distribute", "fork"),  # worker: immediately after the fork; master: between two forks
     ("distribute", "command"),  # replication by inheritance ...
     ("distribute again", "command"),  # ... and by a pickle
     ("", "idle"),  # before the start barrier
     ("", "started"),  # after it, before the command
     ("function", "perform"),  # inside a Theano function
     ("", "reply"),  # while the worker writes its result, or the master collects them
-    ("broadcast", "barrier"),  # inside a collective: it meets twice
+    ("broadcast", "barrier"),  # inside a collective, which has two barriers
     ("gather", "barrier"),
     ("all_gather", "barrier"),
     ("reduce", "barrier"),
@@ -53,9 +53,9 @@ PLACES = (
     ("set_value", "command"),
     ("get_value", "command"),
     ("close", "close"),
-    ("any", "moment"),  # at a random moment, from outside
+    ("any", "moment"),  # at a random moment, triggered from outside
 )
-INSIDE = ("command", "perform", "barrier")  # where an exception is a command's
+INSIDE = ("command", "perform", "barrier")  # seams where an exception is raised inside a command
 
 
 @dataclass(frozen=True)
@@ -66,20 +66,24 @@ class Scenario:
     ----------
     seed, size, master_rank : int
     rank : int
-        Who has the fault.
-    how, step, seam : str
+        The rank in which the fault occurs.
+    how : str
+        The kind of fault, one of ``HOWS``.
+    step, seam : str
+        The place of the fault.
     turn : int
-        At which of a few moments of the seam: which barrier, before or after, how much is written.
+        The moment within the seam: which barrier, before or after the call, or how much is written.
     others : {"", "busy", "stopped"}
-        What the other ranks are doing: a long C call that holds the interpreter's lock; stopped.
+        The state of the other workers: "busy" in a long C call that holds the interpreter lock, or
+        "stopped" by a signal.
     in_thread : bool
         Whether the workers are forked by a thread that ends before the fault.
     caught : bool
-        Whether the script goes on after an exception in the master, or ends.
+        Whether the script catches an exception in the master and continues.
     delay : float
-        Seconds until a fault at any moment.
+        Seconds until the fault, if it occurs at a random moment.
     restarts : bool
-        Whether the script goes on by ``restart()`` before it closes the world and makes another one.
+        Whether the script calls ``restart()`` before it closes the world and opens another one.
     """
 
     seed: int
@@ -120,12 +124,12 @@ class Scenario:
 
     @property
     def kills(self):
-        """Whether the rank is gone at once."""
+        """Whether the fault ends the process immediately."""
         return self.how not in (*EXCEPTIONS, "stop")
 
     @property
     def causes(self):
-        """Words of which a `WorldBrokenError` about a worker has to say one."""
+        """Descriptions of which a `WorldBrokenError` about a worker must contain at least one."""
         if self.how in EXCEPTIONS:
             return ("exit code 1",)
         return (f"exit code {EXIT_CODE}",) if self.how == "exit" else (SIGNALS[self.how],)
@@ -143,7 +147,7 @@ class Scenario:
 
 
 def scenario(seed):
-    """Return the scenario of a seed."""
+    """Return the scenario for a seed."""
     how = HOWS[seed % len(HOWS)]
     step, seam = PLACES[seed % len(PLACES)]
     draw = random.Random(seed)

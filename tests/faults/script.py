@@ -1,8 +1,9 @@
-"""The program under test: forks one process for each seed, lets it have its fault, and looks at the end.
+"""The program under test. It forks one process per seed, in which the fault occurs.
 
-``python script.py LIMIT SEED...`` prints a line of JSON for each, which may take LIMIT seconds. The
-process that is forked is a user's script: it opens a world, works, meets its fault, and, if it
-survives, closes the world and opens another. This process looks on, and adopts what it leaves behind.
+``python script.py LIMIT SEED...`` prints one line of JSON per seed. Each scenario may take LIMIT
+seconds. The forked process plays a user's script: it opens a world, works until the fault, and, if it
+survives, closes the world and opens another one. The parent process watches it, and adopts the
+processes that it leaves behind.
 """
 
 import ctypes
@@ -36,12 +37,12 @@ from scenarios import (
     scenario,
 )
 
-FADES = 3.0  # seconds after which an exception at a random moment was swallowed, as in a destructor
+FADES = 3.0  # seconds until an exception at a random moment counts as swallowed, e.g. in a destructor
 _PR_SET_CHILD_SUBREAPER = 36
 
 
 class Ranks:
-    """A world and what a script does in it; each step checks its result."""
+    """A world, and the steps of the script. Each step checks its result."""
 
     def __init__(self, fault):
         self.size, self.in_thread = fault.size, fault.in_thread
@@ -132,7 +133,7 @@ def check(got, expected):
 
 
 class Play:
-    """One scenario, in the process of the script."""
+    """One scenario, as seen in the process of the script."""
 
     def __init__(self, fault, board):
         self.fault, self.board = fault, board
@@ -163,9 +164,9 @@ class Play:
             assert not psutil.Process().children(), "the second close() left processes"
 
     def meet_fault(self, ranks):
-        """Go through the steps; return the exception that came, or None."""
+        """Run the steps; return the exception that was raised, or None."""
         began = time.monotonic()
-        try:  # an alarm may come between two steps
+        try:  # around the loop, as an alarm may arrive between two steps
             for step in self.steps():
                 self.step, self.board.step = step, STEPS.index(step)
                 began = time.monotonic()
@@ -186,7 +187,7 @@ class Play:
             yield from COMMANDS[1:]
 
     def judge(self, ranks, error):
-        """Compare what came with the failure model."""
+        """Check the outcome against the failure model."""
         fault = self.fault
         assert self.board.died_at, "there was no fault"
         assert self.detection < fault.bound, f"noticed after {self.detection:.2f} s: {error!r}"
@@ -195,7 +196,7 @@ class Play:
         elif fault.how in EXCEPTIONS and (fault.is_inside or fault.of_master or fault.seam == "moment"):
             self.judge_exception(ranks, error)
         elif fault.how == "memory" and fault.seam == "reply":
-            # The reply did not fit; the master is told so in its place.
+            # The reply did not fit in memory, so the worker reports that to the master instead.
             self.judge_exception(ranks, error)
         else:
             self.judge_broken(ranks, error)
@@ -252,23 +253,23 @@ def seconds_of(call):
 
 
 class Watch:
-    """One scenario, from outside."""
+    """One scenario, as seen from the parent process."""
 
     def __init__(self, fault, limit):
         self.fault, self.limit, self.board = fault, limit, Board()
-        self.folder = Path(tempfile.mkdtemp())  # no object whose end in a child would remove it
+        self.folder = Path(tempfile.mkdtemp())  # a TemporaryDirectory would be removed by a child
         self.report, self.errors = self.folder / "report", self.folder / "stderr"
         self.errors.touch()
         self.before = semaphores()
 
     def start(self):
-        """Fork the script; True in it."""
+        """Fork the script; return True in the child process."""
         self.began = time.monotonic()
         self.pid = os.fork()
         return not self.pid
 
     def play(self):
-        """Be the script."""
+        """Run the script, in the child process."""
         os.setsid()
         os.dup2(os.open(self.errors, os.O_WRONLY), 2)
         os.dup2(2, 1)
@@ -282,7 +283,7 @@ class Watch:
         self.report.write_text(json.dumps({"problem": problem, "detection": play.detection}))
 
     def result(self):
-        """Wait for the script's end; return what is told of it."""
+        """Wait until the script has ended; return the result to print."""
         status = self.wait()
         exited = time.monotonic()
         problems, detection = [], 0.0
@@ -301,7 +302,7 @@ class Watch:
         problems += [self.judge_status(status, text), self.judge_errors(text)]
         shutil.rmtree(self.folder)
         names = semaphores() - self.before
-        time.sleep(0.3 if names else 0)  # another world's, that is being made?
+        time.sleep(0.3 if names else 0)  # another world may be in the middle of being created
         if names & semaphores():
             problems.append(f"semaphores are left: {names}")
         return {
@@ -316,7 +317,10 @@ class Watch:
         }
 
     def wait(self):
-        """Return the script's wait status, None if it hangs; do to it what the fault is."""
+        """Return the script's wait status, or None if it hangs.
+
+        Meanwhile, continue the script if it has stopped, and trigger a fault at a random moment.
+        """
         stopped_at = None
         while time.monotonic() < self.began + self.limit:
             pid, status = os.waitpid(self.pid, os.WNOHANG | os.WUNTRACED)
@@ -333,7 +337,7 @@ class Watch:
             time.sleep(0.005)
         for one in psutil.Process().children(recursive=True):
             one.send_signal(signal.SIGCONT)
-            one.send_signal(signal.SIGUSR1)  # all write their tracebacks
+            one.send_signal(signal.SIGUSR1)  # makes it write its traceback
         time.sleep(1)
 
     def strike(self):
@@ -346,7 +350,7 @@ class Watch:
             os.kill(pid, signal.SIGALRM)  # the injector does the rest
 
     def wait_for_orphans(self):
-        """Return the processes of the script that live longer than they may, and end them."""
+        """Kill and return the processes of the script that are left after the allowed time."""
         me, deadline = psutil.Process(), time.monotonic() + BOUND
         while me.children() and time.monotonic() < deadline:
             self.reap()
@@ -376,7 +380,7 @@ class Watch:
             return f"the script ended with {code}, not {expected}: {text}"
 
     def judge_errors(self, text):
-        """What was written to stderr: nothing, or the traceback of an exception that nobody catches."""
+        """Check what was written to stderr: nothing, or the traceback of an uncaught exception."""
         if not self.fault.caught and self.fault.seam != "moment":
             if f"{Fault.__name__}: " not in text and "MemoryError: " not in text:
                 return f"the script did not end with its exception: {text}"
@@ -389,11 +393,11 @@ def semaphores():
 
 
 def main():
-    # Whoever loses its parent becomes this process's child: nobody is overlooked.
+    # Orphans become children of this process, so that none is overlooked.
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     limit, *seeds = map(int, sys.argv[1:])
-    gc.freeze()  # or each script would look at all objects, and so copy them, when it ends
+    gc.freeze()  # or the garbage collection at the end of each script would copy all objects
     for seed in seeds:
         watch = Watch(scenario(seed), limit)
         if watch.start():

@@ -1,4 +1,4 @@
-"""Each way to die, at each place, in a script of its own: see README.rst."""
+"""Tests of every kind of fault at every place, each in a separate script. See README.rst."""
 
 import os
 from math import gcd
@@ -20,14 +20,14 @@ def results():
 
 
 @pytest.mark.parametrize("seed", SAMPLE, ids=lambda seed: f"seed{seed}")
-def test_a_fault_is_known_in_time_and_by_name_and_leaves_nothing(results, seed):
+def test_a_fault_is_reported_in_time_and_by_name_and_leaves_nothing_behind(results, seed):
     result = results[seed]
     assert not result["problem"], f"{result['scenario']}: {result['problem']}"
 
 
 @pytest.fixture(scope="module")
 def soaked():
-    """All results of the long row, of which a table is made at the end."""
+    """List that collects the results of the long series; the table is created at the end."""
     results = []
     yield results
     if results:
@@ -39,14 +39,14 @@ def soaked():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("turn", range(TURNS))
-def test_a_long_row_of_faults_is_known_in_time_and_by_name_and_leaves_nothing(soaked, turn):
+def test_many_faults_are_reported_in_time_and_by_name_and_leave_nothing_behind(soaked, turn):
     results = harness.run(SOAK[turn * PAIRS : (turn + 1) * PAIRS])
     soaked += results
     failures = [f"{r['scenario']}: {r['problem']}" for r in results if r["problem"]]
     assert not failures, "\n".join(failures)
 
 
-def test_the_seeds_go_through_every_way_to_die_at_every_place():
+def test_the_seeds_cover_every_kind_of_fault_at_every_place():
     assert gcd(len(HOWS), len(PLACES)) == 1
     sample = [scenario(seed) for seed in SAMPLE]
     assert {fault.how for fault in sample} == set(HOWS)
@@ -54,14 +54,6 @@ def test_the_seeds_go_through_every_way_to_die_at_every_place():
     soak = [scenario(seed) for seed in SOAK]
     assert len({(fault.how, fault.place, fault.of_master) for fault in soak}) > 1.8 * PAIRS
     assert scenario(17) == scenario(17)
-
-
-def first(**wanted):
-    """Return the first seed whose scenario has these attributes."""
-    for seed in range(10_000):
-        fault = scenario(seed)
-        if all(getattr(fault, name) == value for name, value in wanted.items()):
-            return seed
 
 
 LIBRARY = """import os
@@ -84,7 +76,7 @@ from synkhronos.world import world
     ],
 )
 def test_the_harness_sees_what_is_wrong(mutation, fault, problem):
-    """A library in which something is broken; the first fault that shows it."""
+    """Break something in the library, and run the first scenario that shows it."""
     fault = {"step": "function", "master_rank": 0, **fault}
     seed = next(
         seed

@@ -1,1 +1,1 @@
-"""Tests on devices: a package, as its ``conftest`` is not the one of the folder above."""
+"""Tests on devices. They are a package because they have a ``conftest`` module of their own."""

@@ -1,8 +1,7 @@
-"""A program that runs the checks of `checks` on a communicator, with arrays of devices inside.
+"""Conformance checks of `checks.communicators` on a communicator for arrays on devices.
 
-    conform(kind, devices), kind being "staged" or "nccl"
-
-NCCL needs CUDA devices, or those of `emulator`.
+Call ``conform(kind, devices)``, where `kind` is "staged" or "nccl". NCCL needs CUDA devices, real ones
+or those of `emulator`.
 """
 
 import traceback
@@ -19,11 +18,11 @@ from synkhronos.comms.staged import StagedCommunicator
 from synkhronos.engines.theano_gpu import TheanoGpuEngine
 from synkhronos.transports.local import LocalTransport
 
-MOST_ITEMS = 15_000  # of a call, that the arrays of the checks need several
+MOST_ITEMS = 15_000  # per call, so that the largest arrays of the checks need several calls
 
 
 class OnDevice:
-    """A communicator for the checks, which give and get NumPy arrays."""
+    """A communicator for arrays on a device, which takes and returns NumPy arrays for the checks."""
 
     def __init__(self, transport):
         self.transport, self.size = transport, transport.size
@@ -38,7 +37,7 @@ class OnDevice:
         return self.transport
 
     def begin(self, kind, devices):
-        """Bind this rank to its device, and make its communicator."""
+        """Bind this rank to its device, and create its communicator."""
         if self.rank != self.transport.master_rank:
             _separate_pocl_cache(self.rank)
         self.engine = TheanoGpuEngine()
@@ -56,7 +55,10 @@ class OnDevice:
         return call
 
     def _up(self, array):
-        """Return the array on the device, in the same layout; as it is if the device has no such."""
+        """Copy an array to the device, keeping its layout.
+
+        An array of a complex dtype, which devices do not support, is returned unchanged.
+        """
         put = self.engine.to_device
         if array.dtype.kind == "c":
             return array
@@ -77,7 +79,7 @@ def begin(comm, kind, devices):
 
 
 def join_where_one_cannot(comm, failing):
-    """Try to make a communicator, with a GpuComm that fails on one rank."""
+    """Try to create an NCCL communicator with a ``GpuComm`` that fails on one rank."""
 
     class Clique:
         def __init__(self, context, comm_id=None):
@@ -100,7 +102,7 @@ def join_where_one_cannot(comm, failing):
 
 
 def check_join(ranks):
-    """One rank that cannot join is an error, the same, on all; and the next try may succeed."""
+    """Check that all ranks raise the same error if one cannot join, and that a later try succeeds."""
     for failing in range(ranks.size):
         outcomes = ranks.run(join_where_one_cannot, failing)
         assert [one.error for one in outcomes] == [None] * ranks.size, outcomes
@@ -109,7 +111,10 @@ def check_join(ranks):
 
 
 def check_unequal_dtypes(ranks):
-    """NCCL would take the bytes of one for the other: an error on every rank, however often."""
+    """Check that unequal dtypes are an error on every rank, each time.
+
+    NCCL itself would misinterpret the bytes of one dtype as the other.
+    """
     arrays = [np.ones(3, "float32" if rank else "int32") for rank in range(ranks.size)]
     for _ in range(2 if ranks.size > 1 else 0):
         outcomes = ranks.run(collective, "broadcast", arrays, 0)
@@ -120,7 +125,8 @@ def conform(kind, devices):
     """Run all checks, and print the name of each that passed."""
     nccl._MOST_ITEMS = MOST_ITEMS
     size = len(devices)
-    transport = LocalTransport(size, size - 1, timeout=300, may_poll=False)  # kernels are compiled
+    # The timeout is long because kernels are compiled.
+    transport = LocalTransport(size, size - 1, timeout=300, may_poll=False)
     ranks = Ranks(transport, OnDevice)
     try:
         for rank, outcome in enumerate(ranks.run(begin, kind, devices)):

@@ -1,7 +1,7 @@
-"""Tests on devices other than the CPU: ``pytest tests/gpu --device opencl0:0 --ranks 2``.
+"""Configuration of the tests on devices: ``pytest tests/gpu --device opencl0:0 --ranks 2``.
 
-A process that has used a device cannot be forked any more, so there is one world a run: all its tests
-share it, and those that ask for another one are skipped, with that reason.
+A process that has used a device can no longer fork workers, so each run has only one world. All tests
+share it. Tests that need a different world are skipped, and the reason is reported.
 """
 
 import multiprocessing
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-os.environ.setdefault("EXAMPLES", "0.2")  # a call on a device is slow; read by the module `oracle`
+os.environ.setdefault("EXAMPLES", "0.2")  # for the module `oracle`, as calls on devices are slow
 
 import synkhronos as synk
 
@@ -22,7 +22,7 @@ def pytest_addoption(parser):
 
 
 def device_of(config):
-    """Return the device asked for; else the first GPU, or None where there is none."""
+    """Return the device given on the command line, or else the first GPU, or None without a GPU."""
     return config.getoption("--device", None) or ("cuda0" if synk.get_n_gpu() else None)
 
 
@@ -39,29 +39,32 @@ def pytest_collection_modifyitems(config, items):
 
 @pytest.fixture(autouse=True, scope="module")
 def nothing_left():
-    """In place of the look of this name after each module: this world lives on until the end."""
+    """Override of the fixture in ``tests/conftest.py``, as the world stays open until the end."""
 
 
 @pytest.fixture
 def in_python():
-    """In place of the fixture of this name elsewhere: operations on devices have no Python code."""
+    """Override of the fixture in ``tests/conftest.py``: device operations have no Python code."""
 
 
 @pytest.fixture(autouse=True)
 def processes_of_their_own(monkeypatch):
-    """Processes that a test starts may use devices: Theano tells them not to once this one has."""
+    """Let processes that a test starts use devices.
+
+    Theano sets the variable in a process that uses a device, and child processes inherit it.
+    """
     monkeypatch.delenv("THEANO_GPU_IS_ALREADY_ACTIVE", raising=False)
 
 
 @pytest.fixture(scope="session")
 def devices(request):
-    """The devices of this run, one per rank."""
+    """List of this run's devices, one per rank."""
     return [device_of(request.config)] * request.config.getoption("--ranks")
 
 
 @pytest.fixture(scope="session")
 def world(request, devices):
-    """The one world of this run."""
+    """The only world of this run."""
     synk.fork(devices=devices, master_rank=request.config.getoption("--master-rank"))
     yield synk.world.world.current_world()
     if synk.world.world.world_exists():
@@ -71,7 +74,7 @@ def world(request, devices):
 
 @pytest.fixture(scope="module")
 def open_world(world):
-    """As the fixture of this name elsewhere, for the one world that there is."""
+    """Function that skips the test unless this run's world has the given size and master rank."""
 
     def open_it(n_parallel, master_rank=0):
         if (n_parallel, master_rank) != (world.size, world.master_rank):
@@ -82,5 +85,5 @@ def open_world(world):
 
 @pytest.fixture
 def world_of(open_world):
-    """The same."""
+    """The same function as `open_world`."""
     return open_world

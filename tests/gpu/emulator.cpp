@@ -1,19 +1,24 @@
-// A machine with NVIDIA GPUs, made of the CPU: CUDA's driver, NVRTC, cuBLAS and NCCL, as far as
-// libgpuarray 0.7.6 calls them. `emulator.py` compiles it and gives it their names.
+// An emulator of NVIDIA GPUs on the CPU. It implements the functions of CUDA's driver, NVRTC, cuBLAS and
+// NCCL that libgpuarray 0.7.6 calls. `emulator.py` compiles it and installs it under their names.
 //
-// With it pygpu, libgpuarray and Theano go all their ways for CUDA, on machines without a GPU. It says
-// nothing of NVIDIA's own code, of speed, or of what is asynchronous there: here, all is done at once.
+// With it, pygpu, libgpuarray and Theano take their code paths for CUDA on machines without a GPU. It
+// cannot test NVIDIA's own code, speed, or asynchronous execution: all calls here are synchronous.
 //
-// Where NVIDIA leaves a mistake undefined, this reports an error: a call in a process forked after
-// cuInit, or without a current context, memory out of bounds, ranks that make different NCCL calls.
+// It reports an error for mistakes whose behaviour is undefined on real devices: a call in a process
+// forked after cuInit, a call without a current context, an access out of bounds, and ranks that make
+// different NCCL calls.
 //
-// Environment: EMULATED_GPUS, how many there are (1); EMULATED_MEGABYTES, of memory, that each process
-// has for itself (1024); EMULATED_KERNELS, a folder for compiled kernels;
-// EMULATED_NCCL, the version (22809);
-// EMULATED_CALLS, a file to which the names of NCCL's calls are appended.
+// Environment variables, with their defaults:
+//   EMULATED_GPUS       the number of GPUs (1)
+//   EMULATED_MEGABYTES  the memory of each GPU, separate for each process (1024)
+//   EMULATED_KERNELS    a folder for compiled kernels (required)
+//   EMULATED_CXXFLAGS   the flags with which g++ compiles kernels (none)
+//   EMULATED_NCCL       the version of NCCL (22809)
+//   EMULATED_CALLS      a file to which NCCL calls are appended (none)
 
 #include <dlfcn.h>
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -62,7 +67,7 @@ struct Function {
 
 pid_t initialized = 0;
 Device devices[16];
-thread_local std::vector<Device *> stack;  // of contexts; there is one for each device
+thread_local std::vector<Device *> stack;  // of contexts; each device has only one
 std::map<uintptr_t, std::pair<size_t, Device *>> memory;
 
 int complain(int code, const std::string &what) {
@@ -73,7 +78,7 @@ int complain(int code, const std::string &what) {
 size_t total_memory() { return size_t(number_from("EMULATED_MEGABYTES", 1024)) << 20; }
 int gpus() { return number_from("EMULATED_GPUS", 1); }
 
-// Whether a call may be made at all.
+// Check that this process has called cuInit.
 int ready() {
     if (!initialized) return complain(NOT_INITIALIZED, "a call before cuInit");
     if (initialized != getpid()) return complain(NOT_INITIALIZED, "a call in a fork of who called cuInit");
@@ -113,16 +118,8 @@ struct Program {
     std::map<std::string, std::string> headers;
 };
 
-// What precedes a kernel's source, that g++ takes it.
+// Precedes a kernel's source, so that g++ can compile it. The headers are in EMULATED_CXXFLAGS.
 const char PRELUDE[] = R"(
-#include <cmath>
-#include <cstddef>
-#include <cstdint>
-#include <cstdlib>
-#include <cstring>
-#include <ucontext.h>
-#include <utility>
-#include <vector>
 #define __device__
 #define __global__
 #define __forceinline__ inline
@@ -198,7 +195,7 @@ template <class... A> static void emulated_call(void (*kernel)(A...), void **arg
 }
 )";
 
-// What follows it, once a kernel.
+// Code that follows the source, once per kernel.
 const char LAUNCH[] = R"(
 static void emulated_NAME(void **args) { emulated_call(&NAME, args); }
 extern "C" void emulated_launch_NAME(
@@ -230,7 +227,7 @@ extern "C" void emulated_launch_NAME(
             void (*body)() = [] { emulated_NAME(given); *alive = false; };
             makecontext(&thread.context, body, 0);
         }
-        while (HAS_BARRIER && running) {  // each thread up to its next barrier
+        while (HAS_BARRIER && running) {  // run each thread up to its next barrier
             running = 0;
             for (Thread &thread : threads) {
                 if (!thread.alive) continue;
@@ -280,23 +277,31 @@ int compile(Program *program) {
     for (auto &header : program->headers) all += header.second;
     std::string stem = std::string(folder) + "/" + std::to_string(std::hash<std::string>()(all));
     std::string library = stem + ".so";
-    auto finish = [&] {  // what libgpuarray keeps on disk must be whole in itself
+    auto finish = [&] {  // libgpuarray caches the result on disk, so it must be self-contained
         std::string code = read_all(library);
         size_t size = code.size();
         program->ptx = std::string(reinterpret_cast<char *>(&size), sizeof size) + code;
         return 0;
     };
+    // One rank compiles a kernel; the others wait for it.
+    int lock = open((stem + ".lock").c_str(), O_CREAT | O_RDWR | O_CLOEXEC, 0600);
+    struct Unlock {
+        int descriptor;
+        ~Unlock() { close(descriptor); }
+    } unlock{lock};
+    flock(lock, LOCK_EX);
     if (access(library.c_str(), R_OK) == 0) return finish();
     std::string own = stem + "-" + std::to_string(getpid());
     mkdir(own.c_str(), 0700);
     for (auto &header : program->headers)
         std::ofstream(own + "/" + header.first) << for_gxx(header.second);
     std::ofstream(own + "/kernel.cpp") << text;
-    std::string command = "g++ -std=c++17 -w -fpermissive -O1 -shared -fPIC -I" + own + " " + own +
-                          "/kernel.cpp -o " + own + "/kernel.so 2>" + own + "/log";
+    const char *flags = getenv("EMULATED_CXXFLAGS");
+    std::string command = std::string("g++ ") + (flags ? flags : "") + " -w -shared -I" + own + " " +
+                          own + "/kernel.cpp -o " + own + "/kernel.so 2>" + own + "/log";
     int status = system(command.c_str());
     program->log = read_all(own + "/log");
-    if (status) return 6;  // compilation
+    if (status) return 6;  // NVRTC_ERROR_COMPILATION
     return rename((own + "/kernel.so").c_str(), library.c_str()) ? 6 : finish();
 }
 
@@ -305,12 +310,12 @@ int compile(Program *program) {
 enum { NCCL_SUCCESS = 0, NCCL_SYSTEM = 2, NCCL_INTERNAL = 3, NCCL_ARGUMENT = 4, NCCL_USAGE = 5 };
 enum Kind { REDUCE, ALL_REDUCE, REDUCE_SCATTER, BROADCAST, ALL_GATHER };
 const char *const KINDS[] = {"reduce", "all_reduce", "reduce_scatter", "broadcast", "all_gather"};
-const size_t SIZES[] = {1, 1, 4, 4, 8, 8, 2, 4, 8};  // of NCCL's data types
+const size_t SIZES[] = {1, 1, 4, 4, 8, 8, 2, 4, 8};  // sizes of NCCL's data types
 
 struct Comm {
     int rank, size;
     Device *device;
-    std::vector<int> sockets;  // to the other ranks, of rank 0; to rank 0, of the others
+    std::vector<int> sockets;  // on rank 0: to all other ranks; on the others: to rank 0
 };
 struct Call {
     int kind, type, op, root;
@@ -346,7 +351,7 @@ bool receive_all(int socket, void *data, size_t size) {
     return true;
 }
 
-sockaddr_un address_of(const std::string &name) {  // it is abstract, so that no file is left
+sockaddr_un address_of(const std::string &name) {  // an abstract address, so that no file is left
     sockaddr_un address = {};
     address.sun_family = AF_UNIX;
     memcpy(address.sun_path + 1, name.data(), name.size());
@@ -422,7 +427,7 @@ void note(const Comm *comm, const Call &call) {
     close(file);
 }
 
-// Rank 0 receives everything, and sends to each what it is to have.
+// Run a collective: rank 0 receives all arrays, and sends the result to each rank.
 int run(Comm *comm, Call call, const void *from, void *to, Handle *stream) {
     if (check_stream(stream) || !comm || comm->device != stack.back()) return NCCL_ARGUMENT;
     if (call.type < 0 || call.type > 8 || call.op < 0 || call.op > 3 || call.root < 0 ||
@@ -457,7 +462,7 @@ int run(Comm *comm, Call call, const void *from, void *to, Handle *stream) {
             return complain(NCCL_SYSTEM, "NCCL: rank " + std::to_string(rank) + " is gone");
         if (memcmp(&other, &call, sizeof call)) {
             verdict = complain(NCCL_ARGUMENT, "NCCL: ranks make different calls");
-            break;  // what follows in the socket is not understood any more
+            break;  // the rest of the data in the socket can no longer be interpreted
         }
         if (!receive_all(comm->sockets[rank - 1], by_rank[rank].data(), sent)) return NCCL_SYSTEM;
     }
@@ -539,7 +544,7 @@ int join(Comm *comm, const std::string &name) {
 
 // ---------------------------------------------------------------------------- cuBLAS
 
-template <class T> struct Matrix {  // by columns
+template <class T> struct Matrix {  // in column-major order
     const T *data;
     int lead, turned;
     T operator()(int row, int column) const {
@@ -721,7 +726,7 @@ int cuMemAlloc_v2(uintptr_t *at, size_t size) {
     if (stack.back()->used + size > total_memory()) return OUT_OF_MEMORY;
     void *room = aligned_alloc(ALIGNMENT, (size + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT);
     if (!room) return OUT_OF_MEMORY;
-    memset(room, 0xff, size);  // NaN: nothing is zero that was not set
+    memset(room, 0xff, size);  // NaN, so that no test relies on memory being zero
     *at = reinterpret_cast<uintptr_t>(room);
     memory[*at] = {size, stack.back()};
     return stack.back()->used += size, SUCCESS;
@@ -771,7 +776,7 @@ int cuEventCreate(Handle **event, unsigned) {
     if (int code = in_context()) return code;
     return *event = new Handle{stack.back()}, SUCCESS;
 }
-int cuEventRecord(Handle *event, Handle *) {  // no stream is the default one
+int cuEventRecord(Handle *event, Handle *) {  // a null stream is the default stream
     if (int code = in_context()) return code;
     return event ? SUCCESS : complain(INVALID_HANDLE, "no event");
 }

@@ -1,4 +1,4 @@
-"""Machines with GPUs, for processes to be started: `emulator.cpp` by the names of NVIDIA's libraries."""
+"""Emulated GPUs for child processes: `emulator.cpp`, under the names of NVIDIA's libraries."""
 
 import subprocess
 from pathlib import Path
@@ -6,11 +6,14 @@ from pathlib import Path
 import pytest
 
 SOURCE = Path(__file__).with_name("emulator.cpp")
+# With which g++ compiles kernels, and the headers that they include.
+FLAGS = ("-std=c++17", "-fpermissive", "-O1", "-fPIC")
+HEADERS = "cmath", "cstddef", "cstdint", "cstdlib", "cstring", "ucontext.h", "utility", "vector"
 BARE = ("libcuda.so", "libnvrtc.so", "libcublas.so", "libnccl.so")
 
 
 class Emulator:
-    """The compiled library, in a folder by the names that libgpuarray looks for."""
+    """The compiled library, in a folder under the names that libgpuarray looks for."""
 
     def __init__(self, folder):
         self.library = folder / "emulator.so"
@@ -18,21 +21,27 @@ class Emulator:
         subprocess.run(command, check=True, timeout=120)
         self.kernels = folder / "kernels"
         self.kernels.mkdir()
+        headers = folder / "headers.h"
+        headers.write_text("".join(f"#include <{name}>\n" for name in HEADERS))
+        command = ["g++", *FLAGS, "-x", "c++-header", headers, "-o", f"{headers}.gch"]
+        subprocess.run(command, check=True, timeout=120)
+        self.flags = " ".join([*FLAGS, "-include", str(headers)])
         self.bare = self.put(folder / "bare", *BARE)
 
     def put(self, folder, *names):
-        """Put it into a folder by these names, and return the folder."""
+        """Create a folder with links of these names to the library, and return the folder."""
         folder.mkdir(parents=True)
         for name in names:
             (folder / name).symlink_to(self.library)
         return folder
 
     def environment(self, gpus=2, **more):
-        """Return variables for a process that is to have so many GPUs."""
+        """Return the environment variables for a process with the given number of GPUs."""
         return {
             "LD_LIBRARY_PATH": str(self.bare),
             "EMULATED_GPUS": str(gpus),
             "EMULATED_KERNELS": str(self.kernels),
+            "EMULATED_CXXFLAGS": self.flags,
             **more,
         }
 

@@ -1,8 +1,7 @@
-"""Convolutions, pooling and batch norm over ranks against one process: a program for any device.
+"""Comparison of convolutions, pooling and batch normalization over ranks with a serial function.
 
-    check(devices, dnn)
-
-The serial results come from the CPU. `dnn`: whether Theano may use cuDNN.
+Call ``check(devices, dnn)``, where `dnn` says whether Theano may use cuDNN. Any device may be used. The
+serial results are computed on the CPU.
 """
 
 import numpy as np
@@ -12,7 +11,7 @@ ROWS = 5
 
 
 def layers(tt, pool, bn, x, weights, gamma, beta):
-    """Return what each layer makes of the one before."""
+    """Return the output of each layer, where the input of each is the output of the previous one."""
     convolved = tt.nnet.conv2d(x, weights, border_mode="half", subsample=(1, 1))
     maxed = pool.pool_2d(convolved, (2, 2), ignore_border=True)
     averaged = pool.pool_2d(maxed, (2, 2), ignore_border=True, mode="average_exc_pad")
@@ -21,7 +20,10 @@ def layers(tt, pool, bn, x, weights, gamma, beta):
 
 
 def check(devices, dnn):
-    """Compare outputs and gradients; raise if they differ, or if cuDNN was, or was not, used."""
+    """Compare outputs and gradients with those of a serial function.
+
+    Raise an exception if they differ, or if the use of cuDNN does not match `dnn`.
+    """
     synk.fork(devices=devices)
     import theano
     import theano.tensor as tt

@@ -1,8 +1,8 @@
-"""What Theano puts on an OpenCL device and then cannot compute there, each with the reason.
+"""Operations that Theano places on an OpenCL device but cannot compute there, each with the reason.
 
-Seen with PoCL 3.1, Theano 1.0.5, pygpu 0.7.6 and CLBlast 1.5. The tests leave just this out, and
-``test_pocl.py`` sees that each is still an error. What the engine fixes is not listed here
-(``synkhronos/engines/theano_kernels.py``).
+They were observed with PoCL 3.1, Theano 1.0.5, pygpu 0.7.6 and CLBlast 1.5. The tests leave out only
+these operations, and ``test_pocl.py`` checks that each is still an error. Operations that the engine
+fixes (``synkhronos/engines/theano_kernels.py``) are not listed here.
 """
 
 from collections import namedtuple

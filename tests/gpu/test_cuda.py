@@ -1,4 +1,4 @@
-"""What needs CUDA, in processes of their own: cuDNN, ResNet-50, NCCL. The rest runs on any device."""
+"""Tests of cuDNN, ResNet-50 and NCCL in separate processes. Most of them need CUDA devices."""
 
 import re
 import subprocess
@@ -9,6 +9,8 @@ import pytest
 from conftest import ROOT
 
 import synkhronos as synk
+
+from .test_gpu_communicators import NAMES
 
 PROGRAMS = Path(__file__).with_name("programs")
 ASK_FOR_NCCL = PROGRAMS / "ask_for_nccl.py"
@@ -24,7 +26,7 @@ def cuda(devices):
 
 @pytest.fixture
 def many(cuda):
-    """The devices of all GPUs; two of them at least."""
+    """List of all GPUs. The test is skipped if there are fewer than two."""
     number = synk.get_n_gpu()
     if number < 2:
         pytest.skip(f"{number} GPU here; this needs two")
@@ -43,17 +45,19 @@ def test_conv_pooling_and_batch_norm_with_cudnn(run_python, cuda, devices):
     run_python(PROGRAMS / "run_networks.py", "cudnn", *devices, timeout=500)
 
 
-def test_steps_of_resnet_50_equal_the_serial_ones(cuda, devices):
+def test_resnet_50_trains_and_is_compared_with_plain_theano(cuda, devices):
     done = subprocess.run(
         [sys.executable, RESNET, "--small", "--compare", "--devices", *devices],
         capture_output=True, text=True, timeout=900, cwd=ROOT)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert re.search("50", done.stdout)
+    assert "50 layers" in done.stdout
+    assert re.search(r"process\(es\) are [0-9.]+ times as fast as one of plain", done.stdout)
 
 
 def test_nccl_conforms_on_all_gpus(run_python, many):
     done = run_python(PROGRAMS / "run_conform.py", "nccl", *many, timeout=500)
-    assert "passed" in done.stdout and "failed" not in done.stdout, done.stdout + done.stderr
+    passed = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("passed")]
+    assert passed == [*NAMES, "check_unequal_dtypes"], done.stdout + done.stderr
 
 
 def test_collectives_are_right_with_nccl_on_all_gpus(run_python, many):
@@ -62,10 +66,15 @@ def test_collectives_are_right_with_nccl_on_all_gpus(run_python, many):
 
 
 @pytest.mark.parametrize("try_nccl", ["0", "1"])
-def test_ranks_that_share_a_device_compute_and_reduce(run_python, devices, try_nccl):
-    """With the option set NCCL may still refuse; then, as without it, one line says why."""
+def test_ranks_that_share_a_device_compute_and_reduce(programs, tmp_path, devices, try_nccl):
+    """Check that one line explains why NCCL is not used.
+
+    NCCL may refuse to share a GPU even if the option is set.
+    """
     environment = {"SYNKHRONOS_NCCL_SHARED_GPU": try_nccl}
-    done = run_python(ASK_FOR_NCCL, devices[0], devices[0], timeout=300, environment=environment)
+    done = programs.run_script(
+        ASK_FOR_NCCL, devices[0], devices[0], timeout=300, cwd=tmp_path, environment=environment
+    )
     notes = [line for line in done.stderr.splitlines() if "shared memory, not NCCL" in line]
     with_nccl = done.stdout.splitlines()[-1] == "NCCL"
     assert len(notes) == (0 if with_nccl else 1), done.stderr
@@ -73,12 +82,16 @@ def test_ranks_that_share_a_device_compute_and_reduce(run_python, devices, try_n
         assert not with_nccl and "SYNKHRONOS_NCCL_SHARED_GPU=1" in notes[0]
 
 
-def test_a_world_that_cannot_join_by_nccl_says_so_once_and_goes_over_the_cpu(run_python, devices):
+def test_a_world_that_cannot_join_by_nccl_says_so_once_and_goes_over_the_cpu(
+    programs, tmp_path, devices
+):
     if devices[0].startswith("cuda"):
         pytest.skip("NCCL may succeed on CUDA")
     environment = {"SYNKHRONOS_NCCL_SHARED_GPU": "1"}
-    arguments = ["--as-cuda", devices[0], devices[0]]  # so that joining is tried, and fails
-    done = run_python(ASK_FOR_NCCL, *arguments, timeout=300, environment=environment)
+    arguments = ["--as-cuda", devices[0], devices[0]]  # the ranks try to join by NCCL, and fail
+    done = programs.run_script(
+        ASK_FOR_NCCL, *arguments, timeout=300, cwd=tmp_path, environment=environment
+    )
     assert done.stdout.splitlines()[-1] == "no NCCL"
     notes = [line for line in done.stderr.splitlines() if "shared memory, not NCCL" in line]
     assert len(notes) == 1 and "rank 0: " in notes[0], done.stderr

@@ -1,14 +1,13 @@
-"""The ways for CUDA and NCCL, through pygpu and libgpuarray, on GPUs that are made of the CPU.
+"""Tests of the code paths for CUDA and NCCL, through pygpu and libgpuarray, on emulated GPUs.
 
-`emulator.cpp` is as strict as it can be, but it is not CUDA.
+`emulator.cpp` is as strict as possible, but it does not replace tests with CUDA itself.
 """
 
 import os
 import re
 
 import pytest
-from processes import FOLDER
-
+from processes import FOLDER, MODULES, Programs
 
 from .emulator import fixture_emulator  # noqa: F401
 from .test_cuda import ASK_FOR_NCCL, PROGRAMS
@@ -19,22 +18,43 @@ pygpu = pytest.importorskip("pygpu")
 REFUSAL = "collectives use shared memory, not NCCL: rank 0: ncclCommInitRank: invalid usage"
 
 
+def flags(emulator):
+    """Return Theano's flags for emulated GPUs, with a cache of kernels that no real device uses."""
+    own = f"dnn.enabled=False,gpuarray.cache_path={emulator.kernels}"
+    return {"THEANO_FLAGS": ",".join(filter(None, [os.environ.get("THEANO_FLAGS"), own]))}
+
+
+@pytest.fixture(scope="module")
+def emulated_programs(emulator):
+    """`Programs` whose processes find the emulator as NVIDIA's libraries."""
+    made = Programs([*MODULES, "pygpu"], {**flags(emulator), **emulator.environment()})
+    yield made
+    made.close()
+
+
 @pytest.fixture
-def run(run_python, emulator):
-    """A function that runs a program on emulated GPUs."""
+def run(emulated_programs, run_python, emulator, tmp_path):
+    """Function that runs a program on emulated GPUs.
+
+    If other libraries are to be found, Python is started for it, as it reads the path at its start.
+    """
 
     def run_it(program, *arguments, gpus=2, **environment):
-        own = f"dnn.enabled=False,gpuarray.cache_path={emulator.kernels}"  # no real device's kernels
-        flags = ",".join(filter(None, [os.environ.get("THEANO_FLAGS"), own]))
-        environment = {"THEANO_FLAGS": flags, **emulator.environment(gpus), **environment}
-        return run_python(PROGRAMS / program, *arguments, timeout=300, environment=environment)
+        program, fresh = PROGRAMS / program, "LD_LIBRARY_PATH" in environment
+        environment = {**emulator.environment(gpus), **environment}
+        if fresh:
+            environment.update(flags(emulator))
+            return run_python(program, *arguments, timeout=300, environment=environment)
+        return emulated_programs.run_script(
+            program, *arguments, timeout=300, cwd=tmp_path, environment=environment
+        )
 
     return run_it
 
 
 @pytest.fixture
 def calls(tmp_path):
-    """A function that reads which NCCL calls rank 0 made, each with its number of items."""
+    """Function that returns the NCCL calls that rank 0 has made, each with its number of items."""
     path = tmp_path / "calls"
 
     def read():
@@ -54,7 +74,7 @@ def test_the_communicator_conforms_over_pygpus_collectives(run, ranks):
     assert passed == [*NAMES, "check_unequal_dtypes"], done.stdout + done.stderr
 
 
-def test_gpus_are_counted_and_joined_by_nccl_by_themselves(run):
+def test_gpus_are_counted_and_joined_by_nccl_by_default(run):
     done = run("count_gpus.py", gpus=3)
     assert done.stdout.split() == ["NcclCommunicator", "cuda0"]
     assert "shared memory, not NCCL" not in done.stderr
@@ -63,7 +83,8 @@ def test_gpus_are_counted_and_joined_by_nccl_by_themselves(run):
 def test_collectives_and_outputs_go_through_nccl(run, calls):
     done = run(ASK_FOR_NCCL, "cuda0", "cuda1", EMULATED_CALLS=calls.path)
     assert done.stdout.split() == ["NCCL"]
-    # Two calls, of which one has fewer rows than ranks; a reduction with NCCL; a weighted one.
+    # The first is from a call (a second call, with fewer rows than ranks, does not use NCCL), the
+    # others from a reduction with ``nccl=True`` and a weighted all-reduce.
     assert calls() == [("reduce", 2), ("reduce", 6), ("all_reduce", 6)]
 
 
@@ -75,7 +96,7 @@ def test_many_variables_are_one_call_and_unequal_shapes_are_found_before_it(run,
 def test_ranks_share_a_gpu_with_nccl_where_that_is_asked_for(run, version):
     asked = {"SYNKHRONOS_NCCL_SHARED_GPU": "1", "EMULATED_NCCL": str(version)}
     assert run(ASK_FOR_NCCL, "cuda0", "cuda0", **asked).stdout.split() == ["NCCL"]
-    named = {"NCCL_HOSTID": "a-host", **asked}  # by the user, or as the rank that starts this process
+    named = {"NCCL_HOSTID": "a-host", **asked}  # set by the user, or inherited from a rank
     assert run(ASK_FOR_NCCL, "cuda0", "cuda0", **named).stdout.split() == ["NCCL"]
     done = run(ASK_FOR_NCCL, "cuda0", "cuda0", EMULATED_NCCL=str(version))
     assert done.stdout.split() == ["no", "NCCL"]
@@ -83,7 +104,7 @@ def test_ranks_share_a_gpu_with_nccl_where_that_is_asked_for(run, version):
 
 
 def test_ranks_that_nccl_does_not_join_go_over_the_cpu_and_one_line_says_why(run):
-    done = run(ASK_FOR_NCCL, "cuda", "cuda0")  # one GPU by two names
+    done = run(ASK_FOR_NCCL, "cuda", "cuda0")  # two names for the same GPU
     assert done.stdout.split() == ["no", "NCCL"]
     assert [line for line in done.stderr.splitlines() if "not NCCL" in line] == [REFUSAL]
 
@@ -97,13 +118,13 @@ def test_a_machine_without_nccl_goes_over_the_cpu_and_one_line_says_why(run, emu
 
 
 def test_equal_kernels_and_threads_leave_the_context_current(run):
-    """A kernel that libgpuarray has in its cache leaves its count of entries wrong."""
+    """Check the workaround for libgpuarray's wrong call count after it finds a kernel in its cache."""
     done = run("kernels_and_threads.py")
     assert "emulated CUDA" not in done.stderr
 
 
 @pytest.mark.parametrize("collective", ["all_reduce", "broadcast", "all_gather"])
-def test_a_rank_without_memory_left_keeps_no_other_in_nccl(run, collective):
+def test_a_rank_without_memory_left_does_not_make_others_wait_in_nccl(run, collective):
     done = run("full_device.py", collective, EMULATED_MEGABYTES="64")
     assert "different calls" not in done.stderr
 

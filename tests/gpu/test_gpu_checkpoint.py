@@ -1,4 +1,4 @@
-"""Checkpoints of arrays on devices, and why there is no restart there."""
+"""Tests of checkpoints of arrays on devices, and of the refusal to restart there."""
 
 import numpy as np
 import pytest
@@ -29,7 +29,7 @@ def test_a_loaded_checkpoint_has_the_values_and_the_streams_of_every_rank(world,
     for one, other in zip(before, after):
         np.testing.assert_array_equal(one, other)
     assert len({row.tobytes() for row in np.split(after[2], world.size)}) == world.size
-    assert type(own.container.storage[0]).__name__ == "GpuArray"  # where it was
+    assert type(own.container.storage[0]).__name__ == "GpuArray"  # still on the device
 
 
 def test_there_is_no_restart_on_devices_and_the_world_goes_on(world):

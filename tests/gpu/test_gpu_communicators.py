@@ -1,4 +1,4 @@
-"""The checks of `checks`, with arrays of devices, on the communicator for devices of all kinds."""
+"""Conformance checks on the communicator that works for devices of all kinds."""
 
 from pathlib import Path
 
@@ -8,7 +8,9 @@ PROGRAMS = Path(__file__).with_name("programs")
 NAMES = [*(check.__name__ for check in CHECKS), "check_join"]
 
 
-def test_staging_through_shared_memory_conforms(run_python, devices):
-    done = run_python(PROGRAMS / "run_conform.py", "staged", *devices, timeout=500)
+def test_staging_through_shared_memory_conforms(programs, tmp_path, devices):
+    done = programs.run_script(
+        PROGRAMS / "run_conform.py", "staged", *devices, timeout=500, cwd=tmp_path
+    )
     passed = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("passed")]
     assert passed == NAMES, done.stdout + done.stderr

@@ -1,4 +1,4 @@
-"""What is particular to a device: what stays on it, what is used in place, what goes over the host."""
+"""Tests of the engine for devices: what stays there, is used in place, or is copied to the host."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ DTYPES = [*FLOATS, *INTEGERS, "bool"]
 
 
 class Look(Command):
-    """Return of each shared variable the storage's type, and which of this rank's objects it is."""
+    """Return the type and the identity of each shared variable's storage on this rank."""
 
     def __init__(self, numbers):
         self.numbers = numbers
@@ -49,7 +49,10 @@ def numbers(shape, dtype="float32", seed=0):
 
 @pytest.fixture(scope="module")
 def mixed(world):
-    """A function whose outputs are on the device, on the host by their kind, and there by request."""
+    """Function with outputs on the device, and outputs on the host by their type or by request.
+
+    It is returned together with the serial function.
+    """
     x, c = tt.fmatrix("x"), tt.cvector("c")
     w = theano.shared(np.arange(6, dtype="float32").reshape(3, 2), "w")
     z = tt.dot(x, w)
@@ -74,7 +77,7 @@ def arguments(length):
 
 
 class DeviceLab:
-    """What the checks of engines need, on this device."""
+    """The `lab` that the checks of engines need, for this device."""
 
     dtype = "float32"
     streams = MRG_RandomStreams
@@ -131,7 +134,7 @@ def test_slices_are_accumulated_on_the_device(world, mixed, monkeypatch):
     for num_slices in (1, 4):
         copies.clear()
         f(*arguments(12 * world.size), num_slices=num_slices)
-        at_most = sum(ON_DEVICE)  # less where the communicator reduces on the device
+        at_most = sum(ON_DEVICE)  # fewer if the communicator reduces on the device
         assert 0 < sum(copies) <= at_most
 
 
@@ -177,7 +180,7 @@ def test_every_dtype_goes_to_the_device_and_back(world):
 
 @pytest.fixture(scope="module")
 def several(world):
-    """Shared variables on the device and, as Theano keeps numbers there, on the host."""
+    """Shared variables on the device and on the host, where Theano keeps scalars; and a function."""
     shareds = {
         "w": theano.shared(numbers((3, 2)), "w"),
         "number": theano.shared(np.float32(2), "number"),

@@ -1,4 +1,4 @@
-"""Scripts of their own on a device: how a world begins there, how it ends, and what is left behind."""
+"""Tests of scripts on a device: how worlds begin and end there, and what is left behind."""
 
 import os
 from pathlib import Path
@@ -12,12 +12,17 @@ PROGRAMS = Path(__file__).with_name("programs")
 
 
 @pytest.fixture
-def run_here(run_python, devices):
-    """A function that runs a program whose first argument is this run's device."""
+def run_here(programs, run_python, tmp_path, devices):
+    """Function that runs a program with this run's device as the first argument."""
 
-    def run(program, *arguments, **kwargs):
+    def run(program, *arguments, environment=None):
         before = {child.pid for child in psutil.Process().children(recursive=True)}
-        done = run_python(PROGRAMS / program, devices[0], *arguments, timeout=200, **kwargs)
+        program, arguments = PROGRAMS / program, [devices[0], *arguments]
+        options = {"timeout": 200, "environment": environment}
+        if "THEANO_FLAGS" in (environment or {}):  # Theano reads them when it is imported
+            done = run_python(program, *arguments, **options)
+        else:
+            done = programs.run_script(program, *arguments, cwd=tmp_path, **options)
         assert {child.pid for child in psutil.Process().children(recursive=True)} <= before
         return done
 

@@ -1,4 +1,4 @@
-"""The differential tests of training steps and of random streams, on this run's devices."""
+"""Differential tests of training steps and of random streams, on this run's devices."""
 
 from test_streams import (  # noqa: F401
     make_streams,

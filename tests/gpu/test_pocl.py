@@ -1,4 +1,4 @@
-"""Operations on an OpenCL device: what the engine fixes, and what is still an error."""
+"""Tests of operations on an OpenCL device: those that the engine fixes, and those that still fail."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ def on_opencl(world, devices):
 
 
 def both(inputs, outputs):
-    """Return a function that computes on the device, and one on the CPU."""
+    """Return two functions, one that computes on the device and one that computes on the CPU."""
     on_device = theano.function(inputs, [output.transfer(None) for output in outputs])
     return on_device, theano.function(inputs, outputs, mode=ON_CPU)
 
@@ -29,7 +29,7 @@ def test_what_is_listed_as_unsupported_is_an_error_that_says_why(one):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int32"])
-def test_maximum_and_minimum_are_computed_on_the_device_and_hand_nan_on(dtype):
+def test_maximum_and_minimum_are_computed_on_the_device_and_propagate_nan(dtype):
     x, y = tt.matrix("x", dtype=dtype), tt.matrix("y", dtype=dtype)
     outputs = [tt.maximum(x, y), tt.minimum(2 * x, y) + 1]
     on_device, on_cpu = both([x, y], outputs)
@@ -67,7 +67,7 @@ def test_softmax_cross_entropy_and_its_gradient_are_computed_on_the_device():
 
 
 class Wrong(theano.scalar.UnaryScalarOp):
-    """An operation whose code no compiler takes."""
+    """A scalar operation whose C code does not compile."""
 
     def impl(self, x):
         return x

@@ -1,7 +1,7 @@
-"""Attack a process, given by its id and an address of data in it.
+"""Attack a process, given by its id and the address of data in it.
 
-Prints, as JSON, the result of each attack: bytes, "done", or the name of an error. Needs only the
-standard library.
+The result of each attack is printed as JSON: bytes, "done", or the name of an error. The program needs
+only the standard library.
 """
 
 import ctypes
@@ -13,8 +13,8 @@ import signal
 import sys
 
 GETFD, OPEN = 438, 434  # the numbers of the system calls pidfd_getfd and pidfd_open
-ATTACH, DETACH = 16, 17  # of ptrace
-ANY_KIND = 0x40000000  # __WALL, of waitpid
+ATTACH, DETACH = 16, 17  # requests of ptrace
+ANY_KIND = 0x40000000  # the option __WALL of waitpid
 
 pid, address = int(sys.argv[1]), int(sys.argv[2])
 libc = ctypes.CDLL(None, use_errno=True)
@@ -68,7 +68,7 @@ attacks = {
     "move to a core": lambda: os.sched_setaffinity(pid, os.sched_getaffinity(0)),
     "continue": lambda: os.kill(pid, signal.SIGCONT),
 }
-if os.geteuid():  # the rest would work for the victim's own user
+if os.geteuid():  # not as root, where these attacks would succeed and end the victim
     for name in ("SIGSTOP", "SIGINT", "SIGTERM", "SIGKILL"):
         attacks[name] = lambda name=name: os.kill(pid, getattr(signal, name))
 results = {}

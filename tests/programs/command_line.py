@@ -1,4 +1,4 @@
-"""Become ``python -m synkhronos`` with the arguments of this program."""
+"""Execute ``python -m synkhronos`` with the arguments of this program."""
 
 import os
 import sys

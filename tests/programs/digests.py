@@ -1,7 +1,7 @@
-"""Run most computations of the library; print a digest of each, by world, as JSON.
+"""Run most computations of the library in several worlds; print their digests by world as JSON.
 
-Arguments: worlds, each as ``SIZE:MASTER_RANK``, and ``--late`` to delay each rank at the
-barriers by a different time.
+The arguments are worlds, each as ``SIZE:MASTER_RANK``, and optionally ``--late``, which delays each
+rank at the barriers by a different time.
 """
 
 import argparse
@@ -30,7 +30,7 @@ OPS = ("sum", "avg", "prod", "min", "max")
 
 
 class Digests:
-    """A digest of each thing that is computed, so that a difference shows where it begins."""
+    """A digest of each computation, so that a difference can be traced to where it begins."""
 
     def __init__(self):
         self._by_name = {}
@@ -117,7 +117,7 @@ def digests_of(size, master_rank):
 
 def be_late_at_barriers():
     barrier = LocalTransport.barrier
-    seconds = random.SystemRandom()  # not seeded: forked ranks would have the same ones
+    seconds = random.SystemRandom()  # forked ranks would share the state of a seeded generator
 
     def barrier_late(transport):
         time.sleep(seconds.uniform(0, 0.003))

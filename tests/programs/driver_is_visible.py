@@ -1,4 +1,4 @@
-"""Print whether the loader finds NVIDIA's driver."""
+"""Print whether the dynamic loader finds NVIDIA's driver."""
 
 from synkhronos.host.libraries import driver_is_visible
 

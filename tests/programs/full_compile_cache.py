@@ -1,6 +1,7 @@
-"""Import the library and compile while Theano's folder, on a small file system, is full or nearly full.
+"""Import the library and compile functions while the file system of Theano's cache is (nearly) full.
 
-The argument is the folder. Each failure must be an error with an explanation, and a later retry works.
+The argument is the cache folder, on a small file system. Each failure must be an error with an
+explanation, and a later retry must succeed.
 """
 
 import os
@@ -13,7 +14,7 @@ FILLER = Path(CACHE, "filler")
 
 
 def fill(keep=0):
-    """Leave this many bytes free."""
+    """Fill the file system, leaving `keep` bytes free."""
     with open(FILLER, "wb", buffering=0) as file:
         try:
             while True:
@@ -62,7 +63,7 @@ f = synk.function([x], (x.sum(), "sum"))
 assert f(np.ones(4)) == 4
 for keep in (0, 100 << 10, 1200 << 10):
     fill(keep)
-    if keep > 1 << 20:  # another program's file takes the rest while the compiler runs
+    if keep > 1 << 20:  # as if another program filled the rest while the compiler runs
         GCC_compiler.compile_str = staticmethod(compile_on_full_disk)
     error = refused(lambda: synk.function([x], (tt.exp(x).sum(), "sum")))
     assert isinstance(error, synk.SynkhronosError), repr(error)

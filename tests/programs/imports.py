@@ -1,4 +1,4 @@
-"""Import the modules that are the arguments; print Theano's flags for BLAS."""
+"""Import the modules given as arguments; print Theano's linker flags for BLAS."""
 
 import importlib
 import sys

@@ -1,4 +1,4 @@
-"""Get interrupted twice while the compiler runs; then compile, here and in another process."""
+"""Get interrupted twice while the compiler runs; then compile in this and in another process."""
 
 import os
 import subprocess

@@ -1,6 +1,6 @@
 """Run a script, and kill it after it has saved a checkpoint for the fifth time.
 
-Arguments: the script's path, its arguments.
+The arguments are the script's path and its arguments.
 """
 
 import os
@@ -18,7 +18,7 @@ def save_or_die(path, extra=None):
     save(path, extra)
     saved.append(path)
     if len(saved) == 5:
-        os.kill(os.getpid(), signal.SIGKILL)  # the master: the process that runs the script
+        os.kill(os.getpid(), signal.SIGKILL)  # this process is the master
 
 
 synk.save = save_or_die

@@ -1,4 +1,4 @@
-"""Load a library by name; print the file that the loader chose."""
+"""Load a library by name; print the file that the dynamic loader chose."""
 
 import ctypes
 import sys

@@ -9,5 +9,5 @@ for check in doctor.CHECKS:
     check()
 synk.fork(2, use_gpu=False)
 x = tt.vector()
-assert synk.function([x], x.sum())([1, 2]) == 1.5  # the ranks' average
+assert synk.function([x], (x.sum(), "sum"))([1, 2]) == 3
 synk.close()

@@ -1,4 +1,4 @@
-"""Print the sum of the square of a matrix, computed by Theano.
+"""Print the sum of the elements of a matrix squared, computed by Theano.
 
 With the argument ``scipy``, use the OpenBLAS in SciPy's wheel.
 """

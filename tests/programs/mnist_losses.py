@@ -1,6 +1,6 @@
 """Run a script of the MNIST demo in float64; print the accuracy and the losses of each epoch as JSON.
 
-Arguments: the demo's folder, the script's name, its arguments.
+The arguments are the demo's folder, the script's name, and the script's arguments.
 """
 
 import importlib
@@ -14,11 +14,11 @@ sys.path.insert(0, folder)
 import mnist
 import network
 
-# In float32 the last digit's rounding is visible within an epoch, however many processes.
+# In float32, rounding errors in the last digit become visible within an epoch, even with one process.
 network.theano.config.floatX = "float64"
 digits = mnist.load_digits("sklearn")
-# On plain paper all pixels of a pooling window are equal, up to rounding, and the gradient goes to all
-# of them or to one. A little noise makes it a smooth function again.
+# In a blank area, all pixels of a pooling window are equal up to rounding, so the gradient may go to all
+# of them or to only one. A little noise makes the maximum unique.
 for images, _ in digits.parts.values():
     images += 0.01 * np.random.RandomState(11).rand(*images.shape)
 mnist.load_digits = lambda data: digits

@@ -1,6 +1,7 @@
-"""What the MNIST page of 2017 says of its script, which it does not show, against serial training.
+"""A training script as described by the MNIST page of 2017, compared with serial training.
 
-Data is written to shared memory once, and calls name rows.
+The page describes the script without showing it. Data is written to shared memory once, and calls
+select rows of it.
 """
 
 import synkhronos as synk

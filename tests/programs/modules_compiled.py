@@ -1,4 +1,4 @@
-"""Fail if a worker compiles anything as it takes over a function that is made after the fork."""
+"""Fail if a worker compiles anything when it takes over a function created after the fork."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ synk.fork(4, use_gpu=False)
 synk.distribute()
 x = tt.fmatrix()
 w = theano.shared(np.ones((3, 4), "float32"))
-f = synk.function([x], (x.dot(w).sum(), "sum"))  # its Dot22 has no properties
+f = synk.function([x], (x.dot(w).sum(), "sum"))  # contains Dot22, whose ``__props__`` is empty
 compiled = modules()
 synk.distribute()
 assert modules() == compiled and compiled, set(modules()) ^ set(compiled)

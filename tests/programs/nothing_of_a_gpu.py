@@ -1,4 +1,4 @@
-"""Compute on the CPU; fail if anything was loaded that is for devices."""
+"""Compute on the CPU; fail if any library for devices was loaded."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,7 @@
-"""Import the library with a NumPy that is too new; print the error, and whether Theano was imported."""
+"""Import the library with an unsupported, newer NumPy version.
+
+Print the error, and whether Theano was imported.
+"""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Make a world whose workers are profiled."""
+"""Create a world whose workers are profiled."""
 
 import synkhronos as synk
 import theano.tensor as tt

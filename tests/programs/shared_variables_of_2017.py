@@ -1,6 +1,6 @@
-"""The example of the page on shared variables, as it was in 2017.
+"""The example of the documentation's page on shared variables, as of 2017.
 
-The arguments of ``fork()`` besides the number of processes come as JSON.
+The argument has the keyword arguments of ``fork()`` as JSON.
 """
 
 import json
@@ -11,7 +11,7 @@ import numpy as np
 import theano
 import theano.tensor as T
 
-np.set_printoptions(legacy="1.13")  # printed numbers looked so in 2017
+np.set_printoptions(legacy="1.13")  # the format of printed arrays in 2017
 keywords = json.loads(sys.argv[1])
 
 synk.fork(2, **keywords)

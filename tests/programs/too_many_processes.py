@@ -1,4 +1,4 @@
-"""Try to start more workers than the user may have processes. For a user that is not root."""
+"""Try to start more workers than the user's limit on processes allows. Run it as non-root."""
 
 import resource
 
@@ -20,7 +20,7 @@ for _ in range(3):
     assert psutil.Process().children() == []
 resource.setrlimit(resource.RLIMIT_NPROC, (soft, hard))
 world.check_usable()
-# A late function needs a thread, to be pickled in.
+# A function created late is pickled in a separate thread, which also counts towards the limit.
 resource.setrlimit(resource.RLIMIT_NPROC, (1, hard))
 x = tt.dvector("x")
 late = synk.function([x], (x.sum() * 2, "sum"), mode="FAST_COMPILE")

@@ -1,4 +1,4 @@
-"""Make a world and use it, between two requests for files by which a trace shows when."""
+"""Create and use a world. Accesses to two files mark the beginning and the end in a trace."""
 
 import os
 
@@ -8,10 +8,10 @@ import theano
 import theano.tensor as tt
 
 x, s = tt.dmatrix("x"), theano.shared(np.ones(3))
-theano.function([x], [x.sum(), s.sum()])  # compiled here, so that it is not compiled below
+theano.function([x], [x.sum(), s.sum()])  # compile now, so that nothing is compiled below
 os.path.exists("/begin")
 synk.fork(3, use_gpu=False)
-f = synk.function([x], x.sum())
+f = synk.function([x], (x.sum(), "sum"))
 synk.distribute()
 data = synk.data(np.ones((300, 300)))
 f(data)

@@ -1,7 +1,7 @@
 """Train a network for some steps, and print the losses and digests of the weights.
 
-Arguments: the number of processes, and what is done besides: ``uninterrupted``; ``saving``, a
-checkpoint after some of the steps; ``resumed``, the steps after that checkpoint alone.
+The arguments are the number of processes and a mode: ``uninterrupted`` only trains, ``saving`` also
+saves a checkpoint after some of the steps, and ``resumed`` runs only the steps after that checkpoint.
 """
 
 import hashlib
@@ -31,7 +31,7 @@ def network(rng):
 
 
 def print_training(n, mode):
-    # Compiled code as well as NumPy's
+    # Cover both compiled code and NumPy code.
     theano.compile.mode.instantiated_default_mode = theano.compile.get_mode(
         "FAST_RUN" if n == 2 else "FAST_COMPILE"
     )
@@ -47,7 +47,7 @@ def print_training(n, mode):
         extra = synk.load("checkpoint.npz")
         first, shuffle, losses, order = (extra[name] for name in ("step", "shuffle", "losses", "order"))
     for number in range(first, STEPS):
-        batch = order[:11]  # of unequal shares on 2 and 3 ranks; 9 at the end of an epoch
+        batch = order[:11]  # unequal shares on 2 and 3 ranks; 9 rows at the end of an epoch
         losses = np.append(losses, step(rows, targets, batch=batch))
         order = order[11:] if len(order) > 11 else shuffle.permutation(53)
         if mode == "saving" and number + 1 == SAVED:

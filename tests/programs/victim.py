@@ -1,6 +1,6 @@
-"""A world that waits to be attacked: prints its processes and the address of its data, as JSON.
+"""Open a world to be attacked; print its process ids and the address of its data as JSON.
 
-For each line of its standard input it then prints the sum of the data.
+For each line of standard input, print the sum of the data.
 """
 
 import json

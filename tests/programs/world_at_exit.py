@@ -1,6 +1,7 @@
-"""Makes a world when it ends, in a function registered before or after the library is imported.
+"""Create a world at exit, and print its workers' process ids.
 
-Its argument says which of the two. Prints the workers' process ids.
+The argument is ``before`` or ``after``: whether the function that does so is registered with `atexit`
+before or after the library is imported.
 """
 
 import atexit

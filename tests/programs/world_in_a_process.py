@@ -1,6 +1,6 @@
-"""Makes a world in a process of multiprocessing, and then another one.
+"""Create a world in a process of `multiprocessing`, and then another one in the main process.
 
-The arguments: how that process is started, and whether it closes its world.
+The arguments are the start method of that process, and whether it closes its world.
 """
 
 import multiprocessing

@@ -1,4 +1,4 @@
-"""Tests that each make a world, one of which leaves it open: for a run under pytest-xdist."""
+"""Tests that each create a world, to be run under pytest-xdist. One leaves its world open."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Print whether Theano can use cuDNN. The argument: the device."""
+"""Print whether Theano can use cuDNN. The argument is the device."""
 
 import sys
 

@@ -1,7 +1,7 @@
-"""Compute and reduce; print "NCCL" or "no NCCL". The arguments: the devices.
+"""Run computations and reductions; print "NCCL" or "no NCCL". The arguments are the devices.
 
-With ``--as-cuda`` before them, a device of OpenCL is taken for one of CUDA: then joining by NCCL is
-tried, and fails.
+If ``--as-cuda`` precedes them, OpenCL devices are treated as CUDA devices. The ranks then try to join
+by NCCL, which fails.
 """
 
 import sys

@@ -1,6 +1,6 @@
-"""Try to make a world where there is a context on the device already.
+"""Try to create a world when the process already has a context on the device.
 
-The arguments: the device, and what makes the context: ``script``, or ``flags``, those of Theano.
+The arguments are the device, and who creates the context: ``script``, or ``flags`` (Theano's flags).
 """
 
 import sys

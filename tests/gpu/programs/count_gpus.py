@@ -1,4 +1,4 @@
-"""Make a world on all three GPUs; print the kind of its communicator, and the master's devices."""
+"""Create a world on all three GPUs; print the type of its communicator, and the master's devices."""
 
 import synkhronos as synk
 

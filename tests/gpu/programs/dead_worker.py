@@ -1,4 +1,7 @@
-"""Lose a worker of a world on a device, and go on with a world of one. The argument: the device."""
+"""Lose a worker of a world on a device, and continue with a world of one rank.
+
+The argument is the device.
+"""
 
 import os
 import signal
@@ -32,7 +35,7 @@ else:
     raise AssertionError("no error")
 synk.close()
 assert not children()
-assert s.get_value()[0] == 3  # the master has done its part of the last call
+assert s.get_value()[0] == 3  # the master has completed its share of the last call
 message = refused(lambda: synk.fork(devices=[device] * 2), RuntimeError)
 assert "call fork() again in a new process" in message, message
 assert synk.fork(devices=[device]) == 1

@@ -1,4 +1,4 @@
-"""Fail unless pygpu takes just the dtypes that the communicator gives to NCCL."""
+"""Fail unless pygpu accepts exactly the dtypes that the communicator passes to NCCL."""
 
 import numpy as np
 import pygpu

@@ -1,4 +1,7 @@
-"""Call a collective where rank 1 has not enough memory on its GPU, of 64 MB. The argument: its name."""
+"""Call a collective when rank 1 does not have enough memory left on its GPU of 64 MB.
+
+The argument is the name of the collective.
+"""
 
 import sys
 import time

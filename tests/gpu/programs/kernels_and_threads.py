@@ -1,4 +1,4 @@
-"""Call functions of equal kernels, some made late, some from another thread."""
+"""Call functions with equal kernels, some of them created late, some from another thread."""
 
 import threading
 
@@ -26,7 +26,7 @@ def call(f):
 f, g = make(x), make(y)
 synk.distribute()
 call(f), call(g)
-late = make(x)  # unpickled in a thread of its own, when its kernels are in the cache
+late = make(x)  # workers unpickle it in a separate thread, when its kernels are already in the cache
 call(late), call(f)
 in_thread = threading.Thread(target=lambda: (call(g), call(make(y))))
 in_thread.start()

@@ -1,4 +1,7 @@
-"""Check which calls of NCCL collectives of many variables make (``EMULATED_CALLS``: `emulator.cpp`)."""
+"""Check which NCCL calls are made by collectives on many variables.
+
+The calls are read from the file ``EMULATED_CALLS``, which `emulator.cpp` writes.
+"""
 
 import os
 from pathlib import Path
@@ -11,7 +14,7 @@ import theano
 
 
 def calls():
-    """Those of rank 0: name and number of items."""
+    """Return the name and the number of items of each NCCL call of rank 0."""
     path = Path(os.environ["EMULATED_CALLS"])
     lines = path.read_text().split("\n") if path.exists() else []
     return [line.split()[1:3] for line in lines if line.startswith("0 ")]
@@ -37,5 +40,5 @@ for collective in (synk.all_reduce, synk.reduce):
     else:
         raise AssertionError("no error")
 assert calls() == before
-synk.all_gather(many[1])  # ragged: a broadcast a rank
+synk.all_gather(many[1])  # shapes differ, so each rank broadcasts its array
 assert [name for name, _ in calls()[4:]] == ["broadcast"] * n

@@ -1,4 +1,4 @@
-"""Fail if the memory in use on a device grows with calls and collectives."""
+"""Fail if calls and collectives increase the memory in use on a device."""
 
 import numpy as np
 import synkhronos as synk

@@ -1,6 +1,6 @@
-"""Try to make a world of two ranks, of which one has a device that is not there.
+"""Try to create a world of two ranks, where the device of one does not exist.
 
-The arguments: the other's device, and the rank.
+The arguments are the device of the other rank, and the number of the rank with the missing device.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""What programs on devices share: a look at what is there after an error."""
+"""Helpers for programs on devices that check what is left after an error."""
 
 import psutil
 
@@ -10,7 +10,10 @@ def children():
 
 
 def refused(call, kind):
-    """Return the message of the error of a call that leaves neither a world nor a process."""
+    """Return the message of the error that a call raises.
+
+    Fail if the call raises no error of this kind, or leaves a world or a child process behind.
+    """
     try:
         call()
     except kind as error:

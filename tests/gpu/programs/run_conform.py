@@ -1,4 +1,4 @@
-"""Run the checks of `gpu.conform`. The arguments: the kind of communicator, the devices."""
+"""Run the checks of `gpu.conform`. The arguments are the kind of communicator and the devices."""
 
 import sys
 

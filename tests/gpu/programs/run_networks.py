@@ -1,4 +1,4 @@
-"""Run the check of `gpu.networks`. The arguments: ``cudnn`` or ``no cudnn``, the devices."""
+"""Run the check of `gpu.networks`. The arguments are ``cudnn`` or ``no cudnn``, and the devices."""
 
 import sys
 

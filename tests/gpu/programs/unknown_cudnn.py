@@ -1,4 +1,4 @@
-"""Print whether Theano uses cuDNN 9, as where it can be compiled with."""
+"""Print whether Theano uses cuDNN 9, on a machine where compiling with it would succeed."""
 
 import synkhronos as synk
 import theano

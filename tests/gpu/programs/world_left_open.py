@@ -1,4 +1,4 @@
-"""Make a world on a device, and end without closing it. The argument: the device."""
+"""Create a world on a device, and exit without closing it. The argument is the device."""
 
 import sys
 
