@@ -3,6 +3,8 @@
 import sys
 from pathlib import Path
 
+from docutils import nodes
+
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import synkhronos
@@ -27,3 +29,17 @@ html_theme_options = {
 }
 html_sidebars = {"**": ["about.html", "navigation.html", "searchbox.html"]}
 html_show_copyright = False
+
+
+def shorten_names_of_files(app, doctree):
+    """Remove from the diffs that pages include the folder in which the project is."""
+    folder = f"{Path(__file__).resolve().parent.parent}/"
+    for block in doctree.findall(nodes.literal_block):
+        if block.get("language") == "udiff":
+            text = block.astext().replace(f"--- {folder}", "--- ").replace(f"+++ {folder}", "+++ ")
+            block.replace(block.children[0], nodes.Text(text))
+            block.rawsource = text
+
+
+def setup(app):
+    app.connect("doctree-read", shorten_names_of_files)
