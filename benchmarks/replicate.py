@@ -31,7 +31,7 @@ def main():
 
 
 def build(options):
-    """Build the gradient, the update and the evaluation of a residual network."""
+    """Build, and return, the gradient, the update and the evaluation of a residual network."""
     import synkhronos as synk
     from synkhronos.extensions import train, updates
 
@@ -42,8 +42,8 @@ def build(options):
         gradient, *rest = updates.nesterov_momentum(loss, params, *arguments)
         return [*gradient, *model.average_updates], *rest
 
-    train.make_train_function(model.loss, model.params, model.x, model.y, rule, 0.01, 0.9)
-    synk.function([model.x, model.y], [model.valid_loss, model.accuracy])
+    step = train.make_train_function(model.loss, model.params, model.x, model.y, rule, 0.01, 0.9)
+    return step, synk.function([model.x, model.y], [model.valid_loss, model.accuracy])
 
 
 def network(quick):
@@ -61,21 +61,20 @@ def early(options, folder):
 
     common.fork(2)
     start = time.perf_counter()
-    build(options)
+    made = build(options)  # what is dropped is not replicated
     built = time.perf_counter() - start
     here = synk.world.world.current_world().here
-    functions, shareds = list(here.functions), list(here.shareds)
+    functions, shareds = list(here.functions.values()), dict(here.shareds)
     sizes = _write_pickles(here.engine, functions, shareds, Path(folder))
     synk.close()
+    adopted = [made]
 
     def turn(workers):
         if not workers:
             return {"built": built, **sizes}
         common.fork(1 + workers)
-        _adopt(functions, shareds)
-        start = time.perf_counter()
-        synk.distribute()
-        seconds = time.perf_counter() - start
+        adopted[:] = _adopt(functions, shareds)
+        seconds = _seconds(synk.distribute)
         synk.close()
         return seconds
 
@@ -97,13 +96,12 @@ def late(workers, folder):
         first(rows)
         # As if they had been built here: the C modules are loaded, and nothing is replicated.
         world = synk.world.world.current_world()
-        functions, shareds = world.here.engine.loads((Path(folder) / "ours").read_bytes(), [])
-        numbers = range(len(world.here.functions), len(world.here.functions) + len(functions))
-        _adopt([one._replace(number=k) for k, one in zip(numbers, functions)], shareds)
+        functions, shareds = world.here.engine.loads((Path(folder) / "ours").read_bytes(), {})
+        adopted = _adopt(functions, shareds)
         times = [_seconds(synk.distribute)]
         for number in range(5):
             factor = theano.shared(np.float32(number))
-            synk.function([x], ((x * factor).sum(), "sum"))
+            adopted.append(synk.function([x], ((x * factor).sum(), "sum")))
             times.append(_seconds(synk.distribute))
         if first(rows) != 1 + workers:
             raise RuntimeError(f"expected {1 + workers}, got {first(rows)}")
@@ -131,16 +129,27 @@ def unpickled(folder):
 
 
 def _adopt(functions, shareds):
-    """Register functions in this world as if they had just been built in it."""
-    from types import SimpleNamespace
-
+    """Register functions in this world as if they had just been built in it, and return them."""
     from synkhronos.world.world import current_world
 
     registry = current_world().registry
+    numbers = {number: registry.add_shared(shared) for number, shared in shareds.items()}
+    adopted = []
     for replica in functions:
-        registry.add_function(SimpleNamespace(replica=replica))
-    for shared in shareds:
-        registry.add_shared(shared)
+        sliceable = [numbers[number] for number in replica.sliceable]
+        updates = [(numbers[number], op) for number, op in replica.updates]
+        number = registry.new_number()
+        replica = replica._replace(number=number, sliceable=sliceable, updates=updates)
+        adopted.append(_Adopted(replica))
+        registry.add_function(adopted[-1])
+    return adopted
+
+
+class _Adopted:
+    """What the registry needs of a function."""
+
+    def __init__(self, replica):
+        self.replica = replica
 
 
 def _write_pickles(engine, functions, shareds, folder):

@@ -217,8 +217,9 @@ def named(names, values):
 
 def test_variables_are_found_by_name_and_equal_names_by_their_order(world_of, tmp_path):
     world_of(1)
-    named(["W", None, "b", "W", None], [1, 2, 3, 4, 5])
+    saved = named(["W", None, "b", "W", None], [1, 2, 3, 4, 5])
     synk.save(tmp_path / "file")
+    assert len(saved) == 5
     world_of(1)
     shareds = named(["W", "W", "b", None, None], [0] * 5)
     synk.load(tmp_path / "file")
@@ -227,8 +228,9 @@ def test_variables_are_found_by_name_and_equal_names_by_their_order(world_of, tm
 
 def test_other_variables_are_an_error_that_names_them(world_of, tmp_path):
     world_of(1)
-    named(["W", "b", None], [1, 2, 3])
+    saved = named(["W", "b", None], [1, 2, 3])
     synk.save(tmp_path / "file")
+    assert len(saved) == 3
     world_of(1)
     shareds = named(["W", "W", "c"], [7, 8, 9])
     with pytest.raises(ValueError) as error:
@@ -448,8 +450,9 @@ def save_next(moment):
 
 
 def save_first():
-    open_counting()
+    w, _ = open_counting()
     synk.save("file", {"step": 0})
+    assert not w.get_value().any()
     synk.close()
 
 
@@ -498,7 +501,8 @@ def small(world_of, tmp_path):
     f = synk.function([], streams.uniform((2,)), updates=[(w, w + 1)], mode="FAST_COMPILE")
     synk.save(tmp_path / "file", {"step": 7, "order": np.arange(4)})
     f()
-    return w
+    yield w
+    assert f.get_shared()  # what is dropped would not be loaded
 
 
 def test_a_file_that_is_cut_off_or_changed_anywhere_is_an_error_or_as_good_as_whole(small, tmp_path):

@@ -128,7 +128,7 @@ def operations(here):
     """Return the operations of `SCALE` that this rank has, by function."""
     return [
         node.op
-        for replica in here.functions
+        for replica in here.functions.values()
         for node in replica.compiled.maker.fgraph.apply_nodes
         if type(node.op).__name__ == "Scale"
     ]

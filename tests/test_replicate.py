@@ -48,7 +48,7 @@ def test_known_variables_travel_as_numbers_not_as_values(world_of):
     synk.distribute()
     world = synk.world.world.current_world()
     late = synk.function([], (large.max(), "max"), mode="FAST_COMPILE")
-    known = {shared: number for number, shared in enumerate(world.here.shareds)}
+    known = {shared: number for number, shared in world.here.shareds.items()}
     assert len(world.here.engine.dumps(late.replica, known)) < 100_000
     assert late() == 0
 
@@ -153,17 +153,18 @@ def look(read):
 
 
 def trusts_input(here):
-    return [replica.compiled.trust_input for replica in here.functions]
+    return [replica.compiled.trust_input for replica in here.functions.values()]
 
 
 def test_arguments_of_late_functions_are_not_checked_again(world_of):
     """Theano's check of the arguments takes 40% of the time of a small call."""
     world_of(3)
     x = T.dvector("x")
-    synk.function([x], (x.sum(), "sum"), mode="FAST_COMPILE")
+    early = synk.function([x], (x.sum(), "sum"), mode="FAST_COMPILE")
     synk.distribute()
-    synk.function([x], (x.max(), "max"), mode="FAST_COMPILE")
+    late = synk.function([x], (x.max(), "max"), mode="FAST_COMPILE")
     synk.distribute()
+    assert early.replica.compiled.trust_input and late.replica.compiled.trust_input
     assert look(trusts_input) == [[True, True]] * 3
 
 
@@ -183,7 +184,7 @@ def failing(monkeypatch, tmp_path):
 
 
 def shared_names(here):
-    return [shared.name for shared in here.shareds]
+    return [shared.name for shared in here.shareds.values()]
 
 
 def test_a_second_attempt_replaces_what_the_first_has_left(world_of, failing):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping
 from typing import Any, Sequence
 
@@ -13,8 +14,8 @@ from synkhronos.arrays.data import Data
 from synkhronos.world.world import World, current_world
 
 
-class _Bindings(dict):
-    """The `Data` bound to variables, by variable."""
+class _Bindings(weakref.WeakKeyDictionary):
+    """The `Data` bound to variables, by variable, for as long as the script has the variable."""
 
 
 def bound_data(world: World, variable: Variable) -> Data | None:

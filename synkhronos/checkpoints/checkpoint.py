@@ -14,6 +14,7 @@ from synkhronos.checkpoints.manifest import Entry, Manifest
 from synkhronos.functions.agreement import agreement_of
 from synkhronos.functions.replicate import replicate
 from synkhronos.world.here import Command
+from synkhronos.world.registry import collect
 from synkhronos.world.world import current_world
 
 
@@ -128,7 +129,7 @@ def save(
     world = _usable_world("save")
     left_out = _numbers_of(world, without)
     described, extra_arrays = manifest.pack(extra)
-    numbers = [number for number in range(len(world.here.shareds)) if number not in left_out]
+    numbers = [number for number in list(world.here.shareds) if number not in left_out]
     _check_can_be_saved(world, numbers)
     replicate(world)
     keys = _keys(world)
@@ -148,13 +149,14 @@ def _usable_world(what):
     world.check_usable()
     if world.is_recording:
         raise RuntimeError(f"{what}(): not inside a fuse() block; call it after the block")
+    collect()  # what the script has dropped is not part of a checkpoint
     return world
 
 
 def _numbers_of(world, without):
     numbers = []
     for one in without if isinstance(without, (list, tuple)) else [without]:
-        found = [number for number, shared in enumerate(world.here.shareds) if shared is one]
+        found = [number for number, shared in world.here.shareds.items() if shared is one]
         if not found:
             raise ValueError(
                 f"save: without: expected shared variables of functions made with synk.function(), "
@@ -165,7 +167,9 @@ def _numbers_of(world, without):
 
 
 def _keys(world):
-    return manifest.keys(shared.name for shared in world.here.shareds)
+    """Return the key of each shared variable, by number."""
+    shareds = dict(world.here.shareds)
+    return dict(zip(shareds, manifest.keys(shared.name for shared in shareds.values())))
 
 
 def _streams(world):
@@ -173,8 +177,8 @@ def _streams(world):
     engine = world.here.engine
     return {
         world.registry.numbers[shared]
-        for replica in world.here.functions
-        for shared in engine.random_streams(replica.compiled)
+        for function in world.registry.functions.values()
+        for shared in engine.random_streams(function.replica.compiled)
     }
 
 
@@ -250,12 +254,13 @@ def load(path: PathLike) -> dict[str, Any]:
         with reader.interpreting():
             saved = manifest.interpret(reader.description)
         keys = _keys(world)
-        manifest.check_same_variables(saved, keys)
+        manifest.check_same_variables(saved, list(keys.values()))
         entries, streams = saved.entries, []
         if saved.ranks != world.size:
             streams = sorted(_streams(world))
             entries = manifest.for_other_ranks(saved, world.size, [keys[one] for one in streams])
-        numbers = [keys.index(entry.key) for entry in entries]
+        by_key = {key: number for number, key in keys.items()}
+        numbers = [by_key[entry.key] for entry in entries]
         replicate(world)
         _check_fit(world, numbers, entries)
         values = [_read(world, reader, *one) for one in zip(numbers, entries)]

@@ -232,8 +232,8 @@ class Engine(ABC):
         """Record that every rank has loaded the last return value of `dumps`."""
 
     @abstractmethod
-    def loads(self, payload: Buffer, known: Sequence[SharedVariable]) -> Any:
-        """Unpickle the return value of `dumps`; `known` lists the shared variables by number."""
+    def loads(self, payload: Buffer, known: Mapping[int, SharedVariable]) -> Any:
+        """Unpickle the return value of `dumps`; `known` has the shared variables by number."""
 
     # Calls
 
@@ -252,6 +252,10 @@ class Engine(ABC):
     @abstractmethod
     def store(self, shared: SharedVariable, array: Array) -> None:
         """Make this array itself the shared variable's storage."""
+
+    @abstractmethod
+    def release(self, shared: SharedVariable) -> None:
+        """Free the value of a shared variable that nobody uses any more."""
 
     def notice_writes(  # noqa: B027
         self, shared: SharedVariable, notify: Callable[[], None] | None

@@ -213,6 +213,9 @@ class NaiveEngine(Engine):
     def store(self, shared, array):
         shared.storage = array
 
+    def release(self, shared):
+        shared.storage = None
+
     # Random streams
 
     def random_streams(self, compiled):

@@ -183,6 +183,9 @@ class TheanoEngine(Engine):
     def store(self, shared, array):
         shared.container.storage[0] = array
 
+    def release(self, shared):
+        shared.container.storage[0] = None
+
     def notice_writes(self, shared, notify):
         report_assignments(shared.container, notify)
 

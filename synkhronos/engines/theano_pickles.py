@@ -96,7 +96,7 @@ class GraphPickler(cloudpickle.Pickler):
 
 
 class GraphUnpickler(pickle.Unpickler):
-    """Unpickles compiled functions; `known` lists the shared variables by number."""
+    """Unpickles compiled functions; `known` has the shared variables by number."""
 
     def __init__(self, file, known):
         super().__init__(file)

@@ -78,7 +78,7 @@ class Agreement:
         if world is None:
             return
         world.remarks += list(dict.fromkeys(self.suspected.values()))
-        for shared in world.registry.numbers:
+        for shared in world.here.shareds.values():
             world.here.engine.notice_writes(shared, None)
 
     # What calls report
@@ -142,7 +142,7 @@ class Agreement:
 def _notice(reference, number):
     world = reference()
     # Variables that are not replicated yet will be replicated with the new value.
-    if world is not None and not world.closed and number < world.registry.replicated_shareds:
+    if world is not None and not world.closed and number < world.registry.replicated:
         agreement_of(world).changed_on_master([number])
 
 
@@ -157,16 +157,18 @@ def expected_equal(world: World) -> list[int]:
     excluded = agreement.scattered | agreement.streams | agreement.sliceable
     return [
         number
-        for number in range(world.registry.replicated_shareds)
-        if number not in excluded and world.here.engine.is_tensor(world.here.shareds[number])
+        for number, shared in world.here.shareds.items()
+        if number < world.registry.replicated
+        and number not in excluded
+        and world.here.engine.is_tensor(shared)
     ]
 
 
 def label(world: World, number: int) -> str:
     """Return how messages refer to a shared variable; those of equal names are counted."""
-    names = [shared.name or str(shared) for shared in world.here.shareds]
-    name = names[number]
-    return name if names.count(name) == 1 else f"{name} #{names[:number].count(name) + 1}"
+    names = {each: shared.name or str(shared) for each, shared in world.here.shareds.items()}
+    same = [each for each, name in names.items() if name == names[number]]
+    return names[number] if len(same) == 1 else f"{names[number]} #{same.index(number) + 1}"
 
 
 def labels(world: World, numbers: Iterable[int]) -> str:

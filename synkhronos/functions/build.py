@@ -135,7 +135,7 @@ def function(
     by_shared = {shared: op for (shared, _), op in zip(pairs, ops)}
     accumulated, not_accumulated = _accumulated(world, compiled, by_shared)
     replica = Replica(
-        number=len(registry.functions),
+        number=registry.new_number(),
         compiled=compiled,
         output_modes=[one.op for one in parsed_outputs],
         output_dtypes=[one.dtype for one in parsed_outputs],
@@ -144,7 +144,7 @@ def function(
         sliceable=[registry.numbers[shared] for shared in sliceable],
         updates=accumulated,
     )
-    made = Function(world, kwargs["name"], replica, parsed, ops, not_accumulated, form)
+    made = Function(world, kwargs["name"], replica, parsed, sliceable, ops, not_accumulated, form)
     registry.add_function(made)
     watch(world, made, parsed_outputs)
     return made

@@ -41,6 +41,7 @@ class Function:
         name: str | None,
         replica: Replica,
         inputs: list[Input],
+        sliceable: list[SharedVariable],
         update_modes: list[str | None],
         not_accumulated: list[SharedVariable],
         form: list[str] | bool,
@@ -49,6 +50,7 @@ class Function:
         self.name = name
         self.replica = replica
         self.inputs = inputs
+        self.sliceable = sliceable
         self.update_modes = update_modes
         self.not_accumulated = not_accumulated
         self.form = form
@@ -90,9 +92,8 @@ class Function:
         -------
         list of shared variables
         """
-        here = (self._world or self._usable_world()).here
-        sliceable = [here.shareds[number] for number in self.replica.sliceable]
-        return [*here.engine.shareds(self.replica.compiled), *sliceable]
+        engine = (self._world or self._usable_world()).here.engine
+        return [*engine.shareds(self.replica.compiled), *self.sliceable]
 
     # Calling
 
@@ -182,7 +183,7 @@ class Function:
             # The arrays must live until the command has run: they may belong to this call only, or be
             # freed inside fuse().
             kept = [data.data for data in datas]
-        if self.replica.number >= world.registry.replicated_functions:
+        if self.replica.number >= world.registry.replicated:
             replicate(world)
         if world.registry.unsent:
             check_sent(world, self)
@@ -353,11 +354,11 @@ class Function:
             output_subset = arguments.check_subset(self, output_subset)
         values = arguments.match(world, self, args, inputs_by_name)
         engine, replica = world.here.engine, self.replica
-        rows = [engine.storage(world.here.shareds[number]) for number in replica.sliceable]
+        rows = [engine.storage(shared) for shared in self.sliceable]
         inputs = arguments.whole(values)
         bounds = bounds_of_all_rows(engine, replica, inputs)
         computed = engine.call(replica.compiled, [*inputs, *bounds, *rows], output_subset)
-        replicated = world.registry.replicated_shareds
+        replicated = world.registry.replicated
         changed = [number for number, _ in replica.updates if number < replicated]
         agreement_of(world).changed_on_master(changed)
         computed = [engine.to_host(value) for value in computed]

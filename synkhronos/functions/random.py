@@ -71,7 +71,7 @@ def reseed(streams: Any, seed: int | None = None) -> None:
     states = {
         registry.numbers[shared]: here.engine.storage(shared)
         for shared in seeded
-        if registry.numbers.get(shared, registry.replicated_shareds) < registry.replicated_shareds
+        if registry.numbers.get(shared, registry.replicated) < registry.replicated
     }
     if states:
         world.run(_Reseed(states))

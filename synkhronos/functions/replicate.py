@@ -26,28 +26,21 @@ class Replicate(Command):
 
     Parameters
     ----------
-    first_function, first_shared : int
-        The numbers of the first new function and the first new shared variable.
     payload : Handle or None
         A handle to the pickled functions and variables; None if the rank inherited them.
     streams : list of int
         The new shared variables that hold states of random streams.
     """
 
-    def __init__(
-        self, first_function: int, first_shared: int, payload: Handle | None, streams: list[int]
-    ) -> None:
-        self.first_function = first_function
-        self.first_shared = first_shared
+    def __init__(self, payload: Handle | None, streams: list[int]) -> None:
         self.payload = payload
         self.streams = streams
 
     def run(self, here):
         if self.payload is not None and not here.is_master:
             replicas, shareds = here.engine.loads(here.store.get(self.payload), here.shareds)
-            # An earlier attempt that failed on another rank may have left some.
-            here.functions[self.first_function :] = replicas
-            here.shareds[self.first_shared :] = shareds
+            here.functions.update((replica.number, replica) for replica in replicas)
+            here.shareds.update(shareds)
             heap.trim()
         if here.stream_index:
             for number in self.streams:
@@ -63,28 +56,28 @@ def replicate(world: World) -> None:
 
 def _replicate(world):
     here, registry = world.here, world.registry
-    first_function, first_shared = registry.replicated_functions, registry.replicated_shareds
-    replicas, shareds = registry.new_replicas(), registry.new_shareds()
-    if world.started and not replicas and not shareds:
+    functions, shareds = registry.new_functions(), registry.new_shareds()
+    if world.started and not functions and not shareds:
         return
+    replicas = [function.replica for function in functions]
     streams = {
         registry.numbers[shared]
         for replica in replicas
         for shared in here.engine.random_streams(replica.compiled)
     }
-    new = sorted(number for number in streams if number >= first_shared)
+    new = sorted(streams & shareds.keys())
     if world.started and world.size > 1:
         _send(world, replicas, shareds, new)
     else:
         world.start()
-        world.run(Replicate(first_function, first_shared, None, new))
-    registry.mark_replicated(first_function + len(replicas), first_shared + len(shareds))
+        world.run(Replicate(None, new))
+    registry.mark_replicated([*shareds, *(replica.number for replica in replicas)])
 
 
 def _send(world, replicas, shareds, streams):
     """Send functions to workers that are running; those that cannot be sent are left out."""
     known = dict(world.registry.numbers)
-    for shared in shareds:
+    for shared in shareds.values():
         del known[shared]
     try:
         _send_pickle(world, replicas, shareds, known, streams)
@@ -96,11 +89,9 @@ def _send(world, replicas, shareds, streams):
 
 
 def _send_pickle(world, replicas, shareds, known, streams):
-    registry = world.registry
     with _stored(world, _pickle(world, replicas, shareds, known)) as payload:
         heap.trim()  # of the pickle, which may be large
-        first = registry.replicated_functions, registry.replicated_shareds
-        world.run(Replicate(*first, payload, streams))
+        world.run(Replicate(payload, streams))
 
 
 @contextlib.contextmanager
@@ -117,11 +108,11 @@ def _stored(world, pickled):
 
 
 def _pickle(world, replicas, shareds, known):
-    """Return a pickle of replicas and shared variables; replicas that cannot be sent become None."""
+    """Return a pickle of replicas and shared variables, without replicas that cannot be sent."""
     engine, unsent = world.here.engine, world.registry.unsent
 
     def sent():
-        return [None if replica.number in unsent else replica for replica in replicas]
+        return [replica for replica in replicas if replica.number not in unsent]
 
     try:
         return engine.dumps((sent(), shareds), known)
@@ -222,7 +213,7 @@ def distribute() -> None:
     >>> synk.close()
     """
     world = current_world()
-    first = world.registry.replicated_functions
+    functions = world.registry.new_functions()
     replicate(world)
-    for function in world.registry.functions[first:]:
+    for function in functions:
         check_sent(world, function)

@@ -96,7 +96,7 @@ def broadcast(
     agreement_of(world).equalized(numbers)
     if arrays is not None:
         return assign(world, variables, arrays)
-    return submit(world, Broadcast(numbers, nccl), lambda results: None)
+    return submit(world, Broadcast(numbers, nccl), lambda results: None, variables)
 
 
 class Gather(Command):
@@ -175,7 +175,7 @@ def gather(shared_vars: SharedVariables, nd_up: int = 1, nccl: bool = True) -> R
 
     command = Gather(numbers_of(world, variables), to_all=False, nccl=check_nccl(nccl))
     agreement_of(world).compared(command.numbers)
-    return submit(world, command, finish)
+    return submit(world, command, finish, variables)
 
 
 def _join(arrays, nd_up):
@@ -235,7 +235,7 @@ def all_gather(shared_vars: SharedVariables, nccl: bool = True) -> Pending | Non
             raise ValueError(f"all_gather: {variable} has extent 1 on axis 0 by its type")
     command = Gather(numbers_of(world, variables), to_all=True, nccl=check_nccl(nccl))
     agreement_of(world).equalized(command.numbers)
-    return submit(world, command, lambda results: None)
+    return submit(world, command, lambda results: None, variables)
 
 
 class Reduce(Command):
@@ -354,7 +354,7 @@ def reduce(
         reduced = results[world.master_rank]
         return reduced[0] if single else reduced
 
-    return submit(world, command, finish)
+    return submit(world, command, finish, variables)
 
 
 def all_reduce(
@@ -407,7 +407,7 @@ def all_reduce(
     world, variables, _ = resolve(shared_vars)
     command = _plan_reduction(world, variables, op, "all", weights, nccl)
     agreement_of(world).equalized(command.numbers)
-    return submit(world, command, lambda results: None)
+    return submit(world, command, lambda results: None, variables)
 
 
 def _plan_reduction(world, variables, op, target, weights, nccl):
@@ -438,7 +438,7 @@ def _check_weights(world, operation, weights):
             f"leave them out, or use 'avg'"
         )
     if isinstance(weights, Function):
-        if not any(weights is function for function in world.registry.functions):
+        if not any(weights is function for function in world.registry.functions.values()):
             raise ValueError(f"weights: {weights!r} is not a function of this world")
         return weights.replica.number
     numbers = as_array(weights, None, "weights")

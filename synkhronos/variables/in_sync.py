@@ -76,7 +76,7 @@ def in_sync(shared_vars: SharedVariables | None = None) -> bool:
         numbers = expected_equal(world)
     else:
         _, variables, _ = resolve(shared_vars)
-        replicated = world.registry.replicated_shareds
+        replicated = world.registry.replicated
         numbers = [one for one in numbers_of(world, variables) if one < replicated]
     if not world.started or world.size == 1 or not numbers:
         return True

@@ -53,10 +53,10 @@ def register(world: World, variables: Sequence[SharedVariable]) -> None:
         agreement_of(world).watch(world, new)
 
 
-def submit(world: World, command: Command, finish: Finish) -> Any:
+def submit(world: World, command: Command, finish: Finish, used: Any) -> Any:
     """Replicate what is missing, then run a command; see `World.submit`."""
     replicate(world)
-    return world.submit(command, finish)
+    return world.submit(command, finish, used)
 
 
 def numbers_of(world: World, variables: Sequence[SharedVariable]) -> list[int]:

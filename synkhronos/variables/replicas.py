@@ -70,8 +70,8 @@ def assign(
     """Set replicas to arrays or `Data` of matching types, as `Assign` does."""
     datas = [as_data(world, array) for array in arrays]
     command = Assign(numbers_of(world, variables), [data.handle() for data in datas], rows, only)
-    kept = [data.data for data in datas]  # alive until the command has run
-    return submit(world, command, lambda results, kept=kept: None)
+    used = variables, [data.data for data in datas]
+    return submit(world, command, lambda results: None, used)
 
 
 def scatter(
@@ -263,7 +263,7 @@ def get_value(rank: int, shared_vars: SharedVariables) -> Result:
 
     command = _Fetch(numbers_of(world, variables), rank)
     agreement_of(world).compared(command.numbers)
-    return submit(world, command, finish)
+    return submit(world, command, finish, variables)
 
 
 class _Shapes(Command):
@@ -316,7 +316,7 @@ def get_shapes(shared_vars: SharedVariables) -> Result:
         shapes = [list(by_rank) for by_rank in zip(*results)]
         return shapes[0] if single else shapes
 
-    return submit(world, _Shapes(numbers_of(world, variables)), finish)
+    return submit(world, _Shapes(numbers_of(world, variables)), finish, variables)
 
 
 def get_lengths(shared_vars: SharedVariables) -> Result:
@@ -363,4 +363,4 @@ def get_lengths(shared_vars: SharedVariables) -> Result:
         lengths = [[shape[0] for shape in by_rank] for by_rank in zip(*results)]
         return lengths[0] if single else lengths
 
-    return submit(world, _Shapes(numbers_of(world, variables)), finish)
+    return submit(world, _Shapes(numbers_of(world, variables)), finish, variables)

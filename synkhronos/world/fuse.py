@@ -62,15 +62,17 @@ class _Recorder:
 
     def __init__(self) -> None:
         self._calls: list[tuple[Command, Finish, Pending]] = []
+        self._used: list[Any] = []
         self._thread = threading.get_ident()
 
-    def add(self, command: Command, finish: Finish) -> Pending:
+    def add(self, command: Command, finish: Finish, used: Any) -> Pending:
         if threading.get_ident() != self._thread:
             raise SynkhronosError(
                 "another thread is in a fuse() block; use the processes from one thread at a time"
             )
         pending = Pending()
         self._calls.append((command, finish, pending))
+        self._used.append(used)
         return pending
 
     def mark_failed(self) -> None:

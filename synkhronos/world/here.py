@@ -12,7 +12,7 @@ import math
 import pickle
 import traceback
 from abc import ABC, abstractmethod
-from typing import Any, Hashable
+from typing import Any, Hashable, MutableMapping
 
 import numpy as np
 
@@ -42,10 +42,10 @@ class Here:
     comm : Communicator
     engine : Engine
     rank, size, master_rank : int
-    functions : list of Replica
+    functions : dict of Replica
         This rank's replicas of functions, by number.
-    shareds : list of shared variables
-        This rank's replicas of shared variables, by number.
+    shareds : mapping of shared variables
+        This rank's replicas of shared variables, by number. The master's does not keep them alive.
     rows : dict
         The number of rows of each function, by number, in its last call on this rank.
     sent : list
@@ -61,8 +61,8 @@ class Here:
         self.engine = engine
         self.size = transport.size
         self.master_rank = transport.master_rank
-        self.functions: list[Any] = []
-        self.shareds: list[SharedVariable] = []
+        self.functions: dict[int, Any] = {}
+        self.shareds: MutableMapping[int, SharedVariable] = {}
         self.rows: dict[int, int] = {}
         self.sent: list[Any] = []
         self.log: Any = None
@@ -82,6 +82,10 @@ class Here:
     def stream_index(self) -> int:
         """The index of this rank's random substreams; 0, those of the script, for the master."""
         return self.transport.distance
+
+    def keep_replicas(self) -> None:
+        """Keep replicas alive until the master sends a command to drop them."""
+        self.functions, self.shareds = dict(self.functions), dict(self.shareds)
 
     def take(self, key: Hashable, source: Any, rows: Rows, axis: int = 0) -> Any:
         """Return rows of an array, or of the array or object of a handle.

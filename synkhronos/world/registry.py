@@ -2,65 +2,124 @@
 
 from __future__ import annotations
 
-from typing import Any
+import gc
+import itertools
+import weakref
+from typing import Any, Callable, Sequence
 
 from synkhronos._typing import SharedVariable
-from synkhronos.world.here import Here
+from synkhronos.host import heap
+from synkhronos.world.here import Command, Here
 
 
 class Registry:
-    """The master's list of the functions and shared variables of a world.
+    """The master's record of the functions and shared variables of a world.
 
-    Every rank refers to them by number, in the order of their registration.
+    Every rank refers to them by number, in the order of their registration. The registry does not keep
+    them alive: what the script drops is dropped by the workers, too.
 
     Attributes
     ----------
-    functions : list of Function
+    functions : weakref.WeakValueDictionary
         The script's functions, by number.
-    numbers : dict
+    numbers : weakref.WeakKeyDictionary
         The number of each shared variable.
-    replicated_functions, replicated_shareds : int
-        How many functions and shared variables, from the first on, the workers have.
+    replicated : int
+        The workers have the functions and shared variables whose numbers are smaller.
+    dropped : list of int
+        What the script has dropped since the workers were last told.
     unsent : dict
         The reason for each function, by number, that could not be sent to the workers.
     """
 
     def __init__(self) -> None:
-        self.functions: list[Any] = []
-        self.numbers: dict[SharedVariable, int] = {}
-        self._shareds: list[SharedVariable] = []
+        self.functions: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+        self.numbers: weakref.WeakKeyDictionary[SharedVariable, int] = weakref.WeakKeyDictionary()
+        self._shareds: weakref.WeakValueDictionary[int, SharedVariable] = weakref.WeakValueDictionary()
+        self._replicas: dict[int, Any] = {}
+        self._count = itertools.count()
         self.forget_workers()
 
     def forget_workers(self) -> None:
         """Record that nothing is replicated."""
-        self.replicated_functions = self.replicated_shareds = 0
+        self.replicated = 0
+        self.dropped: list[int] = []
         self.unsent: dict[int, str] = {}
 
     def attach(self, here: Here) -> None:
-        """Let the state of the master use the lists of this registry."""
-        self._replicas = here.functions = [function.replica for function in self.functions]
-        here.shareds = self._shareds
+        """Let the state of the master use the dictionaries of this registry."""
+        here.functions, here.shareds = self._replicas, self._shareds
+
+    def new_number(self) -> int:
+        """Return the next number."""
+        return next(self._count)
 
     def add_shared(self, shared: SharedVariable) -> int:
         """Return the number of a shared variable, after registering it if necessary."""
-        if shared not in self.numbers:
-            self.numbers[shared] = len(self._shareds)
-            self._shareds.append(shared)
-        return self.numbers[shared]
+        number = self.numbers.get(shared)
+        if number is None:
+            number = self.numbers[shared] = self.new_number()
+            self._shareds[number] = shared
+            self._notice_drop(shared, number)
+        return number
 
     def add_function(self, function: Any) -> None:
-        """Register a function, whose ``replica`` has the next number."""
-        self.functions.append(function)
-        self._replicas.append(function.replica)
+        """Register a function, whose ``replica`` has a new number."""
+        number = function.replica.number
+        self.functions[number] = function
+        self._replicas[number] = function.replica
+        self._notice_drop(function, number)
 
-    def new_shareds(self) -> list[SharedVariable]:
-        """Return the shared variables that are not replicated yet."""
-        return self._shareds[self.replicated_shareds :]
+    def _notice_drop(self, item: Any, number: int) -> None:
+        weakref.finalize(item, self._drop, number).atexit = False
 
-    def new_replicas(self) -> list[Any]:
-        """Return the master's replicas of the functions that are not replicated yet."""
-        return self._replicas[self.replicated_functions :]
+    def _drop(self, number: int) -> None:
+        # This runs at any time, possibly while another thread uses the registry: each line is atomic.
+        self._replicas.pop(number, None)
+        if number < self.replicated:
+            self.dropped.append(number)
 
-    def mark_replicated(self, functions: int, shareds: int) -> None:
-        """Record how many functions and shared variables, from the first on, are replicated."""
-        self.replicated_functions, self.replicated_shareds = functions, shareds
+    def new_shareds(self) -> dict[int, SharedVariable]:
+        """Return the shared variables that are not replicated yet, by number."""
+        return {number: one for number, one in self._shareds.items() if number >= self.replicated}
+
+    def new_functions(self) -> list[Any]:
+        """Return the functions that are not replicated yet."""
+        return [one for number, one in self.functions.items() if number >= self.replicated]
+
+    def drop_everywhere(self, run: Callable[[Command], Any]) -> None:
+        """Let the workers drop what the script has dropped; ``run(command)`` runs a command."""
+        collect()  # shared variables that only a dropped function kept alive
+        numbers = list(self.dropped)
+        run(Drop(numbers))
+        del self.dropped[: len(numbers)]
+
+    def mark_replicated(self, new: Sequence[int]) -> None:
+        """Record that the workers have what has these numbers, the last ones."""
+        self.replicated = max(new, default=self.replicated - 1) + 1
+
+
+class Drop(Command):
+    """Free functions and shared variables that the script has dropped."""
+
+    def __init__(self, numbers: list[int]) -> None:
+        self.numbers = numbers
+
+    def run(self, here: Here) -> None:
+        if here.is_master:
+            return
+        functions = [here.functions.pop(number, None) for number in self.numbers]
+        for number in self.numbers:
+            here.rows.pop(number, None)
+            shared = here.shareds.pop(number, None)
+            if shared is not None:
+                # Objects of the script, which a forked worker has inherited, may still refer to it.
+                here.engine.release(shared)
+        del functions
+        collect()
+
+
+def collect() -> None:
+    """Free what was dropped: compiled functions contain reference cycles."""
+    gc.collect()
+    heap.trim()

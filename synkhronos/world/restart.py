@@ -69,7 +69,7 @@ def restart(n_parallel: int | None = None) -> int:
     size = _check_size(world, n_parallel)
     _check_possible(world)
     world.renew(size, min(world.master_rank, size - 1))
-    for function in world.registry.functions:
+    for function in list(world.registry.functions.values()):
         function.forget_last_call()
     return size
 

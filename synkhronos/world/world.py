@@ -29,7 +29,7 @@ from synkhronos.host import heap
 from synkhronos.host.signals import DeferredSignal, defer_termination
 from synkhronos.transports.base import Transport
 from synkhronos.world.here import Command, Here
-from synkhronos.world.registry import Registry
+from synkhronos.world.registry import Registry, collect
 from synkhronos.world.threads import ThreadLimits
 from synkhronos.world.worker import work
 
@@ -148,6 +148,7 @@ class World:
         # A forked worker's transport and state are copies of the master's.
         inherited = transport is self.transport
         here = self.here if inherited else Here(transport, self.here.engine)
+        here.keep_replicas()
         work(here, self._threads, self._profile_workers)
 
     def renew(self, size: int, master_rank: int) -> None:
@@ -158,6 +159,7 @@ class World:
                 former, usable = self.here, self.broken is None
                 self.mark_broken(f"a restart has begun, but has not ended; {REMEDY}")
                 self._end_workers(usable)
+                collect()  # new workers need not inherit what was dropped
                 self._copy_out_of_store()
                 self._connect(former.transport.successor(size, master_rank), former.engine)
                 self.here.store.trim_others()
@@ -179,7 +181,7 @@ class World:
 
         The store is about to be freed, or new workers must inherit copies instead of shared arrays.
         """
-        for shared in self.here.shareds:
+        for shared in self.here.shareds.values():
             storage = self.here.engine.storage(shared)
             if isinstance(storage, np.ndarray) and storage in self.here.store:
                 self.here.engine.store(shared, storage.copy())
@@ -204,18 +206,21 @@ class World:
 
     @contextlib.contextmanager
     def recording(self, recorder: Any) -> Iterator[None]:
-        """Let `submit` call ``recorder.add(command, finish)`` inside the block."""
+        """Let `submit` call ``recorder.add(command, finish, used)`` inside the block."""
         self._recorder = recorder
         try:
             yield
         finally:
             self._recorder = None
 
-    def submit(self, command: Command, finish: Finish) -> Any:
-        """Run a command and return ``finish(results by rank)``; inside ``fuse()``, record it."""
+    def submit(self, command: Command, finish: Finish, used: Any = None) -> Any:
+        """Run a command and return ``finish(results by rank)``; inside ``fuse()``, record it.
+
+        `used` holds what has to exist until the command has run.
+        """
         if self._recorder is None:
             return finish(self.run(command))
-        return self._recorder.add(command, finish)
+        return self._recorder.add(command, finish, used)
 
     def run(self, command: Command) -> list:
         """Run the command on every rank; return the list of the return values by rank.
@@ -238,6 +243,8 @@ class World:
         with self.defer_interrupt:
             self._take_turn()
             try:
+                if self.registry.dropped:
+                    self.registry.drop_everywhere(self._run)
                 return self._run(command)
             finally:
                 self._turn.release()
