@@ -38,6 +38,7 @@ class Registry:
         self._shareds: weakref.WeakValueDictionary[int, SharedVariable] = weakref.WeakValueDictionary()
         self._replicas: dict[int, Any] = {}
         self._count = itertools.count()
+        self._has_cycles = False  # whether dropped functions wait for Python's collector
         self.forget_workers()
 
     def forget_workers(self) -> None:
@@ -75,7 +76,8 @@ class Registry:
 
     def _drop(self, number: int) -> None:
         # This runs at any time, possibly while another thread uses the registry: each line is atomic.
-        self._replicas.pop(number, None)
+        if self._replicas.pop(number, None) is not None:
+            self._has_cycles = True
         if number < self.replicated:
             self.dropped.append(number)
 
@@ -89,7 +91,9 @@ class Registry:
 
     def drop_everywhere(self, run: Callable[[Command], Any]) -> None:
         """Let the workers drop what the script has dropped; ``run(command)`` runs a command."""
-        collect()  # shared variables that only a dropped function kept alive
+        if self._has_cycles:
+            self._has_cycles = False
+            collect()  # shared variables that only a dropped function kept alive
         numbers = list(self.dropped)
         run(Drop(numbers))
         del self.dropped[: len(numbers)]

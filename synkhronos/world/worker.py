@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import tempfile
 import warnings
@@ -35,6 +36,7 @@ def work(here: Here, threads: ThreadLimits, profile: bool = False) -> None:
 
 def _run_commands(here, threads):
     threads.limit(here.transport.ranks_here)
+    gc.freeze()  # the collector need not look at what the master has built, nor copy its pages
     while True:
         payload = here.transport.receive()
         if payload == b"":
