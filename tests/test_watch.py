@@ -26,7 +26,6 @@ def world(world_of):
 def noticed():
     """The texts of all SynkhronosWarnings of a test."""
     with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("error")
         warnings.simplefilter("always", synk.SynkhronosWarning)
         yield _Texts(caught)
 
@@ -100,6 +99,19 @@ def test_rows_of_sliceable_variables_and_givens_count_as_rows(world):
     rows = theano.shared(ROWS, "rows")
     with pytest.warns(synk.SynkhronosWarning, match="is a sum over the rows"):
         synk.function([], x.sum(), givens={x: rows}, sliceable_shareds=[rows])
+
+
+def test_rows_that_an_index_selects_count_as_rows(world, noticed):
+    index, w = tt.lscalar("index"), weights()
+    rows, targets = theano.shared(ROWS, "rows"), theano.shared(TARGETS, "targets")
+    window = slice(2 * index, 2 * index + 2)
+    givens = {x: rows[window], y: targets[window]}
+    loss = loss_of(w)
+    outputs = [x.sum(), tt.exp(x), loss, x.mean(axis=0), tt.grad(loss, w), x.sum() / x.shape[0]]
+    synk.function([index], outputs, givens=givens)
+    sums, by_row = noticed()
+    assert "output 0 (Sum" in sums and "is a sum over the rows" in sums
+    assert "output 1 (Elemwise{exp" in by_row and "has a row for each row" in by_row
 
 
 def test_one_process_is_not_warned(world_of):

@@ -93,6 +93,9 @@ class Analysis(NamedTuple):
 #: An output is twice as large if each row is there twice; or a part of it is; or it has twice the rows.
 SUM, PARTLY_SUM, ROWS = "sum", "partly sum", "rows"
 
+#: In place of the axis of an argument: it is a bound of the rows that `Engine.cut_windows` has cut.
+BOUND = "bound"
+
 
 class Engine(ABC):
     """A graph compiler.
@@ -179,26 +182,23 @@ class Engine(ABC):
             Further options of the compiler.
         """
 
-    def find_windows(
-        self, givens: Sequence[tuple[Variable, Any]], inputs: Sequence[Variable]
-    ) -> list[int]:
-        """Return the positions of `givens` whose new values are rows that `inputs` select by a slice."""
-        return []
-
     def cut_windows(
-        self, givens: Sequence[tuple[Variable, Any]], windows: Sequence[int]
-    ) -> tuple[list[tuple[Variable, Any]], list[Variable], list[Variable]]:
-        """Return givens of which those at `windows` are a part of their rows.
+        self, givens: Sequence[tuple[Variable, Any]], inputs: Sequence[Variable]
+    ) -> tuple[Any, list[Variable], list[Variable]]:
+        """Take part of the rows that `inputs` select by slices of axis 0 in the new values of `givens`.
+
+        An engine that has no givens, or does not recognize such slices, cuts nothing.
 
         Returns
         -------
         givens : list of pairs
         bounds : list of variables
-            Two int64 scalars: the first row of the part, and the row after the last.
+            Two int64 scalars: the first row of the part, and the row after the last. Empty if nothing
+            is cut.
         lengths : list of variables
-            The number of all rows, for each of `windows`.
+            The number of all rows, for each new value that is cut.
         """
-        raise NotImplementedError
+        return givens, [], []
 
     @abstractmethod
     def shareds(self, compiled: Compiled) -> list[SharedVariable]:
@@ -213,12 +213,12 @@ class Engine(ABC):
         """Whether a compiled function reads a variable that it updates, so it may write in place."""
 
     @abstractmethod
-    def analyze(self, compiled: Compiled, axes: Sequence[int | None]) -> Analysis:
+    def analyze(self, compiled: Compiled, axes: Sequence[int | str | None]) -> Analysis:
         """Return what the graph tells about the results.
 
-        `axes` has, for each argument, the axis along which its rows are split, or None. An engine that
-        cannot tell how outputs depend on the number of rows reports None. Dependences on more than there
-        is are allowed, on less are not.
+        `axes` has, for each argument, the axis along which its rows are split, None, or `BOUND` for the
+        bounds that `cut_windows` returned. An engine that cannot tell how outputs depend on the number
+        of rows reports None. Dependences on more than there is are allowed, on less are not.
         """
 
     @abstractmethod

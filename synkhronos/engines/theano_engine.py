@@ -14,7 +14,7 @@ from theano.gof.type import Generic
 from theano.sandbox.rng_mrg import MRG_RandomStreams, mrg_uniform_base
 from theano.sparse import SparseType
 from theano.tensor import TensorType as TheanoTensorType
-from theano.tensor.elemwise import Elemwise
+from theano.tensor.elemwise import DimShuffle, Elemwise
 from theano.tensor.raw_random import RandomStateType
 from theano.tensor.shared_randomstreams import RandomStreams
 from theano.tensor.subtensor import Subtensor, get_idx_list
@@ -98,22 +98,15 @@ class TheanoEngine(Engine):
         compiled.trust_input = True
         return compiled
 
-    def find_windows(self, givens, inputs):
-        return [
-            position
-            for position, (_, new) in enumerate(givens)
-            if any(one in inputs for one in _ancestors_of_slices(new))
-        ]
-
-    def cut_windows(self, givens, windows):
-        givens = list(givens)
+    def cut_windows(self, givens, inputs):
         start, stop = tt.lscalar("first_row"), tt.lscalar("last_row")
-        lengths = []
-        for position in windows:
-            old, new = givens[position]
-            lengths.append(new.shape[0])
-            givens[position] = old, new[start:stop]
-        return givens, [start, stop], lengths
+        cut, lengths = [], []
+        for old, new in givens:
+            if any(one in inputs for one in _ancestors_of_slices(new)):
+                lengths.append(new.shape[0])
+                new = new[start:stop]
+            cut.append((old, new))
+        return (cut, [start, stop], lengths) if lengths else (givens, [], [])
 
     def shareds(self, compiled):
         return compiled.get_shared()
@@ -225,7 +218,7 @@ class TheanoEngine(Engine):
 
 
 def _ancestors_of_slices(variable):
-    """Return what the slices of axis 0 depend on that a variable is, or is computed from by element."""
+    """Return what the slices of axis 0 depend on from which a variable is computed row by row."""
     bounds, seen, stack = [], set(), [variable]
     while stack:
         node = getattr(stack.pop(), "owner", None)
@@ -234,9 +227,13 @@ def _ancestors_of_slices(variable):
         seen.add(node)
         if isinstance(node.op, Elemwise):
             stack.extend(node.inputs)
+        elif isinstance(node.op, DimShuffle) and node.op.new_order[:1] == (0,):
+            stack.append(node.inputs[0])
         elif isinstance(node.op, Subtensor):
             rows = get_idx_list(node.inputs, node.op.idx_list)[0]
-            if isinstance(rows, slice):
+            if rows == slice(None):
+                stack.append(node.inputs[0])
+            elif isinstance(rows, slice):
                 bounds += [one for one in (rows.start, rows.stop) if one is not None]
     return theano.gof.graph.ancestors([one for one in bounds if isinstance(one, theano.gof.Variable)])
 

@@ -26,7 +26,7 @@ from theano.tensor.opt import Assert, MakeVector
 from theano.tensor.raw_random import RandomFunction
 from theano.tensor.signal.pool import Pool
 
-from synkhronos.engines.base import PARTLY_SUM, ROWS, SUM
+from synkhronos.engines.base import BOUND, PARTLY_SUM, ROWS, SUM
 from synkhronos.engines.theano_degrees import FIXED, LENGTH, ZERO, Rows, elementwise
 from synkhronos.engines.theano_shapes import constant_index, dims, item
 
@@ -50,7 +50,7 @@ def extents(inputs, axes, outputs):
     Parameters
     ----------
     inputs : list of variables
-    axes : list of int or None
+    axes : list of int, None or `BOUND`
         The axis of each input along which its rows are split.
     outputs : list of variables
     """
@@ -77,7 +77,9 @@ class _Graph:
         self._values = {
             variable: FIXED if axis is None else Rows(axis, FIXED.degrees)
             for variable, axis in axes.items()
+            if axis != BOUND
         }
+        self._bounds = {variable for variable, axis in axes.items() if axis == BOUND}
 
     def value(self, variable):
         if variable in self._values:
@@ -225,12 +227,20 @@ class _Graph:
             one = items[chosen[0]] if -len(items) <= chosen[0] < len(items) else None
             return FIXED if isinstance(one, int) else one
         value = values[0]
+        if value is not None and value.axis is None and self._is_window(chosen[0]):
+            return Rows(0, value.degrees)
         if value is None or value.axis is None:
             return value if _other(values[1:]) is not None else None
         if value.axis < len(chosen) and chosen[value.axis] != slice(None):
             return None
         before = chosen[: value.axis]
         return Rows(value.axis - sum(not isinstance(one, slice) for one in before), value.degrees)
+
+    def _is_window(self, rows):
+        """Whether these are the rows between the bounds of a window."""
+        if not isinstance(rows, slice) or rows.step is not None:
+            return False
+        return {_of_tensor(rows.start), _of_tensor(rows.stop)} == self._bounds != set()
 
     def looked_up(self, node, values):
         table, index = values[0], values[-1]
@@ -254,6 +264,13 @@ class _Graph:
 
     def same(self, node, values):
         return values[0]
+
+
+def _of_tensor(bound):
+    """Return the tensor of which a bound of a slice is the scalar, or the bound itself."""
+    node = getattr(bound, "owner", None)
+    is_scalar = node is not None and isinstance(node.op, basic.ScalarFromTensor)
+    return node.inputs[0] if is_scalar else bound
 
 
 def _raised(degrees, by):

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from synkhronos.engines.base import Analysis
+from synkhronos.engines.base import BOUND, Analysis
 from synkhronos.functions.agreement import agreement_of
 from synkhronos.world.world import World
 
 
 def analyze(world: World, function: Any) -> Analysis:
     """Return what the graph of a function tells about its results."""
-    axes = [one.axis for one in function.inputs]
+    axes: list[int | str | None] = [one.axis for one in function.inputs]
     if function.replica.lengths is not None:
-        axes += [None, None]  # the bounds of the window
+        axes += [BOUND, BOUND]
     axes += [0] * len(function.replica.sliceable)
     return world.here.engine.analyze(function.replica.compiled, axes)
 

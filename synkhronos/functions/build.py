@@ -156,12 +156,11 @@ def _cut_windows(engine, inputs, bcast_inputs, givens):
     Return the givens, two more inputs, which are the bounds of the part, and a compiled function that
     returns the numbers of all rows; or ``(givens, [], None)``.
     """
-    windows = []
-    if all([one.axis is None for one in inputs]):
-        windows = engine.find_windows(givens, [one.variable for one in inputs])
-    if not windows:
+    if any([one.axis is not None for one in inputs]):
         return givens, [], None
-    givens, bounds, lengths = engine.cut_windows(givens, windows)
+    givens, bounds, lengths = engine.cut_windows(givens, [one.variable for one in inputs])
+    if not bounds:
+        return givens, [], None
     variables = [one.variable for one in [*inputs, *bcast_inputs]]
     on_host = [True] * len(lengths)
     counted = engine.build(variables, lengths, [], [], [], on_host, on_unused_input="ignore")
