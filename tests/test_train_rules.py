@@ -126,6 +126,14 @@ def test_any_rule_equals_the_serial_step(name):
     compare(make_step)
 
 
+def test_parameters_may_come_from_a_generator():
+    def make_step(network, make):
+        params = (one for one in network.params)
+        return make(network.loss, params, network.x, network.y, by_loss, 0.02)
+
+    compare(make_step)
+
+
 @pytest.mark.parametrize("kind", [dict, OrderedDict, list, tuple])
 def test_ready_updates_are_a_rule(kind):
     def make_step(network, make):

@@ -7,7 +7,7 @@ from typing import Any, Callable, Container, Iterable, Iterator, Mapping, Sequen
 from theano.compile.sharedvalue import SharedVariable
 from theano.gof import Apply, Variable
 from theano.scalar import Second
-from theano.tensor.elemwise import Elemwise
+from theano.tensor.elemwise import DimShuffle, Elemwise
 from theano.tensor.raw_random import RandomStateType
 from theano.tensor.subtensor import Subtensor, get_idx_list
 
@@ -66,22 +66,33 @@ def is_fill_of_one_number(node: Apply) -> bool:
 def is_window(variable: Variable, inputs: Container[Variable]) -> bool:
     """Whether a variable is a slice of rows whose bounds depend on inputs, or is computed from one.
 
-    Computed element by element, such as by a cast: then each of its rows depends on one row of the
-    slice. ``synkhronos.function`` divides the rows of such a variable among the ranks, if it replaces
-    another by `givens`.
+    Computed row by row, such as by a cast or a selection of columns: then each of its rows depends on
+    one row of the slice. ``synkhronos.function`` divides the rows of such a variable among the ranks, if
+    it replaces another by `givens`.
     """
-
-    def elements(one: Variable) -> Sequence[Variable]:
-        return operands(one) if one.owner and isinstance(one.owner.op, Elemwise) else ()
-
     bounds: list[Any] = []
-    for one in inputs_first([variable], elements):
+    for one in inputs_first([variable], _of_same_rows):
         if one.owner and isinstance(one.owner.op, Subtensor):
-            rows = get_idx_list(one.owner.inputs, one.owner.op.idx_list)[0]
+            rows = _selected_rows(one)
             if isinstance(rows, slice):
                 bounds += [rows.start, rows.stop]
     bounds = [one for one in bounds if isinstance(one, Variable)]
     return any(one in inputs for one in inputs_first(bounds))
+
+
+def _of_same_rows(variable: Variable) -> Sequence[Variable]:
+    """Return the operands from whose rows an operation computes the same rows."""
+    op = variable.owner.op if variable.owner else None
+    moves_rows = isinstance(op, DimShuffle) and op.new_order[:1] != (0,)
+    if isinstance(op, (Elemwise, DimShuffle)) and not moves_rows:
+        return operands(variable)
+    if isinstance(op, Subtensor) and _selected_rows(variable) == slice(None):
+        return operands(variable)[:1]
+    return ()
+
+
+def _selected_rows(variable: Variable) -> Any:
+    return get_idx_list(variable.owner.inputs, variable.owner.op.idx_list)[0]
 
 
 def is_random_state(variable: Any) -> bool:

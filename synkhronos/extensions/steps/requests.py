@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, Sequence
 
 from theano.gof import Variable
@@ -50,6 +50,8 @@ def script_of_training(
     """Return what the arguments of ``make_train_function`` ask for."""
     _check_loss_op(arguments.loss_op)
     inputs = _inputs_of_training(arguments, rule)
+    if isinstance(params, Iterable) and not isinstance(params, Variable):
+        params = list(params)  # a generator can be read only once
     applied = apply_rule(rule, loss, params, args, kwargs)
     own = parse_updates(arguments.updates)
     outputs, _ = _parse_outputs(arguments.outputs)
