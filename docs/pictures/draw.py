@@ -286,8 +286,8 @@ def speed(shade):
     """The times of two training steps, from the benchmarks."""
     rows = {"step_small": "Lasagne's MNIST CNN, 500 images", "step_large": "ResNet-50, 8 images"}
     names = {
-        "Theano untouched": "Theano",
-        "Theano, 1 thread, memory kept": "Theano, tuned¹",
+        "Theano untouched": "Theano, both cores",
+        "Theano, 1 thread, memory kept": "Theano, one core¹",
         "synkhronos, 2 ranks": "Synkhronos, 2 processes",
         "ideal, 2": "upper bound²",
     }
@@ -302,7 +302,7 @@ def speed(shade):
         }
         drawing.text(0.35, y + 0.2, title)
         for position, (name, samples) in enumerate(times.items()):
-            ratio, time = np.median(np.divide(times["Theano"], samples)), np.median(samples)
+            ratio, time = np.median(np.divide(times["Theano, both cores"], samples)), np.median(samples)
             top = y + 0.8 + 1.05 * position
             color = RANKS[0] if name.startswith("Synkhronos") else "empty"
             drawing.text(5.6, top + 0.5, name, align="right", fontsize=9)
@@ -314,7 +314,7 @@ def speed(shade):
     machine = results["machine"]
     cores, date = f"{machine['cores']} cores of an {machine['cpu']}", results["date"][:10]
     drawing.text(0.35, y + 0.2, f"Medians of rounds on {cores}, {date}.", "muted", fontsize=9)
-    drawing.text(0.35, y + 0.85, "¹ one process and thread; freed memory is kept.", "muted", fontsize=9)
+    drawing.text(0.35, y + 0.85, "¹ one BLAS thread; malloc keeps freed memory.", "muted", fontsize=9)
     drawing.text(
         0.35, y + 1.5, "² two processes with half of the rows each that never wait", "muted", fontsize=9
     )
