@@ -291,7 +291,7 @@ def speed(shade):
         "synkhronos, 2 ranks": "Synkhronos, 2 processes",
         "ideal, 2": "upper bound²",
     }
-    drawing = Drawing(shade, 16, 14.6)
+    drawing = Drawing(shade, 14, 14.6)
     drawing.text(0.35, 0.6, "Training steps per second, relative to Theano", weight="bold")
     texts, y = [], 1.6
     for row, title in rows.items():
@@ -305,10 +305,10 @@ def speed(shade):
             ratio, time = np.median(np.divide(times["Theano, both cores"], samples)), np.median(samples)
             top = y + 0.8 + 1.05 * position
             color = RANKS[0] if name.startswith("Synkhronos") else "empty"
-            drawing.text(5.6, top + 0.5, name, align="right", fontsize=9)
-            drawing.cell(5.8, top, "", color, 2 * ratio)
-            drawing.text(6 + 2 * ratio, top + 0.5, f"{ratio:.2f} ×", fontsize=9, weight="bold")
-            drawing.text(7.5 + 2 * ratio, top + 0.5, f"({time:.0f} ms)", "muted", fontsize=9)
+            drawing.text(5.3, top + 0.5, name, align="right", fontsize=9)
+            drawing.cell(5.5, top, "", color, 1.7 * ratio)
+            drawing.text(5.7 + 1.7 * ratio, top + 0.5, f"{ratio:.2f} ×", fontsize=9, weight="bold")
+            drawing.text(7.1 + 1.7 * ratio, top + 0.5, f"({time:.0f} ms)", "muted", fontsize=9)
             texts.append(f"{title}, {name}: {ratio:.2f} times, {time:.0f} ms")
         y += 5.5
     machine = results["machine"]
