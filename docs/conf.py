@@ -64,6 +64,7 @@ html_show_sphinx = False
 html_copy_source = False
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True
+highlight_language = "none"  # of blocks for which none is given
 pygments_style = "friendly"
 pygments_dark_style = "github-dark"
 

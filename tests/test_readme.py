@@ -11,12 +11,12 @@ EXAMPLES = code_blocks(README)
 
 
 @pytest.mark.parametrize("number", range(len(EXAMPLES)))
-def test_an_example_prints_what_is_shown(run_python, tmp_path, number):
+def test_an_example_prints_what_is_shown(programs, tmp_path, number):
     code, output, _ = EXAMPLES[number]
     assert output
     script = tmp_path / "script.py"
     script.write_text(code)
-    done = run_python(script)
+    done = programs.run_script(script, cwd=tmp_path)
     assert done.stdout == output
     assert not done.stderr
 
