@@ -87,11 +87,13 @@ def test_pages_load_nothing_from_elsewhere(pages):
             assert (path.parent / unquote(urlsplit(address).path)).exists(), (path.name, address)
 
 
-def test_stylesheets_load_nothing_from_elsewhere(built):
-    styles = list(built.rglob("*.css"))
+def test_styles_load_nothing_from_elsewhere(built):
+    styles = {path: path.read_text() for path in built.rglob("*.css")}
     assert styles
-    for style in styles:
-        text = re.sub(r"/\*.*?\*/", "", style.read_text(), flags=re.DOTALL)
+    for path in built.rglob("*.html"):
+        styles[path] = "".join(re.findall("<style.*?</style>", path.read_text(), re.DOTALL))
+    for style, text in styles.items():
+        text = re.sub(r"/\*.*?\*/", "", text, flags=re.DOTALL)
         wanted = re.findall(r"url\(\s*['\"]?([^'\")]+)", text) + re.findall(
             r"@import\s+['\"]([^'\"]+)", text
         )
