@@ -20,8 +20,8 @@ bench: env
 	.venv/bin/python benchmarks/run.py --plot
 
 docs: env
-	.venv/bin/python -m pip install --quiet sphinx numpydoc
-	.venv/bin/python -m sphinx -W docs docs/_build
+	.venv/bin/python docs/pictures/draw.py
+	.venv/bin/python -m sphinx -W --keep-going docs docs/_build
 
 clean:
 	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .hypothesis

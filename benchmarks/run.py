@@ -143,7 +143,7 @@ def write_tables(results):
 
 
 def write_rst(records, results):
-    """Return the lines of the tables as ``docs/performance.rst`` includes them."""
+    """Return the lines of the tables as ``docs/scaling.rst`` includes them."""
     machine = records[-1]["machine"]
     page = [".. Written by benchmarks/run.py.", ""]
     page += [f":{title}: {machine[key]}" for key, title in DESCRIBED.items() if key in machine]

@@ -1,39 +1,103 @@
-"""How Sphinx, with numpydoc, builds these pages: ``make docs``."""
+"""How Sphinx builds these pages: ``make docs``. Neither the build nor the pages need a network."""
 
 import sys
+import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 from docutils import nodes
+from docutils.parsers.rst import Directive
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent))
 
+import numpydoc.xref
 import synkhronos
+
+# numpydoc would link these words to sections of manuals, which the inventories do not have.
+PLAIN_WORDS = [
+    word for word, link in numpydoc.xref.DEFAULT_LINKS.items() if link.startswith((":ref:", ":term:"))
+]
 
 project = "Synkhronos"
 version = release = synkhronos.__version__
 copyright = "the Synkhronos contributors"
 
-extensions = ["sphinx.ext.autodoc", "sphinx.ext.mathjax", "numpydoc"]
+extensions = [
+    "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
+    "sphinx.ext.intersphinx",
+    "sphinx.ext.mathjax",
+    "sphinx-mathjax-offline",  # has MathJax and its fonts copied into the built pages
+    "sphinx_copybutton",
+    "numpydoc",
+]
 exclude_patterns = ["_build"]
 default_role = "code"  # in docstrings, `name` is an argument or a name of the code
+nitpicky = True  # every cross-reference must lead somewhere
 
 autodoc_typehints = "none"  # the docstrings contain the types
+autosummary_generate = False  # the tables link to the entries on the same page
 numpydoc_show_class_members = False  # autodoc lists them
-numpydoc_xref_param_type = False
-
-html_theme = "alabaster"
-html_theme_options = {
-    "description": "Data-parallel Theano on all the cores or GPUs of one machine",
-    "page_width": "62em",
-    "sidebar_width": "13em",
+numpydoc_xref_param_type = True
+numpydoc_xref_ignore = "all"  # other words than these are not links
+numpydoc_xref_aliases = {
+    **{word: word for word in PLAIN_WORDS},
+    **{name: f"synkhronos.{name}" for name in synkhronos.__all__ if name[0].isupper()},
+    "bool": ":class:`python:bool`",
+    "numpy.ndarray": ":class:`numpy.ndarray`",
+    "sequence": "collections.abc.Sequence",
 }
-html_sidebars = {"**": ["about.html", "navigation.html", "searchbox.html"]}
+
+# The inventories are part of the project, so that a build without a network gives the same links.
+intersphinx_mapping = {
+    "python": ("https://docs.python.org/3", "inventories/python.txt"),
+    "numpy": ("https://numpy.org/doc/1.23", "inventories/numpy.txt"),
+}
+
+html_theme = "furo"
+html_title = "Synkhronos"
+html_static_path = ["_static"]
+html_css_files = ["pages.css"]
+html_theme_options = {"navigation_with_keys": True}
 html_show_copyright = False
+html_show_sphinx = False
+html_copy_source = False
+copybutton_prompt_text = r">>> |\.\.\. |\$ "
+copybutton_prompt_is_regexp = True
+highlight_language = "none"  # of blocks for which none is given
+pygments_style = "friendly"
+pygments_dark_style = "github-dark"
+
+
+class Picture(Directive):
+    """``.. picture:: NAME``: ``pictures/NAME.*.svg``, as drawn by ``pictures/draw.py``.
+
+    There is one drawing for light pages and one for dark pages. Their alternative text is the
+    description in the drawing.
+    """
+
+    required_arguments = 1
+
+    def run(self):
+        """Return two images, of which a page shows the one that suits its colors."""
+        images = []
+        for shade in ("light", "dark"):
+            name = f"pictures/{self.arguments[0]}.{shade}.svg"
+            image = nodes.image(uri=f"/{name}", alt=description(HERE / name), align="center")
+            image["classes"] = [f"only-{shade}", "picture"]
+            images.append(image)
+        return images
+
+
+def description(picture):
+    """Return the text in an SVG file's metadata that describes the drawing."""
+    name = "{http://purl.org/dc/elements/1.1/}description"
+    return ElementTree.parse(picture).find(f".//{name}").text
 
 
 def shorten_names_of_files(app, doctree):
     """Remove from the diffs that pages include the folder in which the project is."""
-    folder = f"{Path(__file__).resolve().parent.parent}/"
+    folder = f"{HERE.parent}/"
     for block in doctree.findall(nodes.literal_block):
         if block.get("language") == "udiff":
             text = block.astext().replace(f"--- {folder}", "--- ").replace(f"+++ {folder}", "+++ ")
@@ -42,4 +106,5 @@ def shorten_names_of_files(app, doctree):
 
 
 def setup(app):
+    app.add_directive("picture", Picture)
     app.connect("doctree-read", shorten_names_of_files)

@@ -94,7 +94,7 @@ class MismatchError(SynkhronosError):
 class SynkhronosWarning(UserWarning):
     """What a script does is allowed, but the results probably differ from those of one process.
 
-    See "Nothing differs in silence" on the page about usage for when it is given.
+    The page "Checking results" of the documentation says when it is given.
     """
 
 

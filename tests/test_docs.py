@@ -2,6 +2,7 @@
 
 import importlib.util
 import re
+import shlex
 
 import pytest
 from conftest import ROOT
@@ -26,12 +27,27 @@ def code_blocks(text):
     return blocks
 
 
-PAGES = sorted(page.name for page in DOCS.glob("*.rst") if code_blocks(page.read_text()))
+def commands(text):
+    """Return a list of ``(arguments of python, output)`` from the page's blocks of commands."""
+    found = []
+    for block in re.findall(r"^\.\. code-block:: console\n\n((?:    .*\n|\n)+)", text, re.MULTILINE):
+        for command in re.split(r"^    \$ python ", block, flags=re.MULTILINE)[1:]:
+            line, _, output = command.partition("\n")
+            output = re.sub("^    ", "", output, flags=re.MULTILINE).strip()
+            found.append((shlex.split(line), output + "\n"))
+    return found
 
 
-def test_the_tutorial_has_examples():
-    assert "usage.rst" in PAGES
-    assert len(code_blocks((DOCS / "usage.rst").read_text())) > 10
+PAGES = sorted(
+    str(page.relative_to(DOCS))
+    for page in DOCS.rglob("*.rst")
+    if "_build" not in page.parts and code_blocks(page.read_text())
+)
+
+
+def test_the_guides_have_examples():
+    assert {"functions.rst", "batches.rst", "data.rst", "training.rst"} <= set(PAGES)
+    assert len(code_blocks((DOCS / "functions.rst").read_text())) > 5
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -50,3 +66,18 @@ def test_examples_print_what_is_shown(programs, tmp_path, page):
     for number, (_, expected, line) in enumerate(blocks):
         printed, left = left.split(MARK.format(number) + "\n", 1)
         assert printed == expected, f"{page}, line {line}"
+
+
+def test_the_commands_of_the_tutorial_print_what_is_shown(programs, tmp_path):
+    shown = commands((DOCS / "tutorial.rst").read_text())
+    scripts = sorted((DOCS / "tutorial").glob("*.py"))
+    assert len(scripts) == 5
+    used = set()
+    for arguments, expected in shown:
+        if arguments[:3] == ["-m", "synkhronos", "run"]:  # the processes have what it sets
+            del arguments[:3]
+        script = DOCS / "tutorial" / arguments.pop(0)
+        done = programs.run_script(script, *arguments, cwd=tmp_path)
+        assert done.stdout == expected, script.name
+        used.add(script)
+    assert sorted(used) == scripts

@@ -1,29 +1,35 @@
-"""Tests that the README's example runs and prints the output shown."""
+"""Tests that the README's examples run and print the output shown, and that its pictures are current."""
 
 import re
 
+import pytest
 from conftest import ROOT
+from test_docs import code_blocks
 
 README = (ROOT / "README.rst").read_text()
+EXAMPLES = code_blocks(README)
 
 
-def block(language):
-    """Return the README's first code block in a language."""
-    found = re.search(rf"^\.\. code-block:: {language}\n\n((?:    .*\n|\n)+)", README, re.MULTILINE)
-    return re.sub("^    ", "", found.group(1), flags=re.MULTILINE).strip() + "\n"
-
-
-def test_example_prints_what_is_shown(run_python, tmp_path):
+@pytest.mark.parametrize("number", range(len(EXAMPLES)))
+def test_an_example_prints_what_is_shown(programs, tmp_path, number):
+    code, output, _ = EXAMPLES[number]
+    assert output
     script = tmp_path / "script.py"
-    script.write_text(block("python"))
-    done = run_python(script)
-    assert done.stdout == block("text")
+    script.write_text(code)
+    done = programs.run_script(script, cwd=tmp_path)
+    assert done.stdout == output
     assert not done.stderr
+
+
+def test_the_second_example_is_a_training_step():
+    assert len(EXAMPLES) == 2
+    assert "make_train_function" in EXAMPLES[1][0]
 
 
 def test_paths_that_are_named_exist():
     paths = re.findall(r"<([^>:\s]+)>`_", README)
     paths += re.findall(r"^ +sh (\S+)$", README, re.MULTILINE)
-    assert len(paths) >= 6
+    paths += re.findall(r"^\.\. image:: (\S+)$", README, re.MULTILINE)
+    assert len(paths) >= 10
     for path in paths:
         assert (ROOT / path).exists(), path

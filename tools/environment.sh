@@ -20,7 +20,7 @@ environment=$root/.venv
 stamp=$environment/made-from
 log=$environment/environment.log
 requirements='requirements/build.txt requirements/library.txt requirements/demos.txt requirements/keras.txt
-    requirements/tests.txt'
+    requirements/docs.txt requirements/tests.txt'
 
 fingerprint() {
     # The root is included because the environment contains absolute paths.
@@ -142,9 +142,9 @@ install_python_packages() {
         pip_install --constraint requirements/library.txt numpy scipy
     step "installing Theano and what the library needs" \
         pip_install --requirement requirements/library.txt
-    step "installing what the demos and the tests need" \
+    step "installing what the demos, the documentation and the tests need" \
         pip_install --requirement requirements/demos.txt --requirement requirements/keras.txt \
-        --requirement requirements/tests.txt
+        --requirement requirements/docs.txt --requirement requirements/tests.txt
     step "installing Synkhronos from here" pip_install --no-deps --editable .
 }
 
