@@ -12,14 +12,20 @@ MARK = "-- end of block {} --"
 
 
 def code_blocks(text):
-    """Return a list of ``(code, output, line)``. The output is empty if the page does not show it."""
+    """Return a list of ``(code, output, line)``. The output is empty if the page does not show it.
+
+    The code of a diff is what it leads to: the added lines and those that stay.
+    """
     found = re.finditer(
-        r"^\.\. code-block:: (python|text)\n\n((?:    .*\n|\n)+)", text, re.MULTILINE
+        r"^\.\. code-block:: (python|diff|text)\n\n((?:    .*\n|\n)+)", text, re.MULTILINE
     )
     blocks = []
     for match in found:
-        body = re.sub("^    ", "", match.group(2), flags=re.MULTILINE).strip() + "\n"
-        if match.group(1) == "python":
+        body = re.sub("^    ", "", match.group(2), flags=re.MULTILINE)
+        if match.group(1) == "diff":
+            body = "".join(f"{line[1:]}\n" for line in body.splitlines() if line[:1] != "-")
+        body = body.strip() + "\n"
+        if match.group(1) != "text":
             blocks.append((body, "", text[: match.start()].count("\n") + 1))
         else:
             code, _, line = blocks.pop()

@@ -202,3 +202,11 @@ def test_theano_pymc_is_one_sentence_from_the_import(run, tmp_path):
     (tmp_path / "Theano_PyMC-1.1.2.dist-info").mkdir()
     printed = run("error_of_import.py", PYTHONPATH=f"{tmp_path}:{ROOT}")
     assert printed.startswith("ImportError: Synkhronos needs Theano 1.0.5, and got Theano-PyMC 1.1.2")
+
+
+def test_every_environment_variable_is_described():
+    described = (ROOT / "docs" / "environment.rst").read_text()
+    code = "".join(path.read_text() for path in (ROOT / "synkhronos").rglob("*.py"))
+    names = set(re.findall(r"SYNKHRONOS_[A-Z_]+", code))
+    assert len(names) >= 3
+    assert names <= set(re.findall(r"SYNKHRONOS_[A-Z_]+", described))
