@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
 from typing import Any, Iterable, Mapping, Sequence, Tuple, Union
 
@@ -17,6 +19,7 @@ from synkhronos.functions.signature import (
     parse_updates,
 )
 from synkhronos.functions.watch import watch
+from synkhronos.host.progress import Progress
 from synkhronos.world.world import World, current_world
 
 Output = Union[Variable, Tuple[Variable, Union[str, None]]]
@@ -125,11 +128,12 @@ def function(
         caller = sys._getframe(1)  # as Theano names functions
         kwargs["name"] = f"{caller.f_code.co_filename}:{caller.f_lineno}"
     n_own = len(inputs or ())
-    givens, bounds, lengths = _cut_windows(engine, parsed[:n_own], parsed[n_own:], givens)
-    variables = [*(one.variable for one in parsed), *bounds]
     on_host = [one.over_cpu for one in parsed_outputs]
     results = [one.variable for one in parsed_outputs]
-    compiled = engine.build(variables, results, pairs, givens, sliceable, on_host, **kwargs)
+    with _shown(world, kwargs["name"]):
+        givens, bounds, lengths = _cut_windows(engine, parsed[:n_own], parsed[n_own:], givens)
+        variables = [*(one.variable for one in parsed), *bounds]
+        compiled = engine.build(variables, results, pairs, givens, sliceable, on_host, **kwargs)
     for shared in [*engine.shareds(compiled), *sliceable, *(shared for shared, _ in pairs)]:
         registry.add_shared(shared)
     by_shared = {shared: op for (shared, _), op in zip(pairs, ops)}
@@ -148,6 +152,15 @@ def function(
     registry.add_function(made)
     watch(world, made, parsed_outputs)
     return made
+
+
+def _shown(world: World, name: str) -> contextlib.AbstractContextManager[None]:
+    """Show that a function is being compiled, if that takes long."""
+    number = len(world.registry.functions) + 1
+    return world.part(Progress).show(
+        f"compiling function {number} ({os.path.basename(name)})",
+        "the first time this can take minutes; later the C code is taken from Theano's cache",
+    )
 
 
 def _cut_windows(engine, inputs, bcast_inputs, givens):

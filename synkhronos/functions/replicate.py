@@ -16,6 +16,7 @@ import numpy as np
 
 from synkhronos._errors import SynkhronosError, WorkerError
 from synkhronos.host import heap
+from synkhronos.host.progress import Progress
 from synkhronos.stores.handle import Handle
 from synkhronos.world.here import Command
 from synkhronos.world.world import World, current_world
@@ -74,7 +75,10 @@ def _replicate(world):
     }
     new = sorted(number for number in streams if number >= first_shared)
     if world.started and world.size > 1:
-        _send(world, replicas, shareds, new)
+        with world.part(Progress).show(
+            f"sending {len(replicas)} function(s) to {world.size - 1} worker(s)"
+        ):
+            _send(world, replicas, shareds, new)
     else:
         world.start()
         world.run(Replicate(first_function, first_shared, None, new))

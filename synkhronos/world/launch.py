@@ -12,6 +12,7 @@ from typing import Any, Sequence
 from synkhronos._errors import AlreadyForkedError, warn
 from synkhronos.engines.base import Engine
 from synkhronos.engines.theano_cpu import TheanoCpuEngine
+from synkhronos.host.progress import Progress
 from synkhronos.host.signals import defer_termination
 from synkhronos.transports.limits import too_many_files
 from synkhronos.transports.local import LocalTransport
@@ -181,7 +182,8 @@ def _start(world, devices):
     """Start the workers, and bind every rank to its device; if that fails, close the world."""
     try:
         world.start()
-        log_communicator(world.run(Bind(devices))[world.master_rank])
+        with world.part(Progress).show(f"preparing the devices {', '.join(devices)}"):
+            log_communicator(world.run(Bind(devices))[world.master_rank])
     except BaseException:
         world.close()
         raise
