@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from typing import Any, Iterable, Mapping, Sequence, Tuple, Union
+import time
+from typing import Any, Iterable, Iterator, Mapping, Sequence, Tuple, Union
 
 from synkhronos._typing import Compiled, SharedVariable, Variable
 from synkhronos.arithmetic.operations import OPERATIONS
@@ -19,6 +20,7 @@ from synkhronos.functions.signature import (
     parse_updates,
 )
 from synkhronos.functions.watch import watch
+from synkhronos.host.log import logger
 from synkhronos.host.progress import Progress
 from synkhronos.world.world import World, current_world
 
@@ -130,7 +132,7 @@ def function(
     n_own = len(inputs or ())
     on_host = [one.over_cpu for one in parsed_outputs]
     results = [one.variable for one in parsed_outputs]
-    with _shown(world, kwargs["name"]):
+    with _compiling(world, kwargs["name"]):
         givens, bounds, lengths = _cut_windows(engine, parsed[:n_own], parsed[n_own:], givens)
         variables = [*(one.variable for one in parsed), *bounds]
         compiled = engine.build(variables, results, pairs, givens, sliceable, on_host, **kwargs)
@@ -154,13 +156,15 @@ def function(
     return made
 
 
-def _shown(world: World, name: str) -> contextlib.AbstractContextManager[None]:
-    """Show that a function is being compiled, if that takes long."""
-    number = len(world.registry.functions) + 1
-    return world.part(Progress).show(
-        f"compiling function {number} ({os.path.basename(name)})",
-        "the first time this can take minutes; later the C code is taken from Theano's cache",
-    )
+@contextlib.contextmanager
+def _compiling(world: World, name: str) -> Iterator[None]:
+    """Show that a function is being compiled, if that takes long, and log how long it took."""
+    called = f"function {len(world.registry.functions) + 1} ({os.path.basename(name)})"
+    remark = "the first time this can take minutes; later the C code is taken from Theano's cache"
+    start = time.perf_counter()
+    with world.part(Progress).show(f"compiling {called}", remark):
+        yield
+    logger.info("%s compiled in %.3f s", called, time.perf_counter() - start)
 
 
 def _cut_windows(engine, inputs, bcast_inputs, givens):

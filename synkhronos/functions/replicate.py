@@ -16,6 +16,7 @@ import numpy as np
 
 from synkhronos._errors import SynkhronosError, WorkerError
 from synkhronos.host import heap
+from synkhronos.host.log import logger
 from synkhronos.host.progress import Progress
 from synkhronos.stores.handle import Handle
 from synkhronos.world.here import Command
@@ -82,6 +83,7 @@ def _replicate(world):
     else:
         world.start()
         world.run(Replicate(first_function, first_shared, None, new))
+    logger.info("replicated %d function(s), %d shared variable(s)", len(replicas), len(shareds))
     registry.mark_replicated(first_function + len(replicas), first_shared + len(shareds))
 
 
