@@ -4,13 +4,12 @@ Without a setting, Python shows warnings and nothing else. A program that sets u
 the records as from any other library.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import select
 import time
 import warnings
+from typing import List, Optional
 
 #: An environment variable: ``debug``, ``info``, ``warning`` or ``error``
 VARIABLE = "SYNKHRONOS_LOG"
@@ -41,7 +40,7 @@ class LineHandler(logging.Handler):
 
     def __init__(self, descriptor: int = _STDERR) -> None:
         super().__init__()
-        self.rank: int | None = None
+        self.rank: Optional[int] = None
         self._descriptor = descriptor
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -53,7 +52,7 @@ class LineHandler(logging.Handler):
         except Exception:
             self.handleError(record)
 
-    def lines(self, record: logging.LogRecord) -> list[bytes]:
+    def lines(self, record: logging.LogRecord) -> List[bytes]:
         """Return what is written for a record."""
         clock = time.strftime("%H:%M:%S", time.localtime(record.created))
         rank = "" if self.rank is None else f" rank {self.rank}"
@@ -82,12 +81,12 @@ def set_up() -> None:
         own.addHandler(LineHandler())
 
 
-def set_rank(rank: int | None) -> None:
+def set_rank(rank: Optional[int]) -> None:
     """Let the lines of this process begin with its rank."""
     handler = _handler()
     if handler is not None:
         handler.rank = rank
 
 
-def _handler() -> LineHandler | None:
+def _handler() -> Optional[LineHandler]:
     return next((one for one in logger.handlers if isinstance(one, LineHandler)), None)
