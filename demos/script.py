@@ -96,7 +96,8 @@ def image_file(text):
 
 def add_processes(options, default=None, devices=True):
     """Add the options ``--processes`` and ``--devices`` to a parser."""
-    shown = "one per core, or one per GPU" if default is None else default
+    every = "one per core, or one per GPU" if devices else "one per core"
+    shown = every if default is None else default
     number = whole(1, MOST_PROCESSES)
     options.add_argument(
         "-n", "--processes", type=number, metavar="N", default=default, help=f"default: {shown}"

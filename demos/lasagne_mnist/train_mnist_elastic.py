@@ -7,8 +7,9 @@ their velocities, the random streams of the dropout on every rank, and the numbe
 it kills a worker. It then starts new workers, loads the checkpoint, and repeats the lost steps. At the
 end it trains once more, without interruption, and compares the results.
 
-With ``--go-on-with 1`` the script continues with fewer processes. ``--resume`` continues a run that was
-ended, for example by Ctrl-C or a power failure.
+With ``--go-on-with 1`` the script continues with fewer processes. With ``--checkpoint FILE`` the
+checkpoints are kept, and ``--resume`` continues a run that was ended, for example by Ctrl-C or a power
+failure.
 """
 
 import filecmp
