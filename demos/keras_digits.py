@@ -8,6 +8,8 @@ The digits are the 1797 small pictures of scikit-learn.
 import time
 
 import script
+
+script.need("keras", "sklearn", extra="keras,demos")
 from synkhronos.extensions.keras import parallelize  # before Keras
 
 import keras

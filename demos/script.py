@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import importlib.util
 import math
 import os
 import sys
@@ -15,6 +16,16 @@ MOST_PROCESSES = 256
 
 class UserError(Exception):
     """Unusable options, files or results; the message says why, and is shown without a traceback."""
+
+
+def need(*names, extra="demos"):
+    """End the script with one line if these packages, which it imports next, are not installed."""
+    missing = [name for name in names if importlib.util.find_spec(name) is None]
+    if missing:
+        sys.exit(
+            f"{Path(sys.argv[0]).name}: this script also needs {', '.join(missing)}; in the folder of "
+            f"Synkhronos: python -m pip install --no-build-isolation '.[{extra}]'"
+        )
 
 
 # Options

@@ -107,6 +107,15 @@ def test_an_unknown_option_is_one_line(script, capsys):
     assert said == "demo.py: unrecognized arguments: --fast (--help lists the options)\n"
 
 
+def test_packages_that_are_missing_are_named_with_the_remedy(script, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["/folder/demo.py"])
+    script.need("numpy", "theano")
+    with pytest.raises(SystemExit) as end:
+        script.need("numpy", "no_such_package", "nor_this")
+    assert end.value.code.startswith("demo.py: this script also needs no_such_package, nor_this; ")
+    assert end.value.code.endswith("python -m pip install --no-build-isolation '.[demos]'")
+
+
 # How a script ends
 
 

@@ -4,13 +4,14 @@ import sys
 import zlib
 from pathlib import Path
 
-import mnist
-import network
-import numpy as np
-
 sys.path.insert(1, str(Path(__file__).resolve().parent.parent))
 import script
 from script import positive, whole
+
+script.need("lasagne", "sklearn", "tqdm")
+import mnist
+import network
+import numpy as np
 
 
 def parser(description):

@@ -8,6 +8,8 @@ sys.path.insert(1, str(Path(__file__).resolve().parent.parent))
 import script
 from script import UserError, positive, whole
 
+script.need("lasagne", "PIL", "tqdm")
+
 MOMENTUM = 0.9
 RATE = 0.1 / 256  # the learning rate of the paper, per image of a minibatch
 DEFAULTS = {"steps": 100, "batch_a_process": 8, "valid": 64, "evaluate_every": 20}
