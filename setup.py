@@ -1,11 +1,21 @@
 """Metadata of the package; the linter's and the tests' settings are in ``pyproject.toml``."""
 
 import re
+import runpy
+import sys
 from pathlib import Path
 
-from setuptools import find_packages, setup
-
 HERE = Path(__file__).resolve().parent
+
+# pip would say only that the version of Python is wrong, not what to do; and newer versions of Python
+# come without setuptools.
+ENVIRONMENT = runpy.run_path(str(HERE / "synkhronos" / "host" / "environment.py"))
+COMPLAINT = ENVIRONMENT["python_complaint"](sys.version_info[:3])
+if COMPLAINT:
+    sys.exit(COMPLAINT)
+
+from setuptools import find_packages, setup  # noqa: E402
+
 VERSION = re.search(
     r'^__version__ = "(.+)"$', (HERE / "synkhronos" / "_version.py").read_text(), re.MULTILINE
 )

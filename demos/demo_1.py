@@ -3,8 +3,7 @@
     python demo_1.py --processes 2
 """
 
-import argparse
-
+import script
 import synkhronos as synk  # before Theano
 import theano
 import theano.tensor as T
@@ -13,11 +12,10 @@ import numpy as np
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("-n", "--processes", type=int, default=2, help="default: 2")
-    parser.add_argument("-d", "--devices", nargs="+", help="one per process: cuda0 cuda1 (default: cpu)")
+    parser = script.parser(__doc__)
+    script.add_processes(parser, default=2)
     options = parser.parse_args()
-    n = synk.fork(devices=options.devices or ["cpu"] * options.processes)
+    n = script.fork(devices=options.devices or ["cpu"] * options.processes)
     print(f"Demo 1: functions, on {n} process(es), including this one.")
 
     print("\n1. Build a function with synk.function instead of theano.function.")
@@ -90,7 +88,4 @@ def main():
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except KeyboardInterrupt:  # the workers end with the script
-        raise SystemExit("Interrupted.") from None
+    script.run(main)

@@ -5,11 +5,12 @@
 The digits are the 1797 small pictures of scikit-learn.
 """
 
-import argparse
 import time
 
-import synkhronos as synk  # before Keras
-from synkhronos.extensions.keras import parallelize
+import script
+
+script.need("keras", "sklearn", extra="keras,demos")
+from synkhronos.extensions.keras import parallelize  # before Keras
 
 import keras
 import numpy as np
@@ -35,9 +36,16 @@ def train(model, options):
     x, y = pictures.data / 16, pictures.target
     np.random.seed(options.seed)  # Keras shuffles with it
     starts = []
+
+    def check(batch, logs):
+        script.check_loss(logs["loss"], f"in batch {batch + 1} of epoch {len(starts) + 1}")
+
+    def note(epoch, logs):
+        starts.append(time.time())
+
     callbacks = [
-        keras.callbacks.LearningRateScheduler(lambda epoch: 0.2 * 0.9**epoch),
-        keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: starts.append(time.time())),
+        keras.callbacks.LearningRateScheduler(lambda epoch: options.learning_rate * 0.9**epoch),
+        keras.callbacks.LambdaCallback(on_batch_end=check, on_epoch_end=note),
     ]
     history = model.fit(
         x[TEST:],
@@ -52,21 +60,28 @@ def train(model, options):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("-n", "--processes", type=int, help="default: one per core")
-    parser.add_argument("--epochs", type=int, default=10)
-    parser.add_argument("--batch", type=int, default=200, help="rows in a batch (default: 200)")
-    parser.add_argument("--units", type=int, default=500, help="hidden units (default: 500)")
-    parser.add_argument("--seed", type=int, default=0)
+    whole = script.whole
+    parser = script.parser(__doc__)
+    script.add_processes(parser, devices=False)
+    parser.add_argument("--epochs", type=whole(2, 10_000), default=10, help="default: 10")
+    parser.add_argument(
+        "--batch", type=whole(1, 10_000), default=200, help="rows in a batch (default: 200)"
+    )
+    parser.add_argument(
+        "--units", type=whole(1, 100_000), default=500, help="hidden units (default: 500)"
+    )
+    parser.add_argument("--learning-rate", type=script.positive(), default=0.2, help="default: 0.2")
+    parser.add_argument("--seed", type=whole(0, 2**32 - 1), default=0)
     options = parser.parse_args()
-    n = synk.fork(options.processes, use_gpu=False)
+    n = script.fork(options.processes, use_gpu=False)
 
     np.random.seed(options.seed)
     serial, parallel = build(options.units), build(options.units)
     parallel.set_weights(serial.get_weights())
     parallelize(parallel)  # this is all that changes
 
-    expected, serial_time = train(serial, options)
+    with script.showing("compiling and training with Keras on one process"):
+        expected, serial_time = train(serial, options)
     history, parallel_time = train(parallel, options)
     columns = [history[name] for name in ("loss", "val_loss", "val_accuracy")]
     for epoch, (loss, test_loss, accuracy) in enumerate(zip(*columns), 1):
@@ -80,4 +95,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    script.run(main)

@@ -20,6 +20,10 @@ its contents.
 ===================  ==============================================================================
 
 ``_errors`` defines the exceptions, ``_typing`` the names of types; ``_public`` imports the public names.
+
+The loggers are below ``synkhronos``. The environment variable ``SYNKHRONOS_LOG`` may be ``info``, for
+the start and the end of the processes and for what is compiled and sent, or ``debug``, for every command
+on every rank with its time. The lines are written to stderr, and each has the rank of its process.
 """
 
 import sys as _sys
@@ -28,10 +32,12 @@ from synkhronos._version import __version__ as __version__
 from synkhronos.host import environment as _environment
 from synkhronos.host import heap as _heap
 from synkhronos.host import imports as _imports
+from synkhronos.host import log as _log
 
 _environment.apply()
 _imports.provide()
 _heap.keep()
+_log.set_up()
 
 __all__ = [
     "AlreadyForkedError",

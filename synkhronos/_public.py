@@ -5,6 +5,7 @@ from synkhronos.host import environment as _environment
 
 _environment.check()
 _compile_cache.check()
+_compile_cache.explain_lock()
 
 from synkhronos._errors import (
     AlreadyForkedError,

@@ -3,6 +3,7 @@
 import faulthandler
 import functools
 import multiprocessing
+import os
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ ROOT = Path(__file__).resolve().parent.parent
 import compiler
 
 compiler.set_flags(compiler.FLAGS)
+os.environ.setdefault("SYNKHRONOS_PROGRESS", "0")  # what takes long depends on the machine
 
 from processes import (  # noqa: F401
     demo_programs,

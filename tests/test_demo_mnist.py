@@ -20,7 +20,7 @@ for needed in ("lasagne", "matplotlib", "sklearn", "tqdm"):
         pytest.skip(f"the demos need {needed}", allow_module_level=True)
 
 DEMO = Path(__file__).resolve().parent.parent / "demos" / "lasagne_mnist"
-MODULES = ("mnist", "network", "training", "command_line", "train_mnist_gpu_data")
+MODULES = ("mnist", "network", "command_line", "script", "training", "train_mnist_gpu_data")
 SCRIPTS = {
     "train_mnist_theano": [],
     "train_mnist_cpu_data": ["--processes", "2", "--no-compare"],
@@ -203,6 +203,14 @@ def test_the_loop_shows_loss_and_rate_and_returns_the_history(demo, digits, monk
     assert capsys.readouterr().out.count("75.00%") == 3
 
 
+def test_a_loss_that_is_no_number_ends_the_epoch(demo):
+    losses = iter([(0.5, 3), (float("nan"), 2), (0.5, 1)])
+    bar = demo.training.progress_bar(6)
+    with pytest.raises(demo.script.UserError, match=r"the loss is nan after 2 step\(s\) of this epoch"):
+        demo.training.run_epoch(lambda order: losses, range(6), bar)
+    assert next(losses) == (0.5, 1)  # no further step was taken
+
+
 # The networks
 
 
@@ -272,9 +280,7 @@ def test_a_worker_lost_half_way_changes_nothing(run_demo, tmp_path):
         "        Parameters, velocities and random streams are the same, bit for bit",
     ):
         assert line in done.stdout, done.stdout
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "curve.png", "mnist_checkpoint.npz"
-    ]  # fmt: skip
+    assert [path.name for path in tmp_path.iterdir()] == ["curve.png"]
 
 
 def test_a_run_goes_on_with_fewer_processes(run_demo):
@@ -286,14 +292,14 @@ def test_a_run_goes_on_with_fewer_processes(run_demo):
 
 
 def test_a_run_that_was_killed_is_resumed_and_ends_the_same(run_python, run_demo):
-    arguments = [*ELASTIC, "--processes", "2", "--save-every", "3"]
+    arguments = [*ELASTIC, "--processes", "2", "--save-every", "3", "--checkpoint", "kept.npz"]
     script = DEMO / "train_mnist_elastic.py"
     # The checkpoints are saved at the start, at steps 0 and 3, at step 3 again after the worker was
     # lost at step 5, and at step 6.
     killed = run_python("killed_while_saving.py", script, *arguments, timeout=300, check=False)
     assert killed.returncode == -signal.SIGKILL
     done = run_demo(script, *arguments, "--resume", timeout=300)
-    assert "Going on from step 6 of mnist_checkpoint.npz" in done.stdout
+    assert "Going on from step 6 of kept.npz" in done.stdout
     assert "the same, bit for bit" in done.stdout
 
 

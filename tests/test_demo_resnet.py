@@ -21,7 +21,7 @@ for needed in ("lasagne", "PIL", "tqdm"):
 
 DEMO = Path(__file__).resolve().parent.parent / "demos" / "resnet"
 SCRIPTS = ("train_resnet_theano", "train_resnet")
-MODULES = ("errors", "command_line", "images", "network", "training", *SCRIPTS)
+MODULES = ("command_line", "script", "images", "network", "training", *SCRIPTS)
 TINY = ["--blocks", "1", "1", "--width", "4", "--size", "16", "--classes", "5"]
 TINY += ["--batch", "6", "--valid", "7", "--steps", "3", "--evaluate-every", "2"]
 
@@ -237,14 +237,12 @@ def test_shares_are_those_of_the_library(demo, rows, n):
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (["--steps", "0"], "--steps: expected 1 or more"),
-        (["--evaluate-every", "-1"], "--evaluate-every: expected 1 or more"),
         (["--size", "8", "--batch", "3"], "3 images leave batch norm a single number a channel"),
         (["--size", "8", "--batch", "6", "--slices", "2"], "a single number a channel"),
     ],
 )
 def test_options_that_cannot_work_are_refused(demo, arguments, message):
-    with pytest.raises(demo.errors.UserError, match=message):
+    with pytest.raises(demo.script.UserError, match=message):
         options_of(demo, *arguments, processes=2)
 
 
@@ -310,14 +308,14 @@ def test_the_middle_of_an_image_is_kept_upright(demo, tmp_path):
 def test_a_file_that_is_no_image_is_named(demo, folder, content):
     path = folder / "green" / "0.png"
     path.write_bytes(path.read_bytes()[:-30] if content is None else content)
-    with pytest.raises(demo.errors.UserError, match=f"{path} cannot be read as an image: "):
+    with pytest.raises(demo.script.UserError, match=f"{path} cannot be read as an image: "):
         demo.images.ImageFolder(folder).load(4, np.empty((3, 8, 8), "float32"))
 
 
 def test_a_folder_without_classes_is_refused(demo, folder):
-    with pytest.raises(demo.errors.UserError, match="expected a folder of images, got .*nowhere"):
+    with pytest.raises(demo.script.UserError, match="expected a folder of images, got .*nowhere"):
         demo.images.ImageFolder(folder / "nowhere")
-    with pytest.raises(demo.errors.UserError, match="two classes or more, got 1 files in 1 classes"):
+    with pytest.raises(demo.script.UserError, match="two classes or more, got 1 files in 1 classes"):
         demo.images.ImageFolder(folder / "red")
 
 
@@ -379,6 +377,14 @@ def test_synthetic_images_are_noise_and_the_same_every_time(demo):
     images.load(3, second)
     assert np.array_equal(first, second)
     assert abs(first.mean()) < 0.2 and 0.8 < first.std() < 1.2
+
+
+def test_a_loss_that_is_no_number_ends_the_training(demo):
+    options = options_of(demo, "--steps", "5")
+    losses = iter([0.5, float("inf"), 0.5])
+    minibatches = iter([(None, None)] * 3)
+    with pytest.raises(demo.script.UserError, match="the loss is inf at step 2, so"):
+        demo.training.train(minibatches, None, lambda *rows: next(losses), None, options)
 
 
 # The scripts

@@ -32,15 +32,51 @@ def test_missing_modules_are_named_with_the_remedy(monkeypatch):
     assert result.remedy == "python -m pip install psutil"
 
 
+def test_without_the_right_python_no_package_is_recommended(monkeypatch):
+    monkeypatch.setattr(sys, "version_info", (3, 13, 0, "final", 0))
+    monkeypatch.setitem(sys.modules, "psutil", None)
+    assert doctor.check_modules().remedy == "use another version of Python first, as described above"
+    monkeypatch.setitem(sys.modules, "numpy", None)
+    assert doctor.check_numpy().remedy.startswith("use another version of Python first")
+
+
 def test_no_compiler_is_a_problem(monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
     assert "g++" in doctor.check_compiler().remedy
 
 
+def test_the_compiler_is_the_one_that_theano_would_use(monkeypatch):
+    monkeypatch.setenv("THEANO_FLAGS", "cxx=/nowhere/clang++")
+    assert doctor.check_compiler().found == "no /nowhere/clang++ in PATH"
+
+
+def test_this_compiler_finds_the_headers():
+    assert doctor.check_compiler().state == doctor.OK
+
+
 def test_missing_headers_are_a_problem(monkeypatch, tmp_path):
-    monkeypatch.setattr(doctor.sysconfig, "get_paths", lambda: {"include": str(tmp_path)})
-    monkeypatch.setattr(doctor.shutil, "which", lambda name: "/usr/bin/g++")
-    assert "python3-dev" in doctor.check_compiler().remedy
+    folders = dict.fromkeys(["include", "platinclude"], str(tmp_path))
+    monkeypatch.setattr(doctor.sysconfig, "get_paths", lambda: folders)
+    result = doctor.check_compiler()
+    assert result.state == doctor.PROBLEM and "python3-dev" in result.remedy
+    assert result.found == f"no Python headers in {tmp_path}"
+
+
+def test_a_compiler_that_fails_is_a_problem_with_its_own_message(monkeypatch, tmp_path):
+    compiler = tmp_path / "g++"
+    compiler.write_text("#!/bin/sh\necho 'In file x:' >&2; echo 'error: no cc1plus' >&2; exit 1\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin")
+    result = doctor.check_compiler()
+    assert result.state == doctor.PROBLEM
+    assert result.found == f"{compiler} does not compile: error: no cc1plus"
+
+
+def test_theano_is_not_tried_before_the_rest_works(monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setitem(sys.modules, "psutil", None)
+    result = doctor.check_theano()
+    assert result.remedy == "fix the problems above first: packages, compiler"
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,8 @@ def test_supported_python_versions_pass(version):
 def test_other_python_versions_are_named_with_what_is_expected(version):
     complaint = environment.python_complaint(version)
     assert "Python 3.8 to 3.11" in complaint
+    for way in ("'uv venv --python 3.11'", "'python:3.11'", "Debian 12"):
+        assert way in complaint
     assert ".".join(map(str, version)) in complaint
 
 
@@ -47,6 +49,16 @@ def test_other_numpy_versions_are_named_with_the_remedy(version):
     complaint = environment.numpy_complaint(version)
     assert version in complaint
     assert "pip install" in complaint
+
+
+@pytest.mark.parametrize("version", ["3.7.16", "3.12.1", "3.13.0"])
+@pytest.mark.parametrize("what", ["import", "setup.py"])
+def test_another_python_is_one_sentence_from_the_import_and_from_the_setup(run_python, version, what):
+    done = run_python("other_python.py", version, what, check=False)
+    sentence = environment.python_complaint(tuple(map(int, version.split("."))))
+    assert done.stderr.splitlines()[-1] == ("ImportError: " if what == "import" else "") + sentence
+    assert what == "import" or done.stderr.count("\n") == 1
+    assert done.returncode == 1 and done.stdout == ""
 
 
 def test_setup_asks_for_the_numpy_that_an_import_accepts():

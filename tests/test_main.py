@@ -1,15 +1,21 @@
 """Tests of the command line, run as a user would run it."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
+import numpy
 import pytest
+import theano
 from made_up_libraries import fixture_binaries, fixture_put  # noqa: F401
 from made_up_libraries import all_are_visible, path_of, wheels_of
 
+from synkhronos.__main__ import main
+from synkhronos._version import __version__
 from synkhronos.host import libraries
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -160,6 +166,69 @@ def test_a_package_that_imports_synkhronos_can_be_run_by_its_name(tmp_path):
     assert answer.stdout == "True <class 'synkhronos.arrays.data.Data'>\n", answer.stderr
 
 
+def test_run_takes_a_module_with_its_arguments(tmp_path):
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__init__.py").touch()
+    (tmp_path / "package" / "part.py").write_text(
+        "import sys, theano\nprint(__name__, __package__, sys.argv, theano.__version__)\n"
+    )
+    places = os.pathsep.join([str(tmp_path), str(ROOT)])
+    answer = command("run", "-m", "package.part", "--help", "-m", "x y", PYTHONPATH=places)
+    argv = [str(tmp_path / "package" / "part.py"), "--help", "-m", "x y"]
+    assert answer.stdout == f"__main__ package {argv} 1.0.5\n", answer.stderr
+
+
+CODE = "import sys, theano\nprint(__name__, sys.argv, theano.__version__)\n"
+
+
+@pytest.mark.parametrize("given", [("-c", CODE), (f"-c{CODE}",)], ids=["apart", "joined"])
+def test_run_takes_code_with_its_arguments(given):
+    answer = command("run", *given, "-h", "-c", "x")
+    assert answer.stdout == "__main__ ['-c', '-h', '-c', 'x'] 1.0.5\n", answer.stderr
+
+
+def test_run_takes_a_script_whose_name_begins_with_a_hyphen_after_two_hyphens(tmp_path, monkeypatch):
+    (tmp_path / "-x.py").write_text("import sys\nprint(sys.argv)\n")
+    monkeypatch.chdir(tmp_path)
+    assert command("run", "--", "-x.py", "-y").stdout == "['./-x.py', '-y']\n"
+
+
+def main_that_ends(capsys, *arguments):
+    """Run a command that ends in the parser, in this process; return its status and output."""
+    with pytest.raises(SystemExit) as end:
+        main(arguments)
+    printed = capsys.readouterr()
+    return end.value.code, printed.out, printed.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "expected the path of a SCRIPT, -m MODULE or -c CODE"),
+        (("",), "expected the path of a SCRIPT, -m MODULE or -c CODE"),
+        (("-m",), "expected a MODULE after -m"),
+        (("-c",), "expected a string of CODE after -c"),
+        (("--fast", "x.py"), "expected a SCRIPT, -m MODULE or -c CODE, got the option --fast"),
+        (("--",), "expected a SCRIPT, -m MODULE or -c CODE, got the option --"),
+    ],
+)
+def test_run_without_a_program_says_what_it_takes(capsys, arguments, message):
+    status, _, said = main_that_ends(capsys, "run", *arguments)
+    usage, error = said.splitlines()
+    assert status == 2 and error == f"python -m synkhronos run: error: {message}"
+    assert usage.startswith("usage: python -m synkhronos run [-h] SCRIPT | -m MODULE | -c CODE")
+
+
+def test_the_help_and_the_version_are_shown(capsys):
+    assert main_that_ends(capsys, "--version") == (0, f"Synkhronos {__version__}\n", "")
+    status, printed, _ = main_that_ends(capsys, "run", "--help")
+    assert status == 0 and "-m MODULE" in printed
+
+
+def test_the_version_is_shown_as_a_user_asks_for_it():
+    assert command("--version").stdout == f"Synkhronos {__version__}\n"
+
+
 def test_run_of_a_missing_script_says_so(tmp_path):
     answer = command("run", tmp_path / "none.py")
     assert answer.returncode == 2
@@ -266,6 +335,71 @@ def test_run_with_a_wrong_numpy_says_one_sentence(script, too_new_numpy):
     assert answer.returncode == 1
     assert answer.stdout == ""
     assert answer.stderr.count("\n") == 1 and "got NumPy 2.0.0" in answer.stderr
+
+
+def packages_without(folder, *missing):
+    """Make a folder with links to the packages of this environment, some of which are left out."""
+    folder.mkdir()
+    for place in (Path(theano.__file__).parent.parent, Path(numpy.__file__).parent.parent):
+        for package in place.iterdir():
+            link = folder / package.name
+            if package.name.partition("-")[0] not in missing and not os.path.lexists(link):
+                link.symlink_to(package)
+    return folder
+
+
+def doctor_says(folder, *names, **variables):
+    """Return what the doctor says of some checks, where only the packages in a folder are installed."""
+    paths = os.pathsep.join([str(folder), str(ROOT)])
+    answer = command("doctor", options=("-S", "-m", "synkhronos"), PYTHONPATH=paths, **variables)
+    assert (answer.returncode, answer.stderr) == (1, "")
+    assert answer.stdout.endswith("Something required is missing.\n")
+    entries = re.split(r"\n(?! )", answer.stdout)
+    found = {entry[9:23].strip(): entry for entry in entries}
+    return [re.sub(r"\s+", " ", found[name]) for name in names]
+
+
+def test_doctor_names_the_theano_that_is_missing(tmp_path):
+    folder = packages_without(tmp_path / "packages", "theano", "Theano")
+    numpy_, theano_ = doctor_says(folder, "NumPy", "Theano")
+    assert numpy_.startswith("ok NumPy 1.23.")
+    assert theano_.startswith("problem Theano not installed, or another package in its place -> ")
+    assert "and no Theano is installed. To fix this: python -m pip install" in theano_
+    assert theano_.endswith("Theano==1.0.5")
+
+
+def test_doctor_names_theano_pymc_in_the_place_of_theano(tmp_path):
+    folder = packages_without(tmp_path / "packages", "theano", "Theano")
+    (folder / "theano" / "gof").mkdir(parents=True)
+    (folder / "theano" / "__init__.py").write_text("raise RuntimeError('imported')")
+    (folder / "Theano_PyMC-1.1.2.dist-info").mkdir()
+    numpy_, theano_ = doctor_says(folder, "NumPy", "Theano")
+    assert numpy_.startswith("ok NumPy 1.23.")
+    assert f"got Theano-PyMC 1.1.2, which is installed in its place: {folder / 'theano'}" in theano_
+    assert "python -m pip uninstall Theano-PyMC Theano" in theano_
+
+
+def test_doctor_names_the_compiler_that_is_missing(tmp_path):
+    folder = packages_without(tmp_path / "packages")
+    compiler, theano_ = doctor_says(folder, "compiler", "Theano", PATH=str(tmp_path))
+    assert compiler == (
+        "problem compiler no g++ in PATH -> install it, on Debian with: apt-get install g++"
+    )
+    assert theano_ == (
+        "problem Theano installed, but not tried -> fix the problems above first: compiler"
+    )
+
+
+def test_doctor_names_the_headers_that_are_missing(tmp_path):
+    folder = packages_without(tmp_path / "packages")
+    (folder / "sysconfig.py").write_text(  # this Python's own, with other folders
+        f"import runpy\nvars().update(runpy.run_path({sysconfig.__file__!r}))\n"
+        f"get_paths = lambda: {{'include': {str(folder)!r}, 'platinclude': {str(folder)!r}}}\n"
+    )
+    compiler, theano_ = doctor_says(folder, "compiler", "Theano")
+    assert compiler.startswith(f"problem compiler no Python headers in {folder} -> install them")
+    assert "apt-get install python3-dev" in compiler
+    assert theano_.endswith("fix the problems above first: compiler")
 
 
 def test_doctor_finds_this_machine_in_order():

@@ -1,7 +1,14 @@
 """The options, the report and the learning curve."""
 
-import argparse
+import sys
+import zlib
+from pathlib import Path
 
+sys.path.insert(1, str(Path(__file__).resolve().parent.parent))
+import script
+from script import positive, whole
+
+script.need("lasagne", "sklearn", "tqdm")
 import mnist
 import network
 import numpy as np
@@ -9,26 +16,49 @@ import numpy as np
 
 def parser(description):
     """Return a parser with the options that all scripts have."""
-    options = argparse.ArgumentParser(description=description.splitlines()[0])
-    options.add_argument("--model", choices=sorted(network.NETWORKS), default="cnn")
+    options = script.parser(description)
+    options.add_argument(
+        "--model", choices=sorted(network.NETWORKS), default="cnn", help="default: cnn"
+    )
     options.add_argument(
         "--data",
         metavar="DIR",
+        type=lambda text: text if text == "sklearn" else script.folder(text),
         help="folder with the MNIST files, or 'sklearn' for scikit-learn's small digits (default: "
         "the folder data next to this script; if it has no files, a download; else 'sklearn')",
     )
-    options.add_argument("--epochs", type=int, help="default: 5 on MNIST, 100 on the small digits")
-    options.add_argument("--batch-size", type=int, default=200)
-    options.add_argument("--learning-rate", type=float, default=0.05)
-    options.add_argument("--seed", type=int, default=1, help="seed of weights, dropout and shuffling")
+    options.add_argument(
+        "--epochs",
+        type=whole(1, 100_000),
+        metavar="N",
+        help="default: 5 on MNIST, 100 on the small digits",
+    )
+    options.add_argument(
+        "--batch-size", type=whole(1, 70_000), metavar="N", default=200, help="default: 200"
+    )
+    options.add_argument(
+        "--learning-rate", type=positive(), metavar="RATE", default=0.05, help="default: 0.05"
+    )
+    options.add_argument(
+        "--seed",
+        type=whole(0, 2**32 - 1),
+        metavar="N",
+        default=1,
+        help="seed of weights, dropout and shuffling (default: 1)",
+    )
     options.add_argument("--no-dropout", action="store_true")
-    options.add_argument("--plot", metavar="FILE", help="draw the learning curve")
+    options.add_argument(
+        "--plot", type=script.image_file, metavar="FILE", help="draw the learning curve"
+    )
     return options
 
 
 def prepare(options):
     """Load the digits that the options select, and print what will be trained."""
-    digits = mnist.load_digits(options.data)
+    try:
+        digits = mnist.load_digits(options.data)
+    except (OSError, EOFError, ValueError, zlib.error) as error:
+        raise script.UserError(f"--data: the digits cannot be read: {error}") from error
     options.epochs = options.epochs or digits.epochs
     sizes = {part: len(labels) for part, (_, labels) in digits.parts.items()}
     print(f"Digits: {digits.source}")

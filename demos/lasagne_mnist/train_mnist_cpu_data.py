@@ -10,6 +10,7 @@ import math
 
 import command_line
 import network
+import script
 import training
 import numpy as np
 import synkhronos as synk
@@ -80,14 +81,13 @@ def compare(train_epoch, digits, options):
 
 def main(arguments=None):
     parser = command_line.parser(__doc__)
-    parser.add_argument("--processes", type=int, help="default: one per core, or one per GPU")
-    parser.add_argument("--devices", nargs="+", help="one per process, such as: cuda0 cuda1")
+    script.add_processes(parser)
     parser.add_argument("--compare", action="store_true", default=True, help="(the default)")
     parser.add_argument(
         "--no-compare", dest="compare", action="store_false", help="do not time plain Theano"
     )
     options = parser.parse_args(arguments)
-    options.processes = synk.fork(options.processes, devices=options.devices)
+    options.processes = script.fork(options.processes, devices=options.devices)
     digits = command_line.prepare(options)
     train_epoch, evaluate = build(digits, options)
     history = training.train(train_epoch, evaluate, digits, options)
@@ -99,7 +99,4 @@ def main(arguments=None):
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except KeyboardInterrupt:  # the workers end with the script
-        raise SystemExit("Interrupted.") from None
+    script.run(main)

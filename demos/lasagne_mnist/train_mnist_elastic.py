@@ -7,8 +7,9 @@ their velocities, the random streams of the dropout on every rank, and the numbe
 it kills a worker. It then starts new workers, loads the checkpoint, and repeats the lost steps. At the
 end it trains once more, without interruption, and compares the results.
 
-With ``--go-on-with 1`` the script continues with fewer processes. ``--resume`` continues a run that was
-ended, for example by Ctrl-C or a power failure.
+With ``--go-on-with 1`` the script continues with fewer processes. With ``--checkpoint FILE`` the
+checkpoints are kept, and ``--resume`` continues a run that was ended, for example by Ctrl-C or a power
+failure.
 """
 
 import filecmp
@@ -22,6 +23,7 @@ from pathlib import Path
 
 import command_line
 import numpy as np
+import script
 import synkhronos as synk
 import train_mnist_cpu_data
 from training import Epoch, batches
@@ -54,6 +56,7 @@ class Training:
                 kill_a_worker(position["step"])
             try:
                 loss = self.take_step(position["step"])
+                script.check_loss(loss, f"at step {position['step']}")
             except synk.WorldBrokenError as error:
                 print(f"        {type(error).__name__}: {error}")
                 position = self.start_again(checkpoint)
@@ -96,17 +99,22 @@ def kill_a_worker(step):
     os.kill(worker.pid, signal.SIGKILL)
 
 
-def train_with_a_loss(training, options):
+def train_with_a_loss(training, options, is_kept):
     position, lose_at = beginning(), training.steps // 2
     if options.resume:
-        position = synk.load(options.checkpoint)
+        try:
+            position = synk.load(options.checkpoint)
+        except (ValueError, OSError) as error:
+            raise script.UserError(f"--resume: {options.checkpoint}: {error}") from error
         print(f"Going on from step {position['step']} of {options.checkpoint}")
     if options.processes == 1 or position["step"] > lose_at:
         lose_at = None
     try:
         return training.run(position, options.checkpoint, lose_at)
     except KeyboardInterrupt:
-        sys.exit(f"Interrupted. Use --resume to continue from {options.checkpoint}")
+        if is_kept:
+            print(f"Use --resume --checkpoint {options.checkpoint} to continue", file=sys.stderr)
+        raise
 
 
 def compare(training, start, accuracy, options):
@@ -130,34 +138,56 @@ def compare(training, start, accuracy, options):
 
 def main(arguments=None):
     parser = command_line.parser(__doc__)
-    parser.add_argument("--processes", type=int, help="default: one per core, or one per GPU")
-    parser.add_argument("--go-on-with", type=int, metavar="N", help="processes after the loss")
-    parser.add_argument("--checkpoint", type=Path, metavar="FILE", default=Path("mnist_checkpoint.npz"))
-    parser.add_argument("--save-every", type=int, metavar="STEPS", default=10, help="default: 10")
-    parser.add_argument("--resume", action="store_true", help="continue from the checkpoint")
+    script.add_processes(parser, devices=False)
+    number = script.whole(1, script.MOST_PROCESSES)
+    parser.add_argument("--go-on-with", type=number, metavar="N", help="processes after the loss")
+    parser.add_argument(
+        "--checkpoint",
+        type=script.new_file,
+        metavar="FILE",
+        help="keep the checkpoints here (default: a temporary file)",
+    )
+    parser.add_argument(
+        "--save-every",
+        type=script.whole(),
+        metavar="STEPS",
+        default=10,
+        help="default: 10",
+    )
+    parser.add_argument("--resume", action="store_true", help="continue from the --checkpoint")
     parser.add_argument("--no-compare", action="store_true", help="do not train again for comparison")
     options = parser.parse_args(arguments)
-    epochs = options.epochs
-    options.forked = options.processes = synk.fork(options.processes)
+    if options.resume and not (options.checkpoint and options.checkpoint.exists()):
+        parser.error(f"--resume needs a --checkpoint that exists, got {options.checkpoint}")
+    options.forked = options.processes = script.fork(options.processes, use_gpu=False)
+    if (options.go_on_with or 1) > options.forked:
+        parser.error(f"--go-on-with: expected at most {options.forked}, got {options.go_on_with}")
+    with tempfile.TemporaryDirectory() as folder:
+        return train(options, Path(folder))
+
+
+def train(options, folder):
+    """Train with a loss and, for comparison, without; return the accuracy, and whether they agree."""
+    epochs, is_kept = options.epochs, options.checkpoint is not None
+    options.checkpoint = options.checkpoint or folder / "checkpoint.npz"
     digits = command_line.prepare(options)
     options.epochs = epochs or max(1, digits.epochs // 5)  # it trains twice
     training = Training(digits, options)
     print(
-        f"Saves:  every {options.save_every} steps of {training.steps}, to {options.checkpoint}; "
-        f"processes: {options.processes}"
+        f"Saves:  every {options.save_every} steps of {training.steps}, to "
+        f"{options.checkpoint if is_kept else 'a temporary file'}; processes: {options.processes}"
     )
-    with tempfile.TemporaryDirectory() as folder:
-        start = Path(folder, "start.npz")
-        synk.save(start)
-        history, accuracy = train_with_a_loss(training, options)
-        print(f"Test:   accuracy {accuracy:.2%}")
-        if options.plot:
-            epochs = [Epoch(int(number), *rest, seconds=None) for number, *rest in history]
-            command_line.plot(epochs, accuracy, options)
-        same = None if options.no_compare else compare(training, start, accuracy, options)
+    start = folder / "start.npz"
+    synk.save(start)
+    history, accuracy = train_with_a_loss(training, options, is_kept)
+    print(f"Test:   accuracy {accuracy:.2%}")
+    if options.plot:
+        epochs = [Epoch(int(number), *rest, seconds=None) for number, *rest in history]
+        command_line.plot(epochs, accuracy, options)
+    same = None if options.no_compare else compare(training, start, accuracy, options)
     synk.close()
     return accuracy, same
 
 
 if __name__ == "__main__":
-    main()
+    script.run(main)

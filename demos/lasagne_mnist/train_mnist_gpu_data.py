@@ -10,6 +10,7 @@ import math
 
 import command_line
 import network
+import script
 import training
 import numpy as np
 import synkhronos as synk
@@ -85,10 +86,9 @@ def hands(batch, n):
 
 def main(arguments=None):
     parser = command_line.parser(__doc__)
-    parser.add_argument("--processes", type=int, help="default: one per GPU, or one per core")
-    parser.add_argument("--devices", nargs="+", help="one per process, such as: cuda0 cuda1")
+    script.add_processes(parser)
     options = parser.parse_args(arguments)
-    options.processes = synk.fork(options.processes, devices=options.devices)
+    options.processes = script.fork(options.processes, devices=options.devices)
     digits = command_line.prepare(options)
     train_epoch, evaluate = build(digits, options)
     history = training.train(train_epoch, evaluate, digits, options)
@@ -98,7 +98,4 @@ def main(arguments=None):
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except KeyboardInterrupt:  # the workers end with the script
-        raise SystemExit("Interrupted.") from None
+    script.run(main)

@@ -7,6 +7,7 @@ The two parallel scripts differ from this one only in where the digits are and h
 
 import command_line
 import network
+import script
 import training
 import numpy as np
 import theano
@@ -19,8 +20,9 @@ def build(digits, options):
     updates = network.lasagne.updates.nesterov_momentum(
         loss, model.params, options.learning_rate, training.MOMENTUM
     )
-    train_minibatch = theano.function([model.x, model.y], loss, updates=updates)
-    measure = theano.function([model.x, model.y], [model.valid_loss, model.accuracy])
+    with script.showing("compiling 2 functions with plain Theano"):
+        train_minibatch = theano.function([model.x, model.y], loss, updates=updates)
+        measure = theano.function([model.x, model.y], [model.valid_loss, model.accuracy])
 
     def train_epoch(order):
         images, labels = digits.parts["train"]
@@ -46,7 +48,4 @@ def main(arguments=None):
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except KeyboardInterrupt:
-        raise SystemExit("Interrupted.") from None
+    script.run(main)

@@ -15,6 +15,7 @@ import time
 from typing import NamedTuple
 
 import numpy as np
+from command_line import script
 from tqdm import tqdm
 
 MOMENTUM = 0.9
@@ -54,7 +55,8 @@ def train(train_epoch, evaluate, digits, options):
 def run_epoch(train_epoch, order, bar):
     """Return the mean loss of one epoch and the seconds that it took."""
     total, start = 0.0, time.perf_counter()
-    for loss, rows in train_epoch(order):
+    for step, (loss, rows) in enumerate(train_epoch(order), 1):
+        script.check_loss(loss, f"after {step} step(s) of this epoch")
         total += loss * rows
         bar.set_postfix(loss=f"{loss:.4f}", refresh=False)
         bar.update(rows)

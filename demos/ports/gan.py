@@ -77,5 +77,6 @@ def main(steps=40, batch_size=65):
 
 
 if __name__ == "__main__":
-    for step, (d_loss, g_loss, error) in enumerate(main()):
-        print(f"step {step}: discriminator {d_loss:.6f}, generator {g_loss:.6f}, error {error:.6f}")
+    from show import show
+
+    show(main, "discriminator", "generator", "error")

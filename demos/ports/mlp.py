@@ -81,5 +81,6 @@ def main(steps=40, batch_size=75, learning_rate=0.4, L1_reg=1e-5, L2_reg=1e-4, p
 
 
 if __name__ == "__main__":
-    for step, cost in enumerate(main()):
-        print(f"step {step}: cost {cost:.6f}")
+    from show import show
+
+    show(main, "cost")

@@ -80,5 +80,6 @@ def main(steps=40, batch_size=49):
 
 
 if __name__ == "__main__":
-    for step, loss in enumerate(main()):
-        print(f"step {step}: loss {loss:.6f}")
+    from show import show
+
+    show(main, "loss")

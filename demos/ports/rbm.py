@@ -83,5 +83,6 @@ def main(steps=40, batch_size=60, learning_rate=0.4, momentum=0.5):
 
 
 if __name__ == "__main__":
-    for step, error in enumerate(main()):
-        print(f"step {step}: error {error:.6f}")
+    from show import show
+
+    show(main, "error")

@@ -1,9 +1,14 @@
 """The options that both scripts have, and their defaults."""
 
-import argparse
 import math
+import sys
+from pathlib import Path
 
-from errors import UserError
+sys.path.insert(1, str(Path(__file__).resolve().parent.parent))
+import script
+from script import UserError, positive, whole
+
+script.need("lasagne", "PIL", "tqdm")
 
 MOMENTUM = 0.9
 RATE = 0.1 / 256  # the learning rate of the paper, per image of a minibatch
@@ -13,7 +18,7 @@ SMALL = {"steps": 4, "batch_a_process": 4, "valid": 8, "evaluate_every": 4}
 
 def parser(description):
     """Return a parser with the options that both scripts have."""
-    options = argparse.ArgumentParser(description=description.splitlines()[0])
+    options = script.parser(description)
     options.add_argument(
         "--small",
         action="store_true",
@@ -21,30 +26,48 @@ def parser(description):
         "process: a few minutes on two cores".format(**SMALL),
     )
     options.add_argument(
-        "--data", metavar="DIR", help="image files, in one folder per class (default: noise)"
+        "--data",
+        type=script.folder,
+        metavar="DIR",
+        help="image files, in one folder per class (default: noise)",
     )
-    options.add_argument("--steps", type=int, help="default: {steps}".format(**DEFAULTS))
+    steps = "default: {steps}".format(**DEFAULTS)
+    options.add_argument("--steps", type=whole(), metavar="N", help=steps)
     options.add_argument(
         "--batch",
-        type=int,
+        type=whole(1, 100_000),
         metavar="IMAGES",
         help="of all processes together; default: {batch_a_process} per process".format(**DEFAULTS),
     )
     options.add_argument(
         "--slices",
-        type=int,
+        type=whole(1, 100_000),
+        metavar="N",
         default=1,
-        help="number of slices of a gradient, for minibatches larger than the memory",
+        help="number of slices of a gradient, for minibatches larger than the memory (default: 1)",
     )
-    options.add_argument("--learning-rate", type=float, help="default: 0.1 for 256 images")
-    options.add_argument("--valid", type=int, metavar="IMAGES", help="images to hold out")
-    options.add_argument("--evaluate-every", type=int, metavar="STEPS")
-    options.add_argument("--seed", type=int, default=1, help="seed of weights, noise and shuffling")
+    options.add_argument(
+        "--learning-rate", type=positive(), metavar="RATE", help="default: 0.1 for 256 images"
+    )
+    options.add_argument("--valid", type=whole(), metavar="IMAGES", help="images to hold out")
+    options.add_argument("--evaluate-every", type=whole(), metavar="STEPS")
+    options.add_argument(
+        "--seed",
+        type=whole(0, 2**32 - 1),
+        metavar="N",
+        default=1,
+        help="seed of weights, noise and shuffling (default: 1)",
+    )
     network = options.add_argument_group("the network (default: ResNet-50 for ImageNet)")
-    network.add_argument("--size", type=int, default=224, help="height and width of an image in pixels")
-    network.add_argument("--classes", type=int, default=1000, help="with --data: those of DIR")
-    network.add_argument("--blocks", type=int, nargs="+", default=[3, 4, 6, 3], help="per stage")
-    network.add_argument("--width", type=int, default=64, help="filters in the first stage")
+    for name, number, default, what in (
+        ("size", whole(4, 4096), 224, "height and width of an image in pixels"),
+        ("classes", whole(2, 1_000_000), 1000, "with --data: those of DIR"),
+        ("width", whole(1, 4096), 64, "filters in the first stage"),
+    ):
+        network.add_argument(f"--{name}", type=number, metavar="N", default=default, help=what)
+    network.add_argument(
+        "--blocks", type=whole(1, 1000), metavar="N", nargs="+", default=[3, 4, 6, 3], help="per stage"
+    )
     return options
 
 
@@ -57,9 +80,6 @@ def complete(options, processes):
     options.processes = processes
     options.batch = options.batch or defaults["batch_a_process"] * processes
     options.learning_rate = options.learning_rate or RATE * options.batch
-    for name in ("steps", "batch", "slices", "valid", "evaluate_every"):
-        if getattr(options, name) < 1:
-            raise UserError(f"--{name.replace('_', '-')}: expected 1 or more")
     # The side of the last feature maps, which determines how many numbers per channel batch norm has.
     side = math.ceil(options.size / 2 ** (len(options.blocks) + 1))
     fewest = max(1, options.batch // processes // options.slices)

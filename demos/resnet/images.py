@@ -6,7 +6,7 @@ import synkhronos  # noqa: F401  # before Theano, which otherwise cannot be impo
 import numpy as np
 import theano
 import theano.tensor as T
-from errors import UserError
+from command_line import UserError
 from PIL import Image, ImageOps
 
 # Of the pixels of ImageNet in [0, 1], by color.

@@ -16,8 +16,8 @@ import math
 import time
 
 import command_line
-import errors
 import numpy as np
+import script
 import synkhronos as synk
 import train_resnet_theano
 from images import Minibatches, load_images
@@ -88,13 +88,12 @@ def compare(minibatches, step, images, options):
 
 def main(arguments=None):
     parser = command_line.parser(__doc__)
-    parser.add_argument("--processes", type=int, help="default: one per core, or one per GPU")
-    parser.add_argument("--devices", nargs="+", help="one per process, such as: cuda0 cuda1")
+    script.add_processes(parser)
     parser.add_argument(
         "--compare", action="store_true", help="also time plain Theano in one process"
     )
     options = parser.parse_args(arguments)
-    n = synk.fork(options.processes, devices=options.devices)
+    n = script.fork(options.processes, devices=options.devices)
     command_line.complete(options, n)
     images = load_images(options)
     minibatches = Minibatches(images, options)
@@ -131,4 +130,4 @@ def report_speed(ratio, n):
 
 
 if __name__ == "__main__":
-    errors.run(main)
+    script.run(main)

@@ -7,8 +7,8 @@ import math
 import time
 
 import command_line
-import errors
 import numpy as np
+import script
 import theano
 from images import Minibatches, load_images
 from network import build_model, lasagne
@@ -21,8 +21,9 @@ def build(model, options):
         model.loss, model.params, options.learning_rate, command_line.MOMENTUM
     )
     updates.update(model.average_updates)
-    train_minibatch = theano.function([model.x, model.y], model.loss, updates=updates)
-    measure = theano.function([model.x, model.y], [model.valid_loss, model.accuracy])
+    with script.showing("compiling 2 functions with plain Theano"):
+        train_minibatch = theano.function([model.x, model.y], model.loss, updates=updates)
+        measure = theano.function([model.x, model.y], [model.valid_loss, model.accuracy])
 
     def evaluate(x, y):
         slices = np.array_split(np.arange(len(y)), math.ceil(len(y) / options.batch))
@@ -36,7 +37,7 @@ def main(arguments=None):
     options = command_line.parser(__doc__).parse_args(arguments)
     command_line.complete(options, processes=1)
     if options.slices > 1:
-        raise errors.UserError("--slices: needs train_resnet.py --processes 1, not plain Theano")
+        raise script.UserError("--slices: needs train_resnet.py --processes 1, not plain Theano")
     images = load_images(options)
     minibatches = Minibatches(images, options)
     start = time.perf_counter()
@@ -50,4 +51,4 @@ def main(arguments=None):
 
 
 if __name__ == "__main__":
-    errors.run(main)
+    script.run(main)

@@ -12,6 +12,7 @@ import sys
 import time
 
 import numpy as np
+from command_line import script
 from tqdm import tqdm
 
 
@@ -40,6 +41,7 @@ def train(minibatches, valid, step, evaluate, options):
                 taken, loss = timed_step(minibatches, step)
                 seconds.append(taken)
                 losses.append(loss)
+                script.check_loss(loss, f"at step {len(losses)}")
                 bar.set_postfix(loss=f"{loss:.4f}", refresh=False)
                 bar.update(options.batch)
             bar.set_description("evaluating")

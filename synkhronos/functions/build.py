@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
-from typing import Any, Iterable, Mapping, Sequence, Tuple, Union
+import time
+from typing import Any, Iterable, Iterator, Mapping, Sequence, Tuple, Union
 
 from synkhronos._typing import Compiled, SharedVariable, Variable
 from synkhronos.arithmetic.operations import OPERATIONS
@@ -17,6 +20,8 @@ from synkhronos.functions.signature import (
     parse_updates,
 )
 from synkhronos.functions.watch import watch
+from synkhronos.host.log import logger
+from synkhronos.host.progress import Progress
 from synkhronos.world.world import World, current_world
 
 Output = Union[Variable, Tuple[Variable, Union[str, None]]]
@@ -125,11 +130,12 @@ def function(
         caller = sys._getframe(1)  # as Theano names functions
         kwargs["name"] = f"{caller.f_code.co_filename}:{caller.f_lineno}"
     n_own = len(inputs or ())
-    givens, bounds, lengths = _cut_windows(engine, parsed[:n_own], parsed[n_own:], givens)
-    variables = [*(one.variable for one in parsed), *bounds]
     on_host = [one.over_cpu for one in parsed_outputs]
     results = [one.variable for one in parsed_outputs]
-    compiled = engine.build(variables, results, pairs, givens, sliceable, on_host, **kwargs)
+    with _compiling(world, kwargs["name"]):
+        givens, bounds, lengths = _cut_windows(engine, parsed[:n_own], parsed[n_own:], givens)
+        variables = [*(one.variable for one in parsed), *bounds]
+        compiled = engine.build(variables, results, pairs, givens, sliceable, on_host, **kwargs)
     for shared in [*engine.shareds(compiled), *sliceable, *(shared for shared, _ in pairs)]:
         registry.add_shared(shared)
     by_shared = {shared: op for (shared, _), op in zip(pairs, ops)}
@@ -148,6 +154,17 @@ def function(
     registry.add_function(made)
     watch(world, made, parsed_outputs)
     return made
+
+
+@contextlib.contextmanager
+def _compiling(world: World, name: str) -> Iterator[None]:
+    """Show that a function is being compiled, if that takes long, and log how long it took."""
+    called = f"function {world.registry.n_functions + 1} ({os.path.basename(name)})"
+    remark = "the first time this can take minutes; later the C code is taken from Theano's cache"
+    start = time.perf_counter()
+    with world.part(Progress).show(f"compiling {called}", remark):
+        yield
+    logger.info("%s compiled in %.3f s", called, time.perf_counter() - start)
 
 
 def _cut_windows(engine, inputs, bcast_inputs, givens):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any, NamedTuple, Sequence
 
 import numpy as np
@@ -127,6 +128,10 @@ class CallFunction(Command):
         else:
             values = self._accumulate(here, replica, arguments, n_rows)
         return n_rows, self._send(here, replica, values)
+
+    def describe(self, here: Here) -> str:
+        name = getattr(here.functions[self.number].compiled, "name", None) or ""
+        return f"function {os.path.basename(name)}, {here.rows.get(self.number, 0)} row(s) of this rank"
 
     def _prepare(self, here, replica):
         """Return the number of rows of this rank, and its arguments, or columns if there are slices."""

@@ -16,6 +16,8 @@ import numpy as np
 
 from synkhronos._errors import SynkhronosError, WorkerError
 from synkhronos.host import heap
+from synkhronos.host.log import logger
+from synkhronos.host.progress import Progress
 from synkhronos.stores.handle import Handle
 from synkhronos.world.here import Command
 from synkhronos.world.world import World, current_world
@@ -67,10 +69,14 @@ def _replicate(world):
     }
     new = sorted(streams & shareds.keys())
     if world.started and world.size > 1:
-        _send(world, replicas, shareds, new)
+        with world.part(Progress).show(
+            f"sending {len(replicas)} function(s) to {world.size - 1} worker(s)"
+        ):
+            _send(world, replicas, shareds, new)
     else:
         world.start()
         world.run(Replicate(None, new))
+    logger.info("replicated %d function(s), %d shared variable(s)", len(replicas), len(shareds))
     registry.mark_replicated([*shareds, *(replica.number for replica in replicas)])
 
 

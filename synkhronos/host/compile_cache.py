@@ -5,6 +5,7 @@ waits for that process ten times for two minutes. So the free space is checked f
 """
 
 import errno
+import logging
 import os
 import resource
 import sys
@@ -16,6 +17,18 @@ from synkhronos.host import environment
 
 LEAST = 1 << 20  # bytes; a module takes at least a tenth of this
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+_LOCK = "theano.gof.compilelock"
+
+#: What Theano's messages about its lock begin with, and what is said in their place
+_SENTENCES = {
+    "Waiting for existing lock": "%s is compiling with Theano, and only one process at a time may "
+    "change the cache of compiled code; process '%s', this one, waits until that one has finished",
+    "To manually release": "if no other process is compiling, delete this folder, and the wait ends: %s",
+    "Overriding existing lock by dead": "%s ended while it was compiling; process '%s', this one, "
+    "removes its lock on the cache of compiled code",
+    "Overriding existing lock by %s": "%s has kept the cache of compiled code locked for too long; "
+    "process '%s', this one, removes the lock",
+}
 
 
 def check() -> None:
@@ -24,6 +37,19 @@ def check() -> None:
         found = complaint(folder(os.environ))
         if found:
             raise ImportError(found)
+
+
+def explain_lock() -> None:
+    """Let Theano's messages about its lock on the cache say what happens and what to do."""
+    logging.getLogger(_LOCK).addFilter(_explain_record)
+
+
+def _explain_record(record):
+    for beginning, sentence in _SENTENCES.items():
+        if str(record.msg).startswith(beginning):
+            record.msg = sentence
+            break
+    return True
 
 
 def folder(environ: Mapping[str, str]) -> Path:

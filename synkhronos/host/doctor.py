@@ -8,16 +8,26 @@ import importlib
 import os
 import re
 import shutil
+import subprocess
 import sys
 import sysconfig
+import tempfile
 from pathlib import Path
-from typing import Any, Dict
+from typing import Any, Dict, Optional, Sequence
 
 from synkhronos.host import compile_cache, environment, heap
 from synkhronos.host.doctor_gpus import check_cuda, check_gpus, check_nccl
 from synkhronos.host.machine import affinity, cores, cpu_quota, memory_room
 from synkhronos.host.ownership import outsider
-from synkhronos.host.probe import OK, PROBLEM, WARNING, ProbeError, Result, probe
+from synkhronos.host.probe import (
+    OK,
+    PROBLEM,
+    TIME_LIMIT,
+    WARNING,
+    ProbeError,
+    Result,
+    probe,
+)
 
 GIBIBYTE = 1024.0**3
 REQUIREMENTS = {  # by import name, the name for pip
@@ -68,12 +78,12 @@ def check_python() -> Result:
 
 
 def check_numpy() -> Result:
-    """Check that Theano is installed, and a version of NumPy that works with it."""
-    complaint = environment.package_complaint()
+    """Check that NumPy is installed, in a version that works with Theano."""
+    complaint = environment.installed_numpy_complaint()
     numpy = sys.modules.get("numpy")
     found = getattr(numpy, "__version__", "not importable")
     if complaint:
-        return Result("NumPy", PROBLEM, found, complaint)
+        return Result("NumPy", PROBLEM, found, _with_this_python(complaint))
     return Result("NumPy", OK, found)
 
 
@@ -87,21 +97,53 @@ def check_modules() -> Result:
             missing.append(name)
     if missing:
         remedy = "python -m pip install " + " ".join(REQUIREMENTS[name] for name in missing)
-        return Result("packages", PROBLEM, f"cannot import {', '.join(missing)}", remedy)
+        found = f"cannot import {', '.join(missing)}"
+        return Result("packages", PROBLEM, found, _with_this_python(remedy))
     return Result("packages", OK, ", ".join(REQUIREMENTS))
 
 
+def _with_this_python(remedy):
+    """Return the remedy, if this version of Python can be used; otherwise no package helps."""
+    is_wrong = environment.python_complaint(sys.version_info[:3])
+    return "use another version of Python first, as described above" if is_wrong else remedy
+
+
 def check_compiler() -> Result:
-    """Check the C++ compiler and Python's headers, which Theano compiles against."""
-    compiler = shutil.which("g++")
+    """Check that there is a C++ compiler, and that it finds Python's headers, as Theano needs both."""
+    name = environment.user_setting("cxx", os.environ) or "g++"
+    compiler = shutil.which(name)
     if compiler is None:
         remedy = "install it, on Debian with: apt-get install g++"
-        return Result("compiler", PROBLEM, "no g++ in PATH", remedy)
-    header = Path(sysconfig.get_paths()["include"]) / "Python.h"
-    if not header.exists():
-        remedy = "install them, on Debian with: apt-get install python3-dev"
-        return Result("compiler", PROBLEM, f"no Python headers: {header} is missing", remedy)
-    return Result("compiler", OK, f"{compiler}, {header}")
+        return Result("compiler", PROBLEM, f"no {name} in PATH", remedy)
+    folders = sorted({sysconfig.get_paths()[one] for one in ("include", "platinclude")})
+    complaint = compile_complaint(compiler, folders)
+    if complaint is None:
+        return Result("compiler", OK, f"{compiler}, with Python's headers in {folders[0]}")
+    if "Python.h" in complaint or "pyconfig.h" in complaint:
+        remedy = (
+            "install them, on Debian with: apt-get install python3-dev (python3.11-dev, if python3 is "
+            "another version)"
+        )
+        return Result("compiler", PROBLEM, f"no Python headers in {', '.join(folders)}", remedy)
+    remedy = "reinstall it, on Debian with: apt-get install --reinstall g++ libc6-dev"
+    return Result("compiler", PROBLEM, f"{compiler} does not compile: {complaint}", remedy)
+
+
+def compile_complaint(compiler: str, folders: Sequence[str]) -> Optional[str]:
+    """Compile a module of one line; return the first error of the compiler, or None."""
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder, "module.cpp")
+        source.write_text("#include <Python.h>\n")
+        output = Path(folder, "module.so")
+        command = [compiler, "-shared", "-fPIC", *(f"-I{one}" for one in folders), source, "-o", output]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=TIME_LIMIT)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            return str(error)
+    if not done.returncode:
+        return None
+    lines = done.stderr.splitlines() or [f"exit status {done.returncode}"]
+    return next((line for line in lines if "error:" in line), lines[0])
 
 
 def check_cache() -> Result:
@@ -119,8 +161,15 @@ def check_cache() -> Result:
 
 def check_theano() -> Result:
     """Check that Theano compiles, and that its matrix product is as fast as NumPy's."""
-    if environment.python_complaint(sys.version_info[:3]) or environment.package_complaint():
-        return Result("Theano", PROBLEM, "not tried", "fix the problems above first")
+    complaint = environment.installed_theano_complaint()
+    if complaint:
+        found = "not installed, or another package in its place"
+        return Result("Theano", PROBLEM, found, _with_this_python(complaint))
+    needed = (check_python, check_numpy, check_modules, check_compiler)
+    missing = [result.name for result in (check() for check in needed) if result.state == PROBLEM]
+    if missing:
+        remedy = f"fix the problems above first: {', '.join(missing)}"
+        return Result("Theano", PROBLEM, "installed, but not tried", remedy)
     environ = dict(os.environ)
     environment.set_flags(environ)
     # Importing Theano would use a GPU that is named in the user's flags. The last flag wins.

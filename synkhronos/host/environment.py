@@ -55,15 +55,24 @@ def set_flags(environ) -> None:
 
 def package_complaint() -> Optional[str]:
     """Return an error message if the installed NumPy or Theano cannot be used, else None."""
+    return installed_numpy_complaint() or installed_theano_complaint()
+
+
+def installed_numpy_complaint() -> Optional[str]:
+    """Return an error message if there is no NumPy, or one that cannot be used, else None."""
     try:
         import numpy
     except ImportError as error:
         return f"Synkhronos needs NumPy, and importing it failed: {error}. {_remedy()}"
+    return numpy_complaint(numpy.__version__)
+
+
+def installed_theano_complaint() -> Optional[str]:
+    """Return an error message if there is no Theano, or another package in its place, else None."""
     theano = importlib.util.find_spec("theano")
     if theano is None:
         return f"Synkhronos needs Theano 1.0.5, and no Theano is installed. {_remedy()}"
-    folders = [Path(folder) for folder in theano.submodule_search_locations or []]
-    return theano_complaint(folders) or numpy_complaint(numpy.__version__)
+    return theano_complaint([Path(folder) for folder in theano.submodule_search_locations or []])
 
 
 def python_complaint(version: Sequence[int]) -> Optional[str]:
@@ -73,7 +82,8 @@ def python_complaint(version: Sequence[int]) -> Optional[str]:
         return None
     return (
         "Synkhronos needs Python 3.8 to 3.11, since Theano 1.0.5 works on no other, and got "
-        f"Python {_dotted(version)}: run it in an environment made with one of these."
+        f"Python {_dotted(version)}. Ways to get Python 3.11: an environment made by 'uv venv --python "
+        "3.11', the container image 'python:3.11', or Debian 12, whose python3 is 3.11."
     )
 
 

@@ -21,6 +21,9 @@ class FusedCommand(Command):
     def run(self, here: Here) -> list:
         return [command.run(here) for command in self.commands]
 
+    def describe(self, here: Here) -> str:
+        return " + ".join(command.describe(here) for command in self.commands)
+
 
 class Pending:
     """The pending result of a call inside a `fuse` block."""

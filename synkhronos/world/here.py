@@ -31,6 +31,10 @@ class Command(ABC):
     def run(self, here: Here) -> Any:
         """Execute the command on the state of this rank, and return a value for the master."""
 
+    def describe(self, here: Here) -> str:
+        """Return what the command does, in a few words, for the log."""
+        return type(self).__name__
+
 
 class Here:
     """The state of a rank, on which commands run.

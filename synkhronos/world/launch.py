@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import warnings
 import weakref
@@ -12,10 +13,13 @@ from typing import Any, Sequence
 from synkhronos._errors import AlreadyForkedError, warn
 from synkhronos.engines.base import Engine
 from synkhronos.engines.theano_cpu import TheanoCpuEngine
+from synkhronos.host.log import logger
+from synkhronos.host.progress import Progress
 from synkhronos.host.signals import defer_termination
 from synkhronos.transports.limits import too_many_files
 from synkhronos.transports.local import LocalTransport
 from synkhronos.world.devices import Bind, check_int, choose_devices, kind_of, log_communicator
+from synkhronos.world.logged import LoggedWorld
 from synkhronos.world.threads import ThreadLimits
 from synkhronos.world.world import World, current_world, enter_world, world_exists
 
@@ -143,7 +147,8 @@ def fork(
         raise too_many_files(error) from error
     with defer_termination():
         transport = LocalTransport(size, master_rank, timeout)
-        world = World(transport, engine, threads, profile_workers, audits)
+        kind = LoggedWorld if logger.isEnabledFor(logging.INFO) else World
+        world = kind(transport, engine, threads, profile_workers, audits)
         enter_world(world)
     if not world.workers_inherit:
         _start(world, devices)
@@ -181,7 +186,8 @@ def _start(world, devices):
     """Start the workers, and bind every rank to its device; if that fails, close the world."""
     try:
         world.start()
-        log_communicator(world.run(Bind(devices))[world.master_rank])
+        with world.part(Progress).show(f"preparing the devices {', '.join(devices)}"):
+            log_communicator(world.run(Bind(devices))[world.master_rank])
     except BaseException:
         world.close()
         raise

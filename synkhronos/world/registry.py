@@ -26,6 +26,8 @@ class Registry:
         The number of each shared variable.
     replicated : int
         The workers have the functions and shared variables whose numbers are smaller.
+    n_functions : int
+        How many functions have been registered.
     dropped : list of int
         What the script has dropped since the workers were last told.
     unsent : dict
@@ -38,6 +40,7 @@ class Registry:
         self._shareds: weakref.WeakValueDictionary[int, SharedVariable] = weakref.WeakValueDictionary()
         self._replicas: dict[int, Any] = {}
         self._count = itertools.count()
+        self.n_functions = 0
         self._has_cycles = False  # whether dropped functions wait for Python's collector
         self.forget_workers()
 
@@ -68,6 +71,7 @@ class Registry:
         """Register a function, whose ``replica`` has a new number."""
         number = function.replica.number
         self.functions[number] = function
+        self.n_functions += 1
         self._replicas[number] = function.replica
         self._notice_drop(function, number)
 

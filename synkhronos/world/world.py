@@ -90,7 +90,7 @@ class World:
         self._connect(transport, engine)
 
     def _connect(self, transport, engine):
-        self.here = Here(transport, engine)
+        self.here = self._make_here(transport, engine)
         self.registry.forget_workers()
         self.registry.attach(self.here)
         self._threads.limit(transport.ranks_here)
@@ -98,6 +98,9 @@ class World:
         self.broken: str | None = None
         self._last: tuple[Any, bytes] = None, b""  # the last command, and its bytes
         transport.while_waiting = self.defer_interrupt.announce
+
+    def _make_here(self, transport, engine):
+        return Here(transport, engine)
 
     @property
     def transport(self) -> Transport:
@@ -147,7 +150,7 @@ class World:
         """Run as a worker."""
         # A forked worker's transport and state are copies of the master's.
         inherited = transport is self.transport
-        here = self.here if inherited else Here(transport, self.here.engine)
+        here = self.here if inherited else self._make_here(transport, self.here.engine)
         here.keep_replicas()
         work(here, self._threads, self._profile_workers)
 

@@ -1,0 +1,80 @@
+"""A world that logs its commands. It takes the place of `World` if the log is on when `fork` is called.
+
+So commands cost nothing more if it is off. Level ``info`` has the start and the end of the workers,
+``debug`` each command on each rank.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+from synkhronos.host import log
+from synkhronos.host.log import logger
+from synkhronos.world.here import Command, Here
+from synkhronos.world.world import World
+
+
+class LoggedWorld(World):
+    """Logs each command with the time that it took, including the wait for the workers."""
+
+    n_commands = 0
+
+    def _make_here(self, transport, engine):
+        return LoggedHere(transport, engine)
+
+    def _connect(self, transport, engine):
+        super()._connect(transport, engine)
+        log.set_rank(self.here.rank)
+        logger.info("%d process(es); this is the master, process %d", self.size, os.getpid())
+
+    def _work(self, transport):
+        log.set_rank(transport.rank)
+        logger.info("started as process %d", os.getpid())
+        super()._work(transport)
+
+    def start(self) -> None:
+        if self.started:
+            return
+        start = time.perf_counter()
+        super().start()
+        logger.info("%d worker(s) started in %s", self.size - 1, _since(start))
+
+    def run(self, command: Command) -> list:
+        start = time.perf_counter()
+        try:
+            results = super().run(command)
+        except BaseException as error:
+            logger.debug(
+                "%s: %s after %s", command.describe(self.here), type(error).__name__, _since(start)
+            )
+            raise
+        self.n_commands += 1
+        logger.debug("%s: %s with all ranks", command.describe(self.here), _since(start))
+        return results
+
+    def close(self) -> None:
+        was_closed = self.closed
+        super().close()
+        if not was_closed:
+            logger.info("closed after %d command(s)", self.n_commands)
+            log.set_rank(None)
+
+
+class LoggedHere(Here):
+    """Logs each command that a worker executes, with the time that it took on this rank."""
+
+    def execute(self, payload: bytes) -> bytes:
+        start = time.perf_counter()
+        reply = super().execute(payload)
+        if self._command is not None:
+            logger.debug("%s: %s", self._command.describe(self), _since(start))
+        return reply
+
+    def failure(self, error: Exception) -> bytes:
+        logger.debug("raised %s, which the master reports", type(error).__name__)
+        return super().failure(error)
+
+
+def _since(start):
+    return f"{1e3 * (time.perf_counter() - start):.3f} ms"

@@ -1,0 +1,74 @@
+"""Tests of what is said while another process has locked Theano's cache of compiled code."""
+
+import logging
+import os
+import shutil
+import socket
+
+import pytest
+from theano.gof import compilelock
+
+from synkhronos.host import compile_cache
+
+
+@pytest.fixture
+def said():
+    """List of the messages of Theano's lock, as they are printed."""
+    lines = []
+    logger = logging.getLogger("theano.gof.compilelock")
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())
+    logger.addHandler(handler)
+    yield lines
+    logger.removeHandler(handler)
+
+
+def locked_by(folder, process):
+    """Lock a folder as a process of Theano does."""
+    folder.mkdir()
+    (folder / "lock").write_text(f"{process}_0000000000_{socket.gethostname()}\n")
+    return str(folder)
+
+
+def wait(folder, monkeypatch, **options):
+    """Wait as Theano does for a lock, which is removed after some time."""
+    sleeps = []
+
+    def sleep(seconds):
+        sleeps.append(seconds)
+        if len(sleeps) == 3:
+            shutil.rmtree(folder)
+
+    monkeypatch.setattr(compilelock.time, "sleep", sleep)
+    original = getattr(compilelock.lock, "func", compilelock.lock)  # without the settings of the tests
+    original(folder, min_wait=0.1, **options)
+
+
+def test_a_wait_for_another_process_says_what_happens_and_what_to_do(tmp_path, monkeypatch, said):
+    folder = locked_by(tmp_path / "lock_dir", os.getppid())
+    wait(folder, monkeypatch)
+    waiting, remedy = said
+    assert waiting.startswith(f"process '{os.getppid()}' is compiling with Theano, and only one process")
+    assert f"process '{os.getpid()}', this one, waits until that one has finished" in waiting
+    assert remedy == f"if no other process is compiling, delete this folder, and the wait ends: {folder}"
+
+
+def test_a_lock_of_a_process_that_has_ended_says_so(tmp_path, monkeypatch, said):
+    (dead, _) = os.waitpid(os.spawnlp(os.P_NOWAIT, "true", "true"), 0)
+    folder = locked_by(tmp_path / "lock_dir", dead)
+    removed = type("Unlocker", (), {"unlock": lambda self, force: shutil.rmtree(folder)})()
+    monkeypatch.setattr(compilelock.get_lock, "unlocker", removed, raising=False)
+    wait(folder, monkeypatch)
+    (sentence,) = said
+    assert sentence.startswith(f"process '{dead}' ended while it was compiling")
+
+
+def test_other_messages_stay_as_they_are(said):
+    logging.getLogger("theano.gof.compilelock").info("Refreshing lock %s", "x")
+    assert said == ["Refreshing lock x"]
+
+
+def test_theano_is_told_once(said):
+    logger = logging.getLogger("theano.gof.compilelock")
+    compile_cache.explain_lock()
+    assert logger.filters.count(compile_cache._explain_record) == 1
