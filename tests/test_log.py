@@ -131,7 +131,7 @@ def test_a_restart_and_a_profile_go_on_with_the_log():
     assert f(np.arange(6.0)) == 15
     assert measured.seconds.shape[:2] == (1, 2)
     calls = [one for one in handler.messages if one.startswith("function f,")]
-    assert [one[:22] for one in calls] == ["function f, 2 row(s)"] + 2 * ["function f, 3 row(s)"]
+    assert [one[:20] for one in calls] == ["function f, 2 row(s)"] + 2 * ["function f, 3 row(s)"]
     assert handler.messages[0].startswith("3 process(es)")
     assert [one for one in handler.messages if one.startswith("2 process(es)")]
 
