@@ -1,0 +1,18 @@
+# An image with the environment of the demos and the tests:
+#     docker build --tag synkhronos .
+#     docker run --rm synkhronos                  trains a network on MNIST, the main demo
+#     docker run --rm synkhronos sh tests/run     runs the tests
+# The memory that processes share is not in /dev/shm, so Docker's limit for it does not matter.
+FROM debian:12-slim
+
+# Compilers, OpenBLAS and OpenCL are installed by the script below; this is what it needs itself.
+RUN apt-get update \
+    && apt-get install --yes --no-install-recommends ca-certificates python3 \
+    && rm -rf /var/lib/apt/lists/*
+
+WORKDIR /synkhronos
+COPY . .
+RUN sh tools/environment.sh --with-opencl \
+    && rm -rf /root/.cache/pip /var/lib/apt/lists/*
+
+CMD ["sh", "demos/run"]
