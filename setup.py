@@ -1,7 +1,7 @@
 """Metadata of the package; the linter's and the tests' settings are in ``pyproject.toml``.
 
-The requirements are in ``requirements/*.in``. The files ``requirements/*.txt`` list the exact versions that
-are tested, with everything that these need in turn.
+The requirements are in ``requirements/*.in``. The files ``requirements/*.txt`` list the exact versions
+that are tested, with everything that these need in turn.
 """
 
 import re

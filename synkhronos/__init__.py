@@ -28,8 +28,8 @@ them equal. A training step averages the gradients, so that all ranks have the s
 [1. 2.]
 >>> synk.close()
 
-`fork` sets up the processes, `data` puts an array in memory that all of them share, `profile` measures how
-they spend their time, and `save` and `load` store their state. Each function has examples:
+`fork` sets up the processes, `data` puts an array in memory that all of them share, `profile` measures
+how they spend their time, and `save` and `load` store their state. Each function has examples:
 ``help(synk.fork)``. In a notebook, call ``fork(restart=True)``, so that the cell can be run again.
 
 The layers of the source code follow, from top to bottom; a layer imports only layers below it. Each
@@ -57,7 +57,7 @@ folder's docstring describes its contents.
 
 import os as _os
 import sys as _sys
-from typing import TYPE_CHECKING as _TYPE_CHECKING
+import typing as _python_typing  # ``_typing`` is a module of this package
 
 from synkhronos._version import __version__ as __version__
 from synkhronos.host import environment as _environment
@@ -118,7 +118,7 @@ __all__ = [
 #: While this is ``argv[0]``, Python is locating the module of ``python -m``, or the command runs.
 _COMMANDS = ("-m", "synkhronos")
 
-if _TYPE_CHECKING or _os.path.basename("".join(_sys.argv[:1])) not in _COMMANDS:
+if _python_typing.TYPE_CHECKING or _os.path.basename("".join(_sys.argv[:1])) not in _COMMANDS:
     from synkhronos._public import *
 else:
     # The commands must work even where the rest of the package cannot be imported; so the names are

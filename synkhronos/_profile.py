@@ -75,7 +75,7 @@ class Profile:
 
     def __init__(self) -> None:
         self.events: list[list[Event]] = []
-        self.seconds = np.zeros((0, 0, len(CATEGORIES)))
+        self.seconds: np.ndarray = np.zeros((0, 0, len(CATEGORIES)))
 
     def _take(self, events: list[list[Event]]) -> None:
         self.events = events

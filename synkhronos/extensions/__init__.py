@@ -8,17 +8,17 @@
 ``keras``
     Models of Keras 2.3.1 on all ranks.
 
-Each module is imported when it is first used, as ``synk.extensions.train`` or by an ``import`` statement.
-So Keras is needed only for ``keras``. ``train`` uses the folder ``steps``, and ``keras`` the folder
+Each module is imported when it is first used, as ``synk.extensions.train`` or by an ``import``. So Keras
+is needed only for ``keras``. ``train`` uses the folder ``steps``, and ``keras`` the folder
 ``keras_backend``.
 """
 
 import importlib as _importlib
-from typing import TYPE_CHECKING as _TYPE_CHECKING
+import typing as _typing
 
 _MODULES = ("keras", "train", "updates")
 
-if _TYPE_CHECKING:
+if _typing.TYPE_CHECKING:
     from synkhronos.extensions import keras as keras
     from synkhronos.extensions import train as train
     from synkhronos.extensions import updates as updates

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Sequence
+from typing import Any, Sequence, overload
 
 from synkhronos import _html
 from synkhronos._errors import ClosedError
@@ -376,13 +376,36 @@ class Function:
         computed = [engine.to_host(value) for value in computed]
         return outputs.in_form(self, computed, output_subset)
 
+    @overload
+    def build_inputs(
+        self,
+        value: ArrayLike,
+        /,
+        *,
+        force_cast: bool = ...,
+        oversize: float = ...,
+        minibatch: bool = ...,
+    ) -> Data: ...
+
+    @overload
+    def build_inputs(
+        self,
+        first: ArrayLike,
+        second: ArrayLike,
+        /,
+        *others: ArrayLike,
+        force_cast: bool = ...,
+        oversize: float = ...,
+        minibatch: bool = ...,
+    ) -> tuple[Data, ...]: ...
+
     def build_inputs(
         self,
         *args: ArrayLike,
         force_cast: bool = False,
         oversize: float = 1.0,
         minibatch: bool = False,
-    ) -> Result:
+    ) -> Any:
         """Create a `Data` for each of the function's inputs, with its dtype and ndim.
 
         Parameters
