@@ -5,7 +5,9 @@
 # The memory that processes share is not in /dev/shm, so Docker's limit for it does not matter.
 FROM debian:12-slim
 
-# Compilers, OpenBLAS and OpenCL are installed by the script below; this is what it needs itself.
+# The script below installs compilers, OpenBLAS and OpenCL; these are what it needs itself, in the version of
+# the Debian release.
+# hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends ca-certificates python3 \
     && rm -rf /var/lib/apt/lists/*
