@@ -6,6 +6,7 @@ import html
 from typing import Iterable, Sequence
 
 _STYLE = "text-align: left; vertical-align: top"
+_ALIGNED = _STYLE + "; white-space: pre; font-family: monospace"  # of several lines, such as an array
 
 
 def table(title: str, rows: Iterable[Sequence[object]], header: Sequence[str] = ()) -> str:
@@ -31,5 +32,6 @@ def table(title: str, rows: Iterable[Sequence[object]], header: Sequence[str] = 
 
 
 def _cell(tag, content):
-    text = html.escape(str(content)).replace("\n", "<br>")
-    return f'<{tag} style="{_STYLE}">{text}</{tag}>'
+    text = html.escape(str(content))
+    style = _ALIGNED if "\n" in text else _STYLE
+    return f'<{tag} style="{style}">{text}</{tag}>'

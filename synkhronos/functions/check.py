@@ -46,7 +46,7 @@ class Comparison(NamedTuple):
     not_compared: dict[str, str]
 
     def _repr_html_(self) -> str:
-        rows = [(name, f"differs by {most:g}") for name, most in self.differences.items()]
+        rows = [(name, f"largest difference {most:g}") for name, most in self.differences.items()]
         rows += [(name, f"not compared: {why}") for name, why in self.not_compared.items()]
         return _html.table("Comparison with the serial function", rows)
 
