@@ -172,7 +172,9 @@ def test_the_tested_versions_meet_the_requirements(file):
 
 @pytest.mark.skipif(Path(sys.prefix) != ROOT / ".venv", reason="for the environment of the tests")
 def test_the_environment_has_the_tested_versions_of_all_that_is_needed():
-    listed = ["library", "demos", "keras", "tests"]
+    script = (ROOT / "tools" / "environment.sh").read_text()
+    listed = re.findall(r"requirements/(\w+)\.txt", re.search("requirements='([^']+)'", script)[1])
+    assert listed.pop(0) == "build" and {"library", "demos", "keras", "tests"} <= {*listed}
     pinned = {name_of(one): one.partition("==")[2] for file in listed for one in read(f"{file}.txt")}
     needed, waiting = set(), [one for file in listed for one in read(f"{file}.in")]
     while waiting:
@@ -181,7 +183,7 @@ def test_the_environment_has_the_tested_versions_of_all_that_is_needed():
         if name in needed or name == "synkhronos" or one.marker and not one.marker.evaluate():
             continue
         needed.add(name)
-        # Keras lists h5py and others in extras; what is wanted of those is in keras.in.
+        # Without the extras of packages; what is wanted of those is in the files.
         waiting += [two for two in metadata.requires(name) or () if "extra" not in two]
     assert needed - {"setuptools"} == set(pinned)
     assert {name: metadata.version(name) for name in pinned} == pinned
