@@ -2,6 +2,7 @@
 
 import email
 import json
+import os
 import re
 import shlex
 import shutil
@@ -28,16 +29,28 @@ JUNK = [
 ]  # fmt: skip
 
 
+def ignored(name):
+    """Whether ``.dockerignore`` excludes a path."""
+    parts = name.split("/")
+    prefixes = ["/".join(parts[: end + 1]) for end in range(len(parts))]
+    lines = (ROOT / ".dockerignore").read_text().splitlines()
+    patterns = [line for line in lines if line and line[0] != "#"]
+    variants = [variant for one in patterns for variant in (one, one.replace("**/", "", 1))]
+    return any(fnmatch(prefix, variant) for prefix in prefixes for variant in variants)
+
+
 def tracked():
-    """Return the paths of the repository's files, or in an unpacked archive those of the archive."""
+    """Return the paths of the repository's files; without Git, of all that are not ignored."""
     if (ROOT / ".git").exists():
         command = ["git", "-c", f"safe.directory={ROOT}", "ls-files"]
         listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    else:
-        (file,) = ROOT.glob("*.egg-info/SOURCES.txt")
-        listed = file.read_text()
-    names = {name for name in listed.splitlines() if ".egg-info/" not in name and name not in ADDED}
-    return {name for name in names if (ROOT / name).is_file()}
+        return {name for name in listed.splitlines() if (ROOT / name).is_file()}
+    found = set()
+    for folder, subfolders, files in os.walk(ROOT):
+        inside = Path(folder).relative_to(ROOT)
+        subfolders[:] = [name for name in subfolders if not ignored(str(inside / name))]
+        found.update(str(inside / name) for name in files)
+    return {name for name in found if not ignored(name)} - ADDED
 
 
 BUILD = """
@@ -229,16 +242,6 @@ def test_the_image_runs_the_two_commands_of_the_readme():
 
 
 def test_the_image_gets_the_files_of_the_repository_and_no_others():
-    patterns = [
-        line for line in (ROOT / ".dockerignore").read_text().splitlines() if line and line[0] != "#"
-    ]
-
-    def ignored(name):
-        parts = name.split("/")
-        prefixes = ["/".join(parts[: end + 1]) for end in range(len(parts))]
-        variants = [variant for one in patterns for variant in (one, one.replace("**/", "", 1))]
-        return any(fnmatch(prefix, variant) for prefix in prefixes for variant in variants)
-
     assert [name for name in sorted(tracked()) if ignored(name)] == []
     for name in [".git/HEAD", ".venv/bin/python", "tests/.hypothesis/a", ".mypy_cache/b", *JUNK]:
         assert ignored(name), name
