@@ -1,4 +1,8 @@
-"""Metadata of the package; the linter's and the tests' settings are in ``pyproject.toml``."""
+"""Metadata of the package; the linter's and the tests' settings are in ``pyproject.toml``.
+
+The requirements are in ``requirements/*.in``. The files ``requirements/*.txt`` list the exact versions
+that are tested, with everything that these need in turn.
+"""
 
 import re
 import runpy
@@ -19,10 +23,14 @@ from setuptools import find_packages, setup  # noqa: E402
 VERSION = re.search(
     r'^__version__ = "(.+)"$', (HERE / "synkhronos" / "_version.py").read_text(), re.MULTILINE
 )
+EXTRAS = {"demos": "demos", "keras": "keras", "bench": "bench", "docs": "docs", "test": "tests"}
 
-DEMOS = ["Lasagne==0.1", "matplotlib", "pillow", "scikit-learn", "tqdm"]
-KERAS = ["keras==2.3.1", "h5py", "pyyaml"]
-TESTS = ["hypothesis", "ipykernel", "jupyter_client", "pytest", "pytest-xdist", "ruff"]
+
+def read_requirements(name):
+    """Return the lines of a file in ``requirements``, without comments."""
+    lines = (HERE / "requirements" / f"{name}.in").read_text().splitlines()
+    return [line for line in lines if line and not line.startswith("#")]
+
 
 setup(
     name="Synkhronos",
@@ -30,26 +38,37 @@ setup(
     description="Data-parallel Theano on all the cores or GPUs of one machine",
     long_description=(HERE / "README.rst").read_text(encoding="utf-8"),
     long_description_content_type="text/x-rst",
+    author="The Synkhronos developers",
     license="MIT",
+    license_files=["LICENSE"],
+    keywords=["Theano", "data parallelism", "multiprocessing", "GPU", "NCCL", "deep learning"],
+    platforms=["Linux"],
     classifiers=[
         "Development Status :: 3 - Alpha",
+        "Environment :: Console",
+        "Environment :: GPU :: NVIDIA CUDA",
+        "Framework :: IPython",
+        "Intended Audience :: Developers",
+        "Intended Audience :: Education",
         "Intended Audience :: Science/Research",
-        "License :: OSI Approved :: MIT License",
         "Operating System :: POSIX :: Linux",
         "Programming Language :: Python :: 3 :: Only",
-        "Topic :: Scientific/Engineering",
+        "Programming Language :: Python :: 3.8",
+        "Programming Language :: Python :: 3.9",
+        "Programming Language :: Python :: 3.10",
+        "Programming Language :: Python :: 3.11",
+        "Programming Language :: Python :: Implementation :: CPython",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+        "Topic :: Scientific/Engineering :: Mathematics",
+        "Topic :: Software Development :: Libraries :: Python Modules",
+        "Topic :: System :: Distributed Computing",
+        "Typing :: Typed",
     ],
     packages=find_packages(include=["synkhronos", "synkhronos.*"]),
     package_data={"synkhronos": ["py.typed", "host/startup/*.py"]},
     python_requires=">=3.8,<3.12",
-    install_requires=[
-        "theano==1.0.5",
-        "numpy>=1.23,<1.24",
-        "scipy<1.11",
-        "cloudpickle",
-        "psutil",
-        "threadpoolctl",
-    ],
-    extras_require={"demos": DEMOS, "keras": KERAS, "tests": [*TESTS, *DEMOS, *KERAS]},
+    install_requires=read_requirements("library"),
+    extras_require={extra: read_requirements(file) for extra, file in EXTRAS.items()},
+    entry_points={"console_scripts": ["synkhronos = synkhronos.__main__:main"]},
     zip_safe=False,
 )

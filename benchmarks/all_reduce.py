@@ -1,7 +1,7 @@
 """all-reduce: sums over two ranks, of 4 bytes to a gradient of ResNet-50, against OpenMPI and Gloo.
 
 It measures the communicator alone, called repeatedly inside one command, and complete calls of
-``synk.all_reduce``. The peers are in ``requirements.txt``; peers that are not installed are omitted.
+``synk.all_reduce``. The extra ``bench`` installs the peers; those that are not installed are omitted.
 """
 
 import importlib.metadata

@@ -1,7 +1,39 @@
 """Data-parallel Theano on all the cores or GPUs of one machine.
 
-The layers, from top to bottom; a layer imports only layers below it. Each folder's docstring describes
-its contents.
+Import it before Theano. Build functions with `function` in place of ``theano.function``; the rows of the
+inputs are split over the processes, and the results are combined:
+
+>>> import numpy as np
+>>> import synkhronos as synk
+>>> import theano.tensor as T
+>>> synk.fork(2, use_gpu=False)  # this process and one worker
+2
+>>> x = T.dmatrix("x")
+>>> f = synk.function([x], [x.mean(), (x.sum(axis=0), "sum")])
+>>> mean, total = f(np.arange(12.0).reshape(6, 2))  # three rows on each process
+>>> print(mean, total)
+5.5 [30. 36.]
+
+Each rank has its own values of shared variables, and its own updates. `broadcast` and `all_reduce` make
+them equal. A training step averages the gradients, so that all ranks have the same parameters:
+
+>>> import theano
+>>> w, y = theano.shared(np.zeros(2), name="w"), T.dvector("y")
+>>> loss = ((x.dot(w) - y) ** 2).mean()
+>>> step = synk.extensions.train.make_train_function(
+...     loss, [w], x, y, synk.extensions.updates.sgd, learning_rate=0.1)
+>>> rows = np.random.RandomState(0).normal(size=(100, 2))
+>>> losses = [float(step(rows, rows.dot([1, 2]))) for _ in range(50)]
+>>> print(w.get_value().round(2))
+[1. 2.]
+>>> synk.close()
+
+`fork` sets up the processes, `data` puts an array in memory that all of them share, `profile` measures
+how they spend their time, and `save` and `load` store their state. Each function has examples:
+``help(synk.fork)``. In a notebook, call ``fork(restart=True)``, so that the cell can be run again.
+
+The layers of the source code follow, from top to bottom; a layer imports only layers below it. Each
+folder's docstring describes its contents.
 
 ===================  ==============================================================================
 ``extensions``       update rules and training steps, built on the public names only
@@ -19,14 +51,17 @@ its contents.
 ``arithmetic``       row numbers, reductions, and states of random generators
 ===================  ==============================================================================
 
-``_errors`` defines the exceptions, ``_typing`` the names of types; ``_public`` imports the public names.
+``_errors`` defines the exceptions, ``_typing`` the names of types, ``_html`` the tables in notebooks;
+``_public`` imports the public names.
 
 The loggers are below ``synkhronos``. The environment variable ``SYNKHRONOS_LOG`` may be ``info``, for
 the start and the end of the processes and for what is compiled and sent, or ``debug``, for every command
 on every rank with its time. The lines are written to stderr, and each has the rank of its process.
 """
 
+import os as _os
 import sys as _sys
+import typing as _python_typing  # ``_typing`` is a module of this package
 
 from synkhronos._version import __version__ as __version__
 from synkhronos.host import environment as _environment
@@ -86,9 +121,14 @@ __all__ = [
     "size",
 ]
 
-if _sys.argv[:1] == ["-m"]:
-    # Python is locating the module of ``python -m``. If that is this package, its commands must work
-    # even where the rest of it cannot be imported; so the names are imported when first used.
+#: While this is ``argv[0]``, Python is locating the module of ``python -m``, or the command runs.
+_COMMANDS = ("-m", "synkhronos")
+
+if _python_typing.TYPE_CHECKING or _os.path.basename("".join(_sys.argv[:1])) not in _COMMANDS:
+    from synkhronos._public import *
+else:
+    # The commands must work even where the rest of the package cannot be imported; so the names are
+    # imported when first used.
     def __getattr__(name):
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -96,5 +136,9 @@ if _sys.argv[:1] == ["-m"]:
 
         return getattr(synkhronos._public, name)
 
-else:
-    from synkhronos._public import *
+
+from synkhronos import extensions as extensions
+
+
+def __dir__():
+    return [*__all__, "__version__", "extensions"]

@@ -10,6 +10,7 @@ import contextlib
 import os
 import sys
 import warnings
+from traceback import StackSummary, walk_tb
 from typing import Sequence
 
 #: What is possible in a broken world
@@ -64,6 +65,21 @@ class WorkerError(SynkhronosError):
             f"rank {self.rank} raised {self.type_name}: {self.message}\n\n"
             f"Traceback of rank {self.rank}:\n{self.traceback}"
         )
+
+    def _render_traceback_(self) -> list[str]:
+        """Return the lines that IPython shows: the worker's traceback, the script's part of ours."""
+        script = StackSummary.extract(
+            (frame, line)
+            for frame, line in walk_tb(self.__traceback__)
+            if frame.f_globals.get("__name__", "").partition(".")[0] not in ("IPython", "synkhronos")
+        )
+        first = str(self).partition("\n")[0]
+        text = (
+            f"Traceback of rank {self.rank}:\n{self.traceback.rstrip()}\n\n"
+            f"Traceback (most recent call last):\n{''.join(script.format())}"
+            f"{type(self).__name__}: {first}"
+        )
+        return text.splitlines()
 
 
 class WorldBrokenError(SynkhronosError):

@@ -13,6 +13,7 @@ from typing import Iterator, NamedTuple
 
 import numpy as np
 
+from synkhronos import _html
 from synkhronos._errors import FuseError
 from synkhronos._typing import PathLike
 from synkhronos.functions.replicate import replicate
@@ -74,7 +75,7 @@ class Profile:
 
     def __init__(self) -> None:
         self.events: list[list[Event]] = []
-        self.seconds = np.zeros((0, 0, len(CATEGORIES)))
+        self.seconds: np.ndarray = np.zeros((0, 0, len(CATEGORIES)))
 
     def _take(self, events: list[list[Event]]) -> None:
         self.events = events
@@ -101,7 +102,18 @@ class Profile:
             lines.append(f"{rank:>4} " + "".join(f"{cell:>18}" for cell in cells) + f"{total:>12.3f}")
         return "\n".join(lines)
 
-    __str__ = table
+    __repr__ = table
+
+    def _repr_html_(self) -> str:
+        steps, ranks, _ = self.seconds.shape
+        rows = []
+        for rank in range(ranks):
+            each = 1e3 * self.seconds[:, rank].sum(axis=0) / max(steps, 1)
+            shares = each / (each.sum() or 1)
+            cells = [f"{one:.3f} ({share:.0%})" for one, share in zip(each, shares)]
+            rows.append([f"rank {rank}", *cells, f"{each.sum():.3f}"])
+        title = f"Milliseconds per step, of {steps} steps, and the share of each rank's time"
+        return _html.table(title, rows, ("", *CATEGORIES, "all"))
 
     def save(self, path: PathLike) -> None:
         """Write the events as a Chrome trace, for https://ui.perfetto.dev or chrome://tracing.

@@ -1,4 +1,7 @@
-"""The public names: everything that ``import synkhronos`` provides."""
+"""The public names: everything that ``import synkhronos`` provides.
+
+``as`` tells type checkers that a name is provided.
+"""
 
 from synkhronos.host import compile_cache as _compile_cache
 from synkhronos.host import environment as _environment
@@ -8,31 +11,64 @@ _compile_cache.check()
 _compile_cache.explain_lock()
 
 from synkhronos._errors import (
-    AlreadyForkedError,
-    ClosedError,
-    FuseError,
-    MismatchError,
-    NotForkedError,
-    SynkhronosError,
-    SynkhronosWarning,
-    WorkerError,
-    WorldBrokenError,
+    AlreadyForkedError as AlreadyForkedError,
+    ClosedError as ClosedError,
+    FuseError as FuseError,
+    MismatchError as MismatchError,
+    NotForkedError as NotForkedError,
+    SynkhronosError as SynkhronosError,
+    SynkhronosWarning as SynkhronosWarning,
+    WorkerError as WorkerError,
+    WorldBrokenError as WorldBrokenError,
 )
-from synkhronos._profile import Profile, profile
-from synkhronos.arithmetic.partition import make_slices
-from synkhronos.arrays.binding import free_shmems, get_shmems, set_shmems
-from synkhronos.arrays.data import Data, data
-from synkhronos.checkpoints.checkpoint import load, save
-from synkhronos.functions.check import Comparison
-from synkhronos.functions.build import function
-from synkhronos.functions.function import Function
-from synkhronos.functions.random import reseed
-from synkhronos.functions.replicate import distribute
-from synkhronos.functions.wrappers import In, Out
-from synkhronos.variables.collectives import all_gather, all_reduce, broadcast, gather, reduce
-from synkhronos.variables.in_sync import in_sync
-from synkhronos.variables.replicas import get_lengths, get_shapes, get_value, scatter, set_value
-from synkhronos.world.devices import get_n_gpu
-from synkhronos.world.fuse import fuse
-from synkhronos.world.launch import close, fork, is_forked, size
-from synkhronos.world.restart import restart
+from synkhronos._profile import (
+    Profile as Profile,
+    profile as profile,
+)
+from synkhronos.arithmetic.partition import make_slices as make_slices
+from synkhronos.arrays.binding import (
+    free_shmems as free_shmems,
+    get_shmems as get_shmems,
+    set_shmems as set_shmems,
+)
+from synkhronos.arrays.data import (
+    Data as Data,
+    data as data,
+)
+from synkhronos.checkpoints.checkpoint import (
+    load as load,
+    save as save,
+)
+from synkhronos.functions.check import Comparison as Comparison
+from synkhronos.functions.build import function as function
+from synkhronos.functions.function import Function as Function
+from synkhronos.functions.random import reseed as reseed
+from synkhronos.functions.replicate import distribute as distribute
+from synkhronos.functions.wrappers import (
+    In as In,
+    Out as Out,
+)
+from synkhronos.variables.collectives import (
+    all_gather as all_gather,
+    all_reduce as all_reduce,
+    broadcast as broadcast,
+    gather as gather,
+    reduce as reduce,
+)
+from synkhronos.variables.in_sync import in_sync as in_sync
+from synkhronos.variables.replicas import (
+    get_lengths as get_lengths,
+    get_shapes as get_shapes,
+    get_value as get_value,
+    scatter as scatter,
+    set_value as set_value,
+)
+from synkhronos.world.devices import get_n_gpu as get_n_gpu
+from synkhronos.world.fuse import fuse as fuse
+from synkhronos.world.launch import (
+    close as close,
+    fork as fork,
+    is_forked as is_forked,
+    size as size,
+)
+from synkhronos.world.restart import restart as restart

@@ -12,13 +12,13 @@ WITH_EXAMPLES = [
     "Function.__call__", "Function.check", "In", "all_gather", "all_reduce", "broadcast", "data",
     "distribute", "fork", "function", "fuse", "gather", "get_lengths", "get_shapes", "get_value",
     "in_sync", "make_slices", "profile", "reduce", "reseed", "restart", "save", "scatter",
-    "set_shmems", "set_value",
+    "set_shmems", "set_value", "synkhronos",
 ]  # fmt: skip
 
 
 def documented():
-    """Return a dictionary of the docstrings of public functions and methods that have examples."""
-    found = {}
+    """Return a dictionary of the docstrings of the package and its public names that have examples."""
+    found = {"synkhronos": synk.__doc__}
     for name in synk.__all__:
         one = getattr(synk, name)
         found[name] = inspect.getdoc(one)

@@ -407,3 +407,20 @@ def test_doctor_finds_this_machine_in_order():
     assert answer.returncode == 0, answer.stdout + answer.stderr
     for name in ("Python", "NumPy", "compiler", "Theano", "cores", "memory", "CUDA", "GPUs", "NCCL"):
         assert f" {name} " in answer.stdout
+
+
+COMMAND = """
+import sys
+from synkhronos.__main__ import main
+
+assert "theano" not in sys.modules
+sys.exit(main())
+"""
+
+
+def test_the_installed_command_starts_without_theano(tmp_path, script):
+    """It is a script by this name that calls `main`, as pip writes it."""
+    path = tmp_path / "synkhronos"
+    path.write_text(COMMAND)
+    answer = command(path, "run", script("print('theano' in __import__('sys').modules)"), options=())
+    assert answer.stdout == "False\n", answer.stderr

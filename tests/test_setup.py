@@ -69,7 +69,8 @@ def test_what_is_imported_can_be_installed(folder, monkeypatch):
     declared = {}
     monkeypatch.setattr("setuptools.setup", declared.update)
     runpy.run_path(str(ROOT / "setup.py"))
-    wanted = declared["install_requires"] + declared["extras_require"]["tests"]
+    extras = declared["extras_require"]
+    wanted = [*declared["install_requires"], *extras["test"], *extras["demos"], *extras["keras"]]
     names = {re.match(r"[\w-]+", one).group().lower() for one in wanted} | BY_DEBIAN
     imported = imported_in(folder) - sys.stdlib_module_names - OUR_OWN
     assert imported and {PACKAGES.get(one, one).lower() for one in imported} <= names

@@ -24,7 +24,7 @@ requirements='requirements/build.txt requirements/library.txt requirements/demos
 
 fingerprint() {
     # The root is included because the environment contains absolute paths.
-    { echo "$root"; cat tools/environment.sh setup.py pyproject.toml $requirements; } | sha256sum
+    { echo "$root"; cat tools/environment.sh setup.py pyproject.toml requirements/*.in $requirements; } | sha256sum
 }
 
 is_made() {

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping
-from typing import Any, Sequence
+from typing import Any, Sequence, overload
 
 import numpy as np
 
-from synkhronos._typing import ArrayLike, Result, Variable
+from synkhronos._typing import ArrayLike, Variable
 from synkhronos.arithmetic.conversion import check_oversize, condition
 from synkhronos.arrays.data import Data
 from synkhronos.world.world import World, current_world
@@ -85,7 +85,15 @@ def set_shmems(
     return bind(world, pairs, oversize, "set_shmems")
 
 
-def get_shmems(*variables: Variable) -> Result:
+@overload
+def get_shmems(variable: Variable, /) -> Data: ...
+
+
+@overload
+def get_shmems(first: Variable, second: Variable, /, *others: Variable) -> list[Data]: ...
+
+
+def get_shmems(*variables: Variable) -> Any:
     """Return the `Data` bound to variables.
 
     Parameters

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from synkhronos import _html
 from synkhronos._errors import ClosedError
 from synkhronos._typing import ArrayLike, DTypeLike, Shape, Variable
 from synkhronos.arithmetic.conversion import (
@@ -121,6 +122,21 @@ class Data:
         if self._view is None:
             return f"<Data{name}: freed>"
         return f"<Data{name}: {self._dtype} {self._view.shape}>"
+
+    def _repr_html_(self) -> str:
+        rows: list[tuple] = [("dtype", self._dtype)]
+        if self._view is None:
+            rows.append(("memory", "freed"))
+        else:
+            held = "a file" if self._items is None else f"{self._items.nbytes:,} bytes, shared"
+            rows += [("shape", self._view.shape), ("memory", held)]
+            if self._minibatch:
+                rows.append(("rows", "those of one batch"))
+            rows.append(("values", np.array2string(self._view, threshold=20, edgeitems=2)))
+        return _html.table(f"Data {self.name or ''}".strip(), rows)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__()} - _INTERNAL)
 
     # Changes
 
@@ -297,6 +313,10 @@ class Data:
         self._items = self.last_handle = None
         self._file, self._view, self._shape = place, value, value.shape
         return True
+
+
+#: Used by the package itself; not shown by completion.
+_INTERNAL = {"handle", "last_handle"}
 
 
 def data(

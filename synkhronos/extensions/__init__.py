@@ -8,6 +8,28 @@
 ``keras``
     Models of Keras 2.3.1 on all ranks.
 
-Import the module that you need; nothing is imported here. ``train`` stands on the folder ``steps``, and
-``keras`` on ``keras_backend``.
+Each module is imported when it is first used, as ``synk.extensions.train`` or by an ``import``. So Keras
+is needed only for ``keras``. ``train`` uses the folder ``steps``, and ``keras`` the folder
+``keras_backend``.
 """
+
+import importlib as _importlib
+import typing as _typing
+
+_MODULES = ("keras", "train", "updates")
+
+if _typing.TYPE_CHECKING:
+    from synkhronos.extensions import keras as keras
+    from synkhronos.extensions import train as train
+    from synkhronos.extensions import updates as updates
+else:
+
+    def __getattr__(name):
+        if name not in _MODULES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return _importlib.import_module(f"{__name__}.{name}")
+
+
+def __dir__():
+    # Completion in IPython evaluates what is listed, so it would import Keras.
+    return [name for name in _MODULES if name != "keras" or name in globals()]

@@ -11,7 +11,7 @@ the arguments of a script's own ``theano.function``.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Sequence, Union
+from typing import Any, Literal, Sequence, Union
 
 from theano.compile.sharedvalue import SharedVariable
 from theano.gof import Variable
@@ -138,7 +138,7 @@ def make_train_function(
     updates: Updates | None = None,
     givens: Any = None,
     bcast_inputs: Sequence[Variable] | None = None,
-    loss_op: str = "avg",
+    loss_op: Literal["avg", "sum"] = "avg",
     function_options: Mapping[str, Any] | None = None,
     **kwargs: Any,
 ) -> TrainFunction:
@@ -247,7 +247,7 @@ def make_train_function_theano(
     updates: Updates | None = None,
     givens: Any = None,
     bcast_inputs: Sequence[Variable] | None = None,
-    loss_op: str = "avg",
+    loss_op: Literal["avg", "sum"] = "avg",
     function_options: Mapping[str, Any] | None = None,
     **kwargs: Any,
 ) -> TrainFunction:
@@ -292,7 +292,7 @@ def parallel_function(
     loss: Variable | Sequence[Variable] | None = None,
     params: Sequence[SharedVariable] | None = None,
     gradients: Sequence[Variable] | None = None,
-    loss_op: str = "avg",
+    loss_op: Literal["avg", "sum"] = "avg",
     bcast_inputs: Sequence[Variable] | None = None,
     sliceable_shareds: Sequence[SharedVariable] | None = None,
     **kwargs: Any,

@@ -4,7 +4,7 @@
 which variables can be given with options. ``function`` has the class `Function`. ``arguments`` checks
 the arguments of a call, before its start barrier; ``call`` is the part of each rank; ``outputs``
 reduces the results after the finish barrier. ``replicate`` sends functions to the workers, and
-``random`` seeds their random streams.
+``random`` seeds their random streams. ``description`` is what notebooks show of a function.
 
 ``check`` compares a call with the serial function, by a ``trial`` of the call on every rank, and
 ``reasons`` finds why they differ. ``agreement`` keeps track of which replicas of shared variables are

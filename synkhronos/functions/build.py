@@ -6,9 +6,9 @@ import contextlib
 import os
 import sys
 import time
-from typing import Any, Iterable, Iterator, Mapping, Sequence, Tuple, Union
+from typing import Any, Iterable, Iterator, Mapping, Optional, Sequence, Tuple, Union
 
-from synkhronos._typing import Compiled, SharedVariable, Variable
+from synkhronos._typing import Compiled, OutputOp, ReduceOp, SharedVariable, Variable
 from synkhronos.arithmetic.operations import OPERATIONS
 from synkhronos.functions.call import Replica
 from synkhronos.functions.function import Function
@@ -20,12 +20,14 @@ from synkhronos.functions.signature import (
     parse_updates,
 )
 from synkhronos.functions.watch import watch
+from synkhronos.functions.wrappers import In, Out
 from synkhronos.host.log import logger
 from synkhronos.host.progress import Progress
 from synkhronos.world.world import World, current_world
 
-Output = Union[Variable, Tuple[Variable, Union[str, None]]]
-Update = Union[Tuple[SharedVariable, Any], Tuple[SharedVariable, Any, Union[str, None]]]
+Input = Union[Variable, In]
+Output = Union[Variable, Tuple[Variable, Optional[OutputOp]], Out]
+Update = Union[Tuple[SharedVariable, Any], Tuple[SharedVariable, Any, Optional[ReduceOp]]]
 
 
 def _accumulated(
@@ -52,9 +54,9 @@ def _accumulated(
 
 
 def function(
-    inputs: Sequence[Variable],
-    outputs: Output | list[Output] | None = None,
-    bcast_inputs: Sequence[Variable] | None = None,
+    inputs: Sequence[Input],
+    outputs: Output | list[Output] | Mapping[str, Output] | None = None,
+    bcast_inputs: Sequence[Input] | None = None,
     updates: Mapping[SharedVariable, Any] | Sequence[Update] | None = None,
     givens: Mapping[Variable, Any] | Iterable[tuple[Variable, Any]] | None = None,
     sliceable_shareds: Sequence[SharedVariable] | None = None,

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Sequence
 
 import numpy as np
 
+from synkhronos import _html
 from synkhronos._errors import MismatchError
 from synkhronos.arithmetic.comparison import difference
 from synkhronos.arithmetic.operations import GATHER
@@ -43,6 +44,11 @@ class Comparison(NamedTuple):
 
     differences: dict[str, float]
     not_compared: dict[str, str]
+
+    def _repr_html_(self) -> str:
+        rows = [(name, f"largest difference {most:g}") for name, most in self.differences.items()]
+        rows += [(name, f"not compared: {why}") for name, why in self.not_compared.items()]
+        return _html.table("Comparison with the serial function", rows)
 
 
 def check(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Sequence
+from typing import Any, Sequence, overload
 
+from synkhronos import _html
 from synkhronos._errors import ClosedError
 from synkhronos._typing import ArrayLike, Batch, Result, SharedVariable
 from synkhronos.arrays.binding import bind, find_bound
@@ -12,6 +13,7 @@ from synkhronos.functions import arguments, outputs
 from synkhronos.functions.agreement import agreement_of
 from synkhronos.functions.call import Replica, bounds_of_all_rows
 from synkhronos.functions.check import Comparison, check, check_tolerance
+from synkhronos.functions.description import describe
 from synkhronos.functions.replicate import check_sent, replicate
 from synkhronos.functions.signature import Input
 from synkhronos.world.world import World
@@ -84,6 +86,17 @@ class Function:
 
     def __repr__(self) -> str:
         return f"<synkhronos.Function {self.name}>"
+
+    def _repr_html_(self) -> str:
+        return _html.table(f"Function {self.name}", describe(self), ("", "name", "type", "ranks"))
+
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
+        # IPython would write the text by the class that `__class__` is.
+        return {"text/plain": repr(self)}
+
+    def __dir__(self) -> list[str]:
+        # object.__dir__ would list the names of `__class__`, which are the compiler's.
+        return sorted({"name", "update_modes", *vars(Function)} - _INTERNAL)
 
     def get_shared(self) -> list[SharedVariable]:
         """Return the shared variables that the function reads or updates.
@@ -364,13 +377,36 @@ class Function:
         computed = [engine.to_host(value) for value in computed]
         return outputs.in_form(self, computed, output_subset)
 
+    @overload
+    def build_inputs(
+        self,
+        value: ArrayLike,
+        /,
+        *,
+        force_cast: bool = ...,
+        oversize: float = ...,
+        minibatch: bool = ...,
+    ) -> Data: ...
+
+    @overload
+    def build_inputs(
+        self,
+        first: ArrayLike,
+        second: ArrayLike,
+        /,
+        *others: ArrayLike,
+        force_cast: bool = ...,
+        oversize: float = ...,
+        minibatch: bool = ...,
+    ) -> tuple[Data, ...]: ...
+
     def build_inputs(
         self,
         *args: ArrayLike,
         force_cast: bool = False,
         oversize: float = 1.0,
         minibatch: bool = False,
-    ) -> Result:
+    ) -> Any:
         """Create a `Data` for each of the function's inputs, with its dtype and ndim.
 
         Parameters
@@ -456,6 +492,10 @@ class Function:
         """
         world = self._usable_world()
         return find_bound(world, [one.variable for one in self.inputs], "get_input_shmems")
+
+
+#: Used by the package itself; not shown by completion.
+_INTERNAL = {"forget_last_call", "watch", "watcher"}
 
 
 def _make_copy(name):

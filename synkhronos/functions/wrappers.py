@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from synkhronos._typing import Variable
+from synkhronos._typing import OutputOp, Variable
 from synkhronos.arithmetic.conversion import check_extent
 
 
@@ -60,7 +60,7 @@ class Out:
         With ``"gather"``, the axis along which the values of the ranks are concatenated.
     """
 
-    def __init__(self, variable: Variable, op: str | None = "avg", axis: int = 0) -> None:
+    def __init__(self, variable: Variable, op: OutputOp | None = "avg", axis: int = 0) -> None:
         self.variable = variable
         self.op = op
         self.axis = check_extent(axis, "Out: axis")

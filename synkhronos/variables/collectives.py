@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any, Literal, Sequence, overload
+
 import numpy as np
 
-from synkhronos._typing import ArrayLike, Result, SharedVariables, Values
+from synkhronos._typing import (
+    ArrayLike,
+    ComputedArray,
+    ComputedList,
+    ReduceOp,
+    SharedVariable,
+    SharedVariables,
+    Values,
+)
 from synkhronos.arithmetic.conversion import as_array
 from synkhronos.arithmetic.operations import find_operation
 from synkhronos.functions.agreement import agreement_of
@@ -115,7 +125,21 @@ class Gather(Command):
             here.engine.store(variable, here.engine.arithmetic.concatenate(arrays))
 
 
-def gather(shared_vars: SharedVariables, nd_up: int = 1, nccl: bool = True) -> Result:
+@overload
+def gather(
+    shared_vars: Sequence[SharedVariable], nd_up: Literal[0, 1] = ..., nccl: bool = ...
+) -> ComputedList[Any]: ...
+
+
+@overload
+def gather(shared_vars: SharedVariable, nd_up: Literal[0], nccl: bool = ...) -> ComputedArray: ...
+
+
+@overload
+def gather(shared_vars: SharedVariable, nd_up: Literal[1] = ..., nccl: bool = ...) -> Any: ...
+
+
+def gather(shared_vars: SharedVariables, nd_up: Literal[0, 1] = 1, nccl: bool = True) -> Any:
     """Return the replicas of all ranks.
 
     Parameters
@@ -285,14 +309,47 @@ class _LastReduction:
     command: Reduce | None = None
 
 
+@overload
+def reduce(  # type: ignore[overload-overlap]
+    shared_vars: SharedVariables,
+    op: ReduceOp = ...,
+    in_place: Literal[True] = ...,
+    nccl: bool = ...,
+    *,
+    weights: Function | ArrayLike | None = ...,
+) -> Pending | None: ...
+
+
+@overload
+def reduce(
+    shared_vars: Sequence[SharedVariable],
+    op: ReduceOp = ...,
+    in_place: bool = ...,
+    nccl: bool = ...,
+    *,
+    weights: Function | ArrayLike | None = ...,
+) -> ComputedList[np.ndarray]: ...
+
+
+@overload
+def reduce(
+    shared_vars: SharedVariable,
+    op: ReduceOp = ...,
+    in_place: bool = ...,
+    nccl: bool = ...,
+    *,
+    weights: Function | ArrayLike | None = ...,
+) -> ComputedArray: ...
+
+
 def reduce(
     shared_vars: SharedVariables,
-    op: str = "avg",
+    op: ReduceOp = "avg",
     in_place: bool = True,
     nccl: bool = True,
     *,
     weights: Function | ArrayLike | None = None,
-) -> Result:
+) -> Any:
     """Reduce the replicas of all ranks to one value on the master.
 
     Parameters
@@ -359,7 +416,7 @@ def reduce(
 
 def all_reduce(
     shared_vars: SharedVariables,
-    op: str = "avg",
+    op: ReduceOp = "avg",
     nccl: bool = True,
     *,
     weights: Function | ArrayLike | None = None,

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Sequence
+from typing import Any, Sequence, overload
 
 import numpy as np
 
-from synkhronos._typing import Batch, Result, Rows, SharedVariable, SharedVariables, Values
+from synkhronos._typing import (
+    Batch,
+    ComputedArray,
+    ComputedList,
+    Rows,
+    SharedVariable,
+    SharedVariables,
+    Values,
+)
 from synkhronos.arithmetic.partition import select, share
 from synkhronos.arrays.binding import bound_data
 from synkhronos.arrays.data import Data, as_data
@@ -211,7 +219,15 @@ class _Fetch(Command):
         return [here.send(copy) for copy in copies]
 
 
-def get_value(rank: int, shared_vars: SharedVariables) -> Result:
+@overload
+def get_value(rank: int, shared_vars: Sequence[SharedVariable]) -> ComputedList[np.ndarray]: ...
+
+
+@overload
+def get_value(rank: int, shared_vars: SharedVariable) -> ComputedArray: ...
+
+
+def get_value(rank: int, shared_vars: SharedVariables) -> Any:
     """Return copies of the replicas of one rank.
 
     Parameters
@@ -274,7 +290,15 @@ class _Shapes(Command):
         return [np.shape(here.engine.storage(here.shareds[number])) for number in self.numbers]
 
 
-def get_shapes(shared_vars: SharedVariables) -> Result:
+@overload
+def get_shapes(shared_vars: Sequence[SharedVariable]) -> ComputedList[list[tuple[int, ...]]]: ...
+
+
+@overload
+def get_shapes(shared_vars: SharedVariable) -> ComputedList[tuple[int, ...]]: ...
+
+
+def get_shapes(shared_vars: SharedVariables) -> Any:
     """Return the shapes of the replicas of a shared variable.
 
     Parameters
@@ -319,7 +343,15 @@ def get_shapes(shared_vars: SharedVariables) -> Result:
     return submit(world, _Shapes(numbers_of(world, variables)), finish, variables)
 
 
-def get_lengths(shared_vars: SharedVariables) -> Result:
+@overload
+def get_lengths(shared_vars: Sequence[SharedVariable]) -> ComputedList[list[int]]: ...
+
+
+@overload
+def get_lengths(shared_vars: SharedVariable) -> ComputedList[int]: ...
+
+
+def get_lengths(shared_vars: SharedVariables) -> Any:
     """Return the number of rows of the replicas of a shared variable.
 
     Parameters

@@ -1,0 +1,52 @@
+"""What a function's inputs, outputs and updates are, for its table in notebooks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from synkhronos.arithmetic.operations import GATHER
+
+
+def describe(function: Any) -> list[tuple[str, str, str, str]]:
+    """Return a row for each input, output, update and sliceable shared variable.
+
+    Each row has what it is, its name or number, its type, and how the ranks share it.
+    """
+    if function._world is None:
+        return [("a copy", "", "", "cannot be called")]
+    replica, shareds = function.replica, function._world.here.shareds
+    rows = []
+    for one in function.inputs:
+        rows.append(("input", one.name or str(one.variable), _type(one.type), _split(one)))
+    keys = function.form if isinstance(function.form, list) else range(len(replica.output_modes))
+    for key, dtype, mode, axis in zip(
+        keys, replica.output_dtypes, replica.output_modes, replica.output_axes
+    ):
+        rows.append(("output", str(key), str(dtype), _combination(mode, axis)))
+    for number, op in replica.updates:
+        how = "not over slices" if op is None else f"{op} over slices"
+        rows.append(("update", _name(shareds[number]), "", f"on each rank, {how}"))
+    for number in replica.sliceable:
+        rows.append(("sliceable", _name(shareds[number]), "", "each rank's own rows"))
+    return rows
+
+
+def _type(kind):
+    if kind.format == "object":
+        return "object"
+    text = f"{kind.dtype}, {kind.ndim} dimension" + "s" * (kind.ndim != 1)
+    return text if kind.format == "dense" else f"{kind.format}, {text}"
+
+
+def _split(one):
+    return "whole on every rank" if one.axis is None else f"split along axis {one.axis}"
+
+
+def _combination(mode, axis):
+    if mode is None:
+        return "the master's own"
+    return f"{GATHER} along axis {axis}" if mode == GATHER else f"{mode} over the ranks"
+
+
+def _name(shared):
+    return shared.name or str(shared)

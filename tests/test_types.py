@@ -1,0 +1,59 @@
+"""Tests of what a type checker tells a user: nothing about a right script, and its mistakes."""
+
+import importlib.util
+import re
+import subprocess
+import sys
+from typing import get_args
+
+import pytest
+from processes import FOLDER, ROOT
+
+from synkhronos import _typing
+from synkhronos.arithmetic.operations import GATHER, OPERATIONS, parse_output_mode
+
+SCRIPTS = FOLDER / "programs" / "types"
+MARK = re.compile(r"  # ([a-z-]+)$")
+
+
+@pytest.fixture(scope="module")
+def errors(pytestconfig):
+    """The errors that mypy finds, by file name: pairs of line number and code."""
+    if importlib.util.find_spec("mypy") is None:
+        pytest.skip("the test needs mypy")
+    cache = pytestconfig.cache.mkdir("mypy")
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", "--config-file=", "--strict", "--ignore-missing-imports",
+         "--follow-imports=silent", "--cache-dir", str(cache), "script.py", "mistakes.py"],
+        cwd=SCRIPTS, env={"MYPYPATH": str(ROOT)}, capture_output=True, text=True, timeout=200,
+    )  # fmt: skip
+    assert done.returncode == 1, done.stdout + done.stderr
+    found = {"script.py": [], "mistakes.py": []}
+    for file, line, code in re.findall(r"^([^:]+):(\d+): error: .*\[([a-z-]+)\]$", done.stdout, re.M):
+        found[file].append((int(line), code))
+    assert sum(map(len, found.values())) == done.stdout.count(": error: ")
+    return found
+
+
+def test_mypy_accepts_a_script(errors):
+    assert errors["script.py"] == []
+
+
+def test_mypy_finds_each_mistake_and_no_other(errors):
+    lines = enumerate((SCRIPTS / "mistakes.py").read_text().splitlines(), 1)
+    marked = [(number, MARK.search(line)[1]) for number, line in lines if MARK.search(line)]
+    assert len(marked) > 30
+    assert errors["mistakes.py"] == marked
+
+
+@pytest.mark.skipif(sys.version_info < (3, 9), reason="ndarray has no type arguments before")
+def test_what_the_script_declares_is_so(programs):
+    programs.run_script("types/script.py")
+
+
+def test_the_types_of_operations_name_all_of_them():
+    assert sorted(get_args(_typing.ReduceOp)) == sorted(OPERATIONS)
+    modes = [*OPERATIONS, GATHER]
+    assert sorted(get_args(_typing.OutputOp)) == sorted([*modes, *(f"c_{one}" for one in modes)])
+    for mode in get_args(_typing.OutputOp):
+        assert parse_output_mode(mode)[0] in modes
