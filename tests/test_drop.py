@@ -77,6 +77,22 @@ def test_a_variable_of_two_functions_is_dropped_with_the_second(world_of):
     assert held() == [([], [])] * 2
 
 
+@pytest.mark.parametrize("late", [False, True], ids=["inherited", "sent"])
+def test_a_clone_that_is_dropped_leaves_the_value_to_the_original(world_of, late):
+    world_of(2)
+    if late:
+        synk.distribute()
+    original = theano.shared(np.ones(3), "original")
+    clone = theano.clone(original, share_inputs=False)
+    step = synk.function([], updates=[(clone, clone + 1)], mode="FAST_COMPILE")
+    read = synk.function([], original, mode="FAST_COMPILE")
+    step()
+    del clone, step
+    assert [len(shareds) for _, shareds in held()] == [1, 1]
+    np.testing.assert_array_equal(synk.gather(original), np.full((2, 3), 2))
+    np.testing.assert_array_equal(read(), np.full(3, 2))
+
+
 def test_what_was_dropped_before_it_was_replicated_is_not_sent(world_of):
     world_of(2)
     synk.distribute()

@@ -301,7 +301,7 @@ def be_ended(moment, to, number, handled):
             psutil.Process().children()[0].kill()
         if moment.phase == "late":
             x = tt.dvector("x")
-            synk.function([x], (x.sum() + world.w.sum(), "sum"), mode="FAST_COMPILE")
+            world.late = synk.function([x], (x.sum() + world.w.sum(), "sum"), mode="FAST_COMPILE")
         strike(moment, to, number)
         {
             "call": step,
@@ -325,8 +325,9 @@ def be_ended_at_each_moment(to, number, handled, every):
         code = end_of(be_ended, moment, to, number, handled)
         assert code == (5 if handled else -number), (moment, code)
         if moment.phase == "save":
-            open_world(3)
+            world = open_world(3)
             assert synk.load("checkpoint")["step"] in (0, 1)
+            world.plain(np.ones(6))
             synk.close()
 
 

@@ -254,8 +254,8 @@ class Engine(ABC):
         """Make this array itself the shared variable's storage."""
 
     @abstractmethod
-    def release(self, shared: SharedVariable) -> None:
-        """Free the value of a shared variable that nobody uses any more."""
+    def release(self, shareds: Sequence[SharedVariable], used: Iterable[SharedVariable]) -> None:
+        """Free the values of shared variables, except those that belong to a variable in `used`, too."""
 
     def notice_writes(  # noqa: B027
         self, shared: SharedVariable, notify: Callable[[], None] | None

@@ -213,8 +213,9 @@ class NaiveEngine(Engine):
     def store(self, shared, array):
         shared.storage = array
 
-    def release(self, shared):
-        shared.storage = None
+    def release(self, shareds, used):
+        for shared in shareds:
+            shared.storage = None
 
     # Random streams
 

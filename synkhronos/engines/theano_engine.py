@@ -176,8 +176,12 @@ class TheanoEngine(Engine):
     def store(self, shared, array):
         shared.container.storage[0] = array
 
-    def release(self, shared):
-        shared.container.storage[0] = None
+    def release(self, shareds, used):
+        # A clone of a variable may have the storage of the original.
+        in_use = {id(one.container.storage) for one in used}
+        for shared in shareds:
+            if id(shared.container.storage) not in in_use:
+                shared.container.storage[0] = None
 
     def notice_writes(self, shared, notify):
         report_assignments(shared.container, notify)

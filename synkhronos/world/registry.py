@@ -116,14 +116,13 @@ class Drop(Command):
     def run(self, here: Here) -> None:
         if here.is_master:
             return
-        functions = [here.functions.pop(number, None) for number in self.numbers]
         for number in self.numbers:
+            here.functions.pop(number, None)
             here.rows.pop(number, None)
-            shared = here.shareds.pop(number, None)
-            if shared is not None:
-                # Objects of the script, which a forked worker has inherited, may still refer to it.
-                here.engine.release(shared)
-        del functions
+        shareds = [here.shareds.pop(number) for number in self.numbers if number in here.shareds]
+        # Objects of the script, which a forked worker has inherited, may still refer to them.
+        here.engine.release(shareds, here.shareds.values())
+        del shareds
         collect()
 
 
