@@ -24,7 +24,7 @@ def need(*names, extra="demos"):
     if missing:
         sys.exit(
             f"{Path(sys.argv[0]).name}: this script also needs {', '.join(missing)}; in the folder of "
-            f"Synkhronos: python -m pip install --no-build-isolation '.[{extra}]'"
+            f"Synkhronos: python -m pip install '.[{extra}]'"
         )
 
 

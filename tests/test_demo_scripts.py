@@ -113,7 +113,7 @@ def test_packages_that_are_missing_are_named_with_the_remedy(script, monkeypatch
     with pytest.raises(SystemExit) as end:
         script.need("numpy", "no_such_package", "nor_this")
     assert end.value.code.startswith("demo.py: this script also needs no_such_package, nor_this; ")
-    assert end.value.code.endswith("python -m pip install --no-build-isolation '.[demos]'")
+    assert end.value.code.endswith("python -m pip install '.[demos]'")
 
 
 # How a script ends
