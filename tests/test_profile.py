@@ -29,8 +29,10 @@ def test_every_step_and_rank_is_measured(step):
             step()
     assert profile.seconds.shape == (5, 2, len(profile.categories))
     seconds = dict(zip(profile.categories, np.moveaxis(profile.seconds, -1, 0)))
-    for category in ("compute", "copy", "reduce", "wait", "other"):
+    for category in ("compute", "copy", "reduce", "wait"):
         assert (seconds[category] > 0).all(), category
+    # What is left of a command, which may be less than the clock can tell.
+    assert (seconds["other"] >= 0).all() and seconds["other"].sum() > 0
     for events in profile.events:
         names = [event.name for event in events if event.category == "compute"]
         assert names == ["gradient", "update"] * 5
