@@ -81,14 +81,18 @@ class Profile:
         self.events = events
         steps = max((event.step + 1 for by_rank in events for event in by_rank), default=0)
         self.seconds = np.zeros((steps, len(events), len(CATEGORIES)))
-        whole = np.zeros((steps, len(events)))
+        rest = self.seconds[:, :, -1]
         for rank, by_rank in enumerate(events):
+            begin = {event.step: event.start for event in by_rank if event.category == _COMMAND}
             for event in by_rank:
                 if event.category == _COMMAND:
-                    whole[event.step, rank] += event.seconds
-                else:
-                    self.seconds[event.step, rank, CATEGORIES.index(event.category)] += event.seconds
-        self.seconds[:, :, -1] = np.maximum(whole - self.seconds.sum(axis=2), 0)
+                    rest[event.step, rank] += event.seconds
+                    continue
+                self.seconds[event.step, rank, CATEGORIES.index(event.category)] += event.seconds
+                # The master also copies before its command, for example the numbers of rows.
+                if event.start >= begin.get(event.step, np.inf):
+                    rest[event.step, rank] -= event.seconds
+        np.maximum(rest, 0, out=rest)
 
     def table(self) -> str:
         """Return a table of the milliseconds per step of each rank and category, as a string."""

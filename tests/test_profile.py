@@ -8,6 +8,7 @@ import pytest
 import synkhronos as synk
 import theano
 import theano.tensor as T
+from synkhronos._profile import Event
 from synkhronos.extensions import train, updates
 
 
@@ -39,12 +40,21 @@ def test_every_step_and_rank_is_measured(step):
         commands = [event for event in events if event.category == "command"]
         assert [event.step for event in commands] == list(range(5))
         for rank_seconds, command in zip(profile.seconds[:, profile.events.index(events)], commands):
-            assert rank_seconds.sum() == pytest.approx(command.seconds)
+            early = [one for one in events if one.start < command.start and one.step == command.step]
+            before = [one.seconds for one in early]
+            assert rank_seconds.sum() == pytest.approx(command.seconds + sum(before))
     # The ranks' clocks agree: each worker's command lies within the master's.
     commands = [[one for one in events if one.category == "command"] for events in profile.events]
     for mine, others in zip(*commands):
         assert mine.start <= others.start
         assert others.start + others.seconds <= mine.start + mine.seconds
+
+
+def test_what_the_master_copies_before_a_command_is_not_a_part_of_the_command():
+    copy, compute = Event(0, "copy", "place", 0.0, 2.0), Event(0, "compute", "f", 2.5, 1.0)
+    measured = synk.Profile()
+    measured._take([[copy, compute, Event(0, "command", "run", 2.0, 3.0)]])
+    np.testing.assert_array_equal(measured.seconds, [[[1.0, 2.0, 0.0, 0.0, 2.0]]])
 
 
 def test_the_table_names_categories_and_ranks(step):

@@ -14,7 +14,6 @@ from synkhronos.checkpoints.manifest import Entry, Manifest
 from synkhronos.functions.agreement import agreement_of
 from synkhronos.functions.replicate import replicate
 from synkhronos.world.here import Command
-from synkhronos.world.registry import collect
 from synkhronos.world.world import current_world
 
 
@@ -149,7 +148,7 @@ def _usable_world(what):
     world.check_usable()
     if world.is_recording:
         raise RuntimeError(f"{what}(): not inside a fuse() block; call it after the block")
-    collect()  # what the script has dropped is not part of a checkpoint
+    world.registry.collect()  # what the script has dropped is not part of a checkpoint
     return world
 
 

@@ -93,11 +93,15 @@ class Registry:
         """Return the functions that are not replicated yet."""
         return [one for number, one in self.functions.items() if number >= self.replicated]
 
-    def drop_everywhere(self, run: Callable[[Command], Any]) -> None:
-        """Let the workers drop what the script has dropped; ``run(command)`` runs a command."""
+    def collect(self) -> None:
+        """Free the shared variables that only dropped functions kept alive."""
         if self._has_cycles:
             self._has_cycles = False
-            collect()  # shared variables that only a dropped function kept alive
+            _collect()
+
+    def drop_everywhere(self, run: Callable[[Command], Any]) -> None:
+        """Let the workers drop what the script has dropped; ``run(command)`` runs a command."""
+        self.collect()
         numbers = list(self.dropped)
         run(Drop(numbers))
         del self.dropped[: len(numbers)]
@@ -123,10 +127,10 @@ class Drop(Command):
         # Objects of the script, which a forked worker has inherited, may still refer to them.
         here.engine.release(shareds, here.shareds.values())
         del shareds
-        collect()
+        _collect()
 
 
-def collect() -> None:
+def _collect():
     """Free what was dropped: compiled functions contain reference cycles."""
     gc.collect()
     heap.trim()

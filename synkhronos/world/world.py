@@ -29,7 +29,7 @@ from synkhronos.host import heap
 from synkhronos.host.signals import DeferredSignal, defer_termination
 from synkhronos.transports.base import Transport
 from synkhronos.world.here import Command, Here
-from synkhronos.world.registry import Registry, collect
+from synkhronos.world.registry import Registry
 from synkhronos.world.threads import ThreadLimits
 from synkhronos.world.worker import work
 
@@ -162,7 +162,7 @@ class World:
                 former, usable = self.here, self.broken is None
                 self.mark_broken(f"a restart has begun, but has not ended; {REMEDY}")
                 self._end_workers(usable)
-                collect()  # new workers need not inherit what was dropped
+                self.registry.collect()  # new workers need not inherit what was dropped
                 self._copy_out_of_store()
                 self._connect(former.transport.successor(size, master_rank), former.engine)
                 self.here.store.trim_others()
