@@ -166,6 +166,29 @@ def test_data_bound_to_a_variable_is_freed_with_the_variable(world_of):
     assert data() is None
 
 
+def test_dropping_takes_no_further_command(world_of):
+    world_of(2)
+    kept, dropped = model(), model()
+    kept(), dropped()
+    with synk.profile() as measured:
+        del dropped
+        kept()
+    assert measured.seconds.shape[:2] == (1, 2)
+    assert [len(functions) for functions, _ in held()] == [1, 1]
+
+
+def test_what_is_dropped_is_dropped_although_the_next_command_fails(world_of):
+    world_of(2)
+    x = T.dvector("x")
+    kept, dropped = synk.function([x], (x[1], "sum"), mode="FAST_COMPILE"), model()
+    kept([1.0, 2.0, 3.0, 4.0]), dropped()
+    del dropped
+    with pytest.raises(synk.WorkerError, match="IndexError"):
+        kept([1.0, 2.0, 3.0])  # the worker has one row
+    assert [len(functions) for functions, _ in held()] == [1, 1]
+    assert kept([1.0, 2.0, 3.0, 4.0]) == 6
+
+
 @own_process
 @pytest.mark.parametrize("late", [False, True], ids=["inherited", "sent"])
 def test_dropped_models_do_not_accumulate(late):

@@ -99,12 +99,13 @@ class Registry:
             self._has_cycles = False
             _collect()
 
-    def drop_everywhere(self, run: Callable[[Command], Any]) -> None:
-        """Let the workers drop what the script has dropped; ``run(command)`` runs a command."""
+    def drop_and_run(self, command: Command, run: Callable[[Command], list]) -> list:
+        """Return ``run(command)``; before it, the workers drop what the script has dropped."""
         self.collect()
         numbers = list(self.dropped)
-        run(Drop(numbers))
+        results = run(Drop(numbers, command))
         del self.dropped[: len(numbers)]
+        return results
 
     def mark_replicated(self, new: Sequence[int]) -> None:
         """Record that the workers have what has these numbers, the last ones."""
@@ -112,14 +113,24 @@ class Registry:
 
 
 class Drop(Command):
-    """Free functions and shared variables that the script has dropped."""
+    """Free what the script has dropped, then run another command.
 
-    def __init__(self, numbers: list[int]) -> None:
-        self.numbers = numbers
+    Parameters
+    ----------
+    numbers : list of int
+        The functions and shared variables that the script has dropped.
+    command : Command
+    """
 
-    def run(self, here: Here) -> None:
-        if here.is_master:
-            return
+    def __init__(self, numbers: list[int], command: Command) -> None:
+        self.numbers, self.command = numbers, command
+
+    def run(self, here: Here) -> Any:
+        if not here.is_master:
+            self._drop(here)
+        return self.command.run(here)
+
+    def _drop(self, here: Here) -> None:
         for number in self.numbers:
             here.functions.pop(number, None)
             here.rows.pop(number, None)
@@ -129,8 +140,11 @@ class Drop(Command):
         del shareds
         _collect()
 
+    def describe(self, here: Here) -> str:
+        return self.command.describe(here)
 
-def _collect():
+
+def _collect() -> None:
     """Free what was dropped: compiled functions contain reference cycles."""
     gc.collect()
     heap.trim()

@@ -247,7 +247,7 @@ class World:
             self._take_turn()
             try:
                 if self.registry.dropped:
-                    self.registry.drop_everywhere(self._run)
+                    return self.registry.drop_and_run(command, self._run)
                 return self._run(command)
             finally:
                 self._turn.release()
