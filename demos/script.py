@@ -8,6 +8,17 @@ import os
 import sys
 from pathlib import Path
 
+
+def say_interrupted(kind, error, traceback):
+    """Show Ctrl-C while a script imports its modules in one line; Python then exits with 130."""
+    if issubclass(kind, KeyboardInterrupt):
+        print(f"{Path(sys.argv[0]).name}: interrupted", file=sys.stderr)
+    else:
+        sys.__excepthook__(kind, error, traceback)
+
+
+sys.excepthook = say_interrupted  # before the imports that take seconds
+
 import synkhronos as synk
 from synkhronos.host.progress import Progress
 

@@ -5,6 +5,7 @@ import contextlib
 import importlib
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -184,6 +185,27 @@ def test_a_demo_that_the_terminal_interrupts_ends_with_130_and_one_line(programs
     done = programs.run(interrupted_in_a_call)
     assert done.returncode == 130 and "Traceback" not in done.stderr
     assert done.stderr.splitlines()[-1] == "interrupted_in_a_call: interrupted"
+
+
+#: Takes the place of the package, whose import takes seconds
+INTERRUPTED_IMPORT = """
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)  # also if the tests run in the background
+signal.raise_signal(signal.SIGINT)
+"""
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["demo_1.py", "lasagne_mnist/train_mnist_theano.py", "resnet/train_resnet.py", "ports/show.py"],
+)
+def test_ctrl_c_during_the_imports_is_one_line_too(path, tmp_path):
+    (tmp_path / "synkhronos.py").write_text(INTERRUPTED_IMPORT)
+    command = [sys.executable, "-B", str(DEMOS / path)]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(command, env=environment, stderr=subprocess.PIPE, timeout=30)
+    assert done.returncode == -signal.SIGINT  # which a shell reports as 130
+    assert done.stderr.decode() == f"{Path(path).name}: interrupted\n"
 
 
 def test_devices_that_do_not_exist_are_user_errors(script):

@@ -87,8 +87,18 @@ def test_an_average_of_an_integer_update_under_slices_is_a_type_error(world_of):
     assert_same(synk.get_value(1, calls), 1)
     with pytest.raises(TypeError, match="avg"):
         f(np.ones(4, "float32"), num_slices=2)
-    with pytest.raises(TypeError, match="avg"):
+    with pytest.raises(TypeError, match="averaged by default .'avg'.*, give it as .output, 'gather'"):
         synk.function([x], calls + x.shape[0])
+    with pytest.raises(TypeError, match="operation 'avg' of outputs.*not defined for dtype bool"):
+        synk.function([x], (x > 0, "avg"))
+
+
+def test_an_unknown_option_of_a_function_is_named(world_of):
+    world_of(2)
+    x = tt.fvector("x")
+    with pytest.raises(TypeError, match="^function: .*, got .op.; an operation is given with"):
+        synk.function([x], x.sum(), op="sum")
+    assert synk.function([x], x.mean(), on_unused_input="ignore")(np.ones(2, "float32")) == 1
 
 
 def test_functions_without_inputs_and_with_broadcast_inputs_only_run_on_every_rank(world_of):

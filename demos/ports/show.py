@@ -5,10 +5,10 @@ import inspect
 import sys
 from pathlib import Path
 
-import numpy as np
-
 sys.path.insert(1, str(Path(__file__).resolve().parent.parent))
-import script
+import script  # first, as it shows Ctrl-C during the imports
+
+import numpy as np
 
 
 def show(main, *names):

@@ -1,5 +1,6 @@
 """The common code of the Theano engines: graphs, compilation, pickles, random streams."""
 
+import inspect
 import io
 import pickle
 from collections import OrderedDict
@@ -83,6 +84,7 @@ class TheanoEngine(Engine):
         return isinstance(variable, SharedVariable)
 
     def build(self, inputs, outputs, updates, givens, sliceable, on_host, **kwargs):
+        _check_options(kwargs)
         givens = list(givens.items() if hasattr(givens, "items") else givens or ())
         rows = [shared.type(f"{shared.name or 'shared'}_rows") for shared in sliceable]
         _check_used(sliceable, outputs, updates, givens)
@@ -240,6 +242,16 @@ def _ancestors_of_slices(variable):
             elif isinstance(rows, slice):
                 bounds += [one for one in (rows.start, rows.stop) if one is not None]
     return theano.gof.graph.ancestors([one for one in bounds if isinstance(one, theano.gof.Variable)])
+
+
+def _check_options(options):
+    known = inspect.signature(theano.function).parameters
+    for name in options:
+        if name not in known:
+            raise TypeError(
+                f"function: expected options of theano.function, got {name!r}; an operation is given "
+                f"with its output, as in (output, 'sum')"
+            )
 
 
 def _compile(*args, **kwargs):

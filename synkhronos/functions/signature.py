@@ -154,6 +154,13 @@ def _parse_output(engine, where, output):
     except TypeError as error:
         raise TypeError(f"{where}: {error}") from error
     op, over_cpu = parse_output_mode(mode)
+    stated = isinstance(output, (tuple, Out))
+    if not stated and not OPERATIONS[op].is_defined_for(kind.dtype):
+        raise TypeError(
+            f"{where} ({variable}): outputs are averaged by default ('avg'), which is not defined "
+            f"for dtype {kind.dtype}; if it has an item for each row, give it as (output, 'gather'); "
+            f"otherwise give another operation, or cast it to a float"
+        )
     if op in OPERATIONS:
         OPERATIONS[op].check_dtype(kind.dtype, f"{where} ({variable})")
     if axis and (op != GATHER or axis >= kind.ndim):
@@ -161,7 +168,6 @@ def _parse_output(engine, where, output):
             f"{where}: axis={axis} is for an output that is gathered and has this axis, got op "
             f"{mode!r} and {kind.ndim} dimensions"
         )
-    stated = isinstance(output, (tuple, Out))
     return Output(variable, kind.dtype, op, over_cpu, axis, stated)
 
 
