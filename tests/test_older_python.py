@@ -45,7 +45,6 @@ def test_the_code_uses_nothing_newer_than_the_oldest_python():
         "import socket\nsocket.send_fds",
         "from functools import cache",
         "merged = {} | {}",
-        "match 1:\n    case 1: pass",
         "''.removeprefix('a')",
         "zip([], [], strict=True)",
     ],
