@@ -18,6 +18,9 @@ FLAGS = f"compiledir_format={_KIND}-tests,compile.wait=1,gcc.cxxflags={_CXXFLAGS
 
 # Theano's modules include these first. Reading them is more than half of the work of compiling a module.
 HEADERS = "Python.h", "iostream", "math.h", "numpy/arrayobject.h", "numpy/arrayscalars.h", "vector"
+# g++ takes -fvisibility from precompiled headers, also for modules that are compiled without it, such as
+# the loop of scan. Python 3.8, unlike later versions, does not export their start itself.
+EXPORT = '#define PyMODINIT_FUNC extern "C" __attribute__((visibility("default"))) PyObject*\n'
 
 
 def set_flags(flags):
@@ -37,12 +40,13 @@ def precompile_headers():
         return
     includes = [f"-I{folder}" for folder in std_include_dirs()]
     command = [config.cxx, *GCC_compiler.compile_args(), "-fvisibility=hidden", *includes]
-    name = hashlib.sha256(" ".join(command).encode()).hexdigest()[:16]
+    text = EXPORT + "".join(f"#include <{name}>\n" for name in HEADERS)
+    name = hashlib.sha256(" ".join([*command, text]).encode()).hexdigest()[:16]
     header = Path(config.base_compiledir, f"tests-headers-{name}", "headers.h")
     compiled = header.with_suffix(".h.gch")
     if not compiled.exists():
         header.parent.mkdir(parents=True, exist_ok=True)
-        header.write_text("".join(f"#include <{name}>\n" for name in HEADERS))
+        header.write_text(text)
         new = compiled.with_suffix(f".{os.getpid()}")
         subprocess.run([*command, "-x", "c++-header", header, "-o", new], check=True)
         new.replace(compiled)

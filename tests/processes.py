@@ -23,6 +23,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+from multiprocessing.reduction import recvfds, sendfds
 from pathlib import Path
 from typing import NamedTuple
 
@@ -149,7 +150,7 @@ class Programs:
             self._connection.settimeout(timeout + 10)
             try:
                 status, _ = _receive(self._connection)
-            except TimeoutError:
+            except socket.timeout:  # TimeoutError is another class before Python 3.10
                 os.kill(pid, signal.SIGKILL)
                 self._connection.settimeout(10)
                 status, _ = _receive(self._connection)
@@ -163,7 +164,12 @@ class Programs:
         for one in left:
             one.kill()
         assert not left, f"left behind: {left}\n{''.join(texts)}"
-        return Done(pid, os.waitstatus_to_exitcode(status), *texts)
+        return Done(pid, exit_code(status), *texts)
+
+
+def exit_code(status):
+    """Return the exit code of a process from its wait status, negative if a signal ended it."""
+    return -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
 
 
 def _without_active_gpu(environment):
@@ -179,13 +185,15 @@ def _is_of_session(process, session):
 
 
 def _send(connection, item, descriptors=()):
+    if descriptors:
+        sendfds(connection, descriptors)
     payload = pickle.dumps(item)
-    socket.send_fds(connection, [_LENGTH.pack(len(payload))], descriptors)
-    connection.sendall(payload)
+    connection.sendall(_LENGTH.pack(len(payload)) + payload)
 
 
 def _receive(connection, descriptors=0):
-    start, received, _, _ = socket.recv_fds(connection, _LENGTH.size, descriptors)
+    received = recvfds(connection, descriptors) if descriptors else []
+    start = connection.recv(_LENGTH.size, socket.MSG_WAITALL)
     if not start:
         raise EOFError
     (length,) = _LENGTH.unpack(start)

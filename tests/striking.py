@@ -10,6 +10,7 @@ import signal
 from typing import NamedTuple
 
 import psutil
+from processes import exit_code
 
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -106,7 +107,7 @@ def end_of(program, *args):
         faulthandler.dump_traceback_later(30, exit=True)
         program(*args)
         os._exit(0)
-    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    code = exit_code(os.waitpid(child, 0)[1])
     _, left = psutil.wait_procs(psutil.Process().children(recursive=True), 2)
     for one in left:
         one.kill()

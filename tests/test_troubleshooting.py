@@ -56,7 +56,7 @@ def raised():
         for node in nodes:
             if not isinstance(node, ast.Call) or path.name in NOT_SEEN:
                 continue
-            name = ast.unparse(node.func).rpartition(".")[2]
+            name = getattr(node.func, "attr", getattr(node.func, "id", ""))
             if name.endswith("Error") or name in ("error", "warn", "warning"):
                 texts = filter(None, map(text_of, node.args))
                 found += [(path, text) for text in texts if " " in text]
