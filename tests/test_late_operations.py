@@ -1,5 +1,6 @@
 """Operations that are defined when the workers are running, as in a later cell of a notebook."""
 
+import gc
 import sys
 import textwrap
 import types
@@ -233,6 +234,8 @@ def test_a_function_that_workers_cannot_load_is_refused_alone(world_of, made_up)
     assert [f(ONES) for f in (before, beside)] == [6, -6]
     assert after(0 * ONES) == 6
     del lost
+    gc.collect()
+    assert not synk.world.world.current_world().registry.unsent
     assert summed(T.sqr)(2 * ONES) == 24
     again = summed(scale, name="again")
     with pytest.raises(TypeError, match="again>: it cannot be sent"):

@@ -82,6 +82,7 @@ class Registry:
         # This runs at any time, possibly while another thread uses the registry: each line is atomic.
         if self._replicas.pop(number, None) is not None:
             self._has_cycles = True
+        self.unsent.pop(number, None)
         if number < self.replicated:
             self.dropped.append(number)
 
