@@ -90,6 +90,10 @@ class CollectiveAbortedError(SynkhronosError):
     """This rank left a collective because another rank failed in the same command."""
 
 
+class MissingRankError(SynkhronosError):
+    """This rank waited for a rank that has ended the program without coming to the same point."""
+
+
 class MismatchError(SynkhronosError):
     """A result differs from the serial one, or replicas of a shared variable from the master's.
 

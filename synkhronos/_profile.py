@@ -178,6 +178,10 @@ class _Log:
         setattr(owner, method, timed)
         self._replaced.append((owner, method))
 
+    def add(self, category, name, start):
+        """Add an event that ends now."""
+        self.events.append(Event(self.step, category, name, start, time.perf_counter() - start))
+
     def replace_command(self, owner, method):
         """Time every command, and count the commands as steps."""
         self.replace(owner, method, _COMMAND)

@@ -61,6 +61,15 @@ class Data:
         self._reserve(self._shape)
         self._view[...] = 0
 
+    @classmethod
+    def of_array(cls, world: World, array: np.ndarray, minibatch: bool, name: str | None) -> Data:
+        """Return a `Data` for an array in the store that another rank allocated."""
+        made = cls.__new__(cls)
+        made._world, made._dtype, made._minibatch, made.name = world, array.dtype, minibatch, name
+        made._items = made._file = made.last_handle = None
+        made._view, made._shape = array, array.shape
+        return made
+
     # Properties
 
     @property
@@ -316,7 +325,7 @@ class Data:
 
 
 #: Used by the package itself; not shown by completion.
-_INTERNAL = {"handle", "last_handle"}
+_INTERNAL = {"handle", "last_handle", "of_array"}
 
 
 def data(

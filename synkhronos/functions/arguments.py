@@ -10,17 +10,17 @@ from typing import Any, Mapping, Sequence
 import numpy as np
 
 from synkhronos._errors import ClosedError
-from synkhronos._typing import ArrayLike, Batch
+from synkhronos._typing import ArrayLike, Batch, Rows
 from synkhronos.arithmetic.conversion import condition
 from synkhronos.arithmetic.operations import OPERATIONS
 from synkhronos.arithmetic.partition import select
 from synkhronos.arrays.binding import bound_data
 from synkhronos.arrays.data import Data, as_data
 from synkhronos.arrays.objects import ObjectData, SparseData, to_sparse
-from synkhronos.functions.call import CallFunction, Split
+from synkhronos.functions.call import CallFunction, Replica, Split
 from synkhronos.functions.replicate import replicate
 from synkhronos.functions.signature import Input
-from synkhronos.world.here import Command
+from synkhronos.world.here import Command, Here
 from synkhronos.world.world import World
 
 _KEYWORDS = ("output_subset", "batch", "batch_s", "num_slices")
@@ -57,7 +57,7 @@ def match(
     if named or len(args) != len(inputs):
         args = _fill(world, function, in_order(function, args, named))
     return [
-        _check_data(world, value, one) if type(value) is Data else _to_value(value, one)
+        _check_data(world, value, one) if type(value) is Data else to_value(value, one)
         for value, one in zip(args, inputs)
     ]
 
@@ -93,7 +93,7 @@ def _check_data(world, value, one):
     return value
 
 
-def _to_value(value, one):
+def to_value(value: Any, one: Input) -> Any:
     """Return an array, or an object, of the type of an input."""
     kind = one.type
     if kind.format == "object":
@@ -139,10 +139,10 @@ def plan(
     num_slices: int,
 ) -> CallFunction:
     """Return the command of a call on these data."""
-    num_slices = _check_num_slices(num_slices)
-    rows = _select_rows(function, datas, batch)
+    num_slices = check_num_slices(num_slices)
+    rows = select_rows(function, datas, batch)
     if num_slices > 1:
-        _check_slicing(world, function)
+        check_slicing(world.here, function, function.replica)
     if output_subset is not None:
         output_subset = check_subset(function, output_subset)
     if rows is not None:
@@ -150,18 +150,20 @@ def plan(
     batches = None if batch_s is None else _check_batch_s(world, function, batch_s)
     splits = None
     if rows is not None:
-        splits = [_split_of(one, data) for one, data in zip(function.inputs, datas)]
+        splits = [split_of(one, data) for one, data in zip(function.inputs, datas)]
     handles = tuple([data.handle() for data in datas])
     return CallFunction(
         function.replica.number, handles, splits, rows, batches, num_slices, output_subset
     )
 
 
-def _split_of(one, data):
+def split_of(one: Input, data: Any) -> Split | None:
+    """Return how a value is split over the ranks."""
     return None if one.axis is None else Split(one.axis, data.minibatch)
 
 
-def _check_num_slices(num_slices):
+def check_num_slices(num_slices: int) -> int:
+    """Return `num_slices`, or raise if it is not an int of at least 1."""
     if isinstance(num_slices, bool) or not isinstance(num_slices, (int, np.integer)):
         raise TypeError(f"num_slices: expected an int, got {num_slices!r}")
     if num_slices < 1:
@@ -169,7 +171,7 @@ def _check_num_slices(num_slices):
     return int(num_slices)
 
 
-def _select_rows(function, datas, batch):
+def select_rows(function: Any, datas: Sequence[Any], batch: Batch | None) -> Rows | None:
     """Return the rows to divide among the ranks; None if no input is split."""
     split = [(one, data) for one, data in zip(function.inputs, datas) if one.axis is not None]
     if not split:
@@ -195,32 +197,36 @@ def _select_rows(function, datas, batch):
     return rows
 
 
-def _check_slicing(world, function):
-    replica = function.replica
+def check_slicing(here: Here, function: Any, replica: Replica) -> None:
+    """Raise if the function cannot be computed in slices."""
     sliced = replica.sliceable or replica.lengths is not None
     if not sliced and not any(one.axis is not None for one in function.inputs):
         raise ValueError(f"{function!r}: num_slices was given, but no input can be sliced")
     for shared in function.not_accumulated:
         raise TypeError(
             f"{function!r}: num_slices: the update of {shared} cannot accumulate over slices, as it "
-            f"is not a tensor but {shared.type}"
+            f"is not a tensor"
         )
     for number, op in function.replica.updates:
-        shared = world.here.shareds[number]
+        shared = here.shareds[number]
         if op in OPERATIONS:
-            dtype = world.here.engine.type_of(shared).dtype
+            dtype = here.engine.type_of(shared).dtype
             OPERATIONS[op].check_dtype(dtype, f"the update of {shared} over slices")
 
 
 def check_subset(function: Any, subset: Sequence[int]) -> list[int]:
     """Return `output_subset` as a list of ints; raise if an index is out of range."""
+    return check_indices(subset, len(function.replica.output_modes), function.form)
+
+
+def check_indices(subset: Sequence[int], n_outputs: int, form: list[str] | bool) -> list[int]:
+    """Return `output_subset` as a list of ints; raise if an index is out of range."""
     try:
         indices = list(subset)
     except TypeError as error:
         raise TypeError(f"output_subset: expected a list of ints, got {subset!r}") from error
-    n_outputs = len(function.replica.output_modes)
-    if type(function.form) is list:
-        indices = [_index_of_key(function.form, one) for one in indices]
+    if type(form) is list:
+        indices = [_index_of_key(form, one) for one in indices]
     for index in indices:
         if isinstance(index, bool) or not isinstance(index, (int, np.integer)):
             raise TypeError(f"output_subset: expected a list of ints, got {subset!r}")

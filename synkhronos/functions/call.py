@@ -121,13 +121,26 @@ class CallFunction(Command):
         here.rows[self.number] = n_rows
         if not n_rows:
             return 0, None
-        if self.num_slices == 1:
-            values = here.engine.call(replica.compiled, arguments, self.subset)
-            if self.subset is not None:
-                values = _distinct(values)
-        else:
-            values = self._accumulate(here, replica, arguments, n_rows)
+        values = self._compute(here, replica, arguments, n_rows)
         return n_rows, self._send(here, replica, values)
+
+    def _compute(self, here, replica, arguments, n_rows):
+        """Return the outputs for this rank's arguments, or columns if there are slices."""
+        if self.num_slices > 1:
+            return self._accumulate(here, replica, arguments, n_rows)
+        values = here.engine.call(replica.compiled, arguments, self.subset)
+        return values if self.subset is None else _distinct(values)
+
+    def _whole(self, here, handle):
+        return here.store.get(handle)
+
+    def _share(self, here, n_rows):
+        """Return the first row of this rank, and the row after the last."""
+        return share(n_rows, here.size, here.rank)
+
+    def _batch_s(self, here):
+        """Return the rows of this rank's sliceable shared variables to use."""
+        return None if self.batch_s is None else self.batch_s[here.rank]
 
     def describe(self, here: Here) -> str:
         name = getattr(here.functions[self.number].compiled, "name", None) or ""
@@ -153,7 +166,7 @@ class CallFunction(Command):
         """Return a `_Column` for each argument, and the number of rows of this rank."""
         n_rows, rows = 1, None
         if self.rows is not None:
-            start, stop = share(len(self.rows), here.size, here.rank)
+            start, stop = self._share(here, len(self.rows))
             n_rows, rows = stop - start, self.rows[start:stop]
         columns = []
         for position, handle in enumerate(self.handles):
@@ -164,12 +177,12 @@ class CallFunction(Command):
             elif isinstance(handle, Composite):
                 columns.append(_Column(handle.open(here.store)))
             else:
-                columns.append(_Column(here.store.get(handle)))
+                columns.append(_Column(self._whole(here, handle)))
         if replica.lengths is not None:
             n_rows, bounds = self._window(here, replica, [column.source for column in columns])
             columns.extend(bounds)
         if replica.sliceable:
-            batch = None if self.batch_s is None else self.batch_s[here.rank]
+            batch = self._batch_s(here)
             for number in replica.sliceable:
                 array = here.engine.storage(here.shareds[number])
                 own = select(batch, len(array), "batch_s")
@@ -186,7 +199,7 @@ class CallFunction(Command):
                 f"givens: expected slices of the same number of rows, got {lengths}; the ranks share "
                 f"the rows of each slice"
             )
-        start, stop = share(lengths[0], here.size, here.rank)
+        start, stop = self._share(here, lengths[0])
         rows = range(start, stop)
         return len(rows), [_Bound(rows, 0), _Bound(rows, 1)]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Sequence, overload
+from typing import Any, NamedTuple, Sequence, overload
 
 from synkhronos import _html
 from synkhronos._errors import ClosedError
@@ -19,6 +19,30 @@ from synkhronos.functions.signature import Input
 from synkhronos.world.world import World
 
 
+class Specification(NamedTuple):
+    """What another rank needs to know of a function to call its own replica. It can be pickled.
+
+    Attributes
+    ----------
+    token : bytes
+        Identifies the world.
+    number : int
+        The number of the function.
+    inputs : list of Input
+        With texts in place of the variables.
+    not_accumulated : list of str
+        Shared variables whose updates cannot accumulate over slices.
+    form : list of str or bool
+        The form of the result.
+    """
+
+    token: bytes
+    number: int
+    inputs: list[Input]
+    not_accumulated: list[str]
+    form: list[str] | bool
+
+
 class Function:
     """A function with a replica on every rank. Create it with `function`.
 
@@ -33,6 +57,7 @@ class Function:
     """
 
     _world: World | None = None  # in a copy
+    _specification: Specification | None = None  # in a copy
     _last: Any = None  # the command of the last call, if it had inputs only, all of them `Data`
     watch: Any = None  # what observes the next call; `watcher`, while there is something to observe
     watcher: Any = None
@@ -58,7 +83,28 @@ class Function:
         self.form = form
 
     def __reduce__(self) -> tuple:
-        return _make_copy, (self.name,)
+        return Function.copy_of, (self.name, self.specification)
+
+    @staticmethod
+    def copy_of(name: str | None, specification: Specification) -> Function:
+        """Return a copy of a function. Calling it raises a TypeError; programs can use it."""
+        made = Function.__new__(Function)
+        made.name, made._specification = name, specification
+        return made
+
+    @property
+    def specification(self) -> Specification:
+        """What is needed to call the replica of a rank; also in a copy."""
+        if self._specification is not None:
+            return self._specification
+        assert self._world is not None
+        return Specification(
+            self._world.registry.token,
+            self.replica.number,
+            [one._replace(variable=str(one.variable)) for one in self.inputs],
+            [str(shared) for shared in self.not_accumulated],
+            self.form,
+        )
 
     @property
     def __class__(self) -> type:  # type: ignore[override]
@@ -495,11 +541,4 @@ class Function:
 
 
 #: Used by the package itself; not shown by completion.
-_INTERNAL = {"forget_last_call", "watch", "watcher"}
-
-
-def _make_copy(name):
-    """Return a copy of a function, which cannot be called: it raises a TypeError that says so."""
-    made = Function.__new__(Function)
-    made.name = name
-    return made
+_INTERNAL = {"copy_of", "forget_last_call", "specification", "watch", "watcher"}

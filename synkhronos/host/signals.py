@@ -45,6 +45,8 @@ class DeferredSignal:
         self._received = 0
         self._frame: Any = None  # the frame interrupted by the first signal
         self._announced = False
+        #: Called by the handler of the first signal, if it is not None.
+        self.on_first: Callable[[], None] | None = None
         self._main_thread = threading.main_thread().ident
 
     # Every command calls these two methods, so they are short.
@@ -72,17 +74,31 @@ class DeferredSignal:
     def _handle(self, number, frame):
         if not self._received:
             self._received, self._frame, self._announced = 1, frame, False
+            if self.on_first is not None:
+                self.on_first()
         elif self._received == 1 and frame.f_code not in _STEPS:
             self._received, self._frame = 2, None
             self._handler(number, frame)
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether a signal has been deferred."""
+        return self._received == 1
+
+    def drop(self) -> None:
+        """Forget a signal that was deferred, unless the script has a handler of its own for it."""
+        if self._received == 1 and self._handler is signal.default_int_handler:
+            self._received, self._frame = 0, None
 
     def announce(self) -> None:
         """Log, once, that a signal has been deferred."""
         if self._received == 1 and not self._announced:
             self._announced = True
+            first = "the processes finish their command first"
             _log.warning(
-                "%s: the processes finish their command first; a second one ends them at once",
+                "%s: %s; a second one ends them at once",
                 signal.Signals(self._number).name,
+                first if self.on_first is None else "all ranks are asked to stop",
             )
 
 

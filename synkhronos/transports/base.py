@@ -9,6 +9,18 @@ from synkhronos.comms.base import Communicator
 from synkhronos.stores.base import Store
 
 
+class Attendant(ABC):
+    """What `Transport.attend` started."""
+
+    @abstractmethod
+    def is_alive(self) -> bool:
+        """Whether it still runs. Only the master knows."""
+
+    @abstractmethod
+    def end(self, grace: float) -> None:
+        """Wait `grace` seconds for its end, then kill it."""
+
+
 class Transport(ABC):
     """Ranks ``0..size-1``, one of them the master: how they start, end, and send bytes.
 
@@ -20,6 +32,8 @@ class Transport(ABC):
     ----------
     rank, size, master_rank : int
         `rank` is the rank of the calling process or thread.
+    timeout : float or None
+        Seconds after which a wait for other ranks fails; None for no limit while every process lives.
     store : Store
         For arrays that other ranks access.
     inherits : bool
@@ -29,6 +43,12 @@ class Transport(ABC):
         The number of ranks that share this machine, and so its cores.
     while_waiting : callable
         Called by the master from time to time while it waits.
+    in_program : bool
+        Set by each rank inside a command in which ranks work at their own pace; the next command resets
+        it. The finish barrier then has no time limit, but a worker's waits inside the command have.
+    on_death : callable or None
+        Inside such a command, the master calls ``on_death({rank: cause})`` instead of ending all
+        workers. It must call `replace` or `answer_for` for each of these ranks, or raise.
     posted : bool
         Whether another rank may have noticed the last `post` or `reply`, even if it raised.
     """
@@ -36,11 +56,14 @@ class Transport(ABC):
     rank: int
     size: int
     master_rank: int
+    timeout: float | None
     store: Store
     inherits: bool
     ranks_here: int
     while_waiting: Callable[[], None] = staticmethod(lambda: None)
     posted: bool = False
+    in_program: bool = False
+    on_death: Callable[[dict[int, str]], None] | None = None
 
     @property
     def distance(self) -> int:
@@ -118,6 +141,8 @@ class Transport(ABC):
         ------
         CollectiveAbortedError
             If a rank called `abort` in the same command.
+        MissingRankError
+            If a rank has ended the command without this call.
         """
 
     @abstractmethod
@@ -127,6 +152,41 @@ class Transport(ABC):
     @abstractmethod
     def abort(self) -> None:
         """Make the other ranks leave all barriers of this command with an error."""
+
+    @abstractmethod
+    def check(self) -> None:
+        """Raise if the command cannot go on, for a rank that is not waiting.
+
+        Raises
+        ------
+        CollectiveAbortedError
+            If a rank called `abort` in this command.
+        WorldBrokenError
+            In the master, if a worker died. All workers are ended first.
+        """
+
+    def replace(self, rank: int, prepare: Callable[[], None]) -> None:
+        """Master: start a new worker in place of a dead one. It runs the command that is running.
+
+        The new worker inherits the state of the master, which waits until ``prepare()`` has returned in
+        the worker.
+        """
+        raise NotImplementedError("only workers that inherit the state of the master can be replaced")
+
+    def answer_for(self, rank: int, payload: bytes) -> None:
+        """Master: give the reply to the running command for a dead worker, which is not replaced."""
+        raise NotImplementedError("this transport has no workers that die alone")
+
+    @abstractmethod
+    def attend(self, name: str, serve: Callable[[], None]) -> Attendant:
+        """Master: run ``serve()`` in parallel to the ranks, where the store can be used.
+
+        It runs in a process of its own if the ranks do, and ends with the master at the latest.
+        """
+
+    @abstractmethod
+    def others_have_ended(self) -> bool:
+        """Whether all other ranks have ended the command that is running."""
 
     @abstractmethod
     def kill(self) -> None:

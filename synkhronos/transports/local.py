@@ -20,14 +20,20 @@ import os
 import signal
 import time
 
-from synkhronos._errors import REMEDY, CollectiveAbortedError, WorldBrokenError
+from synkhronos._errors import (
+    REMEDY,
+    CollectiveAbortedError,
+    MissingRankError,
+    SynkhronosError,
+    WorldBrokenError,
+)
 from synkhronos.comms.shm import SharedMemoryCommunicator
 from synkhronos.host.machine import affinity, cores
 from synkhronos.host.signals import ENDING, ignore_signals_for_the_master
 from synkhronos.stores.memory import SharedMemory
 from synkhronos.stores.shared import SharedMemoryStore
 from synkhronos.transports import limits, liveness
-from synkhronos.transports.base import Transport
+from synkhronos.transports.base import Attendant, Transport
 from synkhronos.transports.box import Box
 from synkhronos.transports.semaphore import Semaphore
 from synkhronos.transports.waiting import Patience
@@ -100,6 +106,9 @@ class LocalTransport(Transport):
         self._has_cores[0] = self._may_poll
         # The number of barriers of this command that each rank has reached, for the timeout message.
         self._arrived = self.store.empty((self.size,), "int64").data
+        # The number of barriers that each rank had passed at the end of this command; -1 before it.
+        self._ended = self.store.empty((self.size,), "int64").data
+        self._checked = 0.0  # when `check` last looked at the processes
 
     def _find_partners(self):
         self._partners = [
@@ -118,9 +127,10 @@ class LocalTransport(Transport):
     # Starting and ending
 
     def start(self, serve):
-        self._forker.call(self._fork_workers, serve)
+        self._serve = serve
+        self._forker.call(self._fork_workers)
 
-    def _fork_workers(self, serve):
+    def _fork_workers(self):
         context = multiprocessing.get_context("fork")
         # A child of multiprocessing ends without calling the functions of `atexit`.
         self._at_exit = multiprocessing.util.Finalize(None, self.kill, exitpriority=1)
@@ -131,7 +141,7 @@ class LocalTransport(Transport):
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
         try:
             for number, rank in enumerate(self._workers):
-                self._fork_worker(context, number, rank, serve, mask)
+                self._fork_worker(context, number, rank, mask)
             # From here on, each worker ends with this process.
             for rank in self._workers:
                 self._wait(self._finishes[rank], self._between)
@@ -141,10 +151,10 @@ class LocalTransport(Transport):
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
-    def _fork_worker(self, context, number, rank, serve, mask):
+    def _fork_worker(self, context, number, rank, mask, prepare=None):
         process = context.Process(
             target=self._become_worker,
-            args=(rank, serve, mask),
+            args=(rank, mask, prepare),
             name=f"synkhronos-{rank}",
             daemon=True,
         )
@@ -154,7 +164,36 @@ class LocalTransport(Transport):
         except OSError as error:
             raise limits.too_many_workers(error, number, len(self._workers)) from error
 
-    def _become_worker(self, rank, serve, mask):
+    def replace(self, rank, prepare):
+        self._forker.call(self._fork_replacement, rank, prepare)
+
+    def answer_for(self, rank, payload):
+        liveness.end([self._processes.pop(rank)])
+        if self._arrived[rank] != _FINISHED:
+            self._replies[rank].put(payload)
+            self._ended[rank], self._arrived[rank] = 0, _FINISHED
+            self._finishes[rank].post()
+
+    def _fork_replacement(self, rank, prepare):
+        liveness.end([self._processes.pop(rank)])
+        self._starts[rank].drain()
+        has_replied = self._arrived[rank] == _FINISHED  # before it died
+        is_unread = not self._finishes[rank].try_wait()
+        if not has_replied:
+            self._arrived[rank] = 0
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
+        try:
+            context = multiprocessing.get_context("fork")
+            self._fork_worker(context, 0, rank, mask, prepare)
+            self._wait(self._finishes[rank], self._between)
+            if not has_replied:
+                self._starts[rank].post()  # the mailbox has the command until all have replied
+            elif is_unread:
+                self._finishes[rank].post()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+    def _become_worker(self, rank, mask, prepare):
         liveness.die_with_parent()
         ignore_signals_for_the_master()
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
@@ -164,8 +203,16 @@ class LocalTransport(Transport):
         self.store.memory.use_span(self.distance)  # the master has the first
         self._find_partners()
         self._check_master()
+        if prepare is not None:
+            prepare()
         self._finishes[rank].post()
-        serve(self)
+        self._serve(self)
+
+    def attend(self, name, serve):
+        return self._forker.call(_ForkedAttendant, name, serve, self.store.memory)
+
+    def others_have_ended(self):
+        return all(self._ended[rank] >= 0 for rank in range(self.size) if rank != self.rank)
 
     def close(self, grace):
         deadline = time.monotonic() + grace
@@ -194,11 +241,12 @@ class LocalTransport(Transport):
 
     def post(self, payload):
         self._turn = self._passed = 0  # a rank that failed may have passed fewer barriers
-        self.posted = False
+        self.posted = self.in_program = False
+        self._arrived[self.rank], self._ended[self.rank] = 0, -1
         self._mailbox.put(payload)
         self.posted = True
         for rank in self._workers:
-            self._arrived[rank] = 0
+            self._arrived[rank], self._ended[rank] = 0, -1
             self._starts[rank].post()
 
     def collect(self):
@@ -206,27 +254,29 @@ class LocalTransport(Transport):
             pids = [process.pid for process in self._processes.values()]
             self._has_cores[0] = affinity([0, *pids]) >= self.size
         self._commands += 1
+        self._arrived[self.rank], self._ended[self.rank] = _FINISHED, self._passed
         replies = [None] * self.size
         waited = 0.0
         for rank in self._workers:
             waited = self._wait(self._finishes[rank], self._between, waited)
             replies[rank] = self._replies[rank].get()
         self._mailbox.clear()
-        if self._aborted[0]:
-            self._aborted[0] = 0
+        if self._aborted[0] or self.in_program:
+            self._aborted[0], self.in_program = 0, False
             for semaphore in itertools.chain.from_iterable(self._barriers):
                 semaphore.drain()
         return replies
 
     def receive(self):
         self._turn = self._passed = 0
-        self.posted = False
+        self.posted = self.in_program = False
         self._wait(self._starts[self.rank], self._between)
         return self._mailbox.get()
 
     def reply(self, payload):
         self._replies[self.rank].put(payload)
         self.posted = True
+        self._ended[self.rank] = self._passed
         self._arrived[self.rank] = _FINISHED
         self._finishes[self.rank].post()
 
@@ -259,6 +309,16 @@ class LocalTransport(Transport):
                 for semaphore in semaphores:
                     semaphore.post()
 
+    def check(self):
+        if self._aborted[0]:
+            raise CollectiveAbortedError(
+                f"rank {self.rank} left the program: another rank failed in it"
+            )
+        now = time.monotonic()
+        if now - self._checked > _CHECK_INTERVAL:
+            self._checked = now
+            self._check_workers() if self.rank == self.master_rank else self._check_master()
+
     # Waiting
 
     def _wait(self, semaphore, patience, waited=0.0):
@@ -276,17 +336,28 @@ class LocalTransport(Transport):
             if now - checked > _CHECK_INTERVAL / 2:
                 waited += min(now - checked, _LONGEST_SLEEP)
                 checked = now
-                self._check_others(waited)
+                self._check_others(waited, patience is self._inside)
         self._resumed = now = time.monotonic()
         patience.learn(worked, now - began)
         return waited + min(now - checked, _LONGEST_SLEEP)
 
-    def _check_others(self, waited):
+    def _check_others(self, waited, inside):
+        if inside:
+            self._check_missing()
+        limit = self.timeout
         if self.rank != self.master_rank:
-            return self._check_master()
+            self._check_master()
+            if self.in_program and inside and limit is not None and waited > limit:
+                raise SynkhronosError(
+                    f"rank {self.rank} waited longer than fork(timeout={limit}) seconds inside a "
+                    f"program, for {self._describe_late()}"
+                )
+            return
         self._check_workers()
         self.while_waiting()
-        if self.timeout is not None and waited > self.timeout:
+        if self.in_program and not inside and not self._aborted[0]:
+            return  # a program may take any time
+        if limit is not None and waited > limit:
             late = self._describe_late()
             self.kill()
             raise WorldBrokenError(
@@ -294,13 +365,23 @@ class LocalTransport(Transport):
                 f"every worker was ended; {REMEDY}"
             )
 
+    def _check_missing(self):
+        """Raise if a rank has ended the command and will never reach this barrier."""
+        missing = [rank for rank in range(self.size) if 0 <= self._ended[rank] <= self._passed]
+        if missing and not self._aborted[0]:
+            raise MissingRankError(
+                f"rank {self.rank} waits in a collective for {_listed(missing)}, which ended the "
+                f"program without it; let every rank call the same collectives in the same order"
+            )
+
     def _describe_late(self):
         """Name the ranks that are stopped, else the ranks that have reached the fewest barriers."""
         stopped = liveness.find_stopped(self._processes)
         if stopped:
             return ", ".join(f"rank {rank} (stopped, as by SIGSTOP)" for rank in stopped)
-        first = min(self._arrived[rank] for rank in self._workers)
-        behind = [rank for rank in self._workers if self._arrived[rank] == first]
+        others = [rank for rank in range(self.size) if rank != self.rank]
+        first = min(self._arrived[rank] for rank in others)
+        behind = [rank for rank in others if self._arrived[rank] == first]
         doing = "computing" if first == 0 else f"after barrier {first} of the command"
         return ", ".join(f"rank {rank} (running, {doing})" for rank in behind)
 
@@ -315,9 +396,42 @@ class LocalTransport(Transport):
         dead = liveness.find_dead(self._processes)
         if not dead:
             return
+        if self.in_program and self.on_death is not None:
+            return self.on_death(dead)
         causes = ", ".join(f"rank {rank} ({cause})" for rank, cause in dead.items())
         self.kill()
         raise WorldBrokenError(f"a worker died: {causes}; the others were ended; {REMEDY}")
+
+
+class _ForkedAttendant(Attendant):
+    """A process that is not a rank, and allocates from a span of its own."""
+
+    def __init__(self, name, serve, memory):
+        def target():
+            liveness.die_with_parent()
+            ignore_signals_for_the_master()
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            memory.use_span(memory.ranks + 1)
+            serve()
+
+        context = multiprocessing.get_context("fork")
+        self._process = context.Process(target=target, name=f"synkhronos-{name}", daemon=True)
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
+        try:
+            self._process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+    def is_alive(self):
+        return self._process.is_alive()
+
+    def end(self, grace):
+        self._process.join(grace)
+        liveness.end([self._process])
+
+
+def _listed(ranks):
+    return "rank" + "s" * (len(ranks) > 1) + " " + ", ".join(map(str, ranks))
 
 
 def _disown_workers():

@@ -12,10 +12,16 @@ import queue
 import threading
 import time
 
-from synkhronos._errors import REMEDY, CollectiveAbortedError, WorldBrokenError
+from synkhronos._errors import (
+    REMEDY,
+    CollectiveAbortedError,
+    MissingRankError,
+    SynkhronosError,
+    WorldBrokenError,
+)
 from synkhronos.comms.naive import NaiveCommunicator
 from synkhronos.stores.naive import NaiveStore
-from synkhronos.transports.base import Transport
+from synkhronos.transports.base import Attendant, Transport
 
 
 class _Ranks:
@@ -31,6 +37,7 @@ class _Ranks:
     def reset(self):
         """Start a command: no rank has reached a meeting yet."""
         self.meetings = {}  # the items of each meeting, by rank
+        self.finished = {}  # how many meetings each rank took part in, of those that have finished
         self.aborted = self.ended = False
 
 
@@ -89,12 +96,13 @@ class NaiveTransport(Transport):
     def post(self, payload):
         self._passed = 0
         self._ranks.reset()
-        self.posted = True
+        self.posted, self.in_program = True, False
         for rank in self._ranks.threads:
             self._ranks.commands[rank].put(payload)
 
     def collect(self):
         began = time.monotonic()
+        self._ranks.finished[self.rank] = self._passed
         replies = [None] * self.size
         for rank in self._ranks.threads:
             while replies[rank] is None:
@@ -111,14 +119,20 @@ class NaiveTransport(Transport):
         cause = f"a worker died: rank {dead[0]}" if dead else None
         if self._ranks.ended:
             cause = "the workers were ended from another thread"
-        elif cause is None and self.timeout is not None and time.monotonic() - began > self.timeout:
+        elif cause is None and self._is_late(began):
             cause = f"a barrier lasted longer than fork(timeout={self.timeout}) seconds, for rank {rank}"
         if cause is not None:
             self.kill()
             raise WorldBrokenError(f"{cause}; every worker was ended; {REMEDY}")
 
+    def _is_late(self, began):
+        if self.timeout is None or time.monotonic() - began <= self.timeout:
+            return False
+        is_collecting = self.rank in self._ranks.finished
+        return not (self.in_program and is_collecting) or self._ranks.aborted
+
     def receive(self):
-        self._passed = 0
+        self._passed, self.in_program = 0, False
         payload = self._ranks.commands[self.rank].get()
         if payload is None:
             raise SystemExit
@@ -126,6 +140,7 @@ class NaiveTransport(Transport):
 
     def reply(self, payload):
         self.posted = True
+        self._ranks.finished[self.rank] = self._passed
         self._ranks.replies[self.rank].put(payload)
 
     # Among all ranks
@@ -149,14 +164,41 @@ class NaiveTransport(Transport):
                     )
                 ranks.changed.wait(0.02)
                 missing = set(range(self.size)) - set(items)
+                gone = [rank for rank in missing if ranks.finished.get(rank, self._passed) < self._passed]
+                if gone:
+                    raise MissingRankError(
+                        f"rank {self.rank} waits in a collective for rank {gone[0]}, which ended the "
+                        f"program without it; let every rank call the same collectives in the same order"
+                    )
                 if missing and self.rank == self.master_rank:
                     self._check(min(missing), began)
+                elif missing and self.in_program and self._is_late(began):
+                    raise SynkhronosError(
+                        f"rank {self.rank} waited longer than fork(timeout={self.timeout}) seconds "
+                        f"inside a program, for rank {min(missing)}"
+                    )
         return [items[rank] for rank in range(self.size)]
 
     def abort(self):
         with self._ranks.changed:
             self._ranks.aborted = True
             self._ranks.changed.notify_all()
+
+    def check(self):
+        if self._ranks.aborted:
+            raise CollectiveAbortedError(
+                f"rank {self.rank} left the program: another rank failed in it"
+            )
+        if self.rank == self.master_rank:
+            self._check(None, time.monotonic())
+        elif self._ranks.ended:
+            raise SystemExit
+
+    def attend(self, name, serve):
+        return _Thread(name, serve)
+
+    def others_have_ended(self):
+        return len(self._ranks.finished.keys() - {self.rank}) == self.size - 1
 
     # Ending
 
@@ -173,3 +215,17 @@ class NaiveTransport(Transport):
         for thread in self._ranks.threads.values():
             thread.join(max(0, deadline - time.monotonic()))
         self.kill()
+
+
+class _Thread(Attendant):
+    """A thread; it cannot be killed."""
+
+    def __init__(self, name, serve):
+        self._thread = threading.Thread(target=serve, name=f"synkhronos-{name}", daemon=True)
+        self._thread.start()
+
+    def is_alive(self):
+        return self._thread.is_alive()
+
+    def end(self, grace):
+        self._thread.join(grace)

@@ -96,7 +96,7 @@ def broadcast(
     nccl = check_nccl(nccl)
     arrays = None
     if values is not None:
-        arrays = conditioned(world, variables, as_list(shared_vars, values, "values"))
+        arrays = conditioned(world.here.engine, variables, as_list(shared_vars, values, "values"))
     register(world, variables)
     if not world.started and not world.is_recording:  # the workers will have the master's values
         for variable, array in zip(variables, arrays or ()):
@@ -191,10 +191,10 @@ def gather(shared_vars: SharedVariables, nd_up: Literal[0, 1] = 1, nccl: bool = 
     if isinstance(nd_up, bool) or nd_up not in (0, 1):
         raise ValueError(f"gather: nd_up: expected 0 or 1, got {nd_up!r}")
     if nd_up == 0:
-        check_has_rows(world, variables, "gather(nd_up=0)")
+        check_has_rows(world.here.engine, variables, "gather(nd_up=0)")
 
     def finish(results):
-        joined = [_join(arrays, nd_up) for arrays in results[world.master_rank]]
+        joined = [join(arrays, nd_up) for arrays in results[world.master_rank]]
         return joined[0] if single else joined
 
     command = Gather(numbers_of(world, variables), to_all=False, nccl=check_nccl(nccl))
@@ -202,7 +202,8 @@ def gather(shared_vars: SharedVariables, nd_up: Literal[0, 1] = 1, nccl: bool = 
     return submit(world, command, finish, variables)
 
 
-def _join(arrays, nd_up):
+def join(arrays: list[np.ndarray], nd_up: int) -> Any:
+    """Return what `gather` returns for the values of one variable by rank."""
     if nd_up == 0:
         if len({array.shape[1:] for array in arrays}) > 1:
             raise ValueError(
@@ -253,7 +254,7 @@ def all_gather(shared_vars: SharedVariables, nccl: bool = True) -> Pending | Non
     >>> synk.close()
     """
     world, variables, _ = resolve(shared_vars)
-    check_has_rows(world, variables, "all_gather")
+    check_has_rows(world.here.engine, variables, "all_gather")
     for variable in variables:
         if world.here.engine.type_of(variable).broadcastable[0]:
             raise ValueError(f"all_gather: {variable} has extent 1 on axis 0 by its type")
@@ -270,8 +271,8 @@ class Reduce(Command):
     numbers : list of int
     op : str
     target : {"all", "master", "new"}
-    weights : list of float, int, or None
-        Weights by rank, or the number of a function: each rank's row count in its last call.
+    weights : list of float, dict, int, or None
+        Weights by rank (a program knows only its own), or the number of a function: each rank's row count in its last call.
     nccl : bool
     """
 

@@ -9,6 +9,7 @@ import numpy as np
 from synkhronos._typing import ArrayLike, Finish, SharedVariable, SharedVariables, Values
 from synkhronos.arithmetic.conversion import condition
 from synkhronos.arrays.data import Data
+from synkhronos.engines.base import Engine
 from synkhronos.functions.agreement import agreement_of
 from synkhronos.functions.replicate import replicate
 from synkhronos.world.here import Command
@@ -75,7 +76,7 @@ def as_list(shared_vars: SharedVariables, values: Values, what: str) -> list[Any
 
 
 def conditioned(
-    world: World,
+    engine: Engine,
     variables: Sequence[SharedVariable],
     values: Sequence[ArrayLike],
     scattered: bool = False,
@@ -83,7 +84,7 @@ def conditioned(
     """Convert values to arrays or `Data` with the dtypes and ndims of the variables."""
     arrays: list[np.ndarray | Data] = []
     for variable, value in zip(variables, values):
-        kind = world.here.engine.type_of(variable)
+        kind = engine.type_of(variable)
         label = f"value for {variable}"
         array: np.ndarray | Data = condition(value, kind.dtype, kind.ndim, False, label)
         if scattered and (not kind.ndim or kind.broadcastable[0]):
@@ -108,10 +109,10 @@ def check_rank(world: World, rank: int) -> int:
     return int(rank)
 
 
-def check_has_rows(world: World, variables: Sequence[SharedVariable], what: str) -> None:
+def check_has_rows(engine: Engine, variables: Sequence[SharedVariable], what: str) -> None:
     """Raise ``ValueError`` if a variable has no axis 0; `what` names the call."""
     for variable in variables:
-        if not world.here.engine.type_of(variable).ndim:
+        if not engine.type_of(variable).ndim:
             raise ValueError(f"{what}: {variable} has no axis 0")
 
 

@@ -142,7 +142,7 @@ def scatter(
             )
     else:
         values = as_list(shared_vars, values, "values")
-    arrays = conditioned(world, variables, values, scattered=True)
+    arrays = conditioned(world.here.engine, variables, values, scattered=True)
     rows = [select(batch, len(array)) for array in arrays]
     agreement_of(world).set_apart(numbers_of(world, variables), scattered=True)
     return assign(world, variables, arrays, rows)
@@ -195,7 +195,7 @@ def set_value(
     world, variables, _ = resolve(shared_vars)
     rank = check_rank(world, rank)
     values = as_list(shared_vars, values, "values")
-    arrays = conditioned(world, variables, values, scattered=batch is not None)
+    arrays = conditioned(world.here.engine, variables, values, scattered=batch is not None)
     rows = None if batch is None else [select(batch, len(array)) for array in arrays]
     agreement_of(world).set_apart(numbers_of(world, variables), scattered=False)
     return assign(world, variables, arrays, rows, rank)
@@ -389,7 +389,7 @@ def get_lengths(shared_vars: SharedVariables) -> Any:
     >>> synk.close()
     """
     world, variables, single = resolve(shared_vars)
-    check_has_rows(world, variables, "get_lengths")
+    check_has_rows(world.here.engine, variables, "get_lengths")
 
     def finish(results):
         lengths = [[shape[0] for shape in by_rank] for by_rank in zip(*results)]

@@ -146,10 +146,11 @@ class Bind(Command):
         from synkhronos.comms.staged import StagedCommunicator
 
         engine = here.engine
-        kind = kind_of(self.devices[here.rank])
+        here.device = self.devices[here.rank]
+        kind = kind_of(here.device)
         if kind == "opencl" and not here.is_master:
             _separate_pocl_cache(here.rank)
-        _set_up(engine, self.devices[here.rank], here)
+        _set_up(engine, here.device, here)
         here.comm = StagedCommunicator(here.comm, engine.read, engine.to_device)
         if here.size == 1:
             return None

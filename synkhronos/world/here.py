@@ -56,6 +56,10 @@ class Here:
         Keeps the arrays that this rank has sent alive until the next command.
     log : object or None
         The measurements, inside a `profile` block.
+    device : str
+        The name of this rank's device.
+    restarts : int
+        How often this rank was replaced in the program that is running.
     """
 
     def __init__(self, transport: Transport, engine: Engine) -> None:
@@ -70,6 +74,8 @@ class Here:
         self.rows: dict[int, int] = {}
         self.sent: list[Any] = []
         self.log: Any = None
+        self.device = "cpu"
+        self.restarts = 0
         self._buffers: dict[Hashable, np.ndarray] = {}
         self._payload: bytes | None = None
         self._command: Any = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import os
 import weakref
 from typing import Any, Callable, Sequence
 
@@ -30,6 +31,8 @@ class Registry:
         How many functions have been registered.
     dropped : list of int
         What the script has dropped since the workers were last told.
+    token : bytes
+        Identifies the world to all ranks.
     unsent : dict
         The reason for each function, by number, that could not be sent to the workers.
     """
@@ -40,6 +43,7 @@ class Registry:
         self._shareds: weakref.WeakValueDictionary[int, SharedVariable] = weakref.WeakValueDictionary()
         self._replicas: dict[int, Any] = {}
         self._count = itertools.count()
+        self.token = os.urandom(8)
         self.n_functions = 0
         self._has_cycles = False  # whether dropped functions wait for Python's collector
         self.forget_workers()

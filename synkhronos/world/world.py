@@ -5,7 +5,10 @@ There is one world at a time. It is the only mutable global of the package.
 
 from __future__ import annotations
 
+import collections
 import contextlib
+import functools
+import logging
 import os
 import pickle
 import signal
@@ -34,6 +37,9 @@ from synkhronos.world.threads import ThreadLimits
 from synkhronos.world.worker import work
 
 _CLOSING = 2.0  # seconds for a worker to end by itself
+_MOST_DEATHS = 3  # of a rank in one program
+
+_logger = logging.getLogger("synkhronos")
 
 _Part = TypeVar("_Part")
 
@@ -63,6 +69,8 @@ class World:
         Whether the workers have been started, and whether the world has been closed.
     broken : str or None
         Why no command can run any more.
+    in_program : bool
+        Whether this rank is inside a program of `spmd`.
     defer_interrupt : DeferredSignal
         Defers Ctrl-C.
     remarks : list of str
@@ -78,7 +86,7 @@ class World:
         audits: bool = False,
     ) -> None:
         self.registry = Registry()
-        self.closed = False
+        self.closed = self.in_program = False
         self.audits = audits
         self.remarks: list[str] = []
         self.defer_interrupt = DeferredSignal(signal.SIGINT)
@@ -193,10 +201,61 @@ class World:
 
     def check_usable(self) -> None:
         """Raise if this world cannot run commands."""
+        if self.in_program:
+            raise SynkhronosError(
+                "inside a program of spmd(), ranks run by themselves: use the methods of its argument, "
+                "such as rank.call(f, ...) or rank.all_reduce(...)"
+            )
         if self.closed:
             raise ClosedError("these processes were closed; call synk.fork() to start new ones")
         if self.broken is not None:
             raise WorldBrokenError(self.broken)
+
+    @contextlib.contextmanager
+    def replacing(self, replaces: bool) -> Iterator[None]:
+        """If workers die in a program in the block, go on; replace them if that is possible."""
+        transport, deaths, lost = self.transport, collections.Counter(), []
+
+        def on_death(dead: dict[int, str]) -> None:
+            for rank, cause in dead.items():
+                deaths[rank] += 1
+                if deaths[rank] > _MOST_DEATHS:
+                    transport.kill()
+                    raise WorldBrokenError(
+                        f"rank {rank} died {deaths[rank]} times in a program, at last {cause}; the others "
+                        f"were ended; {REMEDY}"
+                    )
+                _logger.warning("rank %d died (%s); the other ranks go on", rank, cause)
+                if self.workers_inherit:
+                    self.here.engine.before_fork()
+                    transport.replace(rank, functools.partial(self._prepare_replacement, deaths[rank]))
+                else:
+                    lost.append(rank)
+                    transport.answer_for(rank, pickle.dumps((None, None)))
+
+        transport.on_death = on_death if replaces else None
+        try:
+            yield
+        finally:
+            transport.on_death = None
+            if lost and self.broken is None:
+                self.mark_broken(f"these ranks died in a program: {lost}; {REMEDY}")
+                transport.kill()
+
+    def _prepare_replacement(self, restarts):
+        """In a new worker, which has begun as a copy of the master: make its state its own."""
+        self._copy_out_of_store()
+        here = self.here
+        here.restarts = restarts
+        if here.log:
+            here.log.events.clear()
+        streams = {
+            self.registry.numbers[shared]: shared
+            for replica in here.functions.values()
+            for shared in here.engine.random_streams(replica.compiled)
+        }
+        for number in sorted(streams):
+            here.engine.jump(streams[number], here.stream_index + restarts * here.size)
 
     def mark_broken(self, reason: str) -> None:
         """Refuse all further commands, for this reason."""
@@ -346,6 +405,18 @@ def current_world() -> World:
     if _current.closed:
         raise ClosedError("the processes were closed: call synk.fork() again first")
     return _current
+
+
+@contextlib.contextmanager
+def inside_program() -> Iterator[World]:
+    """Yield the world, whose commands cannot be used in the block."""
+    world = _current
+    assert world is not None
+    world.in_program = True
+    try:
+        yield world
+    finally:
+        world.in_program, world.here.restarts = False, 0
 
 
 def world_exists() -> bool:

@@ -1,0 +1,156 @@
+"""A call of a rank's own replica on its own rows: nothing is split, nothing is reduced."""
+
+from __future__ import annotations
+
+from typing import Any, Mapping, NamedTuple, Sequence
+
+import numpy as np
+
+from synkhronos._typing import ArrayLike, Batch, Result
+from synkhronos.arithmetic.partition import select, take_along
+from synkhronos.arrays.data import Data
+from synkhronos.functions import arguments
+from synkhronos.functions.call import CallFunction
+from synkhronos.functions.function import Function, Specification
+from synkhronos.functions.outputs import in_form
+from synkhronos.stores.handle import Composite
+from synkhronos.world.here import Here
+
+
+class OwnCall(CallFunction):
+    """Computes on all rows that it is given. The handles are the values themselves."""
+
+    def run(self, here: Here) -> list:
+        """Return the outputs of this rank's replica."""
+        replica = here.functions[self.number]
+        n_rows, arguments = self._prepare(here, replica)
+        if not n_rows and self.num_slices > 1:
+            raise ValueError("num_slices: there are no rows to slice")
+        here.rows[self.number] = n_rows
+        values = self._compute(here, replica, arguments, n_rows)
+        return [here.engine.to_host(value) for value in values]
+
+    def _prepare(self, here, replica):
+        columns, n_rows = self._columns(here, replica)
+        if self.num_slices > 1:
+            return n_rows, columns
+        return n_rows, [column.take(here) for column in columns]
+
+    def _whole(self, here, handle):
+        return handle
+
+    def _share(self, here, n_rows):
+        return 0, n_rows
+
+    def _batch_s(self, here):
+        return self.batch_s
+
+
+class _Value(NamedTuple):
+    """A value of an input, with what `arguments` reads of a `Data`."""
+
+    array: Any
+    minibatch: bool
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.array.shape
+
+
+class _Matrix(Composite):
+    """A sparse matrix of this rank."""
+
+    def __init__(self, matrix: Any) -> None:
+        self._matrix = matrix
+
+    def open(self, store: Any) -> Any:
+        return self._matrix
+
+    def rows(self, store: Any, rows: Any) -> Any:
+        return take_along(self._matrix, rows, 0)
+
+
+class _Callable(NamedTuple):
+    """A function, with the attributes that `arguments` reads."""
+
+    name: str | None
+    inputs: list
+    not_accumulated: list[str]
+    form: list[str] | bool
+
+    def __repr__(self) -> str:
+        return f"<synkhronos.Function {self.name}>"
+
+
+def call(
+    here: Here,
+    token: bytes,
+    function: Function,
+    args: Sequence[ArrayLike],
+    named: Mapping[str, ArrayLike],
+    batch: Batch | None,
+    batch_s: Batch | None,
+    num_slices: int,
+    subset: Sequence[int] | None,
+) -> Result:
+    """Call the replica of this rank; see `Rank.call`."""
+    known = _specification(token, function)
+    replica = here.functions.get(known.number)
+    if replica is None:
+        raise ValueError(f"rank.call: {function!r} is not replicated; call synk.distribute() before spmd()")
+    called = _Callable(function.name, known.inputs, known.not_accumulated, known.form)
+    values = [
+        _Value(*_converted(value, one))
+        for one, value in zip(known.inputs, _filled(called, args, named))
+    ]
+    num_slices = arguments.check_num_slices(num_slices)
+    rows = arguments.select_rows(called, values, batch)
+    if num_slices > 1:
+        arguments.check_slicing(here, called, replica)
+    if subset is not None:
+        subset = arguments.check_indices(subset, len(replica.output_modes), known.form)
+    if batch_s is not None:
+        if not replica.sliceable:
+            raise ValueError(f"{called!r}: batch_s was given, but there are no sliceable_shareds")
+        for number in replica.sliceable:
+            select(batch_s, len(here.engine.storage(here.shareds[number])), "batch_s")
+    splits = None
+    if rows is not None:
+        splits = [arguments.split_of(one, value) for one, value in zip(known.inputs, values)]
+    handles = tuple([_in_call(value.array) for value in values])
+    command = OwnCall(known.number, handles, splits, rows, batch_s, num_slices, subset)  # type: ignore[arg-type]
+    return in_form(called, command.run(here), subset)
+
+
+def _specification(token: bytes, function: Function) -> Specification:
+    if type(function) is not Function:
+        raise TypeError(
+            f"rank.call: expected a function built with synk.function(), got {type(function).__name__}"
+        )
+    known = function.specification
+    if known.token != token:
+        raise ValueError(f"rank.call: the processes of {function!r} were closed")
+    return known
+
+
+def _filled(called, args, named):
+    """Return a value for each input; None becomes its default value."""
+    values = arguments.in_order(called, args, named)
+    values = [one.value if value is None else value for one, value in zip(called.inputs, values)]
+    missing = [one.label for one, value in zip(called.inputs, values) if value is None]
+    if missing:
+        raise TypeError(f"{called!r}: no value for {', '.join(missing)}; give one")
+    return values
+
+
+def _converted(value, one):
+    """Return the value in the type of an input, and whether it holds the rows of one batch only."""
+    minibatch = type(value) is Data and value.minibatch
+    if type(value) is Data:
+        value = value.data
+    return arguments.to_value(value, one), minibatch
+
+
+def _in_call(value):
+    is_sparse = not isinstance(value, np.ndarray) and hasattr(value, "tocsr")
+    return _Matrix(value) if is_sparse else value

@@ -1,0 +1,552 @@
+"""`Rank`: what a program can do."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import time
+from typing import Any, Iterator, Sequence
+
+import numpy as np
+
+from synkhronos._errors import MissingRankError, SynkhronosError
+from synkhronos._typing import ArrayLike, Batch, ReduceOp, Result, SharedVariable, SharedVariables
+from synkhronos.arithmetic.minibatches import make_minibatches, n_batches
+from synkhronos.arithmetic.operations import find_operation
+from synkhronos.arithmetic.partition import select, share
+from synkhronos.functions.function import Function
+from synkhronos.programs import own_call
+from synkhronos.programs.center import Center
+from synkhronos.programs.controller import Line
+from synkhronos.programs.meeting import Meeting
+from synkhronos.programs.messages import Messages
+from synkhronos.programs.reports import Reports
+from synkhronos.programs.stopping import ASKED, Stop, StopProgram
+from synkhronos.variables.collectives import Broadcast, Gather, Reduce, join
+from synkhronos.variables.naming import as_list, check_has_rows, conditioned
+from synkhronos.variables.replicas import Assign
+from synkhronos.world.here import Command, Here
+
+_NAP = 2e-4  # seconds between two attempts to get what another rank holds
+_AWAKE = 0.1  # seconds between two checks of a rank that waits for a message
+
+
+class Rank:
+    """A rank inside a program of `spmd`. It is the program's first argument.
+
+    Every method raises an error that ends the program if another rank has failed.
+
+    Attributes
+    ----------
+    random : numpy.random.Generator
+        Independent of those of the other ranks. It depends on the state of ``numpy.random`` in the
+        script, so ``numpy.random.seed`` makes it reproducible.
+    restarts : int
+        How often this rank has died and was replaced in this program.
+    """
+
+    def __init__(
+        self,
+        here: Here,
+        token: bytes,
+        entropy: Sequence[int],
+        has_controller: bool,
+        may_meet: bool,
+    ) -> None:
+        self._here, self._token, self._may_meet = here, token, may_meet
+        commons = here.store.commons
+        self._stop = Stop(commons.array("stop", (1,), "int64"))
+        self._meeting = Meeting(here, self._stop)
+        self._reports = Reports(commons, here.rank, here.size)
+        self._has_controller = has_controller
+        self._line: Line | None = None
+        self._messages: Messages | None = None
+        self._centers: dict[str, Center] = {}
+        self._numbers: dict[SharedVariable, int] = {}
+        self._began = time.monotonic()
+        self.restarts = here.restarts
+        self.random = np.random.default_rng([*entropy, here.rank, here.restarts])
+
+    def __repr__(self) -> str:
+        return f"<synkhronos.Rank {self.rank} of {self.size}>"
+
+    @property
+    def rank(self) -> int:
+        """The number of this rank, from 0 to ``size - 1``."""
+        return self._here.rank
+
+    @property
+    def size(self) -> int:
+        """The number of ranks."""
+        return self._here.size
+
+    @property
+    def is_master(self) -> bool:
+        """Whether this rank is the process of the script."""
+        return self._here.is_master
+
+    @property
+    def master_rank(self) -> int:
+        """The rank of the process of the script."""
+        return self._here.master_rank
+
+    @property
+    def device(self) -> str:
+        """The name of the rank's device, such as ``"cpu"`` or ``"cuda0"``."""
+        return self._here.device
+
+    # Computing
+
+    def call(
+        self,
+        f: Function,
+        /,
+        *inputs: ArrayLike,
+        batch: Batch | None = None,
+        batch_s: Batch | None = None,
+        num_slices: int = 1,
+        output_subset: Sequence[int] | None = None,
+        **inputs_by_name: ArrayLike,
+    ) -> Result:
+        """Call this rank's replica of a function; nothing is split or reduced.
+
+        Parameters
+        ----------
+        f : Function
+        *inputs, **inputs_by_name : Data or array-like
+            As in a call outside.
+        batch : int, slice, 1-d array-like of int or bool, optional
+            The rows of the scattered inputs to use, all of them on this rank.
+        batch_s : slice, 1-d array-like of int or bool, optional
+            The rows of this rank's sliceable shared variables to use.
+        num_slices, output_subset
+            As in a call outside.
+
+        Returns
+        -------
+        numpy.ndarray, or list or dict of numpy.ndarray
+            This rank's outputs, as the Theano function would return them.
+
+        Raises
+        ------
+        TypeError, ValueError, IndexError
+            For wrong arguments, as in a call outside; for a function that is not replicated.
+        """
+        self._enter()
+        return own_call.call(
+            self._here, self._token, f, inputs, inputs_by_name, batch, batch_s, num_slices, output_subset
+        )
+
+    def rows(self, length: int) -> range:
+        """Return this rank's share of `length` rows; the lower ranks have the longer shares."""
+        return range(*share(_at_least(length, 0, "rank.rows: length"), self.size, self.rank))
+
+    def minibatches(
+        self,
+        length: int,
+        batch_size: int,
+        epochs: int = 1,
+        seed: int | None = None,
+        shuffle: bool = True,
+    ) -> Iterator[np.ndarray]:
+        """Yield the numbers of the rows of one minibatch after another, of this rank's share.
+
+        It ends early when the ranks are asked to stop. All ranks have the same number of minibatches.
+        With ``batch_size=1``, ranks with a longer share leave out one row in each epoch.
+
+        Parameters
+        ----------
+        length : int
+            The number of rows of all ranks, at least one for each rank.
+        batch_size : int
+            The largest number of rows of this rank in a minibatch.
+        epochs : int, default: 1
+        seed : int, optional
+            Determines the order. By default it is drawn from `random`.
+        shuffle : bool, default: True
+            Whether each epoch has a new random order.
+
+        Yields
+        ------
+        numpy.ndarray of int64
+        """
+        length = _at_least(length, self.size, "rank.minibatches: length")
+        batch_size = _at_least(batch_size, 1, "rank.minibatches: batch_size")
+        epochs = _at_least(epochs, 0, "rank.minibatches: epochs")
+        if seed is not None:
+            seed = _at_least(seed, 0, "rank.minibatches: seed")
+        elif shuffle:
+            seed = int(self.random.integers(1 << 62))
+        if not shuffle:
+            seed = None
+        return self._yield_minibatches(length, batch_size, epochs, seed)
+
+    def _yield_minibatches(self, length, batch_size, epochs, seed):
+        for epoch in range(epochs):
+            own = make_minibatches(length, self.size, self.rank, batch_size, epoch, seed)
+            for rows in own:
+                if self.should_stop:
+                    return
+                yield rows
+
+    @staticmethod
+    def n_minibatches(length: int, size: int, batch_size: int) -> int:
+        """Return the number of minibatches of an epoch of `minibatches`, for `size` ranks."""
+        return n_batches(length, size, batch_size)
+
+    # Stopping and reporting
+
+    @property
+    def should_stop(self) -> bool:
+        """Whether this rank should end its program: by `stop`, or by Ctrl-C in the script.
+
+        Ranks that meet in collectives get the same answer at the same point of the program.
+        """
+        self._check()
+        return self._stop.watch()
+
+    @property
+    def in_step(self) -> bool:
+        """Whether the ranks meet in collectives inside their loops, so that they must stop together.
+
+        It is found by the first collective after the program has asked whether to stop. Set it before
+        the loop if the ranks could be asked to stop before that.
+        """
+        return self._stop.in_step
+
+    @in_step.setter
+    def in_step(self, value: bool) -> None:
+        self._stop.in_step = bool(value)
+
+    def stop(self) -> None:
+        """Ask all ranks to stop: at their next minibatch, or at their next call of a method."""
+        self._stop.ask(ASKED)
+
+    def report(self, **numbers: float) -> None:
+        """Report numbers, such as ``report(loss=0.3, step=100)``.
+
+        They are in ``reports`` of the result of `spmd`, with the time in seconds; all ranks can read the
+        latest in `latest`.
+        """
+        self._enter()
+        self._reports.add(numbers)
+
+    @property
+    def latest(self) -> list[dict[str, float] | None]:
+        """The latest report of each rank, or None."""
+        return self._reports.latest()
+
+    # Collectives
+
+    def barrier(self) -> None:
+        """Wait until every rank has called this method."""
+        self._enter_meeting()
+        self._meet("barrier")
+
+    def broadcast(self, shared_vars: SharedVariables) -> None:
+        """Set the replicas of every rank to the master's; see `synkhronos.broadcast`."""
+        self._enter_meeting()
+        numbers = self._numbers_of(shared_vars)
+        self._run("broadcast", Broadcast(numbers, True))
+
+    def scatter(self, shared_vars: SharedVariables, values: Any = None) -> None:
+        """Split rows of the master's `values` over the ranks; see `synkhronos.scatter`.
+
+        Parameters
+        ----------
+        shared_vars : shared variable, or list of these
+        values : array-like or Data, or list of these
+            One value for each variable, in the master. Other ranks' values are ignored.
+        """
+        self._enter_meeting()
+        numbers, here = self._numbers_of(shared_vars), self._here
+        arrays = None
+        if here.is_master:
+            if values is None:
+                raise ValueError("rank.scatter: expected values in the master, got None")
+            variables = [here.shareds[number] for number in numbers]
+            given = as_list(shared_vars, values, "values")
+            arrays = [
+                here.store.put(np.asarray(one))
+                for one in conditioned(here.engine, variables, given, scattered=True)
+            ]
+        handles = self._meet("scatter", *numbers, own=arrays)[here.master_rank]
+        Assign(numbers, handles, [select(None, one.shape[0]) for one in handles]).run(here)
+        self._meet("end of scatter")  # the master's copies are needed until here
+
+    def gather(self, shared_vars: SharedVariables, nd_up: int = 1) -> Any:
+        """Return the replicas of all ranks in the master, None elsewhere; see `synkhronos.gather`."""
+        self._enter_meeting()
+        if isinstance(nd_up, bool) or nd_up not in (0, 1):
+            raise ValueError(f"rank.gather: nd_up: expected 0 or 1, got {nd_up!r}")
+        numbers = self._numbers_of(shared_vars, nd_up == 0, "rank.gather(nd_up=0)")
+        gathered = self._run("gather", Gather(numbers, False, True), nd_up)
+        if gathered is None:
+            return None
+        joined = [join(arrays, nd_up) for arrays in gathered]
+        return joined if isinstance(shared_vars, (list, tuple)) else joined[0]
+
+    def all_gather(self, shared_vars: SharedVariables) -> None:
+        """Set every replica to all ranks' values along axis 0; see `synkhronos.all_gather`."""
+        self._enter_meeting()
+        numbers = self._numbers_of(shared_vars, True, "rank.all_gather")
+        self._run("all_gather", Gather(numbers, True, True))
+
+    def reduce(
+        self,
+        shared_vars: SharedVariables,
+        op: ReduceOp = "avg",
+        in_place: bool = True,
+        weight: float | None = None,
+    ) -> Any:
+        """Reduce the replicas of all ranks in the master; see `synkhronos.reduce`.
+
+        `weight` is this rank's weight in ``"avg"``, 1 by default. With ``in_place=False`` the result is
+        returned in the master, None elsewhere.
+        """
+        self._enter_meeting()
+        numbers = self._numbers_of(shared_vars)
+        target = "master" if in_place else "new"
+        reduced = self._run("reduce", self._reduction(numbers, op, target, weight), op, target)
+        if reduced is None or isinstance(shared_vars, (list, tuple)):
+            return reduced
+        return reduced[0]
+
+    def all_reduce(
+        self, shared_vars: SharedVariables, op: ReduceOp = "avg", weight: float | None = None
+    ) -> None:
+        """Set the replicas of every rank to the reduction of all; see `synkhronos.all_reduce`.
+
+        `weight` is this rank's weight in ``"avg"``, 1 by default.
+        """
+        self._enter_meeting()
+        numbers = self._numbers_of(shared_vars)
+        self._run("all_reduce", self._reduction(numbers, op, "all", weight), op)
+
+    def _reduction(self, numbers, op, target, weight):
+        operation = find_operation(op)
+        for number in numbers:
+            shared = self._here.shareds[number]
+            operation.check_dtype(self._here.engine.type_of(shared).dtype, shared)
+        if weight is None:
+            return Reduce(numbers, op, target, None, True)
+        if not operation.weighted:
+            raise ValueError(f"weight: expected none for the operation {op!r}, which is not an average")
+        if not np.isfinite(weight) or weight < 0:
+            raise ValueError(f"weight: expected a number of at least 0, got {weight!r}")
+        return Reduce(numbers, op, target, {self.rank: float(weight)}, True)
+
+    def _run(self, name: str, command: Command, *options: Any) -> Any:
+        """Run the command of a collective, once all ranks have come to it."""
+        self._meet(name, *command.numbers, *options)  # type: ignore[attr-defined]
+        with self._stopped_by_others():
+            return command.run(self._here)
+
+    def _meet(self, name, *what, own=None):
+        with self._stopped_by_others():
+            return self._meeting.agree(name, *what, own=own)
+
+    @contextlib.contextmanager
+    def _stopped_by_others(self):
+        try:
+            yield
+        except MissingRankError:
+            if self._stop.is_asked:
+                raise StopProgram from None
+            raise
+
+    # Center, messages, controller
+
+    def center(self, shared_vars: SharedVariables, name: str | None = None) -> Center:
+        """Return the center of shared variables: one copy that belongs to no rank.
+
+        The first rank that asks for a center gives it its own values. The variables of every other rank
+        are set to the center's values, and so are those of a rank that replaces a dead one.
+
+        Parameters
+        ----------
+        shared_vars : shared variable, or list of these
+            The same on all ranks.
+        name : str, optional
+            Distinguishes several centers of the same variables.
+
+        Returns
+        -------
+        Center
+        """
+        self._enter()
+        numbers = self._numbers_of(shared_vars)
+        if name is not None and not isinstance(name, str):
+            raise TypeError(f"rank.center: name: expected a string, got {name!r}")
+        key = f"center {name}" if name is not None else f"center of {numbers}"
+        if key not in self._centers:
+            single = not isinstance(shared_vars, (list, tuple))
+            variables = [self._here.shareds[number] for number in numbers]
+            self._centers[key] = Center(
+                self._here.store.commons,
+                self._here.engine,
+                variables[0] if single else variables,
+                key,
+                self._pause,
+            )
+        return self._centers[key]
+
+    def send(self, to: int, arrays: Any, tag: int = 0) -> bool:
+        """Send arrays to another rank; it never waits.
+
+        Parameters
+        ----------
+        to : int
+            A rank.
+        arrays : array-like, or list of these
+        tag : int, default: 0
+            What the message is about; the receiver asks for messages with a tag.
+
+        Returns
+        -------
+        bool
+            False if the receiver's box is full; nothing was sent then.
+        """
+        self._enter()
+        if self._messages is None:
+            self._messages = Messages(self._here.store.commons, self.rank, self.size)
+        with self._timed("copy", "send"):
+            return self._messages.send(to, arrays, tag)
+
+    def receive(self, tag: int = 0, wait: bool = False) -> tuple[int, Any] | None:
+        """Return the oldest message for this rank with a tag.
+
+        Parameters
+        ----------
+        tag : int, default: 0
+        wait : bool, default: False
+            Whether to wait for a message. The wait ends without one when the ranks are asked to stop.
+
+        Returns
+        -------
+        (int, numpy.ndarray or list of these) or None
+            The sender, and what it sent; None if there is no message.
+
+        Raises
+        ------
+        SynkhronosError
+            If it waits, and all other ranks have ended.
+        """
+        self._enter()
+        if self._messages is None:
+            self._messages = Messages(self._here.store.commons, self.rank, self.size)
+        with self._timed("wait" if wait else "copy", "receive"):
+            while True:
+                alone = self._here.transport.others_have_ended()
+                message = self._messages.receive(tag)
+                if message is not None or not wait or self._stop.is_asked:
+                    return message
+                if alone:
+                    raise SynkhronosError(
+                        "rank.receive: all other ranks have ended their programs, so no message will come"
+                    )
+                self._messages.wait(_AWAKE)
+                self._pause(0)
+
+    def ask(self, request: Any, info: Any = None) -> Any:
+        """Ask the controller, and return its answer.
+
+        Parameters
+        ----------
+        request, info : object
+            What the controller is called with, besides the number of this rank. They are pickled.
+
+        Raises
+        ------
+        RuntimeError
+            If the program has no controller.
+        SynkhronosError
+            If the controller raised an exception, or has died.
+        """
+        self._enter()
+        if not self._has_controller:
+            raise RuntimeError("rank.ask: there is no controller; give one: spmd(..., controller=...)")
+        if self._line is None:
+            self._line = Line(self._here.store.commons, self.rank, self.size, self._pause)
+        with self._timed("wait", "ask"):
+            return self._line.ask(request, info)
+
+    # Internal
+
+    def _enter(self) -> None:
+        """Begin a method: end the program if it has to end."""
+        self._check()
+        self._stop.check()
+        self._began = time.monotonic()
+
+    def _enter_meeting(self) -> None:
+        self._enter()
+        if not self._may_meet:
+            raise RuntimeError(
+                "a program with on_death='continue' cannot use collectives, as ranks that are left "
+                "would wait for a dead one; use rank.center, send and receive, or ask"
+            )
+
+    def _check(self) -> None:
+        self._here.transport.check()
+        if self._here.is_master and self._stop.is_interrupted:
+            self._here.transport.while_waiting()
+
+    def _pause(self, seconds: float = _NAP) -> None:
+        """Wait a little for another process; raise if the program has to end, or it lasted too long."""
+        self._check()
+        limit = self._here.transport.timeout
+        if limit is not None and time.monotonic() - self._began > limit:
+            raise SynkhronosError(
+                f"rank {self.rank} waited longer than fork(timeout={limit}) seconds for another process"
+            )
+        if seconds:
+            time.sleep(seconds)
+
+    def _numbers_of(self, shared_vars, with_rows=False, what=""):
+        given = list(shared_vars) if isinstance(shared_vars, (list, tuple)) else [shared_vars]
+        if not given:
+            raise ValueError("shared_vars: expected at least one shared variable, got an empty list")
+        numbers = [self._number_of(shared) for shared in given]
+        if len(set(numbers)) < len(numbers):
+            raise ValueError(f"shared_vars: a variable is given more than once: {given}")
+        if with_rows:
+            check_has_rows(self._here.engine, given, what)
+        return numbers
+
+    def _number_of(self, shared):
+        engine = self._here.engine
+        if not engine.is_shared(shared) or not engine.is_tensor(shared):
+            raise TypeError(f"shared_vars: expected shared variables of tensors, got {shared!r}")
+        if shared not in self._numbers:
+            self._numbers = {one: number for number, one in self._here.shareds.items()}
+        if shared not in self._numbers:
+            raise ValueError(f"shared_vars: {shared} is not used by any function built with synk.function()")
+        return self._numbers[shared]
+
+    @contextlib.contextmanager
+    def _timed(self, category, name):
+        log = self._here.log
+        if log is None:
+            yield
+            return
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            log.add(category, name, start)
+
+
+def entropy_of_script(programs: int) -> list[int]:
+    """Return numbers that depend on the state of ``numpy.random``, and on how many programs have run."""
+    name, keys, position, *_ = np.random.get_state()
+    digest = hashlib.blake2b(keys.tobytes() + position.to_bytes(8, "little"), digest_size=16)
+    return [int.from_bytes(digest.digest(), "little"), programs]
+
+
+def _at_least(value, least, label):
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+        raise TypeError(f"{label}: expected an int, got {value!r}")
+    if value < least:
+        raise ValueError(f"{label}: expected at least {least}, got {value}")
+    return int(value)

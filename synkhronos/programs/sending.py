@@ -1,0 +1,98 @@
+"""Sending a program to the workers, with what it refers to.
+
+The program is pickled by value, with the values that its global variables have at that time, unless it
+belongs to an imported module. In it, these are replaced by references: shared variables, by the ranks'
+own replicas; functions, by what is needed to call the ranks' own replicas; `Data` and large arrays, by
+handles, so that all ranks use the same memory.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from typing import Any
+
+import cloudpickle
+import numpy as np
+
+from synkhronos.arrays.data import Data, as_data
+from synkhronos.functions.function import Function
+from synkhronos.stores.handle import Handle
+from synkhronos.world.here import Here
+from synkhronos.world.world import World
+
+_LARGE = 1 << 16  # bytes; larger arrays are shared
+
+
+class _Pickler(cloudpickle.Pickler):
+    def __init__(self, file, world):
+        super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
+        self._world = world
+        self.kept: list[Data] = []  # what the handles refer to
+
+    def persistent_id(self, item):
+        kind = type(item)
+        if kind is Data:
+            self.kept.append(item)
+            return "data", item.handle(), item.minibatch, item.name
+        if isinstance(item, np.ndarray) and item.nbytes >= _LARGE and not item.dtype.hasobject:
+            data = as_data(self._world, item)
+            self.kept.append(data)
+            return "array", data.handle()
+        if kind is Function:
+            return "function", item.name, item.specification
+        if kind in _PLAIN:
+            return None
+        engine, numbers = self._world.here.engine, self._world.registry.numbers
+        if engine.is_shared(item) and item in numbers:
+            return "shared", numbers[item]
+        return None
+
+
+_PLAIN = frozenset({str, bytes, int, float, bool, tuple, list, dict, type(None)})
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, file, here, world):
+        super().__init__(file)
+        self._here, self._world = here, world
+
+    def persistent_load(self, reference):
+        kind, *what = reference
+        if kind == "shared":
+            return self._here.shareds[what[0]]
+        if kind == "function":
+            return Function.copy_of(*what)
+        array = self._here.store.get(what[0])
+        if kind == "data":
+            return Data.of_array(self._world, array, *what[1:])
+        array.flags.writeable = False
+        return array
+
+
+def pack(world: World, program: Any) -> tuple[Handle, list[Any]]:
+    """Return a handle to a pickle of the program in the store, and what has to be kept meanwhile.
+
+    Raises
+    ------
+    TypeError
+        If it cannot be pickled.
+    """
+    file = io.BytesIO()
+    pickler = _Pickler(file, world)
+    try:
+        pickler.dump(program)
+    except MemoryError:
+        raise
+    except Exception as error:  # any exception that a class of the script raises
+        raise TypeError(
+            f"spmd: the program, its arguments, or a global variable that it uses cannot be sent to the "
+            f"workers: {error}; make such objects inside the program"
+        ) from error
+    handle = world.here.store.put(np.frombuffer(file.getbuffer(), np.uint8))
+    return handle, [handle, *pickler.kept]
+
+
+def unpack(here: Here, world: World, handle: Handle) -> Any:
+    """Return the program, in a worker."""
+    return _Unpickler(io.BytesIO(here.store.get(handle).tobytes()), here, world).load()

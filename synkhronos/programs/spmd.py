@@ -1,0 +1,249 @@
+"""`spmd`: a program that every rank runs at its own pace."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import Any, Callable, Iterator, Sequence
+
+import cloudpickle
+
+from synkhronos._errors import FuseError
+from synkhronos.functions.agreement import agreement_of
+from synkhronos.functions.replicate import replicate
+from synkhronos.programs import sending
+from synkhronos.programs.controller import Answer, Controller
+from synkhronos.programs.rank import Rank, entropy_of_script
+from synkhronos.programs.stopping import INTERRUPTED, Stop, StopProgram
+from synkhronos.stores.handle import Handle
+from synkhronos.world.here import Command, Here
+from synkhronos.world.world import World, current_world, inside_program
+
+
+class Results(list):
+    """What the program returned on each rank, by rank; None for a rank that was ended.
+
+    Attributes
+    ----------
+    reports : list of list of dict
+        What each rank has reported, by rank: each report has the numbers by name, and ``"seconds"``
+        since the start of the program.
+    stopped : bool
+        Whether the ranks were asked to stop, by ``rank.stop()`` or by Ctrl-C.
+    interrupted : bool
+        Whether they were asked by Ctrl-C.
+    """
+
+    reports: list[list[dict[str, float]]]
+    stopped: bool
+    interrupted: bool
+
+
+class Program(Command):
+    """Runs a program on this rank.
+
+    Parameters
+    ----------
+    handle : Handle or None
+        A handle to the pickled program for the workers.
+    token : bytes
+        Identifies the world.
+    entropy : list of int
+        Determines the random generators.
+    has_controller, may_meet : bool
+        Whether ``rank.ask`` can be used, and whether collectives can be.
+    own : callable, optional
+        The program itself, in the master.
+    """
+
+    def __init__(
+        self,
+        handle: Handle | None,
+        token: bytes,
+        entropy: Sequence[int],
+        has_controller: bool,
+        may_meet: bool,
+        own: Any = None,
+    ) -> None:
+        self.handle, self.token, self.entropy = handle, token, entropy
+        self.has_controller, self.may_meet, self.own = has_controller, may_meet, own
+
+    def __reduce__(self) -> tuple:
+        return Program, (self.handle, self.token, self.entropy, self.has_controller, self.may_meet)
+
+    def run(self, here: Here) -> Any:
+        """Return ``(result, reports, ended)``, pickled in a worker."""
+        here.transport.in_program = True
+        with inside_program() as world:
+            program, args, kwargs = self.own or sending.unpack(here, world, self.handle)
+            rank = Rank(here, self.token, self.entropy, self.has_controller, self.may_meet)
+            result, ended = None, False
+            try:
+                result = program(rank, *args, **kwargs)
+            except StopProgram:
+                ended = True
+        outcome = result, rank._reports.own, ended
+        if here.is_master:
+            return outcome
+        try:
+            return cloudpickle.dumps(outcome)
+        except MemoryError:
+            raise
+        except Exception as error:  # any exception that a class of the script raises
+            raise TypeError(
+                f"spmd: what the program returned on rank {here.rank} cannot be pickled: {error}; "
+                f"return arrays, numbers, or lists and dictionaries of these"
+            ) from error
+
+    def describe(self, here: Here) -> str:
+        return "program"
+
+
+class _Programs:
+    """How many programs a world has run."""
+
+    count = 0
+
+
+def spmd(
+    program: Callable[..., Any],
+    *args: Any,
+    controller: Answer | None = None,
+    on_death: str = "raise",
+    **kwargs: Any,
+) -> Results:
+    """Run a program on every rank, the master included, each at its own pace.
+
+    Functions and shared variables are replicated first. Every rank calls ``program(rank, *args,
+    **kwargs)``; the methods of ``rank``, a `Rank`, are all that a program needs of this package. Other
+    public functions of the package cannot be used inside, with the exception of methods of `Data`.
+
+    The program is sent to the workers by value, with the values that its arguments and its global
+    variables have now, unless it belongs to an imported module. Shared variables and functions in it
+    mean each rank's own replicas. `Data`, and arrays of 64 kB or more, are not copied for each rank: all
+    ranks use the same memory, and such arrays are read-only in the workers.
+
+    The first Ctrl-C asks all ranks to stop, as ``rank.stop()`` does; a second one ends them.
+
+    Parameters
+    ----------
+    program : callable
+    *args, **kwargs
+        Further arguments of the program.
+    controller : callable, optional
+        ``controller(request, rank_number, info)`` returns the answer to ``rank.ask(request, info)``. It
+        runs in a process of its own, which is a copy of the script at this point, and answers one
+        question after another, in the order of their arrival.
+    on_death : {"raise", "continue"}
+        What happens if a rank dies. By default all ranks are ended and a `WorldBrokenError` is raised.
+        With ``"continue"``, for programs without collectives, the ranks that are left go on. On the CPU,
+        a fresh rank takes the dead one's place and begins the program again, with the values that the
+        master's replicas have then; a rank that dies again and again breaks the world. The master itself
+        is not replaced.
+
+    Returns
+    -------
+    list
+        What the program returned, by rank, with the attributes ``reports``, ``stopped`` and
+        ``interrupted``; see `Results`.
+
+    Raises
+    ------
+    NotForkedError, ClosedError, WorldBrokenError
+        If there are no processes that can be used.
+    FuseError
+        Inside a ``fuse()`` block.
+    TypeError, ValueError
+        If an argument is wrong, or the program cannot be sent to the workers.
+    WorkerError
+        If the program raised an exception in a worker. An exception in the master is raised as it is.
+        The other ranks leave their programs with an error, and the processes can still be used.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import synkhronos as synk
+    >>> import theano
+    >>> import theano.tensor as T
+    >>> synk.fork(2, use_gpu=False)
+    2
+    >>> x, w = T.dvector("x"), theano.shared(0.0, name="w")
+    >>> step = synk.function([x], updates=[(w, w + 0.1 * (x.mean() - w))])
+    >>> def program(rank, data):
+    ...     center = rank.center(w)
+    ...     for rows in rank.minibatches(len(data), batch_size=10, epochs=20, seed=0):
+    ...         rank.call(step, data, batch=rows)
+    ...         center.elastic(0.5)
+    ...     return float(center.value())
+    >>> [round(value, 1) for value in synk.spmd(program, np.full(100, 3.0))]
+    [3.0, 3.0]
+    >>> synk.close()
+    """
+    world = current_world()
+    world.check_usable()
+    if not callable(program):
+        raise TypeError(f"spmd: expected a function as program, got {program!r}")
+    if controller is not None and not callable(controller):
+        raise TypeError(f"spmd: controller: expected a function or None, got {controller!r}")
+    if on_death not in ("raise", "continue"):
+        raise ValueError(f"spmd: on_death: expected 'raise' or 'continue', got {on_death!r}")
+    if world.is_recording:
+        raise FuseError("spmd(): not inside a fuse() block; call it before or after the block")
+    replicate(world)
+    programs = world.part(_Programs)
+    programs.count += 1
+    here = world.here
+    may_meet = on_death == "raise"
+    handle, kept = None, []
+    if world.size > 1:
+        handle, kept = sending.pack(world, (program, args, kwargs))
+    entropy = entropy_of_script(programs.count)
+    own = program, args, kwargs
+    command = Program(handle, world.registry.token, entropy, controller is not None, may_meet, own)
+    here.store.commons.clear()
+    stop = Stop(here.store.commons.array("stop", (1,), "int64"))
+    agreement_of(world).local.update(world.registry.numbers.values())
+    with world.defer_interrupt, _answering(world, controller):
+        with _asked_by_signal(world, stop), world.replacing(not may_meet):
+            outcomes = [_loaded(outcome) for outcome in world.run(command)]
+            del kept
+        results = Results(result for result, _, _ in outcomes)
+        results.reports = [reports for _, reports, _ in outcomes]
+        results.stopped, results.interrupted = stop.is_asked, stop.is_interrupted
+        if not any(was_ended for _, _, was_ended in outcomes):
+            world.defer_interrupt.drop()
+    here.store.commons.clear()
+    return results
+
+
+@contextlib.contextmanager
+def _answering(world: World, controller: Answer | None) -> Iterator[None]:
+    """Have a controller answer questions in the block."""
+    if controller is None:
+        yield
+        return
+    answering = Controller(world.transport, controller)
+    try:
+        yield
+    finally:
+        answering.end()
+
+
+@contextlib.contextmanager
+def _asked_by_signal(world: World, stop: Stop) -> Iterator[None]:
+    """Have Ctrl-C ask the ranks to stop in the block."""
+    deferred = world.defer_interrupt
+    deferred.on_first = lambda: stop.ask(INTERRUPTED)
+    if deferred.is_pending:
+        stop.ask(INTERRUPTED)
+    try:
+        yield
+    finally:
+        deferred.on_first = None
+
+
+def _loaded(outcome):
+    """Return ``(result, reports, was_ended)`` of a rank; it is None for a dead one."""
+    if outcome is None:
+        return None, [], True
+    return outcome if isinstance(outcome, tuple) else cloudpickle.loads(outcome)
