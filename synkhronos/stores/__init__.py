@@ -2,7 +2,8 @@
 
 ``base`` is the interface; ``naive`` is its specification. ``handle`` defines the handles that ranks send
 to each other. ``shared`` keeps arrays in the shared memory of one machine, which ``memory`` allocates.
-``files`` maps the files of ``numpy.memmap``.
+``files`` maps the files of ``numpy.memmap``. ``commons`` has the arrays and locks that belong to no
+rank.
 
 May import: ``arithmetic``, ``host``.
 """

@@ -9,6 +9,7 @@ import numpy as np
 
 from synkhronos._typing import DTypeLike, Rows
 from synkhronos.arithmetic.partition import take_rows
+from synkhronos.stores.commons import Commons
 from synkhronos.stores.files import FileHandle, MappedFiles
 from synkhronos.stores.handle import Handle
 
@@ -26,9 +27,12 @@ class Store(ABC):
         The number of ranks for which it has room.
     is_shared : bool
         Whether ranks get views of the original arrays, which reflect every change, instead of copies.
+    commons : Commons
+        The arrays and locks that belong to no rank.
     """
 
     ranks: int
+    commons: Commons
     is_shared: bool = False
 
     def __init__(self) -> None:
@@ -91,5 +95,6 @@ class Store(ABC):
     def trim(self) -> None:  # noqa: B027
         """Return all free memory of this rank to the system."""
 
-    def trim_others(self) -> None:  # noqa: B027
-        """Return all memory of the other ranks to the system, after they have ended."""
+    def trim_others(self) -> None:
+        """Return the memory of the other ranks and the commons to the system, after they have ended."""
+        self.commons.clear()

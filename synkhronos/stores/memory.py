@@ -6,7 +6,8 @@ small ``/dev/shm`` of containers is not a limit. The mapping is larger than the 
 page is allocated only when it is first written to.
 
 Each rank allocates from its own span, so no lock is needed. Any rank can read and write any array by its
-offset. A block is freed when the last array in it is deallocated.
+offset. A block is freed when the last array in it is deallocated. Two more spans belong to no rank: the
+first is for `commons`, the second for one further process.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ _PAGE = mmap.PAGESIZE
 _SMALLEST_SPAN = 16 << 20  # bytes of address space; the minimum for sharing arrays
 _KEPT = 256 << 20  # bytes of resident free pages to keep for the next block
 _CHECKED = 16 << 20  # bytes between two checks of the available memory
+_FURTHER = 2  # spans that belong to no rank
 
 
 class FreeList:
@@ -94,7 +96,9 @@ class SharedMemory:
     Parameters
     ----------
     ranks : int
-        The number of spans. This process allocates from span 0 until it calls `use_span`.
+        The number of ranks, which have the first spans. This process allocates from span 0 until it
+        calls `use_span`. The span `ranks` is that of the commons, the span ``ranks + 1`` is free for
+        another process.
 
     Attributes
     ----------
@@ -113,27 +117,28 @@ class SharedMemory:
             self.mapping.madvise(mmap.MADV_DONTDUMP)
         self.ranks = ranks
         self.address = np.frombuffer(self.mapping, np.uint8, count=1).ctypes.data
-        self._end = self.address + self._span * ranks
+        self._end = self.address + self._span * (ranks + _FURTHER)
         room = memory_room()
         self._keep = min(_KEPT, (total if room is None else min(total, room)) // (8 * ranks))
         # What other ranks and processes may allocate between two checks of the available memory.
         self._spare = _CHECKED * (1 + ranks)
-        for index in range(ranks):
-            start, stop = self._large_part(index)
+        for index in range(ranks + _FURTHER):
+            _, start, stop = self.parts_of_span(index)
             heap.advise_huge_pages(self.address + start, stop - start)
         self.use_span(0)
 
-    def _large_part(self, index):
-        """Return the range of a span that is used for blocks of a page or more."""
-        return index * self._span + self._span // 16, (index + 1) * self._span
+    def parts_of_span(self, index: int) -> tuple[int, int, int]:
+        """Return the start of a span, that of its part for blocks of a page or more, and its end."""
+        start = index * self._span
+        return start, start + self._span // 16, start + self._span
 
     def use_span(self, index: int) -> None:
         """Allocate from this span from now on; the blocks of the former span belong to another rank."""
         self._pid = os.getpid()
-        start, stop = self._large_part(index)
         # Separate ranges, so that large blocks start and end at page boundaries.
-        self._small = FreeList(index * self._span + _PAGE, start)
-        self._large = FreeList(start, stop)
+        start, large, stop = self.parts_of_span(index)
+        self._small = FreeList(start + _PAGE, large)
+        self._large = FreeList(large, stop)
         self._returned: collections.deque = collections.deque()
         self._resident: dict[int, int] = {}  # free blocks with resident pages: size by offset
         self._unchecked = 0
@@ -142,13 +147,17 @@ class SharedMemory:
         """Whether this is the process of a rank, and not a process forked from it by the script."""
         return os.getpid() == self._pid
 
-    def allocate(self, nbytes: int) -> np.ndarray:
-        """Return a 1-d ``uint8`` array of new, uninitialized shared memory."""
+    def check_ours(self) -> None:
+        """Raise unless this is the process of a rank."""
         if not self.is_ours():
             raise SynkhronosError(
                 "this process was forked from the master, and only the master may allocate shared "
                 "memory; call close() and fork() here to start separate processes"
             )
+
+    def allocate(self, nbytes: int) -> np.ndarray:
+        """Return a 1-d ``uint8`` array of new, uninitialized shared memory."""
+        self.check_ours()
         size = nbytes
         unit = _ALIGNMENT if nbytes < _PAGE else _PAGE
         nbytes = max(unit, -(-nbytes // unit) * unit)
@@ -164,7 +173,7 @@ class SharedMemory:
             self._unchecked += nbytes
             if self._unchecked >= _CHECKED:
                 self._unchecked = 0
-                self._allocate_pages(offset, nbytes)
+                self.allocate_pages(offset, nbytes)
         return block
 
     def collect(self) -> None:
@@ -176,7 +185,7 @@ class SharedMemory:
                 continue
             self._large.give(offset, nbytes)
             if sum(self._resident.values()) + nbytes > self._keep:
-                self.mapping.madvise(mmap.MADV_REMOVE, offset, nbytes)
+                self.give_back(offset, offset + nbytes)
             else:
                 self._resident[offset] = nbytes
 
@@ -187,17 +196,25 @@ class SharedMemory:
         self.collect()
         self._resident.clear()
         for start, stop in self._large.holes():
-            self.mapping.madvise(mmap.MADV_REMOVE, start, stop - start)
+            self.give_back(start, stop)
 
     def trim_others(self) -> None:
-        """Return the pages of all other ranks to the system, after they have ended."""
+        """Return the pages of all other processes to the system, after they have ended.
+
+        The span of the commons belongs to no process.
+        """
         if not self.is_ours():
             return
-        for start in range(0, self._end - self.address, self._span):
-            if not start <= self._large.lowest < start + self._span:
-                self.mapping.madvise(mmap.MADV_REMOVE, start, self._span)
+        for index in range(self.ranks + _FURTHER):
+            start, _, stop = self.parts_of_span(index)
+            if index != self.ranks and not start <= self._large.lowest < stop:
+                self.give_back(start, stop)
 
-    def _allocate_pages(self, offset, nbytes):
+    def give_back(self, start: int, stop: int) -> None:
+        """Return pages to the system; their contents become zero."""
+        self.mapping.madvise(mmap.MADV_REMOVE, start, stop - start)
+
+    def allocate_pages(self, offset: int, nbytes: int) -> None:
         """Allocate the pages of a block now, or raise ``MemoryError`` if there is too little memory.
 
         The kernel grants more memory than is available, and kills a process that writes to it. If the
@@ -234,12 +251,12 @@ class SharedMemory:
 
 
 def _map(span, ranks):
-    """Return a mapping of `ranks` spans, and the size of a span: the requested size, or less."""
+    """Return a mapping of the spans, and the size of a span: the requested size, or less."""
     flags = mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | _NORESERVE
     limited = False
     while True:
         try:
-            mapping = mmap.mmap(-1, span * ranks, flags=flags)
+            mapping = mmap.mmap(-1, span * (ranks + _FURTHER), flags=flags)
         except (OSError, ValueError, OverflowError) as error:
             # A limit on address space (ulimit -v, strict overcommit)
             span //= 2

@@ -6,11 +6,13 @@ Its ranks are threads. A rank gets copies, as if it received them from another m
 from __future__ import annotations
 
 import itertools
+import threading
 import weakref
 
 import numpy as np
 
 from synkhronos.stores.base import Store
+from synkhronos.stores.commons import Commons, Lock, check_index, check_same, checked
 from synkhronos.stores.handle import Handle
 
 
@@ -36,6 +38,7 @@ class NaiveStore(Store):
         self._numbers = itertools.count()
         self._arrays = weakref.WeakValueDictionary()
         self._made = weakref.WeakValueDictionary()  # by id, the arrays returned by `empty`
+        self.commons = NaiveCommons()
 
     def empty(self, shape, dtype):
         array = np.empty(shape, dtype)
@@ -59,3 +62,54 @@ class NaiveStore(Store):
         while isinstance(owner.base, np.ndarray):
             owner = owner.base
         return array.flags.c_contiguous and self._made.get(id(owner)) is owner
+
+
+class NaiveCommons(Commons):
+    """Arrays by name, and the thread that holds each lock. No thread is killed while it holds one."""
+
+    def __init__(self):
+        self._arrays = {}
+        self._holders = {}  # of the locks that are held, by number: the thread
+        self._one = threading.Lock()
+
+    def array(self, name, shape, dtype):
+        asked = checked(name, shape, dtype)
+        with self._one:
+            array = self._arrays.setdefault(name, np.zeros(*asked))
+        check_same(name, (array.shape, array.dtype), asked)
+        return array
+
+    def lock(self, index):
+        return NaiveLock(self._holders, check_index(index))
+
+    def release_locks(self):
+        own = threading.get_ident()
+        for index in [index for index, holder in list(self._holders.items()) if holder[0] == own]:
+            self._holders.pop(index, None)
+
+    def clear(self):
+        with self._one:
+            for array in self._arrays.values():
+                array[...] = 0
+            self._arrays.clear()
+
+
+class NaiveLock(Lock):
+    """An entry of a dictionary: each of its methods is one step for all threads."""
+
+    __slots__ = ("_holders", "_index")
+
+    def __init__(self, holders, index):
+        self._holders, self._index = holders, index
+
+    def try_acquire(self):
+        own = threading.get_ident(), object()
+        return self._holders.setdefault(self._index, own) is own
+
+    def release(self):
+        if self._holders.get(self._index, (None,))[0] != threading.get_ident():
+            raise RuntimeError(f"commons: the lock {self._index} is not held by this rank")
+        del self._holders[self._index]
+
+    def is_free(self):
+        return self._index not in self._holders

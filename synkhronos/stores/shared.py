@@ -9,6 +9,7 @@ import numpy as np
 
 from synkhronos._typing import DTypeLike
 from synkhronos.stores.base import Store
+from synkhronos.stores.commons import SharedCommons
 from synkhronos.stores.handle import Handle
 from synkhronos.stores.memory import SharedMemory
 
@@ -42,6 +43,7 @@ class SharedMemoryStore(Store):
         super().__init__()
         self.memory = memory
         self.ranks = memory.ranks
+        self.commons = SharedCommons(memory)
 
     def empty(self, shape: Sequence[int], dtype: DTypeLike) -> np.ndarray:
         dtype = np.dtype(dtype)
@@ -76,4 +78,5 @@ class SharedMemoryStore(Store):
         self.memory.trim()
 
     def trim_others(self) -> None:
+        super().trim_others()
         self.memory.trim_others()

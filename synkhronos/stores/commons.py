@@ -1,0 +1,344 @@
+"""Memory that belongs to no rank, and locks that are free when their holder has died.
+
+A block of a rank's own span is freed when the rank's array dies, and is lost with the rank. What several
+ranks change at their own pace, and what must outlive any of them, is in the commons: arrays with names.
+Any rank gets or creates them at any time, and no other rank takes part.
+
+A rank may be killed at any point, so nothing may depend on its next step:
+
+- The arrays are listed in a log of records, in shared memory. A record counts once the log's length
+  includes it, which is one aligned store at the end. The memory in use follows from the records. So a
+  rank that dies while it creates an array leaves nothing but pages of zeros.
+- A lock is a byte of a file without a name, locked by ``fcntl``. These locks belong to processes, and the
+  kernel releases them when their process ends in any way. A process that a rank forks does not inherit
+  them. They would all be lost if the process closed any descriptor of the file, but only this module
+  has one, which forked processes inherit and ``exec`` closes.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import math
+import mmap
+import os
+import pickle
+import struct
+import tempfile
+from abc import ABC, abstractmethod
+from typing import Any, Sequence
+
+import numpy as np
+
+from synkhronos._typing import DTypeLike
+from synkhronos.stores.memory import SharedMemory
+
+#: Numbers of locks are below this.
+N_LOCKS = 1 << 61
+#: The numbers from here on belong to names: a block of this many for each.
+_BLOCK = 1 << 20
+
+_DIRECTORY = N_LOCKS  # the byte that is locked while the directory changes
+_PAGE = mmap.PAGESIZE
+_HUGE_PAGE = 2 << 20
+_ALIGNMENT = 64
+_LENGTH, _GENERATION = 0, 1  # words of the header: the bytes of the log, the number of `clear`
+_WORD = struct.Struct("q")  # the length of a record, before it
+_FLOCK = struct.Struct("hhqqi4x")  # struct flock of Linux: type, whence, start, length, process
+
+
+class Lock(ABC):
+    """A lock that any rank can hold. It is free again when its holder has died."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def try_acquire(self) -> bool:
+        """Take the lock; return False if anybody holds it, this rank included. It never waits."""
+
+    @abstractmethod
+    def release(self) -> None:
+        """Give the lock back.
+
+        Raises
+        ------
+        RuntimeError
+            If this rank does not hold it.
+        """
+
+    @abstractmethod
+    def is_free(self) -> bool:
+        """Whether nobody holds it."""
+
+
+class Commons(ABC):
+    """Arrays and locks that belong to no rank. `NaiveCommons` is the specification."""
+
+    @abstractmethod
+    def array(self, name: str, shape: int | Sequence[int], dtype: DTypeLike) -> np.ndarray:
+        """Return the array that all ranks know by this name. It is zero when it is first asked for.
+
+        Raises
+        ------
+        ValueError
+            If it exists with another shape or dtype.
+        MemoryError
+            If there is too little memory. The message says how much is available.
+        """
+
+    @abstractmethod
+    def lock(self, index: int) -> Lock:
+        """Return the lock with this number, ``0 <= index < N_LOCKS``. It costs nothing until it is used.
+
+        The numbers from ``2**20`` on are those of `locks`.
+        """
+
+    def locks(self, name: str, count: int) -> list[Lock]:
+        """Return the locks that all ranks know by this name.
+
+        The number of the first is a hash of the name: that two of a million names have the same locks
+        has a probability of one half in a million.
+        """
+        if count > _BLOCK:
+            raise ValueError(f"locks: at most {_BLOCK} have one name, got {count} for {name!r}")
+        digest = hashlib.blake2b(name.encode(), digest_size=5).digest()
+        first = (1 + int.from_bytes(digest, "little")) * _BLOCK
+        return [self.lock(first + number) for number in range(count)]
+
+    @abstractmethod
+    def release_locks(self) -> None:
+        """Give back all locks that this rank holds, for example after an interrupt."""
+
+    @abstractmethod
+    def clear(self) -> None:
+        """Forget all arrays, and return their memory to the system.
+
+        Only the master calls it, while no other rank uses an array. Arrays that are still referred to
+        become zero.
+        """
+
+
+def checked(
+    name: str, shape: int | Sequence[int], dtype: DTypeLike
+) -> tuple[tuple[int, ...], np.dtype]:
+    """Return the shape and the dtype of an array to be created, or raise in words."""
+    if not isinstance(name, str) or not name:
+        raise TypeError(f"commons: expected a name, a string that is not empty, got {name!r}")
+    extents = (shape,) if isinstance(shape, (int, np.integer)) else tuple(shape)
+    if any(not isinstance(one, (int, np.integer)) or one < 0 for one in extents):
+        raise ValueError(f"commons: expected a shape of integers >= 0 for {name!r}, got {shape}")
+    dtype = np.dtype(dtype)
+    if dtype.hasobject:
+        raise TypeError(
+            f"commons: the array {name!r} cannot have the dtype {dtype}: Python objects are of no use "
+            f"to other processes; use numbers"
+        )
+    return tuple(int(one) for one in extents), dtype
+
+
+def check_same(
+    name: str, there: tuple[tuple[int, ...], np.dtype], asked: tuple[tuple[int, ...], np.dtype]
+) -> None:
+    """Raise if an array exists with another shape or dtype than it is asked for."""
+    if there != asked:
+        raise ValueError(
+            f"commons: the array {name!r} has the shape {there[0]} and the dtype {there[1]}; asked for "
+            f"were {asked[0]} and {asked[1]}; use the same everywhere, or another name"
+        )
+
+
+def check_index(index: int) -> int:
+    """Return the number of a lock, or raise if there is none with this number."""
+    if not 0 <= index < N_LOCKS:
+        raise IndexError(f"commons: expected the number of a lock in 0..{N_LOCKS - 1}, got {index}")
+    return int(index)
+
+
+class LockFile:
+    """A file without a name; each of its bytes is a lock. It is opened before any rank is forked."""
+
+    def __init__(self) -> None:
+        self._file = _open_unnamed()
+        self._number = self._file.fileno()
+        # Record locks do not exclude this process itself, so what it holds is listed here. A forked
+        # process has another id, and so holds nothing.
+        self._held: dict[tuple[int, int], object] = {}
+
+    def __del__(self) -> None:
+        if hasattr(self, "_file"):
+            self._file.close()
+
+    def try_acquire(self, byte: int) -> bool:
+        return self._acquire(byte, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def wait(self, byte: int) -> None:
+        """Acquire a lock that this process does not hold."""
+        self._acquire(byte, fcntl.LOCK_EX)
+
+    def _acquire(self, byte, operation):
+        key, token = (os.getpid(), byte), object()
+        if self._held.setdefault(key, token) is not token:  # one step, also among threads
+            return False
+        try:
+            fcntl.lockf(self._number, operation, 1, byte)
+        except BaseException as error:
+            del self._held[key]
+            if isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EAGAIN):
+                return False
+            if not isinstance(error, Exception):  # an interrupt, perhaps after it was acquired
+                fcntl.lockf(self._number, fcntl.LOCK_UN, 1, byte)
+            raise
+        return True
+
+    def release(self, byte: int) -> None:
+        key = os.getpid(), byte
+        if key not in self._held:
+            raise RuntimeError(f"commons: the lock {byte} is not held by this rank")
+        fcntl.lockf(self._number, fcntl.LOCK_UN, 1, byte)
+        del self._held[key]
+
+    def release_all(self) -> None:
+        fcntl.lockf(self._number, fcntl.LOCK_UN)
+        self._held.clear()
+
+    def is_free(self, byte: int) -> bool:
+        if (os.getpid(), byte) in self._held:
+            return False
+        asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0)
+        return _FLOCK.unpack(fcntl.fcntl(self._number, fcntl.F_GETLK, asked))[0] == fcntl.F_UNLCK
+
+
+class FileLock(Lock):
+    """A byte of a `LockFile`."""
+
+    __slots__ = ("_file", "_byte")
+
+    def __init__(self, file: LockFile, byte: int) -> None:
+        self._file, self._byte = file, byte
+
+    def try_acquire(self) -> bool:
+        return self._file.try_acquire(self._byte)
+
+    def release(self) -> None:
+        self._file.release(self._byte)
+
+    def is_free(self) -> bool:
+        return self._file.is_free(self._byte)
+
+
+class SharedCommons(Commons):
+    """The commons of ranks on one machine: a span of the shared memory, and a `LockFile`.
+
+    One thread of each rank uses it at a time.
+
+    Parameters
+    ----------
+    memory : SharedMemory
+        Its first span that belongs to no rank is used.
+    """
+
+    def __init__(self, memory: SharedMemory) -> None:
+        self.memory = memory
+        self._file = LockFile()
+        self._start, self._large, self._stop = memory.parts_of_span(memory.ranks)
+        self._header = np.ndarray(8, np.int64, memory.mapping, self._start).data
+        self._log = self._start + _PAGE
+        self._forget()
+
+    def _forget(self):
+        """Start to read the directory from its beginning."""
+        self._generation = self._header[_GENERATION]
+        self._read = 0  # bytes of the log
+        self._places: dict[str, tuple] = {}  # offset, shape and dtype by name
+        self._next_small = self._log + (self._large - self._log) // 2 // _PAGE * _PAGE
+        self._end_of_log = self._next_small
+        self._next_large = self._large
+
+    def array(self, name: str, shape: int | Sequence[int], dtype: DTypeLike) -> np.ndarray:
+        asked = checked(name, shape, dtype)
+        self._follow()
+        if name not in self._places:
+            self.memory.check_ours()
+            self._file.wait(_DIRECTORY)
+            try:
+                self._follow()
+                if name not in self._places:
+                    self._create(name, *asked)
+            finally:
+                self._file.release(_DIRECTORY)
+        offset, *there = self._places[name]
+        check_same(name, tuple(there), asked)
+        return np.ndarray(*asked, self.memory.mapping, offset)
+
+    def _follow(self):
+        """Read the records that were written since the last time."""
+        if self._header[_GENERATION] != self._generation:
+            self._forget()
+        length = self._header[_LENGTH]
+        while self._read < length:
+            start = self._log + self._read + _WORD.size
+            (nbytes,) = _WORD.unpack_from(self.memory.mapping, start - _WORD.size)
+            name, *place = pickle.loads(self.memory.mapping[start : start + nbytes])
+            self._note(name, *place)
+            self._read += _WORD.size + nbytes
+
+    def _note(self, name, offset, shape, dtype):
+        self._places[name] = offset, shape, dtype
+        stop = offset + math.prod(shape) * dtype.itemsize
+        if offset >= self._large:
+            self._next_large = _round_up(stop, _PAGE)
+        else:
+            self._next_small = _round_up(max(stop, offset + 1), _ALIGNMENT)
+
+    def _create(self, name, shape, dtype):
+        """Allocate an array, then append its record."""
+        nbytes = math.prod(shape) * dtype.itemsize
+        if nbytes < _PAGE:
+            offset, stop = self._next_small, self._large
+        else:
+            unit = _HUGE_PAGE if nbytes >= _HUGE_PAGE else _PAGE
+            # Huge pages are aligned in the address space, not in the mapping.
+            base = self.memory.address
+            offset, stop = _round_up(base + self._next_large, unit) - base, self._stop
+        record = pickle.dumps((name, offset, shape, dtype), pickle.HIGHEST_PROTOCOL)
+        written = self._log + self._read
+        after = written + _WORD.size + len(record)
+        if offset + nbytes > stop or after > self._end_of_log:
+            raise MemoryError(
+                f"shared memory: {nbytes} bytes were requested for {name!r}, more than is left of what "
+                f"can be addressed for all ranks together; use fewer or smaller arrays, or raise "
+                f"'ulimit -v'"
+            )
+        if nbytes >= _PAGE:
+            self.memory.allocate_pages(offset, nbytes)
+        self.memory.mapping[written:after] = _WORD.pack(len(record)) + record
+        self._header[_LENGTH] = after - self._log
+        self._follow()
+
+    def lock(self, index: int) -> FileLock:
+        return FileLock(self._file, check_index(index))
+
+    def release_locks(self) -> None:
+        self._file.release_all()
+
+    def clear(self) -> None:
+        if self.memory.is_ours() and self._header[_LENGTH]:
+            self._header[_LENGTH] = 0
+            self._header[_GENERATION] += 1
+            self.memory.give_back(self._log, self._stop)
+            self._forget()
+
+
+def _round_up(number, unit):
+    return -(-number // unit) * unit
+
+
+def _open_unnamed() -> Any:
+    try:
+        return open(os.memfd_create("synkhronos-locks"), "r+b", buffering=0)
+    except (AttributeError, OSError) as error:
+        # An old kernel or C library, or a sandbox that forbids the call
+        if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
+            raise
+        return tempfile.TemporaryFile(prefix="synkhronos-")

@@ -1,0 +1,230 @@
+"""Conformance checks on the commons of each store, and tests of ranks that die in them."""
+
+import contextlib
+import gc
+import os
+import signal
+import time
+
+import pytest
+from checks.commons import CHECKS
+from checks.ranks import Ranks
+
+from synkhronos._errors import SynkhronosError
+from synkhronos.stores import commons as module
+from synkhronos.stores import memory as memory_module
+from synkhronos.stores.memory import SharedMemory
+from synkhronos.stores.shared import SharedMemoryStore
+from synkhronos.transports.local import LocalTransport
+from synkhronos.transports.naive import NaiveTransport
+
+MEBIBYTE = 1 << 20
+
+
+@pytest.fixture(
+    scope="module",
+    params=[(make, size) for make in (NaiveTransport, LocalTransport) for size in (1, 3)],
+    ids=lambda param: f"{param[0].__name__}-{param[1]}",
+)
+def ranks(request):
+    make, size = request.param
+    ranks = Ranks(make(size, size - 1, timeout=30))
+    yield ranks
+    ranks.close()
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__[len("check_"):])
+def test_commons(check, ranks):
+    check(ranks)
+
+
+# In shared memory
+
+
+@pytest.fixture
+def store():
+    return SharedMemoryStore(SharedMemory(2))
+
+
+@contextlib.contextmanager
+def child(work, *args):
+    """Fork a rank that calls a function and then sleeps; kill it at the end."""
+    readable, writable = os.pipe()
+    pid = os.fork()
+    if not pid:
+        try:
+            work(*args)
+            os.write(writable, b"done")
+            time.sleep(60)
+        finally:
+            os._exit(1)
+    try:
+        os.close(writable)
+        assert os.read(readable, 4) == b"done"
+        yield pid
+    finally:
+        os.close(readable)
+        kill(pid)
+
+
+def kill(pid):
+    with contextlib.suppress(ProcessLookupError, ChildProcessError):
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+def become_rank(store, work, *args):
+    store.memory.use_span(1)
+    work(*args)
+
+
+def test_a_lock_is_free_when_its_holder_was_killed(store):
+    lock = store.commons.lock(5)
+    with child(lock.try_acquire) as holder:
+        assert not lock.is_free() and not lock.try_acquire()
+        kill(holder)
+        assert lock.is_free() and lock.try_acquire()
+    lock.release()
+
+
+def test_a_stopped_holder_keeps_its_lock(store):
+    lock = store.commons.lock(5)
+    with child(lock.try_acquire) as holder:
+        os.kill(holder, signal.SIGSTOP)
+        assert not lock.try_acquire()
+
+
+def test_a_forked_process_neither_has_nor_gives_back_the_locks_of_a_rank(store):
+    lock = store.commons.lock(5)
+    assert lock.try_acquire()
+
+    def use():
+        assert not lock.is_free() and not lock.try_acquire()
+        with pytest.raises(RuntimeError, match="not held by this rank"):
+            lock.release()
+        store.commons.release_locks()
+        os.close(store.commons._file._number)
+
+    with child(use) as forked, child(lambda: lock.try_acquire() and os._exit(1)):
+        kill(forked)
+        assert not lock.is_free() and not lock.try_acquire()
+    lock.release()
+    assert lock.is_free()
+
+
+def test_a_forked_process_gets_arrays_but_creates_none(store):
+    there = store.commons.array("there", 3, "int8")
+
+    def use():
+        store.commons.array("there", 3, "int8")[...] = 5
+        with pytest.raises(SynkhronosError, match="was forked"):
+            store.commons.array("new", 3, "int8")
+
+    with child(use):
+        assert there.tolist() == [5] * 3
+
+
+@pytest.mark.parametrize("step", ["allocate_pages", "record"])
+def test_a_rank_that_dies_while_it_creates_an_array_leaves_the_directory_as_it_was(
+    store, step, monkeypatch
+):
+    commons, memory = store.commons, store.memory
+    before = commons.array("before", 100_000, "int8")
+    before[...] = 1
+
+    def die(*_):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def create():
+        if step == "record":  # it is written, but does not count yet
+            commons._header = type("Header", (), {"__getitem__": lambda _, key: header[key],
+                                                  "__setitem__": die})()  # fmt: skip
+        else:
+            memory.allocate_pages = die
+        commons.array("new", 100_000, "int8")
+
+    header = commons._header
+    pid = os.fork()
+    if not pid:
+        try:
+            become_rank(store, create)
+        finally:
+            os._exit(1)
+    assert os.waitpid(pid, 0)[1] == signal.SIGKILL
+    new = commons.array("another", (50, 5000), "int8")
+    assert not new.any()
+    new[...] = 2
+    assert set(before.tolist()) == {1}
+    assert not commons.array("new", 100_000, "int8").any()
+
+
+def test_the_pages_of_an_array_are_allocated_while_there_is_memory(store, monkeypatch):
+    left = [200 * MEBIBYTE]
+    monkeypatch.setattr(memory_module, "_memory_left", lambda: left[0])
+    store.commons.array("a", 64 * MEBIBYTE, "uint8")
+    left[0] = 100 * MEBIBYTE
+    with pytest.raises(MemoryError, match=r"\d+ bytes were requested, \d+ are left"):
+        store.commons.array("b", 64 * MEBIBYTE, "uint8")
+    with pytest.raises(MemoryError, match="of what can be addressed"):
+        store.commons.array("b", 1 << 60, "uint8")
+    left[0] = 200 * MEBIBYTE
+    assert not store.commons.array("b", (64, MEBIBYTE), "uint8").any()
+
+
+def test_a_directory_that_is_full_is_an_error_in_words(store):
+    store.commons._end_of_log = store.commons._log + 200
+    with pytest.raises(MemoryError, match="use fewer or smaller arrays"):
+        for number in range(10):
+            store.commons.array(f"{number}", 3, "int8")
+
+
+def test_large_arrays_start_at_a_huge_page_and_small_ones_at_a_cache_line(store):
+    for number, (size, unit) in enumerate([(1, 64), (100, 64), (5000, 4096), (3 << 20, 2 << 20),
+                                           (1, 64), (1 << 22, 2 << 20)]):  # fmt: skip
+        array = store.commons.array(f"{number}", size, "uint8")
+        assert array.ctypes.data % unit == 0
+        assert array in store
+
+
+def test_the_memory_of_other_ranks_and_of_the_commons_is_returned_together(store):
+    array = store.commons.array("a", 5000, "uint8")
+    own = store.memory.allocate(5000)
+    own[...] = array[...] = 1
+    store.trim_others()
+    assert own.all() and not array.any()
+    assert store.commons.array("a", 6, "float32").shape == (6,)
+
+
+def test_a_further_process_has_a_span_of_its_own(store):
+    first, shared = store.memory.allocate(5000), store.commons.array("a", 5000, "uint8")
+    store.memory.use_span(store.memory.ranks + 1)
+    second = store.memory.allocate(5000)
+    second[...] = 3
+    assert second in store and not first.any() and not shared.any()
+
+
+def test_without_memfd_the_locks_are_in_a_file_without_a_name(monkeypatch, tmp_path):
+    def fail(*_):
+        raise OSError(38, "Function not implemented")
+
+    monkeypatch.setattr(module.os, "memfd_create", fail)
+    monkeypatch.setattr(module.tempfile, "tempdir", str(tmp_path))
+    store = SharedMemoryStore(SharedMemory(2))
+    assert not list(tmp_path.iterdir())
+    lock = store.commons.lock(1)
+    with child(lock.try_acquire):
+        assert not lock.try_acquire()
+    assert lock.try_acquire()
+
+
+def test_the_file_is_closed_with_the_store():
+    def count():
+        gc.collect()
+        return len(os.listdir("/proc/self/fd"))
+
+    before = count()
+    store = SharedMemoryStore(SharedMemory(2))
+    assert count() == before + 1
+    assert not os.get_inheritable(store.commons._file._number)
+    del store
+    assert count() == before
