@@ -37,6 +37,7 @@ folder's docstring describes its contents.
 
 ===================  ==============================================================================
 ``extensions``       update rules and training steps, built on the public names only
+``programs``         programs that every rank runs at its own pace: center, messages, controller
 ``_profile``         measures how each rank spends its time
 ``checkpoints``      saving and loading the state of all ranks
 ``variables``        shared variables across ranks: replicas and collectives
@@ -76,6 +77,7 @@ _log.set_up()
 
 __all__ = [
     "AlreadyForkedError",
+    "Center",
     "ClosedError",
     "Comparison",
     "Data",
@@ -86,6 +88,8 @@ __all__ = [
     "NotForkedError",
     "Out",
     "Profile",
+    "Rank",
+    "Results",
     "SynkhronosError",
     "SynkhronosWarning",
     "WorkerError",
@@ -119,6 +123,7 @@ __all__ = [
     "set_shmems",
     "set_value",
     "size",
+    "spmd",
 ]
 
 #: While this is ``argv[0]``, Python is locating the module of ``python -m``, or the command runs.

@@ -48,6 +48,12 @@ from synkhronos.functions.wrappers import (
     In as In,
     Out as Out,
 )
+from synkhronos.programs.center import Center as Center
+from synkhronos.programs.rank import Rank as Rank
+from synkhronos.programs.spmd import (
+    Results as Results,
+    spmd as spmd,
+)
 from synkhronos.variables.collectives import (
     all_gather as all_gather,
     all_reduce as all_reduce,
