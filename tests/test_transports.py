@@ -1,12 +1,13 @@
 """Conformance checks on each transport, and tests of time-outs and of dying workers."""
 
 import os
+import pickle
 import signal
 import threading
 import time
 
 import pytest
-from checks.ranks import Ranks
+from checks.ranks import Outcome, Ranks
 from checks.transports import CHECKS
 from hypothesis import given
 from hypothesis import strategies as st
@@ -100,6 +101,73 @@ def test_a_barrier_that_lasts_too_long_breaks_the_world(make):
         ranks.run(sleep)
     assert time.monotonic() - began < 1.4
     ranks.transport.close(1)
+
+
+def work_long(transport, how):
+    transport.in_program = True
+    if transport.rank == 1:
+        time.sleep(1)
+    if how == "meet":
+        transport.barrier()
+    return transport.rank
+
+
+@pytest.mark.parametrize("make", TRANSPORTS, ids=lambda make: make.__name__)
+def test_a_program_may_last_longer_than_the_limit_but_no_wait_inside(make):
+    ranks = Ranks(make(3, 0, timeout=0.3))
+    assert ranks.values(work_long, "end apart") == [0, 1, 2]
+    with pytest.raises(WorldBrokenError, match="timeout=0.3.* for rank 1"):
+        ranks.run(work_long, "meet")
+    ranks.transport.close(1)
+    ranks = Ranks(make(3, 1, timeout=0.3))  # the late rank is the master
+    outcomes = ranks.run(work_long, "meet")
+    assert any("waited longer than fork(timeout=0.3)" in one.message for one in outcomes)
+    ranks.close()
+
+
+def die_once(transport, first, path):
+    transport.in_program = True
+    if transport.rank in first and not os.path.exists(f"{path}{transport.rank}"):
+        open(f"{path}{transport.rank}", "w").close()
+        os.kill(os.getpid(), 9)
+    for _ in range(100):
+        transport.check()
+        time.sleep(0.01)
+    return transport.rank, transport.store.memory.is_ours()
+
+
+def test_dead_workers_are_replaced_in_a_program(tmp_path):
+    ranks = Ranks(LocalTransport(4, 1))
+    prepared = ranks.transport.store.commons.array("prepared", (4,), "int64")
+
+    def replace(dead):
+        for rank, cause in dead.items():
+            assert "SIGKILL" in cause
+
+            def prepare(rank=rank):
+                prepared[rank] += 1
+
+            ranks.transport.replace(rank, prepare)
+
+    ranks.transport.on_death = replace
+    expected = [(rank, True) for rank in range(4)]
+    assert ranks.values(die_once, {0, 3}, str(tmp_path / "died")) == expected
+    assert prepared.tolist() == [1, 0, 0, 1]
+    assert ranks.values(die_once, set(), "") == expected
+    ranks.close()
+
+
+def test_the_master_answers_for_a_dead_worker_that_is_not_replaced(tmp_path):
+    ranks = Ranks(LocalTransport(3, 0))
+
+    def answer(dead):
+        for rank in dead:
+            ranks.transport.answer_for(rank, pickle.dumps(Outcome("dead")))
+
+    ranks.transport.on_death = answer
+    values = ranks.values(die_once, {2}, str(tmp_path / "died"))
+    assert values == [(0, True), (1, True), "dead"]
+    ranks.transport.kill()
 
 
 def finish(transport):

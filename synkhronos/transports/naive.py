@@ -162,14 +162,9 @@ class NaiveTransport(Transport):
                     raise CollectiveAbortedError(
                         f"rank {self.rank} left a collective: another rank failed in this command"
                     )
+                self._check_missing(items)
                 ranks.changed.wait(0.02)
                 missing = set(range(self.size)) - set(items)
-                gone = [rank for rank in missing if ranks.finished.get(rank, self._passed) < self._passed]
-                if gone:
-                    raise MissingRankError(
-                        f"rank {self.rank} waits in a collective for rank {gone[0]}, which ended the "
-                        f"program without it; let every rank call the same collectives in the same order"
-                    )
                 if missing and self.rank == self.master_rank:
                     self._check(min(missing), began)
                 elif missing and self.in_program and self._is_late(began):
@@ -178,6 +173,15 @@ class NaiveTransport(Transport):
                         f"inside a program, for rank {min(missing)}"
                     )
         return [items[rank] for rank in range(self.size)]
+
+    def _check_missing(self, items):
+        """Raise if a rank has ended the command and will never come to this meeting."""
+        for rank, passed in list(self._ranks.finished.items()):
+            if rank not in items and passed < self._passed:
+                raise MissingRankError(
+                    f"rank {self.rank} waits in a collective for rank {rank}, which ended the program "
+                    f"without it; let every rank call the same collectives in the same order"
+                )
 
     def abort(self):
         with self._ranks.changed:

@@ -7,7 +7,7 @@ import itertools
 import os
 import time
 
-from synkhronos._errors import CollectiveAbortedError
+from synkhronos._errors import CollectiveAbortedError, MissingRankError
 
 LENGTHS = [0, 1, 7, 32_700, 32_768, 40_000, 200_000]
 
@@ -70,6 +70,38 @@ def sum_of_ranks(transport):
     return total.tolist()
 
 
+def work_at_own_pace(transport, failing):
+    """Work without barriers until a rank fails; return how long it took to notice."""
+    transport.in_program = True
+    transport.barrier()
+    if transport.rank == failing:
+        raise ZeroDivisionError
+    began = time.monotonic()
+    while time.monotonic() < began + 5:
+        transport.check()
+        time.sleep(1e-3)
+
+
+def meet_without(transport, missing, before):
+    """Pass some barriers; one rank then ends while the others wait at another barrier."""
+    transport.in_program = True
+    for _ in range(before):
+        transport.barrier()
+    if transport.rank != missing:
+        transport.barrier()
+
+
+def wait_for_the_others(transport):
+    """Return whether this rank, the last one, has seen the others end."""
+    transport.in_program = True
+    if transport.rank != transport.size - 1:
+        return transport.others_have_ended()
+    deadline = time.monotonic() + 5
+    while not transport.others_have_ended() and time.monotonic() < deadline:
+        time.sleep(1e-3)
+    return transport.others_have_ended()
+
+
 # Checks
 
 
@@ -127,6 +159,56 @@ def check_ranks_leave_the_barrier_that_a_failed_one_never_reaches(ranks):
         lengths = [3, 50_000]
         assert all(len(one) == 2 for one in ranks.values(exchange, lengths))
         assert ranks.values(fail, set(), 3, 2) == ["passed"] * ranks.size
+
+
+def check_ranks_that_do_not_wait_learn_that_another_one_has_failed(ranks):
+    for failing in range(ranks.size):
+        began = time.monotonic()
+        for rank, outcome in enumerate(ranks.run(work_at_own_pace, failing)):
+            expected = ZeroDivisionError if rank == failing else CollectiveAbortedError
+            assert outcome.error is expected
+        assert time.monotonic() < began + 1
+    assert ranks.values(fail, set(), 3, 2) == ["passed"] * ranks.size
+
+
+def check_a_rank_does_not_wait_for_one_that_has_ended(ranks):
+    if ranks.size == 1:
+        return
+    for missing, before in itertools.product((0, ranks.size - 1), (0, 2)):
+        outcomes = ranks.run(meet_without, missing, before)
+        assert outcomes[missing].error is None
+        others = [outcome for rank, outcome in enumerate(outcomes) if rank != missing]
+        assert {one.error for one in others} <= {MissingRankError, CollectiveAbortedError}
+        assert any(f"rank {missing}, which ended" in one.message for one in others)
+        assert ranks.values(fail, set(), 3, 2) == ["passed"] * ranks.size
+
+
+def check_a_rank_knows_when_it_is_the_last(ranks):
+    assert ranks.values(wait_for_the_others)[-1]
+
+
+def check_an_attendant_runs_beside_the_ranks_and_uses_the_store(ranks):
+    commons = ranks.transport.store.commons
+    commons.clear()
+    state = commons.array("state", (2,), "int64")
+
+    def serve():
+        deadline = time.monotonic() + 5
+        own = commons.array("state", (2,), "int64")
+        own[0] = 1
+        while not own[1] and time.monotonic() < deadline:
+            time.sleep(1e-3)
+        own[0] = 2
+
+    attendant = ranks.transport.attend("attendant", serve)
+    deadline = time.monotonic() + 5
+    while not state[0] and time.monotonic() < deadline:
+        time.sleep(1e-3)
+    assert state[0] == 1 and attendant.is_alive()
+    assert ranks.values(exchange, [1])  # the ranks do not notice it
+    state[1] = 1
+    attendant.end(5)
+    assert state[0] == 2
 
 
 def check_it_has_a_communicator(ranks):
