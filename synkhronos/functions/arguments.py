@@ -207,7 +207,7 @@ def check_slicing(here: Here, function: Any, replica: Replica) -> None:
             f"{function!r}: num_slices: the update of {shared} cannot accumulate over slices, as it "
             f"is not a tensor"
         )
-    for number, op in function.replica.updates:
+    for number, op in replica.updates:
         shared = here.shareds[number]
         if op in OPERATIONS:
             dtype = here.engine.type_of(shared).dtype
