@@ -138,9 +138,7 @@ def test_a_rank_calls_its_own_replica_on_its_own_rows(ready):
         result = rank.call(ready["mean"], ROWS, batch=own)
         np.testing.assert_array_equal(result["scaled"], 3 * ROWS[own.start : own.stop])
         for batch in (None, 4, slice(1, 9, 2), [5, 0, 0], np.arange(20) > 15):
-            chosen = ROWS[:4] if batch == 4 and not isinstance(batch, list) else ROWS
-            if batch is not None and not isinstance(batch, int):
-                chosen = ROWS[batch]
+            chosen = ROWS[slice(batch) if batch is None or isinstance(batch, int) else batch]
             for slices in (1, 3):
                 for given in (ROWS, ROWS.tolist()):
                     got = rank.call(ready["mean"], given, scale=2, batch=batch, num_slices=slices)

@@ -215,3 +215,42 @@ def test_a_closed_world_refuses_calls(lab, rows):
     for call in (lambda: f(rows), lambda: data.data, lambda: synk.data(rows), synk.distribute):
         with pytest.raises(synk.ClosedError):
             call()
+
+
+def test_programs_use_own_replicas_collectives_and_reports(lab, rows):
+    x, w = lab.tensor("x", 2), lab.shared(np.zeros(2), "w")
+    step = synk.function([x], [(x.sum(), "sum")], updates=[(w, w + x.sum(axis=0))])
+    data = synk.data(rows)
+
+    def program(rank, factor):
+        total = 0.0
+        for chosen in rank.minibatches(len(data), 2, epochs=2, seed=3):
+            total += float(rank.call(step, data, batch=chosen)[0])
+        rank.all_reduce(w, "sum")
+        rank.report(total=factor * total)
+        rank.broadcast(w)
+        return rank.rank, total, type(data).__name__
+
+    results = synk.spmd(program, factor=2)
+    parts = np.array_split(rows, RANKS)
+    assert results == [(rank, 2 * part.sum(), "Data") for rank, part in enumerate(parts)]
+    assert [one["total"] for [one] in results.reports] == [4 * part.sum() for part in parts]
+    assert replicas(w) == [(2 * rows.sum(axis=0)).tolist()] * RANKS
+
+
+def test_ranks_of_a_program_learn_of_errors_and_stop(lab):
+    w = lab.shared(np.zeros(2), "w")
+    synk.function([], w.sum())
+
+    def program(rank, how):
+        if how == "fails" and rank.rank == 2:
+            raise LookupError("lost")
+        while not rank.should_stop:
+            rank.barrier()
+            if how == "stops" and rank.rank == 0:
+                rank.stop()
+        return how
+
+    with pytest.raises(synk.WorkerError, match="LookupError: lost"):
+        synk.spmd(program, "fails")
+    assert synk.spmd(program, "stops") == ["stops"] * RANKS
