@@ -56,6 +56,7 @@ class Rank:
         self._here, self._token, self._may_meet = here, token, may_meet
         commons = here.store.commons
         self._stop = Stop(commons.array("stop", (1,), "int64"))
+        self._clocks = commons.array("clocks", (here.size,), "int64")
         self._meeting = Meeting(here, self._stop)
         self._reports = Reports(commons, here.rank, here.size)
         self._has_controller = has_controller
@@ -237,6 +238,22 @@ class Rank:
         return self._reports.latest()
 
     # Collectives
+
+    @property
+    def may_meet(self) -> bool:
+        """Whether the program may use collectives: not with ``on_death="continue"``."""
+        return self._may_meet
+
+    def exchange(self, value: Any) -> list[Any]:
+        """Return what each rank gave, by rank, on all of them.
+
+        Parameters
+        ----------
+        value : object
+            What this rank gives, such as a few numbers. It is pickled.
+        """
+        self._enter_meeting()
+        return self._meet("exchange", own=value)
 
     def barrier(self) -> None:
         """Wait until every rank has called this method."""
@@ -437,7 +454,7 @@ class Rank:
             self._messages = Messages(self._here.store.commons, self.rank, self.size)
         with self._timed("wait" if wait else "copy", "receive"):
             while True:
-                alone = self._here.transport.others_have_ended()
+                alone = not self._others_running()
                 message = self._messages.receive(tag)
                 if message is not None or not wait or self._stop.is_asked:
                     return message
@@ -471,7 +488,50 @@ class Rank:
         with self._timed("wait", "ask"):
             return self._line.ask(request, info)
 
+    # Clocks
+
+    @property
+    def clock(self) -> int:
+        """A number that this rank sets and all ranks can read, such as that of its steps; 0 at first.
+
+        It outlives the rank: a fresh rank that takes a dead one's place finds the number there.
+        """
+        return int(self._clocks[self.rank])
+
+    @clock.setter
+    def clock(self, number: int) -> None:
+        self._clocks[self.rank] = _at_least(number, 0, "rank.clock")
+
+    @property
+    def clocks(self) -> list[int]:
+        """The clocks of all ranks, by rank."""
+        return [int(number) for number in self._clocks]
+
+    def wait_for_clocks(self, least: int) -> None:
+        """Wait until no rank's clock is below a number. Ranks that have ended their programs do not count.
+
+        Parameters
+        ----------
+        least : int
+            At most this rank's own clock.
+        """
+        self._enter()
+        if least > self.clock:
+            raise ValueError(
+                f"rank.wait_for_clocks: expected at most this rank's own clock, {self.clock}, got {least}"
+            )
+        if self._clocks.min() >= least:
+            return
+        with self._timed("wait", "clocks"):
+            while any(self._clocks[rank] < least for rank in self._others_running()):
+                self._pause()
+
     # Internal
+
+    def _others_running(self) -> list[int]:
+        """Return the other ranks that have not ended their programs."""
+        ended = self._here.transport.has_ended
+        return [rank for rank in range(self.size) if rank != self.rank and not ended(rank)]
 
     def _enter(self) -> None:
         """Begin a method: end the program if it has to end."""

@@ -211,8 +211,8 @@ class LocalTransport(Transport):
     def attend(self, name, serve):
         return self._forker.call(_ForkedAttendant, name, serve, self.store.memory)
 
-    def others_have_ended(self):
-        return all(self._ended[rank] >= 0 for rank in range(self.size) if rank != self.rank)
+    def has_ended(self, rank):
+        return self._ended[rank] >= 0
 
     def close(self, grace):
         deadline = time.monotonic() + grace
