@@ -1,0 +1,7 @@
+"""Programs that every rank runs by itself: what they share and how they reach each other.
+
+``center`` is one copy of parameters that belongs to no rank. ``stripes`` is its memory, which changes
+piece by piece, and ``layout`` says what is in each piece.
+
+May import: ``engines``, ``stores``.
+"""
