@@ -76,7 +76,7 @@ class EASGD(_Centered):
     Parameters
     ----------
     alpha : float, default: 0.5
-        :math:`\alpha`, from 0 to 1. The paper uses :math:`0.9 / p` for `p` ranks, among others.
+        :math:`\alpha`, above 0 and at most 1. The paper uses :math:`0.9 / p` for `p` ranks, among others.
     period : int, default: 10
         :math:`\tau` in the paper.
     momentum : float, default: 0
@@ -90,6 +90,8 @@ class EASGD(_Centered):
 
     def __init__(self, alpha: float = 0.5, period: int = 10, momentum: float = 0) -> None:
         self.alpha = check_number("EASGD: alpha", alpha, 0, 1)
+        if not self.alpha:
+            raise ValueError("EASGD: alpha: expected a number above 0, got 0")
         self.period = check_count("EASGD: period", period)
         self.momentum = check_number("EASGD: momentum", momentum, 0, 1)
         if self.momentum == 1:

@@ -218,8 +218,8 @@ def _beginning(seed):
 
 def _after(before: Saved, results: synk.Results) -> Saved:
     """Return what there is after a program: its outcomes added to the record."""
-    record = before.record
-    steps, states = list(before.steps), list(before.states or [{}] * len(steps))
+    record, steps = before.record, list(before.steps)
+    states = list(before.states or [{}] * len(steps))
     outcomes: list[Outcome | None] = list(results)
     for rank, outcome in enumerate(outcomes):
         if outcome is not None:  # None for a rank that was ended
