@@ -1,12 +1,11 @@
 """Conformance checks on the commons of each store, and tests of ranks that die in them."""
 
-import contextlib
 import gc
 import os
 import signal
-import time
 
 import pytest
+from checks.children import as_rank, begin, child, die, end, kill
 from checks.commons import CHECKS
 from checks.ranks import Ranks
 
@@ -44,38 +43,6 @@ def test_commons(check, ranks):
 @pytest.fixture
 def store():
     return SharedMemoryStore(SharedMemory(2))
-
-
-@contextlib.contextmanager
-def child(work, *args):
-    """Fork a rank that calls a function and then sleeps; kill it at the end."""
-    readable, writable = os.pipe()
-    pid = os.fork()
-    if not pid:
-        try:
-            work(*args)
-            os.write(writable, b"done")
-            time.sleep(60)
-        finally:
-            os._exit(1)
-    try:
-        os.close(writable)
-        assert os.read(readable, 4) == b"done"
-        yield pid
-    finally:
-        os.close(readable)
-        kill(pid)
-
-
-def kill(pid):
-    with contextlib.suppress(ProcessLookupError, ChildProcessError):
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-
-
-def become_rank(store, work, *args):
-    store.memory.use_span(1)
-    work(*args)
 
 
 def test_a_lock_is_free_when_its_holder_was_killed(store):
@@ -125,15 +92,10 @@ def test_a_forked_process_gets_arrays_but_creates_none(store):
 
 
 @pytest.mark.parametrize("step", ["allocate_pages", "record"])
-def test_a_rank_that_dies_while_it_creates_an_array_leaves_the_directory_as_it_was(
-    store, step, monkeypatch
-):
+def test_a_rank_that_dies_while_it_creates_an_array_leaves_the_directory_as_it_was(store, step):
     commons, memory = store.commons, store.memory
     before = commons.array("before", 100_000, "int8")
     before[...] = 1
-
-    def die(*_):
-        os.kill(os.getpid(), signal.SIGKILL)
 
     def create():
         if step == "record":  # it is written, but does not count yet
@@ -144,13 +106,7 @@ def test_a_rank_that_dies_while_it_creates_an_array_leaves_the_directory_as_it_w
         commons.array("new", 100_000, "int8")
 
     header = commons._header
-    pid = os.fork()
-    if not pid:
-        try:
-            become_rank(store, create)
-        finally:
-            os._exit(1)
-    assert os.waitpid(pid, 0)[1] == signal.SIGKILL
+    assert end(begin(as_rank, store, 1, create)) == signal.SIGKILL
     new = commons.array("another", (50, 5000), "int8")
     assert not new.any()
     new[...] = 2

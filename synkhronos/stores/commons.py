@@ -9,10 +9,10 @@ A rank may be killed at any point, so nothing may depend on its next step:
 - The arrays are listed in a log of records, in shared memory. A record counts once the log's length
   includes it, which is one aligned store at the end. The memory in use follows from the records. So a
   rank that dies while it creates an array leaves nothing but pages of zeros.
-- A lock is a byte of a file without a name, locked by ``fcntl``. These locks belong to processes, and the
-  kernel releases them when their process ends in any way. A process that a rank forks does not inherit
-  them. They would all be lost if the process closed any descriptor of the file, but only this module
-  has one, which forked processes inherit and ``exec`` closes.
+- A lock is a byte of a file without a name, locked by ``fcntl``. These locks belong to processes, and
+  the kernel releases them when their process ends in any way. A process that a rank forks does not
+  inherit them. They would all be lost if the process closed any descriptor of the file, but only this
+  module has one, which forked processes inherit and ``exec`` closes.
 """
 
 from __future__ import annotations

@@ -1,0 +1,330 @@
+"""The center: one copy of the parameters that belongs to no rank, with which ranks exchange theirs.
+
+Each rank trains at its own pace and exchanges its variables with the center now and then, as in
+asynchronous and elastic training. An exchange visits the stripes of the center one after the other. Each
+is changed at once; the ranks start at different stripes and pass over those that are busy, so several
+exchange at the same time. Between the stripes, other ranks may have changed the center.
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+from typing import Any, Callable
+
+import numpy as np
+
+from synkhronos._typing import SharedVariable, SharedVariables, Values
+from synkhronos.engines.base import Engine
+from synkhronos.programs.layout import Layout
+from synkhronos.programs.stripes import Stripes
+from synkhronos.stores.commons import Commons
+
+
+class Center:
+    """A rank's access to the center of some shared variables.
+
+    The first rank that asks for a center gives it the values of its variables. Every other rank's
+    variables get the values of the center, including those of a rank that takes a dead one's place.
+
+    Parameters
+    ----------
+    commons : Commons
+    engine : Engine
+    shareds : shared variable, or list of shared variables
+        Variables with numbers, the same on every rank.
+    name : str
+        Each name is another center.
+    pause : callable
+        Called when other ranks are using all stripes that remain. It sleeps a little, and raises if the
+        program must end; then the remaining stripes are not exchanged.
+    """
+
+    def __init__(
+        self,
+        commons: Commons,
+        engine: Engine,
+        shareds: SharedVariables,
+        name: str,
+        pause: Callable[[], None],
+    ) -> None:
+        if not isinstance(name, str) or not name:
+            raise TypeError(f"center: expected a name, a string that is not empty, got {name!r}")
+        self.name, self._engine = name, engine
+        self._is_single = not isinstance(shareds, (list, tuple))
+        self._shareds = [shareds] if self._is_single else list(shareds)
+        self._check_variables()
+        self._buffers: dict[int, np.ndarray] = {}  # of variables that are not used in place
+        layout = Layout(self._shapes, self._dtypes)
+        self._parts = layout.parts
+        # The changes of one piece; those of half precision are computed in single.
+        self._scratch = {dtype: np.empty(layout.largest[dtype], _wide(dtype)) for dtype in layout.totals}
+        self._totals = layout.totals
+        self._base: dict[np.dtype, np.ndarray] | None = None
+        arrays, _ = self._open()
+        labels = [_label(shared) for shared in self._shareds]
+        self._stripes = Stripes(
+            commons, f"center {name}", layout.encode(),
+            lambda there: layout.check(there, f"center {name!r}", labels),
+            len(layout.parts), layout.nbytes, lambda *place: self._fill(arrays, *place), pause,
+        )  # fmt: skip
+        if self._stripes.is_first:
+            self._remember(arrays)
+        else:
+            self.pull()
+
+    # The variables
+
+    def _check_variables(self):
+        engine = self._engine
+        if not self._shareds:
+            raise ValueError("center: expected at least one shared variable, got an empty list")
+        for shared in self._shareds:
+            if not engine.is_shared(shared):
+                raise TypeError(
+                    f"center: expected shared variables, got {shared!r} of type {type(shared).__name__}"
+                )
+            dtype = getattr(engine.storage(shared), "dtype", None)
+            if dtype is None or np.dtype(dtype).kind not in "iufc":
+                raise TypeError(
+                    f"center: {_label(shared)} has the type {dtype or type(engine.storage(shared))}; a "
+                    f"center has variables of integers, floats or complex numbers only"
+                )
+        if len({id(shared) for shared in self._shareds}) < len(self._shareds):
+            raise ValueError("center: a shared variable is in the list twice")
+        storages = [engine.storage(shared) for shared in self._shareds]
+        self._shapes = [tuple(storage.shape) for storage in storages]
+        self._dtypes = [np.dtype(storage.dtype) for storage in storages]
+
+    def _open(self, read=True):
+        """Return a flat array for each variable, and the variables that must be written afterwards.
+
+        An update may replace the storage at any time, so it is asked for in each operation.
+        """
+        arrays, staged = [], []
+        for number, shared in enumerate(self._shareds):
+            storage = self._engine.storage(shared)
+            if (tuple(storage.shape), storage.dtype) != (self._shapes[number], self._dtypes[number]):
+                raise ValueError(
+                    f"center {self.name!r}: {_label(shared)} has got the shape {tuple(storage.shape)} "
+                    f"and the dtype {storage.dtype}; the center has {self._shapes[number]} and "
+                    f"{self._dtypes[number]}; set a value of this shape, or make another center"
+                )
+            if isinstance(storage, np.ndarray) and storage.flags.carray:
+                arrays.append(storage.reshape(-1))
+                continue
+            if number not in self._buffers:
+                self._buffers[number] = np.empty(self._shapes[number], self._dtypes[number])
+            if read:
+                self._engine.read(storage, self._buffers[number])
+            staged.append(number)
+            arrays.append(self._buffers[number].reshape(-1))
+        return arrays, staged
+
+    def _close(self, staged):
+        for number in staged:
+            self._engine.write(self._shareds[number], self._buffers[number])
+
+    # Operations
+
+    def pull(self) -> None:
+        """Give this rank's variables the values of the center, and remember them for `push`."""
+        arrays, staged = self._open()
+        base = self._bases()
+
+        def work(number, memory):
+            dtype, pieces = self._parts[number]
+            center = _items(memory, dtype)
+            for variable, items, places, flat in pieces:
+                np.copyto(arrays[variable][items], center[places])
+                np.copyto(base[dtype][flat], center[places])
+
+        try:
+            self._stripes.read(work)
+        finally:
+            self._close(staged)
+
+    def push(self, scale: float = 1) -> None:
+        """Add `scale` times what this rank's variables changed to the center.
+
+        The change is that since the last `pull` or `push`, or since the center was made. The same
+        change is never added twice, and the variables remain as they are. Integers are added exactly,
+        modulo their range.
+
+        Parameters
+        ----------
+        scale : float
+            An int if there are variables of integers.
+        """
+        factors = self._factors(scale)
+        if self._base is None:
+            raise RuntimeError(
+                f"center {self.name!r}: push() after elastic(): it is not known which part of a change "
+                f"the center has already; call pull() before, or use one of the two only"
+            )
+        base = self._base
+        arrays, _ = self._open()
+
+        def work(number, memory, new):
+            dtype, pieces = self._parts[number]
+            center, new = _items(memory, dtype), _items(new, dtype)
+            for variable, items, places, flat in pieces:
+                own, former = arrays[variable][items], base[dtype][flat]
+                change = self._scratch[dtype][: own.size]
+                np.subtract(own, former, out=change, dtype=change.dtype)
+                if scale != 1:
+                    np.multiply(change, factors[dtype], out=change)
+                np.add(center[places], change, out=new[places], casting="same_kind")
+                np.copyto(former, own)
+
+        self._stripes.change(work)
+
+    def elastic(self, alpha: float) -> None:
+        r"""Move this rank's variables and the center towards each other.
+
+        With :math:`d = \\alpha (x_i - \\tilde{x})`, where :math:`x_i` are the variables of rank
+        :math:`i` and :math:`\\tilde{x}` is the center,
+
+        .. math:: x_i \\leftarrow x_i - d, \\qquad \\tilde{x} \\leftarrow \\tilde{x} + d
+
+        as in elastic averaging SGD [1]_. Half precision is computed in single. Afterwards `push` needs a
+        `pull`.
+
+        Parameters
+        ----------
+        alpha : float
+            In (0, 1].
+
+        References
+        ----------
+        .. [1] Zhang, Choromanska, LeCun: Deep learning with elastic averaging SGD, 2015, equations 2
+           and 3 in their asynchronous form, algorithm 1.
+        """
+        alpha = _check_alpha(alpha)
+        for shared, dtype in zip(self._shareds, self._dtypes):
+            if dtype.kind != "f":
+                raise TypeError(
+                    f"center {self.name!r}: elastic() is for floats, and {_label(shared)} has the dtype "
+                    f"{dtype}; make a center of the others"
+                )
+        self._base = None
+        arrays, staged = self._open()
+
+        def work(number, memory, new):
+            dtype, pieces = self._parts[number]
+            center, new = _items(memory, dtype), _items(new, dtype)
+            factor = self._scratch[dtype].dtype.type(alpha)
+            for variable, items, places, _ in pieces:
+                own = arrays[variable][items]
+                change = self._scratch[dtype][: own.size]
+                np.subtract(own, center[places], out=change, dtype=change.dtype)
+                np.multiply(change, factor, out=change)
+                np.add(center[places], change, out=new[places], casting="same_kind")
+                np.subtract(own, change, out=own, casting="same_kind")
+
+        try:
+            self._stripes.change(work)
+        finally:
+            self._close(staged)
+
+    def value(self) -> Any:
+        """Return a copy of the center: a list of arrays, or one if one variable was given."""
+        arrays = [np.empty(*one) for one in zip(self._shapes, self._dtypes)]
+        flat = [array.reshape(-1) for array in arrays]
+
+        def work(number, memory):
+            dtype, pieces = self._parts[number]
+            center = _items(memory, dtype)
+            for variable, items, places, _ in pieces:
+                np.copyto(flat[variable][items], center[places])
+
+        self._stripes.read(work)
+        return arrays[0] if self._is_single else arrays
+
+    def assign(self, values: Values) -> None:
+        """Set the center, as to continue from a checkpoint; the variables of all ranks do not change.
+
+        Parameters
+        ----------
+        values : list of arrays, or an array if one variable was given
+        """
+        flat = self._check_values([values] if self._is_single else values)
+        self._stripes.change(lambda number, _, new: self._fill(flat, number, new))
+
+    # Details
+
+    def _fill(self, arrays, number, memory):
+        dtype, pieces = self._parts[number]
+        center = _items(memory, dtype)
+        for variable, items, places, _ in pieces:
+            np.copyto(center[places], arrays[variable][items])
+
+    def _bases(self):
+        if self._base is None:
+            self._base = {dtype: np.empty(total, dtype) for dtype, total in self._totals.items()}
+        return self._base
+
+    def _remember(self, arrays):
+        base = self._bases()
+        for dtype, pieces in self._parts:
+            for variable, items, _, flat in pieces:
+                np.copyto(base[dtype][flat], arrays[variable][items])
+
+    def _factors(self, scale):
+        """Return the scale of a push for each dtype, or raise in words."""
+        if isinstance(scale, (bool, np.bool_)) or not isinstance(scale, numbers.Real):
+            raise TypeError(f"push: expected a number as scale, got {scale!r}")
+        if not math.isfinite(scale):
+            raise ValueError(f"push: expected a finite scale, got {scale}")
+        factors = {}
+        for shared, dtype in zip(self._shareds, self._dtypes):
+            if dtype.kind in "iu":
+                if not isinstance(scale, numbers.Integral):
+                    raise TypeError(
+                        f"push: the scale must be an int, got {scale!r}, because {_label(shared)} has "
+                        f"the dtype {dtype}; make a center of the others"
+                    )
+                bits = 8 * dtype.itemsize  # modulo the range, as all arithmetic on integers
+                unsigned = np.array([int(scale) % (1 << bits)], f"u{dtype.itemsize}")
+                factors[dtype] = unsigned.view(dtype)[0]
+            else:
+                factors[dtype] = self._scratch[dtype].dtype.type(scale)
+        return factors
+
+    def _check_values(self, values):
+        if not isinstance(values, (list, tuple)) or len(values) != len(self._shareds):
+            found = f"{len(values)}" if isinstance(values, (list, tuple)) else type(values).__name__
+            raise ValueError(
+                f"assign: expected a list of {len(self._shareds)} arrays, one for each variable, got "
+                f"{found}"
+            )
+        flat = []
+        for value, shared, shape, dtype in zip(values, self._shareds, self._shapes, self._dtypes):
+            value = np.asarray(value)
+            if value.shape != shape or not np.can_cast(value.dtype, dtype, "same_kind"):
+                raise ValueError(
+                    f"assign: expected the shape {shape} and the dtype {dtype} for {_label(shared)}, "
+                    f"got {value.shape} and {value.dtype}"
+                )
+            flat.append(np.ascontiguousarray(value, dtype).reshape(-1))
+        return flat
+
+
+def _wide(dtype):
+    return np.promote_types(dtype, np.float32) if dtype.kind == "f" else dtype
+
+
+def _items(memory, dtype):
+    return memory[: memory.size // dtype.itemsize * dtype.itemsize].view(dtype)
+
+
+def _check_alpha(alpha):
+    if isinstance(alpha, (bool, np.bool_)) or not isinstance(alpha, numbers.Real):
+        raise TypeError(f"elastic: expected a number as alpha, got {alpha!r}")
+    if not 0 < alpha <= 1:
+        raise ValueError(f"elastic: expected alpha in (0, 1], got {alpha}")
+    return float(alpha)
+
+
+def _label(shared: SharedVariable) -> str:
+    return f"the variable {getattr(shared, 'name', None) or repr(shared)}"

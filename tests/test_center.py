@@ -1,0 +1,421 @@
+"""Tests of centers: against NumPy, and with ranks that exchange at once, are stopped and killed."""
+
+import os
+import re
+import signal
+
+import numpy as np
+import pytest
+from checks.children import as_rank, begin, die, end, kill
+
+from synkhronos.engines.naive import NaiveEngine, Shared
+from synkhronos.programs import layout
+from synkhronos.programs.center import Center
+from synkhronos.stores.memory import SharedMemory
+from synkhronos.stores.naive import NaiveCommons
+from synkhronos.stores.shared import SharedMemoryStore
+
+ENGINE = NaiveEngine()
+STRIPE = 512  # bytes, in all tests
+SIZE = 1000  # int64 numbers, 16 stripes
+COUNT = -(-8 * SIZE // STRIPE)
+
+
+class Ended(Exception):
+    """Raised by a pause."""
+
+
+def pause():
+    os.sched_yield()
+
+
+def refuse():
+    raise Ended
+
+
+@pytest.fixture(autouse=True)
+def small_stripes(monkeypatch):
+    monkeypatch.setattr(layout, "_STRIPE_BYTES", STRIPE)
+    monkeypatch.setattr(layout, "_PIECE_BYTES", 192)
+
+
+@pytest.fixture
+def store():
+    return SharedMemoryStore(SharedMemory(5))
+
+
+@pytest.fixture(params=["naive", "shared"])
+def commons(request, store):
+    return NaiveCommons() if request.param == "naive" else store.commons
+
+
+# Operations, against NumPy
+
+VALUES = [((7, 30), "float32"), ((), "float32"), ((0, 3), "float64"), ((100,), "float16"),
+          ((3, 4, 5), "float64"), ((65,), "int64"), ((40,), "uint8"), ((20,), "complex64")]  # fmt: skip
+FLOATS = [one for one in VALUES if np.dtype(one[1]).kind == "f"]
+
+
+def draw(types, seed):
+    random = np.random.default_rng(seed)
+    return [np.asarray(random.integers(0, 200, shape) / (1 if "int" in dtype else 8), dtype)
+            for shape, dtype in types]  # fmt: skip
+
+
+class Rank:
+    """A rank in this process: its variables, and what they should be."""
+
+    def __init__(self, commons, types, seed, model, engine=ENGINE):
+        self.values = draw(types, seed)
+        self.variables = [Shared(value, f"v{k}") for k, value in enumerate(self.values)]
+        self.center = Center(commons, engine, self.variables, "c", pause)
+        if "center" in model:
+            self.values = [one.copy() for one in model["center"]]
+        else:
+            model["center"] = [one.copy() for one in self.values]
+        self.model, self.base = model, [one.copy() for one in self.values]
+
+    def train(self, seed):
+        """Change the variables, half of them by replacing the storage, which may get another layout."""
+        for k, added in enumerate(draw([(one.shape, one.dtype.str) for one in self.values], seed)):
+            self.values[k] = self.values[k] + added
+            storage = self.variables[k].storage
+            if k % 2:
+                storage[...] = self.values[k]
+            else:
+                self.variables[k].storage = np.asfortranarray(self.values[k])
+
+    def push(self, scale=1):
+        for k, (center, value) in enumerate(zip(self.model["center"], self.values)):
+            wide = np.float32 if center.dtype == "float16" else center.dtype
+            change = np.subtract(value, self.base[k], dtype=wide) * np.array(scale).astype(wide)
+            self.model["center"][k] = np.asarray(center + change, center.dtype)
+            self.base[k] = value.copy()
+        self.center.push(scale)
+
+    def pull(self):
+        self.values = [one.copy() for one in self.model["center"]]
+        self.base = [one.copy() for one in self.values]
+        self.center.pull()
+
+    def elastic(self, alpha):
+        for k, (center, value) in enumerate(zip(self.model["center"], self.values)):
+            wide = np.promote_types(center.dtype, np.float32)
+            d = wide.type(alpha) * np.subtract(value, center, dtype=wide)
+            self.values[k] = np.asarray(value - d, center.dtype)
+            self.model["center"][k] = np.asarray(center + d, center.dtype)
+        self.center.elastic(alpha)
+
+    def check(self):
+        there = [one.storage for one in self.variables]
+        for got, expected in ((there, self.values), (self.center.value(), self.model["center"])):
+            for one, other in zip(got, expected):
+                assert (one.shape, one.dtype) == (other.shape, other.dtype)
+                np.testing.assert_array_equal(one, other)
+
+
+def test_pushes_and_pulls_are_those_of_numpy(commons):
+    model = {}
+    first, second = Rank(commons, VALUES, 0, model), Rank(commons, VALUES, 1, model)
+    for step, scale in enumerate((1, 1, -3, 2)):
+        for rank in (first, second):
+            rank.train(step)
+            rank.push(scale)
+            rank.check()
+        if step % 2:
+            first.pull()
+        first.push()  # nothing has changed
+        first.check()
+        second.check()
+    third = Rank(commons, VALUES, 2, model)  # a fresh rank starts from the center
+    third.check()
+    with pytest.raises(TypeError, match="must be an int, got 0.5, because the variable v5 has .* int64"):
+        first.push(0.5)
+
+
+def test_elastic_exchanges_are_those_of_numpy(commons):
+    model = {}
+    ranks = [Rank(commons, FLOATS, seed, model) for seed in (0, 1)]
+    for step, alpha in enumerate((0.5, 0.1, 1, np.float32(0.3))):
+        for rank in ranks:
+            rank.train(step)
+            rank.elastic(alpha)
+            rank.check()
+    with pytest.raises(RuntimeError, match=r"call pull\(\) before"):
+        ranks[0].center.push(0.5)
+    ranks[0].pull()
+    ranks[0].train(9)
+    ranks[0].push(0.5)
+    ranks[0].check()
+    with pytest.raises(TypeError, match="for floats, and the variable v0 has the dtype int64"):
+        Center(commons, ENGINE, [Shared(np.zeros(3, int), "v0")], "i", pause).elastic(0.5)
+
+
+def test_assigned_values_are_the_centers_and_not_the_variables(commons):
+    variable = Shared(np.zeros((30, 20)), "w")
+    center = Center(commons, ENGINE, variable, "c", pause)
+    new = np.arange(600.0).reshape(20, 30).T
+    center.assign(new)
+    np.testing.assert_array_equal(center.value(), new)
+    assert not variable.storage.any()
+    center.value()[...] = 3  # a copy
+    center.pull()
+    np.testing.assert_array_equal(variable.storage, new)
+
+
+class DeviceArray:
+    """An array that only its engine can read and write."""
+
+    def __init__(self, value):
+        self.hidden, self.shape, self.dtype = value, value.shape, value.dtype
+
+
+class DeviceEngine(NaiveEngine):
+    def storage(self, shared):
+        if not isinstance(shared.storage, DeviceArray):
+            shared.storage = DeviceArray(shared.storage)
+        return shared.storage
+
+    def read(self, array, out):
+        out[...] = array.hidden
+
+    def write(self, shared, value):
+        shared.storage.hidden[...] = value
+
+
+def test_arrays_of_a_device_are_exchanged_by_way_of_the_host(commons):
+    own, other = Shared(np.full(300, 4.0), "w"), Shared(np.zeros(300), "w")
+    on_device = Center(commons, DeviceEngine(), own, "c", pause)
+    on_host = Center(commons, ENGINE, other, "c", pause)
+    assert set(other.storage) == {4}
+    other.storage += 2
+    on_host.push()
+    on_device.elastic(0.25)
+    assert set(own.storage.hidden) == {4.5} and set(on_host.value()) == {5.5}
+    on_device.pull()
+    own.storage.hidden += 1
+    on_device.push(2)
+    assert set(own.storage.hidden) == {6.5} and set(on_device.value()) == {7.5}
+
+
+def test_a_center_of_nothing_has_nothing_to_exchange(commons):
+    for _ in range(2):
+        center = Center(commons, ENGINE, [Shared(np.zeros((0, 3)), "e")], "c", refuse)
+        center.push()
+        center.elastic(1)
+        center.pull()
+        assert [one.shape for one in center.value()] == [(0, 3)]
+
+
+def make(commons, shareds, name="c"):
+    return Center(commons, ENGINE, shareds, name, pause)
+
+
+def test_wrong_arguments_are_refused_in_words(store):
+    commons = store.commons
+    w, b = Shared(np.zeros((3, 4)), "w"), Shared(np.zeros(4, "float32"), "b")
+    center = make(commons, [w, b])
+    streams = Shared(np.random.RandomState(0), "s")
+    for call, error, words in (
+        (lambda: make(commons, w, ""), TypeError, "expected a name"),
+        (lambda: make(commons, []), ValueError, "at least one shared variable"),
+        (lambda: make(commons, [w, w]), ValueError, "twice"),
+        (lambda: make(commons, [np.zeros(3)]), TypeError, "expected shared variables, got array"),
+        (lambda: make(commons, streams, "s"), TypeError, "the variable s .*RandomState"),
+        (lambda: make(commons, Shared(np.zeros(2, bool), "m"), "m"), TypeError, "variable m .* bool"),
+        (lambda: make(commons, w), ValueError, "has 2 variables, this rank asked for one with 1"),
+        (lambda: make(commons, [b, w]), ValueError, r"variable b has the shape \(4,\) and the dtype "
+         r"float32, and the center has \(3, 4\) and float64"),
+        (lambda: center.push("1"), TypeError, "expected a number as scale, got '1'"),
+        (lambda: center.push(np.nan), ValueError, "finite"),
+        (lambda: center.elastic(0), ValueError, r"alpha in \(0, 1\], got 0"),
+        (lambda: center.elastic(np.nan), ValueError, "alpha"),
+        (lambda: center.elastic(True), TypeError, "expected a number as alpha"),
+        (lambda: center.assign([w.storage]), ValueError, "list of 2 arrays, .* got 1"),
+        (lambda: center.assign([w.storage, np.zeros(4)[:, None]]), ValueError, "for the variable b"),
+        (lambda: center.assign([w.storage, np.zeros(4, complex)]), ValueError, "complex128"),
+    ):  # fmt: skip
+        with pytest.raises(error, match=words):
+            call()
+    w.storage = np.zeros((4, 4))
+    for operation in (center.pull, center.push, lambda: center.elastic(1)):
+        with pytest.raises(ValueError, match=re.escape("has got the shape (4, 4)")):
+            operation()
+    assert not center.value()[0].any()
+
+
+# Ranks at once
+
+
+def make_integers(store, value=0):
+    variable = Shared(np.full(SIZE, value), "w")
+    return variable, Center(store.commons, ENGINE, variable, "c", pause)
+
+
+def stripes_of(array):
+    """Return the values of the stripes, each of which must be the same in all its items."""
+    parts = [set(array[start : start + STRIPE // 8].tolist()) for start in range(0, SIZE, STRIPE // 8)]
+    assert all(len(part) == 1 for part in parts), "a stripe is torn"
+    return np.array([part.pop() for part in parts])
+
+
+def push_often(store, rank, done, times):
+    variable, center = make_integers(store)
+    for _ in range(times):
+        variable.storage += rank
+        center.push()
+        done[rank] += 1
+        if done[rank] % 10 == 0:
+            stripes_of(center.value())
+            center.pull()
+
+
+@pytest.mark.parametrize("killed", [0, 3])
+def test_what_four_ranks_push_at_once_adds_up_exactly(store, killed):
+    """A killed rank has added its last change to each stripe as a whole, or not at all."""
+    variable, center = make_integers(store)
+    done = store.commons.array("done", 5, "int64")
+    endless = 10**9
+    ranks = {k: begin(as_rank, store, k, push_often, store, k, done, 150 if k > killed else endless)
+             for k in (1, 2, 3, 4)}  # fmt: skip
+    try:
+        for rank in range(1, killed + 1):
+            while done[rank] < 17 * rank:
+                stripes_of(center.value())
+            kill(ranks.pop(rank))
+        assert [end(pid) for pid in ranks.values()] == [0] * len(ranks)
+    finally:
+        for pid in ranks.values():
+            kill(pid)
+    assert [number for number in done[killed + 1 :]] == [150] * (4 - killed)
+    surplus = stripes_of(center.value()) - done @ np.arange(5)
+    # The last push of ranks 1, 2 and 3 may be in a stripe or not.
+    assert set(surplus) <= set(range(0, 7 if killed else 1))
+    assert_all_memories_are_used_once(center, 4)
+    variable.storage += 1
+    before = center.value()
+    center.push()
+    np.testing.assert_array_equal(center.value(), before + 1)
+
+
+def assert_all_memories_are_used_once(center, others):
+    """After each member's number was taken over, each memory is in the table or is one rank's spare."""
+    # They take the numbers of those that ended.
+    more = [Center(center._stripes._commons, ENGINE, Shared(np.zeros(SIZE, int)), "c", pause)
+            for _ in range(others)]  # fmt: skip
+    table, members = center._stripes._table, center._stripes._members
+    used = [table[k, 0] for k in range(COUNT)] + [members[k, 0] for k in range(1 + others)]
+    assert sorted(used) == list(range(1, COUNT + others + 2))
+    assert not members[1 + others, 0]
+    del more
+
+
+def die_in(store, what):
+    variable, center = make_integers(store)
+    stripes = center._stripes
+    variable.storage += 5
+    if what == "writing":  # half of the sixth stripe is written
+
+        def write_half(number, memory, new):
+            add = new.view("int64")
+            if number == 5:
+                add = add[:30]
+            add[...] = memory.view("int64")[: add.size] + 5
+            if number == 5:
+                die()
+
+        stripes._order = list(range(COUNT))
+        stripes.change(write_half)
+    else:
+        members = stripes._members
+
+        class Members:
+            def __getitem__(self, key):
+                return members[key]
+
+            def __setitem__(self, key, value):
+                if key[1] == 0 and members[key[0], 2] == 5:  # its next spare
+                    die()
+                members[key] = value
+
+        stripes._order, stripes._members = list(range(COUNT)), Members()
+        center.push()
+
+
+@pytest.mark.parametrize("taken_over", [False, True])
+@pytest.mark.parametrize("what, changed", [("writing", 5), ("entered", 6)])
+def test_a_killed_rank_leaves_its_stripe_free_and_whole(store, what, changed, taken_over):
+    variable, center = make_integers(store, 1)
+    assert end(begin(as_rank, store, 1, die_in, store, what)) == signal.SIGKILL
+    if taken_over:
+        other, successor = make_integers(store)
+        assert stripes_of(other.storage).tolist() == [6] * changed + [1] * (COUNT - changed)
+    for _ in range(3):
+        variable.storage += 1
+        center.push()
+        if taken_over:
+            other.storage += 1
+            successor.push()
+    added = 6 if taken_over else 3
+    values = stripes_of(center.value()).tolist()
+    assert values == [6 + added] * changed + [1 + added] * (COUNT - changed)
+    if taken_over:
+        del successor
+    assert_all_memories_are_used_once(center, 1)
+
+
+def die_first(store):
+    filled = Center._fill
+
+    def fill(self, arrays, number, memory):
+        filled(self, arrays, number, memory)
+        if number == 3:
+            die()
+
+    Center._fill = fill
+    make_integers(store, 7)
+
+
+def test_a_center_that_a_killed_rank_has_begun_is_begun_again(store):
+    assert end(begin(as_rank, store, 1, die_first, store)) == signal.SIGKILL
+    variable, center = make_integers(store, 8)
+    assert set(center.value()) == set(variable.storage) == {8}
+    assert make_integers(store, 9)[0].storage.tolist() == [8] * SIZE
+
+
+def stop_in_a_stripe(store):
+    variable, center = make_integers(store)
+    center._stripes._order = [3, *range(3), *range(4, COUNT)]
+    variable.storage += 5
+
+    def stop(number, memory, new):
+        os.kill(os.getpid(), signal.SIGSTOP)
+        np.add(memory.view("int64"), 5, out=new.view("int64"))
+
+    center._stripes.change(stop)
+
+
+def test_a_stripe_of_a_stopped_rank_comes_last_and_is_waited_for(store):
+    variable, center = make_integers(store)
+    stopped = begin(as_rank, store, 1, stop_in_a_stripe, store)
+    try:
+        assert os.WIFSTOPPED(os.waitpid(stopped, os.WUNTRACED)[1])
+        center._stripes._pause = refuse
+        variable.storage += 1
+        with pytest.raises(Ended):
+            center.push()
+        with pytest.raises(Ended):
+            center.value()
+        with pytest.raises(Ended):
+            center.push()  # adds nothing twice
+        pauses = []
+
+        def kill_it():
+            pauses.append(1)
+            kill(stopped)
+
+        center._stripes._pause = kill_it
+        center.push()
+        assert pauses and stripes_of(center.value()).tolist() == [1] * COUNT
+    finally:
+        kill(stopped)
