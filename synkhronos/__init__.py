@@ -39,7 +39,6 @@ folder's docstring describes its contents.
 ``extensions``       update rules and training steps, built on the public names only
 ``programs``         programs that every rank runs at its own pace: center, messages, controller
 ``_profile``         measures how each rank spends its time
-``programs``         what ranks share while each runs a program at its own pace
 ``checkpoints``      saving and loading the state of all ranks
 ``variables``        shared variables across ranks: replicas and collectives
 ``functions``        building, replicating and calling functions

@@ -522,7 +522,7 @@ def test_profile_sees_the_parts_of_a_program(ready):
         synk.spmd(program, controller=Counter())
     for events in measured.events:
         names = {event.name for event in events}
-        assert {"ask", "send", "receive", "center elastic", "barrier", "reduce_part"} <= names
+        assert {"ask", "send", "receive", "elastic", "barrier", "reduce_part"} <= names
         assert any(event.category == "compute" for event in events)
 
 

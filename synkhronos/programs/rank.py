@@ -28,6 +28,7 @@ from synkhronos.variables.replicas import Assign
 from synkhronos.world.here import Command, Here
 
 _NAP = 2e-4  # seconds between two attempts to get what another rank holds
+_NEW_WAIT = 1.0  # seconds without a pause after which another wait has begun
 _AWAKE = 0.1  # seconds between two checks of a rank that waits for a message
 
 
@@ -64,7 +65,7 @@ class Rank:
         self._messages: Messages | None = None
         self._centers: dict[str, Center] = {}
         self._numbers: dict[SharedVariable, int] = {}
-        self._began = time.monotonic()
+        self._began = self._paused = 0.0  # when the wait began, and the last pause in it
         self.restarts = here.restarts
         self.random = np.random.default_rng([*entropy, here.rank, here.restarts])
 
@@ -395,17 +396,16 @@ class Rank:
         numbers = self._numbers_of(shared_vars)
         if name is not None and not isinstance(name, str):
             raise TypeError(f"rank.center: name: expected a string, got {name!r}")
-        key = f"center {name}" if name is not None else f"center of {numbers}"
+        key = f"of {numbers}" if name is None else f"named {name}"
         if key not in self._centers:
-            single = not isinstance(shared_vars, (list, tuple))
-            variables = [self._here.shareds[number] for number in numbers]
-            self._centers[key] = Center(
-                self._here.store.commons,
-                self._here.engine,
-                variables[0] if single else variables,
-                key,
-                self._pause,
-            )
+            here = self._here
+            variables = [here.shareds[number] for number in numbers]
+            given = variables if isinstance(shared_vars, (list, tuple)) else variables[0]
+            made = Center(here.store.commons, here.engine, given, key, self._pause)
+            for method in ("assign", "elastic", "pull", "push", "value"):
+                if here.log is not None:
+                    here.log.replace(made, method, "reduce")
+            self._centers[key] = made
         return self._centers[key]
 
     def send(self, to: int, arrays: Any, tag: int = 0) -> bool:
@@ -537,7 +537,6 @@ class Rank:
         """Begin a method: end the program if it has to end."""
         self._check()
         self._stop.check()
-        self._began = time.monotonic()
 
     def _enter_meeting(self) -> None:
         self._enter()
@@ -555,8 +554,11 @@ class Rank:
     def _pause(self, seconds: float = _NAP) -> None:
         """Wait a little for another process; raise if the program has to end, or it lasted too long."""
         self._check()
-        limit = self._here.transport.timeout
-        if limit is not None and time.monotonic() - self._began > limit:
+        limit, now = self._here.transport.timeout, time.monotonic()
+        if now - self._paused > _NEW_WAIT:
+            self._began = now
+        self._paused = now
+        if limit is not None and now - self._began > limit:
             raise SynkhronosError(
                 f"rank {self.rank} waited longer than fork(timeout={limit}) seconds for another process"
             )
