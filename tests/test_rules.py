@@ -373,7 +373,12 @@ class ChangingSimulation(Elastic):
         super().exchange(rank, number)
 
 
-CHANGES = {10: {"alpha": 0.9}, 20: {"momentum": 0.3}, 30: {"momentum": 0}, 40: {"momentum": 0.4, "period": 1}}
+CHANGES = {
+    10: {"alpha": 0.9},
+    20: {"momentum": 0.3},
+    30: {"momentum": 0},
+    40: {"momentum": 0.4, "period": 1},
+}
 
 
 def test_hyper_parameters_may_change_while_a_rule_runs(step):

@@ -131,9 +131,7 @@ class BSP(LocalSGD):
             count = sum(name.startswith("sum ") for name in self.restored)
             self._sums = unpack("sum", range(count), self.restored)  # type: ignore[arg-type]
 
-    def take_step(
-        self, rank: synk.Rank, step: Any, data: Sequence[Any], rows: numpy.ndarray
-    ) -> Any:
+    def take_step(self, rank: synk.Rank, step: Any, data: Sequence[Any], rows: numpy.ndarray) -> Any:
         """Compute the gradients only, or take the step, and return its outputs.
 
         Parameters

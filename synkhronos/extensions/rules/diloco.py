@@ -49,9 +49,7 @@ class DiLoCo(LocalSGD):
         self, period: int = 50, outer_learning_rate: float = 0.7, outer_momentum: float = 0.9
     ) -> None:
         self.period = check_count("DiLoCo: period", period)
-        self.outer_learning_rate = check_number(
-            "DiLoCo: outer_learning_rate", outer_learning_rate, 0
-        )
+        self.outer_learning_rate = check_number("DiLoCo: outer_learning_rate", outer_learning_rate, 0)
         self.outer_momentum = check_number("DiLoCo: outer_momentum", outer_momentum, 0)
 
     def start(self, rank: synk.Rank, params: Params) -> None:

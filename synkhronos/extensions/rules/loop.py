@@ -103,9 +103,7 @@ def _begin(rank, plan, begin):
 class _Loop:
     """The loop of one rank."""
 
-    def __init__(
-        self, rank: synk.Rank, plan: Plan, rule: Rule, begin: Saved, elapsed: float
-    ) -> None:
+    def __init__(self, rank: synk.Rank, plan: Plan, rule: Rule, begin: Saved, elapsed: float) -> None:
         self._rank, self._plan, self._rule, self._seed = rank, plan, rule, begin.seed
         self._length = len(plan.data[0])
         self._per_epoch = rank.n_minibatches(self._length, rank.size, plan.batch_size)

@@ -85,9 +85,7 @@ class Rule:
         params : list of shared variables
         """
 
-    def take_step(
-        self, rank: synk.Rank, step: Any, data: Sequence[Any], rows: numpy.ndarray
-    ) -> Any:
+    def take_step(self, rank: synk.Rank, step: Any, data: Sequence[Any], rows: numpy.ndarray) -> Any:
         """Take a step on this rank's own rows, and return its outputs, of which the first is the loss.
 
         Parameters
@@ -170,7 +168,8 @@ class Rule:
         return {
             name: value
             for name, value in vars(self).items()
-            if not name.startswith("_") and (value is None or isinstance(value, (int, float, str)))
+            if not name.startswith("_")
+            and (value is None or isinstance(value, (int, float, str)))
             and name != "restored"
         }
 

@@ -111,9 +111,7 @@ def make_step(
         flat = FlatGradient(loss, params)
         grad_updates, gradient = flat.gradient_updates(), [flat.gradient]
         param_updates = update(list(flat.pieces(flat.gradient)), params, **hyper)
-    compute = synk.function(
-        list(inputs), loss, updates=_pairs(grad_updates), name="compute gradients"
-    )
+    compute = synk.function(list(inputs), loss, updates=_pairs(grad_updates), name="compute gradients")
     return TrainingStep(
         params, gradient, compute, synk.function([], updates=_pairs(param_updates), name="update")
     )

@@ -28,9 +28,7 @@ class _Programs(NamedTuple):
     on_death: str
 
     def run(self, program: Callable[..., Any], *args: Any) -> synk.Results:
-        return synk.spmd(
-            program, self.plan, *args, controller=self.controller, on_death=self.on_death
-        )
+        return synk.spmd(program, self.plan, *args, controller=self.controller, on_death=self.on_death)
 
 
 def train(
@@ -271,9 +269,7 @@ def _checked_params(step, params):
 
 def _checked_by_all(validate_by, rule, on_death):
     if validate_by not in (None, "one", "all"):
-        raise ValueError(
-            f"rules.train: validate_by: expected 'one', 'all' or None, got {validate_by!r}"
-        )
+        raise ValueError(f"rules.train: validate_by: expected 'one', 'all' or None, got {validate_by!r}")
     by_all = rule.is_synchronous if validate_by is None else validate_by == "all"
     if on_death == "continue" and (rule.is_synchronous or by_all):
         what = f"{rule!r}" if rule.is_synchronous else "validate_by='all'"

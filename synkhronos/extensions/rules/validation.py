@@ -27,9 +27,7 @@ class Validation(NamedTuple):
     data: list[Any] | None
     by_all: bool
 
-    def run(
-        self, rank: synk.Rank, params: Params, rule: Rule, epoch: int
-    ) -> dict[str, Any] | None:
+    def run(self, rank: synk.Rank, params: Params, rule: Rule, epoch: int) -> dict[str, Any] | None:
         """Validate after an epoch; return the numbers on one rank, None on the others.
 
         The ranks take turns. The parameters are restored afterwards.
