@@ -6,8 +6,8 @@ asks them to stop. ``own_call`` calls a rank's own replica, ``sending`` sends a 
 and ``reports`` are numbers for the master.
 
 ``center`` is one copy of parameters that belongs to no rank; ``stripes`` is its memory, which changes
-piece by piece, and ``layout`` says what is in each piece. ``messages`` go from one rank to another, and
-a ``controller`` answers questions.
+piece by piece, and ``layout`` says what is in each piece. ``messages`` go from one rank to another,
+by way of the ``mailbox`` of the receiver, and a ``controller`` answers questions.
 
 May import: ``arithmetic``, ``stores``, ``transports``, ``engines``, ``world``, ``arrays``,
 ``functions``, ``variables``.

@@ -11,7 +11,10 @@ import os
 import time
 from functools import partial
 
-_PLACE = ctypes.c_char * 64  # sem_t is smaller on all systems; each gets its own cache line
+#: The memory of a semaphore. sem_t is smaller on all systems; each gets its own cache line.
+NBYTES = 64
+
+_PLACE = ctypes.c_char * NBYTES
 
 
 class _Time(ctypes.Structure):
@@ -34,7 +37,12 @@ class Semaphore:
 
     Parameters
     ----------
-    memory : SharedMemory
+    memory : SharedMemory, optional
+        Where to allocate it.
+    array : numpy.ndarray, optional
+        In place of `memory`: its `NBYTES` bytes, which other processes have, too.
+    is_new : bool
+        Whether to initialize it. If it is used by others already, it must not be.
 
     Attributes
     ----------
@@ -46,9 +54,9 @@ class Semaphore:
 
     __slots__ = ("post", "try_wait", "_wait")
 
-    def __init__(self, memory):
-        place = ctypes.byref(_PLACE.from_buffer(memory.allocate(ctypes.sizeof(_PLACE))))
-        if _BLOCKING.sem_init(place, 1, 0):
+    def __init__(self, memory=None, array=None, is_new=True):
+        place = ctypes.byref(_PLACE.from_buffer(memory.allocate(NBYTES) if array is None else array))
+        if is_new and _BLOCKING.sem_init(place, 1, 0):
             raise _error("sem_init")
         self.post = partial(_NON_BLOCKING.sem_post, place)
         self.try_wait = partial(_NON_BLOCKING.sem_trywait, place)

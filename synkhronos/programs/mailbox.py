@@ -1,0 +1,173 @@
+"""The mailbox of one rank: a few slots for messages, in the commons.
+
+Any rank writes messages, and the one whose mailbox it is reads them. A *lock of the box* guards short
+changes of its tables. The data are copied outside it, while the sender or the receiver holds the lock of
+the slot, so that nobody waits for a copy. A slot that is being written or read, and whose lock is free,
+belonged to a rank that died: what was being written is discarded, what was being read stays in the box.
+
+The data are in *chunks* of one size, which belong to the slot until the message has been read. A chunk
+is free if its slot is, so there is nothing to give back, and a rank may die between any two steps.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Iterator, Sequence
+
+import numpy as np
+
+from synkhronos.stores.commons import Commons
+
+SLOTS = 8
+#: Bytes of all messages in one mailbox
+BOX_BYTES = 1 << 30
+
+_CHUNK_BYTES = 1 << 20
+_FREE, _WRITING, _READY, _READING = range(4)
+_STATE, _SOURCE, _TAG, _SEQUENCE, _HEAD, _NBYTES = range(6)  # words of a slot
+_PATIENCE = 0.1  # seconds to wait for the lock of the box, which is held for microseconds
+_NAP = 5e-5
+
+
+class Mailbox:
+    """The mailbox of a rank, as any rank sees it.
+
+    Parameters
+    ----------
+    commons : Commons
+    name : str
+        The name by which all ranks know the receiver.
+    """
+
+    def __init__(self, commons: Commons, name: str) -> None:
+        self._commons, self._name = commons, name
+        self._slots = commons.array(f"{self._name} slots", (SLOTS, 6), "int64").data
+        self._sent = commons.array(f"{self._name} sent", 1, "int64").data
+        # For each chunk, the slot that it belongs to, from 1; 0 if it was never used.
+        self._users = commons.array(f"{self._name} chunks", BOX_BYTES // _CHUNK_BYTES, "uint8")
+        self._chunks: dict[int, np.ndarray] = {}
+        self._lock, *self._locks = commons.locks(self._name, 1 + SLOTS)
+
+    # Sending
+
+    def reserve(self, nbytes: int, head: int, source: int, tag: int) -> int | None:
+        """Return a slot to write to, or None if there is no room. This rank has its lock."""
+        if not self._enter():
+            return None
+        try:
+            self._recover()
+            slots = self._slots
+            is_free = [slots[slot, _STATE] == _FREE for slot in range(SLOTS)]
+            free = np.flatnonzero(np.array([True, *is_free])[self._users])
+            needed = -(-nbytes // _CHUNK_BYTES)
+            if len(free) < needed:
+                return None
+            for slot in range(SLOTS):
+                if is_free[slot] and self._locks[slot].try_acquire():
+                    break
+            else:
+                return None
+            self._users[self._users == 1 + slot] = 0
+            self._users[free[:needed]] = 1 + slot
+            slots[slot, _SOURCE], slots[slot, _TAG] = source, tag
+            slots[slot, _HEAD], slots[slot, _NBYTES] = head, nbytes
+            slots[slot, _STATE] = _WRITING
+            return slot
+        finally:
+            self._lock.release()
+
+    def write(self, slot: int, parts: Sequence[np.ndarray]) -> None:
+        """Write the bytes of a message, 1-d arrays of ``uint8``."""
+        for part, chunk in self._places(slot, parts):
+            chunk[...] = part
+
+    def publish(self, slot: int) -> None:
+        """Let the receiver have a message that is complete."""
+        while not self._enter():
+            pass
+        try:
+            self._sent[0] += 1
+            self._slots[slot, _SEQUENCE] = self._sent[0]
+            self._slots[slot, _STATE] = _READY
+            self._locks[slot].release()
+        finally:
+            self._lock.release()
+
+    # Receiving
+
+    def take(self, tag: int) -> tuple[int, int, int, int] | None:
+        """Return the slot, source, length of the head and of all of the oldest message with this tag.
+
+        This rank has the lock of the slot.
+        """
+        if not self._enter():
+            return None
+        try:
+            self._recover()
+            slots = self._slots
+            ready = [
+                (slots[slot, _SEQUENCE], slot)
+                for slot in range(SLOTS)
+                if slots[slot, _STATE] == _READY and slots[slot, _TAG] == tag
+            ]
+            if not ready:
+                return None
+            slot = min(ready)[1]
+            if not self._locks[slot].try_acquire():
+                return None
+            slots[slot, _STATE] = _READING
+            return slot, slots[slot, _SOURCE], slots[slot, _HEAD], slots[slot, _NBYTES]
+        finally:
+            self._lock.release()
+
+    def read(self, slot: int, parts: Sequence[np.ndarray]) -> None:
+        """Copy the bytes of a message, from its start, to 1-d arrays of ``uint8``."""
+        for part, chunk in self._places(slot, parts):
+            part[...] = chunk
+
+    # Both
+
+    def free(self, slot: int) -> None:
+        """Free a slot, after its message was read, or because it cannot be written."""
+        self._slots[slot, _STATE] = _FREE
+        self._locks[slot].release()
+
+    def put_back(self, slot: int) -> None:
+        """Leave a message in the box, because it cannot be read now."""
+        self._slots[slot, _STATE] = _READY
+        self._locks[slot].release()
+
+    def _enter(self) -> bool:
+        """Take the lock of the box; return False if a rank was stopped while it had it."""
+        until = time.monotonic() + _PATIENCE
+        while not self._lock.try_acquire():
+            if time.monotonic() > until:
+                return False
+            time.sleep(_NAP)
+        return True
+
+    def _recover(self):
+        """Find the slots of ranks that died."""
+        for slot in range(SLOTS):
+            state = self._slots[slot, _STATE]
+            if state in (_WRITING, _READING) and self._locks[slot].is_free():
+                self._slots[slot, _STATE] = _FREE if state == _WRITING else _READY
+
+    def _places(self, slot, parts) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Yield the parts in pieces, each with its place in a chunk."""
+        chunks = iter(np.flatnonzero(self._users == 1 + slot).tolist())
+        room = np.empty(0, np.uint8)
+        for part in parts:
+            start = 0
+            while start < part.size:
+                if not room.size:
+                    room = self._chunk(next(chunks))
+                length = min(part.size - start, room.size)
+                yield part[start : start + length], room[:length]
+                start, room = start + length, room[length:]
+
+    def _chunk(self, number):
+        if number not in self._chunks:
+            name = f"{self._name} chunk {number}"
+            self._chunks[number] = self._commons.array(name, _CHUNK_BYTES, "uint8")
+        return self._chunks[number]

@@ -1,0 +1,167 @@
+"""Messages: arrays that one rank sends to another, without either waiting.
+
+Each rank has a mailbox with room for a few messages, in memory that belongs to no rank. A message that
+was sent is there until it has been read, even if the sender or the receiver dies; then the rank that
+takes the receiver's place gets it. A rank that dies while it writes a message has sent nothing. One that
+dies while it reads a message has not received it.
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+import pickle
+import time
+from typing import Any
+
+import numpy as np
+
+from synkhronos.programs import mailbox
+from synkhronos.programs.mailbox import Mailbox
+from synkhronos.stores.commons import Commons
+from synkhronos.transports.semaphore import NBYTES, Semaphore
+
+_LONGEST = 3600.0  # seconds of one wait
+_NAP = 1e-3
+
+
+class Messages:
+    """The messages to and from one rank.
+
+    Parameters
+    ----------
+    commons : Commons
+    rank, size : int
+    name : str
+        Each name has its own mailboxes.
+    """
+
+    def __init__(self, commons: Commons, rank: int, size: int, name: str = "mailbox") -> None:
+        self.rank, self.size, self._name = rank, size, name
+        self._commons = commons
+        self._boxes: dict[int, Mailbox] = {}
+        self._bells = self._make_bells()
+
+    def _make_bells(self):
+        """Return a semaphore for each rank, which is posted when a message has been sent to it."""
+        bells = self._commons.array(f"{self._name} bells", (self.size, NBYTES), "uint8")
+        are_made = self._commons.array(f"{self._name} bells are made", 1, "int64").data
+        [lock] = self._commons.locks(f"{self._name} bells", 1)
+        while not lock.try_acquire():
+            time.sleep(_NAP)
+        try:
+            is_new = not are_made[0]
+            made = [Semaphore(array=one, is_new=is_new) for one in bells]
+            are_made[0] = 1
+        finally:
+            lock.release()
+        return made
+
+    def _box(self, rank):
+        if rank not in self._boxes:
+            self._boxes[rank] = Mailbox(self._commons, f"{self._name} {rank}")
+        return self._boxes[rank]
+
+    def send(self, to: int, arrays: Any, tag: int = 0) -> bool:
+        """Send arrays to a rank. It never waits for the receiver.
+
+        Parameters
+        ----------
+        to : int
+            The receiver's rank.
+        arrays : array, or list of arrays
+            Numbers of any shape and memory layout; whatever ``numpy.asarray`` converts to them.
+        tag : int
+            Tells kinds of messages apart.
+
+        Returns
+        -------
+        bool
+            False if the receiver's box is full; then nothing was sent.
+        """
+        _check_integer("send", "the receiver's rank", to)
+        _check_integer("send", "a tag", tag)
+        if not 0 <= to < self.size:
+            raise ValueError(f"send: expected a rank in 0..{self.size - 1}, got {to}")
+        is_single = not isinstance(arrays, (list, tuple))
+        converted = [_convert(one) for one in ([arrays] if is_single else arrays)]
+        head = pickle.dumps((is_single, [(one.dtype.str, one.shape) for one in converted]))
+        parts = [np.frombuffer(head, np.uint8), *map(_bytes_of, converted)]
+        nbytes = sum(part.size for part in parts)
+        if nbytes > mailbox.BOX_BYTES:
+            raise ValueError(
+                f"send: a message of {nbytes} bytes is larger than a mailbox, which has room for "
+                f"{mailbox.BOX_BYTES}; send it in parts"
+            )
+        box = self._box(int(to))
+        slot = box.reserve(nbytes, len(head), self.rank, int(tag))
+        if slot is None:
+            return False
+        try:
+            box.write(slot, parts)
+        except BaseException:
+            box.free(slot)
+            raise
+        box.publish(slot)
+        self._bells[to].post()
+        return True
+
+    def receive(self, tag: int = 0) -> tuple[int, Any] | None:
+        """Return the oldest message with this tag, or None if there is none. It never waits.
+
+        Returns
+        -------
+        source : int
+            The sender's rank.
+        arrays : numpy.ndarray, or list of numpy.ndarray
+            As they were sent: one array, or a list. They are new arrays, C-contiguous.
+        """
+        _check_integer("receive", "a tag", tag)
+        self._bells[self.rank].drain()
+        box = self._box(self.rank)
+        taken = box.take(int(tag))
+        if taken is None:
+            return None
+        slot, source, length, nbytes = taken
+        try:
+            head = np.empty(length, np.uint8)
+            box.read(slot, [head])
+            is_single, types = pickle.loads(head)
+            arrays = [np.empty(shape, dtype) for dtype, shape in types]
+            box.read(slot, [head, *map(_bytes_of, arrays)])
+        except BaseException:
+            box.put_back(slot)
+            raise
+        box.free(slot)
+        return source, (arrays[0] if is_single else arrays)
+
+    def wait(self, seconds: float) -> None:
+        """Sleep until a message may have arrived, at most this long.
+
+        It also returns after an interrupt, or because of a message with another tag. Messages that
+        were there at the last `receive` do not end it.
+        """
+        if not isinstance(seconds, numbers.Real) or math.isnan(seconds) or seconds < 0:
+            raise ValueError(f"wait: expected seconds, a number >= 0, got {seconds!r}")
+        self._bells[self.rank].wait(min(float(seconds), _LONGEST))
+
+
+def _check_integer(method, what, value):
+    if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Integral):
+        raise TypeError(f"{method}: expected {what}, an integer, got {value!r}")
+    if not -(1 << 63) <= value < 1 << 63:
+        raise ValueError(f"{method}: expected {what} of 64 bits, got {value}")
+
+
+def _convert(value):
+    array = np.asarray(value, order="C")
+    if array.dtype.kind not in "biufc":
+        raise TypeError(
+            f"send: expected an array of numbers, or a list of them, got {type(value).__name__} of the "
+            f"dtype {array.dtype}"
+        )
+    return array
+
+
+def _bytes_of(array):
+    return array.reshape(-1).view(np.uint8)
