@@ -16,6 +16,12 @@ from typing import Sequence
 #: What is possible in a broken world
 REMEDY = "only restart() and close() can be called"
 
+#: In a program of ``spmd()``, for other public functions
+IN_PROGRAM = (
+    "inside a program of spmd(), ranks run by themselves: use the methods of its argument, such as "
+    "rank.call(f, ...) or rank.all_reduce(...)"
+)
+
 
 class SynkhronosError(Exception):
     """Base class of all exceptions of this package."""

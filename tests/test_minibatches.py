@@ -26,8 +26,8 @@ def test_ranks_have_the_same_number_of_minibatches_with_every_row_once(ranks, mo
 
 def test_each_seed_epoch_and_rank_has_its_own_order():
     def order(**changes):
-        return np.concatenate(make_minibatches(**{**dict(
-            length=80, ranks=2, rank=0, batch_size=10, epoch=0, seed=1), **changes})).tolist()  # fmt: skip
+        usual = {"length": 80, "ranks": 2, "rank": 0, "batch_size": 10, "epoch": 0, "seed": 1}
+        return np.concatenate(make_minibatches(**{**usual, **changes})).tolist()
 
     assert order() == order() and sorted(order()) == list(range(40))
     assert order(seed=None) == list(range(40))

@@ -28,9 +28,13 @@ def functions(open_world):
     open_world(RANKS, timeout=30)
     x, scale, matrix = tt.dmatrix("x"), tt.dscalar("scale"), theano.sparse.csr_matrix("matrix")
     made = {
-        "mean": synk.function([x], {"mean": x.mean(), "scaled": (x * scale, "gather")}, [theano.In(scale, value=3)]),
+        "mean": synk.function(
+            [x], {"mean": x.mean(), "scaled": (x * scale, "gather")}, [theano.In(scale, value=3)]
+        ),
         "add": synk.function([x], (x.sum(), "sum"), updates=[(W, W + x.sum(axis=0), "sum")]),
-        "product": synk.function([matrix], (theano.sparse.dense_from_sparse(matrix).sum(axis=1), "gather")),
+        "product": synk.function(
+            [matrix], (theano.sparse.dense_from_sparse(matrix).sum(axis=1), "gather")
+        ),
         "share": synk.function([], [(FLOATS, "gather"), FLOATS.mean()], sliceable_shareds=[FLOATS]),
         "count": synk.function([], (COUNT.sum(), "sum"), updates=[(COUNT, COUNT + 1)]),
     }
@@ -169,7 +173,7 @@ def test_sparse_inputs_and_rows_of_sliceable_variables(ready):
         return product.tolist(), rows.tolist(), float(mean)
 
     expected = []
-    for rank, part in enumerate(np.array_split(ROWS, RANKS)):
+    for part in np.array_split(ROWS, RANKS):
         expected.append(([1, 0, 1], part[:2].tolist(), part[:2].mean()))
     assert synk.spmd(program) == expected
 

@@ -1,7 +1,8 @@
 """Functions: building, replicating and calling them.
 
 ``build`` has ``function()``, whose arguments ``signature`` checks; ``wrappers`` has `In` and `Out`, in
-which variables can be given with options. ``function`` has the class `Function`. ``arguments`` checks
+which variables can be given with options. ``function`` has the class `Function`, and ``specification``
+what other ranks need to know of one. ``arguments`` checks
 the arguments of a call, before its start barrier; ``call`` is the part of each rank; ``outputs``
 reduces the results after the finish barrier. ``replicate`` sends functions to the workers, and
 ``random`` seeds their random streams. ``description`` is what notebooks show of a function.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Sequence, overload
+from typing import Any, Sequence, overload
 
 from synkhronos import _html
 from synkhronos._errors import ClosedError
@@ -16,31 +16,8 @@ from synkhronos.functions.check import Comparison, check, check_tolerance
 from synkhronos.functions.description import describe
 from synkhronos.functions.replicate import check_sent, replicate
 from synkhronos.functions.signature import Input
+from synkhronos.functions.specification import Specification, specify
 from synkhronos.world.world import World
-
-
-class Specification(NamedTuple):
-    """What another rank needs to know of a function to call its own replica. It can be pickled.
-
-    Attributes
-    ----------
-    token : bytes
-        Identifies the world.
-    number : int
-        The number of the function.
-    inputs : list of Input
-        With texts in place of the variables.
-    not_accumulated : list of str
-        Shared variables whose updates cannot accumulate over slices.
-    form : list of str or bool
-        The form of the result.
-    """
-
-    token: bytes
-    number: int
-    inputs: list[Input]
-    not_accumulated: list[str]
-    form: list[str] | bool
 
 
 class Function:
@@ -85,26 +62,17 @@ class Function:
     def __reduce__(self) -> tuple:
         return Function.copy_of, (self.name, self.specification)
 
+    @property
+    def specification(self) -> Specification:
+        """What is needed to call the replica of a rank; also in a copy."""
+        return self._specification or specify(self)
+
     @staticmethod
     def copy_of(name: str | None, specification: Specification) -> Function:
         """Return a copy of a function. Calling it raises a TypeError; programs can use it."""
         made = Function.__new__(Function)
         made.name, made._specification = name, specification
         return made
-
-    @property
-    def specification(self) -> Specification:
-        """What is needed to call the replica of a rank; also in a copy."""
-        if self._specification is not None:
-            return self._specification
-        assert self._world is not None
-        return Specification(
-            self._world.registry.token,
-            self.replica.number,
-            [one._replace(variable=str(one.variable)) for one in self.inputs],
-            [str(shared) for shared in self.not_accumulated],
-            self.form,
-        )
 
     @property
     def __class__(self) -> type:  # type: ignore[override]

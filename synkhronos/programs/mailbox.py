@@ -35,12 +35,12 @@ class Mailbox:
     Parameters
     ----------
     commons : Commons
-    rank : int
-        The receiver.
+    name : str
+        The name by which all ranks know the receiver.
     """
 
-    def __init__(self, commons: Commons, rank: int) -> None:
-        self._commons, self._name = commons, f"mailbox {rank}"
+    def __init__(self, commons: Commons, name: str) -> None:
+        self._commons, self._name = commons, name
         self._slots = commons.array(f"{self._name} slots", (SLOTS, 6), "int64").data
         self._sent = commons.array(f"{self._name} sent", 1, "int64").data
         # For each chunk, the slot that it belongs to, from 1; 0 if it was never used.

@@ -11,8 +11,9 @@ from synkhronos.arithmetic.partition import select, take_along
 from synkhronos.arrays.data import Data
 from synkhronos.functions import arguments
 from synkhronos.functions.call import CallFunction
-from synkhronos.functions.function import Function, Specification
+from synkhronos.functions.function import Function
 from synkhronos.functions.outputs import in_form
+from synkhronos.functions.specification import Specification
 from synkhronos.stores.handle import Composite
 from synkhronos.world.here import Here
 
@@ -97,7 +98,9 @@ def call(
     known = _specification(token, function)
     replica = here.functions.get(known.number)
     if replica is None:
-        raise ValueError(f"rank.call: {function!r} is not replicated; call synk.distribute() before spmd()")
+        raise ValueError(
+            f"rank.call: {function!r} is not replicated; call synk.distribute() before spmd()"
+        )
     called = _Callable(function.name, known.inputs, known.not_accumulated, known.form)
     values = [
         _Value(*_converted(value, one))

@@ -9,30 +9,26 @@ from typing import Any, Iterator, Sequence
 
 import numpy as np
 
-from synkhronos._errors import MissingRankError, SynkhronosError
-from synkhronos._typing import ArrayLike, Batch, ReduceOp, Result, SharedVariable, SharedVariables
+from synkhronos._errors import SynkhronosError
+from synkhronos._typing import ArrayLike, Batch, Result, SharedVariables
 from synkhronos.arithmetic.minibatches import make_minibatches, n_batches
-from synkhronos.arithmetic.operations import find_operation
-from synkhronos.arithmetic.partition import select, share
+from synkhronos.arithmetic.partition import share
 from synkhronos.functions.function import Function
 from synkhronos.programs import own_call
 from synkhronos.programs.center import Center
+from synkhronos.programs.collectives import Collectives
 from synkhronos.programs.controller import Line
-from synkhronos.programs.meeting import Meeting
 from synkhronos.programs.messages import Messages
 from synkhronos.programs.reports import Reports
-from synkhronos.programs.stopping import ASKED, Stop, StopProgram
-from synkhronos.variables.collectives import Broadcast, Gather, Reduce, join
-from synkhronos.variables.naming import as_list, check_has_rows, conditioned
-from synkhronos.variables.replicas import Assign
-from synkhronos.world.here import Command, Here
+from synkhronos.programs.stopping import ASKED
+from synkhronos.world.here import Here
 
 _NAP = 2e-4  # seconds between two attempts to get what another rank holds
 _NEW_WAIT = 1.0  # seconds without a pause after which another wait has begun
 _AWAKE = 0.1  # seconds between two checks of a rank that waits for a message
 
 
-class Rank:
+class Rank(Collectives):
     """A rank inside a program of `spmd`. It is the program's first argument.
 
     Every method raises an error that ends the program if another rank has failed.
@@ -54,48 +50,20 @@ class Rank:
         has_controller: bool,
         may_meet: bool,
     ) -> None:
-        self._here, self._token, self._may_meet = here, token, may_meet
+        super().__init__(here, may_meet)
         commons = here.store.commons
-        self._stop = Stop(commons.array("stop", (1,), "int64"))
-        self._clocks = commons.array("clocks", (here.size,), "int64")
-        self._meeting = Meeting(here, self._stop)
+        self._token = token
         self._reports = Reports(commons, here.rank, here.size)
         self._has_controller = has_controller
         self._line: Line | None = None
         self._messages: Messages | None = None
         self._centers: dict[str, Center] = {}
-        self._numbers: dict[SharedVariable, int] = {}
         self._began = self._paused = 0.0  # when the wait began, and the last pause in it
         self.restarts = here.restarts
         self.random = np.random.default_rng([*entropy, here.rank, here.restarts])
 
     def __repr__(self) -> str:
         return f"<synkhronos.Rank {self.rank} of {self.size}>"
-
-    @property
-    def rank(self) -> int:
-        """The number of this rank, from 0 to ``size - 1``."""
-        return self._here.rank
-
-    @property
-    def size(self) -> int:
-        """The number of ranks."""
-        return self._here.size
-
-    @property
-    def is_master(self) -> bool:
-        """Whether this rank is the process of the script."""
-        return self._here.is_master
-
-    @property
-    def master_rank(self) -> int:
-        """The rank of the process of the script."""
-        return self._here.master_rank
-
-    @property
-    def device(self) -> str:
-        """The name of the rank's device, such as ``"cpu"`` or ``"cuda0"``."""
-        return self._here.device
 
     # Computing
 
@@ -140,7 +108,13 @@ class Rank:
         )
 
     def rows(self, length: int) -> range:
-        """Return this rank's share of `length` rows; the lower ranks have the longer shares."""
+        """Return this rank's share of the rows; the lower ranks have the longer shares.
+
+        Parameters
+        ----------
+        length : int
+            The number of rows of all ranks.
+        """
         return range(*share(_at_least(length, 0, "rank.rows: length"), self.size, self.rank))
 
     def minibatches(
@@ -229,6 +203,10 @@ class Rank:
 
         They are in ``reports`` of the result of `spmd`, with the time in seconds; all ranks can read the
         latest in `latest`.
+
+        Parameters
+        ----------
+        **numbers : float
         """
         self._enter()
         self._reports.add(numbers)
@@ -237,141 +215,6 @@ class Rank:
     def latest(self) -> list[dict[str, float] | None]:
         """The latest report of each rank, or None."""
         return self._reports.latest()
-
-    # Collectives
-
-    @property
-    def may_meet(self) -> bool:
-        """Whether the program may use collectives: not with ``on_death="continue"``."""
-        return self._may_meet
-
-    def exchange(self, value: Any) -> list[Any]:
-        """Return what each rank gave, by rank, on all of them.
-
-        Parameters
-        ----------
-        value : object
-            What this rank gives, such as a few numbers. It is pickled.
-        """
-        self._enter_meeting()
-        return self._meet("exchange", own=value)
-
-    def barrier(self) -> None:
-        """Wait until every rank has called this method."""
-        self._enter_meeting()
-        self._meet("barrier")
-
-    def broadcast(self, shared_vars: SharedVariables) -> None:
-        """Set the replicas of every rank to the master's; see `synkhronos.broadcast`."""
-        self._enter_meeting()
-        numbers = self._numbers_of(shared_vars)
-        self._run("broadcast", Broadcast(numbers, True))
-
-    def scatter(self, shared_vars: SharedVariables, values: Any = None) -> None:
-        """Split rows of the master's `values` over the ranks; see `synkhronos.scatter`.
-
-        Parameters
-        ----------
-        shared_vars : shared variable, or list of these
-        values : array-like or Data, or list of these
-            One value for each variable, in the master. Other ranks' values are ignored.
-        """
-        self._enter_meeting()
-        numbers, here = self._numbers_of(shared_vars), self._here
-        arrays = None
-        if here.is_master:
-            if values is None:
-                raise ValueError("rank.scatter: expected values in the master, got None")
-            variables = [here.shareds[number] for number in numbers]
-            given = as_list(shared_vars, values, "values")
-            arrays = [
-                here.store.put(np.asarray(one))
-                for one in conditioned(here.engine, variables, given, scattered=True)
-            ]
-        handles = self._meet("scatter", *numbers, own=arrays)[here.master_rank]
-        Assign(numbers, handles, [select(None, one.shape[0]) for one in handles]).run(here)
-        self._meet("end of scatter")  # the master's copies are needed until here
-
-    def gather(self, shared_vars: SharedVariables, nd_up: int = 1) -> Any:
-        """Return the replicas of all ranks in the master, None elsewhere; see `synkhronos.gather`."""
-        self._enter_meeting()
-        if isinstance(nd_up, bool) or nd_up not in (0, 1):
-            raise ValueError(f"rank.gather: nd_up: expected 0 or 1, got {nd_up!r}")
-        numbers = self._numbers_of(shared_vars, nd_up == 0, "rank.gather(nd_up=0)")
-        gathered = self._run("gather", Gather(numbers, False, True), nd_up)
-        if gathered is None:
-            return None
-        joined = [join(arrays, nd_up) for arrays in gathered]
-        return joined if isinstance(shared_vars, (list, tuple)) else joined[0]
-
-    def all_gather(self, shared_vars: SharedVariables) -> None:
-        """Set every replica to all ranks' values along axis 0; see `synkhronos.all_gather`."""
-        self._enter_meeting()
-        numbers = self._numbers_of(shared_vars, True, "rank.all_gather")
-        self._run("all_gather", Gather(numbers, True, True))
-
-    def reduce(
-        self,
-        shared_vars: SharedVariables,
-        op: ReduceOp = "avg",
-        in_place: bool = True,
-        weight: float | None = None,
-    ) -> Any:
-        """Reduce the replicas of all ranks in the master; see `synkhronos.reduce`.
-
-        `weight` is this rank's weight in ``"avg"``, 1 by default. With ``in_place=False`` the result is
-        returned in the master, None elsewhere.
-        """
-        self._enter_meeting()
-        numbers = self._numbers_of(shared_vars)
-        target = "master" if in_place else "new"
-        reduced = self._run("reduce", self._reduction(numbers, op, target, weight), op, target)
-        if reduced is None or isinstance(shared_vars, (list, tuple)):
-            return reduced
-        return reduced[0]
-
-    def all_reduce(
-        self, shared_vars: SharedVariables, op: ReduceOp = "avg", weight: float | None = None
-    ) -> None:
-        """Set the replicas of every rank to the reduction of all; see `synkhronos.all_reduce`.
-
-        `weight` is this rank's weight in ``"avg"``, 1 by default.
-        """
-        self._enter_meeting()
-        numbers = self._numbers_of(shared_vars)
-        self._run("all_reduce", self._reduction(numbers, op, "all", weight), op)
-
-    def _reduction(self, numbers, op, target, weight):
-        operation = find_operation(op)
-        for number in numbers:
-            shared = self._here.shareds[number]
-            operation.check_dtype(self._here.engine.type_of(shared).dtype, shared)
-        if weight is None:
-            return Reduce(numbers, op, target, None, True)
-        if not operation.weighted:
-            raise ValueError(f"weight: expected none for the operation {op!r}, which is not an average")
-        if not np.isfinite(weight) or weight < 0:
-            raise ValueError(f"weight: expected a number of at least 0, got {weight!r}")
-        return Reduce(numbers, op, target, {self.rank: float(weight)}, True)
-
-    def _run(self, name: str, command: Command, *options: Any) -> Any:
-        """Run the command of a collective, once all ranks have come to it."""
-        self._meet(name, *command.numbers, *options)  # type: ignore[attr-defined]
-        with self._stopped_by_others():
-            return command.run(self._here)
-
-    def _meet(self, name, *what, own=None):
-        with self._stopped_by_others():
-            return self._meeting.agree(name, *what, own=own)
-
-    @contextlib.contextmanager
-    def _stopped_by_others(self):
-        try:
-            yield
-        except MissingRankError:
-            if self._stop.is_asked:
-                raise StopProgram from None
-            raise
 
     # Center, messages, controller
 
@@ -454,13 +297,14 @@ class Rank:
             self._messages = Messages(self._here.store.commons, self.rank, self.size)
         with self._timed("wait" if wait else "copy", "receive"):
             while True:
-                alone = not self._others_running()
+                alone = self._here.transport.others_have_ended()
                 message = self._messages.receive(tag)
                 if message is not None or not wait or self._stop.is_asked:
                     return message
                 if alone:
                     raise SynkhronosError(
-                        "rank.receive: all other ranks have ended their programs, so no message will come"
+                        "rank.receive: all other ranks have ended their programs, so no message will "
+                        "come"
                     )
                 self._messages.wait(_AWAKE)
                 self._pause(0)
@@ -488,68 +332,7 @@ class Rank:
         with self._timed("wait", "ask"):
             return self._line.ask(request, info)
 
-    # Clocks
-
-    @property
-    def clock(self) -> int:
-        """A number that this rank sets and all ranks can read, such as that of its steps; 0 at first.
-
-        It outlives the rank: a fresh rank that takes a dead one's place finds the number there.
-        """
-        return int(self._clocks[self.rank])
-
-    @clock.setter
-    def clock(self, number: int) -> None:
-        self._clocks[self.rank] = _at_least(number, 0, "rank.clock")
-
-    @property
-    def clocks(self) -> list[int]:
-        """The clocks of all ranks, by rank."""
-        return [int(number) for number in self._clocks]
-
-    def wait_for_clocks(self, least: int) -> None:
-        """Wait until no rank's clock is below a number. Ranks that have ended their programs do not count.
-
-        Parameters
-        ----------
-        least : int
-            At most this rank's own clock.
-        """
-        self._enter()
-        if least > self.clock:
-            raise ValueError(
-                f"rank.wait_for_clocks: expected at most this rank's own clock, {self.clock}, got {least}"
-            )
-        if self._clocks.min() >= least:
-            return
-        with self._timed("wait", "clocks"):
-            while any(self._clocks[rank] < least for rank in self._others_running()):
-                self._pause()
-
     # Internal
-
-    def _others_running(self) -> list[int]:
-        """Return the other ranks that have not ended their programs."""
-        ended = self._here.transport.has_ended
-        return [rank for rank in range(self.size) if rank != self.rank and not ended(rank)]
-
-    def _enter(self) -> None:
-        """Begin a method: end the program if it has to end."""
-        self._check()
-        self._stop.check()
-
-    def _enter_meeting(self) -> None:
-        self._enter()
-        if not self._may_meet:
-            raise RuntimeError(
-                "a program with on_death='continue' cannot use collectives, as ranks that are left "
-                "would wait for a dead one; use rank.center, send and receive, or ask"
-            )
-
-    def _check(self) -> None:
-        self._here.transport.check()
-        if self._here.is_master and self._stop.is_interrupted:
-            self._here.transport.while_waiting()
 
     def _pause(self, seconds: float = _NAP) -> None:
         """Wait a little for another process; raise if the program has to end, or it lasted too long."""
@@ -564,27 +347,6 @@ class Rank:
             )
         if seconds:
             time.sleep(seconds)
-
-    def _numbers_of(self, shared_vars, with_rows=False, what=""):
-        given = list(shared_vars) if isinstance(shared_vars, (list, tuple)) else [shared_vars]
-        if not given:
-            raise ValueError("shared_vars: expected at least one shared variable, got an empty list")
-        numbers = [self._number_of(shared) for shared in given]
-        if len(set(numbers)) < len(numbers):
-            raise ValueError(f"shared_vars: a variable is given more than once: {given}")
-        if with_rows:
-            check_has_rows(self._here.engine, given, what)
-        return numbers
-
-    def _number_of(self, shared):
-        engine = self._here.engine
-        if not engine.is_shared(shared) or not engine.is_tensor(shared):
-            raise TypeError(f"shared_vars: expected shared variables of tensors, got {shared!r}")
-        if shared not in self._numbers:
-            self._numbers = {one: number for number, one in self._here.shareds.items()}
-        if shared not in self._numbers:
-            raise ValueError(f"shared_vars: {shared} is not used by any function built with synk.function()")
-        return self._numbers[shared]
 
     @contextlib.contextmanager
     def _timed(self, category, name):

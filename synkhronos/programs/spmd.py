@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from typing import Any, Callable, Iterator, Sequence
 
 import cloudpickle
@@ -17,7 +16,8 @@ from synkhronos.programs.rank import Rank, entropy_of_script
 from synkhronos.programs.stopping import INTERRUPTED, Stop, StopProgram
 from synkhronos.stores.handle import Handle
 from synkhronos.world.here import Command, Here
-from synkhronos.world.world import World, current_world, inside_program
+from synkhronos.world.replacement import replacing_dead
+from synkhronos.world.world import World, any_world, current_world
 
 
 class Results(list):
@@ -73,8 +73,9 @@ class Program(Command):
 
     def run(self, here: Here) -> Any:
         """Return ``(result, reports, ended)``, pickled in a worker."""
-        here.transport.in_program = True
-        with inside_program() as world:
+        world = any_world()
+        here.transport.in_program = world.in_program = True
+        try:
             program, args, kwargs = self.own or sending.unpack(here, world, self.handle)
             rank = Rank(here, self.token, self.entropy, self.has_controller, self.may_meet)
             result, ended = None, False
@@ -82,6 +83,8 @@ class Program(Command):
                 result = program(rank, *args, **kwargs)
             except StopProgram:
                 ended = True
+        finally:
+            world.in_program, here.restarts = False, 0
         outcome = result, rank._reports.own, ended
         if here.is_master:
             return outcome
@@ -204,7 +207,8 @@ def spmd(
     stop = Stop(here.store.commons.array("stop", (1,), "int64"))
     agreement_of(world).local.update(world.registry.numbers.values())
     with world.defer_interrupt, _answering(world, controller):
-        with _asked_by_signal(world, stop), world.replacing(not may_meet):
+        surviving = contextlib.nullcontext() if may_meet else replacing_dead(world)
+        with _asked_by_signal(world, stop), surviving:
             outcomes = [_loaded(outcome) for outcome in world.run(command)]
             del kept
         results = Results(result for result, _, _ in outcomes)

@@ -272,7 +272,8 @@ class Reduce(Command):
     op : str
     target : {"all", "master", "new"}
     weights : list of float, dict, int, or None
-        Weights by rank (a program knows only its own), or the number of a function: each rank's row count in its last call.
+        Weights by rank (a program knows only its own), or the number of a function: each rank's row
+        count in its last call.
     nccl : bool
     """
 

@@ -137,6 +137,16 @@ class Here:
         self.sent.append((array, handle))
         return handle
 
+    def copy_out_of_store(self) -> None:
+        """Move this rank's replicas out of the store, into private memory.
+
+        The store is about to be freed, or new workers must inherit copies instead of shared arrays.
+        """
+        for shared in self.shareds.values():
+            storage = self.engine.storage(shared)
+            if isinstance(storage, np.ndarray) and storage in self.store:
+                self.engine.store(shared, storage.copy())
+
     def execute(self, payload: bytes) -> bytes:
         """Run the command in these bytes and return the bytes of the reply."""
         try:

@@ -5,19 +5,16 @@ There is one world at a time. It is the only mutable global of the package.
 
 from __future__ import annotations
 
-import collections
 import contextlib
-import functools
-import logging
 import os
 import pickle
 import signal
 import threading
 from typing import Any, Iterator, TypeVar
 
-import numpy as np
 
 from synkhronos._errors import (
+    IN_PROGRAM,
     REMEDY,
     ClosedError,
     CollectiveAbortedError,
@@ -37,9 +34,6 @@ from synkhronos.world.threads import ThreadLimits
 from synkhronos.world.worker import work
 
 _CLOSING = 2.0  # seconds for a worker to end by itself
-_MOST_DEATHS = 3  # of a rank in one program
-
-_logger = logging.getLogger("synkhronos")
 
 _Part = TypeVar("_Part")
 
@@ -171,7 +165,7 @@ class World:
                 self.mark_broken(f"a restart has begun, but has not ended; {REMEDY}")
                 self._end_workers(usable)
                 self.registry.collect()  # new workers need not inherit what was dropped
-                self._copy_out_of_store()
+                self.here.copy_out_of_store()
                 self._connect(former.transport.successor(size, master_rank), former.engine)
                 self.here.store.trim_others()
                 for part in self._parts.values():
@@ -187,75 +181,16 @@ class World:
         finally:
             self.transport.close(_CLOSING)
 
-    def _copy_out_of_store(self):
-        """Move the master's replicas out of the store, into private memory.
-
-        The store is about to be freed, or new workers must inherit copies instead of shared arrays.
-        """
-        for shared in self.here.shareds.values():
-            storage = self.here.engine.storage(shared)
-            if isinstance(storage, np.ndarray) and storage in self.here.store:
-                self.here.engine.store(shared, storage.copy())
-
     # Commands
 
     def check_usable(self) -> None:
         """Raise if this world cannot run commands."""
         if self.in_program:
-            raise SynkhronosError(
-                "inside a program of spmd(), ranks run by themselves: use the methods of its argument, "
-                "such as rank.call(f, ...) or rank.all_reduce(...)"
-            )
+            raise SynkhronosError(IN_PROGRAM)
         if self.closed:
             raise ClosedError("these processes were closed; call synk.fork() to start new ones")
         if self.broken is not None:
             raise WorldBrokenError(self.broken)
-
-    @contextlib.contextmanager
-    def replacing(self, replaces: bool) -> Iterator[None]:
-        """If workers die in a program in the block, go on; replace them if that is possible."""
-        transport, deaths, lost = self.transport, collections.Counter(), []
-
-        def on_death(dead: dict[int, str]) -> None:
-            for rank, cause in dead.items():
-                deaths[rank] += 1
-                if deaths[rank] > _MOST_DEATHS:
-                    transport.kill()
-                    raise WorldBrokenError(
-                        f"rank {rank} died {deaths[rank]} times in a program, at last {cause}; the others "
-                        f"were ended; {REMEDY}"
-                    )
-                _logger.warning("rank %d died (%s); the other ranks go on", rank, cause)
-                if self.workers_inherit:
-                    self.here.engine.before_fork()
-                    transport.replace(rank, functools.partial(self._prepare_replacement, deaths[rank]))
-                else:
-                    lost.append(rank)
-                    transport.answer_for(rank, pickle.dumps((None, None)))
-
-        transport.on_death = on_death if replaces else None
-        try:
-            yield
-        finally:
-            transport.on_death = None
-            if lost and self.broken is None:
-                self.mark_broken(f"these ranks died in a program: {lost}; {REMEDY}")
-                transport.kill()
-
-    def _prepare_replacement(self, restarts):
-        """In a new worker, which has begun as a copy of the master: make its state its own."""
-        self._copy_out_of_store()
-        here = self.here
-        here.restarts = restarts
-        if here.log:
-            here.log.events.clear()
-        streams = {
-            self.registry.numbers[shared]: shared
-            for replica in here.functions.values()
-            for shared in here.engine.random_streams(replica.compiled)
-        }
-        for number in sorted(streams):
-            here.engine.jump(streams[number], here.stream_index + restarts * here.size)
 
     def mark_broken(self, reason: str) -> None:
         """Refuse all further commands, for this reason."""
@@ -390,7 +325,7 @@ class World:
         for part in self._parts.values():
             if hasattr(part, "close"):
                 part.close()
-        self._copy_out_of_store()
+        self.here.copy_out_of_store()
         self.here.comm = None  # type: ignore[assignment]  # it remembers arrays
         self.here.store.trim()
         self.here.store.trim_others()
@@ -407,16 +342,10 @@ def current_world() -> World:
     return _current
 
 
-@contextlib.contextmanager
-def inside_program() -> Iterator[World]:
-    """Yield the world, whose commands cannot be used in the block."""
-    world = _current
-    assert world is not None
-    world.in_program = True
-    try:
-        yield world
-    finally:
-        world.in_program, world.here.restarts = False, 0
+def any_world() -> World:
+    """Return the current world, in whatever state it is."""
+    assert _current is not None
+    return _current
 
 
 def world_exists() -> bool:

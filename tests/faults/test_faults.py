@@ -68,7 +68,7 @@ from synkhronos.world import world
     [
         ("liveness.find_dead = lambda processes: {}", {"rank": 1, "how": "exit"}, "it hangs"),
         ("liveness._describe_exit = str", {"rank": 1, "how": "SIGKILL"}, "a worker died"),
-        ("local._CHECK_INTERVAL = 2.5", {"rank": 1, "how": "SIGKILL"}, "noticed after"),
+        ("local.CHECK_INTERVAL = 2.5", {"rank": 1, "how": "SIGKILL"}, "noticed after"),
         ("liveness.end = lambda processes: None", {"rank": 1, "how": "SIGKILL", "size": 3}, "are left"),
         ("liveness.die_with_parent = int", {"rank": 0, "how": "exit", "others": "stopped"}, "are left"),
         ("os._exit = int", {"rank": 1, "how": "exit"}, "AssertionError: None"),

@@ -1,0 +1,42 @@
+"""What a rank needs to know of a function that another rank has built, besides its replica."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from synkhronos.functions.signature import Input
+
+
+class Specification(NamedTuple):
+    """What is needed to call the replica of a function, also on another rank. It can be pickled.
+
+    Attributes
+    ----------
+    token : bytes
+        Identifies the world.
+    number : int
+        The number of the function.
+    inputs : list of Input
+        With texts in place of the variables.
+    not_accumulated : list of str
+        Shared variables whose updates cannot accumulate over slices.
+    form : list of str or bool
+        The form of the result.
+    """
+
+    token: bytes
+    number: int
+    inputs: list[Input]
+    not_accumulated: list[str]
+    form: list[str] | bool
+
+
+def specify(function: Any) -> Specification:
+    """Return the specification of a function."""
+    return Specification(
+        function._world.registry.token,
+        function.replica.number,
+        [one._replace(variable=str(one.variable)) for one in function.inputs],
+        [str(shared) for shared in function.not_accumulated],
+        function.form,
+    )

@@ -1,0 +1,252 @@
+"""The collectives of a program: the commands of those outside, run by all ranks at the same point."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import numpy as np
+
+from synkhronos._errors import MissingRankError
+from synkhronos._typing import ReduceOp, SharedVariable, SharedVariables
+from synkhronos.arithmetic.operations import find_operation
+from synkhronos.arithmetic.partition import select
+from synkhronos.programs.meeting import Meeting
+from synkhronos.programs.stopping import Stop, StopProgram
+from synkhronos.variables.collectives import Broadcast, Gather, Reduce, join
+from synkhronos.variables.naming import as_list, check_has_rows, conditioned
+from synkhronos.variables.replicas import Assign
+from synkhronos.world.here import Command, Here
+
+
+class Collectives:
+    """The part of `Rank` in which ranks meet.
+
+    Parameters
+    ----------
+    here : Here
+    may_meet : bool
+        Whether the program may use collectives.
+    """
+
+    def __init__(self, here: Here, may_meet: bool) -> None:
+        self._here, self._may_meet = here, may_meet
+        self._stop = Stop(here.store.commons.array("stop", (1,), "int64"))
+        self._meeting = Meeting(here, self._stop)
+        self._numbers: dict[SharedVariable, int] = {}
+
+    @property
+    def rank(self) -> int:
+        """The number of this rank, from 0 to ``size - 1``."""
+        return self._here.rank
+
+    @property
+    def size(self) -> int:
+        """The number of ranks."""
+        return self._here.size
+
+    @property
+    def is_master(self) -> bool:
+        """Whether this rank is the process of the script."""
+        return self._here.is_master
+
+    @property
+    def master_rank(self) -> int:
+        """The rank of the process of the script."""
+        return self._here.master_rank
+
+    @property
+    def device(self) -> str:
+        """The name of the rank's device, such as ``"cpu"`` or ``"cuda0"``."""
+        return self._here.device
+
+    # Collectives
+
+    def barrier(self) -> None:
+        """Wait until every rank has called this method."""
+        self._enter_meeting()
+        self._meet("barrier")
+
+    def broadcast(self, shared_vars: SharedVariables) -> None:
+        """Set the replicas of every rank to the master's; see `synkhronos.broadcast`.
+
+        Parameters
+        ----------
+        shared_vars : shared variable, or list of these
+        """
+        self._enter_meeting()
+        numbers = self._numbers_of(shared_vars)
+        self._run("broadcast", Broadcast(numbers, True))
+
+    def scatter(self, shared_vars: SharedVariables, values: Any = None) -> None:
+        """Split rows of the master's `values` over the ranks; see `synkhronos.scatter`.
+
+        Parameters
+        ----------
+        shared_vars : shared variable, or list of these
+        values : array-like or Data, or list of these
+            One value for each variable, in the master. Other ranks' values are ignored.
+        """
+        self._enter_meeting()
+        numbers, here = self._numbers_of(shared_vars), self._here
+        arrays = None
+        if here.is_master:
+            if values is None:
+                raise ValueError("rank.scatter: expected values in the master, got None")
+            variables = [here.shareds[number] for number in numbers]
+            given = as_list(shared_vars, values, "values")
+            arrays = [
+                here.store.put(np.asarray(one))
+                for one in conditioned(here.engine, variables, given, scattered=True)
+            ]
+        handles = self._meet("scatter", *numbers, own=arrays)[here.master_rank]
+        Assign(numbers, handles, [select(None, one.shape[0]) for one in handles]).run(here)
+        self._meet("end of scatter")  # the master's copies are needed until here
+
+    def gather(self, shared_vars: SharedVariables, nd_up: int = 1) -> Any:
+        """Return the replicas of all ranks in the master, None elsewhere; see `synkhronos.gather`.
+
+        Parameters
+        ----------
+        shared_vars : shared variable, or list of these
+        nd_up : {1, 0}
+            Whether the values are stacked along a new axis 0 (1), or concatenated along axis 0 (0).
+        """
+        self._enter_meeting()
+        if isinstance(nd_up, bool) or nd_up not in (0, 1):
+            raise ValueError(f"rank.gather: nd_up: expected 0 or 1, got {nd_up!r}")
+        numbers = self._numbers_of(shared_vars, nd_up == 0, "rank.gather(nd_up=0)")
+        gathered = self._run("gather", Gather(numbers, False, True), nd_up)
+        if gathered is None:
+            return None
+        joined = [join(arrays, nd_up) for arrays in gathered]
+        return joined if isinstance(shared_vars, (list, tuple)) else joined[0]
+
+    def all_gather(self, shared_vars: SharedVariables) -> None:
+        """Set every replica to all ranks' values along axis 0; see `synkhronos.all_gather`.
+
+        Parameters
+        ----------
+        shared_vars : shared variable, or list of these
+        """
+        self._enter_meeting()
+        numbers = self._numbers_of(shared_vars, True, "rank.all_gather")
+        self._run("all_gather", Gather(numbers, True, True))
+
+    def reduce(
+        self,
+        shared_vars: SharedVariables,
+        op: ReduceOp = "avg",
+        in_place: bool = True,
+        weight: float | None = None,
+    ) -> Any:
+        """Reduce the replicas of all ranks in the master; see `synkhronos.reduce`.
+
+        Parameters
+        ----------
+        shared_vars : shared variable, or list of these
+        op : {"avg", "sum", "prod", "min", "max"}
+        in_place : bool, default: True
+            Whether the master's replica is set to the result. Otherwise it is returned in the master,
+            and None elsewhere.
+        weight : float, optional
+            This rank's weight in ``"avg"``; by default 1.
+        """
+        self._enter_meeting()
+        numbers = self._numbers_of(shared_vars)
+        target = "master" if in_place else "new"
+        reduced = self._run("reduce", self._reduction(numbers, op, target, weight), op, target)
+        if reduced is None or isinstance(shared_vars, (list, tuple)):
+            return reduced
+        return reduced[0]
+
+    def all_reduce(
+        self, shared_vars: SharedVariables, op: ReduceOp = "avg", weight: float | None = None
+    ) -> None:
+        """Set the replicas of every rank to the reduction of all; see `synkhronos.all_reduce`.
+
+        Parameters
+        ----------
+        shared_vars : shared variable, or list of these
+        op : {"avg", "sum", "prod", "min", "max"}
+        weight : float, optional
+            This rank's weight in ``"avg"``; by default 1.
+        """
+        self._enter_meeting()
+        numbers = self._numbers_of(shared_vars)
+        self._run("all_reduce", self._reduction(numbers, op, "all", weight), op)
+
+    def _reduction(self, numbers, op, target, weight):
+        operation = find_operation(op)
+        for number in numbers:
+            shared = self._here.shareds[number]
+            operation.check_dtype(self._here.engine.type_of(shared).dtype, shared)
+        if weight is None:
+            return Reduce(numbers, op, target, None, True)
+        if not operation.weighted:
+            raise ValueError(f"weight: expected none for the operation {op!r}, which is not an average")
+        if not np.isfinite(weight) or weight < 0:
+            raise ValueError(f"weight: expected a number of at least 0, got {weight!r}")
+        return Reduce(numbers, op, target, {self.rank: float(weight)}, True)
+
+    def _run(self, name: str, command: Command, *options: Any) -> Any:
+        """Run the command of a collective, once all ranks have come to it."""
+        self._meet(name, *command.numbers, *options)  # type: ignore[attr-defined]
+        with self._stopped_by_others():
+            return command.run(self._here)
+
+    def _meet(self, name, *what, own=None):
+        with self._stopped_by_others():
+            return self._meeting.agree(name, *what, own=own)
+
+    @contextlib.contextmanager
+    def _stopped_by_others(self):
+        try:
+            yield
+        except MissingRankError:
+            if self._stop.is_asked:
+                raise StopProgram from None
+            raise
+
+    # Internal
+
+    def _enter(self) -> None:
+        """Begin a method: end the program if it has to end."""
+        self._check()
+        self._stop.check()
+
+    def _enter_meeting(self) -> None:
+        self._enter()
+        if not self._may_meet:
+            raise RuntimeError(
+                "a program with on_death='continue' cannot use collectives, as ranks that are left "
+                "would wait for a dead one; use rank.center, send and receive, or ask"
+            )
+
+    def _check(self) -> None:
+        self._here.transport.check()
+        if self._here.is_master and self._stop.is_interrupted:
+            self._here.transport.while_waiting()
+
+    def _numbers_of(self, shared_vars, with_rows=False, what=""):
+        given = list(shared_vars) if isinstance(shared_vars, (list, tuple)) else [shared_vars]
+        if not given:
+            raise ValueError("shared_vars: expected at least one shared variable, got an empty list")
+        numbers = [self._number_of(shared) for shared in given]
+        if len(set(numbers)) < len(numbers):
+            raise ValueError(f"shared_vars: a variable is given more than once: {given}")
+        if with_rows:
+            check_has_rows(self._here.engine, given, what)
+        return numbers
+
+    def _number_of(self, shared):
+        engine = self._here.engine
+        if not engine.is_shared(shared) or not engine.is_tensor(shared):
+            raise TypeError(f"shared_vars: expected shared variables of tensors, got {shared!r}")
+        if shared not in self._numbers:
+            self._numbers = {one: number for number, one in self._here.shareds.items()}
+        if shared not in self._numbers:
+            raise ValueError(
+                f"shared_vars: {shared} is not used by any function built with synk.function()"
+            )
+        return self._numbers[shared]

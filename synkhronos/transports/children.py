@@ -1,0 +1,119 @@
+"""The processes that the master forks: workers and attendants. None of them outlives the master."""
+
+import multiprocessing
+import multiprocessing.util
+import os
+import signal
+import time
+
+from synkhronos.host.signals import ENDING, ignore_signals_for_the_master
+from synkhronos.transports import liveness
+from synkhronos.transports.base import Attendant
+
+
+class Children:
+    """The children of the master.
+
+    Attributes
+    ----------
+    workers : dict
+        The processes of the workers, by rank. It is empty in every other process.
+    """
+
+    def __init__(self):
+        self.workers = {}
+        self._forker = liveness.Forker()
+        self._at_exit = None
+        self._mask = None
+
+    def run(self, function, *args):
+        """Call a function that forks children, while signals that end a script are blocked."""
+        return self._forker.call(self._run, function, args)
+
+    def _run(self, function, args):
+        if self._at_exit is None:
+            # A child of multiprocessing ends without calling the functions of `atexit`.
+            self._at_exit = multiprocessing.util.Finalize(None, self.kill, exitpriority=1)
+        # A child's signals are blocked until it has set their handlers.
+        self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
+        try:
+            return function(*args)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
+
+    def fork_worker(self, rank, become):
+        """Start a worker, which calls ``become()``."""
+        self.workers[rank] = self._prepare(str(rank), become)  # first: no interrupt leaves it behind
+        self.workers[rank].start()
+
+    def fork_attendant(self, name, serve):
+        """Start a process that is not a rank and calls ``serve()``; return its `Attendant`."""
+        process = self._prepare(name, serve)
+        process.start()
+        return _ForkedAttendant(process)
+
+    def _prepare(self, name, become):
+        def target():
+            liveness.die_with_parent()
+            ignore_signals_for_the_master()
+            signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
+            self.workers = {}
+            become()
+
+        context = multiprocessing.get_context("fork")
+        return context.Process(target=target, name=f"synkhronos-{name}", daemon=True)
+
+    def discard(self, rank):
+        """Forget a dead worker."""
+        liveness.end([self.workers.pop(rank)])
+
+    def find_dead(self):
+        """Return ``{rank: cause}`` for the workers that have ended."""
+        return liveness.find_dead(self.workers)
+
+    def find_stopped(self):
+        """Return the ranks of the workers that are stopped by a signal."""
+        return liveness.find_stopped(self.workers)
+
+    def pids(self):
+        """Return the process ids of the workers."""
+        return [process.pid for process in self.workers.values()]
+
+    def close(self, grace):
+        """Wait `grace` seconds for the workers to end, then kill the remaining ones."""
+        deadline = time.monotonic() + grace
+        try:
+            for process in self.workers.values():
+                process.join(max(0, deadline - time.monotonic()))
+        finally:
+            self.kill()
+
+    def kill(self):
+        """Kill the workers."""
+        if self._at_exit is not None:
+            self._at_exit.cancel()
+            self._at_exit = None
+        workers, self.workers = self.workers, {}
+        liveness.end(workers.values())
+        self._forker.end()
+
+
+class _ForkedAttendant(Attendant):
+    def __init__(self, process):
+        self._process = process
+
+    def is_alive(self):
+        return self._process.is_alive()
+
+    def end(self, grace):
+        self._process.join(grace)
+        liveness.end([self._process])
+
+
+def _disown():
+    """In a process that the script forks: otherwise multiprocessing ends the workers when it exits."""
+    children = multiprocessing.process._children
+    children -= {child for child in children if child.name.startswith("synkhronos-")}
+
+
+os.register_at_fork(after_in_child=_disown)

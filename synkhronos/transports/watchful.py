@@ -1,0 +1,102 @@
+"""When a rank of forked processes need not wait any longer: for a dead, late or missing rank."""
+
+import os
+import time
+
+from synkhronos._errors import (
+    REMEDY,
+    CollectiveAbortedError,
+    MissingRankError,
+    SynkhronosError,
+    WorldBrokenError,
+)
+from synkhronos.transports.base import Transport
+
+CHECK_INTERVAL = 0.2  # seconds between checks that the other processes are alive
+
+
+class WatchfulTransport(Transport):
+    """A transport whose ranks check each other, while they wait and in between.
+
+    Attributes
+    ----------
+    _children : Children
+    _milestones : Milestones
+    _master_pid : int
+    _passed : int
+        The number of barriers that this rank has passed in this command.
+    """
+
+    _checked = 0.0  # when `check` last looked at the processes
+
+    def check(self):
+        if self._milestones.aborted:
+            raise CollectiveAbortedError(
+                f"rank {self.rank} left the program: another rank failed in it"
+            )
+        now = time.monotonic()
+        if now - self._checked > CHECK_INTERVAL:
+            self._checked = now
+            if self.rank != self.master_rank:
+                self._check_master()
+            elif self.size > 1:
+                self._check_workers()
+
+    def _check_others(self, waited, inside):
+        """Raise if nobody needs to wait any longer; return the seconds of waiting that count."""
+        if inside:
+            self._check_missing()
+        is_late = self.timeout is not None and waited > self.timeout
+        if self.rank != self.master_rank:
+            self._check_master()
+            if is_late and inside and self.in_program:
+                raise SynkhronosError(
+                    f"rank {self.rank} waited longer than fork(timeout={self.timeout}) seconds inside a "
+                    f"program, for {self._describe_late()}"
+                )
+            return waited
+        self._check_workers()
+        self.while_waiting()
+        if self.in_program and not inside and not self._milestones.aborted:
+            return 0.0  # a program may take any time
+        if is_late:
+            late = self._describe_late()
+            self.kill()
+            raise WorldBrokenError(
+                f"a barrier lasted longer than fork(timeout={self.timeout}) seconds, for {late}; "
+                f"every worker was ended; {REMEDY}"
+            )
+        return waited
+
+    def _check_missing(self):
+        """Raise if a rank has ended the command and will never reach this barrier."""
+        missing = self._milestones.missing(self._passed)
+        if missing and not self._milestones.aborted:
+            listed = "rank" + "s" * (len(missing) > 1) + " " + ", ".join(map(str, missing))
+            raise MissingRankError(
+                f"rank {self.rank} waits in a collective for {listed}, which ended the program without "
+                f"it; let every rank call the same collectives in the same order"
+            )
+
+    def _describe_late(self):
+        stopped = self._children.find_stopped()
+        if stopped:
+            return ", ".join(f"rank {rank} (stopped, as by SIGSTOP)" for rank in stopped)
+        return self._milestones.describe_late(self.rank)
+
+    def _check_master(self):
+        if os.getppid() != self._master_pid:
+            os._exit(1)
+
+    def _check_workers(self):
+        """If a worker is dead, end all workers and raise `WorldBrokenError`."""
+        if not self._children.workers:
+            raise WorldBrokenError(f"the workers were ended from another thread; {REMEDY}")
+        dead = self._children.find_dead()
+        if not dead:
+            return
+        if self.in_program and self.on_death is not None:
+            return self.on_death(dead)
+        causes = ", ".join(f"rank {rank} ({cause})" for rank, cause in dead.items())
+        self.kill()
+        raise WorldBrokenError(f"a worker died: {causes}; the others were ended; {REMEDY}")

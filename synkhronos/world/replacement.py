@@ -1,0 +1,66 @@
+"""Going on when workers die in a program: a fresh rank takes the place of a dead one."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import functools
+import logging
+import pickle
+from typing import Iterator
+
+from synkhronos._errors import REMEDY, WorldBrokenError
+from synkhronos.world.world import World
+
+_MOST_DEATHS = 3  # of a rank in one program
+
+_logger = logging.getLogger("synkhronos")
+
+
+@contextlib.contextmanager
+def replacing_dead(world: World) -> Iterator[None]:
+    """Go on if workers die in a program in the block, and replace them if workers can be forked."""
+    deaths: collections.Counter = collections.Counter()
+    lost: list[int] = []
+
+    def on_death(dead: dict[int, str]) -> None:
+        for rank, cause in dead.items():
+            deaths[rank] += 1
+            if deaths[rank] > _MOST_DEATHS:
+                world.transport.kill()
+                raise WorldBrokenError(
+                    f"rank {rank} died {deaths[rank]} times in a program, at last {cause}; the others "
+                    f"were ended; {REMEDY}"
+                )
+            _logger.warning("rank %d died (%s); the other ranks go on", rank, cause)
+            if world.workers_inherit:
+                world.here.engine.before_fork()
+                world.transport.replace(rank, functools.partial(_prepare, world, deaths[rank]))
+            else:
+                lost.append(rank)
+                world.transport.answer_for(rank, pickle.dumps((None, None)))
+
+    world.transport.on_death = on_death
+    try:
+        yield
+    finally:
+        world.transport.on_death = None
+        if lost and world.broken is None:
+            world.mark_broken(f"these ranks died in a program: {lost}; {REMEDY}")
+            world.transport.kill()
+
+
+def _prepare(world, restarts):
+    """In a new worker, which has begun as a copy of the master: make its state its own."""
+    world.here.copy_out_of_store()  # where the master continues to write
+    here = world.here
+    here.restarts = restarts
+    if here.log:
+        here.log.events.clear()
+    streams = {
+        world.registry.numbers[shared]: shared
+        for replica in here.functions.values()
+        for shared in here.engine.random_streams(replica.compiled)
+    }
+    for number in sorted(streams):
+        here.engine.jump(streams[number], here.stream_index + restarts * here.size)
