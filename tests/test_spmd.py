@@ -614,5 +614,16 @@ def test_a_wait_inside_is_limited_but_not_the_program(world_of):
     with pytest.raises(synk.WorkerError, match=r"waited longer than fork\(timeout=0.4\).*rank 0"):
         synk.spmd(program, 0)
     assert synk.spmd(program, None) == [0, 1]
+
+    def wait_each_time(rank, seconds):
+        for step in range(1, 8):
+            time.sleep(seconds * rank.rank)
+            rank.clock = step
+            rank.wait_for_clocks(step)
+        return rank.clocks
+
+    assert synk.spmd(wait_each_time, 0.1) == [[7, 7]] * 2  # no single wait is too long
+    with pytest.raises(SynkhronosError, match=r"rank 0 waited longer than fork\(timeout=0.4\)"):
+        synk.spmd(wait_each_time, 0.8)
     with pytest.raises(synk.WorldBrokenError, match="timeout=0.4"):
         synk.spmd(program, 1)
