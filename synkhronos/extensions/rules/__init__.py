@@ -1,8 +1,9 @@
 """Training rules: ranks train at their own pace, and a rule says what they exchange, and when.
 
-:func:`train` is the loop that most scripts want. Rules can also be used in a program of one's own: each
-rank calls ``rule.start(rank, params)``, after each of its steps ``rule.after_step(rank, params, number)``,
-and ``rule.finish(rank, params)`` at the end. A rule of one's own is a class derived from :class:`Rule`.
+:func:`train` is the loop that most scripts want. Rules can also be used in a program of your own:
+each rank calls ``rule.start(rank, params)``, after each of its steps ``rule.after_step(rank, params,
+number)``, and ``rule.finish(rank, params)`` at the end. A rule of your own is a class derived from
+:class:`Rule`.
 
 ========================  ===========================================================  ============
 rule                      what is exchanged                                            collectives

@@ -76,7 +76,8 @@ class EASGD(_Centered):
     Parameters
     ----------
     alpha : float, default: 0.5
-        :math:`\alpha`, above 0 and at most 1. The paper uses :math:`0.9 / p` for `p` ranks, among others.
+        :math:`\alpha`, above 0 and at most 1. The paper uses, among others, :math:`0.9 / p` for `p`
+        ranks.
     period : int, default: 10
         :math:`\tau` in the paper.
     momentum : float, default: 0

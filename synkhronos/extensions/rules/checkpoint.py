@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from typing import Any, Mapping, NamedTuple, Sequence
+from typing import Any, Mapping, NamedTuple
 
 import numpy
 
@@ -66,8 +66,8 @@ def _packed(rank, state, states, arrays):
             packed[name] = ["value", value]
         else:
             raise TypeError(
-                f"rules.train: state of the rule: {name}: expected an array, a number, a string or None, "
-                f"got {value!r}"
+                f"rules.train: state of the rule: {name}: expected an array, a number, a string or "
+                f"None, got {value!r}"
             )
     return packed
 

@@ -172,7 +172,7 @@ def _loss_of(outputs: Any) -> float:
     first = numpy.asarray(first)
     if first.size != 1:
         raise ValueError(
-            f"rules.train: step: expected the loss, one number, as the first output, got an array of the "
-            f"shape {first.shape}"
+            f"rules.train: step: expected the loss, one number, as the first output, got an array of "
+            f"the shape {first.shape}"
         )
     return float(first.reshape(()))
