@@ -27,14 +27,26 @@ class Controller:
     """Decides for all processes. It runs in a process of its own, and prints what it decides."""
 
     def __init__(self, options):
-        self.every, self.patience, self.rate = options.every, options.patience, options.learning_rate
+        self.every, self.patience, self.rate = (
+            options.every,
+            options.patience,
+            options.learning_rate,
+        )
         self.steps, self.asked = 0, 0
         self.validator, self.validated_step = None, 0  # who validates now, and after which step
-        self.best, self.best_step, self.since = np.inf, 0, 0  # since: validations without a better loss
+        self.best, self.best_step, self.since = (
+            np.inf,
+            0,
+            0,
+        )  # since: validations without a better loss
 
     def __call__(self, request, rank, info):
         self.asked += 1
-        answers = {"step": self.after_step, "validated": self.after_validation, "end": self.at_the_end}
+        answers = {
+            "step": self.after_step,
+            "validated": self.after_validation,
+            "end": self.at_the_end,
+        }
         return answers[request](rank, info)
 
     def after_step(self, rank, info):
@@ -81,8 +93,11 @@ def build(options):
     loss = T.nnet.categorical_crossentropy(probabilities, y).mean()
     accuracy = T.eq(probabilities.argmax(axis=1), y).mean(dtype="float64")
     updates = [(param, param - rate * T.grad(loss, param)) for param in params]
-    return params, rate, synk.function([x, y], loss, updates=updates), synk.function(
-        [x, y], [loss, accuracy]
+    return (
+        params,
+        rate,
+        synk.function([x, y], loss, updates=updates),
+        synk.function([x, y], [loss, accuracy]),
     )
 
 
@@ -131,15 +146,29 @@ def main():
         "--patience", type=script.whole(2), metavar="N", default=6, help="validations (default: 6)"
     )
     parser.add_argument(
-        "--every", type=script.whole(), metavar="STEPS", default=100, help="between two validations "
-        "(default: 100)",
+        "--every",
+        type=script.whole(),
+        metavar="STEPS",
+        default=100,
+        help="between two validations (default: 100)",
     )
-    parser.add_argument("--learning-rate", type=script.positive(), metavar="RATE", default=1.0,
-                        help="at first (default: 1)")
-    parser.add_argument("--epochs", type=script.whole(), metavar="N", default=300, help="at most "
-                        "(default: 300)")
-    parser.add_argument("--seed", type=script.whole(0, 2**32 - 1), metavar="N", default=1,
-                        help="of weights and shuffling (default: 1)")
+    parser.add_argument(
+        "--learning-rate",
+        type=script.positive(),
+        metavar="RATE",
+        default=1.0,
+        help="at first (default: 1)",
+    )
+    parser.add_argument(
+        "--epochs", type=script.whole(), metavar="N", default=300, help="at most (default: 300)"
+    )
+    parser.add_argument(
+        "--seed",
+        type=script.whole(0, 2**32 - 1),
+        metavar="N",
+        default=1,
+        help="of weights and shuffling (default: 1)",
+    )
     options = parser.parse_args()
     n = script.fork(options.processes, use_gpu=False)
     digits = load_digits()
