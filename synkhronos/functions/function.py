@@ -47,7 +47,7 @@ class Function:
         inputs: list[Input],
         sliceable: list[SharedVariable],
         update_modes: list[str | None],
-        not_accumulated: list[SharedVariable],
+        not_accumulated: list[str],
         form: list[str] | bool,
     ) -> None:
         self._world = world
