@@ -191,7 +191,9 @@ def talk(store, rank, times):
     random = np.random.default_rng(rank)
     others = [other for other in range(4) if other != rank]
     sent, got = dict.fromkeys(others, 0), dict.fromkeys(others, 0)
+    until = time.monotonic() + 60
     while sum(sent.values()) + sum(got.values()) < 6 * times:
+        assert time.monotonic() < until, "another rank has failed"
         message = own.receive()
         if message is not None:
             source, [number, check, *arrays] = message
