@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from typing import Iterable, Sequence
+from typing import Callable, Iterable, Sequence
 
 import numpy as np
 
@@ -40,7 +40,7 @@ class Agreement:
     streams, sliceable : set of int
         States of random streams, and variables that a function slices. They are meant to differ.
     suspected : dict
-        What to say about variables that differed, unless a collective combines them.
+        What issues the warning about variables that differed, unless a collective combines them.
     reported : set of int
         Variables for which a warning was issued.
     readers, updaters : dict
@@ -55,7 +55,7 @@ class Agreement:
         self.set_on_master: set[int] = set()
         self.streams: set[int] = set()
         self.sliceable: set[int] = set()
-        self.suspected: dict[int, str] = {}
+        self.suspected: dict[int, Callable[[], None]] = {}
         self.reported: set[int] = set()
         self.readers: dict[int, weakref.WeakSet] = {}
         self.updaters: dict[int, weakref.WeakSet] = {}

@@ -21,7 +21,7 @@ from typing import Any, Sequence
 
 import numpy as np
 
-from synkhronos._errors import warn
+from synkhronos._errors import prepare_warning, warn
 from synkhronos._typing import Finish
 from synkhronos.arithmetic.comparison import difference, rounding
 from synkhronos.engines.base import PARTLY_SUM, ROWS, SUM, Analysis
@@ -186,14 +186,24 @@ class Watch:
             agreement.set_on_master.difference_update(set_alone)
             agreement.reported.update(set_alone)
             warn(self._text(set_alone) + _SET_ALONE)
-        if updated:
-            text = self._text(updated) + _UPDATED
-            agreement.suspected.update(dict.fromkeys(updated, text))
-            if any(self._is_settled(number) for number in updated):
-                for number in updated:
-                    del agreement.suspected[number]
-                agreement.reported.update(updated)
-                warn(text)
+        for advice in (_UPDATED, _CHANGED_BY_THEANO):
+            found = {one: updated[one] for one in updated if self._advice(one) is advice}
+            if found:
+                self._suspect(found, prepare_warning(self._text(found) + advice))
+
+    def _suspect(self, numbers, issue):
+        """Issue a warning of variables that differ, or leave it for later."""
+        agreement = agreement_of(self._world)
+        agreement.suspected.update(dict.fromkeys(numbers, issue))
+        if any(self._is_settled(number) for number in numbers):
+            for number in numbers:
+                del agreement.suspected[number]
+            agreement.reported.update(numbers)
+            issue()
+
+    def _advice(self, number):
+        by_calls = number in agreement_of(self._world).updaters
+        return _UPDATED if by_calls else _CHANGED_BY_THEANO
 
     def _is_settled(self, number):
         """Whether this function, or one that updates a variable, has been called often enough."""
@@ -239,6 +249,11 @@ _UPDATED = (
     "train on the whole minibatch, build the step with "
     "synkhronos.extensions.train.make_train_function(); or call synk.all_reduce(variable) after each "
     "call"
+)
+_CHANGED_BY_THEANO = (
+    "Only the replica of the master was changed, as by a plain theano.function() with updates; build "
+    "that function with synkhronos.extensions.train.parallel_function(), or call "
+    "synk.broadcast(variable) after it"
 )
 
 
