@@ -11,6 +11,8 @@ from oracle import assert_same
 from theano.sandbox.rng_mrg import MRG_RandomStreams
 
 import synkhronos as synk
+from synkhronos.extensions import updates
+from synkhronos.extensions.train import make_train_function
 from synkhronos.functions.watch import PATIENCE
 from synkhronos.world.launch import _close_at_exit
 
@@ -199,8 +201,9 @@ def test_a_warning_at_the_end_names_the_line_of_the_call(world):
 def test_updates_of_a_function_that_was_left_to_theano_are_called_so(world, noticed):
     w = weights()
     loss = loss_of(w)
+    step = make_train_function(loss, [w], x, y, updates.sgd, learning_rate=0.001)
     evaluate = synk.function([x, y], loss, name="evaluate")
-    evaluate(ROWS, TARGETS)
+    step(ROWS, TARGETS)
     theano.function([x, y], updates=[(w, w - 0.1 * tt.grad(loss, w))])(ROWS, TARGETS)
     evaluate(ROWS, TARGETS)
     synk.close()

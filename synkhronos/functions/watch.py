@@ -26,7 +26,7 @@ from synkhronos._typing import Finish
 from synkhronos.arithmetic.comparison import difference, rounding
 from synkhronos.engines.base import PARTLY_SUM, ROWS, SUM, Analysis
 from synkhronos.functions.agreement import Sampled, agreement_of, labels
-from synkhronos.functions.analysis import analyze, uses
+from synkhronos.functions.analysis import analyze, sources, uses
 from synkhronos.functions.audit import Audit
 from synkhronos.functions.signature import Output
 from synkhronos.world.here import Command
@@ -114,8 +114,8 @@ class Watch:
         self._world, self._reference = world, weakref.ref(function)
         self._names = dict(unknown)
         self._row_counts: dict[int, set[int]] = {index: set() for index, _ in unknown}
-        agreement, numbers = agreement_of(world), world.registry.numbers
-        self.updated = {numbers[shared] for shared in analysis.updates} - agreement.streams
+        agreement = agreement_of(world)
+        self.updated = sources(world, function, analysis)
         self.used, self.read = uses(world, function, analysis)
         for number in self.read:
             agreement.readers.setdefault(number, weakref.WeakSet()).add(self)
@@ -134,6 +134,8 @@ class Watch:
     def observe(self, call: Command, finish: Finish) -> tuple[Command, Finish]:
         """Return what to submit in place of a call: the same, or one that also returns samples."""
         self.calls += 1
+        if self.calls == 1:
+            agreement_of(self._world).updated_from(self.updated)
         numbers = self._to_compare()
         if self.calls >= PATIENCE:
             self._function.watch = None  # until something wakes it
@@ -202,7 +204,7 @@ class Watch:
             issue()
 
     def _advice(self, number):
-        by_calls = number in agreement_of(self._world).updaters
+        by_calls = agreement_of(self._world).differs_by_calls(number)
         return _UPDATED if by_calls else _CHANGED_BY_THEANO
 
     def _is_settled(self, number):
