@@ -12,7 +12,6 @@ import signal
 import threading
 from typing import Any, Callable, Iterator, TypeVar
 
-
 from synkhronos._errors import (
     IN_PROGRAM,
     REMEDY,
