@@ -353,7 +353,7 @@ class Rank(Collectives):
         return [int(number) for number in self._clocks]
 
     def wait_for_clocks(self, least: int) -> None:
-        """Wait until no rank's clock is below a number. Ranks that have ended their programs do not count.
+        """Wait until no rank's clock is below a number; ranks that have ended do not count.
 
         Parameters
         ----------
@@ -363,7 +363,8 @@ class Rank(Collectives):
         self._enter()
         if least > self.clock:
             raise ValueError(
-                f"rank.wait_for_clocks: expected at most this rank's own clock, {self.clock}, got {least}"
+                f"rank.wait_for_clocks: expected at most this rank's own clock, {self.clock}, got "
+                f"{least}"
             )
         if self._clocks.min() >= least:
             return

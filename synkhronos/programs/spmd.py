@@ -85,6 +85,7 @@ class Program(Command):
                 ended = True
         finally:
             world.in_program, here.restarts = False, 0
+            here.store.commons.release_locks()  # after an interrupt
         outcome = result, rank._reports.own, ended
         if here.is_master:
             return outcome
