@@ -18,10 +18,8 @@ FEATURES = np.random.RandomState(0).normal(size=(300, 2))
 TARGETS = FEATURES @ [2.0, -1.0] + 0.5
 START = [np.array([0.3, -0.2]), np.array(0.1)]
 # The minibatches of each rank; their lengths differ.
-ROWS = [
-    [np.random.RandomState(100 * rank + step).permutation(100)[: 4 + rank] + 100 * rank for step in range(STEPS)]
-    for rank in range(RANKS)
-]  # fmt: skip
+ROWS = [[np.random.RandomState(STEPS * rank + step).choice(100, 4 + rank, False) + 100 * rank
+         for step in range(STEPS)] for rank in range(RANKS)]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
