@@ -73,11 +73,11 @@ PLACES = {
         f"{LOCAL}:LocalTransport.close",
         "multiprocessing.process:BaseProcess.join",
         "synkhronos.stores.memory:SharedMemory.trim_others",
-        "synkhronos.world.world:World._copy_out_of_store",
+        "synkhronos.world.here:Here.copy_out_of_store",
     ],
     "restart": [
         f"{LOCAL}:LocalTransport.kill",
-        "synkhronos.world.world:World._copy_out_of_store",
+        "synkhronos.world.here:Here.copy_out_of_store",
         "synkhronos.world.world:World._connect",
         f"{LOCAL}:LocalTransport._fork_worker",
         "synkhronos.functions.replicate:Replicate.run",
