@@ -266,7 +266,7 @@ class Injector:
         return replies
 
     def barrier(self, original, transport):
-        self.at("barrier", self.barriers)
+        self.at("barrier", self.barriers % 2 if self.scenario.of_program else self.barriers)
         self.barriers += 1
         original(transport)
 

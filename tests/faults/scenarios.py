@@ -294,5 +294,5 @@ def _in_program(seed, draw):
         on_death=on_death,
         meets=on_death == "raise" and (seam == "barrier" or draw.random() < 0.4),
         again=bool(again),
-        round=0 if seam in ("directory", "started", "reply") else draw.randrange(3),
+        round=0 if seam in ("directory", "started", "reply", "fork") else draw.randrange(3),
     )
