@@ -273,12 +273,12 @@ def test_a_script_trains_reports_and_draws(run_demo, tmp_path, script):
         assert "BLAS threads per process" in done.stdout
 
 
-ELASTIC = ["--data", "sklearn", "--model", "mlp", "--epochs", "2", "--batch-size", "300"]
+RESTART = ["--data", "sklearn", "--model", "mlp", "--epochs", "2", "--batch-size", "300"]
 
 
 def test_a_worker_lost_half_way_changes_nothing(run_demo, tmp_path):
-    arguments = [*ELASTIC, "--processes", "2", "--save-every", "3", "--plot", "curve.png"]
-    done = run_demo(DEMO / "train_mnist_elastic.py", *arguments, timeout=300)
+    arguments = [*RESTART, "--processes", "2", "--save-every", "3", "--plot", "curve.png"]
+    done = run_demo(DEMO / "train_mnist_restart.py", *arguments, timeout=300)
     for line in (
         "     5  Killing synkhronos-1, process ",
         "        WorldBrokenError: a worker died: rank 1 (killed by SIGKILL)",
@@ -290,16 +290,16 @@ def test_a_worker_lost_half_way_changes_nothing(run_demo, tmp_path):
 
 
 def test_a_run_goes_on_with_fewer_processes(run_demo):
-    arguments = [*ELASTIC, "--processes", "2", "--go-on-with", "1", "--no-compare"]
-    done = run_demo(DEMO / "train_mnist_elastic.py", *arguments, timeout=300)
+    arguments = [*RESTART, "--processes", "2", "--go-on-with", "1", "--no-compare"]
+    done = run_demo(DEMO / "train_mnist_restart.py", *arguments, timeout=300)
     assert "Started again with 1 process(es), from the checkpoint of step 0" in done.stdout
     accuracy = re.search(r"Test:   accuracy ([0-9.]+)%", done.stdout)[1]
     assert float(accuracy) > 60
 
 
 def test_a_run_that_was_killed_is_resumed_and_ends_the_same(run_python, run_demo):
-    arguments = [*ELASTIC, "--processes", "2", "--save-every", "3", "--checkpoint", "kept.npz"]
-    script = DEMO / "train_mnist_elastic.py"
+    arguments = [*RESTART, "--processes", "2", "--save-every", "3", "--checkpoint", "kept.npz"]
+    script = DEMO / "train_mnist_restart.py"
     # The checkpoints are saved at the start, at steps 0 and 3, at step 3 again after the worker was
     # lost at step 5, and at step 6.
     killed = run_python("killed_while_saving.py", script, *arguments, timeout=300, check=False)
