@@ -157,6 +157,26 @@ def test_a_message_that_cannot_be_written_or_read_leaves_the_box_as_it_was(ranks
     assert second.receive() == (0, 1) and second.receive() is None
 
 
+def test_a_message_that_is_freed_while_a_sender_looks_for_dead_receivers_is_not_received_again(
+    ranks, monkeypatch
+):
+    first, second, _ = ranks
+    first.send(1, 7)
+    box = second._box(1)
+    slot, *_ = box.take(0)
+    kind = type(box._locks[slot])
+    is_free = kind.is_free
+
+    def free_first(lock):
+        monkeypatch.setattr(kind, "is_free", is_free)
+        box.free(slot)
+        return lock.is_free()
+
+    monkeypatch.setattr(kind, "is_free", free_first)
+    assert first.send(1, 8)
+    assert second.receive() == (0, 8) and second.receive() is None
+
+
 # Waiting
 
 

@@ -155,7 +155,8 @@ class Mailbox:
         for slot in range(SLOTS):
             state = self._slots[slot, _STATE]
             if state in (_WRITING, _READING) and self._locks[slot].is_free():
-                self._slots[slot, _STATE] = _FREE if state == _WRITING else _READY
+                if self._slots[slot, _STATE] == state:  # else it was freed after the first look
+                    self._slots[slot, _STATE] = _FREE if state == _WRITING else _READY
 
     def _places(self, slot, parts) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yield the parts in pieces, each with its place in a chunk."""
