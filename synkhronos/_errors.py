@@ -7,11 +7,12 @@ problems with the processes, and results that differ between ranks.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import sys
 import warnings
 from traceback import StackSummary, walk_tb
-from typing import Sequence
+from typing import Callable, Sequence
 
 #: What is possible in a broken world
 REMEDY = "only restart() and close() can be called"
@@ -126,10 +127,23 @@ class SynkhronosWarning(UserWarning):
 
 def warn(message: str) -> None:
     """Issue a `SynkhronosWarning` for the line of the script that called this package."""
-    frame, level = sys._getframe(1), 2
+    prepare_warning(message)()
+
+
+def prepare_warning(message: str) -> Callable[[], None]:
+    """Return a function that issues a `SynkhronosWarning` for the present line of the script."""
+    frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_INNER):
-        frame, level = frame.f_back, level + 1
-    warnings.warn(message, SynkhronosWarning, stacklevel=level)
+        frame = frame.f_back
+    return functools.partial(
+        warnings.warn_explicit,
+        message,
+        SynkhronosWarning,
+        frame.f_code.co_filename,
+        frame.f_lineno,
+        frame.f_globals.get("__name__"),
+        frame.f_globals.setdefault("__warningregistry__", {}),
+    )
 
 
 # Of this package, and of ``with synk.fuse()``.

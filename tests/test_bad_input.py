@@ -204,6 +204,7 @@ PUBLIC_CALLS = {
     "reseed": lambda e: synk.reseed(None),
     "restart": lambda e: synk.restart(),
     "save": lambda e: synk.save("nowhere.npz"),
+    "spmd": lambda e: synk.spmd(print),
     "scatter": lambda e: synk.scatter(e.w, W),
     "size": lambda e: synk.size(),
     "set_shmems": lambda e: synk.set_shmems({e.x: X}),

@@ -6,7 +6,7 @@ import signal
 
 import numpy as np
 import pytest
-from checks.children import as_rank, begin, die, end, kill
+from checks.children import as_rank, begin, die, end, kill, wait_until
 
 from synkhronos.engines.naive import NaiveEngine, Shared
 from synkhronos.programs import layout
@@ -280,8 +280,7 @@ def test_what_four_ranks_push_at_once_adds_up_exactly(store, killed):
              for k in (1, 2, 3, 4)}  # fmt: skip
     try:
         for rank in range(1, killed + 1):
-            while done[rank] < 17 * rank:
-                stripes_of(center.value())
+            wait_until(lambda rank=rank: stripes_of(center.value()).size and done[rank] >= 17 * rank)
             kill(ranks.pop(rank))
         assert [end(pid) for pid in ranks.values()] == [0] * len(ranks)
     finally:

@@ -68,7 +68,7 @@ def test_examples_print_what_is_shown(programs, tmp_path, page):
         )
     )
     home = {"KERAS_HOME": str(tmp_path)}  # where Keras writes a file
-    left = programs.run_script(script, timeout=300, cwd=tmp_path, environment=home).stdout
+    left = programs.run_script(script, timeout=600, cwd=tmp_path, environment=home).stdout
     for number, (_, expected, line) in enumerate(blocks):
         printed, left = left.split(MARK.format(number) + "\n", 1)
         assert printed == expected, f"{page}, line {line}"

@@ -79,6 +79,19 @@ def test_every_source_is_a_page(built):
     assert sources and not missing
 
 
+def test_no_two_pages_have_one_title(built):
+    """The results of a search are told apart by their titles."""
+    titles = [re.search("<title>(.*?)</title>", path.read_text())[1] for path in built.rglob("*.html")]
+    assert len(titles) > 20
+    assert len(set(titles)) == len(titles)
+
+
+def test_whole_scripts_are_highlighted(built):
+    tutorial = (built / "tutorial.html").read_text()
+    scripts = re.findall(r'class="literal-block-wrapper.*?class="highlight-(\w+)', tutorial, re.DOTALL)
+    assert scripts == ["python", "python"]
+
+
 def test_pages_load_nothing_from_elsewhere(pages):
     for path, page in pages.items():
         assert page.loaded, path

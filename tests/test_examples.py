@@ -12,7 +12,7 @@ WITH_EXAMPLES = [
     "Function.__call__", "Function.check", "In", "all_gather", "all_reduce", "broadcast", "data",
     "distribute", "fork", "function", "fuse", "gather", "get_lengths", "get_shapes", "get_value",
     "in_sync", "make_slices", "profile", "reduce", "reseed", "restart", "save", "scatter",
-    "set_shmems", "set_value", "synkhronos",
+    "set_shmems", "set_value", "spmd", "synkhronos",
 ]  # fmt: skip
 
 

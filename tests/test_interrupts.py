@@ -76,7 +76,7 @@ PLACES = {
         "synkhronos.world.here:Here.copy_out_of_store",
     ],
     "restart": [
-        f"{LOCAL}:LocalTransport.kill",
+        "synkhronos.transports.children:Children.kill",
         "synkhronos.world.here:Here.copy_out_of_store",
         "synkhronos.world.world:World._connect",
         f"{LOCAL}:LocalTransport._fork_worker",

@@ -26,6 +26,7 @@ from processes import FOLDER, ROOT, own_process
 import synkhronos as synk
 from synkhronos.host import compile_cache, machine
 from synkhronos.stores import memory as shm
+from synkhronos.transports import limits
 from synkhronos.world.here import Command
 from synkhronos.world.world import current_world
 
@@ -133,6 +134,23 @@ def test_the_compile_cache_is_where_the_users_settings_say(tmp_path):
 
 
 # Resource limits
+
+
+@own_process
+def test_more_processes_than_the_machine_can_have_are_refused_before_any_starts():
+    resource.setrlimit(resource.RLIMIT_NOFILE, (512, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    error = error_of(lambda: synk.fork(9999, use_gpu=False), 5)
+    check_error(error, "fork(): 9999 processes are more than", "2 file descriptors", "ulimit -n")
+    limits._most_by_files = lambda: 1 << 40
+    reasons = "16 MB of shared memory", "processes and threads are limited"
+    for name, reason in zip(("_most_by_processes", "most_ranks"), reasons):
+        computed = getattr(limits, name)
+        setattr(limits, name, lambda: 1 << 40)
+        error = error_of(lambda: synk.fork(1 << 30, use_gpu=False), 5)
+        check_error(error, f"fork(): {1 << 30} processes are more than", reason, "one for each core")
+        setattr(limits, name, computed)
+    assert not synk.is_forked()
+    open_world().check_usable()
 
 
 @own_process

@@ -54,6 +54,28 @@ def test_run_makes_a_script_work_that_imports_theano_first(script):
     assert answer.stdout == "1.0.5\n", answer.stderr
 
 
+SLOW = """
+import io, sys, time
+import theano, theano.tensor as tt
+
+class Slow(theano.gof.Optimizer):
+    def optimize(self, graph):
+        limit = time.monotonic() + 20
+        while not sys.stderr.getvalue() and time.monotonic() < limit:
+            time.sleep(0.05)
+
+sys.stderr = io.StringIO()
+x = tt.dvector("x")
+f = theano.function([x], x.sum(), mode=theano.Mode("py", Slow()), name="slow")
+print(f([1, 2]), sys.stderr.getvalue())
+"""
+
+
+def test_run_shows_that_a_theano_function_of_the_script_compiles(script):
+    answer = command("run", script(SLOW), SYNKHRONOS_PROGRESS="1")
+    assert answer.stdout.startswith("3.0 synkhronos: compiling theano.function 1 (slow); "), answer
+
+
 def test_run_gives_the_script_what_python_would(script, tmp_path):
     path = script("import sys\nprint(__name__, sys.argv, sys.path[0], 'theano' in sys.modules)\n")
     answer = command("run", path, "--help", "-x", "a b")

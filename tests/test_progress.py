@@ -94,6 +94,16 @@ def test_work_that_ends_soon_shows_nothing(stream, monkeypatch):
     assert file.getvalue() == ""
 
 
+def test_work_inside_of_work_that_is_shown_is_not_shown(stream):
+    file = stream(io.StringIO)
+    with progress.Progress().show("outer"):
+        wait_for(file.getvalue)
+        before = threading.active_count()
+        with progress.Progress().show("inner"):
+            assert threading.active_count() == before
+    assert file.getvalue() == "synkhronos: outer\n"
+
+
 def test_it_can_be_switched_off(stream, monkeypatch):
     monkeypatch.setenv(progress.VARIABLE, "0")
     file = stream(io.StringIO)

@@ -276,6 +276,33 @@ def test_ranks_at_different_collectives_are_told_so(ready):
         synk.spmd(program)
 
 
+def test_ranks_exchange_values_at_the_same_point(ready):
+    def program(rank):
+        return rank.may_meet, rank.exchange({"rank": rank.rank}), rank.exchange(2.5)
+
+    given = [{"rank": number} for number in range(RANKS)]
+    assert synk.spmd(program) == [(True, given, [2.5] * RANKS)] * RANKS
+
+
+def test_ranks_read_the_clocks_of_all_and_wait_for_the_slowest(ready):
+    def program(rank):
+        ahead = []
+        for step in range(1, 30):
+            rank.clock = step
+            rank.wait_for_clocks(step - 2)
+            ahead.append(step - min(rank.clocks))
+            if rank.rank == 1:
+                time.sleep(0.003)
+        if rank.rank:
+            rank.clock = 40
+            rank.wait_for_clocks(40)  # rank 0 does not count, once it has ended
+        return max(ahead)
+
+    assert max(synk.spmd(program)) == 2
+    with pytest.raises((ValueError, synk.WorkerError), match="at most this rank's own clock, 0, got 1"):
+        synk.spmd(lambda rank: rank.wait_for_clocks(1))
+
+
 def test_nobody_waits_for_a_rank_that_has_ended(ready):
     def program(rank):
         rank.barrier()
@@ -732,5 +759,16 @@ def test_a_wait_inside_is_limited_but_not_the_program(world_of):
     with pytest.raises(synk.WorkerError, match=r"waited longer than fork\(timeout=0.4\).*rank 0"):
         synk.spmd(program, 0)
     assert synk.spmd(program, None) == [0, 1]
+
+    def wait_each_time(rank, seconds):
+        for step in range(1, 8):
+            time.sleep(seconds * rank.rank)
+            rank.clock = step
+            rank.wait_for_clocks(step)
+        return rank.clocks
+
+    assert synk.spmd(wait_each_time, 0.1) == [[7, 7]] * 2  # no single wait is too long
+    with pytest.raises(SynkhronosError, match=r"rank 0 waited longer than fork\(timeout=0.4\)"):
+        synk.spmd(wait_each_time, 0.8)
     with pytest.raises(synk.WorldBrokenError, match="timeout=0.4"):
         synk.spmd(program, 1)

@@ -1,5 +1,6 @@
 """Warnings about results that are probably not those of one process; and where there are none."""
 
+import sys
 import warnings
 
 import numpy as np
@@ -10,7 +11,10 @@ from oracle import assert_same
 from theano.sandbox.rng_mrg import MRG_RandomStreams
 
 import synkhronos as synk
+from synkhronos.extensions import updates
+from synkhronos.extensions.train import make_train_function
 from synkhronos.functions.watch import PATIENCE
+from synkhronos.world.launch import _close_at_exit
 
 pytestmark = pytest.mark.usefixtures("in_python")
 ROWS, TARGETS = np.arange(12.0).reshape(6, 2), np.array([1.0, 0, 1, 1, 0, 1])
@@ -180,6 +184,33 @@ def test_a_short_script_is_warned_at_its_end(world, noticed):
     synk.close()
     [text] = noticed()
     assert "uses w, whose replicas differ" in text
+
+
+def test_a_warning_at_the_end_names_the_line_of_the_call(world):
+    step = naive_step(weights())
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", synk.SynkhronosWarning)
+        for _ in range(3):
+            step(ROWS, TARGETS)
+            called = sys._getframe().f_lineno - 1
+        _close_at_exit()
+    [one] = caught
+    assert (one.filename, one.lineno) == (__file__, called)
+
+
+def test_updates_of_a_function_that_was_left_to_theano_are_called_so(world, noticed):
+    w = weights()
+    loss = loss_of(w)
+    step = make_train_function(loss, [w], x, y, updates.sgd, learning_rate=0.001)
+    evaluate = synk.function([x, y], loss, name="evaluate")
+    step(ROWS, TARGETS)
+    theano.function([x, y], updates=[(w, w - 0.1 * tt.grad(loss, w))])(ROWS, TARGETS)
+    evaluate(ROWS, TARGETS)
+    synk.close()
+    [text] = noticed()
+    assert "evaluate" in text and " w, whose replicas differ" in text
+    assert "theano.function() with updates" in text and "parallel_function()" in text
+    assert "its own rows" not in text
 
 
 def test_collectives_between_the_calls_are_enough(world, noticed):

@@ -5,6 +5,8 @@
 ``train``
     Training steps, built from a loss, its parameters and any update rule, or from the arguments of a
     script's own ``theano.function``.
+``rules``
+    Training rules for ranks that train at their own pace, and the loop for them.
 ``keras``
     Models of Keras 2.3.1 on all ranks.
 
@@ -16,10 +18,11 @@ is needed only for ``keras``. ``train`` uses the folder ``steps``, and ``keras``
 import importlib as _importlib
 import typing as _typing
 
-_MODULES = ("keras", "train", "updates")
+_MODULES = ("keras", "rules", "train", "updates")
 
 if _typing.TYPE_CHECKING:
     from synkhronos.extensions import keras as keras
+    from synkhronos.extensions import rules as rules
     from synkhronos.extensions import train as train
     from synkhronos.extensions import updates as updates
 else:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from typing import Iterable, Sequence
+from typing import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -40,9 +40,12 @@ class Agreement:
     streams, sliceable : set of int
         States of random streams, and variables that a function slices. They are meant to differ.
     suspected : dict
-        What to say about variables that differed, unless a collective combines them.
+        What issues the warning about variables that differed, unless a collective combines them.
     reported : set of int
         Variables for which a warning was issued.
+    sources : dict
+        What functions that were called have computed new values of a variable from, by its number: pairs
+        of whether from rows, and the numbers of variables.
     readers, updaters : dict
         The watches of the functions that read or update a variable, by its number.
     """
@@ -55,8 +58,9 @@ class Agreement:
         self.set_on_master: set[int] = set()
         self.streams: set[int] = set()
         self.sliceable: set[int] = set()
-        self.suspected: dict[int, str] = {}
+        self.suspected: dict[int, Callable[[], None]] = {}
         self.reported: set[int] = set()
+        self.sources: dict[int, list[tuple[bool, set[int]]]] = {}
         self.readers: dict[int, weakref.WeakSet] = {}
         self.updaters: dict[int, weakref.WeakSet] = {}
         self._harmless: dict[int, int] = {}
@@ -82,6 +86,23 @@ class Agreement:
             world.here.engine.notice_writes(shared, None)
 
     # What calls report
+
+    def updated_from(self, sources: Mapping[int, tuple[bool, set[int]]]) -> None:
+        """Record what a function computes new values from, by the number of the updated variable."""
+        for number, source in sources.items():
+            self.sources.setdefault(number, []).append(source)
+
+    def differs_by_calls(self, number: int, seen: frozenset[int] = frozenset()) -> bool:
+        """Whether functions that were called can have made the replicas of a variable differ."""
+        seen |= {number}
+        return any(
+            from_rows
+            or any(one in self.different or self._differs(one, seen) for one in shareds - seen)
+            for from_rows, shareds in self.sources.get(number, ())
+        )
+
+    def _differs(self, number, seen):
+        return number not in self.combined and self.differs_by_calls(number, seen)
 
     def equalized(self, numbers: Sequence[int]) -> None:
         """Record that a collective has made the replicas equal."""

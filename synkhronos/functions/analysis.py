@@ -43,3 +43,20 @@ def uses(world: World, function: Any, analysis: Analysis) -> tuple[set[int], set
     return {numbers[one] for one in tensors if one in used} - streams, {
         numbers[one] for one in tensors
     } - streams
+
+
+def sources(world: World, function: Any, analysis: Analysis) -> dict[int, tuple[bool, set[int]]]:
+    """Return what new values are computed from, by the number of the updated variable.
+
+    That is whether they depend on the rows of a rank, and the numbers of shared variables.
+    """
+    numbers, streams, inputs = world.registry.numbers, agreement_of(world).streams, function.inputs
+
+    def is_split(position):
+        return position >= len(inputs) or inputs[position].axis is not None
+
+    return {
+        numbers[shared]: (any(map(is_split, new.arguments)), {numbers[one] for one in new.shareds})
+        for shared, new in analysis.updates.items()
+        if numbers[shared] not in streams
+    }

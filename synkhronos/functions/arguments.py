@@ -202,11 +202,8 @@ def check_slicing(here: Here, function: Any, replica: Replica) -> None:
     sliced = replica.sliceable or replica.lengths is not None
     if not sliced and not any(one.axis is not None for one in function.inputs):
         raise ValueError(f"{function!r}: num_slices was given, but no input can be sliced")
-    for shared in function.not_accumulated:
-        raise TypeError(
-            f"{function!r}: num_slices: the update of {shared} cannot accumulate over slices, as it "
-            f"is not a tensor"
-        )
+    for reason in function.not_accumulated:
+        raise TypeError(f"{function!r}: num_slices: {reason}")
     for number, op in replica.updates:
         shared = here.shareds[number]
         if op in OPERATIONS:

@@ -19,7 +19,7 @@ from synkhronos.functions.agreement import (
     labels,
     ranks_that_differ,
 )
-from synkhronos.functions.analysis import uses
+from synkhronos.functions.analysis import sources, uses
 from synkhronos.world.here import Command, Here
 from synkhronos.world.world import World
 
@@ -40,22 +40,10 @@ class Audit:
     """Checks every call of one function; it takes the place of a `Watch`."""
 
     def __init__(self, world: World, function: Any, analysis: Analysis) -> None:
-        agreement, numbers = agreement_of(world), world.registry.numbers
         self._world = world
         self._name = repr(function)
         self._used, _ = uses(world, function, analysis)
-        self._updates = {
-            numbers[shared]: (
-                any(self._is_split(function, position) for position in new.arguments),
-                {numbers[one] for one in new.shareds},
-            )
-            for shared, new in analysis.updates.items()
-            if numbers[shared] not in agreement.streams
-        }
-
-    @staticmethod
-    def _is_split(function, position):
-        return position >= len(function.inputs) or function.inputs[position].axis is not None
+        self._updates = sources(world, function, analysis)
 
     def observe(self, call: Command, finish: Finish) -> tuple[Command, Finish]:
         """Return what to submit in place of a call: one that also returns digests."""

@@ -45,7 +45,10 @@ def _accumulated(
         if shared in streams:
             continue
         if not engine.is_tensor(shared):
-            not_accumulated.append(shared)
+            not_accumulated.append(
+                f"the update of {shared} cannot accumulate over slices, as it is not a tensor but "
+                f"{shared.type}"
+            )
         else:
             is_mean = OPERATIONS["avg"].is_defined_for(engine.type_of(shared).dtype)
             op = ops.get(shared, "avg" if is_mean else None)

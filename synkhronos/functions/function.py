@@ -34,7 +34,7 @@ class Function:
     """
 
     _world: World | None = None  # in a copy
-    _specification: Specification | None = None  # in a copy
+    _specification: Specification | None = None
     _last: Any = None  # the command of the last call, if it had inputs only, all of them `Data`
     watch: Any = None  # what observes the next call; `watcher`, while there is something to observe
     watcher: Any = None
@@ -47,7 +47,7 @@ class Function:
         inputs: list[Input],
         sliceable: list[SharedVariable],
         update_modes: list[str | None],
-        not_accumulated: list[SharedVariable],
+        not_accumulated: list[str],
         form: list[str] | bool,
     ) -> None:
         self._world = world
@@ -65,7 +65,9 @@ class Function:
     @property
     def specification(self) -> Specification:
         """What is needed to call the replica of a rank; also in a copy."""
-        return self._specification or specify(self)
+        if self._specification is None:
+            self._specification = specify(self)
+        return self._specification
 
     @staticmethod
     def copy_of(name: str | None, specification: Specification) -> Function:

@@ -19,7 +19,7 @@ class Specification(NamedTuple):
     inputs : list of Input
         With texts in place of the variables.
     not_accumulated : list of str
-        Shared variables whose updates cannot accumulate over slices.
+        For each update that cannot accumulate over slices, a sentence that says why.
     form : list of str or bool
         The form of the result.
     """
@@ -37,6 +37,6 @@ def specify(function: Any) -> Specification:
         function._world.registry.token,
         function.replica.number,
         [one._replace(variable=str(one.variable)) for one in function.inputs],
-        [str(shared) for shared in function.not_accumulated],
+        function.not_accumulated,
         function.form,
     )

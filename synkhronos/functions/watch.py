@@ -21,12 +21,12 @@ from typing import Any, Sequence
 
 import numpy as np
 
-from synkhronos._errors import warn
+from synkhronos._errors import prepare_warning, warn
 from synkhronos._typing import Finish
 from synkhronos.arithmetic.comparison import difference, rounding
 from synkhronos.engines.base import PARTLY_SUM, ROWS, SUM, Analysis
 from synkhronos.functions.agreement import Sampled, agreement_of, labels
-from synkhronos.functions.analysis import analyze, uses
+from synkhronos.functions.analysis import analyze, sources, uses
 from synkhronos.functions.audit import Audit
 from synkhronos.functions.signature import Output
 from synkhronos.world.here import Command
@@ -114,8 +114,8 @@ class Watch:
         self._world, self._reference = world, weakref.ref(function)
         self._names = dict(unknown)
         self._row_counts: dict[int, set[int]] = {index: set() for index, _ in unknown}
-        agreement, numbers = agreement_of(world), world.registry.numbers
-        self.updated = {numbers[shared] for shared in analysis.updates} - agreement.streams
+        agreement = agreement_of(world)
+        self.updated = sources(world, function, analysis)
         self.used, self.read = uses(world, function, analysis)
         for number in self.read:
             agreement.readers.setdefault(number, weakref.WeakSet()).add(self)
@@ -134,6 +134,8 @@ class Watch:
     def observe(self, call: Command, finish: Finish) -> tuple[Command, Finish]:
         """Return what to submit in place of a call: the same, or one that also returns samples."""
         self.calls += 1
+        if self.calls == 1:
+            agreement_of(self._world).updated_from(self.updated)
         numbers = self._to_compare()
         if self.calls >= PATIENCE:
             self._function.watch = None  # until something wakes it
@@ -186,14 +188,24 @@ class Watch:
             agreement.set_on_master.difference_update(set_alone)
             agreement.reported.update(set_alone)
             warn(self._text(set_alone) + _SET_ALONE)
-        if updated:
-            text = self._text(updated) + _UPDATED
-            agreement.suspected.update(dict.fromkeys(updated, text))
-            if any(self._is_settled(number) for number in updated):
-                for number in updated:
-                    del agreement.suspected[number]
-                agreement.reported.update(updated)
-                warn(text)
+        for advice in (_UPDATED, _CHANGED_BY_THEANO):
+            found = {one: updated[one] for one in updated if self._advice(one) is advice}
+            if found:
+                self._suspect(found, prepare_warning(self._text(found) + advice))
+
+    def _suspect(self, numbers, issue):
+        """Issue a warning of variables that differ, or leave it for later."""
+        agreement = agreement_of(self._world)
+        agreement.suspected.update(dict.fromkeys(numbers, issue))
+        if any(self._is_settled(number) for number in numbers):
+            for number in numbers:
+                del agreement.suspected[number]
+            agreement.reported.update(numbers)
+            issue()
+
+    def _advice(self, number):
+        by_calls = agreement_of(self._world).differs_by_calls(number)
+        return _UPDATED if by_calls else _CHANGED_BY_THEANO
 
     def _is_settled(self, number):
         """Whether this function, or one that updates a variable, has been called often enough."""
@@ -239,6 +251,11 @@ _UPDATED = (
     "train on the whole minibatch, build the step with "
     "synkhronos.extensions.train.make_train_function(); or call synk.all_reduce(variable) after each "
     "call"
+)
+_CHANGED_BY_THEANO = (
+    "Only the replica of the master was changed, as by a plain theano.function() with updates; build "
+    "that function with synkhronos.extensions.train.parallel_function(), or call "
+    "synk.broadcast(variable) after it"
 )
 
 

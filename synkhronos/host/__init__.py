@@ -7,7 +7,8 @@ synkhronos run``.
 has room to compile, and ``ownership`` who else can change its code. ``libraries`` finds NVIDIA's
 libraries, and ``library_links`` creates links with the names that libgpuarray expects. ``doctor`` and
 ``doctor_gpus`` report what is missing, using the subprocesses of ``probe``.
-``progress`` shows what takes long, and ``log`` writes the log.
+``progress`` shows what takes long, ``theano_progress`` that a script's own ``theano.function`` compiles,
+and ``log`` writes the log.
 
 May import: nothing.
 """

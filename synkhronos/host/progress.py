@@ -20,13 +20,14 @@ DELAY = 1.5  # seconds before anything is written
 PAUSE = 60.0  # seconds between two lines, if stderr is not a terminal
 _INTERVAL = 0.2  # seconds between two updates on a terminal
 _SPINNER = "|/-\\"
+_THREAD = "synkhronos-progress"
 
 
 class Progress:
     """Shows work that takes long. An object remembers when it last wrote a line.
 
     A thread writes, as Theano compiles in the calling one. It has ended when the block ends, so no
-    thread is left to be lost in a fork.
+    thread is left to be lost in a fork. Work inside work that is being shown is not shown.
     """
 
     def __init__(self) -> None:
@@ -43,11 +44,12 @@ class Progress:
         remark : str, optional
             A remark that follows in a line, if stderr is not a terminal.
         """
-        if os.environ.get(VARIABLE) == "0" or sys.stderr is None:
+        if os.environ.get(VARIABLE) == "0" or sys.stderr is None or _is_shown():
             yield
             return
         done = threading.Event()
-        thread = threading.Thread(target=self._write, args=(work, remark, done), daemon=True)
+        arguments = work, remark, done
+        thread = threading.Thread(target=self._write, args=arguments, name=_THREAD, daemon=True)
         try:
             thread.start()
             yield
@@ -69,7 +71,12 @@ class Progress:
                 stream.write(f"synkhronos: {work}{remark and '; '}{remark}\n")
                 stream.flush()
         except (OSError, ValueError):  # stderr is closed; the work goes on
-            return
+            pass
+        done.wait()  # the thread tells work inside this work that it is shown
+
+
+def _is_shown():
+    return any(thread.name == _THREAD for thread in threading.enumerate())
 
 
 def is_terminal(stream: object) -> bool:

@@ -94,12 +94,10 @@ class DeferredSignal:
         """Log, once, that a signal has been deferred."""
         if self._received == 1 and not self._announced:
             self._announced = True
-            first = "the processes finish their command first"
-            _log.warning(
-                "%s: %s; a second one ends them at once",
-                signal.Signals(self._number).name,
-                first if self.on_first is None else "all ranks are asked to stop",
-            )
+            message = "%s: the processes finish their command first; a second one ends them at once"
+            if self.on_first is not None:
+                message = "%s: all ranks are asked to stop; a second one ends them at once"
+            _log.warning(message, signal.Signals(self._number).name)
 
 
 #: An exception here would leave the block half entered or half exited; a second signal is deferred, too.

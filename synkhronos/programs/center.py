@@ -177,10 +177,10 @@ class Center:
             for variable, items, places, flat in pieces:
                 own, former = arrays[variable][items], base[dtype][flat]
                 change = self._scratch[dtype][: own.size]
-                np.subtract(own, former, out=change, dtype=change.dtype)
+                _subtract(own, former, change)
                 if scale != 1:
-                    np.multiply(change, factors[dtype], out=change)
-                np.add(center[places], change, out=new[places], casting="same_kind")
+                    np.multiply(change, factors[dtype], change)
+                np.add(center[places], change, new[places])
                 np.copyto(former, own)
 
         self._stripes.change(work)
@@ -224,10 +224,11 @@ class Center:
             for variable, items, places, _ in pieces:
                 own = arrays[variable][items]
                 change = self._scratch[dtype][: own.size]
-                np.subtract(own, center[places], out=change, dtype=change.dtype)
-                np.multiply(change, factor, out=change)
-                np.add(center[places], change, out=new[places], casting="same_kind")
-                np.subtract(own, change, out=own, casting="same_kind")
+                former = center[places]
+                _subtract(own, former, change)
+                np.multiply(change, factor, change)
+                np.subtract(own, change, own)
+                np.add(former, change, new[places])
 
         try:
             self._stripes.change(work)
@@ -321,6 +322,14 @@ class Center:
 
 def _wide(dtype):
     return np.promote_types(dtype, np.float32) if dtype.kind == "f" else dtype
+
+
+def _subtract(one, other, out):
+    """``out = one - other``, where the result may be wider than the operands."""
+    if out.dtype == one.dtype:
+        np.subtract(one, other, out)
+    else:
+        np.subtract(one, other, out, dtype=out.dtype)
 
 
 def _items(memory, dtype):

@@ -62,6 +62,22 @@ class Collectives:
 
     # Collectives
 
+    @property
+    def may_meet(self) -> bool:
+        """Whether the program may use collectives: not with ``on_death="continue"``."""
+        return self._may_meet
+
+    def exchange(self, value: Any) -> list[Any]:
+        """Return what each rank gave, by rank, on all of them.
+
+        Parameters
+        ----------
+        value : object
+            What this rank gives, such as a few numbers. It is pickled.
+        """
+        self._enter_meeting()
+        return self._meet("exchange", own=value)
+
     def barrier(self) -> None:
         """Wait until every rank has called this method."""
         self._enter_meeting()

@@ -14,7 +14,7 @@ from typing import NamedTuple, Sequence
 import numpy as np
 
 _STRIPE_BYTES = 1 << 20
-_PIECE_BYTES = 1 << 19
+_PIECE_BYTES = 1 << 18
 _ALIGNMENT = 64
 
 

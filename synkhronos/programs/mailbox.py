@@ -24,6 +24,7 @@ BOX_BYTES = 1 << 30
 
 _CHUNK_BYTES = 1 << 20
 _FREE, _WRITING, _READY, _READING = range(4)
+_AFTER_DEATH = {_WRITING: _FREE, _READING: _READY}
 _STATE, _SOURCE, _TAG, _SEQUENCE, _HEAD, _NBYTES = range(6)  # words of a slot
 _PATIENCE = 0.1  # seconds to wait for the lock of the box, which is held for microseconds
 _NAP = 5e-5
@@ -152,11 +153,15 @@ class Mailbox:
 
     def _recover(self):
         """Find the slots of ranks that died."""
-        for slot in range(SLOTS):
-            state = self._slots[slot, _STATE]
-            if state in (_WRITING, _READING) and self._locks[slot].is_free():
-                if self._slots[slot, _STATE] == state:  # else it was freed after the first look
-                    self._slots[slot, _STATE] = _FREE if state == _WRITING else _READY
+        slots = self._slots
+        for slot, lock in enumerate(self._locks):
+            if slots[slot, _STATE] not in _AFTER_DEATH or not lock.try_acquire():
+                continue
+            try:
+                state = slots[slot, _STATE]  # again: a rank that lives may have ended its copy since
+                slots[slot, _STATE] = _AFTER_DEATH.get(state, state)
+            finally:
+                lock.release()
 
     def _places(self, slot, parts) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yield the parts in pieces, each with its place in a chunk."""

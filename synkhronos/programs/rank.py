@@ -52,6 +52,7 @@ class Rank(Collectives):
     ) -> None:
         super().__init__(here, may_meet)
         commons = here.store.commons
+        self._clocks = commons.array("clocks", (here.size,), "int64")
         self._began = self._paused = 0.0  # when the wait began, and the last pause in it
         commons.pause = self._pause
         self._token = token
@@ -299,7 +300,7 @@ class Rank(Collectives):
             self._messages = Messages(self._here.store.commons, self.rank, self.size)
         with self._timed("wait" if wait else "copy", "receive"):
             while True:
-                alone = self._here.transport.others_have_ended()
+                alone = not self._others_running()
                 message = self._messages.receive(tag)
                 if message is not None or not wait or self._stop.is_asked:
                     return message
@@ -334,7 +335,51 @@ class Rank(Collectives):
         with self._timed("wait", "ask"):
             return self._line.ask(request, info)
 
+    # Clocks
+
+    @property
+    def clock(self) -> int:
+        """A number that this rank sets and all ranks can read, such as that of its steps; 0 at first.
+
+        It outlives the rank: a fresh rank that takes a dead one's place finds the number there.
+        """
+        return int(self._clocks[self.rank])
+
+    @clock.setter
+    def clock(self, number: int) -> None:
+        self._clocks[self.rank] = _at_least(number, 0, "rank.clock")
+
+    @property
+    def clocks(self) -> list[int]:
+        """The clocks of all ranks, by rank."""
+        return [int(number) for number in self._clocks]
+
+    def wait_for_clocks(self, least: int) -> None:
+        """Wait until no rank's clock is below a number; ranks that have ended do not count.
+
+        Parameters
+        ----------
+        least : int
+            At most this rank's own clock.
+        """
+        self._enter()
+        if least > self.clock:
+            raise ValueError(
+                f"rank.wait_for_clocks: expected at most this rank's own clock, {self.clock}, got "
+                f"{least}"
+            )
+        if self._clocks.min() >= least:
+            return
+        with self._timed("wait", "clocks"):
+            while any(self._clocks[rank] < least for rank in self._others_running()):
+                self._pause()
+
     # Internal
+
+    def _others_running(self) -> list[int]:
+        """Return the other ranks that have not ended their programs."""
+        ended = self._here.transport.has_ended
+        return [rank for rank in range(self.size) if rank != self.rank and not ended(rank)]
 
     def _enter(self) -> None:
         super()._enter()
@@ -356,6 +401,7 @@ class Rank(Collectives):
 
     @contextlib.contextmanager
     def _timed(self, category, name):
+        self._paused = 0.0  # another wait, however short the time since the last
         log = self._here.log
         if log is None:
             yield

@@ -22,15 +22,20 @@ import numpy as np
 
 from synkhronos._errors import SynkhronosError
 from synkhronos.host import heap
-from synkhronos.host.machine import memory_room
+from synkhronos.host.machine import cores, memory_room
 
 _NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 _ALIGNMENT = 64
 _PAGE = mmap.PAGESIZE
 _SMALLEST_SPAN = 16 << 20  # bytes of address space; the minimum for sharing arrays
 _KEPT = 256 << 20  # bytes of resident free pages to keep for the next block
-_CHECKED = 16 << 20  # bytes between two checks of the available memory
+RESERVED = _CHECKED = 16 << 20  # bytes between two checks of the available memory, for each rank
 _FURTHER = 2  # spans that belong to no rank
+
+
+def most_ranks() -> int:
+    """Return how many ranks there is memory for; at least one for each core."""
+    return max(cores(), _memory_left() // RESERVED - 1)
 
 
 class FreeList:

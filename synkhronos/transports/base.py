@@ -186,8 +186,8 @@ class Transport(ABC):
         """
 
     @abstractmethod
-    def others_have_ended(self) -> bool:
-        """Whether all other ranks have ended the command that is running."""
+    def has_ended(self, rank: int) -> bool:
+        """Whether a rank has ended the command that is running, or has died and is not replaced."""
 
     @abstractmethod
     def kill(self) -> None:

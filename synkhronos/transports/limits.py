@@ -1,12 +1,16 @@
 """Explanations of errors of the operating system: which limit was reached, and how to raise it."""
 
+import contextlib
 import errno
 import multiprocessing
 import os
 import resource
+import sys
+from pathlib import Path
 
 from synkhronos._errors import SynkhronosError
-from synkhronos.host.machine import process_limit
+from synkhronos.host.machine import cores, process_limit
+from synkhronos.stores.memory import RESERVED, most_ranks
 
 
 def check_may_have_children() -> None:
@@ -18,11 +22,39 @@ def check_may_have_children() -> None:
         )
 
 
+def check_size(size: int) -> None:
+    """Raise if this machine cannot have a world of this size, before anything of it is made."""
+    if size == 1:
+        return
+    most, reason = min(
+        (_most_by_files(), f"each worker takes 2 file descriptors; {_open_files()}"),
+        (_most_by_processes(), f"processes and threads are limited: {_process_limits()}"),
+        (most_ranks(), f"{RESERVED >> 20} MB of shared memory are reserved for each"),
+    )
+    if size > most:
+        raise SynkhronosError(
+            f"fork(): {size} processes are more than the {most} that this machine allows: {reason}. By "
+            f"default there is one for each core, here {cores()}"
+        )
+
+
+def _most_by_files():
+    is_open, limit = _files()
+    return 1 + max(0, limit - is_open) // 2
+
+
+def _most_by_processes():
+    of_user = resource.getrlimit(resource.RLIMIT_NPROC)[0]
+    found = [process_limit(), None if of_user < 0 or os.geteuid() == 0 else of_user]
+    with contextlib.suppress(OSError):
+        found.append(int(Path("/proc/sys/kernel/pid_max").read_text()))
+    return min((one for one in found if one is not None), default=sys.maxsize)
+
+
 def too_many_workers(error: OSError, started: int, wanted: int) -> SynkhronosError:
     """Explain why not all workers could be started. Those that were started have been ended."""
     remedies = {
-        errno.EAGAIN: f"too many processes or threads: {_process_limits()}; raise the limit with "
-        f"'ulimit -u', or that of the container ('docker run --pids-limit')",
+        errno.EAGAIN: f"too many processes or threads: {_process_limits()}",
         errno.ENOMEM: "too little memory to fork this process: free some, or allow overcommit "
         "(sysctl vm.overcommit_memory=0)",
         errno.EMFILE: f"each worker takes 2 file descriptors; {_open_files()}",
@@ -43,12 +75,17 @@ def too_many_files(error: OSError) -> SynkhronosError:
     return SynkhronosError(f"fork(): a file could not be read ({error}): {remedy}")
 
 
-def _open_files():
+def _files():
+    """Return how many files are open in this process, and how many may be."""
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     try:
-        is_open = len(os.listdir("/proc/self/fd"))
+        return len(os.listdir("/proc/self/fd")), limit
     except OSError:  # no descriptor is free to list the folder
-        is_open = limit
+        return limit, limit
+
+
+def _open_files():
+    is_open, limit = _files()
     return f"{is_open} of at most {limit} files are open in this process; raise it with 'ulimit -n'"
 
 
@@ -56,5 +93,6 @@ def _process_limits():
     of_user, of_group = resource.getrlimit(resource.RLIMIT_NPROC)[0], process_limit()
     return (
         f"this user may have {'any number' if of_user < 0 else of_user} of them, this control group "
-        f"{'any number' if of_group is None else of_group}"
+        f"{'any number' if of_group is None else of_group}; raise the limit with 'ulimit -u', or that "
+        f"of the container ('docker run --pids-limit')"
     )

@@ -187,9 +187,8 @@ class LocalTransport(WatchfulTransport):
 
         return self._children.run(self._children.fork_attendant, name, become)
 
-    def others_have_ended(self):
-        others = (rank for rank in range(self.size) if rank != self.rank)
-        return all(self._milestones.has_finished(rank) for rank in others)
+    def has_ended(self, rank):
+        return self._milestones.has_finished(rank)
 
     def close(self, grace):
         # In a process that was forked from the master, the workers belong to the master.

@@ -201,8 +201,8 @@ class NaiveTransport(Transport):
     def attend(self, name, serve):
         return _Thread(name, serve)
 
-    def others_have_ended(self):
-        return len(self._ranks.finished.keys() - {self.rank}) == self.size - 1
+    def has_ended(self, rank):
+        return rank in self._ranks.finished
 
     # Ending
 

@@ -13,12 +13,15 @@ import numpy as np
 from synkhronos._errors import text_of
 from synkhronos.host import environment, libraries
 from synkhronos.host.machine import cores
+from synkhronos.transports.limits import check_size
 from synkhronos.world.here import Command, Here
 
 _logger = logging.getLogger("synkhronos")
 
 #: An environment variable. If it is 1, NCCL is tried even if several ranks share a GPU.
 SHARED_GPU = "SYNKHRONOS_NCCL_SHARED_GPU"
+
+_CROWD = 16  # processes per core that are more than anybody means
 
 _COUNT_GPUS = """
 import pygpu.gpuarray
@@ -53,12 +56,14 @@ def choose_devices(
         n_parallel = check_int(n_parallel, "fork: n_parallel")
         if n_parallel < 1:
             raise ValueError(f"fork: n_parallel: expected 1 or more, got {n_parallel}")
+        check_size(n_parallel)
     if devices is not None:
         return _check_devices(n_parallel, use_gpu, devices)
     n_gpu = 0 if use_gpu is False else get_n_gpu()
     if use_gpu and not n_gpu:
         raise ValueError(_why_no_gpu())
     if not n_gpu:
+        _warn_of_a_crowd(n_parallel or 0)
         return ["cpu"] * (n_parallel or cores())
     if n_parallel is not None and n_parallel > n_gpu:
         raise ValueError(
@@ -66,6 +71,15 @@ def choose_devices(
             f"the devices for several ranks on one: devices=['cuda0', 'cuda0']; or use_gpu=False"
         )
     return [f"cuda{number}" for number in range(n_parallel or n_gpu)]
+
+
+def _warn_of_a_crowd(size):
+    if size > _CROWD * cores():
+        _logger.warning(
+            "%d processes share %d core(s): they start and compute slowly; one per core is fastest",
+            size,
+            cores(),
+        )
 
 
 def _check_devices(n_parallel, use_gpu, devices):

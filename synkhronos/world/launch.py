@@ -10,7 +10,7 @@ import weakref
 from types import TracebackType
 from typing import Any, Sequence
 
-from synkhronos._errors import AlreadyForkedError, warn
+from synkhronos._errors import AlreadyForkedError
 from synkhronos.engines.base import Engine
 from synkhronos.engines.theano_cpu import TheanoCpuEngine
 from synkhronos.host.log import logger
@@ -217,8 +217,8 @@ def close() -> None:
         return
     world = current_world()
     world.close()
-    for remark in world.remarks:
-        warn(remark)
+    for issue_warning in world.remarks:
+        issue_warning()
 
 
 def size() -> int:

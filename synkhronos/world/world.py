@@ -10,8 +10,7 @@ import os
 import pickle
 import signal
 import threading
-from typing import Any, Iterator, TypeVar
-
+from typing import Any, Callable, Iterator, TypeVar
 
 from synkhronos._errors import (
     IN_PROGRAM,
@@ -71,8 +70,8 @@ class World:
         Whether this rank is inside a program of `spmd`.
     defer_interrupt : DeferredSignal
         Defers Ctrl-C.
-    remarks : list of str
-        Warnings to issue when the world is closed.
+    remarks : list of callable
+        Each issues a warning. They are called when the world is closed.
     """
 
     def __init__(
@@ -86,7 +85,7 @@ class World:
         self.registry = Registry()
         self.closed = self.in_program = False
         self.audits = audits
-        self.remarks: list[str] = []
+        self.remarks: list[Callable[[], None]] = []
         self.defer_interrupt = DeferredSignal(signal.SIGINT)
         self._threads = threads
         self._profile_workers = profile_workers

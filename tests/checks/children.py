@@ -57,6 +57,14 @@ def kill(pid):
         os.waitpid(pid, 0)
 
 
+def wait_until(condition, seconds=30):
+    """Wait until another process has made this true."""
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until, "another process has failed, see above"
+        time.sleep(1e-3)
+
+
 def die(*_):
     os.kill(os.getpid(), signal.SIGKILL)
 

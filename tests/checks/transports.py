@@ -92,14 +92,14 @@ def meet_without(transport, missing, before):
 
 
 def wait_for_the_others(transport):
-    """Return whether this rank, the last one, has seen the others end."""
+    """Return which ranks have ended, as this one sees it; the last one waits for the others."""
     transport.in_program = True
-    if transport.rank != transport.size - 1:
-        return transport.others_have_ended()
+    last = transport.size - 1
     deadline = time.monotonic() + 5
-    while not transport.others_have_ended() and time.monotonic() < deadline:
-        time.sleep(1e-3)
-    return transport.others_have_ended()
+    if transport.rank == last:
+        while not all(map(transport.has_ended, range(last))) and time.monotonic() < deadline:
+            time.sleep(1e-3)
+    return [transport.has_ended(rank) for rank in range(last, -1, -1)]
 
 
 # Checks
@@ -184,7 +184,7 @@ def check_a_rank_does_not_wait_for_one_that_has_ended(ranks):
 
 
 def check_a_rank_knows_when_it_is_the_last(ranks):
-    assert ranks.values(wait_for_the_others)[-1]
+    assert ranks.values(wait_for_the_others)[-1] == [False] + [True] * (ranks.size - 1)
 
 
 def check_an_attendant_runs_beside_the_ranks_and_uses_the_store(ranks):

@@ -1,9 +1,9 @@
 """Prepares a script that ``python -m synkhronos run`` starts, before its first line.
 
 The command puts this folder first in ``PYTHONPATH``, so Python runs this file when it starts. This file
-removes the folder again, lets Python find the modules of ``imports``, and then runs the
-``sitecustomize`` that Python would have run otherwise. The script, and the processes that it starts,
-have the same paths as without the command.
+removes the folder again, lets Python find the modules of ``imports``, has Theano show that it compiles,
+and then runs the ``sitecustomize`` that Python would have run otherwise. The script, and the processes
+that it starts, have the same paths as without the command.
 """
 
 import os
@@ -37,5 +37,6 @@ def _run_other():
 
 
 _leave_path()
-runpy.run_path(os.path.join(os.path.dirname(_FOLDER), "imports.py"))["provide"]()
+for _file in ("imports.py", "theano_progress.py"):
+    runpy.run_path(os.path.join(os.path.dirname(_FOLDER), _file))["provide"]()
 _run_other()

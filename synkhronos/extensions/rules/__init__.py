@@ -1,0 +1,50 @@
+"""Training rules: ranks train at their own pace, and a rule says what they exchange, and when.
+
+:func:`train` is the loop that most scripts want. Rules can also be used in a program of your own:
+each rank calls ``rule.start(rank, params)``, after each of its steps ``rule.after_step(rank, params,
+number)``, and ``rule.finish(rank, params)`` at the end. A rule of your own is a class derived from
+:class:`Rule`.
+
+========================  ===========================================================  ============
+rule                      what is exchanged                                            collectives
+========================  ===========================================================  ============
+:class:`BSP`              gradients or parameters are averaged, every `period` steps   yes
+:class:`LocalSGD`         parameters are averaged, every `period` steps                yes
+:class:`DiLoCo`           as `LocalSGD`, then an outer step with Nesterov momentum     yes
+:class:`EASGD`            each rank and the center pull at each other                  no
+:class:`Downpour`         each rank adds its changes to the center, and fetches it     no
+:class:`ASGD`             `Downpour` after every step                                  no
+:class:`SSP`              `ASGD`, but no rank gets far ahead of the slowest            no
+:class:`GoSGD`            each rank sends its parameters to another, at random         no
+========================  ===========================================================  ============
+
+The modules: ``rule`` is the base; ``averaging``, ``diloco``, ``centered`` and ``gossip`` have the rules,
+``parameters`` what they share. ``step`` builds steps in two parts. ``training`` is the loop as seen from
+the script, and ``loop`` as every rank runs it, with ``validation``, ``progress``, ``checkpoint`` and
+``record``.
+"""
+
+from synkhronos.extensions.rules.averaging import BSP, LocalSGD
+from synkhronos.extensions.rules.centered import ASGD, EASGD, SSP, Downpour
+from synkhronos.extensions.rules.diloco import DiLoCo
+from synkhronos.extensions.rules.gossip import GoSGD
+from synkhronos.extensions.rules.record import Record
+from synkhronos.extensions.rules.rule import Rule
+from synkhronos.extensions.rules.step import TrainingStep, make_step
+from synkhronos.extensions.rules.training import train
+
+__all__ = [
+    "ASGD",
+    "BSP",
+    "DiLoCo",
+    "Downpour",
+    "EASGD",
+    "GoSGD",
+    "LocalSGD",
+    "Record",
+    "Rule",
+    "SSP",
+    "TrainingStep",
+    "make_step",
+    "train",
+]

@@ -1,0 +1,175 @@
+"""`BSP` and `LocalSGD`: the ranks average gradients or parameters, all at the same step."""
+
+from __future__ import annotations
+
+from typing import Any, Sequence
+
+import numpy
+
+import synkhronos as synk
+from synkhronos.extensions.rules.parameters import Params, assign, pack, unpack, values_of
+from synkhronos.extensions.rules.rule import Rule, check_count
+from synkhronos.extensions.rules.step import TrainingStep
+
+
+class LocalSGD(Rule):
+    r"""Local SGD [1]_: each rank takes `period` steps by itself, then all average their parameters.
+
+    With :math:`x_i` the parameters of rank :math:`i` after its own step :math:`t`, and :math:`H` the
+    period:
+
+    .. math:: x_i \leftarrow \sum_j \frac{n_j}{n} x_j \qquad \text{if } H \text{ divides } t
+
+    where :math:`n_j` is the number of rows that rank :math:`j` has used since the last average, and
+    :math:`n` their sum. The paper has equal numbers of rows. Other variables, such as velocities, stay
+    local.
+
+    Parameters
+    ----------
+    period : int, default: 10
+        :math:`H`.
+
+    References
+    ----------
+    .. [1] Stich, S. U. (2018): Local SGD converges fast and communicates little. arXiv:1805.09767.
+    """
+
+    is_synchronous = True
+
+    def __init__(self, period: int = 10) -> None:
+        self.period = check_count("LocalSGD: period", period)
+
+    def start(self, rank: synk.Rank, params: Params) -> None:
+        self._rows, self._pending = 0, False
+        if self.restored:
+            self._rows, self._pending = int(self.restored["rows"]), bool(self.restored["pending"])
+
+    def after_step(self, rank: synk.Rank, params: Params, step: int) -> None:
+        self._pending = True
+        if step % self.period == 0:
+            self._meet(rank, params)
+
+    def finish(self, rank: synk.Rank, params: Params) -> None:
+        if self._pending:
+            self._meet(rank, params)
+
+    def _meet(self, rank, params):
+        self._average(rank, params)
+        self._pending = False
+
+    def value(self, rank: synk.Rank, params: Params) -> list[numpy.ndarray] | None:
+        """Return the average of the parameters of all ranks."""
+        if not self._pending:
+            return None
+        own, rows = values_of(params), self._rows
+        self._average(rank, params)
+        average = values_of(params)
+        assign(params, own)
+        self._rows = rows
+        return average
+
+    def state(self, rank: synk.Rank, params: Params) -> dict[str, Any]:
+        return {"rows": self._rows, "pending": self._pending}
+
+
+class BSP(LocalSGD):
+    r"""Bulk synchronous parallel: the serial step on the rows of all ranks together.
+
+    With ``average="gradients"``, :math:`g_j` the gradient of rank :math:`j` on its :math:`n_j` rows, and
+    :math:`n` the sum of these numbers, over all ranks and the last `period` steps:
+
+    .. math:: x \leftarrow \operatorname{update}\Bigl(x, \sum_j \frac{n_j}{n} g_j\Bigr)
+
+    on every rank, every `period` steps. This equals the step on all these rows in one process. The
+    update may be any, such as Adam. What accumulates over several steps is added up in NumPy arrays.
+
+    With ``average="params"``, each rank takes its own steps, and the parameters are averaged as by
+    `LocalSGD`. The other variables stay local. For plain gradient descent and ``period=1`` both are the
+    same.
+
+    The name is that of Valiant's model of computing [1]_.
+
+    Parameters
+    ----------
+    period : int, default: 1
+    average : {"gradients", "params"}
+        ``"gradients"`` needs a step in two parts, of `make_step`.
+
+    References
+    ----------
+    .. [1] Valiant, L. G. (1990): A bridging model for parallel computation. Communications of the ACM
+           33 (8), 103-111.
+    """
+
+    def __init__(self, period: int = 1, average: str = "gradients") -> None:
+        self.period = check_count("BSP: period", period)
+        if average not in ("gradients", "params"):
+            raise ValueError(f"BSP: average: expected 'gradients' or 'params', got {average!r}")
+        self.average = average
+
+    _step: TrainingStep | None = None
+
+    def prepare(self, step: Any) -> None:
+        """Raise in words if gradients are to be averaged, and the step has no part that computes them.
+
+        Parameters
+        ----------
+        step : Function or TrainingStep
+        """
+        if self.average == "gradients" and not isinstance(step, TrainingStep):
+            raise TypeError(
+                f"BSP(average='gradients'): expected a step in two parts, so that the gradients can be "
+                f"averaged before the update; build it with rules.make_step(), or use "
+                f"BSP(average='params'); got {step!r}"
+            )
+        self._step = step
+
+    def start(self, rank: synk.Rank, params: Params) -> None:
+        super().start(rank, params)
+        self._sums = None  # of gradients times rows, if they accumulate
+        if self.restored and "sum 0" in self.restored:
+            count = sum(name.startswith("sum ") for name in self.restored)
+            self._sums = unpack("sum", range(count), self.restored)  # type: ignore[arg-type]
+
+    def take_step(self, rank: synk.Rank, step: Any, data: Sequence[Any], rows: numpy.ndarray) -> Any:
+        """Compute the gradients only, or take the step, and return its outputs.
+
+        Parameters
+        ----------
+        rank : Rank
+        step : Function or TrainingStep
+        data : list of Data or arrays
+        rows : numpy.ndarray of int
+        """
+        if self.average == "params":
+            return super().take_step(rank, step, data, rows)
+        self._step = step
+        outputs = rank.call(step.compute, *data, batch=rows)
+        if self.period > 1 or self._sums is not None:
+            own = [len(rows) * one.get_value(borrow=True) for one in step.gradient]
+            self._sums = own if self._sums is None else [a + b for a, b in zip(self._sums, own)]
+        self._rows += len(rows)
+        return outputs
+
+    def _meet(self, rank, params):
+        if self.average == "params":
+            super()._meet(rank, params)
+            return
+        if self._step is None:
+            raise TypeError(
+                "BSP(average='gradients'): no step was taken by rule.take_step(rank, step, data, rows), "
+                "which computes the gradients; call it in place of rank.call(step, ...)"
+            )
+        gradient = self._step.gradient
+        if self._sums is not None:
+            assign(gradient, [one / one.dtype.type(self._rows) for one in self._sums])
+        self._average(rank, gradient)
+        rank.call(self._step.update)
+        self._sums, self._pending = None, False
+
+    def value(self, rank: synk.Rank, params: Params) -> list[numpy.ndarray] | None:
+        """Return the average of the parameters of all ranks; None, if they are the same on all."""
+        return super().value(rank, params) if self.average == "params" else None
+
+    def state(self, rank: synk.Rank, params: Params) -> dict[str, Any]:
+        return {**super().state(rank, params), **pack("sum", self._sums)}

@@ -1,0 +1,232 @@
+"""Rules with a center: `EASGD`, `Downpour`, `ASGD` and `SSP`. Each rank exchanges at its own pace."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy
+
+import synkhronos as synk
+from synkhronos.extensions.rules.parameters import (
+    Params,
+    assign,
+    meet,
+    pack,
+    unpack,
+    values_of,
+)
+from synkhronos.extensions.rules.rule import Rule, check_count, check_number
+
+
+class _Centered(Rule):
+    """A rule with a center, which is also its final value."""
+
+    def start(self, rank: synk.Rank, params: Params) -> None:
+        # The first rank gives the center its values, so every rank has the right ones.
+        center = unpack("center", params, self.restored)
+        if center is not None:
+            assign(params, center)
+        self._center = rank.center(params)
+
+    def value(self, rank: synk.Rank, params: Params) -> list[numpy.ndarray] | None:
+        """Return the center."""
+        return self._center.value()
+
+    def finish(self, rank: synk.Rank, params: Params) -> None:
+        self._settle(params)
+        meet(rank)
+        self._center.pull()
+
+    def state(self, rank: synk.Rank, params: Params) -> dict[str, Any]:
+        self._settle(params)
+        meet(rank)
+        return pack("center", self._center.value())
+
+    def _settle(self, params):
+        """Give the center what it has not got yet."""
+
+
+class EASGD(_Centered):
+    r"""Elastic averaging SGD [1]_, asynchronous, and with `momentum` EAMSGD.
+
+    Each rank exchanges with the center :math:`\tilde x` every `period` of its own steps:
+
+    .. math:: d = \alpha (x_i - \tilde x), \qquad
+              x_i \leftarrow x_i - d, \qquad
+              \tilde x \leftarrow \tilde x + d
+
+    as one operation that no other rank interrupts for the same elements (algorithm 1 of the paper). The
+    exchange is between two steps, so the next gradient is that at the new :math:`x_i`; algorithm 1 takes
+    the gradient of that step before the exchange. The step may be any. At the end all ranks get the
+    center.
+
+    With a momentum :math:`\delta` it is the paper's algorithm 2, with Nesterov's momentum on the local
+    parameters:
+
+    .. math:: v_i \leftarrow \delta v_i - \eta g(x_i + \delta v_i), \qquad
+              x_i \leftarrow x_i + v_i
+
+    The step is the script's own and takes :math:`y` to :math:`y - \eta g(y)`, so between two steps the
+    parameters are kept at the point ahead, :math:`y = x_i + \delta v_i`. After the step they are
+    :math:`x_i + \delta v_i - \eta g(y)`, which is the new :math:`x_i` itself, and the new velocity is
+    its difference to the former :math:`x_i`. Then :math:`x_i` exchanges with the center, and the
+    parameters are set to the next point ahead. So the step should be plain gradient descent; any other
+    step gets Nesterov's momentum in addition to what it does.
+
+    Parameters
+    ----------
+    alpha : float, default: 0.5
+        :math:`\alpha`, above 0 and at most 1. The paper uses, among others, :math:`0.9 / p` for `p`
+        ranks.
+    period : int, default: 10
+        :math:`\tau` in the paper.
+    momentum : float, default: 0
+        :math:`\delta`, below 1.
+
+    References
+    ----------
+    .. [1] Zhang, S., Choromanska, A., & LeCun, Y. (2015): Deep learning with elastic averaging SGD.
+           Advances in Neural Information Processing Systems 28. arXiv:1412.6651.
+    """
+
+    def __init__(self, alpha: float = 0.5, period: int = 10, momentum: float = 0) -> None:
+        self.alpha = check_number("EASGD: alpha", alpha, 0, 1)
+        if not self.alpha:
+            raise ValueError("EASGD: alpha: expected a number above 0, got 0")
+        self.period = check_count("EASGD: period", period)
+        self.momentum = check_number("EASGD: momentum", momentum, 0, 1)
+        if self.momentum == 1:
+            raise ValueError("EASGD: momentum: expected a number below 1, got 1")
+
+    def start(self, rank: synk.Rank, params: Params) -> None:
+        own = values_of(params)
+        super().start(rank, params)
+        if self.restored:
+            assign(params, own)
+        # Where the parameters were before they were moved ahead.
+        self._behind = unpack("behind", params, self.restored)
+        if self._behind is None and self.momentum:
+            self._behind = values_of(params)
+
+    def after_step(self, rank: synk.Rank, params: Params, step: int) -> None:
+        velocity = None
+        if self._behind is not None and self.momentum:
+            velocity = [new - old for new, old in zip(values_of(params), self._behind)]
+        if step % self.period == 0:
+            self._center.elastic(self.alpha)
+        self._behind = values_of(params) if self.momentum else None
+        if velocity is not None and self._behind is not None:
+            ahead = zip(self._behind, velocity)
+            assign(params, [one + one.dtype.type(self.momentum) * v for one, v in ahead])
+
+    def state(self, rank: synk.Rank, params: Params) -> dict[str, Any]:
+        return {**super().state(rank, params), **pack("behind", self._behind)}
+
+
+class Downpour(_Centered):
+    r"""Downpour SGD [1]_: ranks add to the center what their steps changed, and fetch its values.
+
+    With :math:`\Delta_i` the sum of what the steps of rank :math:`i` have changed since its last push:
+
+    .. math:: \tilde x &\leftarrow \tilde x + \Delta_i, \quad \Delta_i \leftarrow 0
+              && \text{every push\_period steps, then} \\
+              x_i &\leftarrow \tilde x && \text{every pull\_period steps}
+
+    In the paper the center adds accumulated gradients by its own update, such as Adagrad; here the
+    rank's step updates, and the center adds up the changes. For gradient descent with one learning rate
+    both are the same. What was not pushed yet is not lost by a pull: it is pushed later. At the end, and
+    before a checkpoint, each rank pushes what is left; then all ranks get the center.
+
+    Parameters
+    ----------
+    push_period, pull_period : int, default: 1
+        :math:`n_{push}` and :math:`n_{fetch}` in the paper.
+
+    References
+    ----------
+    .. [1] Dean, J., Corrado, G. S., Monga, R., et al. (2012): Large scale distributed deep networks.
+           Advances in Neural Information Processing Systems 25.
+    """
+
+    def __init__(self, push_period: int = 1, pull_period: int = 1) -> None:
+        name = type(self).__name__
+        self.push_period = check_count(f"{name}: push_period", push_period)
+        self.pull_period = check_count(f"{name}: pull_period", pull_period)
+
+    def start(self, rank: synk.Rank, params: Params) -> None:
+        super().start(rank, params)
+        self._waiting = None  # changes before the last pull that were not pushed
+        self._base = values_of(params) if self._pulls_between_pushes() else None
+
+    def after_step(self, rank: synk.Rank, params: Params, step: int) -> None:
+        pulls_between = self._pulls_between_pushes()
+        pushes, pulls = step % self.push_period == 0, step % self.pull_period == 0
+        # Without a base, because the periods were changed, what waits cannot be told from the rest.
+        if pushes or (pulls and pulls_between and self._base is None):
+            self._settle(params)
+            pushes = True
+        if pulls:
+            if not pushes and self._base is not None:
+                changes = [new - old for new, old in zip(values_of(params), self._base)]
+                earlier = self._waiting or [0] * len(changes)
+                self._waiting = [a + b for a, b in zip(earlier, changes)]
+            self._center.pull()
+        if pushes or pulls:
+            self._base = values_of(params) if pulls_between else None
+
+    def _pulls_between_pushes(self):
+        return self.pull_period % self.push_period != 0
+
+    def _settle(self, params):
+        if self._waiting is None:
+            self._center.push()
+            return
+        own = values_of(params)
+        assign(params, [a + b for a, b in zip(own, self._waiting)])
+        self._center.push()
+        assign(params, own)
+        self._center.push(scale=0)  # later changes count from here
+        self._waiting = None
+
+
+class ASGD(Downpour):
+    """Asynchronous SGD: `Downpour` with both periods 1. Each rank pushes and pulls after every step."""
+
+    def __init__(self) -> None:
+        super().__init__(1, 1)
+
+
+class SSP(_Centered):
+    r"""Stale synchronous parallel [1]_: as `ASGD`, but no rank gets far ahead of the slowest.
+
+    The clock :math:`c_i` of a rank is the number of steps that it has taken. After each step it pushes
+    what the step changed, advances its clock, and waits until
+
+    .. math:: c_i - \min_j c_j \le s
+
+    before it pulls the center and takes the next step. So the parameters of a step contain at least all
+    changes up to :math:`s` steps before it. With :math:`s = 0` all ranks take each step together. Ranks
+    whose programs have ended do not count.
+
+    Parameters
+    ----------
+    staleness : int, default: 3
+        :math:`s`.
+
+    References
+    ----------
+    .. [1] Ho, Q., Cipar, J., Cui, H., et al. (2013): More effective distributed ML via a stale
+           synchronous parallel parameter server. Advances in Neural Information Processing Systems 26.
+    """
+
+    def __init__(self, staleness: int = 3) -> None:
+        self.staleness = check_count("SSP: staleness", staleness, 0)
+
+    def after_step(self, rank: synk.Rank, params: Params, step: int) -> None:
+        self._center.push()
+        rank.clock = step
+        rank.wait_for_clocks(step - self.staleness)
+        self._center.pull()
+
+    def _settle(self, params):
+        self._center.push()

@@ -1,0 +1,133 @@
+"""The state of a training in a checkpoint: that of the rule on every rank, the position, the record."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any, Mapping, NamedTuple
+
+import numpy
+
+import synkhronos as synk
+from synkhronos.extensions.rules.record import PathLike, Record
+
+_HEADER, _RECORD = "rules.train", "rules.record"
+
+
+class Saved(NamedTuple):
+    """A training between two programs.
+
+    Attributes
+    ----------
+    steps : list of int
+        How many steps each rank has taken.
+    states : list of dict, or None
+        The rule's state of each rank, its hyper-parameters included; None at the beginning.
+    record : Record
+    seed : int
+    """
+
+    steps: list[int]
+    states: list[dict[str, Any]] | None
+    record: Record
+    seed: int
+
+
+def save(path: PathLike, saved: Saved, settings: Mapping[str, Any]) -> None:
+    """Write a checkpoint.
+
+    Parameters
+    ----------
+    path : str or path-like
+    saved : Saved
+    settings : dict
+        What has to be the same in the script that goes on.
+    """
+    assert saved.states is not None
+    header: dict[str, Any] = {"settings": settings, "steps": saved.steps, "seed": saved.seed}
+    arrays: dict[str, Any] = {}
+    header["states"] = [
+        _packed(rank, state, saved.states, arrays) for rank, state in enumerate(saved.states)
+    ]
+    record = saved.record.to_json()
+    synk.save(path, {_HEADER: json.dumps(header), _RECORD: record, **arrays})
+
+
+def _packed(rank, state, states, arrays):
+    """Return a state for JSON; its arrays are added to `arrays`, once if they are equal on all ranks."""
+    packed = {}
+    for name, value in state.items():
+        if isinstance(value, (numpy.ndarray, numpy.generic)):
+            everywhere = all(_same(one.get(name), value) for one in states)
+            key = f"rules.{'all' if everywhere else rank}.{name}"
+            arrays.setdefault(key, numpy.asarray(value))
+            packed[name] = ["array", key]
+        elif value is None or isinstance(value, (bool, int, float, str)):
+            packed[name] = ["value", value]
+        else:
+            raise TypeError(
+                f"rules.train: state of the rule: {name}: expected an array, a number, a string or "
+                f"None, got {value!r}"
+            )
+    return packed
+
+
+def _same(one, value):
+    if not isinstance(one, (numpy.ndarray, numpy.generic)):
+        return False
+    same_type = one.dtype == value.dtype and one.shape == value.shape
+    return same_type and one.tobytes() == value.tobytes()
+
+
+def load(path: PathLike, settings: Mapping[str, Any]) -> Saved:
+    """Restore the shared variables of all ranks from a checkpoint, and return the rest.
+
+    Raises
+    ------
+    ValueError
+        If it is not one of `train`, or of a training with other settings.
+    """
+    extra = synk.load(path)
+    if _HEADER not in extra:
+        raise ValueError(
+            f"rules.train: checkpoint: {os.fspath(path)!r} was not saved by rules.train(); give another "
+            f"path, or remove it to begin anew"
+        )
+    header = json.loads(extra[_HEADER])
+    differing = [
+        f"{name} was {header['settings'].get(name)!r}, is {value!r}"
+        for name, value in settings.items()
+        if header["settings"].get(name) != value
+    ]
+    if differing:
+        raise ValueError(
+            f"rules.train: checkpoint: {os.fspath(path)!r} is of another training: "
+            f"{'; '.join(differing)}; use the same, or remove it to begin anew"
+        )
+    states = [_unpacked(state, extra) for state in header["states"]]
+    return Saved(header["steps"], states, Record.from_json(extra[_RECORD]), header["seed"])
+
+
+def _unpacked(state, extra):
+    return {name: extra[one] if kind == "array" else one for name, (kind, one) in state.items()}
+
+
+def check_path(path: PathLike) -> None:
+    """Raise in words unless a checkpoint can be written there."""
+    try:
+        text = os.path.abspath(os.fspath(path))
+    except TypeError:
+        raise TypeError(f"rules.train: checkpoint: expected a path, got {path!r}") from None
+    folder = os.path.dirname(text)
+    if not os.path.isdir(folder):
+        raise FileNotFoundError(
+            f"rules.train: checkpoint: there is no folder {folder!r}; create it, or give another path"
+        )
+    if os.path.isdir(text):
+        raise IsADirectoryError(
+            f"rules.train: checkpoint: expected the path of a file, got the folder {text!r}"
+        )
+    if not os.access(folder, os.W_OK):
+        raise PermissionError(
+            f"rules.train: checkpoint: cannot write to the folder {folder!r}; give another path"
+        )

@@ -1,0 +1,104 @@
+"""`GoSGD`: ranks send their parameters to each other at random, without a center."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy
+
+import synkhronos as synk
+from synkhronos.extensions.rules.parameters import Params, assign, meet, values_of
+from synkhronos.extensions.rules.rule import Rule, check_number
+
+_TAG = 7305  # of this rule's messages
+
+
+class GoSGD(Rule):
+    r"""Gossip SGD [1]_: after a step, a rank may send its parameters to another one.
+
+    Each rank has a weight :math:`\alpha_i`, at first one over the number of ranks. After each step it
+    draws, with the given probability, another rank :math:`j`, and sends:
+
+    .. math:: \alpha_i \leftarrow \alpha_i / 2, \qquad \text{message to } j: (x_i, \alpha_i)
+
+    Before its next step a rank adds what has arrived, in the order of arrival:
+
+    .. math:: x_j \leftarrow \frac{\alpha_j x_j + \alpha_i x_i}{\alpha_j + \alpha_i}, \qquad
+              \alpha_j \leftarrow \alpha_j + \alpha_i
+
+    The sum of the weights, with those of the messages on their way, is always 1. If the receiver's box
+    is full, nothing is sent and the weight is kept. At the end, when all ranks have taken their last
+    steps, they add what is still on its way, and get the average of all parameters with these weights.
+    In a program without collectives, that is with ``on_death="continue"``, each keeps its own instead; a
+    rank that takes a dead one's place begins with the weight 0, and so with the first parameters that it
+    gets.
+
+    Parameters
+    ----------
+    probability : float, default: 0.01
+    seed : int, optional
+        Determines, with the rank and the step, what is drawn. `train` sets it, if it is None.
+
+    References
+    ----------
+    .. [1] Blot, M., Picard, D., Cord, M., & Thome, N. (2016): Gossip training for deep learning.
+           arXiv:1611.09726.
+    """
+
+    def __init__(self, probability: float = 0.01, seed: int | None = None) -> None:
+        self.probability = check_number("GoSGD: probability", probability, 0, 1)
+        self.seed = seed
+
+    def start(self, rank: synk.Rank, params: Params) -> None:
+        self._weight = 0.0 if rank.restarts else 1 / rank.size
+        if self.restored:
+            self._weight = float(self.restored["weight"])
+        if self.seed is None:
+            self.seed = int(rank.random.integers(1 << 62))
+
+    @property
+    def weight(self) -> float:
+        r"""The weight :math:`\alpha_i` of this rank."""
+        return self._weight
+
+    def after_step(self, rank: synk.Rank, params: Params, step: int) -> None:
+        draw = numpy.random.default_rng([self.seed, rank.rank, step])
+        if draw.random() < self.probability and rank.size > 1 and self._weight:
+            other = int(draw.integers(rank.size - 1))
+            self._send(rank, params, other + (other >= rank.rank))
+        self._receive(rank, params)
+
+    def _send(self, rank, params, other):
+        weight = self._weight / 2
+        if rank.send(other, [numpy.float64(weight), *values_of(params)], _TAG):
+            self._weight = weight
+
+    def _receive(self, rank, params):
+        """Add all messages that have arrived."""
+        own = None
+        while True:
+            message = rank.receive(_TAG)
+            if message is None:
+                break
+            own = values_of(params) if own is None else own
+            weight, *others = message[1]
+            total = self._weight + float(weight)
+            for one, other in zip(own, others):
+                one *= self._weight / total
+                one += (float(weight) / total) * other
+            self._weight = total
+        if own is not None:
+            assign(params, own)
+
+    def finish(self, rank: synk.Rank, params: Params) -> None:
+        self._settle(rank, params)
+        if rank.may_meet:
+            rank.all_reduce(params, "avg", weight=self._weight)
+
+    def state(self, rank: synk.Rank, params: Params) -> dict[str, Any]:
+        self._settle(rank, params)
+        return {"weight": self._weight}
+
+    def _settle(self, rank, params):
+        meet(rank)  # nothing is sent any more
+        self._receive(rank, params)

@@ -1,0 +1,178 @@
+"""The programs of a training, which every rank runs: steps, exchanges, validations."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import math
+import time
+from typing import Any, Callable, NamedTuple
+
+import numpy
+from theano.compile.sharedvalue import SharedVariable
+
+import synkhronos as synk
+from synkhronos.extensions.rules.checkpoint import Saved
+from synkhronos.extensions.rules.progress import Progress
+from synkhronos.extensions.rules.rule import Rule
+from synkhronos.extensions.rules.validation import Validation
+
+
+class Plan(NamedTuple):
+    """The arguments of `train`, checked."""
+
+    step: Any
+    params: list[SharedVariable]
+    data: list[synk.Data]
+    rule: Rule
+    validation: Validation | None
+    batch_size: int
+    epochs: int
+    progress: bool
+    report: Callable[..., Any] | None
+
+
+class Outcome(NamedTuple):
+    """What a program returns on a rank: what it has added to the record, and where it stands."""
+
+    losses: list[float]
+    seconds: list[float]
+    samples: list[int]
+    validations: list[dict[str, Any]]
+    steps: int
+    state: dict[str, Any]
+
+
+def train_program(
+    rank: synk.Rank, plan: Plan, begin: Saved, elapsed: float, until: int, saves: bool
+) -> Outcome:
+    """Take the steps up to the end of an epoch.
+
+    Parameters
+    ----------
+    rank : Rank
+    plan : Plan
+    begin : Saved
+    elapsed : float
+        The seconds of the programs before.
+    until : int
+        How many epochs are done at the end, those before included.
+    saves : bool
+        Whether to return the rule's state, in place of calling its `finish`.
+    """
+    rule = _begin(rank, plan, begin)
+    loop = _Loop(rank, plan, rule, begin, elapsed)
+    progress = Progress(rank, plan.progress, plan.epochs * len(plan.data[0]), plan.epochs)
+    try:
+        loop.run(until, progress)
+    finally:
+        progress.close()
+    state = {}
+    if saves:
+        state = {**rule.hyper_parameters, **rule.state(rank, plan.params)}
+    else:
+        rule.finish(rank, plan.params)
+    return loop.outcome(state)
+
+
+def finish_program(rank: synk.Rank, plan: Plan, begin: Saved) -> None:
+    """Give the parameters their final values."""
+    _begin(rank, plan, begin).finish(rank, plan.params)
+
+
+def _begin(rank, plan, begin):
+    """Return the rule of this rank, started."""
+    rule = copy.copy(plan.rule)
+    rule.prepare(plan.step)
+    if rule.seed is None:
+        rule.seed = begin.seed
+    by_all = plan.validation is not None and plan.validation.by_all
+    rank.in_step = rule.is_synchronous or by_all
+    _ = rank.should_stop  # from here on it is asked, so that no method of the rank ends the program
+    if not rank.restarts:
+        rank.clock = begin.steps[rank.rank]
+        if begin.states is not None:
+            state = begin.states[rank.rank]
+            for name in rule.hyper_parameters.keys() & state.keys():
+                setattr(rule, name, state[name])
+            rule.restore(state)
+    rule.start(rank, plan.params)
+    return rule
+
+
+class _Loop:
+    """The loop of one rank."""
+
+    def __init__(self, rank: synk.Rank, plan: Plan, rule: Rule, begin: Saved, elapsed: float) -> None:
+        self._rank, self._plan, self._rule, self._seed = rank, plan, rule, begin.seed
+        self._length = len(plan.data[0])
+        self._per_epoch = rank.n_minibatches(self._length, rank.size, plan.batch_size)
+        # A fresh rank goes on where the dead one was; at the end its clock was set beyond that.
+        self._steps = min(rank.clock, plan.epochs * self._per_epoch)
+        samples = begin.record.samples[rank.rank]
+        self._samples = samples[-1] if samples else 0
+        self._began = time.perf_counter() - elapsed
+        self._outcome = Outcome([], [], [], [], 0, {})
+
+    def run(self, until: int, progress: Progress) -> None:
+        """Take the steps of the epochs up to `until`; end early if the ranks are asked to stop."""
+        for epoch in range(self._steps // self._per_epoch, until):
+            done = self._steps - epoch * self._per_epoch
+            seed = int(numpy.random.SeedSequence([self._seed, epoch]).generate_state(1)[0])
+            batches = self._rank.minibatches(self._length, self._plan.batch_size, seed=seed)
+            for rows in itertools.islice(batches, done, None):
+                self._take(rows, epoch + 1, progress)
+            if self._steps < (epoch + 1) * self._per_epoch:
+                return
+            self._validate(epoch + 1)
+
+    def _take(self, rows, epoch, progress):
+        rank, plan, rule, outcome = self._rank, self._plan, self._rule, self._outcome
+        loss = _loss_of(rule.take_step(rank, plan.step, plan.data, rows))
+        self._steps += 1
+        if not math.isfinite(loss):
+            raise FloatingPointError(
+                f"rules.train: the loss is {loss} at step {self._steps} of rank {rank.rank}; lower the "
+                f"learning rate, or look for such values in the data"
+            )
+        rule.after_step(rank, plan.params, self._steps)
+        rank.clock = self._steps
+        self._samples += len(rows)
+        outcome.losses.append(loss)
+        outcome.seconds.append(time.perf_counter() - self._began)
+        outcome.samples.append(self._samples)
+        progress.step(epoch, loss, self._samples)
+        if plan.report is not None:
+            plan.report(rank, rule, self._steps, loss)
+
+    def _validate(self, epoch):
+        validation = self._plan.validation
+        if validation is None:
+            return
+        numbers = validation.run(self._rank, self._plan.params, self._rule, epoch)
+        if numbers is not None:
+            point = {
+                "epoch": epoch,
+                "step": self._steps,
+                "seconds": time.perf_counter() - self._began,
+                "samples": self._samples,
+            }
+            self._outcome.validations.append({**point, **numbers})
+
+    def outcome(self, state: dict[str, Any]) -> Outcome:
+        """Return what is added to the record, with the state of the rule."""
+        return self._outcome._replace(steps=self._steps, state=state)
+
+
+def _loss_of(outputs: Any) -> float:
+    """Return the loss: the first output."""
+    if isinstance(outputs, dict):
+        outputs = list(outputs.values())
+    first = outputs[0] if isinstance(outputs, list) else outputs
+    first = numpy.asarray(first)
+    if first.size != 1:
+        raise ValueError(
+            f"rules.train: step: expected the loss, one number, as the first output, got an array of "
+            f"the shape {first.shape}"
+        )
+    return float(first.reshape(()))

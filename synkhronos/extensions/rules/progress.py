@@ -1,0 +1,91 @@
+"""Showing a person how a training goes: a bar on a terminal, else a line now and then."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from typing import Any
+
+import synkhronos as synk
+
+_DELAY = 1.5  # seconds before a line is written, where there is no terminal
+_PAUSE = 60.0  # seconds between two lines
+_INTERVAL = 0.2  # seconds between two reports, and updates on a terminal
+
+
+class Progress:
+    """Reports the loss and the rows of this rank to the master, which shows those of all.
+
+    Parameters
+    ----------
+    rank : Rank
+    is_shown : bool
+    rows : int
+        How many rows all ranks will use.
+    epochs : int
+    """
+
+    def __init__(self, rank: synk.Rank, is_shown: bool, rows: int, epochs: int) -> None:
+        self._rank, self._rows, self._epochs = rank, rows, epochs
+        self._began = self._reported = time.perf_counter()
+        self._first: int | None = None
+        self._next_line = self._began + _DELAY
+        self._bar: Any = None
+        stream = sys.stderr
+        is_off = os.environ.get("SYNKHRONOS_PROGRESS") == "0" or stream is None
+        self._is_shown = is_shown and rank.is_master and not is_off
+        if self._is_shown and _is_terminal(stream):
+            self._bar = _make_bar(rows)
+
+    def step(self, epoch: int, loss: float, samples: int) -> None:
+        """Report a step of this rank, and show the latest of all, unless it was done a moment ago."""
+        now = time.perf_counter()
+        if self._first is None:
+            self._first = samples
+        if now - self._reported < _INTERVAL:
+            return
+        self._reported = now
+        rate = (samples - self._first) / (now - self._began)
+        self._rank.report(loss=loss, samples=samples, rate=rate)
+        if not self._is_shown or (self._bar is None and now < self._next_line):
+            return
+        latest = [one for one in self._rank.latest if one is not None]
+        losses = " ".join(f"{one['loss']:.4g}" for one in latest)
+        rates = " ".join(f"{one['rate']:.0f}" for one in latest)
+        epochs, text = f"epoch {epoch}/{self._epochs}", f"loss {losses}, rows/s {rates}"
+        if self._bar is not None:
+            self._bar.n = min(self._rows, int(sum(one["samples"] for one in latest)))
+            self._bar.set_description(epochs, refresh=False)
+            self._bar.set_postfix_str(text)
+        else:
+            self._next_line = now + _PAUSE
+            _write(f"synkhronos: training, {epochs}; {text}\n")
+
+    def close(self) -> None:
+        """End the bar."""
+        if self._bar is not None:
+            self._bar.close()
+
+
+def _is_terminal(stream):
+    try:
+        return stream.isatty() and os.environ.get("TERM") != "dumb"
+    except (AttributeError, ValueError):
+        return False
+
+
+def _make_bar(rows):
+    try:
+        from tqdm import tqdm
+    except ImportError:
+        return None
+    return tqdm(total=rows, unit=" rows", unit_scale=True, leave=False, file=sys.stderr)
+
+
+def _write(line):
+    try:
+        sys.stderr.write(line)
+        sys.stderr.flush()
+    except (OSError, ValueError):  # stderr is closed; the work goes on
+        return

@@ -1,0 +1,146 @@
+"""`Record`: the losses of a training, with times and samples, and the validations."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any, Sequence, Union
+
+PathLike = Union[str, "os.PathLike[str]"]
+
+_FORMAT = ["synkhronos training record", 1]
+_FIELDS = ("losses", "seconds", "samples", "validations", "stopped", "interrupted")
+
+
+class Record:
+    """What a training has recorded.
+
+    Attributes
+    ----------
+    losses : list of list of float
+        The loss of each step, by rank.
+    seconds : list of list of float
+        The time after each step, by rank, since the ranks began. Time between two programs, in which
+        checkpoints are saved, does not count.
+    samples : list of list of int
+        The number of rows that the rank has used up to each step, by rank.
+    validations : list of dict
+        In the order of their times, each with ``"epoch"`` from 1, ``"rank"`` (None, if all ranks
+        validated together), ``"step"``, ``"seconds"`` and ``"samples"`` of this rank (of rank 0), and
+        the numbers.
+    stopped : bool
+        Whether the training was stopped before its end, by ``rank.stop()`` or Ctrl-C.
+    interrupted : bool
+        Whether it was stopped by Ctrl-C.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.losses: list[list[float]] = [[] for _ in range(size)]
+        self.seconds: list[list[float]] = [[] for _ in range(size)]
+        self.samples: list[list[int]] = [[] for _ in range(size)]
+        self.validations: list[dict[str, Any]] = []
+        self.stopped = self.interrupted = False
+
+    def __repr__(self) -> str:
+        steps = ", ".join(str(len(losses)) for losses in self.losses)
+        return f"<Record of {steps} steps by rank, {len(self.validations)} validations>"
+
+    @property
+    def elapsed(self) -> float:
+        """The seconds of the rank that ran longest."""
+        return max((seconds[-1] for seconds in self.seconds if seconds), default=0.0)
+
+    def to_json(self) -> str:
+        """Return the record as JSON."""
+        fields = {name: getattr(self, name) for name in _FIELDS}
+        return json.dumps({"format": _FORMAT, **fields})
+
+    @classmethod
+    def from_json(cls, text: str) -> Record:
+        """Return the record that `to_json` has written.
+
+        Parameters
+        ----------
+        text : str
+
+        Raises
+        ------
+        ValueError
+            If it is not such a record.
+        """
+        try:
+            fields = json.loads(text)
+            if fields["format"] != _FORMAT:
+                raise ValueError(f"expected the format {_FORMAT}, got {fields['format']}")
+            record = cls(len(fields["losses"]))
+            for name in _FIELDS:
+                setattr(record, name, fields[name])
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"Record: not a record of a training: {error!r}") from error
+        return record
+
+    def save(self, path: PathLike) -> None:
+        """Write the record to a JSON file.
+
+        Parameters
+        ----------
+        path : str or path-like
+        """
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(self.to_json())
+
+    @classmethod
+    def load(cls, path: PathLike) -> Record:
+        """Read a record that `save` has written.
+
+        Parameters
+        ----------
+        path : str or path-like
+
+        Raises
+        ------
+        ValueError
+            If the file is not such a record.
+        """
+        with open(path, encoding="utf-8") as file:
+            return cls.from_json(file.read())
+
+    def plot(self, path: PathLike, numbers: Sequence[str] | None = None) -> None:
+        """Draw the loss of each rank against time and against samples, with the validations.
+
+        Parameters
+        ----------
+        path : str or path-like
+            The image to write, such as ``"loss.png"`` or ``"loss.svg"``.
+        numbers : list of str, optional
+            The numbers of the validations to draw; all by default.
+
+        Raises
+        ------
+        ImportError
+            If matplotlib is not installed.
+        """
+        try:
+            from matplotlib.figure import Figure
+        except ImportError as error:
+            raise ImportError(
+                "Record.plot needs matplotlib: pip install matplotlib; or save() the record, and draw "
+                "it elsewhere"
+            ) from error
+        figure = Figure(figsize=(9, 3.5), layout="constrained")
+        axes = figure.subplots(1, 2, sharey=True)
+        for axis, across in zip(axes, ("seconds", "samples")):
+            for rank, losses in enumerate(self.losses):
+                axis.plot(getattr(self, across)[rank], losses, lw=0.8, label=f"rank {rank}")
+            for name in self._numbers() if numbers is None else numbers:
+                points = [(one[across], one[name]) for one in self.validations if name in one]
+                axis.plot(*zip(*points), "o-", ms=3, label=name)
+            axis.set_xlabel("seconds" if across == "seconds" else "rows used by the rank")
+        axes[0].set_ylabel("loss")
+        axes[0].legend()
+        figure.savefig(path, dpi=120)
+
+    def _numbers(self):
+        known = {"epoch", "rank", "step", "seconds", "samples"}
+        names = [name for one in self.validations for name in one if name not in known]
+        return list(dict.fromkeys(names))

@@ -1,0 +1,202 @@
+"""`Rule`: how the ranks' parameters depend on each other."""
+
+from __future__ import annotations
+
+from typing import Any, Mapping, Sequence
+
+import numpy
+
+import synkhronos as synk
+from synkhronos.extensions.rules.parameters import Params
+from synkhronos.extensions.rules.step import TrainingStep
+
+
+class Rule:
+    """A training rule: what the ranks exchange, and when. The base of all rules.
+
+    A rule of your own is a class with ``start``, ``after_step`` and ``finish``; here all of them do
+    nothing, so that each rank trains by itself. Every rank has its own copy of the rule, and `params`
+    are the rank's own replicas. `train` calls the methods; so can a program of your own.
+
+    The hyper-parameters of a rule are its attributes without an underscore. They may be changed while it
+    runs, between two steps; if the rule is synchronous, on all ranks after the same step.
+
+    Attributes
+    ----------
+    is_synchronous : bool
+        Whether the ranks meet in collectives in ``after_step``. Then they are asked to stop together,
+        and validate together by default. False, if a class does not change it.
+    seed : int or None
+        For rules that draw random numbers. `train` sets it, if it is None.
+    restored : dict or None
+        In `start`, what `state` has returned on this rank, if the training goes on from a checkpoint.
+
+    Examples
+    --------
+    Ranks average their parameters after every third step:
+
+    >>> import numpy as np
+    >>> import synkhronos as synk
+    >>> import theano
+    >>> import theano.tensor as T
+    >>> from synkhronos.extensions import rules
+    >>> class Average(rules.Rule):
+    ...     is_synchronous = True
+    ...     def start(self, rank, params):
+    ...         self.period = 3
+    ...     def after_step(self, rank, params, step):
+    ...         if step % self.period == 0:
+    ...             rank.all_reduce(params, "avg")
+    ...     def finish(self, rank, params):
+    ...         rank.all_reduce(params, "avg")
+    >>> synk.fork(2, use_gpu=False)
+    2
+    >>> x, w = T.dvector("x"), theano.shared(0.0, name="w")
+    >>> loss = T.sqr(x - w).mean()
+    >>> step = synk.function([x], loss, updates=[(w, w - 0.2 * T.grad(loss, w))])
+    >>> data = np.random.RandomState(0).normal(3, 1, 1000)
+    >>> record = rules.train(step, [w], [data], Average(), batch_size=50, epochs=5, seed=1)
+    >>> [len(losses) for losses in record.losses], round(float(w.get_value()))
+    ([50, 50], 3)
+    >>> synk.close()
+    """
+
+    is_synchronous = False
+    seed: int | None = None
+    restored: Mapping[str, Any] | None = None
+    _rows = 0  # that this rank has used since the last average
+
+    def prepare(self, step: Any) -> None:
+        """Raise in words unless the rule can train with this step.
+
+        `train` calls it before anything starts, and on every rank before `start`.
+
+        Parameters
+        ----------
+        step : Function or TrainingStep
+        """
+
+    def start(self, rank: synk.Rank, params: Params) -> None:
+        """Begin, on every rank; `params` have the same values on all of them, unless it is `restored`.
+
+        Parameters
+        ----------
+        rank : Rank
+        params : list of shared variables
+        """
+
+    def take_step(self, rank: synk.Rank, step: Any, data: Sequence[Any], rows: numpy.ndarray) -> Any:
+        """Take a step on this rank's own rows, and return its outputs, of which the first is the loss.
+
+        Parameters
+        ----------
+        rank : Rank
+        step : Function or TrainingStep
+        data : list of Data or arrays
+            The inputs.
+        rows : numpy.ndarray of int
+            The minibatch.
+        """
+        self._rows += len(rows)
+        if isinstance(step, TrainingStep):
+            return step(rank, *data, batch=rows)
+        return rank.call(step, *data, batch=rows)
+
+    def after_step(self, rank: synk.Rank, params: Params, step: int) -> None:
+        """Exchange, after a step on this rank.
+
+        Parameters
+        ----------
+        rank : Rank
+        params : list of shared variables
+        step : int
+            The number of the step on this rank, from 1.
+        """
+
+    def finish(self, rank: synk.Rank, params: Params) -> None:
+        """Give the parameters of every rank their final values, after the last step.
+
+        Parameters
+        ----------
+        rank : Rank
+        params : list of shared variables
+        """
+
+    def value(self, rank: synk.Rank, params: Params) -> list[numpy.ndarray] | None:
+        """Return the values to validate; None for those that this rank's parameters have.
+
+        All ranks call it at the same point if the rule is synchronous, else one rank alone may.
+
+        Parameters
+        ----------
+        rank : Rank
+        params : list of shared variables
+        """
+        return None
+
+    def state(self, rank: synk.Rank, params: Params) -> dict[str, Any]:
+        """Return what this rank needs to go on from a checkpoint, besides its shared variables.
+
+        It is called on all ranks after their last step before a checkpoint. What is on its way from one
+        rank to another must arrive in it. The hyper-parameters are saved in any case.
+
+        Parameters
+        ----------
+        rank : Rank
+        params : list of shared variables
+
+        Returns
+        -------
+        dict
+            Arrays, numbers and strings by name.
+        """
+        return {}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state: it is in `restored` when `start` is called.
+
+        Parameters
+        ----------
+        state : dict
+            As `state` has returned it on this rank.
+        """
+        self.restored = dict(state)
+
+    @property
+    def hyper_parameters(self) -> dict[str, Any]:
+        """The hyper-parameters by name, those that are numbers, strings or None."""
+        return {
+            name: value
+            for name, value in vars(self).items()
+            if not name.startswith("_")
+            and (value is None or isinstance(value, (int, float, str)))
+            and name != "restored"
+        }
+
+    def __repr__(self) -> str:
+        given = ", ".join(f"{name}={value!r}" for name, value in self.hyper_parameters.items())
+        return f"{type(self).__name__}({given})"
+
+    def _average(self, rank: synk.Rank, params: Params) -> None:
+        """Set the parameters of all ranks to their average, weighted by rows since the last one."""
+        rank.all_reduce(params, "avg", weight=self._rows or 1)
+        self._rows = 0
+
+
+def check_count(name: str, value: Any, least: int = 1) -> int:
+    """Return a hyper-parameter that is a whole number, or raise in words."""
+    if isinstance(value, bool) or not isinstance(value, (int, numpy.integer)):
+        raise TypeError(f"{name}: expected an int, got {value!r}")
+    if value < least:
+        raise ValueError(f"{name}: expected at least {least}, got {value}")
+    return int(value)
+
+
+def check_number(name: str, value: Any, least: float, most: float = numpy.inf) -> float:
+    """Return a hyper-parameter that is a number in an interval, or raise in words."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, numpy.number)):
+        raise TypeError(f"{name}: expected a number, got {value!r}")
+    if not least <= value <= most:
+        bounds = f"at least {least}" if most == numpy.inf else f"a number from {least} to {most}"
+        raise ValueError(f"{name}: expected {bounds}, got {value!r}")
+    return float(value)

@@ -1,0 +1,327 @@
+"""`train`: the loop over epochs that most people want, as programs of `synkhronos.spmd`."""
+
+from __future__ import annotations
+
+import copy
+import os
+from typing import Any, Callable, NamedTuple, Sequence
+
+import numpy
+from theano.compile.sharedvalue import SharedVariable
+
+import synkhronos as synk
+from synkhronos.extensions._flat_gradient import checked_parameters
+from synkhronos.extensions.rules import checkpoint as checkpoints
+from synkhronos.extensions.rules.checkpoint import Saved
+from synkhronos.extensions.rules.loop import Outcome, Plan, finish_program, train_program
+from synkhronos.extensions.rules.record import PathLike, Record
+from synkhronos.extensions.rules.rule import Rule, check_count
+from synkhronos.extensions.rules.step import TrainingStep, updated_by
+from synkhronos.extensions.rules.validation import Validation
+
+
+class _Programs(NamedTuple):
+    """How the programs of a training are run."""
+
+    plan: Plan
+    controller: Any
+    on_death: str
+
+    def run(self, program: Callable[..., Any], *args: Any) -> synk.Results:
+        return synk.spmd(program, self.plan, *args, controller=self.controller, on_death=self.on_death)
+
+
+def train(
+    step: synk.Function | TrainingStep,
+    params: Sequence[SharedVariable],
+    data: Sequence[Any],
+    rule: Rule,
+    batch_size: int,
+    epochs: int = 1,
+    validate: Any = None,
+    validate_by: str | None = None,
+    seed: int | None = None,
+    checkpoint: PathLike | None = None,
+    checkpoint_every: int = 1,
+    progress: bool = True,
+    report: Callable[..., Any] | None = None,
+    controller: Any = None,
+    on_death: str = "raise",
+) -> Record:
+    """Train on all ranks, each at its own pace, with a rule that says what they exchange.
+
+    First every rank gets the master's parameters. Then each rank takes its steps, on minibatches of its
+    own share of the rows, in a new order in each epoch; all ranks have the same number of steps. At the
+    end `rule.finish` gives every rank the final parameters.
+
+    A rule draws on what the ranks' steps do; any update will do, such as Adam. Its state stays local to
+    each rank, but with ``BSP(average="gradients")`` all ranks update alike.
+
+    Parameters
+    ----------
+    step : Function or TrainingStep
+        It updates the parameters of its rank, and its first output is the loss, the mean over the rows.
+        Build it with `synkhronos.function`, or in two parts with `make_step`.
+    params : list of shared variables
+        The parameters, all of float32 or float64.
+    data : list of Data or arrays
+        The inputs of the step, with equal numbers of rows.
+    rule : Rule
+        Each rank has a copy of it; the object itself is not changed.
+    batch_size : int
+        The largest number of rows of a rank in a step.
+    epochs : int, default: 1
+        If the training goes on from a checkpoint, those before it count, too.
+    validate : (Function, list of Data or arrays) or callable, optional
+        What is computed after each epoch with `rule.value`: the center, or the average of the ranks. A
+        function's outputs are numbers that are means over the rows. The first output is recorded as
+        ``"loss"``, unless the function returns a dict. A callable ``validate(rank)`` returns numbers by
+        name. The parameters are restored afterwards.
+    validate_by : {"one", "all"}, optional
+        Whether one rank validates while the others go on, each in its turn, which is the default for
+        rules without collectives; or all ranks together, each on its share of the rows. The averages of
+        their numbers are recorded, weighted by rows; a callable may return ``"rows"`` as the weight.
+    seed : int, optional
+        Determines the order of the rows, and what the rule draws. By default it is drawn from
+        ``numpy.random``.
+    checkpoint : path, optional
+        A file that is written by `synkhronos.save` every `checkpoint_every` epochs, and when the
+        training is stopped. If it exists, the training goes on from it, with the rule's hyper-parameters
+        at that time. Going on changes nothing, bit for bit, for rules in which the order of the
+        exchanges is fixed: `BSP`, `LocalSGD`, `DiLoCo`, and any rule on one rank. The variables that
+        functions use must be the same as when it was written.
+    checkpoint_every : int, default: 1
+    progress : bool, default: True
+        Whether to show the loss and the rate of each rank on stderr: a bar of tqdm on a terminal, else a
+        line once a minute. The environment variable ``SYNKHRONOS_PROGRESS=0`` turns it off.
+    report : callable, optional
+        ``report(rank, rule, step, loss)`` is called on every rank after each step and exchange, with the
+        rank's own copy of the rule. It may change the rule's hyper-parameters, or shared variables such
+        as a learning rate; ask the controller by ``rank.ask``; or stop all by ``rank.stop()``.
+    controller : callable, optional
+        As in `synkhronos.spmd`. With a checkpoint it begins anew after each.
+    on_death : {"raise", "continue"}
+        As in `synkhronos.spmd`. With ``"continue"`` a fresh rank goes on with the step at which the dead
+        one was. It is for rules without collectives.
+
+    Returns
+    -------
+    Record
+        The losses and times of all steps, by rank, and the validations.
+
+    Raises
+    ------
+    NotForkedError, ClosedError, WorldBrokenError
+        If there are no processes that can be used.
+    TypeError, ValueError, OSError
+        If an argument is wrong, before anything starts; if the checkpoint is of another training.
+    FloatingPointError or WorkerError
+        If a loss is not finite; the message names the rank and the step. A `WorkerError` for any other
+        exception in a worker, too.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import synkhronos as synk
+    >>> import theano
+    >>> import theano.tensor as T
+    >>> from synkhronos.extensions import rules
+    >>> synk.fork(2, use_gpu=False)
+    2
+    >>> x, w = T.dmatrix("x"), theano.shared(np.zeros(2), name="w")
+    >>> loss = T.sqr(x - w).sum(axis=1).mean()
+    >>> step = synk.function([x], loss, updates=[(w, w - 0.1 * T.grad(loss, w))])
+    >>> data = np.random.RandomState(0).normal([1, 2], 0.1, (1000, 2))
+    >>> rule = rules.EASGD(alpha=0.4, period=2)
+    >>> record = rules.train(step, [w], [data], rule, batch_size=20, epochs=4)
+    >>> w.get_value().round(1)
+    array([1., 2.])
+    >>> len(record.losses[0]), len(record.losses[1])
+    (100, 100)
+    >>> synk.close()
+    """
+    if not isinstance(rule, Rule):
+        raise TypeError(
+            f"rules.train: rule: expected a Rule, such as rules.EASGD(), got {rule!r}; a rule of your "
+            f"own is derived from rules.Rule"
+        )
+    params = _checked_params(step, params)
+    rule = copy.copy(rule)
+    rule.prepare(step)
+    by_all = _checked_by_all(validate_by, rule, on_death)
+    plan = Plan(
+        step, params, _as_data(step, data), rule,
+        _checked_validation(validate, by_all),
+        check_count("rules.train: batch_size", batch_size),
+        check_count("rules.train: epochs", epochs, 0),
+        bool(progress), report,
+    )  # fmt: skip
+    _check_lengths(plan)
+    if report is not None and not callable(report):
+        raise TypeError(f"rules.train: report: expected a function or None, got {report!r}")
+    every = check_count("rules.train: checkpoint_every", checkpoint_every)
+    if seed is not None:
+        seed = check_count("rules.train: seed", seed, 0)
+    programs = _Programs(plan, controller, on_death)
+    if checkpoint is None:
+        return _train_at_once(programs, seed)
+    checkpoints.check_path(checkpoint)
+    return _train_with_checkpoints(programs, seed, checkpoint, every)
+
+
+# The two ways to run it
+
+
+def _train_at_once(programs, seed):
+    synk.broadcast(programs.plan.params)
+    begin = _beginning(seed)
+    results = programs.run(train_program, begin, 0.0, programs.plan.epochs, False)
+    saved = _after(begin, results)
+    return _ended(saved.record, programs.plan, saved.steps, results)
+
+
+def _train_with_checkpoints(programs, seed, path, every):
+    plan = programs.plan
+    settings = _settings(plan, seed)
+    if os.path.exists(path):
+        saved = checkpoints.load(path, settings)
+        if seed not in (None, saved.seed):
+            raise ValueError(
+                f"rules.train: seed: the training in the checkpoint {os.fspath(path)!r} has the seed "
+                f"{saved.seed}, got {seed}; leave it out, or remove the file to begin anew"
+            )
+    else:
+        synk.broadcast(plan.params)
+        saved = _beginning(seed)
+    results = None
+    per_epoch = synk.Rank.n_minibatches(len(plan.data[0]), synk.size(), plan.batch_size)
+    while min(saved.steps) < plan.epochs * per_epoch:
+        until = min(plan.epochs, (min(saved.steps) // per_epoch // every + 1) * every)
+        results = programs.run(train_program, saved, saved.record.elapsed, until, True)
+        saved = _after(saved, results)
+        checkpoints.save(path, saved, settings)
+        if results.stopped:
+            break
+    if saved.states is not None:
+        programs.run(finish_program, saved)
+    return _ended(saved.record, plan, saved.steps, results)
+
+
+def _beginning(seed):
+    if seed is None:
+        seed = int(numpy.random.randint(1 << 31))
+    size = synk.size()
+    return Saved([0] * size, None, Record(size), seed)
+
+
+def _after(before: Saved, results: synk.Results) -> Saved:
+    """Return what there is after a program: its outcomes added to the record."""
+    record, steps = before.record, list(before.steps)
+    states = list(before.states or [{}] * len(steps))
+    outcomes: list[Outcome | None] = list(results)
+    for rank, outcome in enumerate(outcomes):
+        if outcome is not None:  # None for a rank that was ended
+            record.losses[rank] += outcome.losses
+            record.seconds[rank] += outcome.seconds
+            record.samples[rank] += outcome.samples
+            record.validations += outcome.validations
+            steps[rank], states[rank] = outcome.steps, outcome.state
+    record.validations.sort(key=lambda one: one["seconds"])
+    return Saved(steps, states, record, before.seed)
+
+
+def _ended(record, plan, steps, results):
+    per_epoch = synk.Rank.n_minibatches(len(plan.data[0]), synk.size(), plan.batch_size)
+    record.stopped = min(steps) < plan.epochs * per_epoch
+    record.interrupted = record.stopped and results is not None and results.interrupted
+    return record
+
+
+def _settings(plan, seed):
+    """Return what has to be the same to go on from a checkpoint."""
+    return {
+        "rule": type(plan.rule).__name__,
+        "ranks": synk.size(),
+        "batch_size": plan.batch_size,
+        "rows": len(plan.data[0]),
+    }
+
+
+# Arguments
+
+
+def _checked_params(step, params):
+    if not isinstance(step, (synk.Function, TrainingStep)):
+        raise TypeError(
+            f"rules.train: step: expected a function built with synk.function(), or a step of "
+            f"rules.make_step(), got {step!r}"
+        )
+    params = checked_parameters(params)
+    updated = updated_by(step)
+    missing = [str(one) for one in params if one not in updated]
+    if missing:
+        raise ValueError(
+            f"rules.train: params: expected variables that the step updates, got some that it does not: "
+            f"{', '.join(missing)}; give the step updates for them, or leave them out"
+        )
+    return params
+
+
+def _checked_by_all(validate_by, rule, on_death):
+    if validate_by not in (None, "one", "all"):
+        raise ValueError(f"rules.train: validate_by: expected 'one', 'all' or None, got {validate_by!r}")
+    by_all = rule.is_synchronous if validate_by is None else validate_by == "all"
+    if on_death == "continue" and (rule.is_synchronous or by_all):
+        what = f"{rule!r}" if rule.is_synchronous else "validate_by='all'"
+        raise ValueError(
+            f"rules.train: on_death='continue': the ranks that are left cannot meet a dead one in "
+            f"collectives, which {what} uses; use a rule without, such as EASGD, or on_death='raise'"
+        )
+    return by_all
+
+
+def _checked_validation(validate, by_all):
+    if validate is None:
+        return None
+    if isinstance(validate, (tuple, list)) and len(validate) == 2:
+        function, data = validate
+        if isinstance(function, synk.Function):
+            return Validation(function, _as_data(function, data, "validate"), by_all)
+    elif callable(validate) and not isinstance(validate, synk.Function):
+        return Validation(validate, None, by_all)
+    raise TypeError(
+        f"rules.train: validate: expected (function, [data, ...]) with a function built by "
+        f"synk.function(), or a callable that takes the rank, got {validate!r}"
+    )
+
+
+def _as_data(step, data, name="data"):
+    """Return a `Data` for each input, converted once; raise unless their numbers of rows are equal."""
+    function = step.compute if isinstance(step, TrainingStep) else step
+    if isinstance(data, (synk.Data, numpy.ndarray)) or not isinstance(data, (list, tuple)):
+        raise TypeError(
+            f"rules.train: {name}: expected a list with an array or Data for each input, got "
+            f"{type(data).__name__}; put a single one in a list"
+        )
+    if not data:
+        raise ValueError(f"rules.train: {name}: expected at least one array, got an empty list")
+    # Of what is Data already, only an empty part is converted.
+    arrays = [one.data[:0] if isinstance(one, synk.Data) else one for one in data]
+    built = function.build_inputs(*arrays)
+    built = built if isinstance(built, tuple) else (built,)
+    made = [one if isinstance(one, synk.Data) else new for one, new in zip(data, built)]
+    lengths = [len(one) for one in made]
+    if len(set(lengths)) > 1:
+        raise ValueError(f"rules.train: {name}: expected equal numbers of rows, got {lengths}")
+    return made
+
+
+def _check_lengths(plan):
+    rows, size = len(plan.data[0]), synk.size()
+    if rows < size:
+        raise ValueError(
+            f"rules.train: data: expected at least a row for each of the {size} ranks, got {rows} row(s)"
+        )
+    if plan.validation is not None and plan.validation.data is not None:
+        if not len(plan.validation.data[0]):
+            raise ValueError("rules.train: validate: expected at least one row, got none")

@@ -1,0 +1,94 @@
+"""Validation by one rank while the others go on, or by all ranks together."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Sequence
+
+import numpy
+
+import synkhronos as synk
+from synkhronos.extensions.rules.parameters import Params, assign, values_of
+from synkhronos.extensions.rules.rule import Rule
+
+_ROWS = 1000  # computed at a time
+
+
+class Validation(NamedTuple):
+    """What is validated, and by whom.
+
+    Attributes
+    ----------
+    function : Function or callable
+    data : list of Data, or None for a callable
+    by_all : bool
+    """
+
+    function: Any
+    data: list[Any] | None
+    by_all: bool
+
+    def run(self, rank: synk.Rank, params: Params, rule: Rule, epoch: int) -> dict[str, Any] | None:
+        """Validate after an epoch; return the numbers on one rank, None on the others.
+
+        The ranks take turns. The parameters are restored afterwards.
+        """
+        is_mine = rank.rank == epoch % rank.size
+        if not (self.by_all or is_mine or rule.is_synchronous):
+            return None
+        if self.by_all and not rule.is_synchronous:
+            rank.barrier()  # so that all take the same value
+        value = rule.value(rank, params)
+        if self.by_all and not rule.is_synchronous:
+            rank.barrier()
+        if not (self.by_all or is_mine):
+            return None
+        own = None
+        if value is not None:
+            own = values_of(params)
+            assign(params, value)
+        numbers, rows = self._compute(rank)
+        if own is not None:
+            assign(params, own)
+        if not self.by_all:
+            return {"rank": rank.rank, **numbers}
+        every = rank.exchange((rows, numbers))
+        return {"rank": None, **_combined(every)} if rank.rank == 0 else None
+
+    def _compute(self, rank):
+        """Return the numbers of this rank, and their weight."""
+        if self.data is None:
+            numbers = dict(self.function(rank))
+            rows = numbers.pop("rows", 1)
+        else:
+            length = len(self.data[0])
+            share = rank.rows(length) if self.by_all else range(length)
+            rows = len(share)
+            if not rows:
+                return {}, 0
+            outputs = rank.call(
+                self.function,
+                *self.data,
+                batch=slice(share.start, share.stop),
+                num_slices=-(-rows // _ROWS),
+            )
+            numbers = _named(outputs)
+        return {name: float(number) for name, number in numbers.items()}, float(rows)
+
+
+def _named(outputs: Any) -> dict[str, Any]:
+    """Return the outputs of a function by name."""
+    if isinstance(outputs, dict):
+        return outputs
+    if not isinstance(outputs, list):
+        return {"loss": outputs}
+    return {f"output {position}" if position else "loss": one for position, one in enumerate(outputs)}
+
+
+def _combined(every: Sequence[tuple[float, dict[str, float]]]) -> dict[str, float]:
+    """Return the averages of all ranks' numbers, weighted by rows."""
+    every = [(rows, numbers) for rows, numbers in every if rows]
+    weights = [rows for rows, _ in every]
+    return {
+        name: float(numpy.average([numbers[name] for _, numbers in every], weights=weights))
+        for name in every[0][1]
+    }
