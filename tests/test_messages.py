@@ -322,7 +322,7 @@ class FinishesFirst:
 
 
 def test_a_message_that_was_read_while_another_rank_looks_for_dead_ones_is_gone(store):
-    own, other = Mailbox(store.commons, 0), Mailbox(store.commons, 0)
+    own, other = (Mailbox(store.commons, "mailbox 0") for _ in range(2))
     messages = Messages(store.commons, 0, 2)
     assert messages.send(0, 1)
     slot = own.take(0)[0]
