@@ -215,6 +215,8 @@ def test_a_ctrl_c_in_a_program_stops_it_and_the_next_one_runs(to, twice):
 
     synk.distribute()
     for moment in moments("program"):
+        if twice and moment.place.endswith("pack"):
+            continue  # the first one is not deferred there
         for _ in range(1 + twice):
             strike(moment, to)
         try:

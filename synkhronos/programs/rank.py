@@ -401,7 +401,6 @@ class Rank(Collectives):
 
     @contextlib.contextmanager
     def _timed(self, category, name):
-        self._paused = 0.0  # another wait, however short the time since the last
         log = self._here.log
         if log is None:
             yield

@@ -145,6 +145,8 @@ class ProgramRanks(Ranks):
     def program_with_fault(self):
         fault = self.fault
         lasts = "until the fault" if fault.is_survived or fault.how == "stop" else "until the end"
+        if fault.seam == "reply":
+            lasts = "briefly"
         results = self.spmd(lasts, fault.on_death)
         restarts = list(fault.deaths)
         if fault.seam == "reply" and fault.turn == 1:
