@@ -24,9 +24,10 @@ def shared(value, name):
 
 def lstm(x, mask, W, U, b):
     """Return the outputs at all times; where a sequence has ended, the last one is kept."""
+    n_cells = U.get_value(borrow=True).shape[0]
 
     def part(gates, number):
-        return gates[:, number * N_CELLS : (number + 1) * N_CELLS]
+        return gates[:, number * n_cells : (number + 1) * n_cells]
 
     def step(now, alive, output, cell, U):
         gates = now + T.dot(output, U)
@@ -36,7 +37,7 @@ def lstm(x, mask, W, U, b):
         alive = alive[:, None]
         return alive * new_output + (1 - alive) * output, alive * new_cell + (1 - alive) * cell
 
-    start = T.zeros((x.shape[1], N_CELLS))
+    start = T.zeros((x.shape[1], n_cells))
     (outputs, _), _ = theano.scan(
         step, sequences=[T.dot(x, W) + b, mask], outputs_info=[start, start], non_sequences=[U]
     )

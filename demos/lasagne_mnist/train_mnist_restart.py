@@ -1,6 +1,6 @@
 """Train on MNIST, lose a worker halfway, and end with the same parameters as without the loss.
 
-    python train_mnist_elastic.py --processes 2 --model mlp
+    python train_mnist_restart.py --processes 2 --model mlp
 
 Every few steps the script saves the complete state of the training to a checkpoint: the parameters,
 their velocities, the random streams of the dropout on every rank, and the number of steps taken. Halfway
