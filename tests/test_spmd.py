@@ -710,7 +710,8 @@ def test_a_rank_that_cannot_be_replaced_breaks_the_world(world_of, monkeypatch):
     def refuse(*_):
         raise OSError(errno.EAGAIN, "try again")
 
-    with pytest.raises(synk.WorldBrokenError, match="rank 1 died .exit code 5.*no other process.*ulimit"):
+    words = "rank 1 died .exit code 5.*no other process.*ulimit"
+    with pytest.raises(synk.WorldBrokenError, match=words):
         synk.spmd(program, on_death="continue")
     monkeypatch.undo()
     synk.restart()

@@ -4,7 +4,7 @@
 
 The other scripts average the gradients of all processes in every step. Here a rule says what the
 processes exchange, and when: parameters with a center that belongs to none of them (EASGD, Downpour,
-ASGD, SSP), an average after each step or after several (BSP, LocalSGD, DiLoCo), or messages to each other
+ASGD, SSP), an average after one or several steps (BSP, LocalSGD, DiLoCo), or messages to each other
 (GoSGD). After each epoch the center, or the average, is validated.
 """
 

@@ -18,7 +18,7 @@ from synkhronos.stores.commons import Commons, nap
 from synkhronos.stores.handle import Handle
 from synkhronos.world.here import Command, Here
 from synkhronos.world.replacement import replacing_dead
-from synkhronos.world.world import World, any_world, current_world
+from synkhronos.world.world import World, current_world
 
 
 class Results(list):
@@ -74,7 +74,7 @@ class Program(Command):
 
     def run(self, here: Here) -> Any:
         """Return ``(result, reports, ended)``, pickled in a worker."""
-        world = any_world()
+        world = current_world()
         here.transport.in_program = world.in_program = True
         try:
             program, args, kwargs = self.own or sending.unpack(here, world, self.handle)
@@ -200,7 +200,6 @@ def spmd(
     replicate(world)
     programs = world.part(_Programs)
     programs.count += 1
-    here = world.here
     may_meet = on_death == "raise"
     handle, kept = None, []
     if world.size > 1:

@@ -6,10 +6,10 @@ memory, which becomes its next spare. What it wrote counts from this one store o
 read just before and is in the cache, so writing to it next costs no more than writing in place.
 
 Each memory is either in the table or the spare of one *member*. A member is a number that a rank has by
-a lock; after its death or the end of its program, the number and the spare pass to the next rank. A rank may die between the
-store in the table and the store of its next spare. Then its spare is the memory in the table. Whoever
-holds the lock of the stripe next, or has the member's number, finishes this: the spare is what was
-there before.
+a lock; after its death or the end of its program, the number and the spare pass to the next rank. A rank
+may die between the store in the table and the store of its next spare. Then its spare is the memory in
+the table. Whoever holds the lock of the stripe next, or has the member's number, finishes this: the
+spare is what was there before.
 """
 
 from __future__ import annotations

@@ -347,12 +347,6 @@ def current_world() -> World:
     return _current
 
 
-def any_world() -> World:
-    """Return the current world, in whatever state it is."""
-    assert _current is not None
-    return _current
-
-
 def world_exists() -> bool:
     """Whether there is an open world."""
     return _current is not None and not _current.closed
