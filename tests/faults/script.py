@@ -195,7 +195,7 @@ class Play:
 
     def run(self):
         with Injector(self.fault, self.board).installed() as injector:
-            self.board.armed = 1 + self.fault.again + (self.fault.of_program and self.fault.seam == "fork")
+            self.board.armed = self.fault.times
             ranks = self.ranks(self.fault)
             error = self.meet_fault(ranks)
             self.board.armed, self.board.over = 0, 1

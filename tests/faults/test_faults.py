@@ -99,6 +99,7 @@ def release(self, byte):
 commons.LockFile.try_acquire, commons.LockFile.release = try_acquire, release
 commons.LockFile.is_free = lambda self, byte: not words[hash((byte,)) % len(words)]
 """
+NOBODY_IS_STOPPED = "children.Children.find_stopped = lambda self: []"
 DEATH = {"step": "program", "rank": 1, "how": "SIGKILL", "on_death": "continue"}
 
 
@@ -117,7 +118,7 @@ DEATH = {"step": "program", "rank": 1, "how": "SIGKILL", "on_death": "continue"}
         ("mailbox.Mailbox._recover = bool", {**DEATH, "seam": "receive", "others": ""}, "are lost"),
         ("spmd.replacing_dead = spmd._commons", {**DEATH, "seam": "code"}, "a worker died: rank 1"),
         ("spmd.Controller.end = bool", {**DEATH, "seam": "code"}, "controller is left"),
-        ("children.Children.find_stopped = lambda self: []", {**DEATH, "seam": "code", "how": "stop"}, "it hangs"),
+        (NOBODY_IS_STOPPED, {**DEATH, "seam": "code", "how": "stop"}, "it hangs"),
     ],
 )
 def test_the_harness_sees_what_is_wrong(mutation, fault, problem):
