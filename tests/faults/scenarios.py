@@ -182,7 +182,7 @@ class Scenario:
 
     @property
     def is_survived(self):
-        """Whether the ranks of a program go on: without the rank, with a fresh one, or as it continues."""
+        """Whether the ranks of a program go on, with a fresh one, or as the stopped one continues."""
         if self.how == "stop":
             return self.of_master
         dies = self.kills or self.seam in ("started", "reply", "fork")
@@ -191,11 +191,16 @@ class Scenario:
         return dies and self.on_death == "continue" and not self.of_master and not self.of_controller
 
     @property
+    def times(self):
+        """How often the fault occurs; before the one in a fork in a program, the rank is killed."""
+        return 1 + self.again + (self.of_program and self.seam == "fork")
+
+    @property
     def deaths(self):
         """How often ranks of a program die that are replaced, by rank."""
         deaths = [0] * self.size
         if self.is_survived and not self.of_master:
-            deaths[self.rank] = 1 + self.again + (self.seam == "fork")
+            deaths[self.rank] = self.times
             if self.others == "killed":
                 for rank in range(self.size):
                     deaths[rank] += rank not in (self.rank, self.master_rank)
@@ -275,7 +280,8 @@ def _in_program(seed, draw):
     again = others = ""
     if on_death == "continue" and not of_master and how not in (*EXCEPTIONS, "stop"):
         if seam not in ("moment", "fork", "controller"):
-            again = draw.random() < 0.25
+            # A fresh rank finds the arrays that the dead one has made.
+            again = draw.random() < 0.25 and seam != "directory"
             others = "killed" if size > 2 and not again and draw.random() < 0.5 else ""
     return Scenario(
         seed=seed,

@@ -40,6 +40,8 @@ from scenarios import (
     scenario,
 )
 
+from synkhronos.programs import mailbox
+
 _PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -160,6 +162,8 @@ class ProgramRanks(Ranks):
                     restarts[rank] = results[rank][0]
         deaths = sum(fault.deaths)
         lost = deaths if fault.seam == "moment" or fault.others == "killed" else 0
+        if fault.how == "stop" and fault.seam in ("box", "moment"):
+            lost = mailbox.SLOTS  # the box may still be locked when its rank looks for the last time
         program.judge(results, restarts, lost, deaths)
 
     def program(self):
@@ -191,7 +195,7 @@ class Play:
 
     def run(self):
         with Injector(self.fault, self.board).installed() as injector:
-            self.board.armed = 1 + self.fault.again + (self.fault.of_program and self.fault.seam == "fork")
+            self.board.armed = self.fault.times
             ranks = self.ranks(self.fault)
             error = self.meet_fault(ranks)
             self.board.armed, self.board.over = 0, 1
