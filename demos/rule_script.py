@@ -80,8 +80,7 @@ def add_options(parser, default="EASGD"):
     )
     for name, (kind, shown, what) in HYPER.items():
         defaults = {one: hyper_parameters(RULES[one]).get(name) for one in RULES}
-        of = ", ".join(f"{one} {value:g}" if name != "average" else f"{one} {value}"
-                       for one, value in defaults.items() if value is not None)
+        of = ", ".join(f"{one} {value}" for one, value in defaults.items() if value is not None)
         option = f"--{name.replace('_', '-')}"
         choices = ("gradients", "params") if name == "average" else None
         group.add_argument(

@@ -307,3 +307,33 @@ def test_a_run_that_was_killed_is_resumed_and_ends_the_same(run_python, run_demo
     done = run_demo(script, *arguments, "--resume", timeout=300)
     assert "Going on from step 6 of kept.npz" in done.stdout
     assert "the same, bit for bit" in done.stdout
+
+
+RULES = ["--data", "sklearn", "--model", "mlp", "--processes", "2"]
+
+
+def test_a_rule_trains_and_is_resumed(run_demo, tmp_path):
+    script = DEMO / "train_mnist_rules.py"
+    arguments = [*RULES, "--rule", "localsgd", "--period", "3", "--checkpoint", "kept.npz"]
+    first = run_demo(script, *arguments, "--epochs", "1", "--plot", "loss.png", timeout=300)
+    assert "Rule:   LocalSGD(period=3), 2 process(es), 100 rows of each in a step" in first.stdout
+    lines = first.stdout.splitlines()
+    (row,) = [number for number, line in enumerate(lines) if line.startswith("epoch")]
+    epoch, _, _, loss, accuracy = lines[row + 1].split()
+    assert epoch == "1" and float(loss) < 2.3 and float(accuracy[:-1]) > 20
+    assert "steps of the processes: 7, 7" in first.stdout
+    assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
+
+    exists = run_demo(script, *arguments, "--epochs", "2", timeout=300, check=False)
+    assert exists.returncode == 2 and "'kept.npz' exists already; add --resume" in exists.stderr
+    second = run_demo(script, *arguments, "--epochs", "2", "--resume", timeout=300).stdout.splitlines()
+    assert second[row + 1] == lines[row + 1] and second[row + 2].split()[0] == "2"
+    assert "steps of the processes: 14, 14" in second[-1]
+
+
+def test_a_training_with_a_rule_that_diverges_is_one_line(run_demo):
+    arguments = [*RULES, "--rule", "ASGD", "--learning-rate", "1000", "--epochs", "3"]
+    done = run_demo(DEMO / "train_mnist_rules.py", *arguments, timeout=300, check=False)
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("train_mnist_rules.py: ") and "lower the learning rate" in last

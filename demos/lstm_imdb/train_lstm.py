@@ -41,20 +41,20 @@ def parse(arguments):
     """Return the options and the rule."""
     parser = script.parser(__doc__)
     script.add_processes(parser)
-    parser.add_argument(
+    source = parser.add_mutually_exclusive_group()
+    source.add_argument(
         "--data", type=script.folder, metavar="DIR", help="of text files (default: made reviews)"
     )
-    made = parser.add_mutually_exclusive_group()
     for group, name, kind, default, what in (
-        (made, "reviews", whole(20), 6000, "to make"),
-        (made, "words", whole(1, 1_000_000), 10_000, "of the vocabulary, with --data"),
+        (source, "reviews", whole(20), 6000, "to make"),
+        (parser, "words", whole(1, 1_000_000), 10_000, "of the vocabulary, with --data"),
         (parser, "length", whole(1, 10_000), 100, "of a review in words: the last ones are used"),
         (parser, "cells", whole(1, 10_000), 32, "of the LSTM, and items of the vector of a word"),
         (parser, "batch-size", whole(1, 100_000), 16, "reviews of each process in a step"),
-        (parser, "epochs", whole(1, 100_000), 12, None),
+        (parser, "epochs", whole(1, 100_000), 12, "over all reviews"),
         (parser, "seed", whole(0, 2**32 - 1), 1, "of weights and shuffling"),
     ):
-        shown = f"{what or ''} (default: {default})".strip()
+        shown = f"{what} (default: {default})"
         group.add_argument(f"--{name}", type=kind, metavar="N", default=default, help=shown)
     parser.add_argument(
         "--learning-rate",

@@ -13,7 +13,7 @@ _FIELDS = ("losses", "seconds", "samples", "validations", "stopped", "interrupte
 
 
 class Record:
-    """What a training has recorded.
+    """What a training has recorded. Of a rank that took a dead one's place, it is what that rank did.
 
     Attributes
     ----------

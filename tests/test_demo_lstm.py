@@ -1,0 +1,134 @@
+"""Tests of the demo that learns the sentiment of reviews: its data, and its script."""
+
+import importlib
+import importlib.util
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+for needed in ("sklearn", "tqdm"):
+    if importlib.util.find_spec(needed) is None:
+        pytest.skip(f"the demo needs {needed}", allow_module_level=True)
+
+DEMO = Path(__file__).resolve().parent.parent / "demos" / "lstm_imdb"
+SMALL = ["--processes", "2", "--cells", "8", "--epochs", "1", "--batch-size", "10"]
+
+
+@pytest.fixture(scope="module")
+def reviews():
+    """The demo's module of reviews."""
+    sys.path.insert(0, str(DEMO))
+    try:
+        yield importlib.import_module("reviews")
+    finally:
+        sys.path.remove(str(DEMO))
+        sys.modules.pop("reviews", None)
+
+
+# Files
+
+
+def write_files(folder, texts):
+    """Write the texts of each part and class, as they are in the Large Movie Review Dataset."""
+    for place, of_place in texts.items():
+        (folder / place).mkdir(parents=True)
+        for number, text in enumerate(of_place):
+            (folder / place / f"{number}_7.txt").write_text(text, encoding="utf-8")
+
+
+TEXTS = {
+    "train/neg": ["Dull, dull.", "It's bad!<br /><br />Bad"],
+    "train/pos": ["Très bon film", "good good good"],
+    "test/neg": ["bad unheard-of"],
+    "test/pos": ["one two three four five good film", ""],
+}
+
+
+def test_words_are_found_in_a_text(reviews):
+    assert reviews.tokens('It\'s "GREAT"<br />don’t_miss 7/10. Tr\u00e8s bon!') == [
+        "it's", "great", "don’t", "miss", "7", "10", ".", "tr\u00e8s", "bon", "!",
+    ]  # fmt: skip
+
+
+def test_files_are_read_as_rows_of_word_numbers(reviews, tmp_path):
+    write_files(tmp_path, TEXTS)
+    found = reviews.load(tmp_path, n_words=100, length=4)
+    sizes = {part: rows.shape for part, (rows, _) in found.parts.items()}
+    assert sizes == {"train": (3, 4), "valid": (1, 4), "test": (3, 4)}
+    rows, labels = found.parts["test"]
+    assert labels.tolist() == [0, 1, 1] and rows.dtype == labels.dtype == np.int32
+    assert rows[0].tolist()[1:] == [1, 1, 0]  # unknown words, and padding
+    assert found.text(rows[1]).split()[:2] == ["?", "?"]  # of a long text the last words count
+    assert rows[2].tolist() == [1, 0, 0, 0]  # without words
+    seen = {found.text(row) for part in ("train", "valid") for row in found.parts[part][0]}
+    assert any("good good good" in text for text in seen)
+    assert sum(labels.sum() for _, labels in list(found.parts.values())[:2]) == 2
+
+
+def test_the_vocabulary_has_the_most_frequent_words(reviews):
+    texts = [["b", "a", "c"], ["c", "b"], ["c"]]
+    assert reviews.vocabulary(texts, 2) == ["", "?", "c", "b"]
+
+
+def test_a_folder_without_the_files_is_an_error_that_names_it(reviews, tmp_path):
+    write_files(tmp_path, {"train/neg": ["bad"]})
+    with pytest.raises(FileNotFoundError, match="expected text files in .*train/pos"):
+        reviews.load(tmp_path, 10, 10)
+
+
+# Made reviews
+
+
+def sentiment(text):
+    """Read a made review by its grammar: a number above 0 if it is positive."""
+    good = "good|great|fine|funny|moving|clever|charming|brilliant|gripping|fresh"
+    total = 0
+    for sentence in text.split(" ."):
+        sentence = re.sub(r"although [^,]*,", "", sentence)
+        turns = -1 if "neighbour" in sentence else 1
+        for clause in sentence.split(" and "):
+            match = re.search(r"the \w+ was (not |never |anything but |hardly )?(very )?(\w+)$", clause)
+            if match and "half empty" not in clause:
+                value = 1 if re.fullmatch(good, match[3]) else -1
+                total += turns * value * (2 if match[2] else 1) * (-1 if match[1] else 1)
+    return total
+
+
+def test_made_reviews_say_what_their_labels_say(reviews):
+    found = reviews.make(500, length=1000)
+    assert [len(labels) for _, labels in found.parts.values()] == [400, 50, 50]
+    for rows, labels in found.parts.values():
+        values = np.array([sentiment(found.text(row)) for row in rows])
+        assert np.array_equal(values > 0, labels == 1) and values.all()
+        assert 0.3 < labels.mean() < 0.7
+    again = reviews.make(500, length=1000)
+    assert np.array_equal(found.parts["test"][0], again.parts["test"][0])
+
+
+# The script
+
+
+def test_the_script_learns_from_made_reviews(run_demo, tmp_path):
+    arguments = ["--reviews", "1500", *SMALL, "--learning-rate", "0.02", "--plot", "loss.png"]
+    done = run_demo(DEMO / "train_lstm.py", *arguments, "--period", "5", timeout=300)
+    lines = done.stdout.splitlines()
+    assert lines[0] == "Data:   1500 reviews made by a grammar, not by people"
+    assert "EASGD(alpha=0.5, period=5, momentum=0.0), 2 process(es)" in lines[2]
+    assert lines[3].split()[:3] == ["epoch", "validated", "by"] and "process 1" in lines[4]
+    loss = float(re.search(r"Test:   loss ([0-9.]+), accuracy", done.stdout)[1])
+    assert loss < 0.69  # less than log(2), that of a guess
+    assert len(re.findall(r"^positive by \d+%, and is (positive|negative): ", done.stdout, re.M)) == 3
+    assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_script_reads_files(run_demo, tmp_path):
+    write_files(tmp_path / "data", {name: 8 * texts for name, texts in TEXTS.items()})
+    arguments = ["--data", "data", "--words", "5", "--rule", "bsp", *SMALL]
+    done = run_demo(DEMO / "train_lstm.py", *arguments, timeout=300)
+    assert "Data:   the text files of data\n        29 to train, 3 to validate, 24 to test; 7 words" in (
+        done.stdout
+    )
+    assert "BSP(period=1, average='gradients')" in done.stdout and "Test:   loss" in done.stdout
