@@ -684,17 +684,14 @@ def test_a_rank_that_dies_after_its_result_is_not_restarted(world_of):
             rank.report(step=1)  # sees the death
         return rank.restarts
 
-    former = synk.spmd(pids)
+    former = synk.spmd(identify)
     assert synk.spmd(program, on_death="continue") == [0, 0]
-    assert synk.spmd(pids)[1] != former[1] and synk.spmd(restarts_of) == [0, 0]
+    now = synk.spmd(identify)
+    assert now[0] == former[0] and now[1][0] != former[1][0] and now[1][1] == 0
 
 
-def pids(rank):
-    return os.getpid()
-
-
-def restarts_of(rank):
-    return rank.restarts
+def identify(rank):
+    return os.getpid(), rank.restarts
 
 
 def test_a_rank_that_cannot_be_replaced_breaks_the_world(world_of, monkeypatch):
@@ -715,7 +712,7 @@ def test_a_rank_that_cannot_be_replaced_breaks_the_world(world_of, monkeypatch):
         synk.spmd(program, on_death="continue")
     monkeypatch.undo()
     synk.restart()
-    assert synk.spmd(restarts_of) == [0, 0]
+    assert synk.spmd(lambda rank: rank.rank) == [0, 1]
 
 
 def test_a_rank_that_dies_again_and_again_breaks_the_world(world_of):

@@ -317,7 +317,7 @@ class Injector:
         original(stripes, do)
 
     def create(self, original, commons, name, *args):
-        where = "directory" if "spare" in name else None  # each rank makes its own
+        where = "directory" if f"of rank {self.rank}," in name else None
         self.at(where, 0)
         original(commons, name, *args)
         self.at(where, 1)

@@ -84,6 +84,7 @@ def program(rank, f, inputs, count, weights, go, request, meets, lasts):
     count.set_value(np.zeros(ITEMS, "int64"))
     weights.set_value(np.zeros(ITEMS))
     counts, elastic = rank.center(count), rank.center(weights)
+    rank.center(weights, f"of rank {rank.rank}, {rank.restarts}")  # arrays that it makes itself
     messages = 0
     while True:
         reach("code")

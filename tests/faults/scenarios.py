@@ -280,8 +280,7 @@ def _in_program(seed, draw):
     again = others = ""
     if on_death == "continue" and not of_master and how not in (*EXCEPTIONS, "stop"):
         if seam not in ("moment", "fork", "controller"):
-            # A fresh rank finds the arrays that the dead one has made.
-            again = draw.random() < 0.25 and seam != "directory"
+            again = draw.random() < 0.25
             others = "killed" if size > 2 and not again and draw.random() < 0.5 else ""
     return Scenario(
         seed=seed,
