@@ -51,10 +51,10 @@ class Model:
 
     def reset(self, rng):
         for name, start in STARTS.items():
-            values = [self.random(rng, name, start.shape) for _ in range(self.size)]
-            for rank, value in enumerate(values):
-                synk.set_value(rank, self.shared[name], value)
-            self.values[name] = values
+            self.values[name] = [self.random(rng, name, start.shape) for _ in range(self.size)]
+        for rank in range(self.size):
+            values = [self.values[name][rank] for name in self.shared]
+            synk.set_value(rank, list(self.shared.values()), values)
 
     def random(self, rng, name, shape):
         if STARTS[name].dtype.kind in "iu":
@@ -63,15 +63,17 @@ class Model:
 
     def check(self, rtol=0):
         """Check that every rank has the expected values, and that a function sees the same ones."""
-        for name, shared in self.shared.items():
-            for rank, expected in enumerate(self.values[name]):
-                assert_same(synk.get_value(rank, shared), expected, STARTS[name].dtype)
+        variables = list(self.shared.values())
+        by_rank = [synk.get_value(rank, variables) for rank in range(self.size)]
+        found = {name: list(values) for name, values in zip(NAMES, zip(*by_rank))}
+        for name in NAMES:
+            for got, expected in zip(found[name], self.values[name]):
+                assert_same(got, expected, STARTS[name].dtype)
         for name, sums in zip(NAMES, self.read()):
             for got, value in zip(sums, self.values[name]):
                 np.testing.assert_allclose(
                     np.float64(got), np.sum(np.float64(value)), rtol=1e-2, atol=1e-2)
-        for name, shared in self.shared.items():  # so that rounding errors do not add up
-            self.values[name] = [synk.get_value(rank, shared) for rank in range(self.size)]
+        self.values = found  # so that rounding errors do not add up
 
     def is_large(self):
         return any(np.abs(value).max(initial=0) > 30 for values in self.values.values()

@@ -54,6 +54,38 @@ def test_a_lock_is_free_when_its_holder_was_killed(store):
     lock.release()
 
 
+def test_nobody_waits_longer_than_it_may_for_a_rank_that_is_stopped_while_it_makes_an_array(store):
+    commons = store.commons
+    commons.array("before", 3, "int8")
+
+    def stop_waiting():
+        raise TimeoutError
+
+    commons.pause = stop_waiting
+    with child(lambda: commons._file.try_acquire(module._DIRECTORY)) as holder:
+        os.kill(holder, signal.SIGSTOP)
+        assert commons.array("before", 3, "int8").tolist() == [0] * 3
+        with pytest.raises(TimeoutError):
+            commons.array("after", 3, "int8")
+    assert commons.array("after", 3, "int8").tolist() == [0] * 3
+
+
+@pytest.mark.parametrize("step", ["_forget", "memory.give_back"])
+def test_an_interrupted_clear_is_completed_by_the_next(store, monkeypatch, step):
+    commons = store.commons
+    commons.array("numbers", 3, "int8")[...] = 7
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    owner = commons if step == "_forget" else commons.memory
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(owner, step.rpartition(".")[2], interrupt)
+        commons.clear()
+    commons.clear()
+    assert commons.array("numbers", 3, "int8").tolist() == [0] * 3
+
+
 def test_a_stopped_holder_keeps_its_lock(store):
     lock = store.commons.lock(5)
     with child(lock.try_acquire) as holder:

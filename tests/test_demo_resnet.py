@@ -24,6 +24,7 @@ SCRIPTS = ("train_resnet_theano", "train_resnet")
 MODULES = ("command_line", "script", "images", "network", "training", *SCRIPTS)
 TINY = ["--blocks", "1", "1", "--width", "4", "--size", "16", "--classes", "5"]
 TINY += ["--batch", "6", "--valid", "7", "--steps", "3", "--evaluate-every", "2"]
+TINIER = [*TINY, "--blocks", "1"]  # where the network does not matter
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:lasagne")
 
@@ -412,7 +413,7 @@ def test_the_main_script_trains_compares_and_reports(run_demo):
 @pytest.mark.parametrize("script", ["train_resnet", "train_resnet_theano"])
 def test_the_scripts_train_on_image_files(run_demo, folder, script):
     own = ["--processes", "2", "--slices", "2", "--batch", "9"] if script == "train_resnet" else []
-    done = run_demo(DEMO / f"{script}.py", *TINY, "--data", folder, *own, timeout=300)
+    done = run_demo(DEMO / f"{script}.py", *TINIER, "--data", folder, *own, timeout=300)
     assert f"12 of 3 classes, from {folder}; 2 held out" in done.stdout
     assert "3 classes\n" in done.stdout
     last = figures([line for line in done.stdout.splitlines() if line.startswith("    3 ")][0])
@@ -423,7 +424,7 @@ def test_a_script_names_the_broken_file_without_a_traceback(run_demo, folder):
     for path in folder.rglob("*.png"):
         path.write_bytes(b"")
     done = run_demo(
-        DEMO / "train_resnet.py", *TINY, "--data", folder, "--processes", "2", check=False
+        DEMO / "train_resnet.py", *TINIER, "--data", folder, "--processes", "2", check=False
     )
     assert done.returncode == 1 and "Traceback" not in done.stderr
     assert re.search(r"^train_resnet.py: .*\.png cannot be read as an image", done.stderr)

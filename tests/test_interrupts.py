@@ -76,11 +76,29 @@ PLACES = {
         "synkhronos.world.here:Here.copy_out_of_store",
     ],
     "restart": [
-        f"{LOCAL}:LocalTransport.kill",
+        "synkhronos.transports.children:Children.kill",
         "synkhronos.world.here:Here.copy_out_of_store",
         "synkhronos.world.world:World._connect",
         f"{LOCAL}:LocalTransport._fork_worker",
         "synkhronos.functions.replicate:Replicate.run",
+    ],
+    "program": [
+        f"{LOCAL}:LocalTransport.attend",
+        f"{LOCAL}:LocalTransport.post",
+        f"{LOCAL}:LocalTransport.collect",
+        "synkhronos.transports.children:_ForkedAttendant.end",
+        "synkhronos.programs.sending:pack",
+        "synkhronos.programs.controller:Controller.start",
+        "synkhronos.programs.controller:Line.ask",
+        "synkhronos.programs.mailbox:Mailbox.publish",
+        "synkhronos.programs.mailbox:Mailbox.take",
+        "synkhronos.programs.own_call:call",
+        "synkhronos.programs.stripes:Stripes.change",
+        "synkhronos.programs.spmd:Results",
+        "synkhronos.stores.commons:FileLock.try_acquire",
+        "synkhronos.stores.commons:FileLock.release",
+        "synkhronos.stores.commons:SharedCommons.clear",
+        "synkhronos.stores.commons:SharedCommons._create",
     ],
     "save": [
         "synkhronos.checkpoints.archive:_make_unfinished",
@@ -167,6 +185,56 @@ def test_a_ctrl_c_in_a_command_lets_it_end_on_every_rank(to):
         if moment.phase == "late":
             assert late(np.ones(3)) == 12
         assert world.workers() == workers, moment
+
+
+def exchange(rank, world, f):
+    """Use all that a program can use."""
+    center, came = rank.center(world.w, "numbers"), 0
+    for batch in rank.minibatches(4, 1, epochs=3, seed=0):
+        world.w.set_value(world.w.get_value() + 1)
+        assert rank.call(f, np.ones(4), batch=batch).tolist() == [2]
+        center.push()
+        rank.send(1 - rank.rank, batch)
+        while rank.receive():
+            came += 1
+        assert rank.ask("next", len(batch)) == ("next", rank.rank, 1)
+    return center.value()
+
+
+@own_process
+@pytest.mark.parametrize("to", TO)
+@pytest.mark.parametrize("twice", [False, True], ids=["once", "twice"])
+def test_a_ctrl_c_in_a_program_stops_it_and_the_next_one_runs(to, twice):
+    """The second of two ends the workers if it comes while they are in the program."""
+    world = open_world(2)
+    x = tt.dvector("x")
+    f = synk.function([x], (2 * x, "gather"), mode="FAST_COMPILE")
+
+    def run():
+        return synk.spmd(exchange, world, f, controller=lambda *question: (*question[:2], 1))
+
+    synk.distribute()
+    chosen = moments("program")
+    for moment in chosen[twice::2] if to == "group" else chosen:
+        if twice and moment.place.endswith("pack"):
+            continue  # the first one is not deferred there
+        for _ in range(1 + twice):
+            strike(moment, to)
+        try:
+            results = run()
+            assert not twice and results.interrupted and results.stopped, moment
+        except KeyboardInterrupt:
+            pass
+        assert twice or current_world().broken is None, moment
+        if current_world().broken is not None:
+            synk.restart()
+        synk.broadcast(world.w, np.zeros(3))
+        sums = run()
+        assert not sums.stopped and np.max(sums, axis=0).tolist() == [12] * 3, (moment, sums)
+        assert len(psutil.Process().children()) == 1, moment
+        assert current_world().here.store.commons._file._held == {}, moment
+    synk.close()
+    assert psutil.Process().children() == []
 
 
 @own_process

@@ -253,6 +253,30 @@ def test_what_a_killed_rank_was_writing_is_discarded(store):
     assert [int(own.receive()[1]) for _ in range(7)] == list(range(7))
 
 
+def test_a_send_ends_if_the_box_stays_locked_and_the_program_has_to_end(store, monkeypatch):
+    own, other = Messages(store.commons, 0, 3), Messages(store.commons, 1, 3)
+    write = Mailbox.write
+
+    def stop_waiting():
+        raise TimeoutError
+
+    def write_and_lock(box, slot, parts):
+        write(box, slot, parts)
+        assert box._lock.try_acquire()  # as a rank that is stopped then
+
+    store.commons.pause = stop_waiting
+    with monkeypatch.context() as patch, pytest.raises(TimeoutError):
+        patch.setattr(Mailbox, "write", write_and_lock)
+        other.send(0, 1)
+    other._boxes[0]._lock.release()
+    assert [other.send(0, number) for number in range(9)] == [True] * 8 + [False]
+    assert [int(own.receive()[1]) for _ in range(8)] == list(range(8))
+    [bells] = store.commons.locks("mailbox bells", 1)
+    bells.try_acquire()
+    with pytest.raises(TimeoutError):
+        Messages(store.commons, 2, 3)
+
+
 def test_nobody_waits_for_a_stopped_sender(store):
     own, other = Messages(store.commons, 0, 3), Messages(store.commons, 2, 3)
     stopped = begin(as_rank, store, 1, send_and, store, stop)
@@ -298,7 +322,7 @@ class FinishesFirst:
 
 
 def test_a_message_that_was_read_while_another_rank_looks_for_dead_ones_is_gone(store):
-    own, other = Mailbox(store.commons, 0), Mailbox(store.commons, 0)
+    own, other = (Mailbox(store.commons, "mailbox 0") for _ in range(2))
     messages = Messages(store.commons, 0, 2)
     assert messages.send(0, 1)
     slot = own.take(0)[0]

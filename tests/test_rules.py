@@ -18,10 +18,8 @@ FEATURES = np.random.RandomState(0).normal(size=(300, 2))
 TARGETS = FEATURES @ [2.0, -1.0] + 0.5
 START = [np.array([0.3, -0.2]), np.array(0.1)]
 # The minibatches of each rank; their lengths differ.
-ROWS = [
-    [np.random.RandomState(100 * rank + step).permutation(100)[: 4 + rank] + 100 * rank for step in range(STEPS)]
-    for rank in range(RANKS)
-]  # fmt: skip
+ROWS = [[np.random.RandomState(STEPS * rank + step).choice(100, 4 + rank, False) + 100 * rank
+         for step in range(STEPS)] for rank in range(RANKS)]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -316,10 +314,12 @@ def test_a_full_box_keeps_the_weight(step):
         rule = rules.GoSGD(probability=1, seed=5)
         rule.start(rank, PARAMS)
         halved = []
-        if rank.rank == 0:  # the others do not receive until the end
+        if rank.rank == 0:
             for number in range(1, 2000):
                 rule.after_step(rank, PARAMS, number)
                 halved.append(rule.weight)
+        rank.clock = 1
+        rank.wait_for_clocks(1)  # until then the others do not receive
         rule.finish(rank, PARAMS)
         return halved, rule.weight
 
@@ -328,6 +328,21 @@ def test_a_full_box_keeps_the_weight(step):
     assert halved[-1] == halved[-100] > 0
     assert last == halved[-1]
     assert last + sum(weight for _, weight in others) == pytest.approx(1, abs=1e-12)
+
+
+def test_nothing_is_sent_to_a_rank_that_has_taken_its_last_step(step):
+    def program(rank):
+        rule = rules.GoSGD(probability=1, seed=5)
+        rule.start(rank, PARAMS)
+        if rank.rank == 2:
+            while min(rank.clocks[:2]) == 0:  # in finish()
+                time.sleep(0.001)
+            for number in range(1, 20):  # would otherwise be averaged with what it has later
+                rule.after_step(rank, PARAMS, number)
+        rule.finish(rank, PARAMS)
+        return rule.weight
+
+    assert synk.spmd(program) == [1 / 3] * RANKS
 
 
 def test_no_rank_gets_further_ahead_than_the_staleness(step):

@@ -1,7 +1,9 @@
 """Tests of programs that every rank runs at its own pace."""
 
+import errno
 import os
 import signal
+import threading
 import time
 
 import numpy as np
@@ -14,6 +16,9 @@ from processes import own_process
 
 import synkhronos as synk
 from synkhronos._errors import CollectiveAbortedError, MissingRankError, SynkhronosError
+from synkhronos.programs.stopping import INTERRUPTED, Stop
+from synkhronos.transports.children import Children
+from synkhronos.world.world import current_world
 
 RANKS = 3
 ROWS = np.arange(40.0).reshape(20, 2)
@@ -311,7 +316,7 @@ def test_nobody_waits_for_a_rank_that_has_ended(ready):
     assert ready["count"]() == 0
 
 
-@pytest.mark.parametrize("where", ["computing", "barrier", "receive", "ask"])
+@pytest.mark.parametrize("where", ["computing", "barrier", "receive", "ask", "center", "latest"])
 @pytest.mark.parametrize("failing", [0, 2])
 def test_an_exception_reaches_the_others_within_a_second(ready, where, failing, tmp_path):
     def program(rank):
@@ -319,9 +324,14 @@ def test_an_exception_reaches_the_others_within_a_second(ready, where, failing, 
             time.sleep(0.2)
             raise LookupError("lost")
         try:
+            center = rank.center(W)
             while True:
                 if where == "computing":
                     rank.call(ready["count"])
+                elif where == "center":
+                    center.pull()
+                elif where == "latest":
+                    rank.latest  # noqa: B018
                 elif where == "barrier":
                     rank.barrier()
                 elif where == "receive":
@@ -342,6 +352,42 @@ def test_an_exception_reaches_the_others_within_a_second(ready, where, failing, 
     ends = [float(path.read_text()) for path in tmp_path.iterdir()]
     assert len(ends) == RANKS - 1 and max(ends) < began + 3
     assert synk.spmd(lambda rank: rank.rank) == [0, 1, 2]
+
+
+def test_a_failed_program_leaves_no_lock_and_no_memory(ready):
+    def program(rank):
+        commons = rank._here.store.commons
+        rank.center(W)
+        assert commons.lock(rank.rank).try_acquire()  # as after an interrupt inside an exchange
+        rank.barrier()
+        raise LookupError("lost")
+
+    with pytest.raises(LookupError):
+        synk.spmd(program)
+    commons = current_world().here.store.commons
+    assert all(commons.lock(rank).is_free() for rank in range(RANKS))
+    assert commons.array("center", 3, "int8").tolist() == [0] * 3
+    assert len(commons._places) == 1
+
+
+def test_a_program_is_not_disturbed_by_another_thread(ready):
+    results = []
+
+    def program(rank):
+        center = rank.center(W)
+        while rank.rank and not rank.should_stop:
+            time.sleep(0.01)
+        return center.value().tolist()
+
+    synk.broadcast(W, [3.0, 4.0])
+    thread = threading.Thread(target=lambda: results.extend(synk.spmd(program)))
+    thread.start()
+    time.sleep(0.3)  # the master has ended its program and waits
+    with pytest.raises(SynkhronosError, match="another call has not returned yet"):
+        synk.spmd(describe)
+    current_world().here.store.commons.array("stop", (1,), "int64")[0] = 1
+    thread.join()
+    assert results == [[3, 4]] * RANKS
 
 
 # Stopping
@@ -407,6 +453,13 @@ def interrupt_master(rank, ends):
             if rank.is_master and steps == 30:
                 os.kill(os.getpid(), signal.SIGINT)
     return steps
+
+
+def test_an_interrupt_remains_one_if_a_rank_asks_to_stop_too():
+    stop = Stop(np.zeros(1, "int64"))
+    stop.ask(INTERRUPTED)
+    stop.ask()
+    assert stop.is_interrupted
 
 
 @own_process
@@ -476,6 +529,28 @@ def test_ranks_learn_that_the_controller_has_died(ready):
 
     assert max(synk.spmd(program, controller=answer)) < 2
     assert all(synk.spmd(lambda rank: rank.ask(rank.rank), controller=Counter()))
+
+
+def test_a_controller_that_ends_at_once_is_an_error_before_the_program(ready, monkeypatch):
+    monkeypatch.setattr("synkhronos.programs.controller._serve", lambda *_: os._exit(3))
+    with pytest.raises(SynkhronosError, match="controller has ended before the program"):
+        synk.spmd(lambda rank: rank.ask("hello"), controller=Counter())
+    assert synk.spmd(lambda rank: rank.rank) == [0, 1, 2]
+
+
+def test_an_answer_waits_while_the_box_of_the_rank_is_locked(ready):
+    def answer(request, rank, info):
+        time.sleep(0.1)
+        return request
+
+    def program(rank):
+        if rank.rank == 1:
+            [lock] = rank._here.store.commons.locks("controller 1", 1)
+            assert lock.try_acquire()
+            threading.Timer(0.4, lock.release).start()
+        return rank.ask(rank.rank) if rank.rank == 1 else 0
+
+    assert synk.spmd(program, controller=answer) == [0, 1, 0]
 
 
 def test_messages_go_from_rank_to_rank(ready):
@@ -583,6 +658,63 @@ def test_fresh_ranks_take_the_place_of_dead_ones(world_of, caplog):
     assert add.get_shared() and synk.gather(w).tolist() == [[0, 0]] * RANKS  # the ranks are usable
 
 
+def test_a_fresh_rank_gets_no_answer_to_a_question_of_the_dead_one(world_of):
+    world_of(2)
+
+    def answer(request, rank, info):
+        if request == "old":
+            os.kill(info, signal.SIGKILL)
+        return request
+
+    def program(rank):
+        if rank.rank == 1:
+            return rank.ask("new" if rank.restarts else "old", os.getpid())
+
+    assert synk.spmd(program, controller=answer, on_death="continue") == [None, "new"]
+
+
+def test_a_rank_that_dies_after_its_result_is_not_restarted(world_of):
+    world_of(2)
+
+    def program(rank):
+        if rank.rank == 1:
+            threading.Timer(0.2, os._exit, [3]).start()
+        else:
+            time.sleep(0.6)
+            rank.report(step=1)  # sees the death
+        return rank.restarts
+
+    former = synk.spmd(identify)
+    assert synk.spmd(program, on_death="continue") == [0, 0]
+    now = synk.spmd(identify)
+    assert now[0] == former[0] and now[1][0] != former[1][0] and now[1][1] == 0
+
+
+def identify(rank):
+    return os.getpid(), rank.restarts
+
+
+def test_a_rank_that_cannot_be_replaced_breaks_the_world(world_of, monkeypatch):
+    world_of(2)
+
+    def program(rank):
+        if rank.rank == 1:
+            os._exit(5)
+        monkeypatch.setattr(Children, "fork_worker", refuse)
+        while True:
+            rank.report(step=1)
+
+    def refuse(*_):
+        raise OSError(errno.EAGAIN, "try again")
+
+    words = "rank 1 died .exit code 5.*no other process.*ulimit"
+    with pytest.raises(synk.WorldBrokenError, match=words):
+        synk.spmd(program, on_death="continue")
+    monkeypatch.undo()
+    synk.restart()
+    assert synk.spmd(lambda rank: rank.rank) == [0, 1]
+
+
 def test_a_rank_that_dies_again_and_again_breaks_the_world(world_of):
     world_of(2)
 
@@ -610,7 +742,18 @@ def test_a_wait_inside_is_limited_but_not_the_program(world_of):
             time.sleep(0.8 * rank.rank)
         return rank.rank
 
+    def play(rank):
+        """Wait for many short times, longer than the limit together."""
+        for number in range(20):
+            if number % 2 == rank.rank:
+                time.sleep(0.05)
+                rank.send(1 - rank.rank, number)
+            else:
+                assert rank.receive(wait=True) == (1 - rank.rank, number)
+        return rank.rank
+
     assert synk.spmd(program, None) == [0, 1]
+    assert synk.spmd(play) == [0, 1]
     with pytest.raises(synk.WorkerError, match=r"waited longer than fork\(timeout=0.4\).*rank 0"):
         synk.spmd(program, 0)
     assert synk.spmd(program, None) == [0, 1]

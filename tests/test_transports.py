@@ -17,6 +17,7 @@ from synkhronos._errors import WorldBrokenError
 from synkhronos.stores.memory import SharedMemory
 from synkhronos.transports.box import Box
 from synkhronos.transports.local import LocalTransport
+from synkhronos.transports.milestones import Milestones
 from synkhronos.transports.naive import NaiveTransport
 
 TRANSPORTS = [NaiveTransport, LocalTransport]
@@ -136,7 +137,8 @@ def die_once(transport, first, path):
     return transport.rank, transport.store.memory.is_ours()
 
 
-def test_dead_workers_are_replaced_in_a_program(tmp_path):
+@pytest.mark.parametrize("fails", [None, 0])
+def test_dead_workers_are_replaced_in_a_program(tmp_path, fails):
     ranks = Ranks(LocalTransport(4, 1))
     prepared = ranks.transport.store.commons.array("prepared", (4,), "int64")
 
@@ -144,29 +146,87 @@ def test_dead_workers_are_replaced_in_a_program(tmp_path):
         for rank, cause in dead.items():
             assert "SIGKILL" in cause
 
-            def prepare(rank=rank):
+            def prepare(takes_part, rank=rank):
+                assert takes_part
                 prepared[rank] += 1
+                if rank == fails and prepared[rank] == 1:
+                    os.kill(os.getpid(), 9)
+                time.sleep(0.3)  # while this one starts, the master could look at the others
 
             ranks.transport.replace(rank, prepare)
 
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [])
     ranks.transport.on_death = replace
     expected = [(rank, True) for rank in range(4)]
     assert ranks.values(die_once, {0, 3}, str(tmp_path / "died")) == expected
-    assert prepared.tolist() == [1, 0, 0, 1]
+    assert prepared.tolist() == [1 + (fails == 0), 0, 0, 1]
     assert ranks.values(die_once, set(), "") == expected
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == blocked
     ranks.close()
 
 
-def test_the_master_answers_for_a_dead_worker_that_is_not_replaced(tmp_path):
-    ranks = Ranks(LocalTransport(3, 0))
+def test_a_reply_counts_if_the_worker_dies_before_the_master_knows_of_it(monkeypatch):
+    """In the last step of a reply; and when it was read, while the master waits for another one."""
+    transport, finish, died = LocalTransport(3, 0), Milestones.finish, []
+
+    def finish_and_die(milestones, rank, passed):
+        finish(milestones, rank, passed)
+        if rank == 2 and transport.in_program:
+            os.kill(os.getpid(), 9)
+
+    def replace(dead):
+        died.extend(dead)
+        for rank in dead:
+            transport.replace(rank, lambda takes_part: os._exit(1) if takes_part else None)
+
+    monkeypatch.setattr(Milestones, "finish", finish_and_die)
+    transport.on_death = replace
+    ranks = Ranks(transport)
+    assert ranks.values(end_early) == [0, 1, 2]
+    assert died == [1, 2]
+    assert ranks.values(exchange_ranks) == [[0, 1, 2]] * 3
+    ranks.close()
+
+
+def end_early(transport):
+    transport.in_program = True
+    if transport.rank == 1:
+        threading.Timer(0.3, os._exit, [3]).start()
+    elif transport.rank == 0:
+        time.sleep(0.1)
+    else:
+        time.sleep(0.8)
+    return transport.rank
+
+
+def exchange_ranks(transport):
+    return [int(one) for one in transport.exchange(b"%d" % transport.rank)]
+
+
+def stop_in_program(transport):
+    transport.in_program = True
+    if transport.rank == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def test_a_stopped_worker_breaks_a_program_though_a_program_may_take_any_time():
+    ranks = Ranks(LocalTransport(2, 0, timeout=0.3))
+    with pytest.raises(WorldBrokenError, match=r"timeout=0.3.* for rank 1 \(stopped"):
+        ranks.run(stop_in_program)
+    ranks.transport.close(1)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_the_master_answers_for_a_dead_worker_that_is_not_replaced(tmp_path, size):
+    ranks = Ranks(LocalTransport(size, 0))
 
     def answer(dead):
         for rank in dead:
             ranks.transport.answer_for(rank, pickle.dumps(Outcome("dead")))
 
     ranks.transport.on_death = answer
-    values = ranks.values(die_once, {2}, str(tmp_path / "died"))
-    assert values == [(0, True), (1, True), "dead"]
+    values = ranks.values(die_once, {size - 1}, str(tmp_path / "died"))
+    assert values == [(rank, True) for rank in range(size - 1)] + ["dead"]
     ranks.transport.kill()
 
 

@@ -38,6 +38,8 @@ class Center:
     pause : callable
         Called when other ranks are using all stripes that remain. It sleeps a little, and raises if the
         program must end; then the remaining stripes are not exchanged.
+    enter : callable
+        Called at the beginning of each method. It raises if the program must end.
     """
 
     def __init__(
@@ -47,7 +49,9 @@ class Center:
         shareds: SharedVariables,
         name: str,
         pause: Callable[[], None],
+        enter: Callable[[], None] = lambda: None,
     ) -> None:
+        self._enter = enter
         if not isinstance(name, str) or not name:
             raise TypeError(f"center: expected a name, a string that is not empty, got {name!r}")
         self.name, self._engine = name, engine
@@ -129,6 +133,7 @@ class Center:
 
     def pull(self) -> None:
         """Give this rank's variables the values of the center, and remember them for `push`."""
+        self._enter()
         arrays, staged = self._open()
         base = self._bases()
 
@@ -156,6 +161,7 @@ class Center:
         scale : float
             An int if there are variables of integers.
         """
+        self._enter()
         factors = self._factors(scale)
         if self._base is None:
             raise RuntimeError(
@@ -200,6 +206,7 @@ class Center:
         .. [1] Zhang, Choromanska, LeCun: Deep learning with elastic averaging SGD, 2015, equations 2
            and 3 in their asynchronous form, algorithm 1.
         """
+        self._enter()
         alpha = _check_alpha(alpha)
         for shared, dtype in zip(self._shareds, self._dtypes):
             if dtype.kind != "f":
@@ -230,6 +237,7 @@ class Center:
 
     def value(self) -> Any:
         """Return a copy of the center: a list of arrays, or one if one variable was given."""
+        self._enter()
         arrays = [np.empty(*one) for one in zip(self._shapes, self._dtypes)]
         flat = [array.reshape(-1) for array in arrays]
 
@@ -249,6 +257,7 @@ class Center:
         ----------
         values : list of arrays, or an array if one variable was given
         """
+        self._enter()
         flat = self._check_values([values] if self._is_single else values)
         self._stripes.change(lambda number, _, new: self._fill(flat, number, new))
 

@@ -7,6 +7,7 @@ controller holds a lock while it lives, so that every rank can see that it has d
 from __future__ import annotations
 
 import pickle
+import time
 import traceback
 from typing import Any, Callable
 
@@ -20,6 +21,7 @@ from synkhronos.transports.base import Attendant, Transport
 
 _NAME = "controller"
 _AWAKE = 0.2  # seconds between two checks for the end
+_NAP = 1e-3
 _GRACE = 1.0  # seconds for the controller to end by itself
 _STATES = READY, ENDING = 1, 2
 
@@ -37,20 +39,46 @@ class Controller:
     """
 
     def __init__(self, transport: Transport, answer: Answer) -> None:
+        self._transport, self._answer = transport, answer
         self._state = _state(transport.store.commons)
+        self._attendant: Attendant | None = None
+
+    def start(self) -> None:
+        """Start the process, and wait until the ranks can see whether it is alive.
+
+        Raises
+        ------
+        SynkhronosError
+            If it has ended, or is stopped for longer than the time limit.
+        """
+        commons, size, answer = self._transport.store.commons, self._transport.size, self._answer
         self._state[0] = 0
-        self._attendant: Attendant = transport.attend(
-            _NAME, lambda: _serve(transport.store.commons, transport.size, answer)
-        )
+        self._attendant = self._transport.attend(_NAME, lambda: _serve(commons, size, answer))
+        limit, began = self._transport.timeout, time.monotonic()
+        while not self._state[0]:
+            if not self._attendant.is_alive():
+                raise SynkhronosError("spmd: the process of the controller has ended before the program")
+            if limit is not None and time.monotonic() - began > limit:
+                raise SynkhronosError(
+                    f"spmd: the process of the controller did not start within fork(timeout={limit}) "
+                    f"seconds"
+                )
+            time.sleep(_NAP)
 
     def end(self) -> None:
         """End the process."""
         self._state[0] = ENDING
-        self._attendant.end(_GRACE)
+        if self._attendant is not None:
+            self._attendant.end(_GRACE)
 
 
 def _state(commons):
     return commons.array("controller state", (1,), "int64")
+
+
+def _questions(commons, size):
+    """Return how many questions each rank has asked in this program, also before its death."""
+    return commons.array("controller questions", (size,), "int64")
 
 
 def _alive(commons):
@@ -65,16 +93,18 @@ def _serve(commons: Commons, size: int, answer: Answer) -> None:
     messages = Messages(commons, size, size + 1, _NAME)
     if not state[0]:
         state[0] = READY
+    replies: list[tuple[int, np.ndarray]] = []
     while state[0] != ENDING:
+        # A rank has one question at a time, so its box has room, but may be locked for a moment.
+        replies = [one for one in replies if not messages.send(*one)]
         message = messages.receive()
         if message is None:
-            messages.wait(_AWAKE)
+            messages.wait(_NAP if replies else _AWAKE)
             continue
         rank, question = message
         number, *asked = pickle.loads(question)
-        reply = np.frombuffer(cloudpickle.dumps((number, *_answered(answer, rank, *asked))), np.uint8)
-        # A rank has one question at a time, so its box has room unless it has died.
-        messages.send(rank, reply)
+        reply = cloudpickle.dumps((number, *_answered(answer, rank, *asked)))
+        replies.append((rank, np.frombuffer(reply, np.uint8)))
     alive.release()
 
 
@@ -105,7 +135,7 @@ class Line:
         self._messages = Messages(commons, rank, size + 1, _NAME)
         self._controller = size
         self._state, self._alive, self._pause = _state(commons), _alive(commons), pause
-        self._number = 0
+        self._rank, self._questions = rank, _questions(commons, size)
 
     def ask(self, request: Any, info: Any) -> Any:
         """Return the controller's answer.
@@ -115,8 +145,9 @@ class Line:
         SynkhronosError
             If the controller raised an exception, or has died.
         """
-        self._number += 1
-        question = np.frombuffer(cloudpickle.dumps((self._number, request, info)), np.uint8)
+        self._questions[self._rank] += 1
+        current = int(self._questions[self._rank])
+        question = np.frombuffer(cloudpickle.dumps((current, request, info)), np.uint8)
         while not self._messages.send(self._controller, question):
             self._wait()
         while True:
@@ -125,8 +156,8 @@ class Line:
                 self._wait()
                 continue
             number, value, failure = pickle.loads(message[1])
-            if number != self._number:
-                continue  # the answer to a question that this rank has given up
+            if number != current:
+                continue  # to a question that was given up, or of the rank that died in this place
             if failure is not None:
                 raise SynkhronosError(f"rank.ask: the controller raised an exception:\n{failure}")
             return value

@@ -84,8 +84,12 @@ class Mailbox:
 
     def publish(self, slot: int) -> None:
         """Let the receiver have a message that is complete."""
-        while not self._enter():
-            pass
+        try:
+            while not self._enter():
+                self._commons.pause()
+        except BaseException:
+            self.free(slot)
+            raise
         try:
             self._sent[0] += 1
             self._slots[slot, _SEQUENCE] = self._sent[0]

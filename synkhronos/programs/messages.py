@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 import numbers
 import pickle
-import time
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,6 @@ from synkhronos.stores.commons import Commons
 from synkhronos.transports.semaphore import NBYTES, Semaphore
 
 _LONGEST = 3600.0  # seconds of one wait
-_NAP = 1e-3
 
 
 class Messages:
@@ -48,7 +46,7 @@ class Messages:
         are_made = self._commons.array(f"{self._name} bells are made", 1, "int64").data
         [lock] = self._commons.locks(f"{self._name} bells", 1)
         while not lock.try_acquire():
-            time.sleep(_NAP)
+            self._commons.pause()
         try:
             is_new = not are_made[0]
             made = [Semaphore(array=one, is_new=is_new) for one in bells]

@@ -53,13 +53,14 @@ class Rank(Collectives):
         super().__init__(here, may_meet)
         commons = here.store.commons
         self._clocks = commons.array("clocks", (here.size,), "int64")
+        self._began = self._paused = 0.0  # when the wait began, and the last pause in it
+        commons.pause = self._pause
         self._token = token
         self._reports = Reports(commons, here.rank, here.size)
         self._has_controller = has_controller
         self._line: Line | None = None
         self._messages: Messages | None = None
         self._centers: dict[str, Center] = {}
-        self._began = self._paused = 0.0  # when the wait began, and the last pause in it
         self.restarts = here.restarts
         self.random = np.random.default_rng([*entropy, here.rank, here.restarts])
 
@@ -215,6 +216,7 @@ class Rank(Collectives):
     @property
     def latest(self) -> list[dict[str, float] | None]:
         """The latest report of each rank, or None."""
+        self._check()
         return self._reports.latest()
 
     # Center, messages, controller
@@ -245,7 +247,7 @@ class Rank(Collectives):
             here = self._here
             variables = [here.shareds[number] for number in numbers]
             given = variables if isinstance(shared_vars, (list, tuple)) else variables[0]
-            made = Center(here.store.commons, here.engine, given, key, self._pause)
+            made = Center(here.store.commons, here.engine, given, key, self._pause, self._enter)
             for method in ("assign", "elastic", "pull", "push", "value"):
                 if here.log is not None:
                     here.log.replace(made, method, "reduce")
@@ -379,6 +381,10 @@ class Rank(Collectives):
         ended = self._here.transport.has_ended
         return [rank for rank in range(self.size) if rank != self.rank and not ended(rank)]
 
+    def _enter(self) -> None:
+        super()._enter()
+        self._began = time.monotonic()
+
     def _pause(self, seconds: float = _NAP) -> None:
         """Wait a little for another process; raise if the program has to end, or it lasted too long."""
         self._check()
@@ -395,7 +401,6 @@ class Rank(Collectives):
 
     @contextlib.contextmanager
     def _timed(self, category, name):
-        self._paused = 0.0  # another wait, however short the time since the last
         log = self._here.log
         if log is None:
             yield

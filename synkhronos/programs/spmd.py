@@ -14,10 +14,11 @@ from synkhronos.programs import sending
 from synkhronos.programs.controller import Answer, Controller
 from synkhronos.programs.rank import Rank, entropy_of_script
 from synkhronos.programs.stopping import INTERRUPTED, Stop, StopProgram
+from synkhronos.stores.commons import Commons, nap
 from synkhronos.stores.handle import Handle
 from synkhronos.world.here import Command, Here
 from synkhronos.world.replacement import replacing_dead
-from synkhronos.world.world import World, any_world, current_world
+from synkhronos.world.world import World, current_world
 
 
 class Results(list):
@@ -73,7 +74,7 @@ class Program(Command):
 
     def run(self, here: Here) -> Any:
         """Return ``(result, reports, ended)``, pickled in a worker."""
-        world = any_world()
+        world = current_world()
         here.transport.in_program = world.in_program = True
         try:
             program, args, kwargs = self.own or sending.unpack(here, world, self.handle)
@@ -85,7 +86,9 @@ class Program(Command):
                 ended = True
         finally:
             world.in_program, here.restarts = False, 0
-            here.store.commons.release_locks()  # after an interrupt
+            commons = here.store.commons
+            commons.pause = nap
+            commons.release_locks()  # those of centers, and what an interrupt has left
         outcome = result, rank._reports.own, ended
         if here.is_master:
             return outcome
@@ -187,6 +190,7 @@ def spmd(
     world.check_usable()
     if not callable(program):
         raise TypeError(f"spmd: expected a function as program, got {program!r}")
+    world.check_idle()
     if controller is not None and not callable(controller):
         raise TypeError(f"spmd: controller: expected a function or None, got {controller!r}")
     if on_death not in ("raise", "continue"):
@@ -196,7 +200,6 @@ def spmd(
     replicate(world)
     programs = world.part(_Programs)
     programs.count += 1
-    here = world.here
     may_meet = on_death == "raise"
     handle, kept = None, []
     if world.size > 1:
@@ -204,21 +207,31 @@ def spmd(
     entropy = entropy_of_script(programs.count)
     own = program, args, kwargs
     command = Program(handle, world.registry.token, entropy, controller is not None, may_meet, own)
-    here.store.commons.clear()
-    stop = Stop(here.store.commons.array("stop", (1,), "int64"))
     agreement_of(world).local.update(world.registry.numbers.values())
-    with world.defer_interrupt, _answering(world, controller):
+    with world.defer_interrupt, _commons(world) as commons:
+        stop = Stop(commons.array("stop", (1,), "int64"))
         surviving = contextlib.nullcontext() if may_meet else replacing_dead(world)
-        with _asked_by_signal(world, stop), surviving:
+        with _answering(world, controller), _asked_by_signal(world, stop), surviving:
             outcomes = [_loaded(outcome) for outcome in world.run(command)]
             del kept
         results = Results(result for result, _, _ in outcomes)
         results.reports = [reports for _, reports, _ in outcomes]
         results.stopped, results.interrupted = stop.is_asked, stop.is_interrupted
-        if not any(was_ended for _, _, was_ended in outcomes):
+        # An interrupt that came later was not seen by the ranks, so it is raised.
+        if results.interrupted and not any(was_ended for _, _, was_ended in outcomes):
             world.defer_interrupt.drop()
-    here.store.commons.clear()
     return results
+
+
+@contextlib.contextmanager
+def _commons(world: World) -> Iterator[Commons]:
+    """Return the commons; they are empty before and after the block."""
+    commons = world.here.store.commons
+    try:
+        commons.clear()  # an interrupt may have come before the end of the last program's
+        yield commons
+    finally:
+        commons.clear()
 
 
 @contextlib.contextmanager
@@ -229,6 +242,7 @@ def _answering(world: World, controller: Answer | None) -> Iterator[None]:
         return
     answering = Controller(world.transport, controller)
     try:
+        answering.start()
         yield
     finally:
         answering.end()

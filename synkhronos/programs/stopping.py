@@ -47,7 +47,7 @@ class Stop:
 
     def ask(self, how: int = ASKED) -> None:
         """Ask all ranks to stop."""
-        self._flag[0] = how
+        self._flag[0] = max(self._flag[0], how)  # an interrupt remains one
 
     def watch(self) -> bool:
         """Return whether this rank has to stop, for a program that ends its loops by itself."""

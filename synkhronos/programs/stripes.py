@@ -6,15 +6,14 @@ memory, which becomes its next spare. What it wrote counts from this one store o
 read just before and is in the cache, so writing to it next costs no more than writing in place.
 
 Each memory is either in the table or the spare of one *member*. A member is a number that a rank has by
-a lock; after its death, the number and the spare pass to the next rank. A rank may die between the
-store in the table and the store of its next spare. Then its spare is the memory in the table. Whoever
-holds the lock of the stripe next, or has the member's number, finishes this: the spare is what was
-there before.
+a lock; after its death or the end of its program, the number and the spare pass to the next rank. A rank
+may die between the store in the table and the store of its next spare. Then its spare is the memory in
+the table. Whoever holds the lock of the stripe next, or has the member's number, finishes this: the
+spare is what was there before.
 """
 
 from __future__ import annotations
 
-import contextlib
 from typing import Callable
 
 import numpy as np
@@ -121,12 +120,6 @@ class Stripes:
             self._members[self._member, _SPARE] = 1 + self._count + self._member
         start = int(self._member * _SPREAD % 1 * self._count)
         self._order = [*range(start, self._count), *range(start)]
-
-    def __del__(self) -> None:
-        if hasattr(self, "_order"):
-            # This may be a forked process, all locks may be given back, or the file may be closed.
-            with contextlib.suppress(RuntimeError, OSError):
-                self._own.release()
 
     def read(self, work: Callable[[int, np.ndarray], None]) -> None:
         """Call ``work(number, memory)`` for each stripe, under its lock."""

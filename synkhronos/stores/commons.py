@@ -26,8 +26,9 @@ import os
 import pickle
 import struct
 import tempfile
+import time
 from abc import ABC, abstractmethod
-from typing import Any, Sequence
+from typing import Any, Callable, Sequence
 
 import numpy as np
 
@@ -45,6 +46,7 @@ _HUGE_PAGE = 2 << 20
 _ALIGNMENT = 64
 _LENGTH, _GENERATION = 0, 1  # words of the header: the bytes of the log, the number of `clear`
 _WORD = struct.Struct("q")  # the length of a record, before it
+_NAP = 2e-4  # seconds
 _FLOCK = struct.Struct("hhqqi4x")  # struct flock of Linux: type, whence, start, length, process
 
 
@@ -72,8 +74,22 @@ class Lock(ABC):
         """Whether nobody holds it."""
 
 
+def nap() -> None:
+    """Sleep a little."""
+    time.sleep(_NAP)
+
+
 class Commons(ABC):
-    """Arrays and locks that belong to no rank. `NaiveCommons` is the specification."""
+    """Arrays and locks that belong to no rank. `NaiveCommons` is the specification.
+
+    Attributes
+    ----------
+    pause : callable
+        Called while this rank waits for another one that has a lock for a moment, and may have been
+        stopped. It sleeps a little, and raises if this rank must not wait any longer.
+    """
+
+    pause: Callable[[], None] = staticmethod(nap)
 
     @abstractmethod
     def array(self, name: str, shape: int | Sequence[int], dtype: DTypeLike) -> np.ndarray:
@@ -170,18 +186,11 @@ class LockFile:
             self._file.close()
 
     def try_acquire(self, byte: int) -> bool:
-        return self._acquire(byte, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-    def wait(self, byte: int) -> None:
-        """Acquire a lock that this process does not hold."""
-        self._acquire(byte, fcntl.LOCK_EX)
-
-    def _acquire(self, byte, operation):
         key, token = (os.getpid(), byte), object()
         if self._held.setdefault(key, token) is not token:  # one step, also among threads
             return False
         try:
-            fcntl.lockf(self._number, operation, 1, byte)
+            fcntl.lockf(self._number, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, byte)
         except BaseException as error:
             del self._held[key]
             if isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EAGAIN):
@@ -248,19 +257,20 @@ class SharedCommons(Commons):
 
     def _forget(self):
         """Start to read the directory from its beginning."""
-        self._generation = self._header[_GENERATION]
         self._read = 0  # bytes of the log
         self._places: dict[str, tuple] = {}  # offset, shape and dtype by name
         self._next_small = self._log + (self._large - self._log) // 2 // _PAGE * _PAGE
         self._end_of_log = self._next_small
         self._next_large = self._large
+        self._generation = self._header[_GENERATION]  # last, as an interrupt may come in between
 
     def array(self, name: str, shape: int | Sequence[int], dtype: DTypeLike) -> np.ndarray:
         asked = checked(name, shape, dtype)
         self._follow()
         if name not in self._places:
             self.memory.check_ours()
-            self._file.wait(_DIRECTORY)
+            while not self._file.try_acquire(_DIRECTORY):
+                self.pause()
             try:
                 self._follow()
                 if name not in self._places:
@@ -324,9 +334,10 @@ class SharedCommons(Commons):
 
     def clear(self) -> None:
         if self.memory.is_ours() and self._header[_LENGTH]:
-            self._header[_LENGTH] = 0
+            # If an interrupt comes before the length is 0, the next call does all of it again.
             self._header[_GENERATION] += 1
             self.memory.give_back(self._log, self._stop)
+            self._header[_LENGTH] = 0
             self._forget()
 
 

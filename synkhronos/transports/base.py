@@ -165,11 +165,12 @@ class Transport(ABC):
             In the master, if a worker died. All workers are ended first.
         """
 
-    def replace(self, rank: int, prepare: Callable[[], None]) -> None:
-        """Master: start a new worker in place of a dead one. It runs the command that is running.
+    def replace(self, rank: int, prepare: Callable[[bool], None]) -> None:
+        """Master: start a new worker in place of a dead one.
 
-        The new worker inherits the state of the master, which waits until ``prepare()`` has returned in
-        the worker.
+        The new worker inherits the state of the master, which waits until ``prepare(takes_part)`` has
+        returned in the worker. It then runs the command that is running, so `takes_part` is True,
+        unless the dead one had replied to it. If it dies before that, `on_death` is called again.
         """
         raise NotImplementedError("only workers that inherit the state of the master can be replaced")
 

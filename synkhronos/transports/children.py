@@ -18,10 +18,15 @@ class Children:
     ----------
     workers : dict
         The processes of the workers, by rank. It is empty in every other process.
+    attendants : list
+        The other processes.
+    are_ended : bool
+        Whether `kill` was called since the last ones were started.
     """
 
     def __init__(self):
-        self.workers = {}
+        self.workers, self.attendants = {}, []
+        self.are_ended = True
         self._forker = liveness.Forker()
         self._at_exit = None
         self._mask = None
@@ -34,6 +39,7 @@ class Children:
         if self._at_exit is None:
             # A child of multiprocessing ends without calling the functions of `atexit`.
             self._at_exit = multiprocessing.util.Finalize(None, self.kill, exitpriority=1)
+        self.are_ended = False
         # A child's signals are blocked until it has set their handlers.
         self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
         try:
@@ -48,16 +54,26 @@ class Children:
 
     def fork_attendant(self, name, serve):
         """Start a process that is not a rank and calls ``serve()``; return its `Attendant`."""
+        self.end_attendants(0)  # one of a program that was interrupted
         process = self._prepare(name, serve)
+        self.attendants.append(process)
         process.start()
-        return _ForkedAttendant(process)
+        return _ForkedAttendant(self, process)
+
+    def end_attendants(self, grace):
+        """Wait `grace` seconds for the attendants to end, then kill them."""
+        attendants, self.attendants = self.attendants, []
+        for process in attendants:
+            if process.pid is not None:
+                process.join(grace)
+        liveness.end(attendants)
 
     def _prepare(self, name, become):
         def target():
             liveness.die_with_parent()
             ignore_signals_for_the_master()
             signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
-            self.workers = {}
+            self.workers, self.attendants = {}, []
             become()
 
         context = multiprocessing.get_context("fork")
@@ -89,25 +105,27 @@ class Children:
             self.kill()
 
     def kill(self):
-        """Kill the workers."""
+        """Kill all of them."""
+        self.are_ended = True
         if self._at_exit is not None:
             self._at_exit.cancel()
             self._at_exit = None
         workers, self.workers = self.workers, {}
         liveness.end(workers.values())
+        self.end_attendants(0)
         self._forker.end()
 
 
 class _ForkedAttendant(Attendant):
-    def __init__(self, process):
-        self._process = process
+    def __init__(self, children, process):
+        self._children, self._process = children, process
 
     def is_alive(self):
-        return self._process.is_alive()
+        return self._process in self._children.attendants and self._process.is_alive()
 
     def end(self, grace):
-        self._process.join(grace)
-        liveness.end([self._process])
+        if self._process in self._children.attendants:
+            self._children.end_attendants(grace)
 
 
 def _disown():

@@ -13,6 +13,7 @@ alive: the master checks the workers' process sentinels, a worker its parent's p
 .. [1] Hensgen, Finkel, Manber: Two algorithms for barrier synchronization, 1988.
 """
 
+import functools
 import itertools
 import os
 import time
@@ -76,6 +77,7 @@ class LocalTransport(WatchfulTransport):
         self._finishes = [Semaphore(memory) for _ in range(size)]
         rounds = (size - 1).bit_length()
         self._barriers = [[Semaphore(memory) for _ in range(rounds)] for _ in range(size)]
+        self._read = 0  # of the workers' replies to this command
         self._find_partners()
 
     def _make_boxes(self):
@@ -149,16 +151,27 @@ class LocalTransport(WatchfulTransport):
     def _fork_replacement(self, rank, prepare):
         self._children.discard(rank)
         self._starts[rank].drain()
+        self._finishes[rank].drain()
         has_replied = self._milestones.has_finished(rank)  # before it died
-        is_unread = not self._finishes[rank].try_wait()
         if not has_replied:
             self._milestones.start(rank)
-        self._fork_worker(rank, 0, prepare)
-        self._wait(self._finishes[rank], self._between)
+        self._fork_worker(rank, 0, functools.partial(prepare, not has_replied))
+        if not self._has_started(rank):
+            return  # dead again, which the next check finds
         if not has_replied:
             self._starts[rank].post()  # the mailbox has the command until all have replied
-        elif is_unread:
-            self._finishes[rank].post()
+        elif self._workers.index(rank) >= self._read:
+            self._finishes[rank].post()  # the dead one may have had no time for it
+
+    def _has_started(self, rank):
+        """Wait until a fresh worker is ready; return False if it has died."""
+        waited = 0.0
+        while not self._finishes[rank].wait(CHECK_INTERVAL):
+            if rank in self._children.find_dead():
+                return False
+            waited += CHECK_INTERVAL
+            self._check_late(waited)
+        return True
 
     def answer_for(self, rank, payload):
         self._children.discard(rank)
@@ -193,7 +206,8 @@ class LocalTransport(WatchfulTransport):
     # Between master and workers
 
     def post(self, payload):
-        self._turn = self._passed = 0  # a rank that failed may have passed fewer barriers
+        # A rank that failed may have passed fewer barriers.
+        self._turn = self._passed = self._read = 0
         self.posted = self.in_program = False
         self._milestones.start(self.rank)
         self._mailbox.put(payload)
@@ -211,6 +225,7 @@ class LocalTransport(WatchfulTransport):
         waited = 0.0
         for rank in self._workers:
             waited = self._wait(self._finishes[rank], self._between, waited)
+            self._read += 1
             replies[rank] = self._replies[rank].get()
         self._mailbox.clear()
         if self._milestones.aborted or self.in_program:

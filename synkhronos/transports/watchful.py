@@ -46,10 +46,9 @@ class WatchfulTransport(Transport):
         """Raise if nobody needs to wait any longer; return the seconds of waiting that count."""
         if inside:
             self._check_missing()
-        is_late = self.timeout is not None and waited > self.timeout
         if self.rank != self.master_rank:
             self._check_master()
-            if is_late and inside and self.in_program:
+            if inside and self.in_program and self._is_late(waited):
                 raise SynkhronosError(
                     f"rank {self.rank} waited longer than fork(timeout={self.timeout}) seconds inside a "
                     f"program, for {self._describe_late()}"
@@ -58,15 +57,23 @@ class WatchfulTransport(Transport):
         self._check_workers()
         self.while_waiting()
         if self.in_program and not inside and not self._milestones.aborted:
-            return 0.0  # a program may take any time
-        if is_late:
+            if self.timeout is None or not self._children.find_stopped():
+                return 0.0  # a program may take any time
+        self._check_late(waited)
+        return waited
+
+    def _is_late(self, waited):
+        return self.timeout is not None and waited > self.timeout
+
+    def _check_late(self, waited):
+        """In the master: end all workers and raise if it has waited too long."""
+        if self._is_late(waited):
             late = self._describe_late()
             self.kill()
             raise WorldBrokenError(
                 f"a barrier lasted longer than fork(timeout={self.timeout}) seconds, for {late}; "
                 f"every worker was ended; {REMEDY}"
             )
-        return waited
 
     def _check_missing(self):
         """Raise if a rank has ended the command and will never reach this barrier."""
@@ -90,7 +97,7 @@ class WatchfulTransport(Transport):
 
     def _check_workers(self):
         """If a worker is dead, end all workers and raise `WorldBrokenError`."""
-        if not self._children.workers:
+        if self._children.are_ended:
             raise WorldBrokenError(f"the workers were ended from another thread; {REMEDY}")
         dead = self._children.find_dead()
         if not dead:

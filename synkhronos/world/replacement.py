@@ -9,7 +9,7 @@ import logging
 import pickle
 from typing import Iterator
 
-from synkhronos._errors import REMEDY, WorldBrokenError
+from synkhronos._errors import REMEDY, SynkhronosError, WorldBrokenError
 from synkhronos.world.world import World
 
 _MOST_DEATHS = 3  # of a rank in one program
@@ -34,8 +34,7 @@ def replacing_dead(world: World) -> Iterator[None]:
                 )
             _logger.warning("rank %d died (%s); the other ranks go on", rank, cause)
             if world.workers_inherit:
-                world.here.engine.before_fork()
-                world.transport.replace(rank, functools.partial(_prepare, world, deaths[rank]))
+                _replace(world, rank, cause, deaths[rank])
             else:
                 lost.append(rank)
                 world.transport.answer_for(rank, pickle.dumps((None, None)))
@@ -50,11 +49,25 @@ def replacing_dead(world: World) -> Iterator[None]:
             world.transport.kill()
 
 
-def _prepare(world, restarts):
+def _replace(world, rank, cause, restarts):
+    try:
+        world.here.engine.before_fork()
+        world.transport.replace(rank, functools.partial(_prepare, world, restarts))
+    except (OSError, MemoryError, SynkhronosError) as error:
+        world.transport.kill()
+        if isinstance(error, WorldBrokenError):
+            raise
+        raise WorldBrokenError(
+            f"rank {rank} died ({cause}), and no other process could take its place: {error}; the "
+            f"others were ended; {REMEDY}"
+        ) from error
+
+
+def _prepare(world, restarts, takes_part):
     """In a new worker, which has begun as a copy of the master: make its state its own."""
     world.here.copy_out_of_store()  # where the master continues to write
     here = world.here
-    here.restarts = restarts
+    here.restarts = restarts if takes_part else 0
     if here.log:
         here.log.events.clear()
     streams = {

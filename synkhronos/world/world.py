@@ -32,6 +32,10 @@ from synkhronos.world.registry import Registry
 from synkhronos.world.threads import ThreadLimits
 from synkhronos.world.worker import work
 
+_BUSY = (
+    "another call has not returned yet, in another thread or interrupted by this signal handler; use "
+    "the processes from one thread at a time"
+)
 _CLOSING = 2.0  # seconds for a worker to end by itself
 
 _Part = TypeVar("_Part")
@@ -191,6 +195,11 @@ class World:
         if self.broken is not None:
             raise WorldBrokenError(self.broken)
 
+    def check_idle(self) -> None:
+        """Raise if a command is running, in another thread or below a signal handler."""
+        if self._turn.locked():
+            raise SynkhronosError(_BUSY)
+
     def mark_broken(self, reason: str) -> None:
         """Refuse all further commands, for this reason."""
         self.broken = reason
@@ -247,10 +256,7 @@ class World:
 
     def _take_turn(self):
         if not self._turn.acquire(False):
-            raise SynkhronosError(
-                "another call has not returned yet, in another thread or interrupted by this signal "
-                "handler; use the processes from one thread at a time"
-            )
+            raise SynkhronosError(_BUSY)
 
     def _run(self, command):
         if command is not self._last[0]:
@@ -338,12 +344,6 @@ def current_world() -> World:
         raise NotForkedError("no processes yet: call synk.fork() first")
     if _current.closed:
         raise ClosedError("the processes were closed: call synk.fork() again first")
-    return _current
-
-
-def any_world() -> World:
-    """Return the current world, in whatever state it is."""
-    assert _current is not None
     return _current
 
 

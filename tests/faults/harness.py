@@ -11,7 +11,7 @@ import sys
 import threading
 from pathlib import Path
 
-from scenarios import HOWS, PLACES, scenario
+from scenarios import HOWS, PLACES, PROGRAM_PLACES, PROGRAMS, scenario
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
@@ -44,6 +44,7 @@ def run(seeds, jobs=2, limit=LIMIT, prelude="", tell=lambda result: None):
             env={
                 **os.environ,
                 "PYTHONPATH": os.pathsep.join([str(ROOT), str(HERE)]),
+                "SYNKHRONOS_PROGRESS": "0",  # what takes long depends on the machine
                 "MPI4PY_RC_INITIALIZE": "0",  # or Theano initializes MPI, which starts a process
             },
         ) as process:
@@ -74,7 +75,7 @@ def missing(seed, errors):
     return {
         "seed": seed,
         "scenario": str(fault),
-        "who": "master" if fault.of_master else "worker",
+        "who": fault.who,
         "how": fault.how,
         "place": fault.place,
         "detection": 0.0,
@@ -88,7 +89,8 @@ def table(results):
 
     Each cell has the number of faults, the slowest detection in seconds, and the number of failures.
     """
-    places = [scenario(seed).place for seed in range(len(PLACES))]
+    seeds = [*range(len(PLACES)), *range(PROGRAMS, PROGRAMS + len(PROGRAM_PLACES))]
+    places = [scenario(seed).place for seed in seeds]
     rows = [["where / how", *HOWS, "all"]]
     for place in [*(one for one in places if any(one == r["place"] for r in results)), "all"]:
         rows.append([place])
@@ -97,7 +99,7 @@ def table(results):
             rows[-1].append(cell(chosen))
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = ["  ".join(word.ljust(width) for word, width in zip(row, widths)).rstrip() for row in rows]
-    for who in ("worker", "master"):
+    for who in ("worker", "master", "controller"):
         lines.append(f"{who}: {cell([result for result in results if result['who'] == who])}")
     lines.append("Each entry: how many faults, the slowest detection in seconds, how many failed (!).")
     return "\n".join(lines) + "\n"

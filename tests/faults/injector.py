@@ -14,16 +14,24 @@ import time
 from unittest import mock
 
 import numpy as np
+import program
 import psutil
 import theano
 import theano.tensor as T
-from scenarios import EXIT_CODE, SIGNALS, STEPS
+from scenarios import EXIT_CODE, PROGRAM, SIGNALS, STEPS
 
 from synkhronos.functions import call as _call
-from synkhronos.world import worker
-from synkhronos.variables import replicas as _replicas
 from synkhronos.functions import replicate
-from synkhronos.transports import local
+from synkhronos.programs.center import Center
+from synkhronos.programs.controller import Line
+from synkhronos.programs.mailbox import Mailbox
+from synkhronos.programs.stripes import Stripes
+from synkhronos.stores.commons import SharedCommons
+from synkhronos.transports import children, local
+from synkhronos.transports.milestones import Milestones
+from synkhronos.variables import replicas as _replicas
+from synkhronos.world import worker
+from synkhronos.world.here import Here
 
 HEADROOM = 16 << 20  # bytes that a rank may still allocate after its memory limit is set
 
@@ -35,7 +43,7 @@ class Fault(Exception):
 class Board:
     """Numbers in shared memory, for communication between the script, its workers and the harness."""
 
-    NAMES = ("armed", "step", "died_at", "pid", "asked_at", "over")
+    NAMES = ("armed", "step", "died_at", "pid", "asked_at", "over", "back_at", "controller")
 
     def __init__(self):
         self._numbers = np.frombuffer(mmap.mmap(-1, mmap.PAGESIZE), float)
@@ -78,6 +86,7 @@ class Injector:
         self.rank = scenario.master_rank
         self.barriers = self.forks = 0
         self.step = None  # the step of the last command that this worker has run
+        self.doing = None  # what this rank does with a center
         self.limit = resource.getrlimit(resource.RLIMIT_AS)
 
     # Triggering the fault
@@ -86,14 +95,16 @@ class Injector:
         """Trigger the fault if the rank, the step, the seam and the turn are the scenario's."""
         fault = self.scenario
         if self.board.armed and self.rank == fault.rank and seam == fault.seam:
-            step = STEPS[int(self.board.step)]
-            if turn in (None, fault.turn) and (step == fault.step or fault.step == "any"):
+            step = (*STEPS, PROGRAM)[int(self.board.step)]
+            if turn not in (None, fault.turn) or step == PROGRAM and program.current_round < fault.round:
+                return
+            if step == fault.step or fault.step == "any":
                 self.have_it()
 
     def have_it(self):
-        self.board.armed = 0
-        if self.scenario.others == "stopped":
-            self.stop_others()
+        self.board.armed -= 1
+        if self.scenario.others in ("stopped", "killed"):
+            self.send_others(signal.SIGSTOP if self.scenario.others == "stopped" else signal.SIGKILL)
         self.board.died_at = time.monotonic()
         how = self.scenario.how
         if how == "exception":
@@ -111,12 +122,12 @@ class Injector:
             if how != "stop" and not waits:
                 time.sleep(60)
 
-    def stop_others(self):
-        """Stop every other worker."""
+    def send_others(self, number):
+        """Send a signal to every other worker."""
         master = psutil.Process(None if self.scenario.of_master else os.getppid())
         for child in master.children():
-            if child.pid != os.getpid():
-                child.suspend()
+            if child.pid not in (os.getpid(), self.board.controller):
+                child.send_signal(number)
 
     def exhaust_memory(self):
         size = psutil.Process().memory_info().vms + HEADROOM
@@ -152,12 +163,26 @@ class Injector:
                 (transport, "collect", self.collect),
                 (transport, "barrier", self.barrier),
                 (transport, "close", self.close),
-                (local, "ignore_signals_for_the_master", self.keep_alarm),
+                (children, "ignore_signals_for_the_master", self.keep_alarm),
                 (worker, "_run_commands", self.serve),
                 (replicate.Replicate, "run", self.command),
                 (_replicas.Assign, "run", self.command),
                 (_replicas._Fetch, "run", self.command),
                 (_call.CallFunction, "run", self.command),
+                (Milestones, "finish", self.finish),
+                (Here, "copy_out_of_store", self.prepare),
+                (Center, "pull", lambda *args: self.exchange("pull", *args)),
+                (Center, "push", lambda *args: self.exchange("push", *args)),
+                (Center, "elastic", lambda *args: self.exchange("elastic", *args)),
+                (Stripes, "read", self.visit),
+                (Stripes, "change", self.visit),
+                (SharedCommons, "_create", self.create),
+                (Mailbox, "write", lambda *args: self.copy("send", *args)),
+                (Mailbox, "read", lambda *args: self.copy("receive", *args)),
+                (Mailbox, "_places", self.pieces),
+                (Mailbox, "_recover", self.recover),
+                (Line, "_wait", self.wait_for_answer),
+                (program, "reach", self.reach),
             ]:
                 stack.enter_context(mock.patch.object(owner, name, _wrap(wrapper, getattr(owner, name))))
             stack.enter_context(mock.patch.object(Point, "reach", self.perform))
@@ -168,10 +193,14 @@ class Injector:
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
 
     def first_moment(self, original, process):
-        self.rank = int(process.name.rpartition("-")[2])
+        name = process.name.rpartition("-")[2]
+        self.rank = int(name) if name.isdigit() else self.scenario.size
         if self.rank == self.scenario.rank:
             self.board.pid = os.getpid()
-        self.at("fork")
+        if self.rank == self.scenario.size:
+            self.board.controller = os.getpid()
+            program.current_round = 0
+        self.at("fork", 0 if self.scenario.of_program else None)
         original(process)
 
     def keep_alarm(self, original):
@@ -213,9 +242,11 @@ class Injector:
         self.at("close", 1)
 
     def reply(self, original, transport, payload):
-        self.at("reply", 0)
         fault = self.scenario
-        if fault.seam == "reply" and fault.turn == 1 and self.rank == fault.rank:
+        if not fault.of_program:
+            self.at("reply", 0)
+        half = 0 if fault.of_program else 1
+        if fault.seam == "reply" and fault.turn == half and self.rank == fault.rank:
             transport._replies[self.rank].put(payload[: len(payload) // 2])
             self.at("reply")
         original(transport, payload)
@@ -235,7 +266,7 @@ class Injector:
         return replies
 
     def barrier(self, original, transport):
-        self.at("barrier", self.barriers)
+        self.at("barrier", self.barriers % 2 if self.scenario.of_program else self.barriers)
         self.barriers += 1
         original(transport)
 
@@ -249,6 +280,71 @@ class Injector:
         result = original(command, here)
         self.at("command", 1)
         return result
+
+    # In a program
+
+    def reach(self, original, seam):
+        if seam == "controller":
+            program.current_round += 1
+        fault = self.scenario
+        if seam == "code" and fault.seam == "fork" and self.rank == fault.rank and self.board.armed == 2:
+            self.board.armed = 1
+            os.kill(os.getpid(), signal.SIGKILL)
+        self.at(seam)
+
+    def finish(self, original, *args):
+        original(*args)
+        if self.rank != self.scenario.master_rank and self.scenario.of_program:
+            self.at("reply", 1)
+
+    def prepare(self, original, here):
+        original(here)
+        if not here.is_master:
+            self.at("fork", 1)
+
+    def exchange(self, name, original, *args):
+        self.doing = name
+        original(*args)
+        self.doing = None
+
+    def visit(self, original, stripes, work):
+        def do(number, *memory):
+            where = self.doing if number == 1 else None
+            self.at(where, 0)
+            work(number, *memory)
+            self.at(where, 1)
+
+        original(stripes, do)
+
+    def create(self, original, commons, name, *args):
+        where = "directory" if f"of rank {self.rank}," in name else None
+        self.at(where, 0)
+        original(commons, name, *args)
+        self.at(where, 1)
+
+    def copy(self, name, original, box, slot, parts):
+        asks = name == "send" and box._name == f"controller {self.scenario.size}"
+        self.doing = "ask" if asks else name if box._name.startswith("mailbox") else None
+        original(box, slot, parts)
+        if not asks and len(parts) > 1:
+            self.at(self.doing, 1)
+        self.doing = None
+
+    def pieces(self, original, box, slot, parts):
+        for number, piece in enumerate(original(box, slot, parts)):
+            yield piece
+            if number == 1:
+                self.at(self.doing, 0)
+
+    def recover(self, original, box):
+        where = "box" if box._name.startswith("mailbox") else None
+        self.at(where, 0)
+        original(box)
+        self.at(where, 1)
+
+    def wait_for_answer(self, original, line):
+        self.at("ask", 1)
+        original(line)
 
     def perform(self):
         fault = self.scenario

@@ -2,6 +2,8 @@
 
 Consecutive seeds go through all pairs of a kind of fault and a place, because the numbers of kinds and
 of places have no common factor. Everything else about a scenario is drawn at random from the seed.
+
+Seeds from ``PROGRAMS`` on are faults in a program of `spmd`.
 """
 
 import random
@@ -28,6 +30,7 @@ STEPS = (
     "close",
 )
 COMMANDS = STEPS[1:-1]  # steps that consist of one command, in a world whose workers are started
+PROGRAM = "program"  # the step that is a program
 
 SIGNALS = {"SIGKILL": "SIGKILL", "SIGTERM": "SIGTERM", "SIGSEGV": "SIGSEGV", "stop": "SIGSTOP"}
 EXCEPTIONS = ("exception", "memory")  # raise an exception; this alone does not end the process
@@ -55,7 +58,28 @@ PLACES = (
     ("close", "close"),
     ("any", "moment"),  # at a random moment, triggered from outside
 )
-INSIDE = ("command", "perform", "barrier")  # seams where an exception is raised inside a command
+PROGRAMS = 100_000  # the first seed of a fault in a program
+PROGRAM_PLACES = (
+    (PROGRAM, "started"),  # before the program
+    (PROGRAM, "code"),  # in its own code
+    (PROGRAM, "perform"),  # inside a Theano function, in `rank.call`
+    (PROGRAM, "barrier"),  # inside a collective
+    (PROGRAM, "directory"),  # while an array of the commons is made, with the lock of the directory
+    (PROGRAM, "pull"),  # with the lock of a stripe
+    (PROGRAM, "push"),
+    (PROGRAM, "elastic"),
+    (PROGRAM, "send"),  # with the lock of a slot, while a message is copied, and after that
+    (PROGRAM, "receive"),
+    (PROGRAM, "box"),  # with the lock of a mailbox
+    (PROGRAM, "ask"),  # while the question is written, or while the rank waits for the answer
+    (PROGRAM, "controller"),  # in the controller itself
+    (PROGRAM, "reply"),  # before the result is written, or after that but before the master knows
+    (PROGRAM, "fork"),  # of the rank that takes the place of a dead one
+    (PROGRAM, "moment"),
+)
+# Seams where an exception is raised inside a command
+INSIDE = ("command", "perform", "barrier", "code", "directory", "pull", "push", "elastic", "send",
+          "receive", "box", "ask")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -66,16 +90,16 @@ class Scenario:
     ----------
     seed, size, master_rank : int
     rank : int
-        The rank in which the fault occurs.
+        The rank in which the fault occurs; `size` is the controller of a program.
     how : str
         The kind of fault, one of ``HOWS``.
     step, seam : str
         The place of the fault.
     turn : int
         The moment within the seam: which barrier, before or after the call, or how much is written.
-    others : {"", "busy", "stopped"}
-        The state of the other workers: "busy" in a long C call that holds the interpreter lock, or
-        "stopped" by a signal.
+    others : {"", "busy", "stopped", "killed"}
+        The state of the other workers: "busy" in a long C call that holds the interpreter lock,
+        "stopped" by a signal, or "killed" by one at the same time.
     in_thread : bool
         Whether the workers are forked by a thread that ends before the fault.
     caught : bool
@@ -84,6 +108,14 @@ class Scenario:
         Seconds until the fault, if it occurs at a random moment.
     restarts : bool
         Whether the script calls ``restart()`` before it closes the world and opens another one.
+    on_death : {"raise", "continue"}
+        That of the program.
+    meets : bool
+        Whether the program has collectives.
+    again : bool
+        Whether the rank that takes the place of a dead one dies at the same place.
+    round : int
+        The round of the program in which the fault occurs.
     """
 
     seed: int
@@ -99,6 +131,18 @@ class Scenario:
     caught: bool
     delay: float
     restarts: bool
+    on_death: str = "raise"
+    meets: bool = False
+    again: bool = False
+    round: int = 0
+
+    @property
+    def of_program(self):
+        return self.seed >= PROGRAMS
+
+    @property
+    def of_controller(self):
+        return self.rank == self.size
 
     @property
     def of_master(self):
@@ -106,11 +150,13 @@ class Scenario:
 
     @property
     def place(self):
-        step, seam = PLACES[self.seed % len(PLACES)]
+        step, seam = place_of(self.seed)
         return f"{step or 'any command'}: {seam}"
 
     @property
     def timeout(self):
+        if self.of_program and self.of_master:
+            return None  # or the others would end their waits while it is stopped
         return TIMEOUT if self.how == "stop" else None
 
     @property
@@ -134,23 +180,64 @@ class Scenario:
             return ("exit code 1",)
         return (f"exit code {EXIT_CODE}",) if self.how == "exit" else (SIGNALS[self.how],)
 
+    @property
+    def is_survived(self):
+        """Whether the ranks of a program go on, with a fresh one, or as the stopped one continues."""
+        if self.how == "stop":
+            return self.of_master
+        dies = self.kills or self.seam in ("started", "reply", "fork")
+        # A reply for which there is too little memory is replaced by an error.
+        dies = dies and (self.how, self.seam, self.turn) != ("memory", "reply", 0)
+        return dies and self.on_death == "continue" and not self.of_master and not self.of_controller
+
+    @property
+    def times(self):
+        """How often the fault occurs; before the one in a fork in a program, the rank is killed."""
+        return 1 + self.again + (self.of_program and self.seam == "fork")
+
+    @property
+    def deaths(self):
+        """How often ranks of a program die that are replaced, by rank."""
+        deaths = [0] * self.size
+        if self.is_survived and not self.of_master:
+            deaths[self.rank] = self.times
+            if self.others == "killed":
+                for rank in range(self.size):
+                    deaths[rank] += rank not in (self.rank, self.master_rank)
+        return deaths
+
+    @property
+    def who(self):
+        return "master" if self.of_master else "controller" if self.of_controller else "worker"
+
     def __str__(self):
-        who = "master" if self.of_master else "worker"
+        who = self.who
         others = f", others {self.others}" if self.others else ""
         thread = ", forked in a thread" if self.in_thread else ""
         caught = ", uncaught" if self.of_master and not self.caught else ""
         restarts = ", restart" if self.restarts else ""
+        if self.of_program:
+            caught += f", {self.on_death}" + ", meets" * self.meets + ", again" * self.again
+            caught += f", round {self.round}"
         return (
             f"seed {self.seed}: {who} (rank {self.rank} of {self.size}), {self.how}, "
             f"{self.step}/{self.seam}{self.turn}{others}{thread}{caught}{restarts}"
         )
 
 
+def place_of(seed):
+    """Return the step and the seam for a seed."""
+    places = PROGRAM_PLACES if seed >= PROGRAMS else PLACES
+    return places[seed % len(places)]
+
+
 def scenario(seed):
     """Return the scenario for a seed."""
-    how = HOWS[seed % len(HOWS)]
-    step, seam = PLACES[seed % len(PLACES)]
     draw = random.Random(seed)
+    if seed >= PROGRAMS:
+        return _in_program(seed, draw)
+    how = HOWS[seed % len(HOWS)]
+    step, seam = place_of(seed)
     size = draw.choice((2, 3, 3, 4))
     master_rank = draw.randrange(size)
     of_master = draw.random() < 0.4
@@ -177,4 +264,40 @@ def scenario(seed):
         caught=not (of_master and how in EXCEPTIONS) or draw.random() < 0.7,
         delay=draw.uniform(0, 0.1),
         restarts=draw.random() < 0.5,
+    )
+
+
+def _in_program(seed, draw):
+    how = HOWS[seed % len(HOWS)]
+    step, seam = place_of(seed)
+    size = draw.choice((2, 2, 3))
+    master_rank = draw.randrange(size)
+    worker = draw.choice([rank for rank in range(size) if rank != master_rank])
+    of_master = draw.random() < 0.35 and seam not in ("fork", "controller")
+    on_death = "raise" if seam == "barrier" or draw.random() < 0.4 else "continue"
+    if seam == "fork":
+        on_death = "continue"
+    again = others = ""
+    if on_death == "continue" and not of_master and how not in (*EXCEPTIONS, "stop"):
+        if seam not in ("moment", "fork", "controller"):
+            again = draw.random() < 0.25
+            others = "killed" if size > 2 and not again and draw.random() < 0.5 else ""
+    return Scenario(
+        seed=seed,
+        size=size,
+        master_rank=master_rank,
+        rank=size if seam == "controller" else master_rank if of_master else worker,
+        how=how,
+        step=step,
+        seam=seam,
+        turn=draw.randrange(2),
+        others=others,
+        in_thread=False,
+        caught=not (of_master and how in EXCEPTIONS) or draw.random() < 0.7,
+        delay=draw.uniform(0, 0.1),
+        restarts=draw.random() < 0.5,
+        on_death=on_death,
+        meets=on_death == "raise" and (seam == "barrier" or draw.random() < 0.4),
+        again=bool(again),
+        round=0 if seam in ("directory", "started", "reply", "fork") else draw.randrange(3),
     )

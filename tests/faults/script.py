@@ -22,22 +22,26 @@ from pathlib import Path
 
 import synkhronos as synk
 import numpy as np
+import program
 import psutil
 import theano
 import theano.tensor as T
 from injector import Board, Fault, Injector, Point
+from program import FADES
 from scenarios import (
     BOUND,
     COMMANDS,
     EXCEPTIONS,
     EXIT_CODE,
+    PROGRAM,
     SIGNALS,
     STEPS,
     TIMEOUT,
     scenario,
 )
 
-FADES = 3.0  # seconds until an exception at a random moment counts as swallowed, e.g. in a destructor
+from synkhronos.programs import mailbox
+
 _PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -128,6 +132,52 @@ class Ranks:
         synk.close()
 
 
+class ProgramRanks(Ranks):
+    """A world in which a program runs."""
+
+    def __init__(self, fault):
+        super().__init__(fault)
+        self.fault = fault
+        self.count = theano.shared(np.zeros(program.ITEMS, "int64"), "count")
+        self.weights = theano.shared(np.zeros(program.ITEMS), "weights")
+        self.go = theano.shared(np.zeros(1), "go")
+        self.used = self.compiled(self.x * self.go, "gather", *((one.sum(), "sum") for one in (
+            self.count, self.weights)))  # fmt: skip
+
+    def program_with_fault(self):
+        fault = self.fault
+        lasts = "until the fault" if fault.is_survived or fault.how == "stop" else "until the end"
+        if fault.seam == "reply":
+            lasts = "briefly"
+        results = self.spmd(lasts, fault.on_death)
+        restarts = list(fault.deaths)
+        if fault.seam == "reply" and fault.turn == 1:
+            restarts[fault.rank] = 0  # its result was there
+        if fault.others == "killed":
+            # These may have had their results, too.
+            known = (fault.rank, fault.master_rank)
+            for rank in range(fault.size):
+                if rank not in known and results[rank]:
+                    assert results[rank][0] <= restarts[rank], results[rank][0]
+                    restarts[rank] = results[rank][0]
+        deaths = sum(fault.deaths)
+        lost = deaths if fault.seam == "moment" or fault.others == "killed" else 0
+        if fault.how == "stop" and fault.seam in ("box", "moment"):
+            lost = mailbox.SLOTS  # the box may still be locked when its rank looks for the last time
+        program.judge(results, restarts, lost, deaths)
+
+    def program(self):
+        program.judge(self.spmd("briefly", "raise"), [0] * self.size, 0, 0)
+
+    def spmd(self, lasts, on_death):
+        program.tally.clear()
+        request = "slowly" if self.fault.seam == "ask" else "quickly"
+        return synk.spmd(
+            program.program, self.f, self.inputs, self.count, self.weights, self.go, request,
+            self.fault.meets, lasts, controller=program.Answers(), on_death=on_death,
+        )  # fmt: skip
+
+
 def check(got, expected):
     np.testing.assert_array_equal(got, expected)
 
@@ -135,15 +185,18 @@ def check(got, expected):
 class Play:
     """One scenario, as seen in the process of the script."""
 
+    ranks, all_steps, again = Ranks, STEPS, COMMANDS
+
     def __init__(self, fault, board):
         self.fault, self.board = fault, board
+        program.board = board
         self.detection = 0.0
         self.step = STEPS[0]
 
     def run(self):
         with Injector(self.fault, self.board).installed() as injector:
-            self.board.armed = 1
-            ranks = Ranks(self.fault)
+            self.board.armed = self.fault.times
+            ranks = self.ranks(self.fault)
             error = self.meet_fault(ranks)
             self.board.armed, self.board.over = 0, 1
             injector.lift_limit()
@@ -152,14 +205,14 @@ class Play:
             self.judge(ranks, error)
             if synk.world.world.world_exists() and self.fault.restarts:
                 synk.restart()
-                for step in COMMANDS:
+                for step in self.again:
                     ranks.do(step)
             if synk.world.world.world_exists():
                 took = seconds_of(synk.close)
                 assert took < self.fault.bound, f"close() took {took:.1f} s"
             assert not psutil.Process().children(), "close() left processes"
-            ranks = Ranks(self.fault)
-            for step in STEPS:
+            ranks = self.ranks(self.fault)
+            for step in self.all_steps:
                 ranks.do(step)
             assert not psutil.Process().children(), "the second close() left processes"
 
@@ -242,6 +295,94 @@ class Play:
                 raise AssertionError(f"{step} works in a broken world")
 
 
+class ProgramPlay(Play):
+    """One fault in a program."""
+
+    ranks, all_steps, again = ProgramRanks, ("distribute", PROGRAM, "close"), ("function", PROGRAM)
+
+    def meet_fault(self, ranks):
+        ranks.do("distribute")
+        self.step, self.board.step = PROGRAM, len(STEPS)
+        began = time.monotonic()
+        try:
+            ranks.program_with_fault()
+        except BaseException as error:
+            self.detection = time.monotonic() - max(began, self.board.died_at)
+            return error
+        if self.board.back_at:
+            self.detection = max(0, self.board.back_at - self.board.died_at)
+
+    def judge(self, ranks, error):
+        fault = self.fault
+        assert self.board.died_at, f"there was no fault: {error!r}"
+        assert self.detection < fault.bound, f"noticed after {self.detection:.2f} s: {error!r}"
+        program.judge_messages()
+        if fault.is_survived and not (fault.how in EXCEPTIONS and fault.seam == "moment"):
+            if error is not None:
+                raise error
+            self.judge_whole(ranks)
+        elif fault.of_controller:
+            self.judge_controller(error)
+            self.judge_whole(ranks)
+        elif fault.how in EXCEPTIONS and (fault.is_inside or fault.of_master or fault.seam == "moment"):
+            self.judge_exception(ranks, error)
+        elif (fault.how, fault.seam, fault.turn) == ("memory", "reply", 0):
+            self.judge_exception(ranks, error)
+        else:
+            self.judge_broken(ranks, error)
+
+    def judge_exception(self, ranks, error):
+        fault = self.fault
+        broken = synk.world.world.current_world().broken
+        if fault.seam == "moment" and (error is None or isinstance(error, synk.WorldBrokenError)):
+            pass
+        elif fault.of_master:
+            assert isinstance(error, (Fault, MemoryError)), repr(error)
+        else:
+            assert type(error) is synk.WorkerError and error.rank == fault.rank, repr(error)
+            assert error.type_name == "Fault" or "MemoryError" in error.type_name, repr(error)
+        if fault.is_inside:
+            assert broken is None, "an exception in a program broke the world"
+        if broken is None:
+            self.judge_whole(ranks)
+        else:
+            self.judge_refusal(ranks)
+
+    def judge_controller(self, error):
+        how = self.fault.how
+        assert isinstance(error, synk.SynkhronosError), repr(error)
+        assert not isinstance(error, synk.WorldBrokenError), repr(error)
+        words = "the controller has died"
+        if how in EXCEPTIONS:
+            words = "the controller raised an exception"
+        elif how == "stop":
+            words = "waited longer than fork(timeout="
+        assert words in str(error), str(error)
+
+    def judge_broken(self, ranks, error):
+        fault = self.fault
+        assert type(error) is synk.WorldBrokenError, repr(error)
+        assert f"rank {fault.rank} " in str(error), str(error)
+        assert any(cause in str(error) for cause in fault.causes), str(error)
+        assert not psutil.Process().children(), "processes are left"
+        self.judge_refusal(ranks)
+
+    def judge_whole(self, ranks):
+        """Check that the world can be used, and that only its workers are left."""
+        assert len(psutil.Process().children()) == self.fault.size - 1, "the controller is left"
+        ranks.do("function")
+        ranks.do(PROGRAM)
+
+    def judge_refusal(self, ranks):
+        for step in ("function", PROGRAM):
+            try:
+                ranks.do(step)
+            except synk.WorldBrokenError as again:
+                assert "close()" in str(again), str(again)
+            else:
+                raise AssertionError(f"{step} works in a broken world")
+
+
 def exit_code(status):
     return -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
 
@@ -260,6 +401,7 @@ class Watch:
         self.folder = Path(tempfile.mkdtemp())  # a TemporaryDirectory would be removed by a child
         self.report, self.errors = self.folder / "report", self.folder / "stderr"
         self.errors.touch()
+        self.struck = False
         self.before = semaphores()
 
     def start(self):
@@ -274,7 +416,7 @@ class Watch:
         os.dup2(os.open(self.errors, os.O_WRONLY), 2)
         os.dup2(2, 1)
         warnings.simplefilter("error")
-        play = Play(self.fault, self.board)
+        play = (ProgramPlay if self.fault.of_program else Play)(self.fault, self.board)
         try:
             play.run()
             problem = ""
@@ -308,7 +450,7 @@ class Watch:
         return {
             "seed": self.fault.seed,
             "scenario": str(self.fault),
-            "who": "master" if self.fault.of_master else "worker",
+            "who": self.fault.who,
             "how": self.fault.how,
             "place": self.fault.place,
             "detection": detection,
@@ -331,14 +473,19 @@ class Watch:
             if stopped_at and time.monotonic() > stopped_at + TIMEOUT + 1:
                 stopped_at = None
                 os.killpg(self.pid, signal.SIGCONT)
-            if self.board.asked_at and time.monotonic() > self.board.asked_at + self.fault.delay:
-                self.board.asked_at = 0
+            if self.is_time():
+                self.struck = True
                 self.strike()
             time.sleep(0.005)
         for one in psutil.Process().children(recursive=True):
             one.send_signal(signal.SIGCONT)
             one.send_signal(signal.SIGUSR1)  # makes it write its traceback
         time.sleep(1)
+
+    def is_time(self):
+        if self.struck or self.fault.seam != "moment" or not self.board.asked_at:
+            return False
+        return time.monotonic() > self.board.asked_at + self.fault.delay
 
     def strike(self):
         how, pid = self.fault.how, int(self.board.pid)
@@ -384,6 +531,9 @@ class Watch:
         if not self.fault.caught and self.fault.seam != "moment":
             if f"{Fault.__name__}: " not in text and "MemoryError: " not in text:
                 return f"the script did not end with its exception: {text}"
+        if self.fault.of_program:  # deaths that the ranks survive are logged
+            lines = [line for line in text.splitlines() if not line.endswith("the other ranks go on")]
+            text = "\n".join(lines)
         if text and (self.fault.how not in EXCEPTIONS or "Exception ignored" in text):
             return f"stderr: {text}"
 

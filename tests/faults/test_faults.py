@@ -6,20 +6,25 @@ from pathlib import Path
 
 import harness
 import pytest
-from scenarios import HOWS, PLACES, scenario
+from scenarios import HOWS, PLACES, PROGRAM_PLACES, PROGRAMS, scenario
 
 SAMPLE = range(40)
 PAIRS = len(HOWS) * len(PLACES)
 TURNS = 4
 SOAK = range(len(SAMPLE), len(SAMPLE) + TURNS * PAIRS)  # 504 faults
+SAMPLE_OF_PROGRAMS = range(PROGRAMS + 5, PROGRAMS + 16)
+PAIRS_OF_PROGRAMS = len(HOWS) * len(PROGRAM_PLACES)
+START_OF_PROGRAMS = PROGRAMS + PAIRS_OF_PROGRAMS
+TURNS_OF_PROGRAMS = 2  # 224 faults
 
 
 @pytest.fixture(scope="module")
 def results():
-    return {result["seed"]: result for result in harness.run(SAMPLE)}
+    seeds = [*SAMPLE, *SAMPLE_OF_PROGRAMS]
+    return {result["seed"]: result for result in harness.run(seeds)}
 
 
-@pytest.mark.parametrize("seed", SAMPLE, ids=lambda seed: f"seed{seed}")
+@pytest.mark.parametrize("seed", [*SAMPLE, *SAMPLE_OF_PROGRAMS], ids=lambda seed: f"seed{seed}")
 def test_a_fault_is_reported_in_time_and_by_name_and_leaves_nothing_behind(results, seed):
     result = results[seed]
     assert not result["problem"], f"{result['scenario']}: {result['problem']}"
@@ -46,6 +51,16 @@ def test_many_faults_are_reported_in_time_and_by_name_and_leave_nothing_behind(s
     assert not failures, "\n".join(failures)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("turn", range(TURNS_OF_PROGRAMS))
+def test_many_faults_in_programs_are_reported_or_survived_and_leave_nothing_behind(soaked, turn):
+    start = START_OF_PROGRAMS + turn * PAIRS_OF_PROGRAMS
+    results = harness.run(range(start, start + PAIRS_OF_PROGRAMS))
+    soaked += results
+    failures = [f"{r['scenario']}: {r['problem']}" for r in results if r["problem"]]
+    assert not failures, "\n".join(failures)
+
+
 def test_the_seeds_cover_every_kind_of_fault_at_every_place():
     assert gcd(len(HOWS), len(PLACES)) == 1
     sample = [scenario(seed) for seed in SAMPLE]
@@ -55,11 +70,37 @@ def test_the_seeds_cover_every_kind_of_fault_at_every_place():
     assert len({(fault.how, fault.place, fault.of_master) for fault in soak}) > 1.8 * PAIRS
     assert scenario(17) == scenario(17)
 
+    assert gcd(len(HOWS), len(PROGRAM_PLACES)) == 1
+    places = {f"{step}: {seam}" for step, seam in PROGRAM_PLACES}
+    assert {scenario(seed).how for seed in SAMPLE_OF_PROGRAMS} == set(HOWS)
+    pairs = range(START_OF_PROGRAMS, START_OF_PROGRAMS + PAIRS_OF_PROGRAMS)
+    in_programs = [scenario(seed) for seed in pairs]
+    assert {(one.how, one.place) for one in in_programs} == {(h, p) for h in HOWS for p in places}
+    assert {one.on_death for one in in_programs} == {"raise", "continue"}
+    assert {one.who for one in in_programs} == {"worker", "master", "controller"}
+    for name in ("again", "meets", "restarts"):
+        assert {getattr(one, name) for one in in_programs} == {False, True}
+
 
 LIBRARY = """import os
-from synkhronos.transports import liveness, local
+from synkhronos.programs import mailbox, spmd
+from synkhronos.stores import commons
+from synkhronos.transports import children, liveness, local
 from synkhronos.world import world
 """
+# Locks as words in shared memory: the kernel releases none of them.
+NOBODY_RELEASES = """import mmap
+words = mmap.mmap(-1, 1 << 20)
+def try_acquire(self, byte):
+    was_held, words[hash((byte,)) % len(words)] = words[hash((byte,)) % len(words)], 1
+    return not was_held
+def release(self, byte):
+    words[hash((byte,)) % len(words)] = 0
+commons.LockFile.try_acquire, commons.LockFile.release = try_acquire, release
+commons.LockFile.is_free = lambda self, byte: not words[hash((byte,)) % len(words)]
+"""
+NOBODY_IS_STOPPED = "children.Children.find_stopped = lambda self: []"
+DEATH = {"step": "program", "rank": 1, "how": "SIGKILL", "on_death": "continue"}
 
 
 @pytest.mark.slow
@@ -73,6 +114,11 @@ from synkhronos.world import world
         ("liveness.die_with_parent = int", {"rank": 0, "how": "exit", "others": "stopped"}, "are left"),
         ("os._exit = int", {"rank": 1, "how": "exit"}, "AssertionError: None"),
         ("world.World.renew = print", {"rank": 1, "how": "exit", "restarts": True}, "ended with 1"),
+        (NOBODY_RELEASES, {**DEATH, "seam": "push", "others": ""}, "it hangs"),
+        ("mailbox.Mailbox._recover = bool", {**DEATH, "seam": "receive", "others": ""}, "are lost"),
+        ("spmd.replacing_dead = spmd._commons", {**DEATH, "seam": "code"}, "a worker died: rank 1"),
+        ("spmd.Controller.end = bool", {**DEATH, "seam": "code"}, "controller is left"),
+        (NOBODY_IS_STOPPED, {**DEATH, "seam": "code", "how": "stop"}, "it hangs"),
     ],
 )
 def test_the_harness_sees_what_is_wrong(mutation, fault, problem):
@@ -80,7 +126,7 @@ def test_the_harness_sees_what_is_wrong(mutation, fault, problem):
     fault = {"step": "function", "master_rank": 0, **fault}
     seed = next(
         seed
-        for seed in range(10_000)
+        for seed in (range(PROGRAMS, PROGRAMS + 10_000) if "seam" in fault else range(10_000))
         if all(getattr(scenario(seed), name) == value for name, value in fault.items())
     )
     (result,) = harness.run([seed], 1, limit=10, prelude=f"{LIBRARY}\n{mutation}")

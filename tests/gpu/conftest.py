@@ -11,6 +11,9 @@ from pathlib import Path
 import pytest
 
 os.environ.setdefault("EXAMPLES", "0.2")  # for the module `oracle`, as calls on devices are slow
+# PoCL compiles each kernel when it is first used, on every rank. The tests use few elements, so that
+# optimizing a kernel takes much longer than it saves: 10 s instead of 3 s for a matrix product.
+os.environ.setdefault("POCL_EXTRA_BUILD_FLAGS", "-cl-opt-disable")
 
 import synkhronos as synk
 

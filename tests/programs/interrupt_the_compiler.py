@@ -1,6 +1,5 @@
 """Get interrupted twice while the compiler runs; then compile in this and in another process."""
 
-import os
 import subprocess
 import sys
 import threading
@@ -34,7 +33,6 @@ def interrupt_the_compiler():
         time.sleep(0.005)
 
 
-os.setsid()
 synk.fork(2, use_gpu=False)
 x = tt.dvector("x")
 w = theano.shared(np.arange(3.0), name="w")

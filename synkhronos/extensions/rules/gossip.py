@@ -7,7 +7,7 @@ from typing import Any
 import numpy
 
 import synkhronos as synk
-from synkhronos.extensions.rules.parameters import Params, assign, meet, values_of
+from synkhronos.extensions.rules.parameters import END, Params, assign, meet, values_of
 from synkhronos.extensions.rules.rule import Rule, check_number
 
 _TAG = 7305  # of this rule's messages
@@ -27,11 +27,11 @@ class GoSGD(Rule):
               \alpha_j \leftarrow \alpha_j + \alpha_i
 
     The sum of the weights, with those of the messages on their way, is always 1. If the receiver's box
-    is full, nothing is sent and the weight is kept. At the end, when all ranks have taken their last
-    steps, they add what is still on its way, and get the average of all parameters with these weights.
-    In a program without collectives, that is with ``on_death="continue"``, each keeps its own instead; a
-    rank that takes a dead one's place begins with the weight 0, and so with the first parameters that it
-    gets.
+    is full, or it has taken its last step, nothing is sent and the weight is kept. At the end, when all
+    ranks have taken their last steps, they add what is still on its way, and get the average of all
+    parameters with these weights. In a program without collectives, that is with
+    ``on_death="continue"``, each keeps its own instead; a rank that takes a dead one's place begins with
+    the weight 0, and so with the first parameters that it gets.
 
     Parameters
     ----------
@@ -65,7 +65,10 @@ class GoSGD(Rule):
         draw = numpy.random.default_rng([self.seed, rank.rank, step])
         if draw.random() < self.probability and rank.size > 1 and self._weight:
             other = int(draw.integers(rank.size - 1))
-            self._send(rank, params, other + (other >= rank.rank))
+            other += other >= rank.rank
+            # What is added after the last step stays as it is: parameters of an earlier time.
+            if rank.clocks[other] != END:
+                self._send(rank, params, other)
         self._receive(rank, params)
 
     def _send(self, rank, params, other):

@@ -89,12 +89,13 @@ def _begin(rank, plan, begin):
     by_all = plan.validation is not None and plan.validation.by_all
     rank.in_step = rule.is_synchronous or by_all
     _ = rank.should_stop  # from here on it is asked, so that no method of the rank ends the program
-    if not rank.restarts:
-        rank.clock = begin.steps[rank.rank]
-        if begin.states is not None:
-            state = begin.states[rank.rank]
-            for name in rule.hyper_parameters.keys() & state.keys():
-                setattr(rule, name, state[name])
+    # A fresh rank finds the clock of the dead one, unless that died before it had begun.
+    rank.clock = max(rank.clock, begin.steps[rank.rank])
+    if begin.states is not None:
+        state = begin.states[rank.rank]
+        for name in rule.hyper_parameters.keys() & state.keys():
+            setattr(rule, name, state[name])
+        if not rank.restarts:
             rule.restore(state)
     rule.start(rank, plan.params)
     return rule

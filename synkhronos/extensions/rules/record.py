@@ -13,7 +13,7 @@ _FIELDS = ("losses", "seconds", "samples", "validations", "stopped", "interrupte
 
 
 class Record:
-    """What a training has recorded.
+    """What a training has recorded. Of a rank that took a dead one's place, it is what that rank did.
 
     Attributes
     ----------
@@ -124,8 +124,8 @@ class Record:
             from matplotlib.figure import Figure
         except ImportError as error:
             raise ImportError(
-                "Record.plot needs matplotlib: pip install matplotlib; or save() the record, and draw it "
-                "elsewhere"
+                "Record.plot needs matplotlib: pip install matplotlib; or save() the record, and draw "
+                "it elsewhere"
             ) from error
         figure = Figure(figsize=(9, 3.5), layout="constrained")
         axes = figure.subplots(1, 2, sharey=True)

@@ -15,8 +15,8 @@ class Rule:
     """A training rule: what the ranks exchange, and when. The base of all rules.
 
     A rule of your own is a class with ``start``, ``after_step`` and ``finish``; here all of them do
-    nothing, so that each rank trains by itself. Every rank has its own copy of the rule, and `params` are
-    the rank's own replicas. `train` calls the methods; so can a program of your own.
+    nothing, so that each rank trains by itself. Every rank has its own copy of the rule, and `params`
+    are the rank's own replicas. `train` calls the methods; so can a program of your own.
 
     The hyper-parameters of a rule are its attributes without an underscore. They may be changed while it
     runs, between two steps; if the rule is synchronous, on all ranks after the same step.

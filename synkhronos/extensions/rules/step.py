@@ -100,8 +100,8 @@ def make_step(
     >>> step = rules.make_step(T.sqr(x - w).mean(), [w], [x], updates.sgd, learning_rate=0.25)
     >>> data = np.array([1.0, 2.0, 6.0])  # two rows for the first rank, one for the second
     >>> record = rules.train(step, [w], [data], rules.BSP(), batch_size=2, epochs=3)
-    >>> w.get_value().round(3)  # as by gradient descent on all three rows
-    array(2.625)
+    >>> round(float(w.get_value()), 3)  # as by gradient descent on all three rows
+    2.625
     >>> synk.close()
     """
     params = checked_parameters(params)

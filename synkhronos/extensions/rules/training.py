@@ -142,8 +142,8 @@ def train(
     """
     if not isinstance(rule, Rule):
         raise TypeError(
-            f"rules.train: rule: expected a Rule, such as rules.EASGD(), got {rule!r}; a rule of your own "
-            f"is derived from rules.Rule"
+            f"rules.train: rule: expected a Rule, such as rules.EASGD(), got {rule!r}; a rule of your "
+            f"own is derived from rules.Rule"
         )
     params = _checked_params(step, params)
     rule = copy.copy(rule)
