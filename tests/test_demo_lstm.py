@@ -14,7 +14,7 @@ for needed in ("sklearn", "tqdm"):
         pytest.skip(f"the demo needs {needed}", allow_module_level=True)
 
 DEMO = Path(__file__).resolve().parent.parent / "demos" / "lstm_imdb"
-SMALL = ["--processes", "2", "--cells", "8", "--epochs", "1", "--batch-size", "10"]
+SMALL = ["--processes", "2", "--cells", "16", "--epochs", "2", "--batch-size", "5"]
 
 
 @pytest.fixture(scope="module")
@@ -112,14 +112,14 @@ def test_made_reviews_say_what_their_labels_say(reviews):
 
 
 def test_the_script_learns_from_made_reviews(run_demo, tmp_path):
-    arguments = ["--reviews", "1500", *SMALL, "--learning-rate", "0.02", "--plot", "loss.png"]
-    done = run_demo(DEMO / "train_lstm.py", *arguments, "--period", "5", timeout=300)
+    arguments = ["--reviews", "2000", *SMALL, "--learning-rate", "0.04", "--plot", "loss.png"]
+    done = run_demo(DEMO / "train_lstm.py", *arguments, "--period", "2", timeout=300)
     lines = done.stdout.splitlines()
-    assert lines[0] == "Data:   1500 reviews made by a grammar, not by people"
-    assert "EASGD(alpha=0.5, period=5, momentum=0.0), 2 process(es)" in lines[2]
+    assert lines[0] == "Data:   2000 reviews made by a grammar, not by people"
+    assert "EASGD(alpha=0.5, period=2, momentum=0.0), 2 process(es)" in lines[2]
     assert lines[3].split()[:3] == ["epoch", "validated", "by"] and "process 1" in lines[4]
-    loss = float(re.search(r"Test:   loss ([0-9.]+), accuracy", done.stdout)[1])
-    assert loss < 0.69  # less than log(2), that of a guess
+    accuracy = float(re.search(r"Test:   loss [0-9.]+, accuracy ([0-9.]+)%", done.stdout)[1])
+    assert accuracy > 75  # the words alone, without their order, tell 63%
     assert len(re.findall(r"^positive by \d+%, and is (positive|negative): ", done.stdout, re.M)) == 3
     assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
 
