@@ -51,7 +51,7 @@ def parse(arguments):
         (parser, "length", whole(1, 10_000), 100, "of a review in words: the last ones are used"),
         (parser, "cells", whole(1, 10_000), 32, "of the LSTM, and items of the vector of a word"),
         (parser, "batch-size", whole(1, 100_000), 16, "reviews of each process in a step"),
-        (parser, "epochs", whole(1, 100_000), 12, "over all reviews"),
+        (parser, "epochs", whole(1, 100_000), 5, "over all reviews"),
         (parser, "seed", whole(0, 2**32 - 1), 1, "of weights and shuffling"),
     ):
         shown = f"{what} (default: {default})"
@@ -60,7 +60,7 @@ def parse(arguments):
         "--learning-rate",
         type=script.positive(),
         metavar="RATE",
-        help="default: 0.005 for Adam; 0.5 with --momentum, which goes with gradient descent",
+        help="default: 0.01 for Adam; 0.5 with --momentum, which goes with gradient descent",
     )
     parser.add_argument("--plot", type=script.image_file, metavar="FILE", help="draw the losses")
     rule_script.add_options(parser)
@@ -102,7 +102,7 @@ def build(n_words, options):
     probabilities = T.nnet.softmax(T.dot(mean, V) + c)
     loss = T.nnet.categorical_crossentropy(probabilities, y).mean()
     accuracy = T.eq(probabilities.argmax(axis=1), y).mean(dtype=theano.config.floatX)
-    update, rate = (updates.sgd, 0.5) if options.momentum else (updates.adam, 0.005)
+    update, rate = (updates.sgd, 0.5) if options.momentum else (updates.adam, 0.01)
     step = rules.make_step(
         loss, params, [x, y], update, learning_rate=options.learning_rate or rate
     )
