@@ -134,7 +134,7 @@ class Record:
                 axis.plot(getattr(self, across)[rank], losses, lw=0.8, label=f"rank {rank}")
             for name in self._numbers() if numbers is None else numbers:
                 points = [(one[across], one[name]) for one in self.validations if name in one]
-                axis.plot(*zip(*points), "o-", ms=3, label=name)
+                axis.plot(*zip(*points), "o-", ms=3, label=f"validation: {name}")
             axis.set_xlabel("seconds" if across == "seconds" else "rows used by the rank")
         axes[0].set_ylabel("loss")
         axes[0].legend()
