@@ -580,12 +580,26 @@ def test_reports_are_returned_and_the_latest_can_be_read_by_all(ready):
         assert [(one["step"], one["loss"]) for one in own] == [(step, 0.5 + rank) for step in range(3)]
         assert sorted(one["seconds"] for one in own) == [one["seconds"] for one in own]
     for latest in results:
-        # None if another rank was reading it at that moment
-        assert [one and one["loss"] for one in latest if one] == [
-            0.5 + rank for rank, one in enumerate(latest) if one
-        ]
+        assert [one["loss"] for one in latest] == [0.5 + rank for rank in range(RANKS)]
     with pytest.raises((ValueError, synk.WorkerError), match="at most 4094 bytes"):
         synk.spmd(lambda rank: rank.report(**{"x" * 5000: 1}))
+
+
+def test_no_report_is_lost_or_torn_while_others_read_all_the_time(ready):
+    def program(rank, count):
+        if rank.rank == 1:
+            for number in range(count):
+                rank.report(number=number, square=number**2, text_of_some_length=1 / 3)
+            return count - 1
+        last = -1
+        while last < count - 1:
+            one = rank.latest[1]
+            if one is not None:
+                assert one["number"] >= last and one["square"] == one["number"] ** 2
+                last = one["number"]
+        return last
+
+    assert synk.spmd(program, 2000) == [1999] * RANKS
 
 
 def test_profile_sees_the_parts_of_a_program(ready):

@@ -1,9 +1,15 @@
-"""Numbers that the ranks report: each rank keeps its own, and all ranks can read the latest."""
+"""Numbers that the ranks report: each rank keeps its own, and all ranks can read the latest.
+
+The latest report of a rank is in one of two places, which the rank writes in turn, so no reader waits
+and no report is lost. A checksum tells a reader which places are complete.
+"""
 
 from __future__ import annotations
 
 import json
+import struct
 import time
+import zlib
 from numbers import Real
 from typing import Any
 
@@ -11,7 +17,10 @@ import numpy as np
 
 from synkhronos.stores.commons import Commons
 
-_ROOM = 4096  # bytes for the latest report of a rank
+_ROOM = 4094  # bytes for a report
+_HEAD = struct.Struct("=qHI")  # its number, the length, and the checksum of number and text
+_NUMBER = struct.Struct("=q")
+_MOST_READS = 100  # of a rank that writes all the time
 
 
 class Reports:
@@ -29,9 +38,10 @@ class Reports:
     """
 
     def __init__(self, commons: Commons, rank: int, size: int) -> None:
-        self._rank = rank
-        self._locks = commons.locks("reports", size)
-        self._latest = commons.array("reports", (size, _ROOM), "uint8")
+        places = commons.array("reports", (size, 2, _HEAD.size + _ROOM), "uint8")
+        self._places = [[place.data for place in of_rank] for of_rank in places]
+        self._own_places = self._places[rank]
+        self._number = max(number for number, _ in self._valid(rank))  # of a rank that died
         self._began = time.perf_counter()
         self.own: list[dict[str, float]] = []
 
@@ -47,32 +57,39 @@ class Reports:
                 raise TypeError(f"rank.report: {name}: expected a number, got {number!r}")
             report[name] = float(number)
         text = json.dumps(report).encode()
-        if len(text) > _ROOM - 2:
+        if len(text) > _ROOM:
             raise ValueError(
-                f"rank.report: expected numbers that take at most {_ROOM - 2} bytes with their names, "
-                f"got {len(text)}; report fewer at a time"
+                f"rank.report: expected numbers that take at most {_ROOM} bytes with their names, got "
+                f"{len(text)}; report fewer at a time"
             )
         self.own.append(report)
-        lock = self._locks[self._rank]
-        if lock.try_acquire():  # else somebody is reading the last one
-            try:
-                row = self._latest[self._rank]
-                row[2 : 2 + len(text)] = np.frombuffer(text, np.uint8)
-                row[:2] = divmod(len(text), 256)
-            finally:
-                lock.release()
+        self._number += 1
+        place = self._own_places[self._number % 2]
+        place[_HEAD.size : _HEAD.size + len(text)] = text
+        _HEAD.pack_into(place, 0, self._number, len(text), _checksum(self._number, text))
 
     def latest(self) -> list[dict[str, float] | None]:
-        """Return the latest report of each rank; None for a rank that has none, or is writing it."""
-        return [self._read(rank) for rank in range(len(self._locks))]
+        """Return the latest report of each rank; None for a rank that has none."""
+        return [self._read(rank) for rank in range(len(self._places))]
 
     def _read(self, rank):
-        lock = self._locks[rank]
-        if not lock.try_acquire():
-            return None
-        try:
-            row = self._latest[rank]
-            length = 256 * int(row[0]) + int(row[1])
-            return json.loads(row[2 : 2 + length].tobytes()) if length else None
-        finally:
-            lock.release()
+        _, text = max(self._valid(rank), key=lambda one: one[0])
+        return json.loads(text) if text else None
+
+    def _valid(self, rank):
+        """Return the numbers and texts of the complete reports of a rank; ``(0, b"")`` for none."""
+        for _ in range(_MOST_READS):
+            found, is_any = [(0, b"")], False
+            for place in self._places[rank]:
+                number, length, checksum = _HEAD.unpack_from(place, 0)
+                text = bytes(place[_HEAD.size : _HEAD.size + length])
+                is_any = is_any or bool(number)
+                if number and checksum == _checksum(number, text):
+                    found.append((number, text))
+            if len(found) > 1 or not is_any:
+                break  # else the rank has begun to write both, one after the other
+        return found
+
+
+def _checksum(number, text):
+    return zlib.crc32(text, zlib.crc32(_NUMBER.pack(number)))
