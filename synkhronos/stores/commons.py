@@ -126,6 +126,9 @@ class Commons(ABC):
     def release_locks(self) -> None:
         """Give back all locks that this rank holds, for example after an interrupt."""
 
+    def close(self) -> None:  # noqa: B027
+        """Free what is not memory, at the end of a world."""
+
     @abstractmethod
     def clear(self) -> None:
         """Forget all arrays, and return their memory to the system.
@@ -184,6 +187,10 @@ class LockFile:
     def __del__(self) -> None:
         if hasattr(self, "_file"):
             self._file.close()
+
+    def close(self) -> None:
+        """Close the file; no lock can be taken afterwards."""
+        self._file.close()
 
     def try_acquire(self, byte: int) -> bool:
         key, token = (os.getpid(), byte), object()
@@ -331,6 +338,9 @@ class SharedCommons(Commons):
 
     def release_locks(self) -> None:
         self._file.release_all()
+
+    def close(self) -> None:
+        self._file.close()
 
     def clear(self) -> None:
         if self.memory.is_ours() and self._header[_LENGTH]:

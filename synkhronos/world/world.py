@@ -334,6 +334,7 @@ class World:
         self.here.comm = None  # type: ignore[assignment]  # it remembers arrays
         self.here.store.trim()
         self.here.store.trim_others()
+        self.here.store.commons.close()
         self._threads.restore()
         self.closed = True
 
