@@ -111,6 +111,7 @@ def test_made_reviews_say_what_their_labels_say(reviews):
 # The script
 
 
+@pytest.mark.slow
 def test_the_script_learns_from_made_reviews(run_demo, tmp_path):
     arguments = ["--reviews", "2000", *SMALL, "--learning-rate", "0.04", "--plot", "loss.png"]
     done = run_demo(DEMO / "train_lstm.py", *arguments, "--period", "2", timeout=300)
