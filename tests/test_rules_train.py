@@ -199,21 +199,23 @@ def test_all_ranks_validate_together_each_on_its_share(model, rule):
 def test_a_report_may_ask_the_controller_change_the_rule_and_stop(model):
     class Controller:
         def __init__(self):
-            self.asked = 0
+            self.asked = {}
 
         def __call__(self, request, rank, info):
-            self.asked += 1
-            return self.asked >= 6
+            self.asked[rank] = self.asked.get(rank, 0) + 1
+            return len(self.asked) == synk_size and min(self.asked.values()) >= 3
 
     def report(rank, rule, step, loss):
         rule.period = 1 + step % 2
         rank.report(period=rule.period)
+        time.sleep(1e-3)  # until the others have begun
         if rank.ask("patience", loss):
             rank.stop()
 
-    record = model.train(rules.EASGD(), epochs=50, report=report, controller=Controller())
+    synk_size, epochs = synk.size(), 50
+    record = model.train(rules.EASGD(), epochs=epochs, report=report, controller=Controller())
     assert record.stopped and not record.interrupted
-    assert all(1 <= len(losses) < 30 for losses in record.losses)
+    assert all(3 <= len(losses) < epochs for losses in record.losses)
 
 
 @pytest.mark.parametrize("rule", [rules.LocalSGD(3), rules.SSP()])
@@ -266,6 +268,18 @@ def test_a_training_that_was_killed_goes_on_bit_for_bit(make_model, size, rule, 
     if isinstance(rule, (rules.LocalSGD, rules.GoSGD)):  # no exchange is made for a checkpoint
         model.train(rule, step, epochs=4)
         assert model.values() == values
+
+
+def test_a_slow_validation_before_a_checkpoint_stays_the_first(model, tmp_path):
+    def validate(rank):
+        if not path.exists():
+            time.sleep(0.2)
+        return {}
+
+    path = tmp_path / "kept"
+    record = model.train(rules.BSP(), model.step, epochs=3, validate=validate, checkpoint=path)
+    assert [one["epoch"] for one in record.validations] == [1, 2, 3]
+    assert record.seconds[0] == sorted(record.seconds[0])
 
 
 def test_a_training_that_was_stopped_goes_on_in_the_middle_of_an_epoch(make_model, tmp_path):

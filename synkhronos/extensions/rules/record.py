@@ -13,7 +13,7 @@ _FIELDS = ("losses", "seconds", "samples", "validations", "stopped", "interrupte
 
 
 class Record:
-    """What a training has recorded. Of a rank that took a dead one's place, it is what that rank did.
+    """What `train` has recorded. If a rank died, it has the steps of the rank that took its place.
 
     Attributes
     ----------
@@ -47,8 +47,9 @@ class Record:
 
     @property
     def elapsed(self) -> float:
-        """The seconds of the rank that ran longest."""
-        return max((seconds[-1] for seconds in self.seconds if seconds), default=0.0)
+        """The seconds up to the last step or validation of the rank that ran longest."""
+        steps = [seconds[-1] for seconds in self.seconds if seconds]
+        return max([*steps, *(one["seconds"] for one in self.validations)], default=0.0)
 
     def to_json(self) -> str:
         """Return the record as JSON."""
