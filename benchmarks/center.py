@@ -134,7 +134,8 @@ def draw(figure, record):
     axes.axhline(GOAL, color=COLOURS["goal"], linestyle=":")
     axes.set_xticks(range(len(RANKS)), ["1 rank", *(f"{ranks} at once" for ranks in RANKS[1:])])
     axes.set_ylabel("times of as many copies at once")
-    axes.legend()
+    axes.set_ylim(0, 3.2)
+    axes.legend(loc="upper center", ncols=len(WHAT), frameon=False)
 
 
 if __name__ == "__main__":

@@ -7,29 +7,14 @@ import signal
 import pytest
 from checks.children import as_rank, begin, child, die, end, kill
 from checks.commons import CHECKS
-from checks.ranks import Ranks
 
 from synkhronos._errors import SynkhronosError
 from synkhronos.stores import commons as module
 from synkhronos.stores import memory as memory_module
 from synkhronos.stores.memory import SharedMemory
 from synkhronos.stores.shared import SharedMemoryStore
-from synkhronos.transports.local import LocalTransport
-from synkhronos.transports.naive import NaiveTransport
 
 MEBIBYTE = 1 << 20
-
-
-@pytest.fixture(
-    scope="module",
-    params=[(make, size) for make in (NaiveTransport, LocalTransport) for size in (1, 3)],
-    ids=lambda param: f"{param[0].__name__}-{param[1]}",
-)
-def ranks(request):
-    make, size = request.param
-    ranks = Ranks(make(size, size - 1, timeout=30))
-    yield ranks
-    ranks.close()
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__[len("check_"):])

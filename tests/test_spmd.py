@@ -226,6 +226,32 @@ def test_bad_input_is_refused_in_words_and_the_ranks_can_go_on(ready, call, erro
     assert synk.spmd(lambda rank: rank.rank) == [0, 1, 2]
 
 
+def test_a_rank_and_its_centers_are_refused_after_the_program(ready):
+    kept = {}
+
+    def program(rank):
+        center = rank.center(W)
+        if rank.is_master:
+            kept.update(rank=rank, center=center, rows=rank.minibatches(9, 1))
+
+    synk.spmd(program)
+    rank, center, rows = kept.values()
+    uses = [
+        lambda: rank.call(ready["count"]), lambda: rank.center(W), lambda: rank.send(1, 1),
+        lambda: rank.receive(wait=True), lambda: rank.ask("me"), lambda: rank.report(loss=1),
+        lambda: rank.stop(), lambda: setattr(rank, "in_step", True), lambda: rank.should_stop,
+        lambda: rank.latest, lambda: rank.clock, lambda: setattr(rank, "clock", 3), lambda: rank.clocks,
+        lambda: rank.wait_for_clocks(0), lambda: rank.exchange(1), lambda: rank.barrier(),
+        lambda: rank.broadcast(W), lambda: next(rows), lambda: center.pull(), lambda: center.push(),
+        lambda: center.elastic(0.5), lambda: center.value(), lambda: center.assign(np.ones(2)),
+    ]  # fmt: skip
+
+    for use in uses:
+        with pytest.raises(RuntimeError, match="the program of rank 0 has ended; use a rank"):
+            use()
+    assert ready["count"]() == 0 and replicas(W) == [[0, 0]] * RANKS
+
+
 # Collectives
 
 
@@ -316,7 +342,10 @@ def test_nobody_waits_for_a_rank_that_has_ended(ready):
     assert ready["count"]() == 0
 
 
-@pytest.mark.parametrize("where", ["computing", "barrier", "receive", "ask", "center", "latest"])
+WHERE = ["computing", "barrier", "receive", "ask", "center", "latest", "clocks"]
+
+
+@pytest.mark.parametrize("where", WHERE)
 @pytest.mark.parametrize("failing", [0, 2])
 def test_an_exception_reaches_the_others_within_a_second(ready, where, failing, tmp_path):
     def program(rank):
@@ -332,6 +361,8 @@ def test_an_exception_reaches_the_others_within_a_second(ready, where, failing, 
                     center.pull()
                 elif where == "latest":
                     rank.latest  # noqa: B018
+                elif where == "clocks":
+                    rank.clocks  # noqa: B018
                 elif where == "barrier":
                     rank.barrier()
                 elif where == "receive":
@@ -419,12 +450,13 @@ def test_ranks_that_do_not_meet_stop_at_their_next_minibatch(ready):
     assert steps[1] == 7 and steps.stopped and not steps.interrupted
 
 
-def test_a_program_that_never_asks_is_ended(ready):
+@pytest.mark.parametrize("use", ["call", "clock", "clocks", "latest"])
+def test_a_program_that_never_asks_is_ended(ready, use):
     def program(rank):
+        if rank.rank == 2:
+            rank.stop()
         while True:
-            rank.call(ready["count"])
-            if rank.rank == 2:
-                rank.stop()
+            rank.call(ready["count"]) if use == "call" else getattr(rank, use)
 
     results = synk.spmd(program)
     assert results == [None] * RANKS and results.stopped
@@ -445,13 +477,11 @@ def interrupt_master(rank, ends):
     if rank.is_master:
         os.kill(os.getpid(), signal.SIGINT)
     steps = 0
-    while not (ends and rank.should_stop):
+    while not (rank.should_stop and ends):
         time.sleep(0.01)
         steps += 1
-        if not ends:
-            rank.latest  # noqa: B018
-            if rank.is_master and steps == 30:
-                os.kill(os.getpid(), signal.SIGINT)
+        if not ends and rank.is_master and steps == 30:
+            os.kill(os.getpid(), signal.SIGINT)
     return steps
 
 
@@ -484,73 +514,7 @@ def test_the_first_interrupt_stops_the_ranks_and_the_second_ends_them():
     synk.close()
 
 
-# Controller, messages, reports
-
-
-class Counter:
-    def __init__(self):
-        self.calls = []
-
-    def __call__(self, request, rank, info):
-        self.calls.append(rank)
-        if request == "fail":
-            raise LookupError(f"rank {rank} asks too much")
-        if request == "order":
-            return list(self.calls)
-        return request, rank, info
-
-
-def test_a_controller_answers_every_rank_in_the_order_of_arrival(ready):
-    counter = Counter()
-
-    def program(rank):
-        own = [rank.ask(("request", n), {"info": np.arange(3)}) for n in range(20)]
-        assert [one[:2] for one in own] == [(("request", n), rank.rank) for n in range(20)]
-        assert own[0][2]["info"].tolist() == [0, 1, 2]
-        with pytest.raises(SynkhronosError, match=f"LookupError: rank {rank.rank} asks too much"):
-            rank.ask("fail")
-        rank.barrier()
-        return rank.ask("order")
-
-    for calls in synk.spmd(program, controller=counter):
-        assert sorted(calls[: 21 * RANKS]) == sorted(list(range(RANKS)) * 21)
-    assert counter.calls == []  # it works in a process of its own
-
-
-def test_ranks_learn_that_the_controller_has_died(ready):
-    def answer(request, rank, info):
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    def program(rank):
-        began = time.monotonic()
-        with pytest.raises(SynkhronosError, match="the controller has died"):
-            rank.ask("die")
-        return time.monotonic() - began
-
-    assert max(synk.spmd(program, controller=answer)) < 2
-    assert all(synk.spmd(lambda rank: rank.ask(rank.rank), controller=Counter()))
-
-
-def test_a_controller_that_ends_at_once_is_an_error_before_the_program(ready, monkeypatch):
-    monkeypatch.setattr("synkhronos.programs.controller._serve", lambda *_: os._exit(3))
-    with pytest.raises(SynkhronosError, match="controller has ended before the program"):
-        synk.spmd(lambda rank: rank.ask("hello"), controller=Counter())
-    assert synk.spmd(lambda rank: rank.rank) == [0, 1, 2]
-
-
-def test_an_answer_waits_while_the_box_of_the_rank_is_locked(ready):
-    def answer(request, rank, info):
-        time.sleep(0.1)
-        return request
-
-    def program(rank):
-        if rank.rank == 1:
-            [lock] = rank._here.store.commons.locks("controller 1", 1)
-            assert lock.try_acquire()
-            threading.Timer(0.4, lock.release).start()
-        return rank.ask(rank.rank) if rank.rank == 1 else 0
-
-    assert synk.spmd(program, controller=answer) == [0, 1, 0]
+# Messages, reports
 
 
 def test_messages_go_from_rank_to_rank(ready):
@@ -612,7 +576,7 @@ def test_profile_sees_the_parts_of_a_program(ready):
         rank.receive()
 
     with synk.profile() as measured:
-        synk.spmd(program, controller=Counter())
+        synk.spmd(program, controller=lambda *question: question)
     for events in measured.events:
         names = {event.name for event in events}
         assert {"ask", "send", "receive", "elastic", "barrier", "reduce_part"} <= names
@@ -670,21 +634,6 @@ def test_fresh_ranks_take_the_place_of_dead_ones(world_of, caplog):
     assert max(value[0] for *_, value in results) == pushed
     synk.broadcast(w, np.zeros(2))
     assert add.get_shared() and synk.gather(w).tolist() == [[0, 0]] * RANKS  # the ranks are usable
-
-
-def test_a_fresh_rank_gets_no_answer_to_a_question_of_the_dead_one(world_of):
-    world_of(2)
-
-    def answer(request, rank, info):
-        if request == "old":
-            os.kill(info, signal.SIGKILL)
-        return request
-
-    def program(rank):
-        if rank.rank == 1:
-            return rank.ask("new" if rank.restarts else "old", os.getpid())
-
-    assert synk.spmd(program, controller=answer, on_death="continue") == [None, "new"]
 
 
 def test_a_rank_that_dies_after_its_result_is_not_restarted(world_of):

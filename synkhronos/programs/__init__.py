@@ -7,7 +7,8 @@ and ``reports`` are numbers for the master.
 
 ``center`` is one copy of parameters that belongs to no rank; ``stripes`` is its memory, which changes
 piece by piece, and ``layout`` says what is in each piece. ``messages`` go from one rank to another,
-by way of the ``mailbox`` of the receiver, and a ``controller`` answers questions.
+by way of the ``mailbox`` of the receiver, and a ``controller`` answers questions, which are in a
+``register``.
 
 May import: ``arithmetic``, ``stores``, ``transports``, ``engines``, ``world``, ``arrays``,
 ``functions``, ``variables``.

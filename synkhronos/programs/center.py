@@ -22,24 +22,10 @@ from synkhronos.stores.commons import Commons
 
 
 class Center:
-    """A rank's access to the center of some shared variables.
+    """A rank's access to the center of some shared variables. `Rank.center` returns it.
 
     The first rank that asks for a center gives it the values of its variables. Every other rank's
     variables get the values of the center, including those of a rank that takes a dead one's place.
-
-    Parameters
-    ----------
-    commons : Commons
-    engine : Engine
-    shareds : shared variable, or list of shared variables
-        Variables with numbers, the same on every rank.
-    name : str
-        Each name is another center.
-    pause : callable
-        Called when other ranks are using all stripes that remain. It sleeps a little, and raises if the
-        program must end; then the remaining stripes are not exchanged.
-    enter : callable
-        Called at the beginning of each method. It raises if the program must end.
     """
 
     def __init__(
@@ -51,6 +37,22 @@ class Center:
         pause: Callable[[], None],
         enter: Callable[[], None] = lambda: None,
     ) -> None:
+        """Open the center, or make it.
+
+        Parameters
+        ----------
+        commons : Commons
+        engine : Engine
+        shareds : shared variable, or list of shared variables
+            Variables with numbers, the same on every rank.
+        name : str
+            Each name is another center.
+        pause : callable
+            Called when other ranks are using all stripes that remain. It sleeps a little, and raises if
+            the program must end; then the remaining stripes are not exchanged.
+        enter : callable
+            Called at the beginning of each method. It raises if the program must end.
+        """
         self._enter = enter
         if not isinstance(name, str) or not name:
             raise TypeError(f"center: expected a name, a string that is not empty, got {name!r}")
@@ -188,10 +190,10 @@ class Center:
     def elastic(self, alpha: float) -> None:
         r"""Move this rank's variables and the center towards each other.
 
-        With :math:`d = \\alpha (x_i - \\tilde{x})`, where :math:`x_i` are the variables of rank
-        :math:`i` and :math:`\\tilde{x}` is the center,
+        With :math:`d = \alpha (x_i - \tilde{x})`, where :math:`x_i` are the variables of rank
+        :math:`i` and :math:`\tilde{x}` is the center,
 
-        .. math:: x_i \\leftarrow x_i - d, \\qquad \\tilde{x} \\leftarrow \\tilde{x} + d
+        .. math:: x_i \leftarrow x_i - d, \qquad \tilde{x} \leftarrow \tilde{x} + d
 
         as in elastic averaging SGD [1]_. Half precision is computed in single. Afterwards `push` needs a
         `pull`.

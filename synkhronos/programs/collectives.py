@@ -31,9 +31,12 @@ class Collectives:
 
     def __init__(self, here: Here, may_meet: bool) -> None:
         self._here, self._may_meet = here, may_meet
-        self._stop = Stop(here.store.commons.array("stop", (1,), "int64"))
+        flag = here.store.commons.array("stop", (1,), "int64")
+        here.transport.spread(flag)
+        self._stop = Stop(flag)
         self._meeting = Meeting(here, self._stop)
         self._numbers: dict[SharedVariable, int] = {}
+        self._has_ended = False
 
     @property
     def rank(self) -> int:
@@ -239,7 +242,16 @@ class Collectives:
                 "would wait for a dead one; use rank.center, send and receive, or ask"
             )
 
+    def _check_running(self) -> None:
+        """Raise if the program has ended: its memory in the commons may have another use now."""
+        if self._has_ended:
+            raise RuntimeError(
+                f"the program of rank {self.rank} has ended; use a rank and its centers only inside the "
+                f"program that got the rank, and return from it what is needed outside"
+            )
+
     def _check(self) -> None:
+        self._check_running()
         self._here.transport.check()
         if self._here.is_master and self._stop.is_interrupted:
             self._here.transport.while_waiting()

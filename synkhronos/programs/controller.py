@@ -1,7 +1,9 @@
 """A controller: a process without a rank, which answers the questions of the ranks in their order.
 
-Questions and answers are messages; the controller's box is the one after those of the ranks. The
-controller holds a lock while it lives, so that every rank can see that it has died.
+Each rank has a register for its question, and one for the answer. They need no locks, unlike the box of
+messages, to which all ranks write. That matters because a rank asks after it has computed, when nothing
+of this code is in its caches: each line takes several times as long as otherwise. The controller holds
+one lock while it lives, so that every rank can see that it has died.
 """
 
 from __future__ import annotations
@@ -12,15 +14,16 @@ import traceback
 from typing import Any, Callable
 
 import cloudpickle
-import numpy as np
 
 from synkhronos._errors import SynkhronosError
-from synkhronos.programs.messages import Messages
+from synkhronos.programs.register import Register
 from synkhronos.stores.commons import Commons
 from synkhronos.transports.base import Attendant, Transport
+from synkhronos.transports.semaphore import NBYTES, Semaphore
 
 _NAME = "controller"
-_AWAKE = 0.2  # seconds between two checks for the end
+_AWAKE = 0.2  # seconds between two checks of a rank that waits
+_LONGEST = 60.0  # seconds of one wait of the controller, which is woken at the end
 _NAP = 1e-3
 _GRACE = 1.0  # seconds for the controller to end by itself
 _STATES = READY, ENDING = 1, 2
@@ -42,6 +45,7 @@ class Controller:
         self._transport, self._answer = transport, answer
         self._state = _state(transport.store.commons)
         self._attendant: Attendant | None = None
+        self._bell = _bells(transport.store.commons, transport.size, are_new=True)[-1]
 
     def start(self) -> None:
         """Start the process, and wait until the ranks can see whether it is alive.
@@ -68,6 +72,7 @@ class Controller:
     def end(self) -> None:
         """End the process."""
         self._state[0] = ENDING
+        self._bell.post()
         if self._attendant is not None:
             self._attendant.end(_GRACE)
 
@@ -76,9 +81,15 @@ def _state(commons):
     return commons.array("controller state", (1,), "int64")
 
 
-def _questions(commons, size):
-    """Return how many questions each rank has asked in this program, also before its death."""
-    return commons.array("controller questions", (size,), "int64")
+def _bells(commons, size, are_new=False):
+    """Return a semaphore for each rank, which is posted with an answer, and that of the controller."""
+    places = commons.array("controller bells", (size + 1, NBYTES), "uint8")
+    return [Semaphore(array=place, is_new=are_new) for place in places]
+
+
+def _registers(commons, rank):
+    """Return the registers for the questions of a rank, and for the answers."""
+    return Register(commons, f"question of rank {rank}"), Register(commons, f"answer to rank {rank}")
 
 
 def _alive(commons):
@@ -90,32 +101,65 @@ def _serve(commons: Commons, size: int, answer: Answer) -> None:
     state = _state(commons)
     alive = _alive(commons)
     alive.try_acquire()
-    messages = Messages(commons, size, size + 1, _NAME)
+    *bells, own_bell = _bells(commons, size)
+    registers = [_registers(commons, rank) for rank in range(size)]
+    latest = [0] * size  # the numbers of the questions that were answered
     if not state[0]:
         state[0] = READY
-    replies: list[tuple[int, np.ndarray]] = []
     while state[0] != ENDING:
-        # A rank has one question at a time, so its box has room, but may be locked for a moment.
-        replies = [one for one in replies if not messages.send(*one)]
-        message = messages.receive()
-        if message is None:
-            messages.wait(_NAP if replies else _AWAKE)
+        own_bell.drain()
+        found = _oldest(registers, latest)
+        if found is None:
+            own_bell.wait(_LONGEST)
             continue
-        rank, question = message
-        number, *asked = pickle.loads(question)
-        reply = cloudpickle.dumps((number, *_answered(answer, rank, *asked)))
-        replies.append((rank, np.frombuffer(reply, np.uint8)))
+        rank, number, question = found
+        latest[rank] = number
+        _reply(registers[rank][1], number, _answered(answer, rank, question))
+        bells[rank].post()
     alive.release()
 
 
-def _answered(answer, rank, request, info):
-    """Return ``(answer, None)``, or ``(None, text)`` if the controller raised an exception."""
+def _oldest(registers, latest):
+    """Return the rank, the number and the bytes of the oldest question; None if there is none."""
+    waiting = []
+    for rank, (question, _) in enumerate(registers):
+        number, moment = question.label()
+        if number != latest[rank]:
+            waiting.append((moment, rank))
+    for _, rank in sorted(waiting):
+        complete = registers[rank][0].read()
+        if complete is not None:  # else it is being written, and the bell will ring
+            return (rank, *complete)
+    return None
+
+
+def _answered(answer, rank, question):
+    """Return a pickle of ``(answer, None)``, or of ``(None, traceback)`` if it raised one."""
     try:
-        value = answer(request, rank, info)
-        cloudpickle.dumps(value)
+        request, info = pickle.loads(question)
+        return _dumps((answer(request, rank, info), None))
     except Exception:
-        return None, traceback.format_exc()
-    return value, None
+        return _dumps((None, traceback.format_exc()))
+
+
+def _reply(register, number, reply):
+    try:
+        register.write(number, reply)
+    except MemoryError:
+        register.write(number, _dumps((None, traceback.format_exc())))
+
+
+def _dumps(value):
+    """Return a pickle, made by cloudpickle only if it has to be, because that takes six times as long.
+
+    Cloudpickle includes what the script itself defines, perhaps after the other process was forked.
+    """
+    try:
+        data = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
+        is_plain = b"__main__" not in data and not cloudpickle.list_registry_pickle_by_value()
+    except Exception:  # any exception that a class of the script raises
+        is_plain = False
+    return data if is_plain else cloudpickle.dumps(value)
 
 
 class Line:
@@ -132,40 +176,50 @@ class Line:
     def __init__(
         self, commons: Commons, rank: int, size: int, pause: Callable[[float], None]
     ) -> None:
-        self._messages = Messages(commons, rank, size + 1, _NAME)
-        self._controller = size
+        self._question, self._answer = _registers(commons, rank)
+        bells = _bells(commons, size)
+        self._bell, self._controllers_bell = bells[rank], bells[-1]
         self._state, self._alive, self._pause = _state(commons), _alive(commons), pause
-        self._rank, self._questions = rank, _questions(commons, size)
 
     def ask(self, request: Any, info: Any) -> Any:
         """Return the controller's answer.
 
         Raises
         ------
+        TypeError
+            If the question cannot be pickled.
         SynkhronosError
             If the controller raised an exception, or has died.
         """
-        self._questions[self._rank] += 1
-        current = int(self._questions[self._rank])
-        question = np.frombuffer(cloudpickle.dumps((current, request, info)), np.uint8)
-        while not self._messages.send(self._controller, question):
-            self._wait()
+        try:
+            question = _dumps((request, info))
+        except MemoryError:
+            raise
+        except Exception as error:
+            raise TypeError(
+                f"rank.ask: the request or the info cannot be pickled: {error}; ask with numbers, text, "
+                f"arrays, or lists and dictionaries of these"
+            ) from error
+        number = self._question.label()[0] + 1  # on from those of a rank that died in this place
+        self._bell.drain()
+        self._question.write(number, question)
+        self._controllers_bell.post()
         while True:
-            message = self._messages.receive()
-            if message is None:
+            is_there = self._answer.label()[0] == number  # and not that to the question before
+            answer = self._answer.read() if is_there else None
+            if answer is None:
                 self._wait()
                 continue
-            number, value, failure = pickle.loads(message[1])
-            if number != current:
-                continue  # to a question that was given up, or of the rank that died in this place
+            value, failure = pickle.loads(answer[1])
             if failure is not None:
                 raise SynkhronosError(f"rank.ask: the controller raised an exception:\n{failure}")
             return value
 
     def _wait(self):
+        if self._bell.wait(_AWAKE):
+            return
         if self._state[0] == READY and self._alive.is_free():
             raise SynkhronosError(
                 "rank.ask: the controller has died; ranks that need its answers cannot go on"
             )
-        self._messages.wait(_AWAKE)
         self._pause(0)

@@ -30,21 +30,19 @@ class Messages:
     ----------
     commons : Commons
     rank, size : int
-    name : str
-        Each name has its own mailboxes.
     """
 
-    def __init__(self, commons: Commons, rank: int, size: int, name: str = "mailbox") -> None:
-        self.rank, self.size, self._name = rank, size, name
+    def __init__(self, commons: Commons, rank: int, size: int) -> None:
+        self.rank, self.size = rank, size
         self._commons = commons
         self._boxes: dict[int, Mailbox] = {}
         self._bells = self._make_bells()
 
     def _make_bells(self):
         """Return a semaphore for each rank, which is posted when a message has been sent to it."""
-        bells = self._commons.array(f"{self._name} bells", (self.size, NBYTES), "uint8")
-        are_made = self._commons.array(f"{self._name} bells are made", 1, "int64").data
-        [lock] = self._commons.locks(f"{self._name} bells", 1)
+        bells = self._commons.array("mailbox bells", (self.size, NBYTES), "uint8")
+        are_made = self._commons.array("mailbox bells are made", 1, "int64").data
+        [lock] = self._commons.locks("mailbox bells", 1)
         while not lock.try_acquire():
             self._commons.pause()
         try:
@@ -57,7 +55,7 @@ class Messages:
 
     def _box(self, rank):
         if rank not in self._boxes:
-            self._boxes[rank] = Mailbox(self._commons, f"{self._name} {rank}")
+            self._boxes[rank] = Mailbox(self._commons, f"mailbox {rank}")
         return self._boxes[rank]
 
     def send(self, to: int, arrays: Any, tag: int = 0) -> bool:

@@ -21,6 +21,7 @@ from synkhronos.programs.controller import Line
 from synkhronos.programs.messages import Messages
 from synkhronos.programs.reports import Reports
 from synkhronos.programs.stopping import ASKED
+from synkhronos.stores.commons import Commons
 from synkhronos.world.here import Here
 
 _NAP = 2e-4  # seconds between two attempts to get what another rank holds
@@ -31,7 +32,8 @@ _AWAKE = 0.1  # seconds between two checks of a rank that waits for a message
 class Rank(Collectives):
     """A rank inside a program of `spmd`. It is the program's first argument.
 
-    Every method raises an error that ends the program if another rank has failed.
+    Every method raises an error that ends the program if another rank has failed. After its program a
+    rank is of no more use: its methods raise ``RuntimeError``.
 
     Attributes
     ----------
@@ -194,10 +196,12 @@ class Rank(Collectives):
 
     @in_step.setter
     def in_step(self, value: bool) -> None:
+        self._check_running()
         self._stop.in_step = bool(value)
 
     def stop(self) -> None:
         """Ask all ranks to stop: at their next minibatch, or at their next call of a method."""
+        self._check_running()
         self._stop.ask(ASKED)
 
     def report(self, **numbers: float) -> None:
@@ -216,7 +220,7 @@ class Rank(Collectives):
     @property
     def latest(self) -> list[dict[str, float] | None]:
         """The latest report of each rank, or None."""
-        self._check()
+        self._enter()
         return self._reports.latest()
 
     # Center, messages, controller
@@ -247,7 +251,7 @@ class Rank(Collectives):
             here = self._here
             variables = [here.shareds[number] for number in numbers]
             given = variables if isinstance(shared_vars, (list, tuple)) else variables[0]
-            made = Center(here.store.commons, here.engine, given, key, self._pause, self._enter)
+            made = Center(self._commons("center"), here.engine, given, key, self._pause, self._enter)
             for method in ("assign", "elastic", "pull", "push", "value"):
                 if here.log is not None:
                     here.log.replace(made, method, "reduce")
@@ -272,7 +276,7 @@ class Rank(Collectives):
         """
         self._enter()
         if self._messages is None:
-            self._messages = Messages(self._here.store.commons, self.rank, self.size)
+            self._messages = Messages(self._commons("send"), self.rank, self.size)
         with self._timed("copy", "send"):
             return self._messages.send(to, arrays, tag)
 
@@ -297,7 +301,7 @@ class Rank(Collectives):
         """
         self._enter()
         if self._messages is None:
-            self._messages = Messages(self._here.store.commons, self.rank, self.size)
+            self._messages = Messages(self._commons("send"), self.rank, self.size)
         with self._timed("wait" if wait else "copy", "receive"):
             while True:
                 alone = not self._others_running()
@@ -331,7 +335,7 @@ class Rank(Collectives):
         if not self._has_controller:
             raise RuntimeError("rank.ask: there is no controller; give one: spmd(..., controller=...)")
         if self._line is None:
-            self._line = Line(self._here.store.commons, self.rank, self.size, self._pause)
+            self._line = Line(self._commons("ask"), self.rank, self.size, self._pause)
         with self._timed("wait", "ask"):
             return self._line.ask(request, info)
 
@@ -343,15 +347,18 @@ class Rank(Collectives):
 
         It outlives the rank: a fresh rank that takes a dead one's place finds the number there.
         """
+        self._enter()
         return int(self._clocks[self.rank])
 
     @clock.setter
     def clock(self, number: int) -> None:
+        self._enter()
         self._clocks[self.rank] = _at_least(number, 0, "rank.clock")
 
     @property
     def clocks(self) -> list[int]:
         """The clocks of all ranks, by rank."""
+        self._enter()
         return [int(number) for number in self._clocks]
 
     def wait_for_clocks(self, least: int) -> None:
@@ -363,6 +370,7 @@ class Rank(Collectives):
             At most this rank's own clock.
         """
         self._enter()
+        self._commons("wait_for_clocks")
         if least > self.clock:
             raise ValueError(
                 f"rank.wait_for_clocks: expected at most this rank's own clock, {self.clock}, got "
@@ -380,6 +388,15 @@ class Rank(Collectives):
         """Return the other ranks that have not ended their programs."""
         ended = self._here.transport.has_ended
         return [rank for rank in range(self.size) if rank != self.rank and not ended(rank)]
+
+    def _commons(self, method: str) -> Commons:
+        """Return what belongs to no rank, or raise if not all ranks share it."""
+        if not self._here.transport.shares_commons:
+            raise SynkhronosError(
+                f"rank.{method}: it needs ranks that share memory, and these are on several machines; "
+                f"use collectives, such as rank.all_reduce, or run the program on one machine"
+            )
+        return self._here.store.commons
 
     def _enter(self) -> None:
         super()._enter()

@@ -66,7 +66,8 @@ class Reports:
         self._number += 1
         place = self._own_places[self._number % 2]
         place[_HEAD.size : _HEAD.size + len(text)] = text
-        _HEAD.pack_into(place, 0, self._number, len(text), _checksum(self._number, text))
+        # Not by `pack_into`, which sets it to zero first, as if nothing had been written
+        place[: _HEAD.size] = _HEAD.pack(self._number, len(text), _checksum(self._number, text))
 
     def latest(self) -> list[dict[str, float] | None]:
         """Return the latest report of each rank; None for a rank that has none."""
@@ -79,15 +80,16 @@ class Reports:
     def _valid(self, rank):
         """Return the numbers and texts of the complete reports of a rank; ``(0, b"")`` for none."""
         for _ in range(_MOST_READS):
-            found, is_any = [(0, b"")], False
+            found, n_written = [(0, b"")], 0
             for place in self._places[rank]:
                 number, length, checksum = _HEAD.unpack_from(place, 0)
                 text = bytes(place[_HEAD.size : _HEAD.size + length])
-                is_any = is_any or bool(number)
+                n_written += bool(number)
                 if number and checksum == _checksum(number, text):
                     found.append((number, text))
-            if len(found) > 1 or not is_any:
-                break  # else the rank has begun to write both, one after the other
+            # If one is being written, the other may have become the older one since it was read.
+            if len(found) > n_written:
+                break
         return found
 
 

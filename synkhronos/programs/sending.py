@@ -70,8 +70,8 @@ class _Unpickler(pickle.Unpickler):
         return array
 
 
-def pack(world: World, program: Any) -> tuple[Handle, list[Any]]:
-    """Return a handle to a pickle of the program in the store, and what has to be kept meanwhile.
+def pack(world: World, program: Any) -> tuple[Handle, list[Handle], list[Any]]:
+    """Return a handle to a pickle of the program in the store, the handles in it, and what they need.
 
     Raises
     ------
@@ -90,7 +90,7 @@ def pack(world: World, program: Any) -> tuple[Handle, list[Any]]:
             f"workers: {error}; make such objects inside the program"
         ) from error
     handle = world.here.store.put(np.frombuffer(file.getbuffer(), np.uint8))
-    return handle, [handle, *pickler.kept]
+    return handle, [data.handle() for data in pickler.kept], pickler.kept
 
 
 def unpack(here: Here, world: World, handle: Handle) -> Any:

@@ -7,7 +7,7 @@ from typing import Any, Callable, Iterator, Sequence
 
 import cloudpickle
 
-from synkhronos._errors import FuseError
+from synkhronos._errors import FuseError, SynkhronosError
 from synkhronos.functions.agreement import agreement_of
 from synkhronos.functions.replicate import replicate
 from synkhronos.programs import sending
@@ -16,6 +16,7 @@ from synkhronos.programs.rank import Rank, entropy_of_script
 from synkhronos.programs.stopping import INTERRUPTED, Stop, StopProgram
 from synkhronos.stores.commons import Commons, nap
 from synkhronos.stores.handle import Handle
+from synkhronos.stores.needs import Need
 from synkhronos.world.here import Command, Here
 from synkhronos.world.replacement import replacing_dead
 from synkhronos.world.world import World, current_world
@@ -55,6 +56,8 @@ class Program(Command):
         Whether ``rank.ask`` can be used, and whether collectives can be.
     own : callable, optional
         The program itself, in the master.
+    needed : list of Handle
+        Handles to what the pickle refers to, in the master.
     """
 
     def __init__(
@@ -65,12 +68,17 @@ class Program(Command):
         has_controller: bool,
         may_meet: bool,
         own: Any = None,
+        needed: Sequence[Handle] = (),
     ) -> None:
         self.handle, self.token, self.entropy = handle, token, entropy
         self.has_controller, self.may_meet, self.own = has_controller, may_meet, own
+        self.needed = needed
 
     def __reduce__(self) -> tuple:
         return Program, (self.handle, self.token, self.entropy, self.has_controller, self.may_meet)
+
+    def needs(self, ranks: range, size: int) -> list[Need]:
+        return [] if self.handle is None else [Need(self.handle), *map(Need, self.needed)]
 
     def run(self, here: Here) -> Any:
         """Return ``(result, reports, ended)``, pickled in a worker."""
@@ -84,6 +92,8 @@ class Program(Command):
                 result = program(rank, *args, **kwargs)
             except StopProgram:
                 ended = True
+            finally:
+                rank._has_ended = True
         finally:
             world.in_program, here.restarts = False, 0
             commons = here.store.commons
@@ -187,26 +197,20 @@ def spmd(
     >>> synk.close()
     """
     world = current_world()
-    world.check_usable()
-    if not callable(program):
-        raise TypeError(f"spmd: expected a function as program, got {program!r}")
-    world.check_idle()
-    if controller is not None and not callable(controller):
-        raise TypeError(f"spmd: controller: expected a function or None, got {controller!r}")
-    if on_death not in ("raise", "continue"):
-        raise ValueError(f"spmd: on_death: expected 'raise' or 'continue', got {on_death!r}")
-    if world.is_recording:
-        raise FuseError("spmd(): not inside a fuse() block; call it before or after the block")
+    _check(world, program, controller, on_death)
     replicate(world)
     programs = world.part(_Programs)
     programs.count += 1
     may_meet = on_death == "raise"
-    handle, kept = None, []
+    handle: Handle | None = None
+    needed: list[Handle] = []
+    kept: list[Any] = []
     if world.size > 1:
-        handle, kept = sending.pack(world, (program, args, kwargs))
+        handle, needed, kept = sending.pack(world, (program, args, kwargs))
     entropy = entropy_of_script(programs.count)
     own = program, args, kwargs
-    command = Program(handle, world.registry.token, entropy, controller is not None, may_meet, own)
+    may_ask = controller is not None
+    command = Program(handle, world.registry.token, entropy, may_ask, may_meet, own, needed)
     agreement_of(world).local.update(world.registry.numbers.values())
     with world.defer_interrupt, _commons(world) as commons:
         stop = Stop(commons.array("stop", (1,), "int64"))
@@ -221,6 +225,25 @@ def spmd(
         if results.interrupted and not any(was_ended for _, _, was_ended in outcomes):
             world.defer_interrupt.drop()
     return results
+
+
+def _check(world, program, controller, on_death):
+    """Raise if a program cannot run."""
+    world.check_usable()
+    if not callable(program):
+        raise TypeError(f"spmd: expected a function as program, got {program!r}")
+    world.check_idle()
+    if controller is not None and not callable(controller):
+        raise TypeError(f"spmd: controller: expected a function or None, got {controller!r}")
+    if on_death not in ("raise", "continue"):
+        raise ValueError(f"spmd: on_death: expected 'raise' or 'continue', got {on_death!r}")
+    if not world.transport.shares_commons and (controller is not None or on_death == "continue"):
+        raise SynkhronosError(
+            "spmd: a controller, and on_death='continue', need ranks that share memory, and these are "
+            "on several machines; run the program on one machine, or without them"
+        )
+    if world.is_recording:
+        raise FuseError("spmd(): not inside a fuse() block; call it before or after the block")
 
 
 @contextlib.contextmanager

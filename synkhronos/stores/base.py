@@ -49,12 +49,18 @@ class Store(ABC):
         """
 
     @abstractmethod
-    def put(self, array: np.ndarray) -> Handle:
+    def put(self, array: np.ndarray, constant: bool = False) -> Handle:
         """Return a handle to an array.
 
         An array returned by `empty`, or a C-contiguous view of one, is not copied. The caller must keep
         it alive while the handle is used. Any other array is copied; the copy lives as long as this
         handle object, or until `free`.
+
+        Parameters
+        ----------
+        array : numpy.ndarray
+        constant : bool
+            Whether it never changes. Other machines then keep it as long as this handle object lives.
         """
 
     def get(self, handle: Handle) -> np.ndarray:
@@ -68,7 +74,7 @@ class Store(ABC):
         """Like `get`, for handles that were returned by `put`."""
 
     def rows(
-        self, handle: Handle, rows: Rows, out: np.ndarray | None = None
+        self, handle: Handle, rows: Rows, out: np.ndarray | None = None, axis: int = 0
     ) -> np.ndarray:
         """Return rows of the array of a handle.
 
@@ -77,9 +83,19 @@ class Store(ABC):
         rows : range or numpy.ndarray of int64
             Row numbers, none negative and none out of range.
         out : numpy.ndarray, optional
-            Memory for a copy of the rows, if a view is not possible; by default a new array.
+            Memory for a copy of the rows, if a view is not possible; by default a new array. Its first
+            axis is that of the rows.
+        axis : int, default: 0
+            The axis of the rows.
         """
-        return take_rows(self.get(handle), rows, out)
+        array, rows = self._find(handle, rows)
+        if axis:
+            return np.moveaxis(take_rows(np.moveaxis(array, axis, 0), rows, out), 0, axis)
+        return take_rows(array, rows, out)
+
+    def _find(self, handle: Handle, rows: Rows) -> tuple[np.ndarray, Rows]:
+        """Return an array that has rows of a handle's array, and their numbers in it."""
+        return self.get(handle), rows
 
     @abstractmethod
     def free(self, handle: Handle) -> None:
