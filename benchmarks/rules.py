@@ -1,10 +1,10 @@
 """rules: training rules: how fast they learn, what they cost, and a rank that is ten times slower.
 
 Learning: Lasagne's MNIST CNN on scikit-learn's digits, two ranks, validated after each epoch. Cost: the
-part of the time outside of steps, in the same training and, with ``--resnet``, for ResNet-50. A slow
-rank: steps of four ranks, of which one is ten times slower, in a window of time, against the three fast
-ranks alone. There a step of a fast rank takes 60 ms, most of which it sleeps, so that four ranks do not
-compete for two cores.
+part of the time outside of steps, in the same training. A slow rank: steps of four ranks, of which one
+is ten times slower, in a window of time, against the three fast ranks alone. There a step of a fast rank
+takes 60 ms, most of which it sleeps, so that four ranks do not compete for two cores. The row
+``rules_resnet`` has learning and cost for a residual network.
 """
 
 import argparse
@@ -36,11 +36,7 @@ PUBLISHED = {
 
 
 def main():
-    common.main(__doc__, measure, draw, add_options)
-
-
-def add_options(parser):
-    parser.add_argument("--resnet", action="store_true", help="the cost for ResNet-50, too: ten minutes")
+    common.main(__doc__, measure, draw)
 
 
 def rule_named(name):
@@ -63,37 +59,26 @@ def rule_named(name):
 NAMES = ("BSP", "LocalSGD", "DiLoCo", "EASGD", "Downpour", "ASGD", "SSP", "GoSGD")
 
 
-# Networks: their parts by name
+# The network
 
 
 def cnn():
-    """Return the CNN of the MNIST demo, without dropout, and the digits."""
+    """Return the parts by name: the CNN of the MNIST demo, without dropout, and the digits."""
     demo = common.load_demo("lasagne_mnist", "network")
     model = demo.build_model(argparse.Namespace(seed=1, model="cnn", no_dropout=True))
-    digits = common.load_demo("lasagne_mnist", "mnist").load_digits("sklearn").parts
     return {
         "loss": model.losses.mean(),
         "params": model.params,
         "inputs": [model.x, model.y],
         "measured": {"loss": model.valid_loss, "accuracy": model.accuracy},
-        "data": digits,
+        "data": digits(),
+        "rates": (LEARNING_RATE, PLAIN_RATE),
     }
 
 
-def resnet():
-    """Return ResNet-50, with 102 MB of parameters, and noise."""
-    demo = common.load_demo("resnet", "network")
-    options = argparse.Namespace(seed=1, size=224, classes=1000, blocks=[3, 4, 6, 3], width=64)
-    model = demo.build_model(options)
-    random = np.random.RandomState(0)
-    images = random.standard_normal((8 * RANKS, 3, 224, 224)).astype("float32")
-    labels = random.randint(0, 1000, len(images)).astype("int32")
-    return {
-        "loss": model.loss,
-        "params": model.params,
-        "inputs": [model.x, model.y],
-        "data": {"train": (images, labels)},
-    }
+def digits():
+    """Return scikit-learn's digits in three parts."""
+    return common.load_demo("lasagne_mnist", "mnist").load_digits("sklearn").parts
 
 
 # Contestants
@@ -111,10 +96,10 @@ def world(ranks, network):
     def step(update, **hyper):
         return rules.make_step(parts["loss"], params, parts["inputs"], update, **hyper)
 
-    rate = {"learning_rate": LEARNING_RATE, "momentum": MOMENTUM}
-    with_momentum = step(updates.nesterov_momentum, **rate)
-    steps = {"momentum": with_momentum, "plain": step(updates.sgd, learning_rate=PLAIN_RATE)}
-    measured = synk.function(parts["inputs"], parts["measured"]) if "measured" in parts else None
+    rate, plain_rate = parts["rates"]
+    with_momentum = step(updates.nesterov_momentum, learning_rate=rate, momentum=MOMENTUM)
+    steps = {"momentum": with_momentum, "plain": step(updates.sgd, learning_rate=plain_rate)}
+    measured = synk.function(parts["inputs"], parts["measured"])
     synk.distribute()
     data = {name: [synk.data(one) for one in arrays] for name, arrays in parts["data"].items()}
     shareds = {one for step in steps.values() for one in step.update.get_shared()}
@@ -190,23 +175,14 @@ def measure(options):
     with common.contestants(
         one=Contestant(world, 1, cnn, **cost_in), two=Contestant(world, RANKS, cnn, **cost_in)
     ) as players:
-        extra["curves"] = _learning(players["two"], min(rounds, 2), lines)
-        _cost("CNN", players, BATCH, 1.0 if options.quick else 3.0, rounds, lines)
-    if options.resnet:
-        with common.contestants(two=Contestant(world, RANKS, resnet, **cost_in)) as players:
-            _cost("ResNet-50", players, 4, 20.0, 1, lines)
+        extra["curves"] = measure_learning(players["two"], min(rounds, 2), lines)
+        measure_cost("CNN", players, 1.0 if options.quick else 3.0, rounds, lines)
     with common.contestants(
         three=Contestant(world, 3, cnn, **cost_in), four=Contestant(world, 4, cnn, **cost_in)
     ) as players:
         _slow_rank(players, 1.5 if options.quick else 6.0, rounds, lines)
     notes = [
-        f"learning: {EPOCHS} epochs on 1259 digits, 2 ranks, {BATCH} rows of each in a step; "
-        f"learning rate {LEARNING_RATE}, Nesterov momentum {MOMENTUM}; {', '.join(ADDED_UP)}: plain "
-        f"gradient descent, {PLAIN_RATE}",
-        "periods: LocalSGD, DiLoCo, EASGD 10, Downpour 5; DiLoCo outer momentum 0.5, EASGD alpha 0.5, "
-        "SSP staleness 3, GoSGD probability 0.1",
-        "outside of steps: exchanges, and waiting in them for other ranks, in the mean over the ranks; "
-        "for BSP the update is part of it",
+        *notes_on_training(LEARNING_RATE, PLAIN_RATE),
         f"four ranks on {len(os.sched_getaffinity(0))} cores: a fast rank takes {1e3 * PACE:g} ms for a "
         f"step, the slow one {1e3 * PACE * FACTOR:g} ms; it computes the gradient of the CNN for "
         f"{PACED_BATCH} rows, and sleeps for the rest",
@@ -217,7 +193,19 @@ def measure(options):
     return common.Result("training rules", lines, notes, extra)
 
 
-def _learning(player, rounds, lines):
+def notes_on_training(rate, plain_rate):
+    return [
+        f"learning: {EPOCHS} epochs on 1259 digits, 2 ranks, {BATCH} rows of each in a step; "
+        f"learning rate {rate}, Nesterov momentum {MOMENTUM}; {', '.join(ADDED_UP)}: plain "
+        f"gradient descent, {plain_rate}",
+        "periods: LocalSGD, DiLoCo, EASGD 10, Downpour 5; DiLoCo outer momentum 0.5, EASGD alpha 0.5, "
+        "SSP staleness 3, GoSGD probability 0.1",
+        "outside of steps: exchanges, and waiting in them for other ranks, in the mean over the ranks; "
+        "for BSP the update is part of it",
+    ]
+
+
+def measure_learning(player, rounds, lines):
     """Train by each rule; add the accuracies to the lines, and return the curves by rule."""
     turns = common.take_turns(
         {name: lambda name=name: player("learn", name, 1) for name in NAMES}, rounds, "learning"
@@ -228,15 +216,15 @@ def _learning(player, rounds, lines):
     return {name: turns[name] for name in NAMES}
 
 
-def _cost(what, players, batch, seconds, rounds, lines):
+def measure_cost(what, players, seconds, rounds, lines):
     """Add lines of the time outside of steps, and of the speed against ranks that exchange nothing."""
     two = players["two"]
     turns = {
-        name: lambda name=name: two("window", name, seconds, batch, [0.0] * RANKS)
+        name: lambda name=name: two("window", name, seconds, BATCH, [0.0] * RANKS)
         for name in ("alone", *NAMES)
     }
     if "one" in players:
-        turns["one"] = lambda: players["one"]("window", "alone", seconds, batch, [0.0])
+        turns["one"] = lambda: players["one"]("window", "alone", seconds, BATCH, [0.0])
     results = common.take_turns(turns, rounds, f"cost, {what}")
     steps = {name: np.array([sum(one["steps"]) for one in results[name]]) for name in results}
     for name in NAMES:
@@ -285,6 +273,13 @@ def _slow_rank(players, seconds, rounds, lines):
 def draw(figure, record):
     figure.set_size_inches(10, 8.4)
     (by_time, by_rows), (cost, slow) = figure.subplots(2, 2)
+    draw_learning(by_time, by_rows, record)
+    draw_cost(cost, record, "CNN", PUBLISHED)
+    _draw_slow_rank(slow, record)
+
+
+def draw_learning(by_time, by_rows, record):
+    """Draw the curves of each rule, of the round of middle length, on two axes."""
     styles = dict(zip(NAMES, STYLES))
     for axis, across in ((by_time, "seconds"), (by_rows, "rows")):
         for name, turns in record["extra"]["curves"].items():
@@ -296,8 +291,6 @@ def draw(figure, record):
     by_time.set_title("Learning: against time")
     by_rows.set_title("... and against rows")
     by_rows.legend(fontsize=8, ncols=2)
-    _draw_cost(cost, record)
-    _draw_slow_rank(slow, record)
 
 
 STYLES = [
@@ -309,17 +302,14 @@ STYLES = [
 ]  # fmt: skip
 
 
-def _draw_cost(axis, record):
-    named = {one["what"]: one["median"] for one in record["lines"]}
+def draw_cost(axis, record, what, published):
+    """Draw the parts of the time outside of steps, with published ones below them."""
     bars = []  # label, per cent, colour
     for name in NAMES:
-        bars.append((name, named[f"CNN: {name}, outside of steps"], COLOURS["synk"]))
-    for name in NAMES:
-        if f"ResNet-50: {name}, outside of steps" in named:
-            value = named[f"ResNet-50: {name}, outside of steps"]
-            bars.append((f"{name}, ResNet-50", value, COLOURS["synk light"]))
-    for what, share in PUBLISHED.items():
-        bars.append((what.replace(": ", ":\n"), 100 * share, COLOURS["other light"]))
+        share = common.find(record, f"{what}: {name}, outside of steps")["median"]
+        bars.append((name, share, COLOURS["synk"]))
+    for source, share in published.items():
+        bars.append((source.replace(": ", ":\n"), 100 * share, COLOURS["other light"]))
     places = range(len(bars))[::-1]
     axis.barh(places, [one[1] for one in bars], color=[one[2] for one in bars], height=0.66)
     for place, (_, value, _) in zip(places, bars):
@@ -327,7 +317,8 @@ def _draw_cost(axis, record):
     axis.set_yticks(list(places), [one[0] for one in bars], fontsize=7)
     axis.tick_params(axis="y", length=0)
     axis.set_xlim(0, 1.2 * max(one[1] for one in bars))
-    axis.set_xlabel("% of the time outside of steps (grey: published, other machines)")
+    grey = " (grey: published, other machines)" if published else ""
+    axis.set_xlabel(f"% of the time outside of steps{grey}")
     axis.set_title("Cost of the exchanges, 2 ranks")
 
 

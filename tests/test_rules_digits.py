@@ -1,40 +1,19 @@
-"""Each training rule trains the network of the MNIST demo to recognize 97% of the test digits."""
+"""The training rules train the network of the MNIST demo to recognize 97% of the test digits."""
 
-import importlib
-import importlib.util
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import theano
-
-for needed in ("lasagne", "sklearn", "tqdm"):
-    if importlib.util.find_spec(needed) is None:
-        pytest.skip(f"the demos need {needed}", allow_module_level=True)
+from demo_modules import modules_of, need
 
 import synkhronos as synk
 from synkhronos.extensions import rules, updates
 
-DEMO = Path(__file__).resolve().parent.parent / "demos" / "lasagne_mnist"
-MODULES = ("mnist", "network", "command_line", "script")
+need("lasagne", "sklearn", "tqdm")
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::UserWarning:lasagne")]
-
-
-@pytest.fixture(scope="module")
-def demo():
-    """The modules of the demo. They set ``floatX``, which is restored afterwards."""
-    float_x = theano.config.floatX
-    sys.path.insert(0, str(DEMO))
-    try:
-        yield SimpleNamespace(**{name: importlib.import_module(name) for name in MODULES})
-    finally:
-        sys.path.remove(str(DEMO))
-        theano.config.floatX = float_x
-        for name in MODULES:
-            sys.modules.pop(name, None)
+demo = modules_of("lasagne_mnist", "mnist", "network", "command_line", "script")
 
 
 @pytest.fixture(scope="module", params=[2, 4], ids=["2-ranks", "4-ranks"])
@@ -46,7 +25,8 @@ def network(request, demo, open_world):
     step = rules.make_step(
         model.losses.mean(), model.params, [model.x, model.y], updates.adam, learning_rate=rate
     )
-    evaluate = synk.function([model.x, model.y], model.accuracy)
+    measured = {"loss": model.valid_loss, "accuracy": model.accuracy}
+    evaluate = synk.function([model.x, model.y], measured)
     synk.distribute()
     return SimpleNamespace(
         step=step,
@@ -58,32 +38,43 @@ def network(request, demo, open_world):
     )
 
 
-EPOCHS, BATCH_SIZE = 9, 8
+EPOCHS, BATCH_SIZE = 15, 8
+#: The rate of each rule is that with the smallest loss on the validation digits after training on the
+#: training digits, summed over both numbers of ranks, of 0.001, 0.002 and 0.004, and of 0.008 if 0.004
+#: was the best of these. It was chosen with 9 epochs, and that of LocalSGD again with 15. The test
+#: digits were not used for it.
 RULES = {
-    "BSP": (rules.BSP(), 0.002),
-    "LocalSGD": (rules.LocalSGD(5), 0.002),
-    "DiLoCo": (rules.DiLoCo(5, outer_momentum=0.5), 0.001),
-    "EASGD": (rules.EASGD(0.3, 2), 0.002),
-    "EAMSGD": (rules.EASGD(0.3, 2, momentum=0.5), 0.001),
-    "Downpour": (rules.Downpour(), 0.001),  # which is ASGD
-    "SSP": (rules.SSP(), 0.001),
-    "GoSGD": (rules.GoSGD(0.3), 0.002),
+    "BSP": (rules.BSP(), 0.008),
+    "LocalSGD": (rules.LocalSGD(5), 0.008),
+    "DiLoCo": (rules.DiLoCo(5, outer_momentum=0.5), 0.002),
+    "EASGD": (rules.EASGD(0.3, 2), 0.008),
+    "EAMSGD": (rules.EASGD(0.3, 2, momentum=0.5), 0.002),
+    "Downpour": (rules.Downpour(), 0.004),  # which is ASGD
+    "SSP": (rules.SSP(), 0.002),
+    "GoSGD": (rules.GoSGD(0.3), 0.004),
 }
 
 
-@pytest.mark.parametrize("name", RULES)
-def test_a_rule_trains_the_digits(network, name):
-    rule, rate = RULES[name]
+def train(network, data, rule, rate):
+    """Train from the start, with smaller steps towards the end."""
     synk.broadcast(*map(list, zip(*network.values)))
     synk.broadcast(network.rate, np.float32(rate))
-    train, test = network.parts["train"], network.parts["test"]
+    steps = EPOCHS * synk.Rank.n_minibatches(len(data[0]), synk.size(), BATCH_SIZE)
 
     def slow_down(rank, rule, step, loss):
-        """Take smaller steps towards the end."""
         if step == steps * 2 // 3:
             network.rate.set_value(np.float32(rate / 8))
 
-    steps = EPOCHS * synk.Rank.n_minibatches(len(train[0]), synk.size(), BATCH_SIZE)
     options = {"seed": 1, "report": slow_down, "progress": False}
-    rules.train(network.step, network.params, train, rule, BATCH_SIZE, EPOCHS, **options)
-    assert network.evaluate(*test) >= 0.97
+    rules.train(network.step, network.params, data, rule, BATCH_SIZE, EPOCHS, **options)
+
+
+def test_every_rule_trains_the_digits(network):
+    """With the rates that were chosen, they are trained on the validation digits, too."""
+    data = [np.concatenate(both) for both in zip(network.parts["train"], network.parts["valid"])]
+    accuracies = {}
+    for name, (rule, rate) in RULES.items():
+        train(network, data, rule, rate)
+        accuracies[name] = float(network.evaluate(*network.parts["test"])["accuracy"])
+    print(synk.size(), "ranks:", accuracies)
+    assert min(accuracies.values()) >= 0.97, accuracies
