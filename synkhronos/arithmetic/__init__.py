@@ -1,10 +1,10 @@
 """Arithmetic on row numbers, values and states of random generators.
 
-``partition`` determines the rows of each rank, and ``minibatches`` those of a rank in each step.
-``operations`` defines the reductions, ``conversion`` converts the user's values to arrays,
-``comparison`` compares arrays, and ``streams`` advances random generators. These are pure functions and
-small classes on NumPy arrays. They know nothing about processes, shared memory or graph compilers, so
-every other folder may use them.
+``partition`` determines the rows of each rank, ``minibatches`` those of a rank in each step, and
+``machines`` the ranks of each machine. ``operations`` defines the reductions, ``conversion`` converts
+the user's values to arrays, ``comparison`` compares arrays, and ``streams`` advances random generators.
+These are pure functions and small classes on NumPy arrays. They know nothing about processes, shared
+memory or graph compilers, so every other folder may use them.
 
 May import: nothing.
 """

@@ -2,6 +2,7 @@
 
 ``base`` is the interface; ``naive`` is its specification. ``handle`` defines the handles that ranks send
 to each other. ``shared`` keeps arrays in the shared memory of one machine, which ``memory`` allocates.
+``machines`` sends arrays from one machine to another, those that ``needs`` name.
 ``files`` maps the files of ``numpy.memmap``. ``commons`` has the arrays and locks that belong to no
 rank.
 

@@ -31,6 +31,10 @@ class Composite(ABC):
     def open(self, store: Any) -> Any:
         """Return the object."""
 
+    def parts(self) -> list[Handle]:
+        """Return the handles of the arrays of which it consists."""
+        return []
+
     def rows(self, store: Any, rows: Rows) -> Any:
         """Return rows of the object, along axis 0."""
         raise TypeError(f"{type(self).__name__}: it has no rows")

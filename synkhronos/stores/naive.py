@@ -45,7 +45,7 @@ class NaiveStore(Store):
         self._made[id(array)] = array
         return array
 
-    def put(self, array):
+    def put(self, array, constant=False):
         copy = None if array in self else np.array(array, order="C")
         number = next(self._numbers)
         self._arrays[number] = array if copy is None else copy

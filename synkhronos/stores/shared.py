@@ -57,7 +57,7 @@ class SharedMemoryStore(Store):
         placed[...] = array
         return placed
 
-    def put(self, array: np.ndarray) -> SharedHandle:
+    def put(self, array: np.ndarray, constant: bool = False) -> SharedHandle:
         placed = self.place(array)
         copy = None if placed is array else placed
         return SharedHandle(self.memory.offset(placed), array.shape, array.dtype.str, copy)

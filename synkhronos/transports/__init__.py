@@ -4,7 +4,7 @@
 processes on one machine. Its ``children`` are the processes; ``milestones`` say how far each rank is
 in a command, and by ``watchful`` a rank sees when it need not wait any longer. It sends with ``box``,
 signals with ``semaphore`` and waits with ``waiting``. ``liveness`` and ``limits`` explain why a process
-died or could not be started.
+died or could not be started. ``machines`` joins the ranks of several machines.
 
 May import: ``host``, ``stores``, ``comms``.
 """

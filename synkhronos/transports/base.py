@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Callable
+from typing import Callable, Sequence
+
+import numpy as np
 
 from synkhronos.comms.base import Communicator
 from synkhronos.stores.base import Store
+from synkhronos.stores.needs import Needs
 
 
 class Attendant(ABC):
@@ -39,10 +42,16 @@ class Transport(ABC):
     inherits : bool
         Whether workers start with a copy of the whole state of the master, like a forked process. Their
         start is then deferred until the state is complete.
+    forks_all : bool
+        Whether all workers are forked from the process of the master, or are threads of it.
+    shares_commons : bool
+        Whether all ranks use the same arrays and locks of ``store.commons``.
     ranks_here : int
         The number of ranks that share this machine, and so its cores.
     while_waiting : callable
         Called by the master from time to time while it waits.
+    labels : sequence of int
+        The number of each rank in messages to users.
     in_program : bool
         Set by each rank inside a command in which ranks work at their own pace; the next command resets
         it. The finish barrier then has no time limit, but a worker's waits inside the command have.
@@ -59,7 +68,10 @@ class Transport(ABC):
     timeout: float | None
     store: Store
     inherits: bool
+    forks_all: bool = True
+    shares_commons: bool = True
     ranks_here: int
+    labels: Sequence[int]
     while_waiting: Callable[[], None] = staticmethod(lambda: None)
     posted: bool = False
     in_program: bool = False
@@ -100,8 +112,15 @@ class Transport(ABC):
         """Whether this process is a worker, and not a process forked from it."""
 
     @abstractmethod
-    def post(self, payload: bytes) -> None:
+    def post(self, payload: bytes, needs: Needs | None = None) -> None:
         """Master: send the bytes of a command to every worker (the start barrier).
+
+        Parameters
+        ----------
+        payload : bytes
+        needs : callable, optional
+            ``needs(ranks, size)`` returns which of the arrays that the master has put into the store
+            these ranks need for the command, a list of `Need`. A rank may not be able to get others.
 
         Raises
         ------
@@ -188,6 +207,9 @@ class Transport(ABC):
     @abstractmethod
     def has_ended(self, rank: int) -> bool:
         """Whether a rank has ended the command that is running, or has died and is not replaced."""
+
+    def spread(self, flag: np.ndarray) -> None:  # noqa: B027
+        """Let all ranks see a number in the commons that any of them raises in this command."""
 
     @abstractmethod
     def kill(self) -> None:

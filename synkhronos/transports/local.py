@@ -58,6 +58,7 @@ class LocalTransport(WatchfulTransport):
         if size > 1:
             limits.check_may_have_children()
         self.size = self.ranks_here = size
+        self.labels = range(size)
         self.rank = self.master_rank = master_rank
         self.timeout = timeout
         try:
@@ -205,7 +206,7 @@ class LocalTransport(WatchfulTransport):
 
     # Between master and workers
 
-    def post(self, payload):
+    def post(self, payload, needs=None):
         # A rank that failed may have passed fewer barriers.
         self._turn = self._passed = self._read = 0
         self.posted = self.in_program = False
@@ -258,7 +259,8 @@ class LocalTransport(WatchfulTransport):
             # A rank that failed later has passed this barrier; then all ranks pass it.
             if 0 < self._milestones.aborted <= self._passed + 1:
                 raise CollectiveAbortedError(
-                    f"rank {self.rank} left a collective: another rank failed in this command"
+                    f"rank {self.labels[self.rank]} left a collective: another rank failed in this "
+                    f"command"
                 )
         self._passed += 1
 

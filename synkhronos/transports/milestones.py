@@ -50,10 +50,10 @@ class Milestones:
         """Return the ranks that have finished without the barrier after the first `passed` ones."""
         return [rank for rank in range(self._size) if 0 <= self._passed[rank] <= passed]
 
-    def describe_late(self, rank):
+    def describe_late(self, rank, labels):
         """Name the ranks that have reached the fewest barriers, for another rank that waits for them."""
         others = [other for other in range(self._size) if other != rank]
         first = min(self._arrived[other] for other in others)
         doing = "computing" if first == 0 else f"after barrier {first} of the command"
         behind = [other for other in others if self._arrived[other] == first]
-        return ", ".join(f"rank {other} (running, {doing})" for other in behind)
+        return ", ".join(f"rank {labels[other]} (running, {doing})" for other in behind)

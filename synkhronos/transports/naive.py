@@ -57,6 +57,7 @@ class NaiveTransport(Transport):
 
     def __init__(self, size, master_rank=0, timeout=None, store=None):
         self.size = self.ranks_here = size
+        self.labels = range(size)
         self.rank = self.master_rank = master_rank
         self.timeout = timeout
         self.store = NaiveStore(size) if store is None else store
@@ -74,7 +75,7 @@ class NaiveTransport(Transport):
         for rank in range(self.size):
             if rank != self.rank:
                 own = NaiveTransport(self.size, self.master_rank, self.timeout, self.store)
-                own.rank, own._ranks = rank, self._ranks
+                own.rank, own._ranks, own.labels = rank, self._ranks, self.labels
                 thread = threading.Thread(
                     target=own._serve, args=(serve,), name=f"synkhronos-{rank}", daemon=True
                 )
@@ -93,7 +94,7 @@ class NaiveTransport(Transport):
 
     # Between master and workers
 
-    def post(self, payload):
+    def post(self, payload, needs=None):
         self._passed = 0
         self._ranks.reset()
         self.posted, self.in_program = True, False
@@ -116,11 +117,12 @@ class NaiveTransport(Transport):
         """Raise `WorldBrokenError` if a worker has ended or the timeout has expired."""
         self.while_waiting()
         dead = [rank for rank, thread in self._ranks.threads.items() if not thread.is_alive()]
-        cause = f"a worker died: rank {dead[0]}" if dead else None
+        cause = f"a worker died: rank {self.labels[dead[0]]}" if dead else None
         if self._ranks.ended:
             cause = "the workers were ended from another thread"
         elif cause is None and self._is_late(began):
-            cause = f"a barrier lasted longer than fork(timeout={self.timeout}) seconds, for rank {rank}"
+            late = self.labels[rank]
+            cause = f"a barrier lasted longer than fork(timeout={self.timeout}) seconds, for rank {late}"
         if cause is not None:
             self.kill()
             raise WorldBrokenError(f"{cause}; every worker was ended; {REMEDY}")
@@ -160,7 +162,8 @@ class NaiveTransport(Transport):
                     raise SystemExit
                 if ranks.aborted:
                     raise CollectiveAbortedError(
-                        f"rank {self.rank} left a collective: another rank failed in this command"
+                        f"rank {self.labels[self.rank]} left a collective: another rank failed in this "
+                        f"command"
                     )
                 self._check_missing(items)
                 ranks.changed.wait(0.02)
@@ -169,8 +172,8 @@ class NaiveTransport(Transport):
                     self._check(min(missing), began)
                 elif missing and self.in_program and self._is_late(began):
                     raise SynkhronosError(
-                        f"rank {self.rank} waited longer than fork(timeout={self.timeout}) seconds "
-                        f"inside a program, for rank {min(missing)}"
+                        f"rank {self.labels[self.rank]} waited longer than fork(timeout={self.timeout}) "
+                        f"seconds inside a program, for rank {self.labels[min(missing)]}"
                     )
         return [items[rank] for rank in range(self.size)]
 
@@ -179,8 +182,9 @@ class NaiveTransport(Transport):
         for rank, passed in list(self._ranks.finished.items()):
             if rank not in items and passed < self._passed:
                 raise MissingRankError(
-                    f"rank {self.rank} waits in a collective for rank {rank}, which ended the program "
-                    f"without it; let every rank call the same collectives in the same order"
+                    f"rank {self.labels[self.rank]} waits in a collective for rank {self.labels[rank]}, "
+                    f"which ended the program without it; let every rank call the same collectives in "
+                    f"the same order"
                 )
 
     def abort(self):
@@ -191,7 +195,7 @@ class NaiveTransport(Transport):
     def check(self):
         if self._ranks.aborted:
             raise CollectiveAbortedError(
-                f"rank {self.rank} left the program: another rank failed in it"
+                f"rank {self.labels[self.rank]} left the program: another rank failed in it"
             )
         if self.rank == self.master_rank:
             self._check(None, time.monotonic())

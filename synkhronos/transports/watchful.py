@@ -28,11 +28,12 @@ class WatchfulTransport(Transport):
     """
 
     _checked = 0.0  # when `check` last looked at the processes
+    _cause = f"the workers were ended from another thread; {REMEDY}"  # why they were ended
 
     def check(self):
         if self._milestones.aborted:
             raise CollectiveAbortedError(
-                f"rank {self.rank} left the program: another rank failed in it"
+                f"rank {self.labels[self.rank]} left the program: another rank failed in it"
             )
         now = time.monotonic()
         if now - self._checked > CHECK_INTERVAL:
@@ -50,8 +51,8 @@ class WatchfulTransport(Transport):
             self._check_master()
             if inside and self.in_program and self._is_late(waited):
                 raise SynkhronosError(
-                    f"rank {self.rank} waited longer than fork(timeout={self.timeout}) seconds inside a "
-                    f"program, for {self._describe_late()}"
+                    f"rank {self.labels[self.rank]} waited longer than fork(timeout={self.timeout}) "
+                    f"seconds inside a program, for {self._describe_late()}"
                 )
             return waited
         self._check_workers()
@@ -69,27 +70,35 @@ class WatchfulTransport(Transport):
         """In the master: end all workers and raise if it has waited too long."""
         if self._is_late(waited):
             late = self._describe_late()
-            self.kill()
-            raise WorldBrokenError(
+            self._end_workers(
                 f"a barrier lasted longer than fork(timeout={self.timeout}) seconds, for {late}; "
                 f"every worker was ended; {REMEDY}"
             )
+
+    def _end_workers(self, cause):
+        # A program on the leader of a machine may catch the error, or reply with it. The next one must
+        # name the cause, too.
+        self._cause = cause
+        self.kill()
+        raise WorldBrokenError(cause)
 
     def _check_missing(self):
         """Raise if a rank has ended the command and will never reach this barrier."""
         missing = self._milestones.missing(self._passed)
         if missing and not self._milestones.aborted:
-            listed = "rank" + "s" * (len(missing) > 1) + " " + ", ".join(map(str, missing))
+            listed = "rank" + "s" * (len(missing) > 1) + " " + ", ".join(
+                str(self.labels[rank]) for rank in missing
+            )
             raise MissingRankError(
-                f"rank {self.rank} waits in a collective for {listed}, which ended the program without "
-                f"it; let every rank call the same collectives in the same order"
+                f"rank {self.labels[self.rank]} waits in a collective for {listed}, which ended the "
+                f"program without it; let every rank call the same collectives in the same order"
             )
 
     def _describe_late(self):
         stopped = self._children.find_stopped()
         if stopped:
-            return ", ".join(f"rank {rank} (stopped, as by SIGSTOP)" for rank in stopped)
-        return self._milestones.describe_late(self.rank)
+            return ", ".join(f"rank {self.labels[rank]} (stopped, as by SIGSTOP)" for rank in stopped)
+        return self._milestones.describe_late(self.rank, self.labels)
 
     def _check_master(self):
         if os.getppid() != self._master_pid:
@@ -98,12 +107,11 @@ class WatchfulTransport(Transport):
     def _check_workers(self):
         """If a worker is dead, end all workers and raise `WorldBrokenError`."""
         if self._children.are_ended:
-            raise WorldBrokenError(f"the workers were ended from another thread; {REMEDY}")
+            raise WorldBrokenError(self._cause)
         dead = self._children.find_dead()
         if not dead:
             return
         if self.in_program and self.on_death is not None:
             return self.on_death(dead)
-        causes = ", ".join(f"rank {rank} ({cause})" for rank, cause in dead.items())
-        self.kill()
-        raise WorldBrokenError(f"a worker died: {causes}; the others were ended; {REMEDY}")
+        causes = ", ".join(f"rank {self.labels[rank]} ({cause})" for rank, cause in dead.items())
+        self._end_workers(f"a worker died: {causes}; the others were ended; {REMEDY}")

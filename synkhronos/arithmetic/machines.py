@@ -1,0 +1,35 @@
+"""Which ranks each machine has."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Sequence
+
+
+def ranks_of_machines(sizes: Sequence[int], master_rank: int = 0) -> list[range]:
+    """Return the ranks of each machine, so that machine 0 has the master.
+
+    The machines have consecutive ranks in their order, but for machine 0, which comes as early as its
+    ranks can include `master_rank`.
+
+    Parameters
+    ----------
+    sizes : list of int
+        The number of ranks on each machine.
+    master_rank : int
+
+    Raises
+    ------
+    ValueError
+        If machine 0 cannot have this rank.
+    """
+    first, *others = sizes
+    for place in range(len(sizes)):
+        order = [*others[:place], first, *others[place:]]
+        ranges = [range(end - size, end) for size, end in zip(order, itertools.accumulate(order))]
+        if master_rank in ranges[place]:
+            return [ranges.pop(place), *ranges]
+    raise ValueError(
+        f"master_rank: expected a rank that the first machine can have if each machine has consecutive "
+        f"ranks, got {master_rank}; the machines have {list(sizes)} ranks"
+    )

@@ -1,0 +1,181 @@
+"""The store of ranks on several machines: each machine has its own, and arrays travel between them.
+
+What the master puts into its store is sent with a command, to the machines whose ranks need it. What a
+rank puts there inside a command is sent with the handle, in its next exchange and in its reply. So a
+rank gets an array of its own machine as it is, and one of another machine as it was when it was sent.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Hashable, Iterable, NamedTuple, Sequence
+
+import numpy as np
+
+from synkhronos._typing import DTypeLike, Rows
+from synkhronos.arithmetic.partition import take_along
+from synkhronos.stores.base import Store
+from synkhronos.stores.files import FileHandle
+from synkhronos.stores.handle import Handle
+from synkhronos.stores.needs import Need, positions
+
+
+class MachineHandle(Handle):
+    """The handle of a machine's own store, and the rank that put the array there."""
+
+    __slots__ = ("machine", "key", "local", "shape", "dtype", "dropped")
+
+    def __init__(
+        self, machine: int, key: tuple[int, int], local: Handle, dropped: list | None = None
+    ) -> None:
+        self.machine, self.key, self.local = machine, key, local
+        self.shape, self.dtype = local.shape, local.dtype
+        self.dropped = dropped  # receives the key of a constant array that is needed no more
+
+    def __reduce__(self) -> tuple:
+        return MachineHandle, (self.machine, self.key, self.local)
+
+    def __del__(self) -> None:
+        if self.dropped is not None:
+            self.dropped.append(self.key)
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is MachineHandle and other.key == self.key
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+
+def name_of(handle: Handle) -> Hashable:
+    """Return what identifies the array of a handle, on any machine."""
+    return handle.key if isinstance(handle, MachineHandle) else handle
+
+
+def lasts(handle: Handle) -> bool:
+    """Whether other machines keep the array of a handle: a constant one, or a file that they have."""
+    return isinstance(handle, FileHandle) or getattr(handle, "dropped", None) is not None
+
+
+class Part(NamedTuple):
+    """Rows of another machine's array, in this machine's store or in a file of it."""
+
+    need: Need
+    local: Handle
+
+
+class MachinesStore(Store):
+    """A rank's access to the store of its machine, and to what has been received from others.
+
+    Parameters
+    ----------
+    local : Store
+    machine, rank : int
+        Of this rank.
+    has_master : bool
+        Whether this is the master's machine.
+
+    Attributes
+    ----------
+    dropped : list
+        The keys of constant arrays of this rank that are needed no more.
+    """
+
+    def __init__(self, local: Store, machine: int, rank: int, has_master: bool) -> None:
+        super().__init__()
+        self.local, self._machine, self.rank = local, machine, rank
+        self.ranks, self.commons = local.ranks, local.commons
+        self.is_shared = local.is_shared and has_master
+        self._numbers = itertools.count()
+        self.dropped: list[tuple[int, int]] = []
+        self._parts: dict[Hashable, Part] = {}
+        self._lasting: dict[Hashable, Part] = {}
+        self._exports: list[MachineHandle] | None = None
+
+    def empty(self, shape: Sequence[int], dtype: DTypeLike) -> np.ndarray:
+        return self.local.empty(shape, dtype)
+
+    def put(self, array: np.ndarray, constant: bool = False) -> MachineHandle:
+        key = self.rank, next(self._numbers)
+        dropped = self.dropped if constant else None
+        handle = MachineHandle(self._machine, key, self.local.put(array), dropped)
+        if self._exports is not None:
+            self._exports.append(handle)
+        return handle
+
+    def get(self, handle: Handle) -> np.ndarray:
+        part = self._part(handle)
+        if part is None:
+            return super().get(handle)
+        if part.need.rows is not None:
+            raise LookupError(f"of the array of {handle.shape} only some rows were sent")
+        return self.local.get(part.local)
+
+    def _part(self, handle):
+        name = name_of(handle)
+        return self._parts.get(name) or self._lasting.get(name)
+
+    def _get(self, handle: MachineHandle) -> np.ndarray:
+        if handle.machine != self._machine:
+            raise LookupError(
+                f"an array of {handle.shape} on machine {handle.machine} was not sent to machine "
+                f"{self._machine}"
+            )
+        return self.local.get(handle.local)
+
+    def _find(self, handle: Handle, rows: Rows) -> tuple[np.ndarray, Rows]:
+        part = self._part(handle)
+        if part is None or part.need.rows is None:
+            return self.get(handle), rows
+        return self.local.get(part.local), positions(rows, part.need.rows)
+
+    def free(self, handle: Handle) -> None:
+        self.local.free(handle.local)  # type: ignore[attr-defined]
+
+    def __contains__(self, array: np.ndarray) -> bool:
+        return array in self.local
+
+    def collect(self) -> None:
+        self.local.collect()
+
+    def trim(self) -> None:
+        self.local.trim()
+
+    def trim_others(self) -> None:
+        self.local.trim_others()
+
+    # What travels
+
+    def begin(self) -> None:
+        """Forget what was received for the last command; what is put from now on is exported."""
+        self._parts.clear()
+        self._exports = []
+
+    def end(self) -> list[MachineHandle]:
+        """Return the exports since the last call; what is put from now on is not exported."""
+        exports, self._exports = self.take_exports(), None
+        return exports
+
+    def take_exports(self) -> list[MachineHandle]:
+        """Return the exports since the last call."""
+        if self._exports is None:
+            return []
+        exports, self._exports = self._exports, []
+        return exports
+
+    def cut(self, need: Need) -> np.ndarray:
+        """Return the rows of a need, C-contiguous: a view, if possible."""
+        array = self.get(need.handle)
+        if need.rows is not None:
+            array = take_along(array, need.rows, need.axis)
+        return np.asarray(array, order="C")
+
+    def keep(self, parts: Iterable[Part]) -> None:
+        """Let handles refer to these parts, until the next `begin`, or until `drop` if they last."""
+        for part in parts:
+            parts_by_name = self._lasting if part.need.lasts else self._parts
+            parts_by_name[name_of(part.need.handle)] = part
+
+    def drop(self, keys: Iterable[tuple[int, int]]) -> None:
+        """Forget lasting parts."""
+        for key in keys:
+            self._lasting.pop(key, None)

@@ -1,0 +1,9 @@
+"""Ranks on several machines: each machine has a transport of its own, and one rank of it is its leader.
+
+``links`` is the interface of messages between leaders; ``naive``, in one process, is its specification,
+and ``mpi`` the one in use. ``leaders`` meet, abort and wait by means of messages. ``transport`` joins
+the machines' transports to one, ``meetings`` are those of all ranks. ``lasting`` has the arrays
+that a machine keeps.
+
+May import: what ``transports`` may.
+"""

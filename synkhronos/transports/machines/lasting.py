@@ -1,0 +1,88 @@
+"""Arrays that other machines keep from command to command: constant ones, and files that they have.
+
+A constant array travels once to each machine that needs it. A file is mapped by a machine that has one
+of the same name and contents, as the digests say; otherwise its rows travel as those of other arrays.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from synkhronos.stores.files import FileHandle, digest, find_same_file
+from synkhronos.stores.machines import Part, lasts, name_of
+from synkhronos.stores.needs import Need, combine
+from synkhronos.transports.machines.leaders import CONTROL, REPLY
+
+COMMAND, FILE = "command", "file"  # messages between commands
+
+
+class Lasting:
+    """What the master knows of the other machines' arrays, and what their leaders do about files.
+
+    Parameters
+    ----------
+    leaders : Leaders
+    store : MachinesStore
+    machines : list of range
+        The ranks of each machine.
+    """
+
+    def __init__(self, leaders, store, machines):
+        self._leaders, self._store, self._machines = leaders, store, machines
+        self._size = sum(map(len, machines))
+        self._kept = [{} for _ in machines]  # for each machine by name, whether it keeps the array
+        self._digests = {}  # of files
+
+    # The master
+
+    def still_needed(self, machine, needs):
+        """Return what a machine needs for a command and does not have, a list of `Need`."""
+        if needs is None:
+            return []
+        found = combine(needs(self._machines[machine], self._size))
+        return [one for one in [self._missing(machine, need) for need in found] if one is not None]
+
+    def _missing(self, machine, need):
+        """Return a need, in the form in which it is sent; None if the machine has the array."""
+        handle, kept = need.handle, self._kept[machine]
+        if not lasts(handle):
+            return need
+        name = name_of(handle)
+        if isinstance(handle, FileHandle):
+            if name not in kept:
+                kept[name] = self._ask_for_file(machine, handle)
+            return None if kept[name] else need
+        return None if name in kept else Need(handle, lasts=True)
+
+    def mark_sent(self, machine, needs):
+        """Record what has been sent to a machine."""
+        self._kept[machine].update((name_of(need.handle), True) for need in needs if need.lasts)
+
+    def take_dropped(self):
+        """Return the keys of constant arrays that no machine has to keep any more."""
+        keys, self._store.dropped[:] = list(self._store.dropped), []
+        for kept in self._kept:
+            for key in keys:
+                kept.pop(key, None)
+        return keys
+
+    def _ask_for_file(self, machine, handle):
+        if handle not in self._digests:
+            self._digests[handle] = digest(self._store.get(handle))
+        self._leaders.send(machine, CONTROL, (FILE, handle, self._digests[handle]))
+        answer = None
+        while answer is None or answer[0] != FILE:  # else the reply to a command of a former world
+            _, answer, _ = self._leaders.receive(machine, REPLY, np.empty)
+        return answer[1]
+
+    # Other leaders
+
+    def find_file(self, handle, expected):
+        """Answer whether this machine has a file of the master; return its `Part` in a list."""
+        own = find_same_file(handle, expected)
+        self._leaders.send(0, REPLY, (FILE, own is not None))
+        if own is None:
+            return []
+        parts = [Part(Need(handle, lasts=True), own)]
+        self._store.keep(parts)
+        return parts

@@ -1,0 +1,323 @@
+"""The leaders of the machines, as one of them sees it: meetings, transfers and notices between them.
+
+A *meeting* is an exchange of items among all leaders inside a command, or the end of transfers of arrays
+between some of them. All leaders count the meetings of a command. A *notice* tells the others that
+something ends: a rank has failed (`ABORT`); a machine's leader (`FINISHED`) or all its ranks (`ENDED`)
+have finished the program that is running; a machine has lost a rank (`BROKEN`); the master ends the
+world (`END`); or that a request to stop was made (`FLAG`). Notices carry the number of the command to
+which they belong, so old ones are ignored.
+
+Who waits reads the notices meanwhile. MPI has to be polled: a leader polls for a short time, and then
+sleeps in between.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import time
+from typing import Any, Callable, Sequence
+
+import numpy as np
+
+from synkhronos._errors import CollectiveAbortedError, MissingRankError, WorldBrokenError
+from synkhronos.transports.machines.links import Links, Receipt, as_bytes
+from synkhronos.transports.waiting import Patience
+
+ABORT, FINISHED, ENDED, BROKEN, END, FLAG = range(6)
+
+# Tags: of notices, of messages between commands, and of the streams of messages inside a command.
+_NOTICE, CONTROL, REPLY = range(3)
+_ARRAYS = 2  # streams of arrays
+_MEETING = _ARRAYS
+_STREAMS = _ARRAYS + 1
+_FIRST, _NUMBERS = 16, 1 << 20
+
+# A leader that waits sleeps for a share of the time that it has waited, so it is late by this share.
+_SHARE = 0.02
+_SHORTEST_NAP = 2e-5  # seconds
+_LONGEST_NAP = 1e-3  # inside a command
+_LONGEST_IDLE_NAP = 5e-3
+
+_SMALL = 4096  # bytes of an array that is sent in the message that announces it
+
+
+class Leaders:
+    """The leader of this machine, among the leaders ``0..size-1``.
+
+    Parameters
+    ----------
+    links : Links
+
+    Attributes
+    ----------
+    number : int
+        The number of the command. It increases, also from world to world.
+    passed : int
+        The meetings of this command that this leader has passed.
+    watch : callable
+        ``watch(inside)`` is called while it waits, in a meeting or not. It raises if this machine's
+        ranks cannot go on.
+    labels : list of str
+        The ranks of each machine, for messages to users.
+    leave : callable
+        Called when a meeting cannot be passed. It lets this machine's ranks leave theirs.
+    may_poll : bool
+        Whether there is a core for each rank of this machine, so that this leader may poll.
+    expire : callable
+        ``expire(seconds)`` is called while it waits inside a command, for so long up to now. It raises
+        if that is too long.
+    first_number : int
+        The number of the first command of this world.
+    ended : numpy.ndarray
+        Whether each machine has sent the notice that all its ranks have finished this command.
+    flag : int
+        The largest number of the notices `FLAG` of this command.
+    """
+
+    def __init__(self, links: Links) -> None:
+        self.links = links
+        self.rank, self.size = links.rank, links.size
+        self.number = self.passed = 0
+        self.watch: Callable[[bool], None] = lambda inside: None
+        self.labels = [str(machine) for machine in range(self.size)]
+        self.leave: Callable[[], None] = lambda: None
+        self.may_poll = True
+        self.expire: Callable[[float], None] = lambda seconds: None
+        self.first_number = 0
+        self._notices: list[tuple] = []  # of later commands
+        self._aborted = 0  # the first meeting that cannot be passed, from 1; 0 if all can
+        self._finished: dict[int, int] = {}  # how many meetings those that finished had passed
+        self.ended = np.zeros(self.size, bool)
+        self.flag = 0
+        self._broken: str | None = None
+        self._postponed: tuple[int, Any] | None = None
+        self._receiving: set[Receipt] = set()
+        self._between, self._inside = Patience(), Patience()
+        self._resumed = time.monotonic()
+
+    # Commands
+
+    def begin(self, number: int) -> None:
+        """Start a command."""
+        if self._aborted:
+            for stream in range(_STREAMS):
+                self.links.discard(self._tag(stream))
+        self.number, self.passed, self._aborted, self.flag = number, 0, 0, 0
+        self._finished.clear()
+        self.ended[:] = False
+        early, self._notices = self._notices, []
+        for notice in early:
+            self._take(notice)
+
+    def send(self, to: int, tag: int, content: Any, arrays: Sequence[np.ndarray] = ()) -> None:
+        """Send an object, and C-contiguous arrays that must not change in this command."""
+        kinds = [
+            (array.shape, array.dtype.str, array.tobytes() if array.nbytes <= _SMALL else None)
+            for array in arrays
+        ]
+        self.links.send(to, tag, pickle.dumps((self.number, content, kinds), pickle.HIGHEST_PROTOCOL))
+        for array in arrays:
+            if array.nbytes > _SMALL:
+                self.links.send(to, tag, array)
+
+    def receive(
+        self,
+        source: int,
+        tag: int,
+        allocate: Callable[[tuple[int, ...], str], np.ndarray],
+        idle: bool = False,
+    ) -> tuple[int, Any, list[np.ndarray]]:
+        """Wait for what `send` sent; return its command's number, the object and the arrays.
+
+        Parameters
+        ----------
+        allocate : callable
+            ``allocate(shape, dtype)`` returns memory for an array.
+        idle : bool
+            Whether it may take any time.
+        """
+        if tag == CONTROL and self._postponed is not None:
+            postponed, self._postponed = self._postponed, None
+            return (*postponed, [])
+        head = self.wait(lambda: self.links.receive(source, tag), idle)[1]
+        number, content, kinds = pickle.loads(head)
+        arrays = [allocate(shape, dtype) for shape, dtype, _ in kinds]
+        for array, (*_, small) in zip(arrays, kinds):
+            if small is None:
+                self.wait(self.links.receive_into(source, tag, array).is_complete)
+            else:
+                as_bytes(array)[...] = np.frombuffer(small, np.uint8)
+        return number, content, arrays
+
+    def postpone(self, number: int, content: Any) -> None:
+        """Let the next `receive` with the tag `CONTROL` return this message."""
+        self._postponed = number, content
+
+    # Inside a command
+
+    def exchange(self, item: bytes) -> list[bytes]:
+        """Return the bytes `item` of every leader, by rank, after a meeting.
+
+        In round k, a leader sends what it knows to the leader ``2**k`` before it, which takes
+        ``ceil(log2(size))`` rounds (Bruck et al. 1997: Efficient algorithms for all-to-all
+        communications).
+        """
+        items, distance = [item], 1
+        while distance < self.size:
+            count = min(distance, self.size - distance)
+            known = pickle.dumps(items[:count]) if count > 1 else items[0]
+            self.links.send((self.rank - distance) % self.size, self._tag(_MEETING), known)
+            source = (self.rank + distance) % self.size
+            received = self._wait_in_command(
+                lambda source=source: self.links.receive(source, self._tag(_MEETING))
+            )[1]
+            items += pickle.loads(received) if count > 1 else [received]
+            distance *= 2
+        self.passed += 1
+        return [items[(rank - self.rank) % self.size] for rank in range(self.size)]
+
+    def barrier(self) -> None:
+        """Wait until every leader has called this method."""
+        self.exchange(b"")
+
+    def send_array(self, to: int, array: np.ndarray, stream: int = 0) -> int:
+        """Start to send a C-contiguous array; return a number for `complete`."""
+        return self.links.send(to, self._tag(stream), array)
+
+    def receive_array(self, source: int, array: np.ndarray, stream: int = 0) -> Any:
+        """Start to receive an array; return a receipt for `complete`."""
+        receipt = self.links.receive_into(source, self._tag(stream), array)
+        self._receiving.add(receipt)
+        return receipt
+
+    def complete(self, receipts: Sequence[Any], sent: Sequence[int] = ()) -> None:
+        """Wait until arrays have been received and sent: a meeting, also of those who have none.
+
+        If it raises, no array is being received any more.
+        """
+        for receipt in receipts:
+            self._wait_in_command(receipt.is_complete)
+            self._receiving.discard(receipt)
+        for number in sent:
+            self._wait_in_command(lambda number=number: self.links.is_sent(number))
+        self.passed += 1
+
+    def _wait_in_command(self, ready):
+        def ready_or_aborted():
+            found = ready()
+            if not found and 0 < self._aborted <= self.passed + 1:
+                self.leave()
+                raise CollectiveAbortedError(
+                    "a rank left a collective: a rank of another machine failed in this command"
+                )
+            if not found:
+                self._check_missing()
+            return found
+
+        try:
+            return self.wait(ready_or_aborted, inside=True)
+        except BaseException:
+            for receipt in self._receiving:
+                receipt.cancel()
+            self._receiving.clear()
+            raise
+
+    def _check_missing(self):
+        missing = [machine for machine, passed in self._finished.items() if passed <= self.passed]
+        if missing and not self._aborted:
+            raise MissingRankError(
+                f"a rank waits in a collective for rank {self.labels[missing[0]]}, which ended the "
+                f"program without it; let every rank call the same collectives in the same order"
+            )
+
+    def _tag(self, stream):
+        return _FIRST + _STREAMS * (self.number % _NUMBERS) + stream
+
+    # Notices
+
+    def notify(self, kind: int, value: Any = None, to: Sequence[int] | None = None) -> None:
+        """Send a notice, by default to all other leaders."""
+        notice = pickle.dumps((self.number, kind, self.rank, value))
+        for machine in range(self.size) if to is None else to:
+            if machine != self.rank:
+                self.links.send(machine, _NOTICE, notice)
+
+    def abort(self) -> None:
+        """Let the other leaders leave all meetings of this command that this one has not passed."""
+        if not self._aborted or self._aborted > self.passed + 1:
+            self._aborted = self.passed + 1
+        self.notify(ABORT, self._aborted)
+
+    @property
+    def is_aborted(self) -> bool:
+        """Whether a meeting of this command cannot be passed, as far as this leader knows."""
+        return bool(self._aborted)
+
+    def read_notices(self) -> None:
+        """Read the notices that have arrived.
+
+        Raises
+        ------
+        WorldBrokenError
+            If a machine has lost a rank, or the master ends the world.
+        """
+        while (received := self.links.receive(None, _NOTICE)) is not None:
+            self._take(pickle.loads(received[1]))
+        if self._broken is not None:
+            broken, self._broken = self._broken, None
+            raise WorldBrokenError(broken)
+
+    def _take(self, notice):
+        number, kind, machine, value = notice
+        if number > self.number:
+            self._notices.append(notice)
+        elif kind in (BROKEN, END):
+            if number >= self.first_number:
+                self._broken = value
+        elif number < self.number:
+            pass
+        elif kind == ABORT:
+            self._aborted = min(self._aborted or value, value)
+        elif kind == FINISHED:
+            self._finished[machine] = value
+        elif kind == FLAG:
+            self.flag = max(self.flag, value)
+        else:
+            self.ended[machine] = True
+
+    # Waiting
+
+    def wait(self, ready: Callable[[], Any], idle: bool = False, inside: bool = False) -> Any:
+        """Return the value of ``ready()`` when it is true, and read notices meanwhile."""
+        found = ready()
+        if found:
+            return found
+        began = time.monotonic()
+        patience = self._between if idle else self._inside
+        worked = began - self._resumed
+        found = self._poll(ready, patience, began, worked)
+        longest = _LONGEST_IDLE_NAP if idle else _LONGEST_NAP
+        while not found:
+            self.read_notices()
+            self.watch(inside)
+            waited = time.monotonic() - began
+            if not idle:
+                self.expire(waited)
+            found = ready()
+            if not found:
+                time.sleep(min(max(_SHARE * waited, _SHORTEST_NAP), longest))
+        self._resumed = time.monotonic()
+        patience.learn(worked, self._resumed - began)
+        return found
+
+    def _poll(self, ready, patience, began, worked):
+        if not self.may_poll:
+            return None
+        until = began + patience.fraction * patience.limit(worked)
+        while time.monotonic() < until:
+            found = ready()
+            if found:
+                return found
+            os.sched_yield()  # another leader may be on this core
+        return None

@@ -1,0 +1,72 @@
+"""The interface of messages between the leaders of machines. `naive` is the specification."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import numpy as np
+
+#: The largest message, in bytes, that `Links.receive` takes
+LONGEST = 1 << 30
+
+
+def as_bytes(data: bytes | np.ndarray) -> np.ndarray:
+    """Return the bytes of a C-contiguous array, a 1-d view, or those of a bytes object."""
+    if isinstance(data, np.ndarray):
+        return data.reshape(-1).view(np.uint8)
+    return np.frombuffer(data, np.uint8)
+
+
+class Receipt(ABC):
+    """A message that is being received into an array."""
+
+    @abstractmethod
+    def is_complete(self) -> bool:
+        """Whether the whole message has arrived."""
+
+    @abstractmethod
+    def cancel(self) -> None:
+        """Do not write to the array any more."""
+
+
+class Links(ABC):
+    """Messages among leaders ``0..size-1``. No method waits.
+
+    Messages from one leader to another with the same tag arrive in the order in which they were sent.
+
+    Attributes
+    ----------
+    rank, size : int
+    """
+
+    rank: int
+    size: int
+
+    @abstractmethod
+    def send(self, to: int, tag: int, data: bytes | np.ndarray) -> int:
+        """Start to send bytes or a C-contiguous array, which must not change until they are sent.
+
+        Returns a number for `is_sent`.
+        """
+
+    @abstractmethod
+    def is_sent(self, number: int) -> bool:
+        """Whether the memory of a message may be changed again."""
+
+    @abstractmethod
+    def receive(self, source: int | None, tag: int) -> tuple[int, bytes | bytearray] | None:
+        """Return the source and the bytes of the next message with a tag, or None if there is none.
+
+        Parameters
+        ----------
+        source : int or None
+            None for any leader.
+        """
+
+    @abstractmethod
+    def receive_into(self, source: int, tag: int, array: np.ndarray) -> Receipt:
+        """Start to receive the next message from `source` into a C-contiguous array of its size."""
+
+    @abstractmethod
+    def discard(self, tag: int) -> None:
+        """Receive and forget the messages with a tag that have arrived."""

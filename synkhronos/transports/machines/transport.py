@@ -1,0 +1,326 @@
+"""The ranks of several machines: the transports of the machines, joined by their leaders.
+
+One rank of each machine is its leader: the rank that has forked the others. A command goes from the
+master to the leaders, and from each leader to the ranks of its machine. A meeting is one inside each
+machine, one of the leaders, and again one inside each machine, by which the leader gives the others
+what it got. A reply goes the other way.
+"""
+
+from __future__ import annotations
+
+import pickle
+
+from synkhronos._errors import (
+    REMEDY,
+    CollectiveAbortedError,
+    SynkhronosError,
+    WorldBrokenError,
+)
+from synkhronos.comms.alone import AloneCommunicator
+from synkhronos.comms.linked import LinkedCommunicator
+from synkhronos.comms.machines import MachinesCommunicator
+from synkhronos.host.machine import cores
+from synkhronos.stores.machines import MachinesStore
+from synkhronos.stores.needs import Need
+from synkhronos.transports.base import Transport
+from synkhronos.transports.machines.flag import SpreadFlag
+from synkhronos.transports.machines.lasting import COMMAND, FILE, Lasting
+from synkhronos.transports.machines.leaders import CONTROL, END, ENDED, FINISHED, REPLY
+from synkhronos.transports.machines.meetings import Meetings, place
+
+
+class MachinesTransport(Transport):
+    """A rank of several machines.
+
+    Parameters
+    ----------
+    local : Transport
+        Of the ranks of this machine. Its master is the leader.
+    leaders : Leaders
+    machines : list of range
+        The ranks of each machine.
+    master_rank : int
+        The master is the leader of machine 0.
+    timeout : float, optional
+    """
+
+    inherits = shares_commons = forks_all = False
+
+    def __init__(self, local, leaders, machines, master_rank=0, timeout=None):
+        self.local, self.leaders, self._machines = local, leaders, machines
+        self.machine = leaders.rank
+        self.size = sum(len(ranks) for ranks in machines)
+        self.master_rank, self.timeout = master_rank, timeout
+        self.ranks_here = local.ranks_here
+        self.labels = range(self.size)
+        local.labels = machines[self.machine]
+        self.store = MachinesStore(local.store, self.machine, self.rank, self.machine == 0)
+        self._is_alone = local.size == 1  # on this machine
+        self._others = [machine for machine in range(len(machines)) if machine != self.machine]
+        self._has_aborted = False  # this rank, in this command
+        self._lasting = Lasting(leaders, self.store, machines)
+        self._flag = SpreadFlag(leaders)
+        self._ran_program = False  # in the last command; the machine's transport forgets it
+        self._meetings = Meetings(local, leaders, self.store, machines)
+        if self.is_leader:
+            leaders.watch = self._watch
+            leaders.may_poll = local.ranks_here <= cores()
+            leaders.labels = [", ".join(map(str, ranks)) for ranks in machines]
+            leaders.leave = self._abort_here
+            leaders.expire = self._expire
+            leaders.first_number = leaders.number
+            leaders.ended = local.store.empty((leaders.size,), "bool")  # forked ranks see it, too
+            leaders.ended[:] = False
+
+    @property
+    def rank(self):
+        return self._machines[self.machine][self.local.rank]
+
+    @property
+    def is_leader(self):
+        """Whether this rank is the leader of its machine."""
+        return self.local.rank == self.local.master_rank
+
+    @property
+    def is_master(self):
+        return self.rank == self.master_rank
+
+    @property
+    def in_program(self):
+        return self.local.in_program
+
+    @in_program.setter
+    def in_program(self, value):
+        self.local.in_program = value
+
+    def communicator(self):
+        inside = self._meetings.inside
+        local = AloneCommunicator(inside) if self._is_alone else self.local.communicator()
+        local.group = inside
+        leaders = LinkedCommunicator(self.leaders)
+        return MachinesCommunicator(self, local, leaders, self.local.master_rank, self._machines)
+
+    def successor(self, size, master_rank):
+        raise SynkhronosError(
+            "restart(): ranks on several machines cannot be replaced; save a checkpoint by save(), and "
+            "start the script again"
+        )
+
+    # Starting and ending
+
+    def start(self, serve):
+        """Start the ranks of this machine."""
+
+        def serve_here(local):
+            transport = self
+            if local is self.local:  # forked: a copy
+                self.store.rank = self.rank
+            else:  # a thread
+                transport = MachinesTransport(
+                    local, self.leaders, self._machines, self.master_rank, self.timeout
+                )
+            serve(transport)
+
+        self.local.while_waiting = self._while_waiting
+        if not self._is_alone:
+            self.local.start(serve_here)
+
+    def is_master_process(self):
+        return self.machine == 0 and self.local.is_master_process()
+
+    def is_worker_process(self):
+        if self.machine > 0 and self.is_leader:
+            return self.local.is_master_process()
+        return self.local.is_worker_process()
+
+    def kill(self):
+        if self.machine == 0:
+            self.leaders.notify(END, f"the master has ended the ranks; {REMEDY}")
+        self.local.kill()
+
+    def close(self, grace):
+        self.local.close(grace)
+
+    # Between master and workers
+
+    def post(self, payload, needs=None):
+        self.posted = False
+        wanted = [self._lasting.still_needed(machine, needs) for machine in self._others]
+        self._begin(self.leaders.number + 1)
+        arrays = [[self.store.cut(need) for need in one] for one in wanted]
+        dropped = self._lasting.take_dropped()
+        self._post_here(payload, [], [])
+        self.posted = True
+        for machine, needed, sent in zip(self._others, wanted, arrays):
+            self.leaders.send(machine, CONTROL, (COMMAND, payload, needed, dropped), sent)
+            self._lasting.mark_sent(machine, needed)
+
+    def _post_here(self, payload, parts, dropped):
+        if not self._is_alone:
+            frame = (parts, dropped, payload) if payload else None
+            self.local.post(pickle.dumps(frame, pickle.HIGHEST_PROTOCOL) if frame else b"")
+
+    def receive(self):
+        self.posted = False
+        if self.is_leader:
+            return self._receive_of_master()
+        frame = self.local.receive()
+        self.store.begin()
+        if not frame:
+            return frame
+        parts, dropped, payload = pickle.loads(frame)
+        self.store.drop(dropped)
+        self.store.keep(parts)
+        return payload
+
+    def _receive_of_master(self):
+        if self._ran_program:
+            self.store.commons.clear()  # it has ended, on all ranks
+        parts = []
+        while True:
+            number, message, arrays = self.leaders.receive(0, CONTROL, self.store.empty, True)
+            if message[0] == COMMAND:
+                break
+            if message[0] != FILE:
+                # The master has broken this world, and the notice has not been read yet.
+                self.leaders.postpone(number, message)
+                raise WorldBrokenError("the master has ended the ranks")
+            parts += self._lasting.find_file(*message[1:])
+        _, payload, wanted, dropped = message
+        self._begin(number)
+        self._meetings.drop(dropped)
+        self._post_here(payload, parts + self._meetings.keep(wanted, arrays), dropped)
+        return payload
+
+    def _begin(self, number):
+        self.leaders.begin(number)
+        self._meetings.begin()
+        self._has_aborted = self.in_program = False
+        self._flag.begin()
+
+    def reply(self, payload):
+        exports = self.store.end()
+        if not self.is_leader:
+            own = exports, self._has_aborted, payload
+            self.local.reply(pickle.dumps(own, pickle.HIGHEST_PROTOCOL))
+            self._has_aborted, self.posted = False, True
+            return
+        more, replies = self._collect_here()
+        replies[self.local.rank] = payload
+        exports += more
+        arrays = [self.store.get(handle) for handle in exports]
+        self.posted = True
+        self.leaders.send(0, REPLY, (replies, exports), arrays)
+
+    def _collect_here(self):
+        """Return the exports and the replies of the other ranks of this machine."""
+        self._ran_program = self.in_program
+        if self._ran_program:
+            self.leaders.notify(FINISHED, self.leaders.passed)
+        exports, replies = [], [None] if self._is_alone else self.local.collect()
+        self._flag.pass_on()
+        if self._ran_program:
+            self.leaders.notify(ENDED)
+        for rank, reply in enumerate(replies):
+            if reply is not None:
+                more, has_aborted, replies[rank] = pickle.loads(reply)
+                exports += more
+                if has_aborted and not self.leaders.is_aborted:
+                    self.leaders.abort()
+        return exports, replies
+
+    def collect(self):
+        self.store.end()
+        may_last = self.in_program
+        replies = [None] * self.size
+        place(replies, self._machines[self.machine], self._collect_here()[1])
+        for machine in self._others:
+            number = -1
+            while number < self.leaders.number:  # others are of a world that broke
+                number, (given, exports), arrays = self.leaders.receive(
+                    machine, REPLY, self.store.empty, may_last
+                )
+            self._meetings.keep([Need(handle) for handle in exports], arrays)
+            place(replies, self._machines[machine], given)
+        self.leaders.read_notices()
+        self._flag.pass_on()
+        return replies
+
+    # Among all ranks
+
+    def barrier(self):
+        self._meetings.barrier()
+
+    def exchange(self, item):
+        return self._meetings.exchange(item)
+
+    def abort(self):
+        self._has_aborted = True
+        self._abort_here()
+        if self.is_leader:
+            self.leaders.abort()
+
+    def _abort_here(self):
+        if not self._is_alone:
+            self.local.abort()
+
+    def check(self):
+        self._meetings.inside.guard(self.local.check)
+        if self.is_leader:
+            self.leaders.read_notices()
+            self._flag.pass_on()
+            if self.leaders.is_aborted:
+                self._abort_here()
+                raise CollectiveAbortedError(
+                    f"rank {self.rank} left the program: a rank of another machine failed in it"
+                )
+
+    def attend(self, name, serve):
+        return self.local.attend(name, serve)
+
+    def has_ended(self, rank):
+        if rank in self._machines[self.machine]:
+            return self.local.has_ended(self._machines[self.machine].index(rank))
+        machine = next(number for number, ranks in enumerate(self._machines) if rank in ranks)
+        if self.is_leader:
+            self.leaders.read_notices()
+        return bool(self.leaders.ended[machine])
+
+    def spread(self, flag):
+        if self.is_leader:
+            self._flag.begin(flag)
+
+    # Waiting
+
+    def _watch(self, inside):
+        """Raise if this machine's ranks cannot go on; called while its leader waits for others."""
+        self._flag.pass_on()
+        try:
+            self._meetings.inside.guard(self.local.check)
+        except CollectiveAbortedError:
+            if inside:
+                raise
+        if self.is_master:
+            self.while_waiting()
+
+    def _while_waiting(self):
+        """Raise if other machines cannot go on; called while a leader waits for its own machine."""
+        self.leaders.read_notices()
+        self._flag.pass_on()
+        if self.is_master:
+            self.while_waiting()
+
+    def _expire(self, seconds):
+        if self.timeout is None or seconds <= self.timeout:
+            return
+        if self.is_master:
+            self.kill()
+            raise WorldBrokenError(
+                f"a barrier lasted longer than fork(timeout={self.timeout}) seconds, for ranks of other "
+                f"machines; every worker was ended; {REMEDY}"
+            )
+        if self.in_program:
+            raise SynkhronosError(
+                f"rank {self.rank} waited longer than fork(timeout={self.timeout}) seconds inside a "
+                f"program, for ranks of other machines"
+            )
