@@ -23,7 +23,7 @@ from setuptools import find_packages, setup  # noqa: E402
 VERSION = re.search(
     r'^__version__ = "(.+)"$', (HERE / "synkhronos" / "_version.py").read_text(), re.MULTILINE
 )
-EXTRAS = {"demos": "demos", "keras": "keras", "bench": "bench", "docs": "docs", "test": "tests"}
+EXTRAS = {"test": "tests", **{name: name for name in ("demos", "keras", "mpi", "bench", "docs")}}
 
 
 def read_requirements(name):
@@ -35,7 +35,7 @@ def read_requirements(name):
 setup(
     name="Synkhronos",
     version=VERSION.group(1),
-    description="Data-parallel Theano on all the cores or GPUs of one machine",
+    description="Data-parallel Theano on all the cores or GPUs of one machine or several",
     long_description=(HERE / "README.rst").read_text(encoding="utf-8"),
     long_description_content_type="text/x-rst",
     author="The Synkhronos developers",

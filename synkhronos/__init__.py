@@ -1,4 +1,4 @@
-"""Data-parallel Theano on all the cores or GPUs of one machine.
+"""Data-parallel Theano on all the cores or GPUs of one machine or several.
 
 Import it before Theano. Build functions with `function` in place of ``theano.function``; the rows of the
 inputs are split over the processes, and the results are combined:
@@ -45,7 +45,7 @@ folder's docstring describes its contents.
 ``arrays``           `Data` in memory that every rank can reach
 ``world``            ranks, commands, barriers, failures; start, restart and end of the processes
 ``engines``          graph compilers and their array types: Theano on NumPy arrays and on GPUs
-``transports``       starting, synchronizing and sending: fork, semaphores, shared memory
+``transports``       starting, synchronizing and sending: fork, semaphores, shared memory, MPI
 ``comms``            collectives on arrays: in shared memory, with NCCL
 ``stores``           arrays that every rank can reach through a handle
 ``host``             the setup of the machine and of the process

@@ -1,20 +1,48 @@
-"""The commands ``python -m synkhronos run`` and ``python -m synkhronos doctor``."""
+"""The commands ``python -m synkhronos run``, ``launch`` and ``doctor``."""
 
 import argparse
+import itertools
 import os
+import shlex
+import signal
+import socket
 import subprocess
 import sys
 from typing import List, Optional, Sequence
 
 from synkhronos._version import __version__
-from synkhronos.host import compile_cache, environment, heap, imports, library_links
+from synkhronos.host import compile_cache, environment, heap, imports, job, launcher, library_links
 from synkhronos.host.doctor import CHECKS
+from synkhronos.host.doctor_mpi import check_hosts
+from synkhronos.host.job_config import Job, JobError, make_job
+from synkhronos.host.prefixes import prefix_output
 from synkhronos.host.probe import PROBLEM
 
-DESCRIPTION = "Data-parallel Theano on all the cores or GPUs of one machine."
+DESCRIPTION = "Data-parallel Theano on all the cores or GPUs of one machine or several."
 RUN = "run a script with Theano and malloc set up for this machine, even if it imports Theano first"
-RUN_USAGE = "%(prog)s [-h] SCRIPT | -m MODULE | -c CODE  [ARGS ...]"
+PROGRAM_USAGE = "SCRIPT | -m MODULE | -c CODE  [ARGS ...]"
+LAUNCH = "run a script on several machines, by OpenMPI's mpirun"
+LAUNCH_USAGE = (
+    "%(prog)s [-h] [-n MACHINES] [--ranks K] [--hosts A,B | --hostfile FILE] [--config FILE] "
+    f"[--mpi OPTIONS] [--dry-run] {PROGRAM_USAGE}"
+)
 DOCTOR = "check that everything needed is installed, and report how to fix what is not"
+SERVE = """  # each line in one piece, at once, as several ranks write to the same pipe
+import sys
+for file in sys.stdout, sys.stderr:
+    file.reconfigure(line_buffering=True, write_through=False)
+from synkhronos.world.machines import serve
+serve()
+"""
+#: The options of ``launch`` that have a value
+LAUNCH_OPTIONS = {
+    "-n": "the number of machines",
+    "--ranks": "the number of ranks on each machine; by default one for each GPU or core",
+    "--hosts": "the machines, with commas in between; the first one runs the script",
+    "--hostfile": "a file with one machine in each line",
+    "--config": "a TOML file with the keys hosts, ranks, environment, mpi and devices",
+    "--mpi": "more options for mpirun, in one argument",
+}
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
@@ -28,17 +56,37 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m synkhronos", description=DESCRIPTION)
     parser.add_argument("--version", action="version", version=f"Synkhronos {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
-    run_parser = commands.add_parser("run", help=RUN, description=RUN, usage=RUN_USAGE)
-    commands.add_parser("doctor", help=DOCTOR, description=DOCTOR)
+    run_parser = commands.add_parser(
+        "run", help=RUN, description=RUN, usage=f"%(prog)s [-h] {PROGRAM_USAGE}"
+    )
+    launch_parser = make_launch_parser(commands)
+    doctor_parser = commands.add_parser("doctor", help=DOCTOR, description=DOCTOR)
+    doctor_parser.add_argument("--hosts", metavar="A,B", help="also check these machines for ``launch``")
     arguments = list(sys.argv[1:] if arguments is None else arguments)
+    # The arguments of a program not by `argparse`, which would take options of the script for its own.
     if arguments[:1] == ["run"]:
-        # Not by `argparse`, which would take options of the script for its own.
         return run(program_of(run_parser, arguments[1:]))
+    if arguments[:1] == ["launch"]:
+        return launch(launch_parser, arguments[1:])
     options = parser.parse_args(arguments)
     if options.command == "doctor":
-        return doctor()
+        return doctor(options.hosts)
     parser.print_help()
     return 2
+
+
+def make_launch_parser(commands: "argparse._SubParsersAction") -> argparse.ArgumentParser:
+    """Add the command ``launch``."""
+    parser = commands.add_parser(
+        "launch", help=LAUNCH, description=LAUNCH, usage=LAUNCH_USAGE, allow_abbrev=False
+    )
+    for name, text in LAUNCH_OPTIONS.items():
+        is_number = name in ("-n", "--ranks")
+        parser.add_argument(
+            name, type=int if is_number else str, metavar="N" if is_number else "X", help=text
+        )
+    parser.add_argument("--dry-run", action="store_true", help="print the mpirun line only")
+    return parser
 
 
 def program_of(parser: argparse.ArgumentParser, arguments: List[str]) -> List[str]:
@@ -65,6 +113,79 @@ def program_of(parser: argparse.ArgumentParser, arguments: List[str]) -> List[st
     return arguments
 
 
+def launch(parser: argparse.ArgumentParser, arguments: List[str]) -> int:
+    """Run a program on several machines, and return its exit status.
+
+    On one machine that is not named, this is ``run``.
+
+    Parameters
+    ----------
+    parser : argparse.ArgumentParser
+    arguments : list of str
+        The options, and the program.
+    """
+    count = options_before_program(arguments)
+    options = parser.parse_args(arguments[:count])
+    program = program_of(parser, arguments[count:])
+    try:
+        if options.hosts is not None and options.hostfile is not None:
+            raise JobError("expected --hosts or --hostfile, got both")
+        what = make_job(
+            options.n, options.ranks, options.hosts, options.hostfile, options.config, options.mpi
+        )
+        check_program(program)
+        if what.machines == 1 and not what.hosts:
+            return launch_here(what, program, options.dry_run)
+        launcher.check_machines(what)
+        line = [sys.executable, *interpreter_options(), "-m", "synkhronos", "run", *program]
+        if options.dry_run:
+            print(shlex.join(launcher.command(what, line)))
+            return 0
+        mpirun = launcher.find_mpirun()
+        launcher.check_mpi4py()
+    except JobError as error:
+        parser.error(str(error))
+    return launcher.run(launcher.command(what, line, mpirun.path))
+
+
+def options_before_program(arguments: Sequence[str]) -> int:
+    """Return how many of the arguments of ``launch`` come before the program."""
+    count = 0
+    while count < len(arguments):
+        name = arguments[count].partition("=")[0]
+        if name in LAUNCH_OPTIONS:
+            count += 1 if "=" in arguments[count] else 2
+        elif name in ("--dry-run", "-h", "--help") or name[:2] == "-n" and name[2:].isdecimal():
+            count += 1
+        else:
+            break
+    return min(count, len(arguments))
+
+
+def check_program(program: Sequence[str]) -> None:
+    """Raise a `JobError` if the program is a script that does not exist."""
+    first = program[0]
+    if first[:2] not in ("-m", "-c") and first != "-" and not os.path.exists(first):
+        raise JobError(f"there is no script {first}")
+
+
+def launch_here(what: Job, program: List[str], dry_run: bool) -> int:
+    """Run a program on this machine alone, as ``run`` does."""
+    if dry_run:
+        settings = [f"{name}={value}" for name, value in what.environment.items()]
+        line = [sys.executable, *interpreter_options(), "-m", "synkhronos", "run", *program]
+        print(shlex.join([*(["env", *settings] if settings else []), *line]))
+        return 0
+    os.environ.update(what.environment)
+    return run(program)
+
+
+def interpreter_options() -> List[str]:
+    """Return the options of this Python, for another one."""
+    options = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+    return [*options, "-u"] if getattr(sys.stdout, "write_through", False) else list(options)
+
+
 def run(program: Sequence[str]) -> int:
     """Replace this process by ``python PROGRAM``, with the environment that Theano needs.
 
@@ -77,6 +198,10 @@ def run(program: Sequence[str]) -> int:
     program : sequence of str
         A script, ``-m`` and a module or ``-c`` and code, with the arguments for it.
     """
+    task = job.task_of(os.environ)
+    if task is not None and task.number > 0:  # the script runs in the first task only
+        program = ["-c", SERVE]
+        prepare_other_task(task)
     complaint = (
         environment.python_complaint(sys.version_info[:3])
         or environment.package_complaint()
@@ -92,19 +217,32 @@ def run(program: Sequence[str]) -> int:
         os.environ.update(library_links.environment())
     except OSError as error:  # the script may not need GPUs
         print(f"python -m synkhronos run: {error}", file=sys.stderr)
+    os.environ.update(job.variables(os.environ))
     sys.stdout.flush()
     sys.stderr.flush()  # buffered before Python 3.9
-    options = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
-    if getattr(sys.stdout, "write_through", False):
-        options.append("-u")
-    os.execv(sys.executable, [sys.executable, *options, *program])
+    os.execv(sys.executable, [sys.executable, *interpreter_options(), *program])
 
 
-def doctor() -> int:
-    """Print the result of each check, and return 1 if something required is missing."""
+def prepare_other_task(task: job.Task) -> None:
+    """Prepare a task that does not run the script: its output, and its signals."""
+    if os.environ.pop(job.LAUNCHED, None) == "1":
+        host = socket.gethostname()
+        prefix_output(f"{host}:{task.number}" if os.environ.get(job.APART) == "1" else host)
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)  # they are meant for the script
+
+
+def doctor(hosts: Optional[str] = None) -> int:
+    """Print the result of each check, and return 1 if something required is missing.
+
+    Parameters
+    ----------
+    hosts : str, optional
+        Machines to check, too, with commas in between.
+    """
     needed_is_missing = False
-    for check in CHECKS:
-        result = check()
+    of_hosts = check_hosts(hosts) if hosts is not None else iter(())
+    for result in itertools.chain((check() for check in CHECKS), of_hosts):
         print(result.line(), flush=True)
         needed_is_missing |= result.state == PROBLEM
     summary = "Something required is missing." if needed_is_missing else "Everything required works."

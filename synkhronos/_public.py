@@ -31,10 +31,8 @@ from synkhronos.arrays.binding import (
     get_shmems as get_shmems,
     set_shmems as set_shmems,
 )
-from synkhronos.arrays.data import (
-    Data as Data,
-    data as data,
-)
+from synkhronos.arrays.create import data as data
+from synkhronos.arrays.data import Data as Data
 from synkhronos.checkpoints.checkpoint import (
     load as load,
     save as save,

@@ -5,14 +5,19 @@
 # Requires Python 3.11, and permission to install Debian packages unless they are installed already.
 #
 # The option --with-opencl also installs pygpu and an OpenCL implementation for the CPU, for the tests
-# of Theano's GPU back end. They are optional: if they cannot be installed, a message says so.
+# of Theano's GPU back end. The option --with-mpi also installs OpenMPI and mpi4py, for several machines.
+# They are optional: if they cannot be installed, a message says so.
 set -eu
 
-case $#,${1:-} in
-    0,) with_opencl=no ;;
-    1,--with-opencl) with_opencl=yes ;;
-    *) echo "usage: environment.sh [--with-opencl]" >&2; exit 2 ;;
-esac
+with_opencl=no
+with_mpi=no
+for option in "$@"; do
+    case $option in
+        --with-opencl) with_opencl=yes ;;
+        --with-mpi) with_mpi=yes ;;
+        *) echo "usage: environment.sh [--with-opencl] [--with-mpi]" >&2; exit 2 ;;
+    esac
+done
 
 root=$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd)
 cd "$root"
@@ -24,7 +29,8 @@ requirements='requirements/build.txt requirements/library.txt requirements/demos
 
 fingerprint() {
     # The root is included because the environment contains absolute paths.
-    { echo "$root"; cat tools/environment.sh setup.py pyproject.toml requirements/*.in $requirements; } | sha256sum
+    { echo "$root"; cat tools/environment.sh setup.py pyproject.toml requirements/*.in $requirements \
+        requirements/mpi.txt; } | sha256sum
 }
 
 is_made() {
@@ -118,7 +124,27 @@ install_opencl() {
             packages="$packages $package"
         fi
     done
-    [ -n "$packages" ] || return 0
+    # shellcheck disable=SC2086
+    install_optional $packages
+}
+
+has_mpi4py() {
+    "$environment/bin/python" -c 'import mpi4py' 2>/dev/null
+}
+
+install_mpi() {
+    command -v mpirun >/dev/null || install_optional openmpi-bin
+    if ! has_mpi4py; then
+        say "installing mpi4py"
+        pip_install --requirement requirements/mpi.txt >>"$log" 2>&1 ||
+            say "left out, as that failed (the whole log is in $log): mpi4py"
+    fi
+}
+
+install_optional() {
+    # Installs Debian packages, or says that they are left out.
+    [ $# -gt 0 ] || return 0
+    packages=" $*"
     if ! may_install; then
         say "left out, as installing Debian packages needs apt-get and root's rights:$packages"
         return 0
@@ -180,7 +206,8 @@ make_environment() {
 
 is_ready() {
     is_made "$wanted" || return 1
-    [ "$with_opencl" = no ] || [ -z "$(missing_for_opencl)" ]
+    [ "$with_opencl" = no ] || [ -z "$(missing_for_opencl)" ] || return 1
+    [ "$with_mpi" = no ] || { command -v mpirun >/dev/null && has_mpi4py; }
 }
 
 wanted=$(fingerprint)
@@ -193,3 +220,4 @@ if command -v flock >/dev/null; then
 fi
 is_made "$wanted" || make_environment
 [ "$with_opencl" = no ] || install_opencl
+[ "$with_mpi" = no ] || install_mpi

@@ -10,10 +10,8 @@ import numpy as np
 
 from synkhronos import _html
 from synkhronos._errors import ClosedError
-from synkhronos._typing import ArrayLike, DTypeLike, Shape, Variable
+from synkhronos._typing import ArrayLike, DTypeLike, Shape
 from synkhronos.arithmetic.conversion import (
-    as_array,
-    check_dtype,
     check_extent,
     check_oversize,
     check_shape,
@@ -21,7 +19,7 @@ from synkhronos.arithmetic.conversion import (
 )
 from synkhronos.stores.files import locate_in_file
 from synkhronos.stores.handle import Handle
-from synkhronos.world.world import World, current_world
+from synkhronos.world.world import World
 
 
 class _OpenDatas(weakref.WeakSet):
@@ -47,6 +45,7 @@ class Data:
         minibatch: bool = False,
         name: str | None = None,
     ) -> None:
+        self.constant = False
         self._world = world
         self._dtype = np.dtype(dtype)
         self._minibatch = bool(minibatch)
@@ -67,6 +66,7 @@ class Data:
         made = cls.__new__(cls)
         made._world, made._dtype, made._minibatch, made.name = world, array.dtype, minibatch, name
         made._items = made._file = made.last_handle = None
+        made.constant = False
         made._view, made._shape = array, array.shape
         return made
 
@@ -175,6 +175,7 @@ class Data:
         """
         oversize = check_oversize(oversize)
         self._check_open()
+        self._check_changeable("set_value")
         if self._map(value):
             return
         value = self.condition_data(value, force_cast)
@@ -228,6 +229,7 @@ class Data:
         ClosedError
             If its processes were closed.
         """
+        self._check_changeable("set_shape")
         oversize = check_oversize(oversize)
         shape = check_shape(shape)
         if len(shape) != self.ndim:
@@ -287,6 +289,16 @@ class Data:
         if self._world.closed:
             raise ClosedError(f"{self._label()}: its processes were closed")
 
+    def _check_changeable(self, method):
+        if self.constant:
+            raise ValueError(f"{method}: {self._label()} is constant; create another Data")
+
+    def freeze(self) -> None:
+        """Make it constant."""
+        self.constant = True
+        self._view = self._view.view()
+        self._view.flags.writeable = False
+
     def _allocated(self) -> np.ndarray:
         if self._view is None:
             self._check_open()
@@ -300,7 +312,7 @@ class Data:
         """Return a handle by which other ranks access the array."""
         if self.last_handle is None:
             view = self._allocated()
-            self.last_handle = self._file or self._world.here.store.put(view)
+            self.last_handle = self._file or self._world.here.store.put(view, self.constant)
         return self.last_handle
 
     def _has_room(self, shape: tuple[int, ...]) -> bool:
@@ -325,111 +337,7 @@ class Data:
 
 
 #: Used by the package itself; not shown by completion.
-_INTERNAL = {"handle", "last_handle", "of_array"}
-
-
-def data(
-    value: ArrayLike | None = None,
-    var: Variable | None = None,
-    dtype: DTypeLike | None = None,
-    ndim: int | None = None,
-    shape: Shape | None = None,
-    minibatch: bool = False,
-    force_cast: bool = False,
-    oversize: float = 1,
-    name: str | None = None,
-) -> Data:
-    """Create an array in shared memory, for use as an input of functions.
-
-    Parameters
-    ----------
-    value : array-like, optional
-        The initial contents. A ``numpy.memmap`` is not copied: every rank maps the file.
-    var : variable, optional
-        A Theano variable that determines dtype, ndim and the default name.
-    dtype : dtype, optional
-        A dtype of numbers; by default that of `value`. Not together with `var`.
-    ndim : int, optional
-        The number of dimensions; by default that of `value` or `shape`. Not together with `var`.
-    shape : tuple of int, optional
-        The shape of an array of zeros, instead of `value`.
-    minibatch : bool, default: False
-        Whether the array holds the rows of a single batch only. Its first row then belongs to the first
-        row of `batch` in a call.
-    force_cast : bool, default: False
-        Whether to cast values that cannot be cast safely.
-    oversize : float, default: 1
-        How much memory to allocate, as a multiple of the size, in [1, 2].
-    name : str, optional
-        A name for messages.
-
-    Returns
-    -------
-    Data
-        An array of the shape of `value`, or of `shape`, or without rows.
-
-    Raises
-    ------
-    NotForkedError, ClosedError, WorldBrokenError
-        If there are no processes that can be used.
-    TypeError
-        If `value` is not an array of numbers, has the wrong ndim, or cannot be cast safely.
-    ValueError
-        If arguments contradict each other, do not determine dtype and ndim, or are out of range.
-    MemoryError
-        If there is too little shared memory.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> import synkhronos as synk
-    >>> synk.fork(2, use_gpu=False)
-    2
-    >>> rows = synk.data(np.arange(6.0).reshape(3, 2), name="rows")
-    >>> rows
-    <Data 'rows': float64 (3, 2)>
-    >>> rows[1] = 0
-    >>> rows.set_length(4)  # the old rows are kept
-    >>> rows.data
-    array([[0., 1.],
-           [0., 0.],
-           [4., 5.],
-           [0., 0.]])
-    >>> synk.close()
-    """
-    world = current_world()
-    world.check_usable()
-    oversize = check_oversize(oversize)
-    if name is not None and not isinstance(name, str):
-        raise TypeError(f"data: name must be a string, got {name!r}")
-    if value is not None and shape is not None:
-        raise ValueError("data: give value or shape, not both")
-    if var is not None:
-        if dtype is not None or ndim is not None:
-            raise ValueError("data: give var, or dtype and ndim, not both")
-        try:
-            dtype, ndim, _ = world.here.engine.type_of(var)
-        except TypeError as error:
-            raise TypeError(f"data: var: {error}") from error
-        name = name or var.name
-    if shape is not None:
-        shape = check_shape(shape)
-        ndim = len(shape) if ndim is None else check_extent(ndim, "ndim")
-        if len(shape) != ndim:
-            raise ValueError(f"data: ndim is {ndim}, but shape {shape} has {len(shape)} extents")
-    array: Any = None if value is None else as_array(value, dtype, "data")
-    if dtype is None and array is not None:
-        dtype = array.dtype
-    if ndim is None and array is not None:
-        ndim = array.ndim
-    if dtype is None or ndim is None:
-        raise ValueError("data: give a value, a var, or dtype and ndim (or shape)")
-    result = Data(world, check_dtype(dtype), check_extent(ndim, "ndim"), minibatch, name)
-    if value is not None:
-        result.set_value(array if isinstance(value, Data) else value, force_cast, oversize)
-    elif shape is not None:
-        result.set_shape(shape, oversize)
-    return result
+_INTERNAL = {"freeze", "handle", "last_handle", "of_array"}
 
 
 def as_data(world: World, value: np.ndarray | Data) -> Data:

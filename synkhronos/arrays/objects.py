@@ -26,6 +26,9 @@ class SparseHandle(Composite):
         data, indices, indptr = [store.get(handle) for handle in self.arrays]
         return _CLASSES[self.format]((data, indices, indptr), shape=self.shape, copy=False)
 
+    def parts(self) -> list[Handle]:
+        return self.arrays
+
     def rows(self, store: Any, rows: Rows) -> Any:
         return self.open(store)[as_slice(rows) if type(rows) is range else rows]
 

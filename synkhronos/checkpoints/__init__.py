@@ -3,5 +3,5 @@
 ``checkpoint`` has ``save`` and ``load``; ``manifest`` describes the arrays of a checkpoint; ``archive``
 reads and writes the file.
 
-May import: ``arithmetic``, ``world``, ``functions``.
+May import: ``arithmetic``, ``stores``, ``world``, ``functions``.
 """

@@ -13,6 +13,7 @@ from synkhronos.checkpoints import archive, manifest
 from synkhronos.checkpoints.manifest import Entry, Manifest
 from synkhronos.functions.agreement import agreement_of
 from synkhronos.functions.replicate import replicate
+from synkhronos.stores.needs import Need
 from synkhronos.world.here import Command
 from synkhronos.world.world import current_world
 
@@ -58,6 +59,13 @@ class _Restore(Command):
 
     def __init__(self, numbers, handles, streams):
         self.numbers, self.handles, self.streams = numbers, handles, streams
+
+    def needs(self, ranks, size):
+        return [
+            Need(handle)
+            for handles in self.handles
+            for handle in (handles[ranks.start : ranks.stop] if len(handles) > 1 else handles)
+        ]
 
     def run(self, here):
         for number, handles in zip(self.numbers, self.handles):

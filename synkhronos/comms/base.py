@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from typing import Protocol, Sequence
+from typing import NamedTuple, Protocol, Sequence
+
+import numpy as np
 
 from synkhronos._typing import Array
 from synkhronos.arithmetic.operations import Operation, find_operation
+
+
+class ArraySpec(NamedTuple):
+    """Shape and dtype of an array, as sent to other ranks."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
 
 
 class Group(Protocol):

@@ -10,7 +10,6 @@ of ``gather``, which are in the memory of the master anyway.
 
 import math
 import pickle
-from typing import NamedTuple
 
 import numpy as np
 import pygpu
@@ -19,7 +18,7 @@ from pygpu.gpuarray import GpuArray, GpuArrayException
 
 from synkhronos._errors import text_of
 from synkhronos.arithmetic.operations import find_operation
-from synkhronos.comms.base import Communicator
+from synkhronos.comms.base import ArraySpec, Communicator
 
 # The dtypes that libgpuarray 0.7 supports in NCCL. It counts the items of a call in an int.
 _DTYPES = tuple(np.dtype(name) for name in "int8 int32 int64 uint64 float16 float32 float64".split())
@@ -28,13 +27,6 @@ _MOST_ITEMS = 1 << 30
 
 class CannotJoinError(Exception):
     """These ranks cannot use NCCL. The message, identical on every rank, says why."""
-
-
-class ArraySpec(NamedTuple):
-    """Shape and dtype of an array, as sent to other ranks."""
-
-    shape: tuple
-    dtype: np.dtype
 
 
 def join(staged, context, arithmetic):

@@ -1,6 +1,6 @@
-"""The communicator for arrays of devices that cannot communicate directly, through shared memory.
+"""The communicator for arrays of devices that cannot communicate directly, through the CPU's memory.
 
-Each rank copies its arrays into shared memory. The shared-memory communicator works on these copies in
+Each rank copies its arrays into shared memory. A communicator for NumPy arrays works on these copies in
 place, and each rank copies the results back. The memory is reused by the next collective.
 """
 
@@ -14,16 +14,18 @@ class StagedCommunicator(Communicator):
 
     Parameters
     ----------
-    comm : SharedMemoryCommunicator
+    comm : Communicator
+        For NumPy arrays.
+    store : Store
     read : callable
         ``read(array, out)`` copies an array of the device into a NumPy array.
     to_device : callable
         ``to_device(value)`` copies a NumPy array to a new array on the device.
     """
 
-    def __init__(self, comm, read, to_device):
+    def __init__(self, comm, store, read, to_device):
         super().__init__(comm.group)
-        self._comm = comm
+        self._comm, self._store = comm, store
         self._read, self._to_device = read, to_device
         self._stages = []  # the last collective's arrays in shared memory, by position
 
@@ -60,7 +62,7 @@ class StagedCommunicator(Communicator):
             if not isinstance(array, np.ndarray):
                 stage = kept[place] if place < len(kept) else None
                 if stage is None or (stage.shape, stage.dtype) != (array.shape, array.dtype):
-                    stage = self._comm.store.empty(array.shape, array.dtype)
+                    stage = self._store.empty(array.shape, array.dtype)
                 self._read(array, stage)
                 staged[place] = self._stages[place] = stage
         return staged

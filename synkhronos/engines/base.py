@@ -119,8 +119,14 @@ class Engine(ABC):
     def setup(self, device: str, announce: bool = True) -> None:
         """Bind this process to a device. If `announce`, the compiler may print its name."""
 
-    def before_fork(self) -> None:  # noqa: B027
-        """Prepare for a fork; raise if forked processes could not use the inherited state."""
+    def before_fork(self, forks_all: bool = True) -> None:  # noqa: B027
+        """Prepare for a fork; raise if forked processes could not use the inherited state.
+
+        Parameters
+        ----------
+        forks_all : bool
+            Whether all workers are forked from this process, and so have what it has.
+        """
 
     def enter_thread(self) -> None:  # noqa: B027
         """Prepare this thread to use the device. It is called before every command."""

@@ -47,9 +47,12 @@ class TheanoEngine(Engine):
         self._modules = ModuleLog()
         self._main = MainNames()
 
-    def before_fork(self):
-        self._modules.mark_all_known()
-        self._main.mark_all_inherited()
+    def before_fork(self, forks_all=True):
+        if forks_all:
+            self._modules.mark_all_known()
+            self._main.mark_all_inherited()
+        else:
+            self._modules.mark_none_known()
 
     # Graphs
 

@@ -41,7 +41,7 @@ class TheanoGpuEngine(TheanoEngine):
     reducers = {GpuContext: lambda context: (get_context, (None,))}  # each rank has its own
     _cuda_context = None
 
-    def before_fork(self):
+    def before_fork(self, forks_all=True):
         if list_contexts():
             raise RuntimeError(
                 "fork: Theano already uses a GPU in this process, so no process can be forked from "
@@ -50,7 +50,7 @@ class TheanoGpuEngine(TheanoEngine):
                 "synk.close() the process keeps its device: call fork() again in a new process, or "
                 "with n_parallel=1"
             )
-        super().before_fork()
+        super().before_fork(forks_all)
 
     def setup(self, device, announce=True):
         bound = list(theano.gpuarray.init_dev.devmap)

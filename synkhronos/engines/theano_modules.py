@@ -8,6 +8,7 @@ disk only while it holds the lock of the compile folder, and ranks poll that loc
 Therefore the master sends the files of its new modules to the ranks.
 """
 
+import atexit
 import itertools
 import os
 import pickle
@@ -52,10 +53,14 @@ class ModuleLog:
         """Record that the ranks know all present modules, because they were forked."""
         self._known = self._sent = _count()
 
+    def mark_none_known(self):
+        """Record that some ranks know none, because they are on other machines."""
+        self._known = self._sent = 0
+
     def unknown(self):
         """Return the files, by key, of the modules to send to the ranks."""
         self._sent = _count()
-        if self._known is None:
+        if self._known is None or self._sent is None:
             return {}
         known = get_module_cache().entry_from_key.items()
         return dict(itertools.islice(known, self._known, None))
@@ -78,5 +83,10 @@ def add_modules(pickled):
             key, file = pickle.loads(one)
         except Exception:  # the key has an operation that this process cannot load
             continue
+        if not os.path.exists(file):  # on another machine
+            continue
+        if not key[0] and key not in cache.entry_from_key:
+            # It has no version, so Theano would delete its file when this process exits.
+            atexit.register(cache.entry_from_key.pop, key, None)
         cache.entry_from_key.setdefault(key, file)
         cache.loaded_key_pkl.add(os.path.join(os.path.dirname(file), "key.pkl"))

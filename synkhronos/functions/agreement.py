@@ -14,6 +14,7 @@ import numpy as np
 
 from synkhronos._typing import SharedVariable
 from synkhronos.arithmetic.comparison import digest, sample
+from synkhronos.stores.needs import Need
 from synkhronos.world.here import Command, Here
 from synkhronos.world.world import World
 
@@ -238,6 +239,9 @@ class Sampled(Command):
 
     def __init__(self, call: Command, numbers: Sequence[int]) -> None:
         self.call, self.numbers = call, numbers
+
+    def needs(self, ranks: range, size: int) -> Iterable[Need]:
+        return self.call.needs(ranks, size)
 
     def run(self, here: Here) -> tuple:
         samples = [self._sample(here, number) for number in self.numbers]

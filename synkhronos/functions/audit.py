@@ -7,7 +7,7 @@ numbers, or other such variables. These must be equal again before their values 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Iterable
 
 from synkhronos._errors import MismatchError
 from synkhronos._typing import Finish
@@ -20,6 +20,7 @@ from synkhronos.functions.agreement import (
     ranks_that_differ,
 )
 from synkhronos.functions.analysis import sources, uses
+from synkhronos.stores.needs import Need
 from synkhronos.world.here import Command, Here
 from synkhronos.world.world import World
 
@@ -29,6 +30,9 @@ class Audited(Command):
 
     def __init__(self, call: Command, before: list[int], after: list[int]) -> None:
         self.call, self.before, self.after = call, before, after
+
+    def needs(self, ranks: range, size: int) -> Iterable[Need]:
+        return self.call.needs(ranks, size)
 
     def run(self, here: Here) -> tuple:
         before = digests(here, self.before)

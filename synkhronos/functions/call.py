@@ -12,6 +12,7 @@ from synkhronos.arithmetic.operations import OPERATIONS, Accumulator
 from synkhronos.arithmetic.partition import select, share
 from synkhronos.engines.base import Engine
 from synkhronos.stores.handle import Composite, Handle
+from synkhronos.stores.needs import Need
 from synkhronos.world.here import Command, Here
 
 _SMALL = 4096  # bytes; outputs up to this size are part of the reply
@@ -123,6 +124,21 @@ class CallFunction(Command):
             return 0, None
         values = self._compute(here, replica, arguments, n_rows)
         return n_rows, self._send(here, replica, values)
+
+    def needs(self, ranks: range, size: int) -> list[Need]:
+        if self.rows is not None:
+            start, _ = share(len(self.rows), size, ranks[0])
+            _, stop = share(len(self.rows), size, ranks[-1])
+        needed = []
+        for handle, split in zip(self.handles, self.splits or [None] * len(self.handles)):
+            if isinstance(handle, Composite):
+                needed += [Need(one) for one in handle.parts()]
+            elif split is None:
+                needed.append(Need(handle))
+            else:
+                rows = range(start, stop) if split.minibatch else self.rows[start:stop]
+                needed.append(Need(handle, rows, split.axis))
+        return needed
 
     def _compute(self, here, replica, arguments, n_rows):
         """Return the outputs for this rank's arguments, or columns if there are slices."""

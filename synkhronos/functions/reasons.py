@@ -75,7 +75,8 @@ def of_update(
     return (
         f"{why}, and neither their average nor their sum equals the serial value. A training step has "
         f"to average the gradients, not the parameters: build it with "
-        f"synkhronos.extensions.train.make_train_function(), or call synk.all_reduce() on the gradients"
+        f"synkhronos.extensions.train.parallel_function() or make_train_function(), or call "
+        f"synk.all_reduce() on the gradients"
     )
 
 

@@ -19,6 +19,7 @@ from synkhronos.host import heap
 from synkhronos.host.log import logger
 from synkhronos.host.progress import Progress
 from synkhronos.stores.handle import Handle
+from synkhronos.stores.needs import Need
 from synkhronos.world.here import Command
 from synkhronos.world.world import World, current_world
 
@@ -37,6 +38,9 @@ class Replicate(Command):
     def __init__(self, payload: Handle | None, streams: list[int]) -> None:
         self.payload = payload
         self.streams = streams
+
+    def needs(self, ranks, size):
+        return [] if self.payload is None else [Need(self.payload)]
 
     def run(self, here):
         if self.payload is not None and not here.is_master:
@@ -144,6 +148,9 @@ class _TryToLoad(Command):
 
     def __init__(self, payload):
         self.payload = payload
+
+    def needs(self, ranks, size):
+        return [Need(self.payload)]
 
     def run(self, here):
         if here.is_master:

@@ -12,6 +12,7 @@ from synkhronos._typing import SharedVariable
 from synkhronos.arithmetic.comparison import Difference, agree, difference, largest_of, tolerance
 from synkhronos.arithmetic.partition import select
 from synkhronos.functions.agreement import digests
+from synkhronos.stores.needs import Need
 from synkhronos.world.here import Command, Here
 
 #: The difference of arrays of different shapes.
@@ -52,6 +53,9 @@ class Trial(Command):
     def __init__(self, call, updated, serial, used, tolerance):
         self.call, self.updated, self.serial = call, updated, serial
         self.used, self.tolerance = used, tolerance
+
+    def needs(self, ranks: range, size: int) -> list[Need]:
+        return [*self.call.needs(ranks, size), *map(Need, self.serial.values())]
 
     def run(self, here: Here) -> tuple:
         before = digests(here, self.used)

@@ -248,9 +248,9 @@ _SET_ALONE = (
 )
 _UPDATED = (
     "Each rank updates its own replica, from its own rows, and no collective has combined them. To "
-    "train on the whole minibatch, build the step with "
-    "synkhronos.extensions.train.make_train_function(); or call synk.all_reduce(variable) after each "
-    "call"
+    "train on the whole minibatch, build the step from the same updates with "
+    "synkhronos.extensions.train.parallel_function(), or from the loss with make_train_function(); or "
+    "call synk.all_reduce(variable) after each call"
 )
 _CHANGED_BY_THEANO = (
     "Only the replica of the master was changed, as by a plain theano.function() with updates; build "

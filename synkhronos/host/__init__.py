@@ -2,11 +2,12 @@
 
 ``environment`` makes Theano importable, ``imports`` provides modules that Theano lacks, ``heap`` makes
 malloc keep memory, ``signals`` defers Ctrl-C. The folder ``startup`` does the same for ``python -m
-synkhronos run``.
-``machine`` counts the cores and bytes that this process may use. ``compile_cache`` checks whether Theano
-has room to compile, and ``ownership`` who else can change its code. ``libraries`` finds NVIDIA's
-libraries, and ``library_links`` creates links with the names that libgpuarray expects. ``doctor`` and
-``doctor_gpus`` report what is missing, using the subprocesses of ``probe``.
+synkhronos run``. ``machine`` counts the cores and bytes that this process may use, and ``job`` tells
+whether it is a task of an MPI job. ``compile_cache`` checks whether Theano has room to compile, and
+``ownership`` who else can change its code. ``libraries`` finds NVIDIA's libraries, and ``library_links``
+creates links with the names that libgpuarray expects. ``launcher`` starts a job on the machines of
+``job_config``, by mpirun, and ``prefixes`` puts the name of its machine before what a rank prints.
+``doctor``, ``doctor_gpus`` and ``doctor_mpi`` report what is missing, by the subprocesses of ``probe``.
 ``progress`` shows what takes long, ``theano_progress`` that a script's own ``theano.function`` compiles,
 and ``log`` writes the log.
 

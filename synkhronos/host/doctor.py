@@ -17,6 +17,7 @@ from typing import Any, Dict, Optional, Sequence
 
 from synkhronos.host import compile_cache, environment, heap
 from synkhronos.host.doctor_gpus import check_cuda, check_gpus, check_nccl
+from synkhronos.host.doctor_mpi import check_mpi
 from synkhronos.host.machine import affinity, cores, cpu_quota, memory_room
 from synkhronos.host.ownership import outsider
 from synkhronos.host.probe import (
@@ -265,4 +266,5 @@ CHECKS = (
     check_cuda,
     check_gpus,
     check_nccl,
+    check_mpi,
 )

@@ -19,6 +19,7 @@ from synkhronos.arithmetic.partition import select, share
 from synkhronos.arrays.binding import bound_data
 from synkhronos.arrays.data import Data, as_data
 from synkhronos.functions.agreement import agreement_of
+from synkhronos.stores.needs import Need
 from synkhronos.variables.naming import (
     as_list,
     check_has_rows,
@@ -56,6 +57,19 @@ class Assign(Command):
             return
         for position, number in enumerate(self.numbers):
             here.engine.write(here.shareds[number], self._value(here, position))
+
+    def needs(self, ranks, size):
+        if self.only is not None and self.only not in ranks:
+            return []
+        if self.rows is None:
+            return [Need(handle) for handle in self.handles]
+        needed = []
+        for handle, rows in zip(self.handles, self.rows):
+            if self.only is None:
+                start = share(len(rows), size, ranks[0])[0]
+                rows = rows[start : share(len(rows), size, ranks[-1])[1]]
+            needed.append(Need(handle, rows))
+        return needed
 
     def _value(self, here, position):
         handle = self.handles[position]

@@ -58,7 +58,7 @@ def choose_devices(
             raise ValueError(f"fork: n_parallel: expected 1 or more, got {n_parallel}")
         check_size(n_parallel)
     if devices is not None:
-        return _check_devices(n_parallel, use_gpu, devices)
+        return check_devices(n_parallel, use_gpu, devices)
     n_gpu = 0 if use_gpu is False else get_n_gpu()
     if use_gpu and not n_gpu:
         raise ValueError(_why_no_gpu())
@@ -82,7 +82,10 @@ def _warn_of_a_crowd(size):
         )
 
 
-def _check_devices(n_parallel, use_gpu, devices):
+def check_devices(
+    n_parallel: int | None, use_gpu: bool | None, devices: Sequence[str]
+) -> list[str]:
+    """Return the argument `devices` of ``fork()``, or raise in words."""
     if not isinstance(devices, (list, tuple)) or not all(isinstance(one, str) for one in devices):
         raise TypeError(f"fork: devices: expected a list of device names, got {devices!r}")
     if not devices:
@@ -151,10 +154,17 @@ class Bind(Command):
     """Bind every rank to its device, and choose the fastest communicator for its arrays.
 
     It returns why NCCL is not used, or None.
+
+    Parameters
+    ----------
+    devices : list of str
+        The device of each rank.
+    machines : list of int
+        The machine of each rank.
     """
 
-    def __init__(self, devices: Sequence[str]) -> None:
-        self.devices = devices
+    def __init__(self, devices: Sequence[str], machines: Sequence[int]) -> None:
+        self.devices, self.machines = devices, machines
 
     def run(self, here: Here) -> str | None:
         from synkhronos.comms.staged import StagedCommunicator
@@ -165,12 +175,12 @@ class Bind(Command):
         if kind == "opencl" and not here.is_master:
             _separate_pocl_cache(here.rank)
         _set_up(engine, here.device, here)
-        here.comm = StagedCommunicator(here.comm, engine.read, engine.to_device)
+        here.comm = StagedCommunicator(here.comm, here.store, engine.read, engine.to_device)
         if here.size == 1:
             return None
         if kind != "cuda":
             return "the devices are not CUDA devices"
-        if len(set(self.devices)) < here.size:
+        if len(set(zip(self.machines, self.devices))) < here.size:
             if os.environ.get(SHARED_GPU) != "1":
                 return f"ranks share a GPU; set {SHARED_GPU}=1 in the environment to try NCCL"
             _make_ranks_look_apart(here.rank)

@@ -8,6 +8,7 @@ from typing import Any, Iterator
 
 from synkhronos._errors import FuseError, SynkhronosError
 from synkhronos._typing import Finish
+from synkhronos.stores.needs import Need
 from synkhronos.world.here import Command, Here
 from synkhronos.world.world import World, current_world
 
@@ -20,6 +21,9 @@ class FusedCommand(Command):
 
     def run(self, here: Here) -> list:
         return [command.run(here) for command in self.commands]
+
+    def needs(self, ranks: range, size: int) -> list[Need]:
+        return [need for command in self.commands for need in command.needs(ranks, size)]
 
     def describe(self, here: Here) -> str:
         return " + ".join(command.describe(here) for command in self.commands)

@@ -12,7 +12,7 @@ import math
 import pickle
 import traceback
 from abc import ABC, abstractmethod
-from typing import Any, Hashable, MutableMapping
+from typing import Any, Hashable, Iterable, MutableMapping
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from synkhronos._typing import Array, Rows, SharedVariable
 from synkhronos.comms.base import Communicator
 from synkhronos.engines.base import Engine
 from synkhronos.stores.handle import Composite, Handle
+from synkhronos.stores.needs import Need
 from synkhronos.transports.base import Transport
 
 
@@ -30,6 +31,10 @@ class Command(ABC):
     @abstractmethod
     def run(self, here: Here) -> Any:
         """Execute the command on the state of this rank, and return a value for the master."""
+
+    def needs(self, ranks: range, size: int) -> Iterable[Need]:
+        """Return which rows of the master's arrays some of the `size` ranks need: by default, none."""
+        return ()
 
     def describe(self, here: Here) -> str:
         """Return what the command does, in a few words, for the log."""
@@ -105,19 +110,18 @@ class Here:
         """
         if isinstance(source, Composite):
             return source.rows(self.store, rows)
-        if axis:
-            array = self.store.get(source) if isinstance(source, Handle) else source
-            return np.moveaxis(self.take(key, np.moveaxis(array, axis, 0), rows), 0, axis)
         if isinstance(source, Handle):
-            return self.store.rows(source, rows, self._buffer(key, source, rows))
+            return self.store.rows(source, rows, self._buffer(key, source, rows, axis), axis)
+        if axis:
+            return np.moveaxis(self.take(key, np.moveaxis(source, axis, 0), rows), 0, axis)
         out = self._buffer(key, source, rows) if isinstance(source, np.ndarray) else None
         return self.engine.take(source, rows, out)
 
-    def _buffer(self, key, source, rows):
-        """Return an array for a copy of rows; None if they need no copy."""
+    def _buffer(self, key, source, rows, axis=0):
+        """Return an array for a copy of rows, along its first axis; None if they need no copy."""
         if type(rows) is range:
             return None
-        shape = (len(rows), *source.shape[1:])
+        shape = (len(rows), *source.shape[:axis], *source.shape[axis + 1 :])
         size = math.prod(shape)
         buffer = self._buffers.get(key)
         if buffer is None or buffer.size < size or buffer.dtype != source.dtype:

@@ -11,15 +11,16 @@ from types import TracebackType
 from typing import Any, Sequence
 
 from synkhronos._errors import AlreadyForkedError
-from synkhronos.engines.base import Engine
-from synkhronos.engines.theano_cpu import TheanoCpuEngine
+from synkhronos.host import job
 from synkhronos.host.log import logger
 from synkhronos.host.progress import Progress
 from synkhronos.host.signals import defer_termination
+from synkhronos.transports.base import Transport
 from synkhronos.transports.limits import too_many_files
 from synkhronos.transports.local import LocalTransport
 from synkhronos.world.devices import Bind, check_int, choose_devices, kind_of, log_communicator
 from synkhronos.world.logged import LoggedWorld
+from synkhronos.world.machines import by_rank, machines_of_job, make_engine
 from synkhronos.world.threads import ThreadLimits
 from synkhronos.world.world import World, current_world, enter_world, world_exists
 
@@ -71,8 +72,8 @@ def fork(
     Parameters
     ----------
     n_parallel : int, optional
-        The number of processes. By default one per GPU, or on the CPU one per core that this process
-        may use.
+        The number of processes, on all machines. By default one per GPU, or on the CPU one per core that
+        this process may use; or as many as the job asks for, such as by ``launch --ranks``.
     use_gpu : bool, optional
         Whether to use GPUs. By default they are used if pygpu finds any.
     master_rank : int, default: 0
@@ -129,15 +130,15 @@ def fork(
         _check_flag(name, flag, or_none=True)
     if world_exists():
         _check_replaceable(current_world(), restart)
-    devices = choose_devices(n_parallel, use_gpu, devices)
-    size = len(devices)
+    machines, by_machine = _place(n_parallel, use_gpu, devices)
+    size = sum(map(len, by_machine))
     master_rank = check_int(master_rank, "fork: master_rank")
     if not 0 <= master_rank < size:
         raise ValueError(f"fork: master_rank: expected 0 to {size - 1}, got {master_rank}")
     check_int(max_n_var, "fork: max_n_var")
     check_int(max_dim, "fork: max_dim")
     timeout = _check_timeout(timeout)
-    engine = _make_engine(devices)
+    engine = make_engine(by_machine[0])
     audits = os.environ.get(CHECK) == "1" if check is None else check
     if world_exists():
         close()
@@ -146,15 +147,33 @@ def fork(
     except OSError as error:
         raise too_many_files(error) from error
     with defer_termination():
-        transport = LocalTransport(size, master_rank, timeout)
+        transport = _make_transport(machines, by_machine, master_rank, timeout, profile_workers)
         kind = LoggedWorld if logger.isEnabledFor(logging.INFO) else World
         world = kind(transport, engine, threads, profile_workers, audits)
         enter_world(world)
     if not world.workers_inherit:
-        _start(world, devices)
+        _start(world, by_machine)
     processes = Processes(size)
     processes._world = weakref.ref(world)
     return processes
+
+
+def _place(n_parallel, use_gpu, devices):
+    """Return the machines of this process's job, None for a single one, and the devices of each."""
+    machines = machines_of_job()
+    if machines is not None and len(machines.facts) > 1:
+        return machines, machines.place(n_parallel, use_gpu, devices)
+    if devices is None:
+        devices = job.devices()
+    if n_parallel is None and devices is None:
+        n_parallel = job.ranks() if machines is None else machines.facts[0].ranks
+    return None, [choose_devices(n_parallel, use_gpu, devices)]
+
+
+def _make_transport(machines, by_machine, master_rank, timeout, profile_workers) -> Transport:
+    if machines is None:
+        return LocalTransport(len(by_machine[0]), master_rank, timeout)
+    return machines.start(by_machine, master_rank, timeout, profile_workers)
 
 
 def _check_flag(name, flag, or_none=False):
@@ -174,20 +193,17 @@ def _check_replaceable(world, restart):
         )
 
 
-def _make_engine(devices) -> Engine:
-    if kind_of(devices[0]) == "cpu":
-        return TheanoCpuEngine()
-    from synkhronos.engines.theano_gpu import TheanoGpuEngine
-
-    return TheanoGpuEngine()
-
-
-def _start(world, devices):
+def _start(world, by_machine):
     """Start the workers, and bind every rank to its device; if that fails, close the world."""
+    numbers = [[machine] * len(one) for machine, one in enumerate(by_machine)]
+    devices = by_rank(by_machine, world.master_rank)
+    hosts = by_rank(numbers, world.master_rank)
     try:
         world.start()
+        if kind_of(devices[0]) == "cpu":
+            return
         with world.part(Progress).show(f"preparing the devices {', '.join(devices)}"):
-            log_communicator(world.run(Bind(devices))[world.master_rank])
+            log_communicator(world.run(Bind(devices, hosts))[world.master_rank])
     except BaseException:
         world.close()
         raise

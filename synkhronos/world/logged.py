@@ -11,6 +11,7 @@ import time
 
 from synkhronos.host import log
 from synkhronos.host.log import logger
+from synkhronos.transports.base import Transport
 from synkhronos.world.here import Command, Here
 from synkhronos.world.world import World
 
@@ -28,10 +29,10 @@ class LoggedWorld(World):
         log.set_rank(self.here.rank)
         logger.info("%d process(es); this is the master, process %d", self.size, os.getpid())
 
-    def _work(self, transport):
+    def work(self, transport: Transport) -> None:
         log.set_rank(transport.rank)
         logger.info("started as process %d", os.getpid())
-        super()._work(transport)
+        super().work(transport)
 
     def start(self) -> None:
         if self.started:

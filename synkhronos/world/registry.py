@@ -6,10 +6,11 @@ import gc
 import itertools
 import os
 import weakref
-from typing import Any, Callable, Sequence
+from typing import Any, Callable, Iterable, Sequence
 
 from synkhronos._typing import SharedVariable
 from synkhronos.host import heap
+from synkhronos.stores.needs import Need
 from synkhronos.world.here import Command, Here
 
 
@@ -129,6 +130,9 @@ class Drop(Command):
 
     def __init__(self, numbers: list[int], command: Command) -> None:
         self.numbers, self.command = numbers, command
+
+    def needs(self, ranks: range, size: int) -> Iterable[Need]:
+        return self.command.needs(ranks, size)
 
     def run(self, here: Here) -> Any:
         if not here.is_master:

@@ -89,6 +89,11 @@ def _check_size(world: World, n_parallel: int | None) -> int:
 
 def _check_possible(world: World) -> None:
     """Raise if workers cannot be forked now."""
+    if not world.transport.forks_all:
+        raise RuntimeError(
+            "restart(): ranks on several machines cannot be replaced; save() checkpoints, and load() "
+            "the last one in a new run of the script"
+        )
     if not world.workers_inherit:
         raise RuntimeError(
             "restart(): this process uses a GPU, so no worker can be forked from it any more; save() "

@@ -65,6 +65,14 @@ class ThreadLimits:
         return cores()
 
 
+def use_more_cores(before: int) -> None:
+    """Let the loaded libraries use all cores, if they have one thread for each of `before` cores."""
+    requested = [os.environ.get(name) for name in _VARIABLES.values()]
+    for library in _libraries():
+        if library.num_threads == before and not any(requested):
+            library.set_num_threads(cores())
+
+
 def _libraries() -> list[Any]:
     """Return the loaded libraries of BLAS and OpenMP."""
     from threadpoolctl import ThreadpoolController  # takes 7 ms, so not at import

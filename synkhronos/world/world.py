@@ -142,20 +142,19 @@ class World:
             return
         with defer_termination():
             if self.size > 1:
-                self.here.engine.before_fork()
+                self.here.engine.before_fork(self.transport.forks_all)
                 heap.trim()  # workers need not inherit freed memory
                 try:
-                    self.transport.start(self._work)
+                    self.transport.start(self.work)
                 except WorldBrokenError as broken:
                     self.mark_broken(str(broken))
                     raise
             self.started = True
 
-    def _work(self, transport):
-        """Run as a worker."""
-        # A forked worker's transport and state are copies of the master's.
-        inherited = transport is self.transport
-        here = self.here if inherited else self._make_here(transport, self.here.engine)
+    def work(self, transport: Transport) -> None:
+        """Run as a worker, until the master ends the world."""
+        forked = transport is self.transport  # a copy of the master's
+        here = self.here if forked else self._make_here(transport, self.here.engine)
         here.keep_replicas()
         work(here, self._threads, self._profile_workers)
 
@@ -263,7 +262,7 @@ class World:
             self._last = command, pickle.dumps(command, pickle.HIGHEST_PROTOCOL)
         transport, own, error = self.here.transport, None, None
         try:
-            transport.post(self._last[1])
+            transport.post(self._last[1], command.needs)
             try:
                 own = command.run(self.here)
             except (WorldBrokenError, SystemExit, KeyboardInterrupt):
@@ -275,6 +274,7 @@ class World:
             replies = transport.collect()
         except WorldBrokenError as broken:
             self.mark_broken(str(broken))
+            transport.kill()
             raise
         except BaseException as raised:
             if transport.posted or not isinstance(raised, MemoryError):
@@ -321,12 +321,13 @@ class World:
                 self._end_workers(usable)
             finally:
                 try:
-                    self._free()
+                    self.free()
                 finally:
                     if alone:
                         self._turn.release()
 
-    def _free(self):
+    def free(self) -> None:
+        """Free the resources of this process, when the workers have ended."""
         for part in self._parts.values():
             if hasattr(part, "close"):
                 part.close()

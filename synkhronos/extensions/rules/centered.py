@@ -69,7 +69,7 @@ class EASGD(_Centered):
     The step is the script's own and takes :math:`y` to :math:`y - \eta g(y)`, so between two steps the
     parameters are kept at the point ahead, :math:`y = x_i + \delta v_i`. After the step they are
     :math:`x_i + \delta v_i - \eta g(y)`, which is the new :math:`x_i` itself, and the new velocity is
-    its difference to the former :math:`x_i`. Then :math:`x_i` exchanges with the center, and the
+    its difference from the former :math:`x_i`. Then :math:`x_i` exchanges with the center, and the
     parameters are set to the next point ahead. So the step should be plain gradient descent; any other
     step gets Nesterov's momentum in addition to what it does.
 
@@ -129,8 +129,8 @@ class Downpour(_Centered):
     With :math:`\Delta_i` the sum of what the steps of rank :math:`i` have changed since its last push:
 
     .. math:: \tilde x &\leftarrow \tilde x + \Delta_i, \quad \Delta_i \leftarrow 0
-              && \text{every push\_period steps, then} \\
-              x_i &\leftarrow \tilde x && \text{every pull\_period steps}
+              && \quad \text{every } n_{push} \text{ steps, then} \\
+              x_i &\leftarrow \tilde x && \quad \text{every } n_{fetch} \text{ steps}
 
     In the paper the center adds accumulated gradients by its own update, such as Adagrad; here the
     rank's step updates, and the center adds up the changes. For gradient descent with one learning rate

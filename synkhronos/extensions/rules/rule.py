@@ -67,7 +67,7 @@ class Rule:
     _rows = 0  # that this rank has used since the last average
 
     def prepare(self, step: Any) -> None:
-        """Raise in words unless the rule can train with this step.
+        """Raise an error that says why, if the rule cannot train with this step.
 
         `train` calls it before anything starts, and on every rank before `start`.
 

@@ -54,8 +54,8 @@ def train(
     own share of the rows, in a new order in each epoch; all ranks have the same number of steps. At the
     end `rule.finish` gives every rank the final parameters.
 
-    A rule draws on what the ranks' steps do; any update will do, such as Adam. Its state stays local to
-    each rank, but with ``BSP(average="gradients")`` all ranks update alike.
+    The steps may use any update, such as Adam. Its state stays local to each rank, but with
+    ``BSP(average="gradients")`` all ranks update alike.
 
     Parameters
     ----------

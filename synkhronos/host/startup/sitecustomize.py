@@ -37,6 +37,6 @@ def _run_other():
 
 
 _leave_path()
-for _file in ("imports.py", "theano_progress.py"):
+for _file in ("imports.py", "theano_progress.py", "job.py"):
     runpy.run_path(os.path.join(os.path.dirname(_FOLDER), _file))["provide"]()
 _run_other()

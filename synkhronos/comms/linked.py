@@ -1,0 +1,298 @@
+"""The communicator of ranks that share no memory: collectives by messages.
+
+Small arrays are part of the meeting: every rank sends them to all others, and reduces all of them. A
+meeting begins with a digest of the shapes and dtypes, by which the ranks see that they are the same.
+Larger ones take a reduce-scatter and an all-gather: each rank receives its part of the elements from
+every other rank, reduces it, and sends the result to all. It sends and receives ``2 (size - 1) / size``
+times the bytes of the array, the least that is possible [1]_. The parts are sent in chunks; a chunk is
+reduced while the next ones are on their way. Each element is reduced by one rank, or by all in the same
+order, so results are bit-identical on every rank.
+
+.. [1] Patarasuk, Yuan: Bandwidth optimal all-reduce algorithms for clusters of workstations, 2009.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+import struct
+from typing import Any, Protocol, Sequence
+
+import numpy as np
+
+from synkhronos.arithmetic.operations import Operation, find_operation
+from synkhronos.arithmetic.partition import share
+from synkhronos.comms.base import ArraySpec, Communicator
+
+#: Bytes of all small arrays together
+SMALL = 1 << 16
+
+_CHUNK = 1 << 19  # bytes
+_ALIGNMENT = 16  # bytes
+_HEAD = struct.Struct("=8s?d")  # of an item: digest of the types, whether they are valid, weight
+_START = 32  # of the small arrays in an item
+_PARTS, _RESULTS = range(2)  # streams of arrays
+
+
+class Linked(Protocol):
+    """Ranks that can also send arrays to each other: the part of `Leaders` that is used here."""
+
+    rank: int
+    size: int
+
+    def barrier(self) -> None:
+        """Wait until every rank has called this method."""
+
+    def exchange(self, item: bytes) -> list[bytes]:
+        """Return the bytes `item` of every rank, by rank."""
+
+    def send_array(self, to: int, array: np.ndarray, stream: int = 0) -> int:
+        """Start to send a C-contiguous array; return a number for `complete`."""
+
+    def receive_array(self, source: int, array: np.ndarray, stream: int = 0) -> Any:
+        """Start to receive the next array of a stream; return a receipt for `complete`."""
+
+    def complete(self, receipts: Sequence[Any], sent: Sequence[int] = ()) -> None:
+        """Wait until arrays have been received and sent. All ranks call it equally often."""
+
+
+class LinkedCommunicator(Communicator):
+    """Collectives by messages.
+
+    Parameters
+    ----------
+    group : Linked
+    """
+
+    group: Linked
+
+    def __init__(self, group: Linked) -> None:
+        super().__init__(group)
+        self._memory = np.empty(0, np.uint8)
+        self._batch = _Batch([])  # the last one: training repeats it in every step
+
+    def broadcast(self, arrays, root):
+        is_root = self.rank == root
+        contents = [np.asarray(array, order="C") for array in arrays] if is_root else []
+        types, small = self._meet(contents)[root]
+        others = [rank for rank in range(self.size) if rank != root]
+        sent, receipts = [], []
+        received = arrays if is_root else [_room_for(*one) for one in zip(arrays, types)]
+        for index, array in enumerate(contents if is_root else received):
+            if index in small:
+                if not is_root:
+                    array[...] = small[index]
+            elif is_root:
+                sent += [self.group.send_array(to, array) for to in others]
+            else:
+                receipts.append(self.group.receive_array(root, array))
+        self.group.complete(receipts, sent)
+        return received
+
+    def gather(self, arrays, root):
+        return self._gather(arrays, [root])
+
+    def all_gather(self, arrays):
+        return self._gather(arrays, range(self.size))
+
+    def _gather(self, arrays, roots):
+        contents = [np.asarray(array, order="C") for array in arrays]
+        met = self._meet(contents)
+        large = [array for index, array in enumerate(contents) if index not in met[self.rank][1]]
+        sent = [self.group.send_array(to, one) for one in large for to in roots if to != self.rank]
+        by_rank, receipts = [], []
+        if self.rank in roots:
+            for rank, (types, small) in enumerate(met):
+                received = [small[i] if i in small else np.empty(*one) for i, one in enumerate(types)]
+                by_rank.append([array.copy() for array in contents] if rank == self.rank else received)
+                if rank != self.rank:
+                    receipts += [
+                        self.group.receive_array(rank, array)
+                        for index, array in enumerate(received)
+                        if index not in small
+                    ]
+        self.group.complete(receipts, sent)
+        return [list(one) for one in zip(*by_rank)] if self.rank in roots else None
+
+    def reduce(self, arrays, op, root, weight=1):
+        """See `Communicator.reduce`. All ranks raise `ValueError` if one of them has the weight None."""
+        reduced = self._reduce(arrays, op, [root], weight)
+        return reduced if self.rank == root else arrays
+
+    def all_reduce(self, arrays, op, weight=1):
+        return self._reduce(arrays, op, range(self.size), weight)
+
+    def _reduce(self, arrays, op, targets, weight):
+        operation = find_operation(op)
+        is_target = self.rank in targets
+        contents = [_changeable(array, is_target) for array in arrays]
+        if _are_same(arrays, contents) and _are_same(contents, self._batch.arrays):
+            batch = self._batch
+        else:
+            batch = self._batch = _Batch(contents)
+        met = self.group.exchange(batch.pack(weight))
+        heads = [_HEAD.unpack_from(item) for item in met]
+        if any([not is_valid for _, is_valid, _ in heads]):
+            raise ValueError(f"reduction {op!r}: a rank has no arrays to reduce")
+        if any([digest != batch.digest for digest, *_ in heads]):
+            types = [pickle.loads(item) for item in self.group.exchange(pickle.dumps(batch.types))]
+            self.check_reducible(op, types, [1] * self.size)
+        weights = [weight for *_, weight in heads]
+        self.check_reducible(op, [batch.types], weights)
+        active = [rank for rank in range(self.size) if weights[rank] or not operation.weighted]
+        scale = [weights[rank] for rank in active]
+        if is_target and batch.small:
+            batch.reduce_small(operation, [met[rank] for rank in active], scale)
+        for index in batch.large:
+            array = contents[index].reshape(-1)
+            _Reduction(self, operation, array, dict(zip(active, scale)), targets).run()
+        return contents
+
+    def _meet(self, contents, *others):
+        """Return by rank: the types of its arrays, a dict of the small ones by index, and `others`."""
+        types = [ArraySpec(array.shape, array.dtype) for array in contents]
+        small = {index: contents[index] for index in _small(types)}
+        item = pickle.dumps((types, small, *others), pickle.HIGHEST_PROTOCOL)
+        return [pickle.loads(one) for one in self.group.exchange(item)]
+
+    def memory(self, size: int, dtype: np.dtype) -> np.ndarray:
+        """Return memory for `size` items, which is reused."""
+        nbytes = size * dtype.itemsize
+        if self._memory.size < nbytes:
+            self._memory = np.empty(nbytes, np.uint8)
+        return self._memory[:nbytes].view(dtype)
+
+
+class _Batch:
+    """The arrays of a reduction, and the item that this rank sends for them."""
+
+    def __init__(self, arrays):
+        self.arrays = arrays
+        self.types = [ArraySpec(array.shape, array.dtype) for array in arrays]
+        self.small = _small(self.types)
+        self.large = [index for index in range(len(arrays)) if index not in self.small]
+        self.digest = hashlib.blake2b(repr(self.types).encode(), digest_size=8).digest()
+        self._places, stop = [], _START
+        for index in self.small:
+            start, stop = stop, stop + self.types[index].nbytes
+            self._places.append(slice(start, stop))
+            stop = -(-stop // _ALIGNMENT) * _ALIGNMENT
+        # Used in turn: when a rank has passed a meeting, all have got its item of the one before.
+        self._item, self._next = np.empty((2, stop), np.uint8)
+
+    def pack(self, weight: float | None) -> np.ndarray:
+        """Return the item for a meeting."""
+        self._item, self._next = self._next, self._item
+        _HEAD.pack_into(self._item, 0, self.digest, weight is not None, weight or 0)
+        for index, place in zip(self.small, self._places):
+            self._item[place] = self.arrays[index].reshape(-1).view(np.uint8)
+        return self._item
+
+    def reduce_small(self, operation, items, weights):
+        """Reduce the small arrays of some ranks into this rank's."""
+        for index, place in zip(self.small, self._places):
+            shape, dtype = self.types[index]
+            arrays = [np.frombuffer(item, np.uint8)[place].view(dtype).reshape(shape) for item in items]
+            self.arrays[index][...] = operation.reduce(arrays, weights)
+
+
+class _Reduction:
+    """The reduction of a flat array, in place, on the ranks in `targets`.
+
+    Parameters
+    ----------
+    comm : LinkedCommunicator
+    operation : Operation
+    array : numpy.ndarray
+    weights : dict
+        The weights of the ranks whose arrays are reduced.
+    targets : list of int
+    """
+
+    def __init__(self, comm, operation: Operation, array, weights, targets) -> None:
+        self.group, self.rank = comm.group, comm.rank
+        self.operation, self.array, self.weights, self.targets = operation, array, weights, targets
+        self.others = [rank for rank in range(comm.size) if rank != self.rank]
+        self.parts = [_chunks(array, *share(array.size, comm.size, rank)) for rank in range(comm.size)]
+        self.senders = [rank for rank in self.others if rank in weights]
+        own = self.parts[self.rank]
+        self.length = sum(chunk.size for chunk in own)
+        memory = comm.memory(len(self.senders) * self.length, array.dtype)
+        rows = memory.reshape(len(self.senders), self.length) if self.senders else []
+        self.received = [_chunks(row, 0, self.length) for row in rows]
+
+    def run(self) -> None:
+        group, own = self.group, self.parts[self.rank]
+        receipts = [
+            [group.receive_array(rank, one, _PARTS) for rank, one in zip(self.senders, chunks)]
+            for chunks in zip(*self.received)
+        ] or [[]] * len(own)
+        sent = self._send_parts()
+        results, arriving = [], []
+        for number in range(max(len(part) for part in self.parts)):
+            group.complete(receipts[number] if number < len(own) else [])
+            if number < len(own):
+                results += self._reduce_chunk(number)
+            # The result of a chunk arrives where the chunk is, so that has to be sent first.
+            group.complete([], sent.pop(number, []))
+            if self.rank in self.targets:
+                arriving += [
+                    group.receive_array(rank, self.parts[rank][number], _RESULTS)
+                    for rank in self.others
+                    if number < len(self.parts[rank])
+                ]
+        group.complete(arriving, results)
+
+    def _send_parts(self):
+        """Start to send the other ranks' parts; return the numbers of what is sent, by chunk."""
+        sent: dict[int, list[int]] = {}
+        if self.rank in self.weights:
+            for rank in self.others:
+                for number, chunk in enumerate(self.parts[rank]):
+                    sent.setdefault(number, []).append(self.group.send_array(rank, chunk, _PARTS))
+        return sent
+
+    def _reduce_chunk(self, number):
+        own = self.parts[self.rank][number]
+        arrays = [chunks[number] for chunks in self.received]
+        weights = [self.weights[rank] for rank in self.senders]
+        if self.rank in self.weights:
+            arrays, weights = [own, *arrays], [self.weights[self.rank], *weights]
+        self.operation.reduce_in_pieces(own, arrays, weights)
+        return [
+            self.group.send_array(rank, own, _RESULTS) for rank in self.targets if rank != self.rank
+        ]
+
+
+def _chunks(array, start, stop):
+    """Return views of the items from `start` to `stop`, in chunks."""
+    step = max(_CHUNK // array.itemsize, 1)
+    return [array[low : min(low + step, stop)] for low in range(start, stop, step)]
+
+
+def _small(types):
+    """Return the indices of the arrays that are part of the meeting: the smallest, up to a limit."""
+    chosen, total = [], 0
+    for nbytes, index in sorted((one.nbytes, index) for index, one in enumerate(types)):
+        total += nbytes
+        if total > SMALL:
+            break
+        chosen.append(index)
+    return chosen
+
+
+def _are_same(some, others):
+    return len(some) == len(others) and all([one is other for one, other in zip(some, others)])
+
+
+def _changeable(array, is_target):
+    """Return the array to reduce into: the given one if possible, where the result is wanted."""
+    if is_target and array.flags.c_contiguous and array.flags.writeable:
+        return array
+    return np.array(array, order="C")
+
+
+def _room_for(array, kind):
+    """Return memory for an array of another rank: the given array, if it fits."""
+    fits = (array.shape, array.dtype) == kind and array.flags.c_contiguous and array.flags.writeable
+    return array if fits else np.empty(*kind)

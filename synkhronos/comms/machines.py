@@ -1,0 +1,157 @@
+"""The communicator of ranks on several machines: first inside each machine, then between the leaders.
+
+Each machine's ranks reduce to their leader, in shared memory. The leaders reduce among themselves, so
+that a byte travels between two machines once in each direction, however many ranks they have. Then each
+machine's ranks get the leader's result.
+"""
+
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+
+from synkhronos.arithmetic.operations import find_operation
+from synkhronos.comms.base import ArraySpec, Communicator
+
+_TAKEN = 4096  # bytes; larger outputs are reduced here and not sent to the master
+
+
+class MachinesCommunicator(Communicator):
+    """Hierarchical collectives.
+
+    Parameters
+    ----------
+    group : Group
+        All ranks.
+    local : Communicator
+        Of the ranks of this machine.
+    leaders : Communicator
+        Of the leaders, used by a rank that is one.
+    leader : int
+        The leader's rank in `local`.
+    machines : list of range
+        The ranks of each machine.
+    """
+
+    reduces_in_place = True
+
+    def __init__(self, group, local, leaders, leader, machines):
+        super().__init__(group)
+        self._local, self._leaders, self._leader, self._machines = local, leaders, leader, machines
+        self._machine, _ = self._place_of(self.rank)
+
+    @property
+    def _is_leader(self):
+        return self._local.rank == self._leader
+
+    def _place_of(self, rank):
+        """Return the machine of a rank, and its rank there."""
+        machine = next(number for number, ranks in enumerate(self._machines) if rank in ranks)
+        return machine, self._machines[machine].index(rank)
+
+    def takes(self, array):
+        return isinstance(array, np.ndarray) and array.nbytes > _TAKEN and array.dtype.kind in "fc"
+
+    def broadcast(self, arrays, root):
+        machine, rank = self._place_of(root)
+        if machine == self._machine:
+            arrays = self._local.broadcast(arrays, rank)
+        if self._is_leader:
+            arrays = self._leaders.broadcast(arrays, machine)
+        return arrays if machine == self._machine else self._local.broadcast(arrays, self._leader)
+
+    def gather(self, arrays, root):
+        machine, _ = self._place_of(root)
+        gathered = self._gather_to_leaders(arrays, lambda own: self._leaders.gather(own, machine))
+        if machine != self._machine:
+            return None
+        gathered = self._share(gathered, len(arrays))
+        return gathered if self.rank == root else None
+
+    def all_gather(self, arrays):
+        return self._share(self._gather_to_leaders(arrays, self._leaders.all_gather), len(arrays))
+
+    def _gather_to_leaders(self, arrays, gather):
+        """Return, in the leaders that `gather` has it for, a list of arrays by rank for each array."""
+        here = self._local.gather(arrays, self._leader)
+        if not self._is_leader:
+            return None
+        # Machines with fewer ranks send empty arrays in the place of the missing ones.
+        most = max(len(ranks) for ranks in self._machines)
+        own = [array for one in here for array in one + [np.empty(0)] * (most - len(one))]
+        met = gather(own)
+        if met is None:
+            return None
+        places = [self._place_of(rank) for rank in range(self.size)]
+        return [
+            [met[position * most + index][machine] for machine, index in places]
+            for position in range(len(arrays))
+        ]
+
+    def _share(self, gathered, count):
+        """Return the leader's lists of arrays on every rank of this machine."""
+        if self._local.size == 1:
+            return gathered
+        flat = [one for each in gathered for one in each] if self._is_leader else None
+        room = [np.empty(0)] * (count * self.size) if flat is None else flat
+        shared = [np.array(one) for one in self._local.broadcast(room, self._leader)]
+        return [shared[start : start + self.size] for start in range(0, len(shared), self.size)]
+
+    def reduce(self, arrays, op, root, weight=1):
+        machine, rank = self._place_of(root)
+        # Only the root's arrays may change.
+        staged = arrays
+        if self._is_leader and self.rank != root:
+            staged = [np.array(array, order="C") for array in arrays]
+        reduced = self._reduce(staged, op, weight, machine)
+        if machine == self._machine and rank != self._leader:
+            gathered = self._local.gather(reduced, rank)
+            if self.rank == root:
+                return [one[self._leader] for one in gathered]
+        return reduced if self.rank == root else arrays
+
+    def all_reduce(self, arrays, op, weight=1):
+        return self._local.broadcast(self._reduce(arrays, op, weight, None), self._leader)
+
+    def _reduce(self, arrays, op, weight, machine):
+        """Return the reductions, in the leader of a machine, or of all if it is None."""
+        weighted = find_operation(op).weighted
+        total = self._agree_here(arrays, op, weight)
+        if self._local.size > 1 and total is not None and (total or not weighted):
+            arrays = self._local.reduce(arrays, op, self._leader, weight)
+        fails = b""
+        if self._is_leader:
+            try:
+                if machine is None:
+                    arrays = self._leaders.all_reduce(arrays, op, total)
+                else:
+                    arrays = self._leaders.reduce(arrays, op, machine, total)
+            except (ValueError, TypeError):
+                fails = b"fails"
+        if self._local.size > 1:
+            fails = self._local.group.exchange(fails)[self._leader]
+        if fails:
+            self._refuse(arrays, op, weight)
+        return arrays
+
+    def _agree_here(self, arrays, op, weight):
+        """Return the sum of this machine's weights; None if its arrays cannot be reduced."""
+        if self._local.size == 1:
+            return weight  # the leaders check it
+        by_rank, weights = self._exchange(self._local.group, arrays, weight)
+        try:
+            self.check_reducible(op, by_rank, [1] * len(weights))
+        except (ValueError, TypeError):
+            return None
+        return sum(weights)
+
+    def _refuse(self, arrays, op, weight):
+        """Raise the error of a reduction, for the arrays of all ranks."""
+        self.check_reducible(op, *self._exchange(self.group, arrays, weight))
+        raise AssertionError("the ranks' arrays can be reduced")
+
+    def _exchange(self, group, arrays, weight):
+        types = [ArraySpec(array.shape, array.dtype) for array in arrays]
+        met = [pickle.loads(one) for one in group.exchange(pickle.dumps((types, weight)))]
+        return [one for one, _ in met], [one for _, one in met]

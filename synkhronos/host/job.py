@@ -1,0 +1,99 @@
+"""Whether this process is a task of an MPI job, as its starter says in the environment.
+
+``python -m synkhronos run`` notes in `TASK` that this process, and not a child of it, is a task of the
+job. Nothing here imports mpi4py.
+"""
+
+import atexit
+import importlib
+import os
+from typing import Dict, List, Mapping, MutableMapping, NamedTuple, Optional
+
+#: Environment variables of this package
+TASK = "SYNKHRONOS_TASK"  # the process id of a task
+LAUNCHED = "SYNKHRONOS_LAUNCHED"  # 1 for the tasks that ``launch`` starts
+RANKS = "SYNKHRONOS_RANKS"  # the number of ranks on each machine
+DEVICES = "SYNKHRONOS_DEVICES"  # the devices of the ranks of this machine, with commas in between
+APART = "SYNKHRONOS_TASKS_ARE_MACHINES"  # if it is 1, each task counts as a machine, for tests
+
+#: The signal by which ``launch`` passes on Ctrl-C. It does nothing where it has no handler.
+INTERRUPT = "SIGURG"
+
+# The number of a task and the number of tasks, for mpirun of OpenMPI, srun and the PMI of others
+_VARIABLES = (
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("PMI_RANK", "PMI_SIZE"),
+    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
+)
+
+
+class Task(NamedTuple):
+    """One process of a job."""
+
+    number: int
+    size: int
+
+
+def task_of(environ: Mapping[str, str]) -> Optional[Task]:
+    """Return which task of a job a process is, by its environment; None if it is alone."""
+    for number, size in _VARIABLES:
+        try:
+            task = Task(int(environ[number]), int(environ[size]))
+        except (KeyError, ValueError):
+            continue
+        return task if task.size > 1 else None
+    return None
+
+
+def variables(environ: Mapping[str, str]) -> Dict[str, str]:
+    """Return the environment variables by which this process, after ``exec``, is a task."""
+    return {} if task_of(environ) is None else {TASK: str(os.getpid())}
+
+
+def own_task(environ: MutableMapping[str, str] = os.environ) -> Optional[Task]:
+    """Return which task this process is; None if it is none, or a child of one."""
+    return task_of(environ) if environ.get(TASK) == str(os.getpid()) else None
+
+
+def ranks(environ: Mapping[str, str] = os.environ) -> Optional[int]:
+    """Return the number of ranks that `RANKS` says; None if it says nothing."""
+    text = environ.get(RANKS, "")
+    if not text:
+        return None
+    if not text.isdecimal() or int(text) < 1:
+        raise ValueError(f"{RANKS}: expected a number from 1 on, got {text!r}")
+    return int(text)
+
+
+def devices(environ: Mapping[str, str] = os.environ) -> Optional[List[str]]:
+    """Return the devices that `DEVICES` says; None if it says nothing."""
+    text = environ.get(DEVICES, "")
+    return [name.strip() for name in text.split(",")] if text else None
+
+
+def provide() -> None:
+    """Prepare a script: it gets Ctrl-C from ``launch``, and its end lets the other tasks end."""
+    if os.environ.pop(LAUNCHED, None) == "1":
+        import signal  # takes a millisecond, so not for other scripts
+
+        signal.signal(signal.Signals[INTERRUPT], _interrupt)
+    task = own_task()
+    if task is not None and task.number == 0:
+        atexit.register(_end_job)
+
+
+def _interrupt(number, frame):
+    """Do what SIGINT does."""
+    import signal
+
+    handler = signal.getsignal(signal.SIGINT)
+    if callable(handler):
+        handler(signal.SIGINT, frame)
+    elif handler == signal.SIG_DFL:
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+def _end_job():
+    if own_task() is not None:
+        # By name: nothing here knows about ranks.
+        importlib.import_module("synkhronos.world.machines").end()

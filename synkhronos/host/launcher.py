@@ -1,0 +1,212 @@
+"""``python -m synkhronos launch``: the ``mpirun`` line of a job, and the process that runs it.
+
+OpenMPI's mpirun starts one task per machine, and passes on what the tasks print. It is started in a
+session of its own, so that Ctrl-C reaches only ``launch``: mpirun itself would end the job at once.
+``launch`` passes it on as the signal `INTERRUPT`, for which the script has a handler (``host/job``).
+"""
+
+import ctypes
+import importlib.util
+import os
+import re
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence
+
+from synkhronos.host import job
+from synkhronos.host.job_config import Job, JobError
+
+#: The signal that stands for Ctrl-C between mpirun and the script; mpirun passes on no SIGINT.
+INTERRUPT = signal.Signals[job.INTERRUPT]
+
+# The variables that all machines need, with the value that they have here
+_PASSED = ("PYTHONPATH", "PYTHONHASHSEED", "THEANO_FLAGS", "THEANORC", "OMP_NUM_THREADS",
+           "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")  # fmt: skip
+_PASSED_PREFIXES = ("SYNKHRONOS_", "NCCL_")
+_OF_A_TASK = (job.TASK, job.LAUNCHED)
+
+# The variables in which batch systems, or a user, tell mpirun the machines
+_ALLOCATIONS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "PE_HOSTFILE", "LOADL_STEP_ID",
+                "OMPI_MCA_orte_default_hostfile")  # fmt: skip
+
+# With these, the kernel finds within about three seconds that another machine cannot be reached, and
+# mpirun ends the job. With OpenMPI's own values, this takes minutes.
+_KEEPALIVE = {"time": 1, "intvl": 1, "probes": 2}
+_PR_SET_PDEATHSIG = 1
+_LOOK = 0.5  # seconds between two looks whether the terminal is ours
+
+
+class Mpirun(NamedTuple):
+    """OpenMPI's mpirun.
+
+    Attributes
+    ----------
+    path, version : str
+    """
+
+    path: str
+    version: str
+
+
+def find_mpirun(environ: Mapping[str, str] = os.environ) -> Mpirun:
+    """Return the mpirun in ``PATH``.
+
+    Raises
+    ------
+    JobError
+        If there is none, or if it is not OpenMPI's.
+    """
+    install = "install OpenMPI, on Debian with: apt-get install openmpi-bin"
+    path = shutil.which("mpirun", path=environ.get("PATH"))
+    if path is None:
+        raise JobError(f"several machines need mpirun, which is not in PATH; {install}")
+    try:
+        done = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=60)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise JobError(f"{path} does not work: {error}") from None
+    found = re.search(r"\(Open MPI\) (\S+)", done.stdout)
+    if found is None:
+        said = (done.stdout or done.stderr).strip().splitlines() or ["nothing"]
+        raise JobError(f"{path} is not OpenMPI's, but says {said[0]!r}; {install}")
+    return Mpirun(path, found[1])
+
+
+def check_mpi4py() -> None:
+    """Raise a `JobError` if this Python has no mpi4py."""
+    if importlib.util.find_spec("mpi4py") is None:
+        raise JobError(
+            f"several machines need mpi4py, which {sys.executable} does not find; install it on every "
+            f"machine: python -m pip install 'synkhronos[mpi]'"
+        )
+
+
+def check_machines(what: Job, environ: Mapping[str, str] = os.environ) -> None:
+    """Raise a `JobError` if nothing says on which machines the job is to run."""
+    if what.machines == 1 or what.hosts or what.mpi or environ.get(job.APART) == "1":
+        return
+    if not any(name in environ for name in _ALLOCATIONS):
+        raise JobError(
+            f"-n {what.machines}: name the machines by --hosts, --hostfile or --config, or start the "
+            f"command inside a job of a batch system"
+        )
+
+
+def command(
+    what: Job,
+    program: Sequence[str],
+    mpirun: str = "mpirun",
+    environ: Mapping[str, str] = os.environ,
+    is_script: bool = True,
+) -> List[str]:
+    """Return the ``mpirun`` line of a job.
+
+    Parameters
+    ----------
+    what : Job
+    program : list of str
+        What each machine runs, with its arguments.
+    mpirun : str
+    environ : mapping
+        Of this process.
+    is_script : bool
+        Whether it is a script, which gets Ctrl-C, and ranks, whose lines get the name of their machine.
+    """
+    line = [mpirun, *(["--allow-run-as-root"] if os.geteuid() == 0 else []), "--bind-to", "none"]
+    if what.hosts:
+        line += ["--map-by", "seq"]  # in this order; otherwise mpirun puts its own machine first
+    else:
+        apart = environ.get(job.APART) == "1"
+        line += ["--oversubscribe"] if apart else ["--map-by", "ppr:1:node"]
+    for name, value in _KEEPALIVE.items():
+        line += ["--mca", f"oob_tcp_keepalive_{name}", str(value)]
+    line += ["--mca", "ess_base_forward_signals", f"{INTERRUPT.name},SIGUSR1,SIGUSR2", *what.mpi]
+    own = {**what.environment, **({job.LAUNCHED: "1"} if is_script else {})}
+    options = [one for name in passed(environ) if name not in own for one in ("-x", name)]
+    options += [one for name, value in own.items() for one in ("-x", f"{name}={value}")]
+    if not what.by_host:
+        machines = ["-H", ",".join(what.hosts)] if what.hosts else []
+        return [*line, *options, *machines, "-n", str(what.machines), *program]
+    for number, host in enumerate(what.hosts):  # mpirun takes variables separately for each part
+        line += [":"] if number else []
+        for name, value in what.by_host.get(host, {}).items():
+            line += ["-x", f"{name}={value}"]
+        line += [*options, "-H", host, "-n", "1", *program]
+    return line
+
+
+def passed(environ: Mapping[str, str]) -> List[str]:
+    """Return the names of the variables that other machines get from this one."""
+    names = [name for name in environ if name in _PASSED or name.startswith(_PASSED_PREFIXES)]
+    return sorted(name for name in names if name not in _OF_A_TASK)
+
+
+def run(line: Sequence[str], environ: Optional[Dict[str, str]] = None) -> int:
+    """Run a ``mpirun`` line until it ends, and pass signals on to it; return the exit code.
+
+    SIGTERM and SIGHUP end the job. If this process dies, so does the job.
+    """
+    signals = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2}
+    signals = {one for one in signals if signal.getsignal(one) != signal.SIG_IGN}
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    terminal = _is_terminal()
+
+    def prepare():
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+    process = subprocess.Popen(
+        line,
+        env=environ,
+        stdin=subprocess.PIPE if terminal else None,
+        start_new_session=True,
+        preexec_fn=prepare,
+    )
+    ended_by = _pass_signals(process, signals)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    if terminal:
+        threading.Thread(target=_pass_terminal, args=(process.stdin,), daemon=True).start()
+    code = process.wait()
+    if ended_by:
+        return 128 + ended_by[0]
+    return code if code >= 0 else 128 - code
+
+
+def _pass_signals(process, signals):
+    """Let the handlers of signals pass them on; return a list for those that end the job."""
+    ended_by: List[int] = []
+
+    def handle(number, frame):
+        if number in (signal.SIGTERM, signal.SIGHUP):
+            ended_by.append(number)
+            process.terminate()
+        else:
+            process.send_signal(INTERRUPT if number == signal.SIGINT else number)
+
+    for one in signals:
+        signal.signal(one, handle)
+    return ended_by
+
+
+def _is_terminal():
+    return sys.stdin is not None and os.isatty(0)
+
+
+def _pass_terminal(pipe):
+    """Write what is typed to a pipe: mpirun reads no terminal of another session."""
+    with pipe:
+        while True:
+            if os.tcgetpgrp(0) != os.getpgrp():
+                time.sleep(_LOOK)  # in the background, where reading would stop this process
+            elif select.select([0], [], [], _LOOK)[0]:
+                typed = os.read(0, 4096)
+                if not typed:
+                    return
+                try:
+                    os.write(pipe.fileno(), typed)
+                except BrokenPipeError:
+                    return

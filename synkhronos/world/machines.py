@@ -1,0 +1,282 @@
+"""The machines of an MPI job: how their leaders find each other, and what those of workers run.
+
+The script runs in the first task of the job. On every other machine, one task leads the ranks of the
+machine: it waits until the script calls ``fork()``, forks the ranks, and is one of them, until the
+world is closed. Then it waits for the next ``fork()``, or for the end of the script.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import pickle
+import socket
+import sys
+from typing import NamedTuple, Sequence
+
+import numpy as np
+
+from synkhronos._errors import SynkhronosError, WorldBrokenError, text_of
+from synkhronos._version import __version__
+from synkhronos.arithmetic.machines import ranks_of_machines
+from synkhronos.arithmetic.partition import shares
+from synkhronos.engines.base import Engine
+from synkhronos.engines.theano_cpu import TheanoCpuEngine
+from synkhronos.host import job
+from synkhronos.host.log import logger
+from synkhronos.host.machine import cores, use_cores
+from synkhronos.transports.local import LocalTransport
+from synkhronos.transports.machines.leaders import BROKEN, CONTROL, Leaders
+from synkhronos.transports.machines.transport import MachinesTransport
+from synkhronos.world.devices import check_devices, get_n_gpu, kind_of
+from synkhronos.world.threads import ThreadLimits, use_more_cores
+from synkhronos.world.world import World, enter_world
+
+_CLOSING = 2.0  # seconds for a worker to end by itself
+_LEAVING = 2.5  # seconds for the other machines to end at the end of the script
+_START, _EXIT = "start", "exit"  # messages between commands, besides those of the transport
+
+
+class Fact(NamedTuple):
+    """What a machine tells the others.
+
+    Attributes
+    ----------
+    host : str
+    versions : tuple of str
+        Of this package, of Python and of NumPy.
+    ranks : int or None
+        The number of its ranks, if the job says it.
+    cores, gpus : int
+    devices : list of str or None
+        The devices of its ranks, if the job says them.
+    """
+
+    host: str
+    versions: tuple[str, str, str]
+    ranks: int | None
+    cores: int
+    gpus: int
+    devices: list[str] | None
+
+
+class Machines:
+    """The machines of this job, as the leader of one of them sees it.
+
+    Attributes
+    ----------
+    leaders : Leaders or None
+        None for a task that leads no machine.
+    facts : list of Fact
+        Of each machine.
+    """
+
+    def __init__(self) -> None:
+        try:
+            from synkhronos.transports.machines.mpi import Tasks
+        except ImportError as error:
+            raise SynkhronosError(
+                f"this process is a task of an MPI job, which needs mpi4py: {error}; install it on "
+                f"every machine: pip install 'synkhronos[mpi]'"
+            ) from error
+        self._tasks = Tasks(os.environ.get(job.APART) == "1")
+        self._use_all_cores()
+        self.leaders = None if self._tasks.links is None else Leaders(self._tasks.links)
+        if self.leaders is not None:
+            own = pickle.dumps(self._fact())
+            self.facts = [pickle.loads(one) for one in self.leaders.exchange(own)]
+            self._check_versions()
+
+    def _use_all_cores(self):
+        """Use the cores of the other tasks of this machine, too, as they only wait."""
+        if self._tasks.tasks_here > 1 and self._tasks.links is not None:
+            before = cores()
+            use_cores(self._tasks.cores)
+            if cores() > before:
+                use_more_cores(before)
+
+    def _fact(self):
+        tasks = self._tasks.tasks_here
+        return Fact(
+            socket.gethostname(),
+            (__version__, sys.version.split()[0], np.__version__),
+            job.ranks() or (tasks if tasks > 1 else None),
+            cores(),
+            get_n_gpu(),
+            job.devices(),
+        )
+
+    def _check_versions(self):
+        first = self.facts[0]
+        for fact in self.facts:
+            named = zip(("Synkhronos", "Python", "NumPy"), first.versions, fact.versions)
+            for name, own, other in named:
+                if own != other:
+                    raise SynkhronosError(
+                        f"{name} has the version {own} on {first.host} and {other} on {fact.host}; "
+                        f"install the same version on every machine"
+                    )
+
+    def place(
+        self, n_parallel: int | None, use_gpu: bool | None, devices: Sequence[str] | None
+    ) -> list[list[str]]:
+        """Return the devices of each machine, one for each rank, from the arguments of ``fork()``."""
+        number = len(self.facts)
+        if devices is None and any(fact.devices for fact in self.facts):
+            return self._devices_of_job(n_parallel, use_gpu)
+        if devices is not None:
+            devices = check_devices(n_parallel, use_gpu, devices)
+            n_parallel = len(devices)
+        if n_parallel is not None and n_parallel < number:
+            raise ValueError(
+                f"fork: n_parallel: expected at least {number}, one rank for each of the machines "
+                f"{self._hosts()}, got {n_parallel}"
+            )
+        on_gpus = devices is None and use_gpu is not False and all(fact.gpus for fact in self.facts)
+        if use_gpu and devices is None and not on_gpus:
+            raise ValueError(
+                f"fork: use_gpu=True, but not every machine has a GPU: {self._hosts('gpus')}"
+            )
+        counts = [fact.ranks or (fact.gpus if on_gpus else fact.cores) for fact in self.facts]
+        if n_parallel is not None and n_parallel != sum(counts):
+            counts = shares(n_parallel, number)
+        if devices is not None:
+            ends = np.cumsum(counts)
+            return [list(devices[end - count : end]) for end, count in zip(ends, counts)]
+        if not on_gpus:
+            return [["cpu"] * count for count in counts]
+        for fact, count in zip(self.facts, counts):
+            if count > fact.gpus:
+                raise ValueError(
+                    f"fork: {count} ranks were asked for on {fact.host}, which has {fact.gpus} GPU(s)"
+                )
+        return [[f"cuda{rank}" for rank in range(count)] for count in counts]
+
+    def _devices_of_job(self, n_parallel, use_gpu):
+        without = [fact.host for fact in self.facts if not fact.devices]
+        if without:
+            raise ValueError(f"fork: {job.DEVICES} names no devices on {', '.join(without)}")
+        check_devices(n_parallel, use_gpu, [one for fact in self.facts for one in fact.devices])
+        return [fact.devices for fact in self.facts]
+
+    def _hosts(self, attribute=None):
+        return ", ".join(
+            fact.host if attribute is None else f"{fact.host}: {getattr(fact, attribute)}"
+            for fact in self.facts
+        )
+
+    def start(
+        self,
+        by_machine: list[list[str]],
+        master_rank: int,
+        timeout: float | None,
+        profile_workers: bool,
+    ) -> MachinesTransport:
+        """Let the leaders of the other machines make their ranks; return the master's transport."""
+        ranges = ranks_of_machines([len(one) for one in by_machine], master_rank)
+        order = (ranges, by_machine, master_rank, timeout, profile_workers)
+        self.leaders.begin(self.leaders.number + 1)
+        for machine in range(1, self.leaders.size):
+            self.leaders.send(machine, CONTROL, (_START, order))
+        return self._transport(*order[:4])
+
+    def _transport(self, ranges, by_machine, master_rank, timeout):
+        own = ranges[self.leaders.rank]
+        first = own.index(master_rank) if self.leaders.rank == 0 else 0
+        local = LocalTransport(len(own), first, timeout)
+        return MachinesTransport(local, self.leaders, ranges, master_rank, timeout)
+
+    # The other machines
+
+    def serve(self) -> None:
+        """Lead this machine's ranks in one world after the other, until the script ends."""
+        while self.leaders is not None:
+            try:
+                number, message, _ = self.leaders.receive(0, CONTROL, np.empty, True)
+            except WorldBrokenError:
+                continue  # the end of a world that has ended here already
+            if message[0] == _EXIT:
+                break
+            if message[0] == _START:  # else a command of a world that has ended here
+                self.leaders.begin(number)
+                self._lead(*message[1])
+        self._tasks.finish()
+
+    def _lead(self, ranges, by_machine, master_rank, timeout, profile_workers):
+        try:
+            transport = self._transport(ranges, by_machine, master_rank, timeout)
+            engine = make_engine(by_machine[self.leaders.rank])
+            world = World(transport, engine, ThreadLimits(), profile_workers)
+            enter_world(world)
+            try:
+                world.start()
+                world.work(transport)
+            except BaseException:
+                transport.local.kill()  # they may compute for long
+                raise
+            finally:
+                transport.close(_CLOSING)
+                world.free()
+        except BaseException as error:
+            host = self.facts[self.leaders.rank].host
+            self.leaders.notify(BROKEN, f"on {host}: {text_of(error)}", [0])
+            if not isinstance(error, Exception):
+                raise
+        finally:
+            self.leaders.watch = lambda inside: None
+
+    def finish(self) -> None:
+        """Let the other tasks end, and end MPI."""
+        for machine in range(1, self.leaders.size):
+            self.leaders.send(machine, CONTROL, (_EXIT,))
+        if not self._tasks.finish(_LEAVING):
+            from synkhronos.transports.machines.mpi import abort
+
+            # The leader of a machine cannot be interrupted while it computes.
+            logger.error(
+                "another machine still computes for a world that was broken; the job is ended"
+            )
+            abort()
+
+
+def by_rank(by_machine: list[list], master_rank: int) -> list:
+    """Return the items of all ranks by rank, given a list for each machine."""
+    items = [None] * sum(map(len, by_machine))
+    for ranks, own in zip(ranks_of_machines([len(one) for one in by_machine], master_rank), by_machine):
+        items[ranks.start : ranks.stop] = own
+    return items
+
+
+def make_engine(devices: Sequence[str]) -> Engine:
+    """Return the engine for devices, which are of one kind."""
+    if kind_of(devices[0]) == "cpu":
+        return TheanoCpuEngine()
+    from synkhronos.engines.theano_gpu import TheanoGpuEngine
+
+    return TheanoGpuEngine()
+
+
+@functools.lru_cache(maxsize=None)
+def machines_of_job() -> Machines | None:
+    """Return the machines of this process's MPI job; None if it is no task of a job."""
+    return None if job.own_task() is None else Machines()
+
+
+def end() -> None:
+    """End the job at the end of the script."""
+    try:
+        machines = machines_of_job()
+    except BaseException:
+        from synkhronos.transports.machines.mpi import abort
+
+        abort()  # the tasks have not found each other, so they cannot be told
+        raise
+    if machines is not None:
+        machines.finish()
+
+
+def serve() -> None:
+    """Run a task of a job that does not run the script."""
+    machines = machines_of_job()
+    if machines is not None:
+        machines.serve()
