@@ -23,6 +23,9 @@ from processes import (  # noqa: F401
 )
 
 import synkhronos as synk
+from checks.ranks import Ranks
+from synkhronos.transports.local import LocalTransport
+from synkhronos.transports.naive import NaiveTransport
 
 # After synkhronos, which has Theano find a BLAS.
 from prelude import run_file
@@ -56,6 +59,19 @@ def world_of(open_world):
     yield open_world
     if synk.world.world.world_exists():
         synk.close()
+
+
+@pytest.fixture(
+    scope="module",
+    params=[(make, size) for make in (NaiveTransport, LocalTransport) for size in (1, 3)],
+    ids=lambda param: f"{param[0].__name__}-{param[1]}",
+)
+def ranks(request):
+    """The ranks of each transport, for the checks of what it includes: its store and its commons."""
+    make, size = request.param
+    ranks = Ranks(make(size, size - 1, timeout=30))
+    yield ranks
+    ranks.close()
 
 
 @pytest.fixture

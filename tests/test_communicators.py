@@ -5,6 +5,7 @@ import pytest
 from checks.communicators import CHECKS
 from checks.ranks import Ranks
 
+from synkhronos.comms.alone import AloneCommunicator
 from synkhronos.comms.naive import NaiveCommunicator
 from synkhronos.transports.local import LocalTransport
 from synkhronos.transports.naive import NaiveTransport
@@ -21,12 +22,16 @@ def shared_memory(size, master_rank):
     return Ranks(transport, LocalTransport.communicator)
 
 
+def alone(size, master_rank):
+    return Ranks(NaiveTransport(size, master_rank, timeout=30), AloneCommunicator)
+
+
 COMMUNICATORS = [naive, shared_memory]
 
 
 @pytest.fixture(
     scope="module",
-    params=[(make, size) for make in COMMUNICATORS for size in SIZES],
+    params=[(make, size) for make in COMMUNICATORS for size in SIZES] + [(alone, 1)],
     ids=lambda param: f"{param[0].__name__}-{param[1]}",
 )
 def ranks(request):

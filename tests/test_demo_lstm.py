@@ -1,31 +1,23 @@
 """Tests of the demo that learns the sentiment of reviews: its data, and its script."""
 
-import importlib
-import importlib.util
 import re
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
+from demo_modules import modules_of, need
+from processes import ROOT
 
-for needed in ("sklearn", "tqdm"):
-    if importlib.util.find_spec(needed) is None:
-        pytest.skip(f"the demo needs {needed}", allow_module_level=True)
+need("sklearn", "tqdm")
 
-DEMO = Path(__file__).resolve().parent.parent / "demos" / "lstm_imdb"
+DEMO = ROOT / "demos" / "lstm_imdb"
 SMALL = ["--processes", "2", "--cells", "16", "--epochs", "2", "--batch-size", "5"]
+
+demo = modules_of("lstm_imdb", "reviews")
 
 
 @pytest.fixture(scope="module")
-def reviews():
-    """The demo's module of reviews."""
-    sys.path.insert(0, str(DEMO))
-    try:
-        yield importlib.import_module("reviews")
-    finally:
-        sys.path.remove(str(DEMO))
-        sys.modules.pop("reviews", None)
+def reviews(demo):
+    return demo.reviews
 
 
 # Files

@@ -1,25 +1,21 @@
 """Tests of the MNIST demo: its shared modules, and an epoch of each script."""
 
 import gzip
-import importlib.util
 import io
 import json
 import re
 import signal
 import sys
 import urllib.error
-from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import theano
+from demo_modules import modules_of, need
+from processes import ROOT
 
-for needed in ("lasagne", "matplotlib", "sklearn", "tqdm"):
-    if importlib.util.find_spec(needed) is None:
-        pytest.skip(f"the demos need {needed}", allow_module_level=True)
+need("lasagne", "matplotlib", "sklearn", "tqdm")
 
-DEMO = Path(__file__).resolve().parent.parent / "demos" / "lasagne_mnist"
+DEMO = ROOT / "demos" / "lasagne_mnist"
 MODULES = ("mnist", "network", "command_line", "script", "training", "train_mnist_gpu_data")
 SCRIPTS = {
     "train_mnist_theano": [],
@@ -28,20 +24,7 @@ SCRIPTS = {
 }
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:lasagne")
-
-
-@pytest.fixture(scope="module")
-def demo():
-    """Namespace of the demo's modules. They set ``floatX``, which is restored afterwards."""
-    float_x = theano.config.floatX
-    sys.path.insert(0, str(DEMO))
-    try:
-        yield SimpleNamespace(**{name: importlib.import_module(name) for name in MODULES})
-    finally:
-        sys.path.remove(str(DEMO))
-        theano.config.floatX = float_x
-        for name in MODULES:
-            sys.modules.pop(name, None)
+demo = modules_of("lasagne_mnist", *MODULES)
 
 
 # The digits

@@ -1,25 +1,20 @@
 """Tests of the residual network demo: its layers, its loading of images, and both scripts."""
 
-import importlib
-import importlib.util
 import re
-import sys
 from argparse import Namespace
-from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import theano
 import theano.tensor as tt
+from demo_modules import modules_of, need
+from processes import ROOT
 
 import synkhronos as synk
 
-for needed in ("lasagne", "PIL", "tqdm"):
-    if importlib.util.find_spec(needed) is None:
-        pytest.skip(f"the demos need {needed}", allow_module_level=True)
+need("lasagne", "PIL", "tqdm")
 
-DEMO = Path(__file__).resolve().parent.parent / "demos" / "resnet"
+DEMO = ROOT / "demos" / "resnet"
 SCRIPTS = ("train_resnet_theano", "train_resnet")
 MODULES = ("command_line", "script", "images", "network", "training", *SCRIPTS)
 TINY = ["--blocks", "1", "1", "--width", "4", "--size", "16", "--classes", "5"]
@@ -27,20 +22,7 @@ TINY += ["--batch", "6", "--valid", "7", "--steps", "3", "--evaluate-every", "2"
 TINIER = [*TINY, "--blocks", "1"]  # where the network does not matter
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:lasagne")
-
-
-@pytest.fixture(scope="module")
-def demo():
-    """Namespace of the demo's modules. They set ``floatX``, which is restored afterwards."""
-    float_x = theano.config.floatX
-    sys.path.insert(0, str(DEMO))
-    try:
-        yield SimpleNamespace(**{name: importlib.import_module(name) for name in MODULES})
-    finally:
-        sys.path.remove(str(DEMO))
-        theano.config.floatX = float_x
-        for name in MODULES:
-            sys.modules.pop(name, None)
+demo = modules_of("resnet", *MODULES)
 
 
 @pytest.fixture

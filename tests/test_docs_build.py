@@ -114,6 +114,17 @@ def test_styles_load_nothing_from_elsewhere(built):
             assert address.startswith("data:") or not re.match(r"(\w+:)?//", address), style.name
 
 
+def test_formulas_are_escaped_once(built):
+    """Two backslashes before a name are a new line: an escape in a docstring that is raw already."""
+    formulas = [
+        (path.name, formula)
+        for path in built.rglob("*.html")
+        for formula in re.findall(r'class="math[^"]*">(.*?)</(?:span|div)>', path.read_text(), re.DOTALL)
+    ]
+    assert len(formulas) > 50
+    assert not [one for one in formulas if re.search(r"\\\\[a-zA-Z]|\\text\{[^}]*\\_", one[1])]
+
+
 def test_formulas_are_drawn_by_a_script_and_fonts_of_the_pages(built, pages):
     scripts = pages[(built / "scaling.html").resolve()].loaded
     mathjax = [one for one in scripts if "mathjax" in one.lower()]

@@ -493,7 +493,7 @@ def test_ten_rounds_of_fork_and_close_leak_neither_files_nor_memory():
     files_after, memory_after, threads_after, maps_after = state()
     assert files_after <= files, (files, files_after)
     assert threads_after <= threads
-    assert maps_after <= maps + 5, (maps, maps_after)
+    assert maps_after < maps + 10, (maps, maps_after)  # less than one in each round
     # A leak of one array per round would be at least 40 MB. malloc itself keeps about 6 MB for a while.
     assert memory_after - memory < 16 << 20, (memory_after - memory) >> 10
     assert sum(type(one) is synk.world.world.World for one in gc.get_objects()) == 1

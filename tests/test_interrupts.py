@@ -90,6 +90,7 @@ PLACES = {
         "synkhronos.programs.sending:pack",
         "synkhronos.programs.controller:Controller.start",
         "synkhronos.programs.controller:Line.ask",
+        "synkhronos.programs.register:Register.write",
         "synkhronos.programs.mailbox:Mailbox.publish",
         "synkhronos.programs.mailbox:Mailbox.take",
         "synkhronos.programs.own_call:call",

@@ -15,6 +15,7 @@ CODE = ["setup.py", "synkhronos", "demos", "tests"]
 NOT_ON_OLDEST = [
     "sys.stdlib_module_names",  # the test that needs it is skipped there
     "tempfile.TemporaryDirectory(ignore_cleanup_errors)",  # mutation testing is not among the tests
+    "tomllib",  # tomli is used there
     "file",  # vermin takes a package's file attribute for a type of Python 2
 ]
 

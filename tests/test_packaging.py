@@ -20,7 +20,7 @@ from processes import ROOT
 import synkhronos as synk
 
 REQUIREMENTS = ROOT / "requirements"
-EXTRAS = {"bench", "demos", "docs", "keras", "test"}
+EXTRAS = {"bench", "demos", "docs", "keras", "mpi", "test"}
 #: What setuptools adds to a source archive
 ADDED = {"PKG-INFO", "setup.cfg"}
 JUNK = [

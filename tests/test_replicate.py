@@ -227,19 +227,26 @@ def test_the_memory_of_a_large_pickle_is_returned(world_of):
     assert total() == 200_000
 
 
-MODULE = ("made up", "key")
+MODULE, ELSEWHERE = ("made up", "key"), ("made up", "key of another")
 
 
 @pytest.fixture
-def new_module():
-    """Function that registers a new compiled module in the master's cache."""
+def new_module(tmp_path):
+    """Function that registers a new compiled module in the master's cache, with a file and without."""
     get_module_cache()
-    yield lambda: get_module_cache().entry_from_key.update({MODULE: "no folder/module.so"})
-    get_module_cache().entry_from_key.pop(MODULE, None)
+    (tmp_path / "module.so").touch()
+    new = {MODULE: str(tmp_path / "module.so"), ELSEWHERE: "of another machine/module.so"}
+    yield lambda: get_module_cache().entry_from_key.update(new)
+    for key in new:
+        get_module_cache().entry_from_key.pop(key, None)
 
 
 def knows_module(here):
     return MODULE in get_module_cache().entry_from_key
+
+
+def knows_module_without_file(here):
+    return ELSEWHERE in get_module_cache().entry_from_key
 
 
 def forget_module(here):
@@ -260,6 +267,7 @@ def test_modules_are_sent_until_the_workers_have_loaded_them(world_of, new_modul
     look(forget_module)  # as if the workers had failed before they loaded the modules
     synk.distribute()
     assert look(knows_module) == [True] * 3
+    assert look(knows_module_without_file) == [True, False, False]
     look(forget_module)
     g = synk.function([x], (x.max(), "max"), mode="FAST_COMPILE")
     synk.distribute()

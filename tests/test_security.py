@@ -418,14 +418,18 @@ def calls_in(tree):
 
 FORBIDDEN = {"eval", "exec", "compile", "os.system", "os.popen", "tempfile.mktemp", "marshal.loads",
              "subprocess.getoutput", "shelve.open", "yaml.load"}  # fmt: skip
-#: Library modules that unpickle read what a rank wrote to the world's memory. The benchmarks read what
-#: they wrote to their own folder or to such memory.
+#: Library modules that unpickle read what a rank wrote to the world's memory; those of several machines,
+#: what another leader sent by MPI. The benchmarks read what they wrote to their own folder or to such
+#: memory.
 UNPICKLING = {"synkhronos/world/here.py", "synkhronos/world/world.py", "synkhronos/comms/naive.py",
               "synkhronos/comms/nccl.py", "synkhronos/comms/shm.py", "synkhronos/engines/naive.py",
               "synkhronos/engines/theano_engine.py", "synkhronos/engines/theano_modules.py",
               "synkhronos/engines/theano_pickles.py", "synkhronos/programs/controller.py",
               "synkhronos/programs/meeting.py", "synkhronos/programs/messages.py",
               "synkhronos/programs/spmd.py", "synkhronos/stores/commons.py",
+              "synkhronos/comms/linked.py", "synkhronos/comms/machines.py",
+              "synkhronos/transports/machines/leaders.py", "synkhronos/transports/machines/meetings.py",
+              "synkhronos/transports/machines/transport.py", "synkhronos/world/machines.py",
               "benchmarks/center.py", "benchmarks/replicate.py"}  # fmt: skip
 CODE = [
     path

@@ -146,7 +146,7 @@ SIGNATURES = {
     "sliceable_shareds=None, **kwargs",
     "distribute": "",
     "data": "value=None, var=None, dtype=None, ndim=None, shape=None, minibatch=False, "
-    "force_cast=False, oversize=1, name=None",
+    "force_cast=False, oversize=1, name=None, constant=False",
     "broadcast": "shared_vars, values=None, nccl=True",
     "scatter": "shared_vars, values=None, batch=None",
     "gather": "shared_vars, nd_up=1, nccl=True",

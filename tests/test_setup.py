@@ -42,7 +42,7 @@ def test_the_environment_takes_no_other_option():
         timeout=60,
     )
     assert (answer.returncode, answer.stdout) == (2, "")
-    assert answer.stderr == "usage: environment.sh [--with-opencl]\n"
+    assert answer.stderr == "usage: environment.sh [--with-opencl] [--with-mpi]\n"
 
 
 PACKAGES = {"PIL": "pillow", "lasagne": "Lasagne", "sklearn": "scikit-learn"}  # by import name
@@ -70,7 +70,8 @@ def test_what_is_imported_can_be_installed(folder, monkeypatch):
     monkeypatch.setattr("setuptools.setup", declared.update)
     runpy.run_path(str(ROOT / "setup.py"))
     extras = declared["extras_require"]
-    wanted = [*declared["install_requires"], *extras["test"], *extras["demos"], *extras["keras"]]
+    used = ("test", "demos", "keras", "mpi")
+    wanted = [*declared["install_requires"], *(one for name in used for one in extras[name])]
     names = {re.match(r"[\w-]+", one).group().lower() for one in wanted} | BY_DEBIAN
     imported = imported_in(folder) - sys.stdlib_module_names - OUR_OWN
     assert imported and {PACKAGES.get(one, one).lower() for one in imported} <= names

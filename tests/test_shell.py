@@ -73,7 +73,7 @@ def test_extensions_are_imported_when_they_are_used():
 
 def test_help_begins_with_what_to_write():
     summary, _, rest = synk.__doc__.partition("\n\n")
-    assert summary == "Data-parallel Theano on all the cores or GPUs of one machine."
+    assert summary == "Data-parallel Theano on all the cores or GPUs of one machine or several."
     assert rest.index(">>> import synkhronos as synk") < 400
     assert rest.index("synk.close()") < rest.index("The layers")
 
@@ -101,8 +101,8 @@ def test_completion_of_a_function_shows_its_public_names(shown):
 
 def test_completion_of_data_shows_its_public_names(shown):
     assert [name for name in dir(shown[1]) if not name.startswith("_")] == [
-        "alloc_size", "condition_data", "data", "dtype", "free_memory", "minibatch", "name", "ndim",
-        "set_length", "set_shape", "set_value", "shape", "size",
+        "alloc_size", "condition_data", "constant", "data", "dtype", "free_memory", "minibatch", "name",
+        "ndim", "set_length", "set_shape", "set_value", "shape", "size",
     ]  # fmt: skip
 
 

@@ -5,7 +5,6 @@ import re
 
 import numpy as np
 import pytest
-from checks.ranks import Ranks
 from checks.stores import CHECKS
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,22 +22,8 @@ from oracle import examples
 from synkhronos.stores import memory as memory_module
 from synkhronos.stores.memory import FreeList, SharedMemory
 from synkhronos.stores.shared import SharedMemoryStore
-from synkhronos.transports.local import LocalTransport
-from synkhronos.transports.naive import NaiveTransport
 
 MEBIBYTE = 1 << 20
-
-
-@pytest.fixture(
-    scope="module",
-    params=[(make, size) for make in (NaiveTransport, LocalTransport) for size in (1, 3)],
-    ids=lambda param: f"{param[0].__name__}-{param[1]}",
-)
-def ranks(request):
-    make, size = request.param
-    ranks = Ranks(make(size, size - 1, timeout=30))
-    yield ranks
-    ranks.close()
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__[len("check_"):])

@@ -92,7 +92,7 @@ def test_a_step_is_one_command(world_of, digits, monkeypatch):
     parallel(*digits)
     transport, posts = synk.world.world.current_world().transport, []
     post = transport.post
-    monkeypatch.setattr(transport, "post", lambda payload: (posts.append(payload), post(payload)))
+    monkeypatch.setattr(transport, "post", lambda *sent: (posts.append(sent), post(*sent)))
     parallel(*digits)
     assert len(posts) == 1
 

@@ -413,7 +413,7 @@ def test_a_step_of_any_kind_is_one_command(monkeypatch, rule):
     step(*digits())
     transport, posts = synk.world.world.current_world().transport, []
     post = transport.post
-    monkeypatch.setattr(transport, "post", lambda payload: (posts.append(payload), post(payload)))
+    monkeypatch.setattr(transport, "post", lambda *sent: (posts.append(sent), post(*sent)))
     step(*digits())
     assert len(posts) == 1
 

@@ -167,7 +167,7 @@ def test_replicas_that_train_apart_are_warned_of_after_a_while(world, noticed):
     step(ROWS, TARGETS)
     [text] = noticed()
     assert "train" in text and " w, whose replicas differ" in text
-    assert "make_train_function" in text and "all_reduce" in text
+    assert "parallel_function()" in text and "make_train_function()" in text and "all_reduce" in text
     for _ in range(2 * PATIENCE):
         step(ROWS, TARGETS)
     synk.close()

@@ -6,6 +6,7 @@ Theano. So these tests depend only on the interfaces.
 
 import numpy as np
 import pytest
+from checks.machines import ThreadedMachines
 from test_engines import NaiveLab, TheanoLab
 
 import synkhronos as synk
@@ -16,7 +17,13 @@ from synkhronos.world.threads import ThreadLimits
 from synkhronos.world.world import World, current_world, enter_world, world_exists
 
 RANKS, MASTER = 3, 1
-TRANSPORTS, LABS = [NaiveTransport, LocalTransport], [NaiveLab, TheanoLab]
+
+
+def several_machines(size, master_rank, timeout):
+    return ThreadedMachines([2, 1], master_rank, timeout)
+
+
+TRANSPORTS, LABS = [NaiveTransport, LocalTransport, several_machines], [NaiveLab, TheanoLab]
 PARTS = [(transport, lab) for transport in TRANSPORTS for lab in LABS]
 
 
@@ -171,7 +178,7 @@ def test_a_fused_step_is_one_command(lab, rows, monkeypatch):
     synk.distribute()
     transport, posts = current_world().transport, []
     post = transport.post
-    monkeypatch.setattr(transport, "post", lambda payload: (posts.append(payload), post(payload)))
+    monkeypatch.setattr(transport, "post", lambda *sent: (posts.append(sent), post(*sent)))
     with synk.fuse():
         mean = gradient(rows)
         synk.all_reduce(w, weights=gradient)

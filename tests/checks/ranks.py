@@ -31,9 +31,10 @@ class Ranks:
         self._make = make
         self._subject = make(transport)
         if self.size > 1:
-            transport.start(self._serve)
+            transport.start(self.serve)
 
-    def _serve(self, transport):
+    def serve(self, transport):
+        """Run programs as a worker, until the master closes the world."""
         # A forked rank inherits the master's subject.
         subject = self._subject if transport is self.transport else self._make(transport)
         while True:

@@ -25,6 +25,7 @@ from synkhronos.functions import replicate
 from synkhronos.programs.center import Center
 from synkhronos.programs.controller import Line
 from synkhronos.programs.mailbox import Mailbox
+from synkhronos.programs.register import Register
 from synkhronos.programs.stripes import Stripes
 from synkhronos.stores.commons import SharedCommons
 from synkhronos.transports import children, local
@@ -181,6 +182,7 @@ class Injector:
                 (Mailbox, "read", lambda *args: self.copy("receive", *args)),
                 (Mailbox, "_places", self.pieces),
                 (Mailbox, "_recover", self.recover),
+                (Register, "write", self.write_question),
                 (Line, "_wait", self.wait_for_answer),
                 (program, "reach", self.reach),
             ]:
@@ -251,11 +253,11 @@ class Injector:
             self.at("reply")
         original(transport, payload)
 
-    def post(self, original, transport, payload):
+    def post(self, original, transport, payload, needs=None):
         """Wrap the method with which the master sends a command."""
         self.barriers = 0
         self.at("idle")
-        original(transport, payload)
+        original(transport, payload, needs)
         self.at("started")
         self.at("close", 0)
 
@@ -323,11 +325,10 @@ class Injector:
         self.at(where, 1)
 
     def copy(self, name, original, box, slot, parts):
-        asks = name == "send" and box._name == f"controller {self.scenario.size}"
-        self.doing = "ask" if asks else name if box._name.startswith("mailbox") else None
+        self.doing = name
         original(box, slot, parts)
-        if not asks and len(parts) > 1:
-            self.at(self.doing, 1)
+        if len(parts) > 1:
+            self.at(name, 1)
         self.doing = None
 
     def pieces(self, original, box, slot, parts):
@@ -337,10 +338,15 @@ class Injector:
                 self.at(self.doing, 0)
 
     def recover(self, original, box):
-        where = "box" if box._name.startswith("mailbox") else None
-        self.at(where, 0)
+        self.at("box", 0)
         original(box)
-        self.at(where, 1)
+        self.at("box", 1)
+
+    def write_question(self, original, register, number, data):
+        if self.rank != self.scenario.size:
+            register._room(len(data))[: len(data) // 2] = data[: len(data) // 2]
+            self.at("ask", 0)
+        original(register, number, data)
 
     def wait_for_answer(self, original, line):
         self.at("ask", 1)

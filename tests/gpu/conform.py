@@ -42,7 +42,9 @@ class OnDevice:
             _separate_pocl_cache(self.rank)
         self.engine = TheanoGpuEngine()
         self.engine.setup(devices[self.rank], announce=False)
-        self.staged = StagedCommunicator(self._over_cpu, self.engine.read, self.engine.to_device)
+        self.staged = StagedCommunicator(
+            self._over_cpu, self.transport.store, self.engine.read, self.engine.to_device
+        )
         self.comm = self.staged
         if kind == "nccl":
             self.comm = nccl.join(self.staged, self.engine.context, self.engine.arithmetic)

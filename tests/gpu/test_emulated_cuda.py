@@ -5,6 +5,10 @@
 
 import os
 import re
+import shutil
+import subprocess
+import sys
+from importlib.util import find_spec
 
 import pytest
 from processes import FOLDER, MODULES, Programs
@@ -157,3 +161,19 @@ def test_pygpu_takes_the_dtypes_that_the_communicator_takes(run):
 def test_a_cudnn_that_theano_does_not_know_is_left_alone(run):
     done = run("unknown_cudnn.py")
     assert done.stdout.startswith("False") and "cuDNN 9" in done.stdout, done.stdout
+
+
+@pytest.mark.skipif(
+    shutil.which("mpirun") is None or find_spec("mpi4py") is None, reason="MPI is not installed"
+)
+def test_the_clique_of_nccl_spans_machines(emulator, tmp_path):
+    environment = {**os.environ, **emulator.environment(2), **flags(emulator)}
+    environment.update(SYNKHRONOS_TASKS_ARE_MACHINES="1", SYNKHRONOS_RANKS="1")
+    options = "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n", "2"
+    program = "-m", "synkhronos", "run", ASK_FOR_NCCL, "cuda0", "cuda1"
+    done = subprocess.run(
+        ["mpirun", *options, sys.executable, *program],
+        env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout.split()) == (0, ["NCCL"]), done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,385 @@
+"""Several machines on this one: network namespaces with hosts of their own, and MPI jobs on them.
+
+Each machine has its own network, host name, processes, ``/dev/shm`` and semaphores, and the files of
+this one. A bridge, in a namespace of its own, joins them. No namespace has a name, so nothing is left
+of them when their first processes have ended, which end with this process, however it ends.
+
+Where this is not permitted, `Machines` are tasks on one host, each of which counts as a machine.
+"""
+
+import contextlib
+import functools
+import itertools
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+from keeper import Remote
+from processes import FOLDER, ROOT, exit_code
+
+_NETWORK = "10.77.0"
+_NUMBERS = itertools.count()
+_UNSHARE = ("setpriv", "--pdeathsig", "KILL", "unshare", "--uts", "--ipc", "--mount", "--pid", "--net",
+            "--fork", "--kill-child", "--mount-proc", "sh", "-euc")  # fmt: skip
+_SWITCH = "ip link add name switch type bridge; ip link set switch up; echo ready; exec sleep infinity"
+_MACHINE = """hostname "$1"; mount -t tmpfs -o size=50% tmpfs /dev/shm; ip link set lo up
+exec "$2" -SE "$3" serve "$4" "$1" """
+_TOOLS = ("ip", "tc", "unshare", "nsenter", "setpriv", "hostname")
+_LINK = "link0"  # a machine's interface
+# A dead connection between the daemons of mpirun is noticed after two seconds or so.
+_KEEPALIVE = {"oob_tcp_keepalive_time": 1, "oob_tcp_keepalive_intvl": 1, "oob_tcp_keepalive_probes": 2}
+
+
+class Done(NamedTuple):
+    """The outcome of a job.
+
+    Attributes
+    ----------
+    returncode : int
+    output : str
+        What all tasks wrote, to stdout and stderr.
+    seconds : float
+        How long it took.
+    """
+
+    returncode: int
+    output: str
+    seconds: float
+
+    def check(self):
+        """Fail unless the job ended with 0."""
+        assert self.returncode == 0, f"the job ended with {self.returncode}\n{self.output}"
+        return self
+
+
+@functools.lru_cache(maxsize=None)
+def why_no_mpi():
+    """Return why there can be no job on this machine, in words; the empty string if there can."""
+    if not shutil.which("mpirun"):
+        return "no mpirun: apt-get install openmpi-bin, pip install 'synkhronos[mpi]'"
+    try:
+        import mpi4py  # noqa: F401
+    except ImportError as error:
+        return f"no mpi4py: {error}; pip install 'synkhronos[mpi]'"
+    return ""
+
+
+@functools.lru_cache(maxsize=None)
+def why_no_namespaces():
+    """Return why machines cannot be namespaces here, in words; the empty string if they can."""
+    missing = [tool for tool in _TOOLS if not shutil.which(tool)]
+    if missing:
+        return f"not installed: {', '.join(missing)} (apt-get install iproute2 util-linux)"
+    try:
+        with contextlib.closing(_Switch()) as switch:
+            switch.run("ip", "link", "add", _LINK, "type", "veth", "peer", "name", "other")
+            switch.run("tc", "qdisc", "add", "dev", _LINK, "root", *_LIMIT, "1gbit")
+    except (OSError, subprocess.SubprocessError, RuntimeError) as error:
+        return f"not permitted: {error}"
+    return ""
+
+
+_LIMIT = ("tbf", "burst", "512k", "latency", "20ms", "rate")
+
+
+class _Namespaces:
+    """A first process in namespaces of its own, which ends with this process."""
+
+    def __init__(self, script, *arguments):
+        self._process = subprocess.Popen(
+            [*_UNSHARE, script, "sh", *arguments],
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, start_new_session=True,
+        )  # fmt: skip
+        if self._process.stdout.readline() != "ready\n":
+            raise RuntimeError(f"the namespaces ended with {self._process.wait(10)}")
+        children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children").read_text()
+        self.pid = int(children.split()[0])
+
+    def run(self, *command):
+        """Run a command in the network of these namespaces."""
+        subprocess.run(["nsenter", "-t", str(self.pid), "-n", *command], check=True)
+
+    def close(self):
+        """End all processes in these namespaces."""
+        self._process.kill()
+        self._process.wait()
+        self._process.stdout.close()
+
+
+class _Switch(_Namespaces):
+    def __init__(self):
+        super().__init__(_SWITCH)
+
+    def connect(self, machine, number):
+        """Plug in the cable of a machine."""
+        port = f"port{number}"
+        self.run("ip", "link", "add", port, "type", "veth", "peer", "name", _LINK, "netns",
+                 str(machine.pid))  # fmt: skip
+        self.run("ip", "link", "set", port, "master", "switch", "up")
+        machine.run("ip", "addr", "add", f"{_NETWORK}.{number + 1}/24", "dev", _LINK)
+        machine.run("ip", "link", "set", _LINK, "up")
+
+
+class Machines:
+    """`count` machines, on which one job at a time runs. A context manager.
+
+    Parameters
+    ----------
+    count : int
+    apart : bool, optional
+        Whether they are namespaces, by default if these are permitted; else they are tasks.
+
+    Attributes
+    ----------
+    hosts : list of str
+    """
+
+    def __init__(self, count=2, apart=None):
+        self.apart = not why_no_namespaces() if apart is None else apart
+        self.count = count
+        self.folder = Path(tempfile.mkdtemp(prefix="synkhronos-machines-"))
+        # Theano breaks the lock of a process that it does not find, on a host of the same name.
+        suffix = f"{os.getpid()}-{next(_NUMBERS)}"
+        self.hosts = [f"machine-{chr(ord('a') + number)}-{suffix}" for number in range(count)]
+        self._machines = []
+        with contextlib.ExitStack() as stack:
+            stack.callback(self.close)
+            if self.apart:
+                self._switch = _Switch()
+                for host in self.hosts:
+                    self.start_machine(host)
+            stack.pop_all()
+
+    def start_machine(self, host):
+        """Start one of the machines, at first or again."""
+        number = self.hosts.index(host)
+        (self.folder / host).unlink(missing_ok=True)
+        arguments = host, sys.executable, str(FOLDER / "keeper.py"), str(self.folder)
+        self._machines[number:] = [_Namespaces(_MACHINE, *arguments), *self._machines[number + 1 :]]
+        self._switch.connect(self._machines[number], number)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+    def close(self):
+        """End the machines, and all that runs on them."""
+        for namespaces in [*self._machines, *([self._switch] if self.apart else [])]:
+            namespaces.close()
+        self._machines, self.apart = [], False
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    # The link of a machine
+
+    def cut(self, number):
+        """Pull the network cable of a machine."""
+        self._switch.run("ip", "link", "set", f"port{number}", "down")
+
+    def limit(self, rate):
+        """Limit what each machine sends, for example to ``"1gbit"``; None for no limit."""
+        for machine in self._machines:
+            if rate is None:
+                machine.run("tc", "qdisc", "del", "dev", _LINK, "root")
+            else:
+                machine.run("tc", "qdisc", "replace", "dev", _LINK, "root", *_LIMIT, rate)
+
+    def sent_bytes(self, number):
+        """Return how many bytes a machine has sent, with all headers."""
+        entered = ["nsenter", "-t", str(self._machines[number].pid), "-n", "cat", "/proc/self/net/dev"]
+        lines = subprocess.run(entered, check=True, capture_output=True, text=True).stdout
+        line = next(line for line in lines.splitlines() if _LINK in line)
+        return int(line.split(":")[1].split()[8])
+
+    # What is on a machine
+
+    def kill(self, number):
+        """Kill all processes of a machine at once. `start_machine` starts it again."""
+        self._machines[number].close()
+
+    def processes(self, number):
+        """Return the command lines of the processes on a machine, by their numbers there."""
+        found = {}
+        for status in Path("/proc").glob("[0-9]*/status"):
+            with contextlib.suppress(OSError, StopIteration):
+                own = os.stat(f"/proc/{self._machines[number].pid}/ns/pid").st_ino
+                if os.stat(status.parent / "ns" / "pid").st_ino == own:
+                    lines = status.read_text().splitlines()
+                    pid = int(next(line for line in lines if line.startswith("NSpid")).split()[-1])
+                    command = (status.parent / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                    if pid > 1 and command:  # no zombies
+                        found[pid] = command
+        return found
+
+    def shared_memory(self, number):
+        """Return the names in ``/dev/shm`` of a machine."""
+        return sorted(os.listdir(f"/proc/{self._machines[number].pid}/root/dev/shm"))
+
+    def left(self, seconds=2):
+        """Return what is left of a job on the machines, at the latest after some seconds."""
+        until = time.monotonic() + seconds
+        while True:
+            left = {
+                self.hosts[number]: [*self.processes(number).values(), *self.shared_memory(number)]
+                for number, machine in enumerate(self._machines)
+                if os.path.exists(f"/proc/{machine.pid}/root/dev/shm")  # it has not been killed
+            }
+            if not any(left.values()) or time.monotonic() > until:
+                return {host: found for host, found in left.items() if found}
+            time.sleep(0.05)
+
+    # Jobs
+
+    def command(self, program, environment, tasks=1, mpi=(), btl="tcp,self"):
+        """Return the ``mpirun`` command for a program: the arguments of Python."""
+        options = {"pml": "ob1", "btl": btl}
+        line = ["mpirun", "--allow-run-as-root", "--bind-to", "none", "--oversubscribe"]
+        if self.apart:
+            options.update(
+                plm_rsh_agent=f"{sys.executable} -SE {FOLDER / 'keeper.py'} {self.folder}",
+                btl_tcp_if_include=_LINK, oob_tcp_if_include=_LINK, **_KEEPALIVE,
+            )  # fmt: skip
+            line += ["-H", ",".join(f"{host}:{tasks}" for host in self.hosts), "--map-by", "node"]
+        else:
+            environment = {**environment, "SYNKHRONOS_TASKS_ARE_MACHINES": "1"}
+            options.update(btl_tcp_if_include="lo")
+        for name, value in options.items():
+            line += ["--mca", name, str(value)]
+        for name in environment:
+            line += ["-x", name]
+        line += [*mpi, "-n", str(self.count * tasks), sys.executable, *map(str, program)]
+        return line, environment
+
+    def start(
+        self, *program, environment=None, tasks=1, mpi=(), cwd=None, plain=False, before_path=ROOT,
+        btl="tcp,self",
+    ):  # fmt: skip
+        """Start a job; return the `Job`.
+
+        Parameters
+        ----------
+        *program
+            The arguments of ``python -m synkhronos run``, or of ``python`` if `plain`.
+        environment : dict, optional
+            Variables of every task.
+        tasks : int
+            On each machine.
+        mpi : sequence of str
+            Further options of ``mpirun``.
+        cwd : Path, optional
+            The working folder on every machine.
+        plain : bool
+        before_path : Path
+            A folder whose modules are found first.
+        btl : str
+            How MPI sends bytes.
+        """
+        folder = str(cwd or self.folder)
+        given = {
+            "PYTHONPATH": os.pathsep.join(map(str, [before_path, ROOT, FOLDER])),
+            "PYTHONFAULTHANDLER": "1",
+            "PYTHONHASHSEED": "0", "PYTHONUNBUFFERED": "1", "SYNKHRONOS_PROGRESS": "0",
+            "THEANO_FLAGS": os.environ.get("THEANO_FLAGS", ""), **(environment or {}),
+        }  # fmt: skip
+        program = program if plain else ("-m", "synkhronos", "run", *program)
+        command, given = self.command(program, given, tasks, [*mpi, "--wdir", folder], btl)
+        variables = {"PATH": os.environ["PATH"], "HOME": os.environ["HOME"], **given}
+        return Job(self, command, variables, folder)
+
+    def run(self, *program, timeout=60, **options):
+        """Run a job to its end; return what it was, a `Done`. The arguments are those of `start`."""
+        return self.start(*program, **options).wait(timeout)
+
+
+class Job:
+    """An ``mpirun`` on the first machine."""
+
+    def __init__(self, machines, command, environment, folder):
+        self._machines, self._file = machines, tempfile.TemporaryFile()
+        self._began, self._process = time.monotonic(), None
+        if machines.apart:
+            files = [os.open(os.devnull, os.O_RDWR), self._file.fileno(), self._file.fileno()]
+            first = machines.hosts[0]
+            self._remote = Remote(machines.folder, first, command, environment, files, folder)
+            os.close(files[0])
+        else:
+            self._process = subprocess.Popen(
+                command, cwd=folder, env=environment, start_new_session=True, stdin=subprocess.DEVNULL,
+                stdout=self._file, stderr=self._file, preexec_fn=_restore_signals,
+            )  # fmt: skip
+
+    @property
+    def output(self):
+        """What the tasks have written up to now."""
+        size = os.fstat(self._file.fileno()).st_size
+        return os.pread(self._file.fileno(), size, 0).decode(errors="replace")
+
+    @property
+    def seconds(self):
+        """How long it runs."""
+        return time.monotonic() - self._began
+
+    def wait(self, timeout):
+        """Wait for the end; fail after `timeout` seconds, with the tracebacks of all processes."""
+        try:
+            status = self._wait(timeout)
+        except (subprocess.TimeoutExpired, TimeoutError):
+            self._end(signal.SIGABRT)
+            time.sleep(1)
+            self._end(signal.SIGKILL)
+            output = self.output
+            self.close()
+            raise AssertionError(f"the job takes longer than {timeout} s\n{output}") from None
+        seconds, output = self.seconds, self.output
+        self.close()
+        return Done(status, output, seconds)
+
+    def close(self):
+        """Close the files. The job goes on, if it runs."""
+        self._file.close()
+        if self._process is None:
+            self._remote.close()
+
+    def _wait(self, timeout):
+        if self._process is not None:
+            return self._process.wait(timeout)
+        status = self._remote.wait(timeout)
+        return -signal.SIGKILL if status is None else exit_code(status)
+
+    def _end(self, number):
+        """Send a signal to all processes of the job: the Python ones alone, unless it kills."""
+        everything = number == signal.SIGKILL
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, number)
+            return
+        for machine in range(self._machines.count):
+            wanted = [
+                pid
+                for pid, command in self._machines.processes(machine).items()
+                if everything or ("python" in command.split()[0] and "keeper.py" not in command)
+            ]
+            self.send(machine, wanted, number)
+
+    def send(self, machine, pids, number):
+        """Send a signal to processes on a machine, by their numbers there."""
+        command = ["kill", f"-{int(number)}", *map(str, pids)]
+        host = self._machines.hosts[machine]
+        with open(os.devnull, "r+b") as null:
+            files = [null.fileno()] * 3
+            if pids:
+                remote = Remote(self._machines.folder, host, command, dict(os.environ), files)
+                remote.wait(10)
+                remote.close()
+
+
+def _restore_signals():
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_DFL)

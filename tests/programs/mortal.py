@@ -1,0 +1,78 @@
+"""Four ranks that compute until something dies. The arguments are a moment and a folder.
+
+The file ``ranks`` in the folder then has the process ids and hosts by rank. If the world breaks, the
+script says so and opens another one.
+"""
+
+import json
+import os
+import socket
+import sys
+import time
+from pathlib import Path
+
+import synkhronos as synk
+import numpy as np
+from prelude import DOZE, LONG, open_world
+
+from synkhronos._errors import WorldBrokenError
+
+
+def meet_for_ever(rank):
+    while True:
+        rank.barrier()
+        time.sleep(0.01)
+
+
+def compute_until_asked(rank):
+    while not rank.should_stop:
+        time.sleep(0.05)
+    return True
+
+
+def main(moment, folder):
+    world = open_world(4)
+    facts = synk.spmd(lambda rank: (os.getpid(), socket.gethostname()))
+    (folder / "new").write_text(json.dumps(facts))
+    (folder / "new").rename(folder / "ranks")
+    try:
+        if moment == "raise":
+            return raise_on_each(world)
+        if moment == "call":
+            world.act(LONG, LONG, LONG, LONG)
+        elif moment == "wait":
+            world.act(0, LONG, 0, LONG)  # leaders cannot be interrupted
+        elif moment == "far":
+            world.act(0, 0, LONG, 0)
+        elif moment == "idle":
+            time.sleep(60)
+        elif moment == "doze":
+            while True:
+                world.act(DOZE, DOZE, DOZE, DOZE)
+        elif moment == "meet":
+            synk.spmd(meet_for_ever)
+        else:
+            print(f"stopped {list(synk.spmd(compute_until_asked))}", flush=True)
+    except WorldBrokenError as error:
+        print(f"broken: {error}", flush=True)
+        synk.close()
+        open_world(4).check_usable()
+        print("recovered", flush=True)
+    except KeyboardInterrupt:
+        print("interrupted", flush=True)
+        raise
+
+
+def raise_on_each(world):
+    """Raise an exception on one rank after the other, and go on."""
+    for rank in range(1, 4):
+        try:
+            world.act(*(np.arange(4) == rank).astype(int))
+        except synk.WorkerError as error:
+            assert error.rank == rank and "WorkerTrouble: it went wrong in here" in error.traceback
+            world.check_usable()
+            print(f"rank {rank} raised", flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))

@@ -1,0 +1,116 @@
+"""Computes what must not depend on the machines on which four ranks are; writes it to a file as pickle.
+
+The argument is the folder to write to. The same script runs on one machine and on several.
+"""
+
+import os
+import pickle
+import socket
+import sys
+from pathlib import Path
+
+import synkhronos as synk
+import numpy as np
+import scipy.sparse
+import theano
+import theano.sparse
+import theano.tensor as tt
+from synkhronos.extensions import train, updates
+from theano.sandbox.rng_mrg import MRG_RandomStreams
+from theano.tensor.shared_randomstreams import RandomStreams
+
+RANKS, MASTER = 4, 1
+
+
+def inputs_of_every_kind(folder):
+    """Return outputs for sparse inputs, files, minibatches, other axes and late functions."""
+    x, s = tt.dmatrix("x"), theano.sparse.csr_matrix("s")
+    w = theano.shared(np.arange(3.0), "w")
+    f = synk.function([x], [(x * w, "gather"), (x.sum(axis=0), "sum"), x.mean(), (x.shape[0], None)])
+    sparse = synk.function([s], (theano.sparse.dense_from_sparse(s) * 2, "gather"))
+    synk.distribute()
+    rows = np.arange(33.0).reshape(11, 3)
+    np.save(folder / "rows.npy", rows)
+    mapped = synk.data(np.load(folder / "rows.npy", mmap_mode="r"))
+    data, part = synk.data(rows), synk.data(rows[2:8], minibatch=True)
+    late = synk.function([x], (tt.tanh(x.dot(w)) * 3 - x.min(axis=1) / 7, "gather"))  # new C code
+    batches = (None, 7, slice(9, 1, -2), [4, 0, 0, 10], np.arange(11) % 2 == 0)
+    return [
+        *[f(given, batch=batch, num_slices=slices) for given in (rows, data, mapped)
+          for batch in batches for slices in (1, 3)],
+        f(part), sparse(scipy.sparse.csr_matrix(rows)), late(data), late(mapped, batch=[3, 3, 9]),
+    ]  # fmt: skip
+
+
+def rows_of_variables():
+    """Return outputs for rows of sliceable variables, and the variables after collectives."""
+    rows, w = theano.shared(np.zeros(3)), theano.shared(np.array(2.0))
+    f = synk.function([], [(rows * w, "gather"), rows.mean()], sliceable_shareds=[rows])
+    synk.distribute()
+    synk.scatter(rows, np.arange(10.0))
+    found = [f(), f(batch_s=[0]), f(batch_s=[[2, 0], [1], [0], [1, 1]], num_slices=2)]
+    for rank in range(RANKS):
+        synk.set_value(rank, w, np.array(3.0**rank))
+    found += [synk.gather(w), synk.reduce(w, "prod", in_place=False), synk.get_lengths(rows)]
+    synk.all_gather(rows)
+    synk.all_reduce(w, "max")
+    with synk.fuse():
+        late = [f(), synk.gather(w)]
+    found += [one.result() for one in late]
+    return [*found, [synk.get_value(rank, [rows, w]) for rank in range(RANKS)]]
+
+
+def draws(folder):
+    """Return what both kinds of random streams draw, before and after a checkpoint is loaded."""
+    one, other = MRG_RandomStreams(5).uniform((3,)), RandomStreams(6).normal((3,))
+    f = synk.function([], [(one, "gather"), (other, "gather")])
+    found = [f(), f()]
+    synk.save(folder / "checkpoint", {"step": 2})
+    found.append(f())
+    extra = synk.load(folder / "checkpoint")
+    return [*found, extra, f()]
+
+
+def training():
+    """Return the losses and parameters of a few steps, and those of serial steps."""
+    rng = np.random.RandomState(0)
+    images, labels = rng.randn(50, 6), rng.randn(50)
+    results = []
+    for make in (train.make_train_function, train.make_train_function_theano):
+        x, y = tt.dmatrix("x"), tt.dvector("y")
+        w = theano.shared(np.random.RandomState(1).randn(6), "w")
+        loss = tt.sqr(tt.tanh(x.dot(w)) - y).mean()
+        step = make(loss, [w], x, y, updates.adam, 0.05)
+        batches = [np.random.RandomState(turn).permutation(50)[: 20 + turn] for turn in range(6)]
+        results.append([*[step(images, labels, batch=batch) for batch in batches], w.get_value()])
+    return results
+
+
+def hosts():
+    """Return the hosts of the ranks, and a sum over all ranks from inside a program."""
+    return synk.spmd(lambda rank: (socket.gethostname(), rank.exchange(rank.rank)))
+
+
+def main(folder):
+    found = {}
+    synk.fork(RANKS, use_gpu=False, master_rank=MASTER)
+    found["hosts"] = hosts()
+    found["inputs"] = inputs_of_every_kind(folder)
+    found["variables"] = rows_of_variables()
+    found["draws"] = draws(folder)
+    found["training"] = training()
+    with synk.profile() as profile:
+        found["again"] = rows_of_variables()
+    computing = profile.seconds[:, :, profile.categories.index("compute")].sum(axis=0)
+    found["ranks that compute"] = int((computing > 0).sum())
+    synk.close()
+    synk.fork(3, use_gpu=False, check=True)
+    found["size of the next world"] = len(hosts())
+    found["checked training"] = training()
+    synk.close()
+    (folder / "found.pickle").write_bytes(pickle.dumps(found))
+    print(os.uname().nodename, theano.config.compiledir, flush=True)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

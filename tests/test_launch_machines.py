@@ -1,0 +1,265 @@
+"""Tests of ``launch``, as a user runs it: each task of mpirun on this machine counts as a machine."""
+
+import importlib.util
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import uuid
+
+import psutil
+import pytest
+from prelude import restore_signals
+from processes import ROOT
+
+pytestmark = [
+    pytest.mark.skipif(shutil.which("mpirun") is None, reason="the tests need mpirun: openmpi-bin"),
+    pytest.mark.skipif(importlib.util.find_spec("mpi4py") is None, reason="the tests need mpi4py"),
+]
+
+MARK = "SYNKHRONOS_OF_TEST"  # a variable that all processes of a job have
+
+
+@pytest.fixture
+def started(tmp_path):
+    """Function that starts a command on two machines, and checks at the end that no process is left."""
+    mark, processes = uuid.uuid4().hex, []
+
+    def start(command, code, *arguments, **variables):
+        script = tmp_path / "script.py"
+        script.write_text(code)
+        paths = [str(ROOT), os.environ.get("PYTHONPATH")]
+        process = subprocess.Popen(
+            [*command, str(script), *arguments],
+            env={
+                **os.environ, "SYNKHRONOS_TASKS_ARE_MACHINES": "1", MARK: mark,
+                "PYTHONPATH": os.pathsep.join(filter(None, paths)), **variables,
+            },
+            cwd=tmp_path, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            preexec_fn=restore_signals,
+        )  # fmt: skip
+        processes.append(process)
+        return process
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.communicate()
+    limit = time.monotonic() + 5
+    while (left := [one for one in psutil.process_iter() if marked(one, mark)]) and (
+        time.monotonic() < limit
+    ):
+        time.sleep(0.1)
+    for one in left:
+        one.kill()
+    assert not left
+
+
+def marked(process, mark):
+    try:
+        return process.environ().get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
+
+
+LAUNCH = [sys.executable, "-m", "synkhronos", "launch", "-n", "2"]
+
+
+@pytest.fixture
+def launch(started):
+    """A function that runs code on two machines; it returns the exit code, stdout and stderr."""
+
+    def run(code, *arguments, options=()):
+        process = started([*LAUNCH, *options], code, *arguments)
+        return outcome(process)
+
+    return run
+
+
+def outcome(process, seconds=60):
+    """Return the exit code, stdout and stderr. Bytes, as \\r must not become another character."""
+    printed, said = process.communicate(timeout=seconds)
+    return process.returncode, printed.decode(), said.decode()
+
+
+PROGRAM = """
+import os, sys
+import synkhronos as synk
+
+def program(rank):
+    # What the first machine prints is passed on as it comes, so it would cut lines of the other.
+    for line in range(300 if rank.rank > 1 else 0):
+        print(rank.rank, line, "." * (line % 90), file=sys.stderr)
+    sys.stdout.write(f"printed by {rank.rank}\\n")
+    return os.environ["OMPI_COMM_WORLD_RANK"], os.environ.get("OWN")
+
+if __name__ == "__main__":
+    n = synk.fork(use_gpu=False)
+    sys.stderr.write("first\\rsecond\\n")
+    sys.stderr.flush()
+    print(n, synk.spmd(program), sys.argv[1:])
+"""
+
+
+def test_a_script_runs_on_two_machines_and_the_lines_of_the_other_begin_with_its_name(launch, tmp_path):
+    (tmp_path / "job.toml").write_text("ranks = 4\nenvironment = {OWN = 'a b;c'}\n")
+    options = ["--config", "job.toml", "--ranks", "2"]
+    code, printed, said = launch(PROGRAM, "-n", "3", options=options)
+    assert code == 0, said
+    ranks = [(machine, "a b;c") for machine in "0011"]
+    expected = [f"4 {ranks} ['-n', '3']", "printed by 0", "printed by 1"]  # by two processes
+    assert sorted(printed.splitlines()) == expected
+    assert "first\rsecond" in said
+    others = [line for line in said.splitlines() if line.startswith(f"[{os.uname().nodename}:1] ")]
+    texts = sorted(line.partition("] ")[2] for line in others)
+    expected = [f"{rank} {line} {'.' * (line % 90)}" for rank in (2, 3) for line in range(300)]
+    assert texts == sorted([*expected, "printed by 2", "printed by 3"])
+
+
+ENDINGS = {
+    "ends without having used the library": ("print('end')", 0, ""),
+    "imports the library only": ("import synkhronos", 0, ""),
+    "raises": ("raise KeyError('lost')", 1, "KeyError: 'lost'"),
+    "exits": ("raise SystemExit(3)", 3, "Exit code:    3"),
+    "is killed": (
+        "import os, signal; os.kill(os.getpid(), signal.SIGKILL)", 137,
+        "rank 0 with PID",
+    ),
+    "raises in a world": (
+        "import synkhronos as synk; synk.fork(2); synk.data([1.0]); raise KeyError('lost')",
+        1, "KeyError: 'lost'",
+    ),
+    "kills the leader of the other machine": (
+        """
+import os, signal
+import synkhronos as synk
+
+def program(rank):
+    if rank.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    rank.barrier()
+
+if __name__ == "__main__":
+    synk.fork(2, use_gpu=False)
+    synk.spmd(program)
+""",
+        137, "rank 1 with PID",
+    ),
+    "kills a rank of the other machine": (
+        """
+import os, signal
+import synkhronos as synk
+
+def program(rank):
+    if rank.rank == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    rank.barrier()
+
+if __name__ == "__main__":
+    synk.fork(4, use_gpu=False)
+    synk.spmd(program)
+""",
+        1, "a worker died: rank 3 (killed by SIGKILL)",
+    ),
+}  # fmt: skip
+QUICK = ("exits", "is killed")
+
+
+@pytest.mark.parametrize(
+    "what", [pytest.param(one, marks=[] if one in QUICK else [pytest.mark.slow]) for one in ENDINGS]
+)
+def test_the_job_ends_as_its_script(launch, what):
+    text, expected, part = ENDINGS[what]
+    code, _, said = launch(text)
+    assert (code, part in said) == (expected, True), said
+
+
+INTERRUPTED = """
+import sys, time
+import numpy as np
+import theano
+import theano.tensor as tt
+import synkhronos as synk
+
+class Sleep(theano.Op):
+    __props__ = ()
+
+    def make_node(self, x):
+        return theano.Apply(self, [x], [x.type()])
+
+    def perform(self, node, inputs, outputs):
+        if inputs[0].any():
+            print("sleeping", flush=True)
+            time.sleep(1.5)
+        outputs[0][0] = inputs[0]
+
+if __name__ == "__main__":
+    synk.fork(2, use_gpu=False)
+    x = tt.vector("x")
+    f = synk.function([x], (Sleep()(x), "gather"), mode="FAST_COMPILE")
+    synk.distribute()
+    try:
+        f(np.ones(4))
+    except KeyboardInterrupt:
+        print("interrupted", f(np.zeros(4)), flush=True)
+        raise
+"""
+
+
+def interrupt(started, *pauses):
+    process = started([*LAUNCH, "--ranks", "1"], INTERRUPTED)
+    assert process.stdout.readline() == b"sleeping\n", process.stderr.read()
+    for pause in pauses:
+        time.sleep(pause)
+        process.send_signal(signal.SIGINT)
+    return outcome(process, 30)
+
+
+def test_the_first_interrupt_waits_for_the_command(started):
+    code, printed, said = interrupt(started, 0.3)
+    assert printed == "interrupted [0. 0. 0. 0.]\n", said
+    assert code == 130 and "KeyboardInterrupt" in said, said
+
+
+@pytest.mark.slow
+def test_the_second_interrupt_ends_the_command(started):
+    code, printed, said = interrupt(started, 0.3, 0.3)
+    assert code == 1 and printed == "" and "a command was interrupted" in said, said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+def test_a_signal_that_ends_the_launcher_ends_the_job(started, number):
+    process = started([*LAUNCH, "--ranks", "1"], INTERRUPTED)
+    assert process.stdout.readline() == b"sleeping\n", process.stderr.read()
+    began = time.monotonic()
+    process.send_signal(number)
+    process.communicate(timeout=30)
+    assert process.returncode == (-number if number == signal.SIGKILL else 128 + number)
+    assert time.monotonic() - began < 5
+
+
+CORES = """
+import os
+import synkhronos as synk
+
+def program(rank):
+    return len(os.sched_getaffinity(0))
+
+if __name__ == "__main__":
+    before = len(os.sched_getaffinity(0))
+    print(before, synk.fork(use_gpu=False), synk.spmd(program))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="the test needs two cores")
+def test_tasks_that_are_bound_to_cores_become_ranks_that_have_all_of_them(started):
+    root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
+    mpirun = ["mpirun", *root, "--oversubscribe", "--bind-to", "core", "-n", "2"]
+    run = [sys.executable, "-m", "synkhronos", "run"]
+    process = started([*mpirun, *run], CORES, SYNKHRONOS_TASKS_ARE_MACHINES="")
+    code, printed, said = outcome(process)
+    assert (code, printed) == (0, "1 2 [2, 2]\n"), said

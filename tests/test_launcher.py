@@ -1,0 +1,115 @@
+"""Tests of the ``mpirun`` line, of the help and errors of ``launch``, and of the variables of a job."""
+
+import os
+import shlex
+import sys
+
+import pytest
+
+from synkhronos.__main__ import main
+from synkhronos.host import job, launcher
+from synkhronos.host.job_config import Job, JobError
+
+ROOT_OPTION = ["--allow-run-as-root"] if os.geteuid() == 0 else []
+
+
+def line_of(what, environ=None, **options):
+    """Return the options of the mpirun line, without those that are always there."""
+    line = launcher.command(what, ["PROGRAM"], environ=environ or {}, **options)
+    always = ["mpirun", *ROOT_OPTION, "--bind-to", "none"]
+    assert line[: len(always)] == always
+    return " ".join(line[len(always) :])
+
+
+ALWAYS = (
+    "--mca oob_tcp_keepalive_time 1 --mca oob_tcp_keepalive_intvl 1 --mca oob_tcp_keepalive_probes 2 "
+    "--mca ess_base_forward_signals SIGURG,SIGUSR1,SIGUSR2 "
+)
+
+
+def test_hosts_are_used_in_their_order():
+    line = line_of(Job(["b", "a"], 2, {"X": "1 2"}, {}, ["-q"]))
+    assert line == f"--map-by seq {ALWAYS}-q -x X=1 2 -x SYNKHRONOS_LAUNCHED=1 -H b,a -n 2 PROGRAM"
+
+
+def test_in_a_batch_job_each_machine_has_one_task():
+    line = line_of(Job([], 4, {}, {}, []))
+    assert line == f"--map-by ppr:1:node {ALWAYS}-x SYNKHRONOS_LAUNCHED=1 -n 4 PROGRAM"
+
+
+def test_machines_with_variables_of_their_own_are_parts_of_the_line():
+    what = Job(["b", "a"], 2, {"X": "1"}, {"a": {"SYNKHRONOS_RANKS": "3"}}, [])
+    assert line_of(what, is_script=False) == (
+        f"--map-by seq {ALWAYS}-x X=1 -H b -n 1 PROGRAM : -x SYNKHRONOS_RANKS=3 -x X=1 -H a -n 1 PROGRAM"
+    )
+
+
+def test_variables_of_this_machine_are_passed_unless_the_job_has_its_own():
+    environ = dict.fromkeys(
+        ["THEANO_FLAGS", "PYTHONPATH", "SYNKHRONOS_LOG", "NCCL_SOCKET_IFNAME", "OMP_NUM_THREADS", "HOME",
+         "SYNKHRONOS_TASK"], "1",
+    )  # fmt: skip
+    line = line_of(Job(["a"], 1, {"THEANO_FLAGS": "2"}, {}, []), environ, is_script=False)
+    names = ("NCCL_SOCKET_IFNAME", "OMP_NUM_THREADS", "PYTHONPATH", "SYNKHRONOS_LOG")
+    passed = "".join(f"-x {name} " for name in names)
+    assert line == f"--map-by seq {ALWAYS}{passed}-x THEANO_FLAGS=2 -H a -n 1 PROGRAM"
+
+
+def test_the_line_is_printed_with_quotes(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a b.py").touch()
+    assert main(["launch", "--hosts", "x,y", "--dry-run", "a b.py", "--ranks", "c d"]) == 0
+    words = shlex.split(capsys.readouterr().out)
+    assert words[-5:] == ["synkhronos", "run", "a b.py", "--ranks", "c d"]
+    assert words[0] == "mpirun" and sys.executable in words
+
+
+def test_one_machine_needs_no_mpirun(capsys):
+    assert main(["launch", "--ranks=2", "--dry-run", "-m", "package"]) == 0
+    words = shlex.split(capsys.readouterr().out)
+    assert words[:3] == ["env", "SYNKHRONOS_RANKS=2", sys.executable]
+    assert words[-5:] == ["-m", "synkhronos", "run", "-m", "package"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "expected the path of a SCRIPT, -m MODULE or -c CODE"),
+        (("-n", "x", "-c", ""), "argument -n: invalid int value: 'x'"),
+        (("--rank", "2", "-c", ""), "expected a SCRIPT, -m MODULE or -c CODE, got the option --rank"),
+        (("--hosts", "a", "--hostfile", "b", "-c", ""), "expected --hosts or --hostfile, got both"),
+        (("--hosts", "a,a", "-c", ""), "--hosts: a is named twice"),
+        (("--hosts", "a,b", "none.py"), "there is no script none.py"),
+        (("-n", "2", "-c", ""), "-n 2: name the machines by --hosts, --hostfile or --config"),
+        (("--hosts", "a", "-c", ""), "several machines need mpirun, which is not in PATH"),
+    ],
+)
+def test_wrong_options_are_said_before_anything_starts(capsys, monkeypatch, arguments, message):
+    monkeypatch.setenv("PATH", "/nowhere")
+    for name in (*launcher._ALLOCATIONS, job.APART):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(SystemExit) as end:
+        main(["launch", *arguments])
+    said = capsys.readouterr().err
+    assert end.value.code == 2 and message in said
+    assert said.splitlines()[-1].startswith("python -m synkhronos launch: error: ")
+
+
+def test_an_mpirun_of_another_mpi_is_named(tmp_path):
+    other = tmp_path / "mpirun"
+    other.write_text("#!/bin/sh\necho HYDRA build details:\n")
+    other.chmod(0o755)
+    with pytest.raises(JobError, match="is not OpenMPI's, but says 'HYDRA build details:'"):
+        launcher.find_mpirun({"PATH": str(tmp_path)})
+
+
+def test_a_missing_mpi4py_is_named(monkeypatch):
+    monkeypatch.setattr(launcher.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(JobError, match=r"python -m pip install 'synkhronos\[mpi\]'"):
+        launcher.check_mpi4py()
+
+
+@pytest.mark.parametrize("text", ["0", "x", "-1", "2.5"])
+def test_a_wrong_number_of_ranks_in_the_environment_is_named(text):
+    with pytest.raises(ValueError, match=f"SYNKHRONOS_RANKS: expected a number from 1 on, got '{text}'"):
+        job.ranks({"SYNKHRONOS_RANKS": text})

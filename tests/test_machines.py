@@ -1,0 +1,95 @@
+"""Conformance checks on several machines in one process, and tests of what they agree on."""
+
+import numpy as np
+import pytest
+from checks import communicators, stores, transports
+from checks.machines import ThreadedMachines
+from checks.ranks import Ranks
+
+from synkhronos._errors import WorldBrokenError
+from synkhronos.arithmetic.machines import ranks_of_machines
+from synkhronos.stores.needs import Need, combine, positions
+from synkhronos.transports.machines.leaders import CONTROL, Leaders
+from synkhronos.transports.machines.naive import NaiveNetwork
+from synkhronos.transports.machines.transport import MachinesTransport
+from synkhronos.transports.naive import NaiveTransport
+
+WORLDS = {"1+1": ([1, 1], 0), "2+1": ([2, 1], 1), "1+2": ([1, 2], 2), "2+2+1": ([2, 2, 1], 3)}
+
+
+@pytest.fixture(scope="module", params=WORLDS.values(), ids=WORLDS)
+def machines(request):
+    transport = ThreadedMachines(*request.param, timeout=30)
+    ranks = Ranks(transport)
+    yield ranks
+    ranks.close()
+
+
+@pytest.fixture(scope="module", params=WORLDS.values(), ids=WORLDS)
+def communicating(request):
+    ranks = Ranks(ThreadedMachines(*request.param, timeout=30), lambda one: one.communicator())
+    yield ranks
+    ranks.close()
+
+
+def named(check):
+    return check.__name__[len("check_"):]
+
+
+@pytest.mark.parametrize("check", transports.CHECKS, ids=named)
+def test_transport(check, machines):
+    check(machines)
+
+
+# A rank gets an array of another machine as it was when it was sent.
+STORES = [one for one in stores.CHECKS if "read_as_it_is" not in one.__name__]
+
+
+@pytest.mark.parametrize("check", STORES, ids=named)
+def test_store(check, machines, tmp_path):
+    wants_path = "path" in check.__code__.co_varnames[: check.__code__.co_argcount]
+    check(machines, tmp_path / "array") if wants_path else check(machines)
+
+
+@pytest.mark.parametrize("check", communicators.CHECKS, ids=named)
+def test_communicator(check, communicating):
+    check(communicating)
+
+
+def test_the_first_machine_has_the_master():
+    assert ranks_of_machines([2, 3, 1]) == [range(0, 2), range(2, 5), range(5, 6)]
+    assert ranks_of_machines([2, 3, 1], 3) == [range(3, 5), range(0, 3), range(5, 6)]
+    assert ranks_of_machines([2, 3, 1], 5) == [range(4, 6), range(0, 3), range(3, 4)]
+    with pytest.raises(ValueError, match="got 2"):
+        ranks_of_machines([2, 3, 1], 2)
+
+
+def test_what_is_for_the_next_world_is_kept_for_what_starts_it():
+    """A script may end, or fork again, before the leaders have seen that the world is broken."""
+    first, second = NaiveNetwork(2).links()
+    leaders = Leaders(second)
+    transport = MachinesTransport(NaiveTransport(1), leaders, ranks_of_machines([1, 1]))
+    Leaders(first).send(1, CONTROL, ("start", "order"))
+    with pytest.raises(WorldBrokenError, match="the master has ended the ranks"):
+        transport.receive()
+    assert leaders.receive(0, CONTROL, np.empty) == (0, ("start", "order"), [])
+
+
+@pytest.mark.parametrize(
+    "one, other",
+    [
+        (range(0), range(3)),
+        (range(3), range(0)),
+        (range(8, 2, -2), range(1, 4)),
+        (np.array([5, 1, 5]), range(2)),
+        (np.array([], np.int64), np.array([4, 0])),
+    ],
+)
+def test_rows_for_two_calls_are_sent_once_and_found_by_both(one, other):
+    data = np.arange(10) * 10
+    [need] = combine([Need("data", one), Need("data", other)])
+    sent = data[need.rows]
+    assert len(sent) == len({*one, *other})
+    for rows in (one, other):
+        wanted = np.asarray(rows, np.int64)
+        np.testing.assert_array_equal(sent[positions(wanted, need.rows)], data[wanted])

@@ -1,0 +1,240 @@
+"""Tests of how many messages and bytes travel between machines, which no noise changes."""
+
+import gc
+
+import numpy as np
+import pytest
+from checks.machines import ThreadedMachines
+from test_engines import NaiveLab
+
+import synkhronos as synk
+from synkhronos.transports.machines.leaders import _FIRST
+from synkhronos.transports.machines.links import as_bytes
+from synkhronos.transports.machines.naive import NaiveLinks
+from synkhronos.world.threads import ThreadLimits
+from synkhronos.world.world import World, enter_world
+
+SMALL = 4000  # bytes of a message without arrays, at most
+
+
+class Traffic:
+    """Between machines since the last call: messages by sender and receiver, and their bytes.
+
+    Attributes
+    ----------
+    between : list of (int, int, int)
+        Sender, receiver and bytes of the messages between commands: commands, replies and notices.
+    inside : list of (int, int, int)
+        The same, inside commands.
+    """
+
+    def __init__(self, monkeypatch):
+        send = NaiveLinks.send
+
+        def counted(links, to, tag, data):
+            found = self.between if tag < _FIRST else self.inside
+            found.append((links.rank, to, as_bytes(data).size))
+            return send(links, to, tag, data)
+
+        monkeypatch.setattr(NaiveLinks, "send", counted)
+        self.clear()
+
+    def clear(self):
+        self.between, self.inside = [], []
+
+    def nbytes(self, source, to):
+        return sum(size for *ends, size in self.between + self.inside if ends == [source, to])
+
+
+@pytest.fixture
+def lab():
+    """Factory of variables, in a world of two machines with two ranks each."""
+    made = NaiveLab()
+    world = World(ThreadedMachines([2, 2], 0, 60), made.engine, ThreadLimits())
+    enter_world(world)
+    world.start()
+    yield made
+    synk.close()
+
+
+@pytest.fixture
+def traffic(monkeypatch):
+    return Traffic(monkeypatch)
+
+
+def test_a_trivial_call_is_a_message_there_and_one_back(lab, traffic):
+    x = lab.tensor("x", 1)
+    f = synk.function([x], (x.sum(), "sum"))
+    assert f(np.ones(4)) == 4  # replicates it
+    for given in (np.ones(4), synk.data(np.ones(4))):
+        traffic.clear()
+        assert f(given) == 4
+        assert [ends[:2] for ends in traffic.between] == [(0, 1), (1, 0)], traffic.between
+        assert not traffic.inside
+
+
+def test_rows_travel_once_and_only_where_they_are_needed(lab, traffic):
+    x, y = lab.tensor("x", 2), lab.tensor("y", 2)
+    f = synk.function([x, y], ((x + y).sum(), "sum"))
+    rows = synk.data(np.ones((1024, 2500)))  # 20 kB each
+    f(rows[:4], rows[:4])
+    traffic.clear()
+    assert f(rows, rows) == 2 * 1024 * 2500
+    assert 0 <= traffic.nbytes(0, 1) - rows.data.nbytes // 2 < SMALL
+    assert traffic.nbytes(1, 0) < SMALL
+    with synk.fuse():
+        traffic.clear()
+        one, other = f(rows, rows, batch=256), f(rows, rows, batch=slice(0, 512))
+    assert (one.result(), other.result()) == (2 * 256 * 2500, 2 * 512 * 2500)
+    # Rows 128 to 256 and 256 to 512.
+    assert 0 <= traffic.nbytes(0, 1) - 384 * 20_000 < SMALL
+
+
+def test_nothing_travels_for_sliceable_variables(lab, traffic):
+    rows, w = lab.shared(np.zeros((1, 100)), "rows"), lab.shared(np.zeros(100), "w")
+    f = synk.function([], (rows.sum(), "sum"), sliceable_shareds=[rows], updates=[(w, w + 1)])
+    synk.scatter(rows, np.ones((4000, 100)))
+    f()
+    for batch in (slice(0, 500), [list(range(one, 900)) for one in range(4)]):
+        traffic.clear()
+        f(batch_s=batch)
+        listed = 0 if isinstance(batch, slice) else 8 * 4 * 900
+        assert traffic.nbytes(0, 1) < SMALL + listed and traffic.nbytes(1, 0) < SMALL
+
+
+@pytest.mark.parametrize("length", [10, 5000, 300_000])
+def test_an_all_reduce_sends_its_bytes_once_each_way(lab, traffic, length):
+    w = lab.shared(np.ones(length), "w")
+    synk.function([], w.sum())
+    synk.distribute()
+    traffic.clear()
+    synk.all_reduce(w, "sum")
+    assert (synk.get_value(3, w) == 4).all()
+    traffic.clear()
+    synk.all_reduce(w, "sum")
+    for ends in ((0, 1), (1, 0)):
+        assert 0 <= traffic.nbytes(*ends) - 8 * length < SMALL, traffic.nbytes(*ends)
+
+
+def test_collectives_send_to_a_machine_what_its_ranks_need(lab, traffic):
+    w = lab.shared(np.ones(10_000), "w")
+    synk.function([], w.sum())
+    synk.distribute()
+    nbytes = 80_000
+    wanted = {
+        "broadcast": (lambda: synk.broadcast(w), nbytes, 0),
+        "broadcast a value": (lambda: synk.broadcast(w, np.ones(10_000)), nbytes, 0),
+        "reduce": (lambda: synk.reduce(w, in_place=False), nbytes // 2, nbytes),
+        "gather": (lambda: synk.gather(w), 0, 2 * nbytes),
+        "get a value": (lambda: synk.get_value(2, w), 0, nbytes),
+        "get one of the own machine": (lambda: synk.get_value(1, w), 0, 0),
+        "set a value": (lambda: synk.set_value(3, w, np.ones(10_000)), nbytes, 0),
+        "scatter": (lambda: synk.scatter(w, np.ones(40_000)), 2 * nbytes, 0),
+        "all-gather": (lambda: synk.all_gather(w), 2 * nbytes, 2 * nbytes),
+    }
+    wrong = {}
+    for name, (call, there, back) in wanted.items():
+        traffic.clear()
+        call()
+        sent = traffic.nbytes(0, 1), traffic.nbytes(1, 0)
+        if not all(0 <= got - least < SMALL for got, least in zip(sent, (there, back))):
+            wrong[name] = sent, (there, back)
+    assert not wrong
+
+
+# Arrays that need not travel again
+
+
+@pytest.fixture
+def sent(monkeypatch):
+    """Function that returns the bytes of the large messages since its last call, from machine 0."""
+    sizes, send = [], NaiveLinks.send
+
+    def recorded(links, to, tag, data):
+        if links.rank == 0 and len(memoryview(data).cast("B") if len(data) else b"") > 10_000:
+            sizes.append(memoryview(data).nbytes)
+        return send(links, to, tag, data)
+
+    def since():
+        taken, sizes[:] = list(sizes), []
+        return taken
+
+    monkeypatch.setattr(NaiveLinks, "send", recorded)
+    return since
+
+
+ROWS = np.arange(80_000.0).reshape(1000, 80)
+HALF = ROWS.nbytes // 2
+
+
+@pytest.fixture
+def total(lab):
+    x = lab.tensor("x", 2)
+    made = synk.function([x], (x.sum(axis=0), "sum"))
+    synk.distribute()
+    return made
+
+
+def test_only_the_rows_that_a_machine_needs_travel(total, sent):
+    rows = synk.data(ROWS)
+    sent()
+    for batch, nbytes in ((None, HALF), (slice(0, 500), HALF // 2), (np.arange(999, -1, -2), HALF // 2)):
+        chosen = ROWS if batch is None else ROWS[batch]
+        np.testing.assert_allclose(total(rows, batch=batch), chosen.sum(axis=0))
+        assert sent() == [nbytes]
+
+
+def test_a_constant_array_travels_once_and_is_dropped_with_its_data(total, sent):
+    constant = synk.data(ROWS, constant=True)
+    sent()
+    for batch in (None, slice(0, 500), np.arange(999, -1, -2)):
+        chosen = ROWS if batch is None else ROWS[batch]
+        np.testing.assert_allclose(total(constant, batch=batch), chosen.sum(axis=0))
+    assert sent() == [ROWS.nbytes]
+    with pytest.raises(ValueError, match="read-only"):
+        constant[0] = 1
+    for change, value in ((constant.set_value, ROWS), (constant.set_length, 1)):
+        with pytest.raises(ValueError, match="is constant; create another Data"):
+            change(value)
+    del constant, change
+    gc.collect()
+    other = synk.data(2 * ROWS, constant=True)
+    np.testing.assert_allclose(total(other), 2 * ROWS.sum(axis=0))
+    assert sent() == [ROWS.nbytes]
+    np.testing.assert_allclose(total(other), 2 * ROWS.sum(axis=0))
+    assert sent() == []
+
+
+def test_a_file_that_each_machine_has_is_mapped_and_another_is_sent(total, sent, tmp_path, monkeypatch):
+    np.save(tmp_path / "rows.npy", ROWS)
+    mapped = synk.data(np.load(tmp_path / "rows.npy", mmap_mode="r"))
+    sent()
+    for _ in range(2):
+        np.testing.assert_allclose(total(mapped), ROWS.sum(axis=0))
+    assert sent() == []
+    monkeypatch.setattr("synkhronos.stores.files.digest", lambda array: b"another")
+    np.save(tmp_path / "changed.npy", 3 * ROWS)
+    changed = synk.data(np.load(tmp_path / "changed.npy", mmap_mode="r"))
+    for _ in range(2):
+        np.testing.assert_allclose(total(changed), 3 * ROWS.sum(axis=0))
+        assert sent() == [HALF]
+
+
+@pytest.mark.parametrize("wrong", [{"constant": 1}, {"constant": True}])
+def test_a_constant_needs_a_value(lab, wrong):
+    with pytest.raises((TypeError, ValueError), match="constant"):
+        synk.data(dtype="float64", ndim=1, **wrong)
+
+
+def test_a_reduction_sends_its_bytes_once_in_each_direction(lab, sent):
+    w = lab.shared(np.zeros(50_000), "w")
+    synk.function([], updates=[(w, w + 1)])
+    synk.distribute()
+    sent()
+    synk.all_reduce(w, "sum")
+    assert sum(sent()) == 8 * 50_000  # half of it to be reduced, half of it reduced
+
+
+def test_a_restart_is_refused_with_the_right_reason(lab):
+    with pytest.raises(RuntimeError, match="ranks on several machines cannot be replaced"):
+        synk.restart()

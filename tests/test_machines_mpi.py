@@ -1,0 +1,189 @@
+"""Tests of ranks on several machines, joined by MPI: network namespaces, or else tasks on this one.
+
+A job takes seconds to start, so one job does the work of many tests here.
+"""
+
+import json
+import pickle
+import threading
+
+import numpy as np
+import pytest
+from checks import communicators, links, stores, transports
+from namespaces import Machines, why_no_mpi, why_no_namespaces
+from prelude import run_file
+from processes import FOLDER, ROOT
+
+from synkhronos.transports.machines.naive import NaiveNetwork
+
+pytestmark = pytest.mark.skipif(bool(why_no_mpi()), reason=why_no_mpi())
+
+
+@pytest.fixture(scope="module")
+def machines():
+    if why_no_namespaces():
+        print(f"tasks on one host stand for machines, as namespaces are {why_no_namespaces()}")
+    with Machines(2) as made:
+        yield made
+
+
+# Conformance
+
+CHECKS = [
+    f"{one.__module__.split('.')[-1]}: {one.__name__[len('check_'):]}"
+    for one in links.CHECKS + transports.CHECKS + stores.CHECKS + communicators.CHECKS
+    if "read_as_it_is" not in one.__name__  # a rank gets another machine's array as it was
+]
+
+
+@pytest.fixture(scope="module")
+def checked(machines, tmp_path_factory):
+    """The traceback of each check between two machines with two ranks each, or None."""
+    return run_checks(machines, tmp_path_factory.mktemp("checked"))
+
+
+def run_checks(machines, folder, *only):
+    script = FOLDER / "programs" / "checks_between_machines.py"
+    machines.run(script, 1, folder, *only, plain=True, timeout=120).check()
+    assert not machines.left()
+    return json.loads((folder / "results.json").read_text())
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_conformance(check, checked):
+    assert checked[check] is None, checked[check]
+
+
+def test_links_and_communicators_of_three_machines(tmp_path):
+    with Machines(3) as machines:
+        failed = run_checks(machines, tmp_path, "links", "communicators")
+    assert len(failed) == len(links.CHECKS) + len(communicators.CHECKS)
+    assert not any(failed.values()), failed
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("check", links.CHECKS, ids=lambda check: check.__name__[len("check_") :])
+def test_naive_links(check, size):
+    errors = []
+
+    def run(one):
+        try:
+            check(one)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=[one]) for one in NaiveNetwork(size).links()]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors, errors
+
+
+# Other tests, over machines
+
+# What they cannot have: workers that start late; centers, messages, controllers, clocks and replaced
+# ranks need shared memory; a sum over machines has another order.
+SUITE = {
+    "test_function_oracle": "",
+    "test_collectives_oracle": "",
+    "test_data": "",
+    "test_in_sync": "not without_replicas and not at_any_time and not before_the_start",
+    "test_rules_train": "bsp_equals or every_step_of and rule0 or stop_together and rule0 or "
+    "validate_together and rule1",
+    "test_spmd": "bad_input or closures or own_replica or sparse or rank_that_has_ended or "
+    "stop_at_their",
+}
+
+
+@pytest.fixture(scope="module")
+def outcomes(machines, tmp_path_factory):
+    """By file and test, the text of its failure."""
+    results = tmp_path_factory.mktemp("suite") / "results.json"
+    chosen = " or ".join(
+        f"({name}.py and ({words}))" if words else f"{name}.py" for name, words in SUITE.items()
+    )
+    done = machines.run(
+        "-m", "pytest", "-q", "-p", "over_machines", "-p", "no:cacheprovider", f"--results={results}",
+        "-o", "faulthandler_timeout=40", "-k", chosen,
+        *[ROOT / "tests" / f"{name}.py" for name in SUITE],
+        timeout=150, cwd=ROOT, environment={"EXAMPLES": "0.1"},
+    )  # fmt: skip
+    assert results.exists(), done.output
+    by_file = {name: {} for name in SUITE}
+    for test, text in json.loads(results.read_text()).items():
+        by_file[test.split("::")[0].split("/")[-1][: -len(".py")]][test] = text
+    return by_file
+
+
+@pytest.mark.parametrize("name", SUITE)
+def test_suite(name, outcomes):
+    failed = {test: text for test, text in outcomes[name].items() if text}
+    assert outcomes[name] and not failed, "\n".join(f"{test}\n{failed[test]}" for test in failed)
+
+
+# The same as on one machine
+
+
+@pytest.fixture(scope="module")
+def found(machines, tmp_path_factory):
+    """What four ranks compute on one machine, and on two whose compile caches are cold."""
+    folder = tmp_path_factory.mktemp("same")
+    environment = {}
+    if machines.apart:
+        flags = f"base_compiledir={folder},compiledir_format=%(hostname)s"
+        environment["THEANO_FLAGS"] = flags
+    script, both = FOLDER / "programs" / "same_on_machines.py", []
+    runs = (
+        lambda own: run_file(script, own, cwd=folder),
+        lambda own: machines.run(script, own, cwd=folder, environment=environment, timeout=120).check(),
+    )
+    for number, run in enumerate(runs):
+        own = folder / str(number)
+        own.mkdir()
+        run(own)
+        both.append(pickle.loads((own / "found.pickle").read_bytes()))
+    return both
+
+
+def assert_equal(one, other, rtol=0.0):
+    """Check arrays in nested lists and tuples."""
+    if isinstance(one, (list, tuple)):
+        assert len(one) == len(other)
+        for pair in zip(one, other):
+            assert_equal(*pair, rtol)
+    elif isinstance(one, np.ndarray):
+        assert one.dtype == other.dtype and one.shape == other.shape
+        np.testing.assert_allclose(one, other, rtol, rtol)
+    else:
+        assert one == other
+
+
+def test_the_ranks_are_on_both_machines(found, machines):
+    assert len({host for host, _ in found[0]["hosts"]}) == 1
+    assert [ranks for _, ranks in found[1]["hosts"]] == [[0, 1, 2, 3]] * 4
+    if machines.apart:
+        assert [host for host, _ in found[1]["hosts"]] == [machines.hosts[rank // 2] for rank in range(4)]
+
+
+@pytest.mark.parametrize("what", ["inputs", "variables", "draws", "again"])
+def test_outputs_variables_and_random_numbers_are_those_of_one_machine(found, what):
+    # Averages are those of the machines' averages; C code is compiled with other options.
+    assert_equal(found[0][what], found[1][what], 0 if what == "draws" else 1e-12)
+
+
+@pytest.mark.parametrize("what", ["training", "checked training"])
+def test_training_steps_are_the_serial_ones(found, what):
+    parallel, serial = found[1][what]
+    assert_equal(parallel, serial, 1e-10)
+
+
+def test_a_profile_has_all_ranks_and_a_next_world_another_number(found):
+    assert found[1]["ranks that compute"] == 4 and found[1]["size of the next world"] == 3
+
+
+def test_a_checkpoint_of_one_machine_is_that_of_two(found, machines, tmp_path_factory):
+    folder = tmp_path_factory.getbasetemp()
+    first, second = (np.load(next(folder.glob(f"same*/{number}/checkpoint*")), allow_pickle=False)
+                     for number in range(2))
+    assert sorted(first) == sorted(second) and len(first) > 2
