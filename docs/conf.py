@@ -44,6 +44,7 @@ numpydoc_xref_aliases = {
     **{word: word for word in PLAIN_WORDS},
     **{name: f"synkhronos.{name}" for name in synkhronos.__all__ if name[0].isupper()},
     "bool": ":class:`python:bool`",
+    "callable": ":obj:`callable`",  # without the parentheses of a call
     "numpy.ndarray": ":class:`numpy.ndarray`",
     "sequence": "collections.abc.Sequence",
 }
@@ -65,7 +66,7 @@ html_copy_source = False
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True
 highlight_language = "none"  # of blocks for which none is given
-pygments_style = "friendly"
+pygments_style = "a11y-light"
 pygments_dark_style = "github-dark"
 
 
@@ -105,6 +106,14 @@ def shorten_names_of_files(app, doctree):
             block.rawsource = text
 
 
+def hide_constructor(app, what, name, obj, options, signature, return_annotation):
+    """Show no arguments of the classes of steps, which scripts do not construct."""
+    if what == "class" and name.startswith("synkhronos.extensions.train."):
+        return "", None
+    return None
+
+
 def setup(app):
     app.add_directive("picture", Picture)
+    app.connect("autodoc-process-signature", hide_constructor)
     app.connect("doctree-read", shorten_names_of_files)

@@ -1,0 +1,254 @@
+"""machines: all-reduces and calls on two machines joined by TCP, against OpenMPI between the same two.
+
+The machines are network namespaces (see ``tests/namespaces.py``), which need root's rights. The leaders'
+communicator and OpenMPI take turns in one job with a process per machine; two more jobs have two ranks
+per machine, ours and OpenMPI's four processes, and each row is repeated with a limit of 1 Gbit/s.
+"""
+
+import ast
+import functools
+import os
+import sys
+import time
+from multiprocessing.connection import Client, Listener
+from pathlib import Path
+
+import common
+from common import COLOURS
+
+sys.path.insert(0, str(common.ROOT / "tests"))
+
+import numpy as np
+
+BYTES = {"64 kB": 1 << 16, "5 MB": 5_000_000, "102 MB": 102_000_000}
+TIMES = {"64 kB": (200, 10), "5 MB": (10, 2), "102 MB": (2, 1)}
+GOALS = {"64 kB": 1.5, "5 MB": 1.0, "102 MB": 1.0}
+LIMITED = "1gbit"
+IDLE = 3.0  # seconds
+
+
+def main():
+    if sys.argv[1:2] == ["--be"]:
+        be(*sys.argv[2:])
+    else:
+        common.main(__doc__, measure, draw)
+
+
+# Jobs: each is a contestant that sleeps until its turn
+
+
+class MpiJob:
+    """An MPI job on machines, whose first task does what it is asked."""
+
+    def __init__(self, machines, kind, tasks=1):
+        address = str(machines.folder / kind)
+        with Listener(address, "AF_UNIX") as listener:
+            plain = kind in ("leaders", "flat")
+            paths = os.pathsep.join([str(common.ROOT), str(common.ROOT / "benchmarks")])
+            self._job = machines.start(
+                Path(__file__).resolve(), "--be", kind, address, tasks=tasks, plain=plain,
+                environment={**common.ONE_THREAD, "PYTHONPATH": paths},
+                # Shared memory between the processes of a machine.
+                btl="vader,tcp,self" if kind == "flat" else "tcp,self",
+            )  # fmt: skip
+            self._connection = listener.accept()
+
+    def __call__(self, *asked):
+        self._connection.send(asked)
+        try:
+            return self._connection.recv()
+        except EOFError:
+            raise RuntimeError(f"a job has ended: {self._job.wait(10).output}") from None
+
+    def close(self):
+        self._connection.send(None)
+        self._job.wait(30).check()
+        self._connection.close()
+
+
+def be(kind, address):
+    """Be a task of a job."""
+    if kind in ("leaders", "flat"):
+        import synkhronos  # noqa: F401  # keeps MPI from being initialized by an import
+
+        return be_peers(address)
+    connection = Client(address, "AF_UNIX")
+    work = be_world(2 if kind == "call" else 4)
+    while (asked := connection.recv()) is not None:
+        connection.send(work(*asked))
+
+
+def be_world(ranks):
+    """Return what measures in a world."""
+    import synkhronos as synk
+    import theano
+    import theano.tensor as tt
+    from commands import RepeatAllReduce
+
+    synk.fork(ranks, use_gpu=False)
+    single = {size: theano.shared(np.ones(nbytes // 4, "float32")) for size, nbytes in BYTES.items()}
+    x = tt.dvector("x")
+    function = synk.function([x], (x.sum(), "sum"))
+    synk.function([], sum(one[0] for one in single.values()))
+    synk.distribute()
+    rows = synk.data(np.ones(ranks))
+    world = synk.world.world.current_world()
+
+    def turn(what, size=None):
+        if what == "call":
+            return common.seconds_of(lambda: function(rows), 300, 10)
+        if what == "idle":
+            used = [np.array(synk.spmd(processor_time))]
+            time.sleep(IDLE)
+            used.append(np.array(synk.spmd(processor_time)))
+            return ((used[1] - used[0]) / IDLE)[1:].tolist()
+        synk.broadcast(single[size], np.zeros(BYTES[size] // 4, "float32"))
+        command = RepeatAllReduce(world.registry.numbers[single[size]], *TIMES[size])
+        return world.run(command)[world.master_rank][0]
+
+    return turn
+
+
+def processor_time(rank):
+    return time.process_time()
+
+
+def be_peers(address):
+    """Be a task of plain MPI, or a leader: all do what the first one is asked."""
+    from mpi4py import MPI
+
+    from synkhronos.comms.linked import LinkedCommunicator
+    from synkhronos.transports.machines.leaders import Leaders
+    from synkhronos.transports.machines.mpi import MpiLinks, initialize
+
+    initialize()
+    comm = MPI.COMM_WORLD
+    leaders = Leaders(MpiLinks(comm.Dup()))
+    ours = LinkedCommunicator(leaders)
+    connection = Client(address, "AF_UNIX") if comm.rank == 0 else None
+    arrays = {size: np.zeros(nbytes // 4, "float32") for size, nbytes in BYTES.items()}
+
+    data = bytearray(8)
+
+    def round_trip():
+        for turn in range(2):
+            if comm.rank == turn:
+                comm.Send(data, 1 - turn)
+            elif comm.rank == 1 - turn:
+                comm.Recv(data, turn)
+
+    calls = {
+        "ours": lambda size: ours.all_reduce([arrays[size]], "sum"),
+        "mpi": lambda size: comm.Allreduce(MPI.IN_PLACE, arrays[size], MPI.SUM),
+        "round trip": lambda size: round_trip(),
+    }
+    while True:
+        asked = together(comm, connection.recv() if connection is not None else None)
+        if asked is None:
+            break
+        what, size = asked
+        leaders.begin(leaders.number + 1)
+        call = functools.partial(calls[what], size)
+        seconds = common.seconds_of(call, *TIMES.get(size, (300, 10)))
+        if connection is not None:
+            connection.send(seconds)
+    MPI.Finalize()
+
+
+def together(comm, asked):
+    """Return what the first task has, on all of them, which sleep meanwhile."""
+    length = np.array([len(repr(asked))])
+    for array in (length, None):
+        if array is None:
+            array = np.zeros(length[0], "uint8")
+            if comm.rank == 0:
+                array[:] = np.frombuffer(repr(asked).encode(), "uint8")
+        request = comm.Ibcast(array, 0)
+        while not request.Test():
+            time.sleep(2e-3)
+    return ast.literal_eval(bytes(array).decode())
+
+
+# The row
+
+
+def measure(options):
+    from namespaces import Machines, why_no_mpi, why_no_namespaces
+
+    why_not = why_no_mpi() or why_no_namespaces()
+    if why_not:
+        raise SystemExit(f"machines: this row needs machines made of namespaces: {why_not}")
+    rounds = 3 if options.quick else 11
+    times, jobs = {}, {}
+    with Machines(2) as machines:
+        try:
+            for kind, tasks in (("leaders", 1), ("call", 1), ("world", 1), ("flat", 2)):
+                jobs[kind] = MpiJob(machines, kind, tasks)
+            times.update(_take_turns(jobs, rounds, ""))
+            sent = machines.sent_bytes(1)
+            jobs["world"]("all-reduce", "102 MB")
+            traffic = machines.sent_bytes(1) - sent
+            machines.limit(LIMITED)
+            times.update(_take_turns(jobs, max(rounds // 3, 2), ", 1 Gbit/s"))
+        finally:
+            for job in jobs.values():
+                job.close()
+    return common.Result("two machines over TCP, float32", _lines(times), _notes(rounds, traffic))
+
+
+def _take_turns(jobs, rounds, limit):
+    turns = {}
+    for size in BYTES:
+        for what in ("ours", "mpi"):
+            turns[what, size + limit] = lambda what=what, size=size: jobs["leaders"](what, size)
+        turns["world", size + limit] = lambda size=size: jobs["world"]("all-reduce", size)
+        turns["flat", size + limit] = lambda size=size: jobs["flat"]("mpi", size)
+    if not limit:
+        turns["round trip"] = lambda: jobs["leaders"]("round trip", None)
+        turns["call"] = lambda: jobs["call"]("call")
+        turns["idle"] = lambda: max(jobs["world"]("idle"))
+    return common.take_turns(turns, rounds, "machines")
+
+
+def _lines(times):
+    lines = []
+    for limit in ("", ", 1 Gbit/s"):
+        for size in BYTES:
+            name = size + limit
+            lines += [
+                common.line(f"{name}: 2 leaders", "ms", times["ours", name], times["mpi", name],
+                            "OpenMPI", at_most=GOALS[size]),
+                common.line(f"{name}: OpenMPI, 2 processes", "ms", times["mpi", name]),
+                common.line(f"{name}: 2 × 2 ranks", "ms", times["world", name], times["flat", name],
+                            "flat", at_most=1),
+                common.line(f"{name}: OpenMPI, 4 processes (flat)", "ms", times["flat", name]),
+            ]  # fmt: skip
+    lines.append(common.line("a round trip between two leaders", "µs", times["round trip"]))
+    lines.append(common.line("a trivial call, 1 rank per machine", "µs", times["call"],
+                             times["round trip"], "round trip", at_most=4))  # fmt: skip
+    idle = common.Line("an idle rank, of a core", "%", [100 * one for one in times["idle"]])
+    idle.goal, idle.reached = "≤ 2", idle.median <= 2
+    return [*lines, idle]
+
+
+def _notes(rounds, traffic):
+    times, _ = TIMES["102 MB"]
+    return [
+        f"{rounds} rounds, a third of them with the limit; the limit is tbf's, on what a machine sends.",
+        "The two leaders and OpenMPI's two processes are the same processes.",
+        f"2 × 2 ranks sent {traffic / 1e6:.0f} MB from one machine to the other for {times + 1} "
+        f"all-reduces of 102 MB and a broadcast.",
+    ]
+
+
+def draw(figure, result):
+    lines = [one for one in result["lines"] if one["ratio"] is not None]
+    axes = figure.add_subplot()
+    axes.barh([one["what"] for one in lines][::-1], [one["ratio"] for one in lines][::-1],
+              color=COLOURS["synk"])  # fmt: skip
+    axes.axvline(1, color=COLOURS["goal"], linestyle="--")
+    axes.set_xlabel("time, relative to the line that it is compared with")
+
+
+if __name__ == "__main__":
+    main()
