@@ -5,8 +5,8 @@
 # The memory that processes share is not in /dev/shm, so Docker's limit for it does not matter.
 FROM debian:12-slim
 
-# The script below installs compilers, OpenBLAS and OpenCL; these are what it needs itself, in the version of
-# the Debian release.
+# The script below installs compilers, OpenBLAS, OpenCL and OpenMPI; these are what it needs itself, in the
+# version of the Debian release.
 # hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends ca-certificates python3 \
@@ -14,7 +14,7 @@ RUN apt-get update \
 
 WORKDIR /synkhronos
 COPY . .
-RUN sh tools/environment.sh --with-opencl \
+RUN sh tools/environment.sh --with-opencl --with-mpi \
     && rm -rf /root/.cache/pip /var/lib/apt/lists/*
 
 CMD ["sh", "demos/run"]

@@ -71,7 +71,8 @@ def main(steps=40, batch_size=51):
     predict = theano.function([x, mask], probabilities.argmax(axis=1))
 
     digits = load_digits()
-    images = (digits.images / 16).transpose(1, 0, 2).astype(theano.config.floatX)  # (time, rows, pixels)
+    images = (digits.images / 16).transpose(1, 0, 2)  # (time, rows, pixels)
+    images = images.astype(theano.config.floatX)
     lengths = random.randint(7, 9, size=len(digits.target))  # some lack their last row
     masks = (np.arange(8)[:, None] < lengths).astype(theano.config.floatX)
     labels = digits.target.astype("int32")
