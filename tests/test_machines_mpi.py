@@ -163,7 +163,8 @@ def test_the_ranks_are_on_both_machines(found, machines):
     assert len({host for host, _ in found[0]["hosts"]}) == 1
     assert [ranks for _, ranks in found[1]["hosts"]] == [[0, 1, 2, 3]] * 4
     if machines.apart:
-        assert [host for host, _ in found[1]["hosts"]] == [machines.hosts[rank // 2] for rank in range(4)]
+        hosts = [host for host, _ in found[1]["hosts"]]
+        assert hosts == [machines.hosts[rank // 2] for rank in range(4)]
 
 
 @pytest.mark.parametrize("what", ["inputs", "variables", "draws", "again"])
