@@ -118,9 +118,9 @@ class Messages:
         taken = box.take(int(tag))
         if taken is None:
             return None
-        slot, source, length, nbytes = taken
+        slot = taken.slot
         try:
-            head = np.empty(length, np.uint8)
+            head = np.empty(taken.head, np.uint8)
             box.read(slot, [head])
             is_single, types = pickle.loads(head)
             arrays = [np.empty(shape, dtype) for dtype, shape in types]
@@ -129,7 +129,7 @@ class Messages:
             box.put_back(slot)
             raise
         box.free(slot)
-        return source, (arrays[0] if is_single else arrays)
+        return taken.source, (arrays[0] if is_single else arrays)
 
     def wait(self, seconds: float) -> None:
         """Sleep until a message may have arrived, at most this long.
