@@ -16,10 +16,12 @@ from typing import Any
 import numpy as np
 
 from synkhronos.programs import mailbox
+from synkhronos.programs.bells import find_bells
 from synkhronos.programs.mailbox import Mailbox
 from synkhronos.stores.commons import Commons
-from synkhronos.transports.semaphore import NBYTES, Semaphore
 
+#: The name of the bells, one for each rank, which are rung when a message has been sent to it
+BELLS = "mailbox"
 _LONGEST = 3600.0  # seconds of one wait
 
 
@@ -36,26 +38,11 @@ class Messages:
         self.rank, self.size = rank, size
         self._commons = commons
         self._boxes: dict[int, Mailbox] = {}
-        self._bells = self._make_bells()
-
-    def _make_bells(self):
-        """Return a semaphore for each rank, which is posted when a message has been sent to it."""
-        bells = self._commons.array("mailbox bells", (self.size, NBYTES), "uint8")
-        are_made = self._commons.array("mailbox bells are made", 1, "int64").data
-        [lock] = self._commons.locks("mailbox bells", 1)
-        while not lock.try_acquire():
-            self._commons.pause()
-        try:
-            is_new = not are_made[0]
-            made = [Semaphore(array=one, is_new=is_new) for one in bells]
-            are_made[0] = 1
-        finally:
-            lock.release()
-        return made
+        self._bells = find_bells(commons, BELLS, size)
 
     def _box(self, rank):
         if rank not in self._boxes:
-            self._boxes[rank] = Mailbox(self._commons, f"mailbox {rank}")
+            self._boxes[rank] = Mailbox(self._commons, box_of(rank))
         return self._boxes[rank]
 
     def send(self, to: int, arrays: Any, tag: int = 0) -> bool:
@@ -140,6 +127,11 @@ class Messages:
         if not isinstance(seconds, numbers.Real) or math.isnan(seconds) or seconds < 0:
             raise ValueError(f"wait: expected seconds, a number >= 0, got {seconds!r}")
         self._bells[self.rank].wait(min(float(seconds), _LONGEST))
+
+
+def box_of(rank: int) -> str:
+    """Return the name of the mailbox of a rank."""
+    return f"mailbox {rank}"
 
 
 def _check_integer(method, what, value):

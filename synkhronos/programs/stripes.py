@@ -49,6 +49,7 @@ class Stripes:
     ----------
     is_first : bool
         Whether this rank has called `fill`.
+    member : int
     order : list of int
         The stripes in the order in which this rank visits them.
     """
@@ -106,21 +107,25 @@ class Stripes:
 
     def _become_member(self):
         locks = enumerate(self._commons.locks(f"{self._name} members", _MEMBERS))
-        for self._member, self._own in locks:
+        for self.member, self._own in locks:
             if self._own.try_acquire():
                 break
         else:
             raise RuntimeError(f"{self._name}: at most {_MEMBERS} ranks can use it at once")
-        if self._members[self._member, _SPARE] and self._count:
-            former = self._members[self._member, _STRIPE]
-            self._acquire(self._locks[former])
+        if self._members[self.member, _SPARE] and self._count:
             try:
-                self._finish(former)
-            finally:
-                self._locks[former].release()
+                former = self._members[self.member, _STRIPE]
+                self._acquire(self._locks[former])
+                try:
+                    self._finish(former)
+                finally:
+                    self._locks[former].release()
+            except BaseException:
+                self.resign()
+                raise
         else:
-            self._members[self._member, _SPARE] = 1 + self._count + self._member
-        self.order = order_of(self._member, self._count)
+            self._members[self.member, _SPARE] = 1 + self._count + self.member
+        self.order = order_of(self.member, self._count)
 
     def read(self, work: Callable[[int, np.ndarray], None]) -> None:
         """Call ``work(number, memory)`` for each stripe, under its lock."""
@@ -169,11 +174,11 @@ class Stripes:
     @property
     def spare(self) -> np.ndarray:
         """The memory for the next contents of a stripe."""
-        return self._memory(self._members[self._member, _SPARE])
+        return self._memory(self._members[self.member, _SPARE])
 
     def replace(self, number: int) -> None:
         """Let the spare be the memory of a stripe, whose lock this rank has."""
-        table, members, own = self._table, self._members, self._member
+        table, members, own = self._table, self._members, self.member
         former, spare = table[number, _MEMORY], members[own, _SPARE]
         members[own, _FORMER], members[own, _STRIPE] = former, number
         table[number, _LAST] = 1 + own
