@@ -35,7 +35,7 @@ def test_hosts_are_used_in_their_order():
 
 def test_in_a_batch_job_each_machine_has_a_leader_and_a_courier():
     line = line_of(Job([], 4, {}, {}, []))
-    assert line == f"--map-by ppr:2:node {ALWAYS}{SCRIPT}-n 8 PROGRAM"
+    assert line == f"--oversubscribe --map-by ppr:2:node {ALWAYS}{SCRIPT}-n 8 PROGRAM"
 
 
 def test_machines_with_variables_of_their_own_are_parts_of_the_line():

@@ -107,6 +107,21 @@ def test_messages_arrive_complete_and_in_order(lab):
     assert synk.spmd(program) == [expected] * size
 
 
+def test_what_was_sent_before_a_barrier_can_be_received_after_it(lab):
+    def program(rank):
+        for _ in range(5):
+            for to in range(rank.size):
+                rank.send(to, np.full(200_000, rank.rank))
+            rank.barrier()
+            found = []
+            while (message := rank.receive()) is not None:
+                found.append(message[0])
+            assert sorted(found) == list(range(rank.size))
+            rank.barrier()
+
+    synk.spmd(program)
+
+
 def test_a_full_box_on_another_machine_refuses(lab):
     def program(rank):
         if rank.rank == rank.size - 1:

@@ -123,7 +123,7 @@ def command(
         line += ["--map-by", "seq"]  # in this order; otherwise mpirun puts its own machine first
     else:
         apart = job.tasks_apart(environ)
-        line += ["--oversubscribe"] if apart else ["--map-by", f"ppr:{tasks}:node"]
+        line += ["--oversubscribe", *([] if apart else ["--map-by", f"ppr:{tasks}:node"])]
     for name, value in _KEEPALIVE.items():
         line += ["--mca", f"oob_tcp_keepalive_{name}", str(value)]
     line += ["--mca", "ess_base_forward_signals", f"{INTERRUPT.name},SIGUSR1,SIGUSR2", *what.mpi]

@@ -121,6 +121,11 @@ class Mailbox:
         """Whether there is a message to take, with any tag."""
         return any(self._slots[slot, _STATE] == _READY for slot in range(SLOTS))
 
+    def has_messages_of(self, source: int) -> bool:
+        """Whether there is a message of this rank that has not been read to its end."""
+        slots = self._slots
+        return any(slots[slot, _STATE] and slots[slot, _SOURCE] == source for slot in range(SLOTS))
+
     def take(self, tag: int | None) -> Taken | None:
         """Return the oldest message with this tag, or with any if it is None; None if there is none.
 

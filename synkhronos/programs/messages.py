@@ -32,10 +32,16 @@ class Messages:
     ----------
     commons : Commons
     rank, size : int
+    near : range, optional
+        The ranks whose mailboxes are in these commons, by default all. For others, a courier takes what
+        is there.
     """
 
-    def __init__(self, commons: Commons, rank: int, size: int) -> None:
+    def __init__(self, commons: Commons, rank: int, size: int, near: range | None = None) -> None:
         self.rank, self.size = rank, size
+        self._near = range(size) if near is None else near
+        self._full = full_boxes(commons, size)
+        self._on_their_way: set[int] = set()  # the ranks to which messages were sent
         self._commons = commons
         self._boxes: dict[int, Mailbox] = {}
         self._bells = find_bells(commons, BELLS, size)
@@ -87,7 +93,16 @@ class Messages:
             raise
         box.publish(slot)
         self._bells[to].post()
+        if to not in self._near:
+            self._on_their_way.add(int(to))
         return True
+
+    def settle(self) -> None:
+        """Wait until all that was sent has arrived, except where a box is full."""
+        for rank in self._on_their_way:
+            while self._box(rank).has_messages_of(self.rank) and not self._full[rank]:
+                self._commons.pause()
+        self._on_their_way.clear()
 
     def receive(self, tag: int = 0) -> tuple[int, Any] | None:
         """Return the oldest message with this tag, or None if there is none. It never waits.
@@ -127,6 +142,11 @@ class Messages:
         if not isinstance(seconds, numbers.Real) or math.isnan(seconds) or seconds < 0:
             raise ValueError(f"wait: expected seconds, a number >= 0, got {seconds!r}")
         self._bells[self.rank].wait(min(float(seconds), _LONGEST))
+
+
+def full_boxes(commons: Commons, size: int) -> np.ndarray:
+    """Return for each rank of another machine whether its mailbox had no room for the last message."""
+    return commons.array("mailboxes that are full", (size,), "uint8")
 
 
 def box_of(rank: int) -> str:

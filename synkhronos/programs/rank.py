@@ -295,10 +295,8 @@ class Rank(Collectives):
             False if the receiver's box is full; nothing was sent then.
         """
         self._enter()
-        if self._messages is None:
-            self._messages = Messages(self._commons("send"), self.rank, self.size)
         with self._timed("copy", "send"):
-            return self._messages.send(to, arrays, tag)
+            return self._find_messages().send(to, arrays, tag)
 
     def receive(self, tag: int = 0, wait: bool = False) -> tuple[int, Any] | None:
         """Return the oldest message for this rank with a tag.
@@ -320,12 +318,11 @@ class Rank(Collectives):
             If it waits, and all other ranks have ended.
         """
         self._enter()
-        if self._messages is None:
-            self._messages = Messages(self._commons("send"), self.rank, self.size)
+        messages = self._find_messages()
         with self._timed("wait" if wait else "copy", "receive"):
             while True:
                 alone = not self._others_running()
-                message = self._messages.receive(tag)
+                message = messages.receive(tag)
                 if message is not None or not wait or self._stop.is_asked:
                     return message
                 if alone:
@@ -333,8 +330,15 @@ class Rank(Collectives):
                         "rank.receive: all other ranks have ended their programs, so no message will "
                         "come"
                     )
-                self._messages.wait(_AWAKE)
+                messages.wait(_AWAKE)
                 self._pause(0)
+
+    def _find_messages(self):
+        if self._messages is None:
+            near = self._here.transport.near
+            self._messages = Messages(self._commons("send"), self.rank, self.size, near)
+            self._meeting.before = self._messages.settle
+        return self._messages
 
     def ask(self, request: Any, info: Any = None) -> Any:
         """Ask the controller, and return its answer.

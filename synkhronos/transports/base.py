@@ -89,6 +89,11 @@ class Transport(ABC):
     def communicator(self) -> Communicator:
         """Return the fastest communicator for NumPy arrays of these ranks."""
 
+    @property
+    def near(self) -> range:
+        """The ranks that have the same commons as this one."""
+        return range(self.size)
+
     @abstractmethod
     def successor(self, size: int, master_rank: int) -> Transport:
         """Return a transport for new ranks that uses the same store.

@@ -16,26 +16,11 @@ import numpy as np
 
 from synkhronos.programs.bells import find_bells
 from synkhronos.programs.mailbox import Mailbox, Taken
-from synkhronos.programs.messages import BELLS, box_of
+from synkhronos.programs.messages import BELLS, box_of, full_boxes
 from synkhronos.programs.relay.post import Part, Place
 
 _RETRY = 2e-3  # seconds after which a message is offered again
 _PATIENCE = 1.0  # seconds without room after which a mailbox counts as one that nobody reads
-
-
-class _Sending:
-    """A message to a rank of another machine.
-
-    Attributes
-    ----------
-    taken : Taken
-    pieces : list of int or None
-        The numbers of its pieces, once it was accepted.
-    """
-
-    def __init__(self, taken: Taken) -> None:
-        self.taken = taken
-        self.pieces: list[int] | None = None
 
 
 class _Expected:
@@ -72,7 +57,8 @@ class Boxes(Part):
             for machine in place.others
             for rank in place.machines[machine]
         }
-        self._sending: dict[int, _Sending] = {}  # by receiver
+        self._full = full_boxes(self.commons, place.size)
+        self._sending: dict[int, Taken] = {}  # by receiver
         self._refused: dict[int, tuple[float, float]] = {}  # by receiver: first and last time in a row
         self._expected: dict[int, collections.deque[_Expected]] = {
             machine: collections.deque() for machine in place.others
@@ -84,8 +70,8 @@ class Boxes(Part):
         changed = False
         for rank, box in self._boxes.items():
             if rank in self._sending:
-                changed = self._finish(rank, box) or changed
-            elif box.has_messages() and time.monotonic() - self._refused.get(rank, (0, 0))[1] > _RETRY:
+                continue
+            if box.has_messages() and time.monotonic() - self._refused.get(rank, (0, 0))[1] > _RETRY:
                 changed = self._offer(rank, box) or changed
         for source in self._expected:
             changed = self._receive(source) or changed
@@ -95,21 +81,12 @@ class Boxes(Part):
         taken = box.take(None)
         if taken is None:
             return False
-        self._sending[rank] = _Sending(taken)
+        self._sending[rank] = taken
         self.post.send(self.place.machine_of(rank), self.name, "offer", rank, *taken[1:])
         return True
 
-    def _finish(self, rank, box):
-        """Free the memory of a message when it has been sent."""
-        sending = self._sending[rank]
-        if sending.pieces is None or not all(map(self.post.is_sent, sending.pieces)):
-            return False
-        box.free(sending.taken.slot)
-        del self._sending[rank]
-        return True
-
     def are_empty(self) -> bool:
-        """Whether all messages from this machine have left, except to ranks that do not read theirs."""
+        """Whether all messages from here have arrived, except those to ranks that do not read theirs."""
         latest = time.monotonic() - _PATIENCE
         return not any(
             (rank in self._sending or box.has_messages())
@@ -123,14 +100,18 @@ class Boxes(Part):
         if kind == "offer":
             self._consider(source, rank, *content)
         elif kind == "full":
-            self._boxes[rank].put_back(self._sending.pop(rank).taken.slot)
+            self._boxes[rank].put_back(self._sending.pop(rank).slot)
             now = time.monotonic()
             self._refused[rank] = self._refused.get(rank, (now, now))[0], now
-        else:
+            self._full[rank] = 1
+        elif kind == "accepted":
             self._refused.pop(rank, None)
-            sending = self._sending[rank]
-            pieces = self._boxes[rank].pieces(sending.taken.slot, sending.taken.nbytes)
-            sending.pieces = [self.post.send_piece(source, piece) for piece in pieces]
+            self._full[rank] = 0
+            taken = self._sending[rank]
+            for piece in self._boxes[rank].pieces(taken.slot, taken.nbytes):
+                self.post.send_piece(source, piece)
+        else:
+            self._boxes[rank].free(self._sending.pop(rank).slot)
 
     def _consider(self, source, rank, sender, tag, head, nbytes):
         box = Mailbox(self.commons, box_of(rank))
@@ -141,10 +122,6 @@ class Boxes(Part):
         self._expected[source].append(_Expected(box, rank, slot, nbytes))
         self.post.send(source, self.name, "accepted", rank)
 
-    def expects(self, machine: int) -> bool:
-        """Whether messages of a machine have been accepted that have not arrived."""
-        return bool(self._expected[machine])
-
     def _receive(self, source):
         expected = self._expected[source]
         received = self.post.receive_piece(source) if expected else None
@@ -152,5 +129,7 @@ class Boxes(Part):
             return False
         expected[0].add(received)
         if not expected[0].left:
-            self._bells[expected.popleft().rank].post()
+            rank = expected.popleft().rank
+            self._bells[rank].post()
+            self.post.send(source, self.name, "arrived", rank)
         return True

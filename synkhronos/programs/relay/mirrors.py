@@ -18,8 +18,8 @@ _REPORT_INTERVAL = 0.01  # seconds between two looks for reports
 class Mirrors(Part):
     """The numbers of this machine's ranks are sent to the others when they have changed.
 
-    That a rank has ended is sent after the messages that it has sent, and made known on the other
-    machine after they have arrived, so that nobody misses one by not waiting for it.
+    That a rank has ended is sent when its messages have arrived, so that nobody misses one by not
+    waiting for it.
 
     Parameters
     ----------
@@ -36,7 +36,6 @@ class Mirrors(Part):
         self._boxes, self._visitors = boxes, visitors
         self._arrays = {name: self.commons.array(name, (place.size,), "int64") for name in NAMES}
         self._sent = {name: [0] * len(place.own) for name in NAMES}
-        self._ended: dict[int, list[int]] = {}  # by machine, to be made known
         self._reports = reports.Places(self.commons, place.size)
         self._reported = [0] * len(place.own)
         self._next = 0.0
@@ -50,8 +49,6 @@ class Mirrors(Part):
                 self._sent[name] = numbers
                 self._send(name, numbers)
                 changed = True
-        for machine in [one for one in self._ended if not self._boxes.expects(one)]:
-            self._set(machine, ENDED, self._ended.pop(machine))
         if time.monotonic() >= self._next:
             self._next = time.monotonic() + _REPORT_INTERVAL
             changed = self._look_for_reports() or changed
@@ -76,15 +73,10 @@ class Mirrors(Part):
         if name == _REPORTS:
             for report in content:
                 self._reports.write(*report)
-        elif name == ENDED:
-            self._ended[source] = content
-        else:
-            self._set(source, name, content)
-
-    def _set(self, machine, name, numbers):
-        ranks = self.place.machines[machine]
-        self._arrays[name][ranks.start : ranks.stop] = numbers
-        for rank, number in zip(ranks, numbers):
+            return
+        ranks = self.place.machines[source]
+        self._arrays[name][ranks.start : ranks.stop] = content
+        for rank, number in zip(ranks, content):
             if name == RESTARTS:
                 self._visitors.drop(rank, before=number)
             elif name == ENDED and number:

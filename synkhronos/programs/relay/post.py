@@ -40,13 +40,9 @@ class Post:
             return None
         return (received[0], *pickle.loads(received[1]))
 
-    def send_piece(self, to: int, piece: np.ndarray) -> int:
-        """Start to send memory; return a number for `is_sent`."""
-        return self._links.send(to, self._tag + 1, piece)
-
-    def is_sent(self, number: int) -> bool:
-        """Whether the memory of a piece may be changed again."""
-        return self._links.is_sent(number)
+    def send_piece(self, to: int, piece: np.ndarray) -> None:
+        """Start to send memory, which must not change until it has arrived."""
+        self._links.send(to, self._tag + 1, piece)
 
     def receive_piece(self, source: int) -> np.ndarray | None:
         """Return the next piece from a machine, or None."""

@@ -86,6 +86,10 @@ class MachinesTransport(Transport):
         return self.local.rank == self.local.master_rank
 
     @property
+    def near(self):
+        return self._machines[self.machine]
+
+    @property
     def is_master(self):
         return self.rank == self.master_rank
 
