@@ -82,9 +82,9 @@ def test_naive_links(check, size):
 
 # Other tests, over machines
 
-# What they cannot have: workers that start late, replaced ranks, `Data` in memory that all ranks share,
-# files of a process on another machine, reports that are seen at once, and times of reductions. A sum
-# over machines has another order.
+# What they cannot have: workers that start late, `Data` in memory that all ranks share, files of a
+# process on another machine, reports that are seen at once, and times of reductions. A sum over machines
+# has another order. Deaths are those of leaders there, which end the job.
 SUITE = {
     "test_function_oracle": "",
     "test_collectives_oracle": "",
@@ -93,8 +93,8 @@ SUITE = {
     "test_rules_train": "",
     "test_rules": "",
     "test_spmd": "not in_shared_memory and not latest_can_be_read and not profile and not dead_rank and "
-    "not fresh_ranks and not not_restarted and not cannot_be_replaced and not dies_again and not "
-    "wait_inside",
+    "not wait_inside and not fresh_ranks and not not_restarted and not cannot_be_replaced and not "
+    "dies_again",
     "test_controller": "not never_woken and not fresh_rank",
 }
 
@@ -111,13 +111,24 @@ def outcomes(machines, tmp_path_factory):
         "-o", "faulthandler_timeout=40", "-k", chosen,
         *[ROOT / "tests" / f"{name}.py" for name in SUITE],
         timeout=150, cwd=ROOT, tasks=2,
-        environment={"EXAMPLES": "0.1", "SYNKHRONOS_SPARE_TASKS": "1"},
+        environment={"EXAMPLES": "0.1", **COURIERS},
     )  # fmt: skip
     assert results.exists(), done.output
     by_file = {name: {} for name in SUITE}
     for test, text in json.loads(results.read_text()).items():
         by_file[test.split("::")[0].split("/")[-1][: -len(".py")]][test] = text
     return by_file
+
+
+COURIERS = {"SYNKHRONOS_SPARE_TASKS": "1"}  # the second task of each machine is no rank
+
+
+def test_fresh_ranks_take_the_place_of_dead_ones_on_any_machine(machines, tmp_path):
+    done = machines.run(
+        FOLDER / "programs" / "replaced_on_machines.py", cwd=tmp_path, tasks=2, environment=COURIERS
+    )
+    assert done.check().output.splitlines()[-1] == "replaced", done.output
+    assert not machines.left()
 
 
 @pytest.mark.parametrize("name", SUITE)

@@ -121,6 +121,10 @@ class Mailbox:
         """Whether there is a message to take, with any tag."""
         return any(self._slots[slot, _STATE] == _READY for slot in range(SLOTS))
 
+    def has_free_slot(self) -> bool:
+        """Whether there is a slot for a message."""
+        return any(self._slots[slot, _STATE] == _FREE for slot in range(SLOTS))
+
     def has_messages_of(self, source: int) -> bool:
         """Whether there is a message of this rank that has not been read to its end."""
         slots = self._slots

@@ -133,6 +133,10 @@ class Messages:
         box.free(slot)
         return taken.source, (arrays[0] if is_single else arrays)
 
+    def more_to_come(self) -> bool:
+        """Whether messages from other machines wait for room in the mailbox, which has some."""
+        return bool(self._full[self.rank]) and self._box(self.rank).has_free_slot()
+
     def wait(self, seconds: float) -> None:
         """Sleep until a message may have arrived, at most this long.
 
@@ -145,7 +149,10 @@ class Messages:
 
 
 def full_boxes(commons: Commons, size: int) -> np.ndarray:
-    """Return for each rank of another machine whether its mailbox had no room for the last message."""
+    """Return for each rank whether messages of other machines wait for room in its mailbox.
+
+    For a rank of another machine, whether its mailbox had no room for the last message from here.
+    """
     return commons.array("mailboxes that are full", (size,), "uint8")
 
 

@@ -321,7 +321,7 @@ class Rank(Collectives):
         messages = self._find_messages()
         with self._timed("wait" if wait else "copy", "receive"):
             while True:
-                alone = not self._others_running()
+                alone = not self._others_running() and not messages.more_to_come()
                 message = messages.receive(tag)
                 if message is not None or not wait or self._stop.is_asked:
                     return message

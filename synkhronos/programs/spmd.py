@@ -20,7 +20,7 @@ from synkhronos.stores.commons import Commons, nap
 from synkhronos.stores.handle import Handle
 from synkhronos.stores.needs import Need
 from synkhronos.world.here import Command, Here
-from synkhronos.world.replacement import replacing_dead
+from synkhronos.world.replacement import Replacing, replacing_dead
 from synkhronos.world.world import World, current_world
 
 
@@ -87,6 +87,8 @@ class Program(Command):
         world = current_world()
         here.transport.in_program = world.in_program = True
         here.transport.relay(Relay)
+        if not self.may_meet and not here.is_master:
+            here.transport.on_death = Replacing(world, _ended(here.store.commons, here.size))
         try:
             program, args, kwargs = self.own or sending.unpack(here, world, self.handle)
             rank = Rank(here, self.token, self.entropy, self.has_controller, self.may_meet)
@@ -140,9 +142,10 @@ def spmd(
     public functions of the package cannot be used inside, with the exception of methods of `Data`.
 
     The program is sent to the workers by value, with the values that its arguments and its global
-    variables have now, unless it belongs to an imported module. Shared variables and functions in it
-    mean each rank's own replicas. `Data`, and arrays of 64 kB or more, are not copied for each rank: all
-    ranks use the same memory, and such arrays are read-only in the workers.
+    variables have now, unless it belongs to an imported module (on several machines, also then). Shared
+    variables and functions in it mean each rank's own replicas. `Data`, and arrays of 64 kB or more, are
+    not copied for each rank: all ranks use the same memory, and such arrays are read-only in the
+    workers.
 
     The first Ctrl-C asks all ranks to stop, as ``rank.stop()`` does; a second one ends them.
 
@@ -160,7 +163,8 @@ def spmd(
         With ``"continue"``, for programs without collectives, the ranks that are left go on. On the CPU,
         a fresh rank takes the dead one's place and begins the program again, with the values that the
         master's replicas have then; a rank that dies again and again breaks the world. The master itself
-        is not replaced.
+        is not replaced. On several machines, the first rank of each is not replaced, and a fresh rank
+        has the values of the first one of its machine.
 
     Returns
     -------
@@ -244,11 +248,8 @@ def _check(world, program, controller, on_death):
         raise ValueError(f"spmd: on_death: expected 'raise' or 'continue', got {on_death!r}")
     if not world.transport.has_commons and controller is not None:
         raise SynkhronosError(f"spmd: controller: {NO_COMMONS}")
-    if not world.transport.forks_all and on_death == "continue":
-        raise SynkhronosError(
-            "spmd: on_death='continue' needs ranks on one machine, and these are on several; run the "
-            "program on one machine, or without it"
-        )
+    if not world.transport.has_commons and on_death == "continue":
+        raise SynkhronosError(f"spmd: on_death='continue': {NO_COMMONS}")
     if world.is_recording:
         raise FuseError("spmd(): not inside a fuse() block; call it before or after the block")
 

@@ -44,6 +44,8 @@ class Transport(ABC):
         start is then deferred until the state is complete.
     forks_all : bool
         Whether all workers are forked from the process of the master, or are threads of it.
+    can_replace : bool
+        Whether it has `replace`.
     has_commons : bool
         Whether programs can use ``store.commons`` for what belongs to no rank.
     is_home : bool
@@ -58,7 +60,8 @@ class Transport(ABC):
         Set by each rank inside a command in which ranks work at their own pace; the next command resets
         it. The finish barrier then has no time limit, but a worker's waits inside the command have.
     on_death : callable or None
-        Inside such a command, the master calls ``on_death({rank: cause})`` instead of ending all
+        Inside such a command, the master, or another rank that has forked the dead one, calls
+        ``on_death({rank: cause})`` instead of ending all
         workers. It must call `replace` or `answer_for` for each of these ranks, or raise.
     posted : bool
         Whether another rank may have noticed the last `post` or `reply`, even if it raised.
@@ -71,6 +74,7 @@ class Transport(ABC):
     store: Store
     inherits: bool
     forks_all: bool = True
+    can_replace: bool = False
     has_commons: bool = True
     is_home: bool = True
     ranks_here: int

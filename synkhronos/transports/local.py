@@ -54,6 +54,8 @@ class LocalTransport(WatchfulTransport):
 
     inherits = True
 
+    can_replace = True
+
     def __init__(self, size, master_rank=0, timeout=None, may_poll=None, store=None):
         if size > 1:
             limits.check_may_have_children()

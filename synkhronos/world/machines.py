@@ -28,7 +28,7 @@ from synkhronos.transports.local import LocalTransport
 from synkhronos.transports.machines import courier as couriers
 from synkhronos.transports.machines.courier import TaskCourier
 from synkhronos.transports.machines.leaders import BROKEN, CONTROL, Leaders
-from synkhronos.transports.machines.transport import MachinesTransport
+from synkhronos.transports.machines.transport import NO_COURIER, MachinesTransport
 from synkhronos.world.devices import check_devices, get_n_gpu, kind_of
 from synkhronos.world.threads import ThreadLimits, use_more_cores
 from synkhronos.world.world import World, enter_world
@@ -185,7 +185,7 @@ class Machines:
         own = ranges[self.leaders.rank]
         first = own.index(master_rank) if self.leaders.rank == 0 else 0
         local = LocalTransport(len(own), first, timeout)
-        courier = None if self._tasks.here is None else TaskCourier(self._tasks.here)
+        courier = NO_COURIER if self._tasks.here is None else TaskCourier(self._tasks.here)
         return MachinesTransport(local, self.leaders, ranges, master_rank, timeout, courier)
 
     # The other machines

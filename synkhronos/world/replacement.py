@@ -19,16 +19,23 @@ _MOST_DEATHS = 3  # of a rank in one program
 _logger = logging.getLogger("synkhronos")
 
 
-@contextlib.contextmanager
-def replacing_dead(world: World, ended: np.ndarray) -> Iterator[None]:
-    """Go on if workers die in a program in the block, and replace them if workers can be forked.
+class Replacing:
+    """What is done about workers of this machine that die in a program: see `Transport.on_death`.
 
-    `ended` has a number for each rank, which becomes 1 if it has died and is not replaced.
+    Parameters
+    ----------
+    world : World
+    ended : numpy.ndarray
+        For each rank, a number that becomes 1 if it has died and is not replaced.
     """
-    deaths: collections.Counter = collections.Counter()
-    lost: list[int] = []
 
-    def on_death(dead: dict[int, str]) -> None:
+    def __init__(self, world: World, ended: np.ndarray) -> None:
+        self._world, self._ended = world, ended
+        self._deaths: collections.Counter = collections.Counter()
+        self._lost: list[int] = []
+
+    def __call__(self, dead: dict[int, str]) -> None:
+        world, deaths = self._world, self._deaths
         for rank, cause in dead.items():
             deaths[rank] += 1
             if deaths[rank] > _MOST_DEATHS:
@@ -38,27 +45,41 @@ def replacing_dead(world: World, ended: np.ndarray) -> Iterator[None]:
                     f"were ended; {REMEDY}"
                 )
             _logger.warning("rank %d died (%s); the other ranks go on", rank, cause)
-            if world.workers_inherit:
+            if world.transport.can_replace and world.here.engine.survives_fork:
                 _replace(world, rank, cause, deaths[rank])
             else:
-                lost.append(rank)
-                ended[rank] = 1
+                self._lost.append(rank)
+                self._ended[rank] = 1
                 world.transport.answer_for(rank, pickle.dumps((None, None)))
 
-    world.transport.on_death = on_death
+    def complaint(self) -> str | None:
+        """Return why the world cannot be used after the program, if it cannot."""
+        if not self._lost:
+            return None
+        return f"these ranks died in a program: {self._lost}; {REMEDY}"
+
+
+@contextlib.contextmanager
+def replacing_dead(world: World, ended: np.ndarray) -> Iterator[None]:
+    """Go on if workers die in a program in the block, and replace them if workers can be forked."""
+    world.transport.on_death = replacing = Replacing(world, ended)
     try:
         yield
     finally:
         world.transport.on_death = None
-        if lost and world.broken is None:
-            world.mark_broken(f"these ranks died in a program: {lost}; {REMEDY}")
+        complaint = replacing.complaint()
+        if complaint is not None and world.broken is None:
+            world.mark_broken(complaint)
             world.transport.kill()
 
 
 def _replace(world, rank, cause, restarts):
+    here = world.here
     try:
-        world.here.engine.before_fork()
-        world.transport.replace(rank, functools.partial(_prepare, world, restarts))
+        here.engine.before_fork(world.transport.forks_all)
+        world.transport.replace(
+            rank, functools.partial(_prepare, world, restarts, here.stream_index)
+        )
     except (OSError, MemoryError, SynkhronosError) as error:
         world.transport.kill()
         if isinstance(error, WorldBrokenError):
@@ -69,17 +90,18 @@ def _replace(world, rank, cause, restarts):
         ) from error
 
 
-def _prepare(world, restarts, takes_part):
-    """In a new worker, which has begun as a copy of the master: make its state its own."""
-    world.here.copy_out_of_store()  # where the master continues to write
+def _prepare(world, restarts, forked_from, takes_part):
+    """In a new worker, which is a copy of the rank with the streams `forked_from`: get its own state."""
     here = world.here
+    here.copy_out_of_store()  # where the other rank continues to write
     here.restarts = restarts if takes_part else 0
     if here.log:
         here.log.events.clear()
+    numbers = {id(shared): number for number, shared in here.shareds.items()}
     streams = {
-        world.registry.numbers[shared]: shared
+        numbers[id(shared)]: shared
         for replica in here.functions.values()
         for shared in here.engine.random_streams(replica.compiled)
     }
     for number in sorted(streams):
-        here.engine.jump(streams[number], here.stream_index + restarts * here.size)
+        here.engine.jump(streams[number], here.stream_index - forked_from + restarts * here.size)

@@ -6,7 +6,7 @@ from synkhronos._errors import WorldBrokenError
 from synkhronos.arithmetic.machines import ranks_of_machines
 from synkhronos.transports.machines.leaders import Leaders
 from synkhronos.transports.machines.naive import NaiveCourier, NaiveNetwork
-from synkhronos.transports.machines.transport import MachinesTransport
+from synkhronos.transports.machines.transport import NO_COURIER, MachinesTransport
 from synkhronos.transports.naive import NaiveTransport
 
 
@@ -33,7 +33,7 @@ class ThreadedMachines(MachinesTransport):
 
     def _courier_for(self, local, links):
         if self._between_couriers is None:
-            return None
+            return NO_COURIER
         return NaiveCourier(local.store.commons, self._between_couriers[links.rank])
 
     def start(self, serve):

@@ -113,6 +113,6 @@ class GoSGD(Rule):
     def _settle(self, rank, params):
         meet(rank)  # nothing is sent any more
         at_least = 0
-        if rank.may_meet:  # else the ranks are on one machine, and all messages have arrived
+        if rank.may_meet:  # else a rank may have died
             at_least = sum(sent[rank.rank] for sent in rank.exchange(self._n_sent))
         self._receive(rank, params, at_least)

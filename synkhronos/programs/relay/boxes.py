@@ -28,13 +28,16 @@ class _Expected:
 
     Attributes
     ----------
+    rank : int
     left : int
         How many bytes have not arrived.
+    more : bool
+        Whether the machine has more messages for this rank.
     """
 
-    def __init__(self, box: Mailbox, rank: int, slot: int, nbytes: int) -> None:
+    def __init__(self, box: Mailbox, rank: int, slot: int, nbytes: int, more: bool) -> None:
         self._box, self._slot = box, slot
-        self.rank, self.left = rank, nbytes
+        self.rank, self.left, self.more = rank, nbytes, more
         self._pieces: Iterator[np.ndarray] = box.pieces(slot, nbytes)
 
     def add(self, piece: np.ndarray) -> None:
@@ -58,6 +61,8 @@ class Boxes(Part):
             for rank in place.machines[machine]
         }
         self._full = full_boxes(self.commons, place.size)
+        # By rank, the machines that have more messages for it
+        self._more: dict[int, set[int]] = {rank: set() for rank in place.own}
         self._sending: dict[int, Taken] = {}  # by receiver
         self._refused: dict[int, tuple[float, float]] = {}  # by receiver: first and last time in a row
         self._expected: dict[int, collections.deque[_Expected]] = {
@@ -82,7 +87,8 @@ class Boxes(Part):
         if taken is None:
             return False
         self._sending[rank] = taken
-        self.post.send(self.place.machine_of(rank), self.name, "offer", rank, *taken[1:])
+        offer = "offer", rank, *taken[1:], box.has_messages()
+        self.post.send(self.place.machine_of(rank), self.name, *offer)
         return True
 
     def are_empty(self) -> bool:
@@ -113,13 +119,19 @@ class Boxes(Part):
         else:
             self._boxes[rank].free(self._sending.pop(rank).slot)
 
-    def _consider(self, source, rank, sender, tag, head, nbytes):
+    def _note_more(self, rank, source, more):
+        machines = self._more[rank]
+        machines.add(source) if more else machines.discard(source)
+        self._full[rank] = bool(machines)
+
+    def _consider(self, source, rank, sender, tag, head, nbytes, more):
         box = Mailbox(self.commons, box_of(rank))
         slot = box.reserve(nbytes, head, sender, tag)
         if slot is None:
+            self._note_more(rank, source, True)
             self.post.send(source, self.name, "full", rank)
             return
-        self._expected[source].append(_Expected(box, rank, slot, nbytes))
+        self._expected[source].append(_Expected(box, rank, slot, nbytes, more))
         self.post.send(source, self.name, "accepted", rank)
 
     def _receive(self, source):
@@ -129,7 +141,8 @@ class Boxes(Part):
             return False
         expected[0].add(received)
         if not expected[0].left:
-            rank = expected.popleft().rank
+            rank, more = expected[0].rank, expected.popleft().more
+            self._note_more(rank, source, more)
             self._bells[rank].post()
             self.post.send(source, self.name, "arrived", rank)
         return True

@@ -18,8 +18,8 @@ _REPORT_INTERVAL = 0.01  # seconds between two looks for reports
 class Mirrors(Part):
     """The numbers of this machine's ranks are sent to the others when they have changed.
 
-    That a rank has ended is sent when its messages have arrived, so that nobody misses one by not
-    waiting for it.
+    They are sent when the ranks' messages have arrived. So who sees a clock has the messages before it,
+    and nobody misses one by not waiting for a rank that has ended.
 
     Parameters
     ----------
@@ -45,7 +45,7 @@ class Mirrors(Part):
         changed = False
         for name, array in self._arrays.items():
             numbers = array[own.start : own.stop].tolist()
-            if numbers != self._sent[name] and (name != ENDED or self._boxes.are_empty()):
+            if numbers != self._sent[name] and self._boxes.are_empty():
                 self._sent[name] = numbers
                 self._send(name, numbers)
                 changed = True

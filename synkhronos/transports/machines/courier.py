@@ -102,6 +102,21 @@ class Courier(ABC):
         self.end()
 
 
+class NoCourier(Courier):
+    """In place of a courier, where there is none. Programs cannot use what belongs to no rank."""
+
+    commons = None  # type: ignore[assignment]
+
+    def start(self, number: int, work: Work) -> None:
+        pass
+
+    def end(self) -> None:
+        pass
+
+    def has_stopped(self) -> bool:
+        return True
+
+
 class TaskCourier(Courier):
     """A courier that is another task of the MPI job. It joins the commons when it is first needed.
 

@@ -22,15 +22,18 @@ from synkhronos.comms.machines import MachinesCommunicator
 from synkhronos.host.machine import cores
 from synkhronos.stores.machines import MachinesStore
 from synkhronos.stores.needs import Need
-from synkhronos.transports.base import Transport
+from synkhronos.transports.machines.courier import NoCourier
 from synkhronos.transports.machines.flag import SpreadFlag
+from synkhronos.transports.machines.in_program import InProgram
 from synkhronos.transports.machines.lasting import COMMAND, FILE, Lasting
 from synkhronos.transports.machines.leaders import CONTROL, END, FINISHED, REPLY
 from synkhronos.transports.machines.meetings import Meetings, place
 from synkhronos.transports.machines.watch import Watch
 
+NO_COURIER = NoCourier()
 
-class MachinesTransport(Transport):
+
+class MachinesTransport(InProgram):
     """A rank of several machines.
 
     Parameters
@@ -49,7 +52,7 @@ class MachinesTransport(Transport):
 
     inherits = forks_all = False
 
-    def __init__(self, local, leaders, machines, master_rank=0, timeout=None, courier=None):
+    def __init__(self, local, leaders, machines, master_rank=0, timeout=None, courier=NO_COURIER):
         self.local, self.leaders, self._machines = local, leaders, machines
         self.machine = leaders.rank
         self.size = sum(len(ranks) for ranks in machines)
@@ -57,14 +60,17 @@ class MachinesTransport(Transport):
         self.ranks_here = local.ranks_here
         self.labels = range(self.size)
         local.labels = machines[self.machine]
-        self._courier, self.has_commons, self.is_home = courier, courier is not None, self.machine == 0
-        commons = None if courier is None else courier.commons
-        self.store = MachinesStore(local.store, self.machine, self.rank, self.is_home, commons)
+        self._courier, self.is_home = courier, self.machine == 0
+        self.has_commons = courier.commons is not None
+        self.store = MachinesStore(
+            local.store, self.machine, self.rank, self.is_home, courier.commons
+        )
         self._is_alone = local.size == 1  # on this machine
         self._others = [machine for machine in range(len(machines)) if machine != self.machine]
         self._has_aborted = False  # this rank, in this command
         self._lasting = Lasting(leaders, self.store, machines)
         self._flag = SpreadFlag(leaders)
+        self.on_death = None
         self._ran_program = False  # in the last command; the machine's transport forgets it
         self._meetings = Meetings(local, leaders, self.store, machines)
         if self.is_leader:
@@ -123,7 +129,7 @@ class MachinesTransport(Transport):
             transport = self
             if local is self.local:  # forked: a copy
                 self.store.rank = self.rank
-                self._use_in_fork()
+                self._courier.use_in_fork()
             else:  # a thread
                 transport = MachinesTransport(
                     local, self.leaders, self._machines, self.master_rank, self.timeout, self._courier
@@ -132,10 +138,6 @@ class MachinesTransport(Transport):
 
         if not self._is_alone:
             self.local.start(serve_here)
-
-    def _use_in_fork(self):
-        if self._courier is not None:
-            self._courier.use_in_fork()
 
     def is_master_process(self):
         return self.machine == 0 and self.local.is_master_process()
@@ -151,8 +153,7 @@ class MachinesTransport(Transport):
         self.local.kill()
 
     def close(self, grace):
-        if self._courier is not None:
-            self._courier.close()
+        self._courier.close()
         self.local.close(grace)
 
     # Between master and workers
@@ -200,8 +201,7 @@ class MachinesTransport(Transport):
             parts += self._lasting.find_file(*message[1:])
         _, payload, wanted, dropped = message
         if self._ran_program:  # it has ended, on all ranks
-            self._end_relay()
-            self.store.commons.clear()
+            self._end_program()
         self._begin(number)
         self._meetings.drop(dropped)
         self._post_here(payload, parts + self._meetings.keep(wanted, arrays), dropped)
@@ -289,23 +289,3 @@ class MachinesTransport(Transport):
                 raise CollectiveAbortedError(
                     f"rank {self.rank} left the program: a rank of another machine failed in it"
                 )
-
-    def attend(self, name, serve):
-        def serve_here():
-            self._use_in_fork()
-            serve()
-
-        return self.local.attend(name, serve_here)
-
-    def relay(self, make_work):
-        if self.is_leader and self._courier is not None:
-            self._courier.start(self.leaders.number, make_work(self._machines))
-
-    def _end_relay(self):
-        if self._courier is not None:
-            self._courier.end()
-            self.leaders.wait(self._courier.has_stopped)
-
-    def spread(self, flag):
-        if self.is_leader:
-            self._flag.begin(flag)
