@@ -140,6 +140,8 @@ def take_along(array: np.ndarray, rows: Rows, axis: int) -> np.ndarray:
     """Like `take_rows`, for rows along another axis; the array may be a sparse matrix if that is 0."""
     if not isinstance(array, np.ndarray):
         return array[as_slice(rows) if type(rows) is range else rows]
+    if not axis:
+        return take_rows(array, rows)
     return np.moveaxis(take_rows(np.moveaxis(array, axis, 0), rows), 0, axis)
 
 
