@@ -10,6 +10,6 @@ piece by piece, and ``layout`` says what is in each piece. ``messages`` go from 
 by way of the ``mailbox`` of the receiver, and a ``controller`` answers questions, which are in a
 ``register``.
 
-May import: ``arithmetic``, ``stores``, ``transports``, ``engines``, ``world``, ``arrays``,
+May import: ``arithmetic``, ``stores``, ``comms``, ``transports``, ``engines``, ``world``, ``arrays``,
 ``functions``, ``variables``.
 """
