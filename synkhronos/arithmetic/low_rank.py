@@ -1,10 +1,10 @@
-"""The steps of PowerSGD [1]_ on one matrix: its best product of two narrow ones, by power iteration.
+r"""The steps of PowerSGD [1]_ on one matrix: its best product of two narrow ones, by power iteration.
 
 With :math:`M` the sum of the matrices :math:`M_i` of several leaders, and :math:`Q` the right factor of
 the step before:
 
-.. math:: P = \\sum_i M_i Q, \\qquad \\hat P = \\operatorname{orthonormalize}(P), \\qquad
-          Q = \\sum_i M_i^T \\hat P, \\qquad M \\approx \\hat P Q^T
+.. math:: P = \sum_i M_i Q, \qquad \hat P = \operatorname{orthonormalize}(P), \qquad
+          Q = \sum_i M_i^T \hat P, \qquad M \approx \hat P Q^T
 
 Each leader computes the two sums from what it has received, and the rest from these. So the rest must
 have the same bits on different processors: `orthonormalize` and `product` use only additions,

@@ -46,7 +46,7 @@ class PowerSGD:
     """
 
     rank: int = 4
-    shapes: Union[Sequence[Sequence[int]], None] = None
+    shapes: Sequence[Sequence[int]] | None = None
 
     def __post_init__(self) -> None:
         _check_integer(self.rank, "PowerSGD: rank")

@@ -52,7 +52,7 @@ class Wire(ABC):
         """Forget what this leader keeps."""
 
     def signature(self) -> bytes:
-        """Return something that the leaders compare, if the algorithm needs to know whether it differs."""
+        """Return bytes that all leaders compare: the algorithm may depend on whether they differ."""
         return b""
 
     @abstractmethod
