@@ -24,26 +24,43 @@ def largest(values: np.ndarray, count: int) -> np.ndarray:
     count : int
         From 1 to the length of `values`.
     """
-    sizes = np.bitwise_and(values.view(np.uint32), np.uint32(0x7FFFFFFF))  # ordered as the numbers
-    candidates = np.flatnonzero(sizes >= _lower_bound(sizes, count))
+    candidates, sizes = _at_least(values, _lower_bound(values, count))
     if candidates.size < count:
-        candidates = np.arange(values.size)
-    own = sizes[candidates]
-    last = np.partition(own, own.size - count)[own.size - count]
-    chosen = own > last
-    ties = np.flatnonzero(own == last)[: count - np.count_nonzero(chosen)]
+        candidates, sizes = _at_least(values, np.uint32(0))
+    last = np.partition(sizes, sizes.size - count)[sizes.size - count]
+    chosen = sizes > last
+    ties = np.flatnonzero(sizes == last)[: count - np.count_nonzero(chosen)]
     chosen[ties] = True
     return candidates[chosen]
 
 
-def _lower_bound(sizes, count):
-    """Return a number that is probably a little smaller than the `count` largest ones."""
-    sample = sizes[:: max(sizes.size // _SAMPLE, 1)]
-    wanted = sample.size * count / sizes.size
+def _sizes(values, out=None):
+    """Return integers in the order of the absolute values."""
+    return np.bitwise_and(values.view(np.uint32), np.uint32(0x7FFFFFFF), out=out)
+
+
+def _lower_bound(values, count):
+    """Return a size that is probably a little smaller than those of the `count` largest numbers."""
+    sample = _sizes(values[:: max(values.size // _SAMPLE, 1)].copy())
+    wanted = sample.size * count / values.size
     rank = int(wanted + 4 * wanted**0.5 + 4)
     if rank >= sample.size:
-        return 0
+        return np.uint32(0)
     return np.partition(sample, sample.size - rank)[sample.size - rank]
+
+
+def _at_least(values, bound):
+    """Return the indices of the numbers whose sizes are not below a bound, and these sizes."""
+    indices, sizes = [], []
+    scratch = np.empty(min(values.size, _BLOCK), np.uint32)
+    for start in range(0, values.size, _BLOCK):
+        block = values[start : start + _BLOCK]
+        own = _sizes(block, scratch[: block.size])
+        found = np.flatnonzero(own >= bound)
+        sizes.append(own[found])
+        found += start
+        indices.append(found)
+    return np.concatenate(indices), np.concatenate(sizes)
 
 
 def nbytes_of(count: int, size: int) -> int:

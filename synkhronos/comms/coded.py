@@ -18,8 +18,11 @@ from synkhronos.arithmetic.codes import CODES
 from synkhronos.arithmetic.partition import share
 from synkhronos.comms.wires import Wire
 
-_CHUNK = 1 << 17  # numbers
-_LAG = 3  # chunks
+# Bytes of a chunk's code. OpenMPI sends messages of up to 64 kB over TCP at once. For longer ones it waits
+# for an answer, which comes behind all that the other leader is sending.
+_CHUNK = 60_000
+_UNIT = 256  # numbers, of which a chunk consists
+_LAG = 4  # chunks
 _PARTS, _SUMS = range(2)  # streams of arrays
 
 
@@ -43,9 +46,12 @@ class _Exchange:
         self.group, self.rank = wires.group, wires.rank
         self.code, self.array, self.scale, self.rest = code, array, scale, rest
         self.others = [rank for rank in range(wires.size) if rank != wires.rank]
-        self.parts = [_chunks(*share(array.size, wires.size, rank)) for rank in range(wires.size)]
+        length = _CHUNK // code.nbytes(_UNIT) * _UNIT
+        self.parts = [
+            _chunks(*share(array.size, wires.size, rank), length) for rank in range(wires.size)
+        ]
         self.own = self.parts[self.rank]
-        self.scratch = np.empty((2, min(array.size, _CHUNK)), np.float32)
+        self.scratch = np.empty((2, min(array.size, length)), np.float32)
         places = [
             *itertools.product((_PARTS, _SUMS), self.others, (True,)),
             *itertools.product((_PARTS, _SUMS), self.others, (False,)),
@@ -136,8 +142,8 @@ class _Exchange:
                 self.code.decode(data, self.array[self.parts[other][number]])
 
 
-def _chunks(start, stop):
-    return [slice(low, min(low + _CHUNK, stop)) for low in range(start, stop, _CHUNK)]
+def _chunks(start, stop, length):
+    return [slice(low, min(low + length, stop)) for low in range(start, stop, length)]
 
 
 def _subtract(values, decoded, rest):
