@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from checks import communicators, stores, transports
+from checks import communicators, stores, transports, wires
 from checks.machines import ThreadedMachines
 from checks.ranks import Ranks
 
@@ -54,6 +54,20 @@ def test_store(check, machines, tmp_path):
 @pytest.mark.parametrize("check", communicators.CHECKS, ids=named)
 def test_communicator(check, communicating):
     check(communicating)
+
+
+@pytest.mark.parametrize("check", wires.CHECKS, ids=named)
+def test_wire_format(check, communicating):
+    check(communicating)
+
+
+@pytest.mark.parametrize("check", wires.CHECKS, ids=named)
+def test_wire_format_between_four_machines(check):
+    ranks = Ranks(ThreadedMachines([1, 1, 1, 1], timeout=30), lambda one: one.communicator())
+    try:
+        check(ranks)
+    finally:
+        ranks.close()
 
 
 def test_the_first_machine_has_the_master():
