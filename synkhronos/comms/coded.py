@@ -18,8 +18,8 @@ from synkhronos.arithmetic.codes import CODES
 from synkhronos.arithmetic.partition import share
 from synkhronos.comms.wires import Wire
 
-# Bytes of a chunk's code. OpenMPI sends up to 64 kB over TCP at once. Before longer messages it waits for
-# an answer, which comes behind all that the other leader is sending.
+# Bytes of a chunk's code. OpenMPI sends up to 64 kB over TCP at once. With more it waits for an answer,
+# which comes behind all that the other leader is sending.
 _CHUNK = 60_000
 _UNIT = 256  # numbers, of which a chunk consists
 _LAG = 4  # chunks
