@@ -26,6 +26,7 @@ FORMATS = {
     "int8": "'int8'",
     "PowerSGD(4)": "PowerSGD(4)",
     "PowerSGD(16)": "PowerSGD(16)",
+    "TopK(0.1)": "TopK(0.1)",
     "TopK(0.01)": "TopK(0.01)",
     "TopK(0.001)": "TopK(0.001)",
 }

@@ -1,5 +1,7 @@
 """Conformance checks on several machines in one process, and tests of what they agree on."""
 
+import os
+
 import numpy as np
 import pytest
 from checks import communicators, stores, transports, wires
@@ -59,6 +61,13 @@ def test_communicator(check, communicating):
 @pytest.mark.parametrize("check", wires.CHECKS, ids=named)
 def test_wire_format(check, communicating):
     check(communicating)
+
+
+def test_low_rank_has_the_same_bits_where_blas_has_not(communicating, monkeypatch):
+    """As between processors of different kinds: the leaders do not trust BLAS then."""
+    monkeypatch.setattr("synkhronos.comms.low_rank.signature", lambda *args: os.urandom(8))
+    monkeypatch.setattr(wires, "FORMATS", [wires.LOW_RANK])
+    wires.check_sums_are_those_of_the_specification(communicating)
 
 
 @pytest.mark.parametrize("check", wires.CHECKS, ids=named)

@@ -153,6 +153,21 @@ def test_what_compresses_sends_a_fraction_each_way(lab, traffic, wire, nbytes):
             assert 0 <= traffic.nbytes(*ends) - nbytes < SMALL, traffic.nbytes(*ends)
 
 
+def test_a_variable_that_does_not_fit_the_shapes_any_more_is_refused(lab):
+    w, wire = lab.shared(np.ones(60_000, "float32"), "w"), synk.PowerSGD(2, [(300, 200)])
+    function = synk.function([], w.sum())
+    for length in (60_000, 50_000):
+        for rank in range(4):
+            synk.set_value(rank, w, np.ones(length, "float32"))
+        if length == 60_000:
+            synk.all_reduce(w, wire=wire)
+    for _ in range(2):
+        with pytest.raises((ValueError, synk.WorkerError), match="expected shapes of 50000 elements"):
+            synk.all_reduce(w, wire=wire)
+    synk.all_reduce(w, "sum", wire="float16")
+    assert function() == 200_000
+
+
 def test_what_a_format_keeps_ends_with_the_variable_and_with_a_load(lab, tmp_path):
     def kept():
         return [key[1] for key in synk.world.world.current_world().here.wires]

@@ -37,9 +37,8 @@ class LowRankWire(Wire):
         super().__init__(format)
         self._shapes = shapes
 
-    def prepare(self, size):
+    def check(self, size):
         check_shapes(self._shapes, size)
-        super().prepare(size)
 
     def reset(self):
         self.count, self._matrices = 0, None

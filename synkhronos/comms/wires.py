@@ -41,6 +41,9 @@ class Wire(ABC):
     def __init__(self, format: Any) -> None:
         self.format, self.count, self._size = format, 0, -1
 
+    def check(self, size: int) -> None:  # noqa: B027
+        """Raise if an array of this size cannot travel in the format."""
+
     def prepare(self, size: int) -> None:
         """Begin anew if the array has not had this size up to now."""
         if size != self._size:

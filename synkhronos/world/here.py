@@ -109,6 +109,7 @@ class Here:
         kept = self.wires.get((number, wire))
         if kept is None or kept[0] != pieces:
             kept = self.wires[number, wire] = pieces, make_wire(wire, pieces)
+        kept[1].check(math.prod(shape))
         return kept[1]
 
     def keep_replicas(self) -> None:

@@ -148,6 +148,21 @@ def forget_and_reduce(comm, wire, forgetful):
     return results
 
 
+def reduce_kept(comm, wire, seed, failing=None):
+    """Reduce an array once more; one leader fails when the others are inside the reduction."""
+    kept = comm.__dict__.setdefault("kept", {}).setdefault(wire, make_wire(wire, SHAPES))
+    if comm.rank == failing:
+        kept.all_reduce = fail
+    try:
+        return np.array(comm.all_reduce_in([kept], [draw(wire, seed, comm.rank)], "sum")[0])
+    finally:
+        vars(kept).pop("all_reduce", None)
+
+
+def fail(*args):
+    raise RuntimeError("failed inside")
+
+
 def reduce_lists(comm, wires, wrong=None):
     """Reduce arrays of several sizes and layouts together; `wrong` has another shape."""
     arrays = [draw("int8", number, comm.rank) for number in range(len(wires))]
@@ -241,6 +256,23 @@ def check_all_begin_anew_if_one_has_lost_what_it_kept(ranks):
         for got in values(ranks.run(forget_and_reduce, wire, list(forgetful))):
             for one, other in zip(got, wanted):
                 np.testing.assert_allclose(one, other, rtol=1e-3, atol=0.02, err_msg=str(wire))
+
+
+def check_a_leader_may_fail_inside_and_the_next_sums_are_right(ranks):
+    if len(machines_of(ranks)) == 1:
+        return
+    failing = machines_of(ranks)[-1][0]
+    for wire in FORMATS:
+        for _ in range(2):
+            naive = Naive(wire, len(machines_of(ranks)))
+            for seed in range(2):
+                got = values(ranks.run(reduce_kept, wire, seed))
+                assert same_bits(got)
+                wanted = naive.reduce(shares(ranks, wire, seed))
+                np.testing.assert_allclose(got[0], wanted, rtol=1e-3, atol=0.02, err_msg=str(wire))
+            outcomes = ranks.run(reduce_kept, wire, 2, failing)
+            assert outcomes[failing].error is RuntimeError
+            assert all(one.error is not None for one in outcomes)
 
 
 def check_arrays_of_any_size_and_layout_travel_together_and_wrong_ones_are_refused(ranks):
