@@ -227,7 +227,8 @@ def prepare_other_task(task: job.Task) -> None:
     """Prepare a task that does not run the script: its output, and its signals."""
     if os.environ.pop(job.LAUNCHED, None) == "1":
         host = socket.gethostname()
-        prefix_output(f"{host}:{task.number}" if os.environ.get(job.APART) == "1" else host)
+        apart = job.tasks_apart()
+        prefix_output(f"{host}:{task.number // apart}" if apart else host)
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)  # they are meant for the script
 

@@ -248,7 +248,7 @@ class Machines:
             )  # fmt: skip
             line += ["-H", ",".join(f"{host}:{tasks}" for host in self.hosts), "--map-by", "node"]
         else:
-            environment = {**environment, "SYNKHRONOS_TASKS_ARE_MACHINES": "1"}
+            environment = {**environment, "SYNKHRONOS_TASKS_ARE_MACHINES": str(tasks)}
             options.update(btl_tcp_if_include="lo")
         for name, value in options.items():
             line += ["--mca", name, str(value)]

@@ -323,7 +323,7 @@ def die_in(store, what):
             if number == 5:
                 die()
 
-        stripes._order = list(range(COUNT))
+        stripes.order = list(range(COUNT))
         stripes.change(write_half)
     else:
         members = stripes._members
@@ -337,7 +337,7 @@ def die_in(store, what):
                     die()
                 members[key] = value
 
-        stripes._order, stripes._members = list(range(COUNT)), Members()
+        stripes.order, stripes._members = list(range(COUNT)), Members()
         center.push()
 
 
@@ -384,7 +384,7 @@ def test_a_center_that_a_killed_rank_has_begun_is_begun_again(store):
 
 def stop_in_a_stripe(store):
     variable, center = make_integers(store)
-    center._stripes._order = [3, *range(3), *range(4, COUNT)]
+    center._stripes.order = [3, *range(3), *range(4, COUNT)]
     variable.storage += 5
 
     def stop(number, memory, new):

@@ -1,13 +1,16 @@
-"""Tests of what is said while another process has locked Theano's cache of compiled code."""
+"""Tests of Theano's cache of compiled code, which several processes use at once."""
 
 import logging
 import os
+import pickle
 import shutil
 import socket
 
 import pytest
 from theano.gof import compilelock
+from theano.gof.cmodule import KeyData
 
+import synkhronos as synk  # noqa: F401
 from synkhronos.host import compile_cache
 
 
@@ -72,3 +75,34 @@ def test_theano_is_told_once(said):
     logger = logging.getLogger("theano.gof.compilelock")
     compile_cache.explain_lock()
     assert logger.filters.count(compile_cache._explain_record) == 1
+
+
+class Key:
+    """A key of a module, whose pickling takes some time."""
+
+    path = None  # the file to which it is written
+    found = []  # the keys that are in the file meanwhile
+
+    def __reduce__(self):
+        if self.path is not None and self.path.exists():
+            self.found.append(pickle.loads(self.path.read_bytes()).keys)
+        return str, ("key",)
+
+
+class Unpicklable:
+    def __reduce__(self):
+        raise pickle.PicklingError
+
+
+def test_the_keys_of_a_module_are_never_incomplete_on_disk(tmp_path, monkeypatch):
+    path = tmp_path / "key.pkl"
+    monkeypatch.setattr(Key, "path", path)
+    monkeypatch.setattr(Key, "found", [])
+    data = KeyData({"first"}, "hash", str(path), "entry")
+    data.save_pkl()
+    data.add_key(Key())
+    assert Key.found == [{"first"}]
+    assert pickle.loads(path.read_bytes()).keys == {"first", "key"}
+    with pytest.raises(pickle.PicklingError):
+        data.add_key(Unpicklable())
+    assert not list(tmp_path.iterdir())

@@ -34,7 +34,7 @@ def started(tmp_path):
         process = subprocess.Popen(
             [*command, str(script), *arguments],
             env={
-                **os.environ, "SYNKHRONOS_TASKS_ARE_MACHINES": "1", MARK: mark,
+                **os.environ, "SYNKHRONOS_TASKS_ARE_MACHINES": "2", MARK: mark,
                 "PYTHONPATH": os.pathsep.join(filter(None, paths)), **variables,
             },
             cwd=tmp_path, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
@@ -108,7 +108,7 @@ def test_a_script_runs_on_two_machines_and_the_lines_of_the_other_begin_with_its
     options = ["--config", "job.toml", "--ranks", "2"]
     code, printed, said = launch(PROGRAM, "-n", "3", options=options)
     assert code == 0, said
-    ranks = [(machine, "a b;c") for machine in "0011"]
+    ranks = [(machine, "a b;c") for machine in "0022"]  # the task of its leader
     expected = [f"4 {ranks} ['-n', '3']", "printed by 0", "printed by 1"]  # by two processes
     assert sorted(printed.splitlines()) == expected
     assert "first\rsecond" in said
@@ -145,7 +145,7 @@ if __name__ == "__main__":
     synk.fork(2, use_gpu=False)
     synk.spmd(program)
 """,
-        137, "rank 1 with PID",
+        137, "rank 2 with PID",
     ),
     "kills a rank of the other machine": (
         """

@@ -25,16 +25,17 @@ ALWAYS = (
     "--mca oob_tcp_keepalive_time 1 --mca oob_tcp_keepalive_intvl 1 --mca oob_tcp_keepalive_probes 2 "
     "--mca ess_base_forward_signals SIGURG,SIGUSR1,SIGUSR2 "
 )
+SCRIPT = "-x SYNKHRONOS_LAUNCHED=1 -x SYNKHRONOS_SPARE_TASKS=1 "
 
 
 def test_hosts_are_used_in_their_order():
     line = line_of(Job(["b", "a"], 2, {"X": "1 2"}, {}, ["-q"]))
-    assert line == f"--map-by seq {ALWAYS}-q -x X=1 2 -x SYNKHRONOS_LAUNCHED=1 -H b,a -n 2 PROGRAM"
+    assert line == f"--map-by seq {ALWAYS}-q -x X=1 2 {SCRIPT}-H b,b,a,a -n 4 PROGRAM"
 
 
-def test_in_a_batch_job_each_machine_has_one_task():
+def test_in_a_batch_job_each_machine_has_a_leader_and_a_courier():
     line = line_of(Job([], 4, {}, {}, []))
-    assert line == f"--map-by ppr:1:node {ALWAYS}-x SYNKHRONOS_LAUNCHED=1 -n 4 PROGRAM"
+    assert line == f"--oversubscribe --map-by ppr:2:node {ALWAYS}{SCRIPT}-n 8 PROGRAM"
 
 
 def test_machines_with_variables_of_their_own_are_parts_of_the_line():

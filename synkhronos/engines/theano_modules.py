@@ -6,9 +6,14 @@ and others) is never cached, because ``theano/gof/cc.py`` tests whether any part
 so every process compiles it again. Second, a process that does not find a module in memory searches the
 disk only while it holds the lock of the compile folder, and ranks poll that lock every five seconds.
 Therefore the master sends the files of its new modules to the ranks.
+
+Theano adds a key to a module's file of keys by writing the file anew. A process that starts meanwhile
+finds half of a file, and deletes the module, which others use. So importing this module lets Theano
+replace such a file in one step.
 """
 
 import atexit
+import contextlib
 import itertools
 import os
 import pickle
@@ -37,6 +42,24 @@ def make_cacheable():
         kinds.extend(kind.__subclasses__())
         if vars(kind).get("__props__") == ():
             kind.__props__ = _NoProperties()
+
+
+def _save_keys(self):
+    """Like `KeyData.save_pkl`, for which other processes find the former file or the new one."""
+    new = f"{self.key_pkl}.{os.getpid()}"
+    try:
+        with open(new, "wb") as file:
+            pickle.dump(self, file, pickle.HIGHEST_PROTOCOL)
+        os.replace(new, self.key_pkl)
+    except BaseException as error:
+        # Theano itself removes the file then, and compiles the module again in the next process.
+        for path in [new, self.key_pkl] if isinstance(error, pickle.PicklingError) else [new]:
+            with contextlib.suppress(OSError):
+                os.remove(path)
+        raise
+
+
+cmodule.KeyData.save_pkl = _save_keys
 
 
 class ModuleLog:

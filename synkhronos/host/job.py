@@ -14,7 +14,8 @@ TASK = "SYNKHRONOS_TASK"  # the process id of a task
 LAUNCHED = "SYNKHRONOS_LAUNCHED"  # 1 for the tasks that ``launch`` starts
 RANKS = "SYNKHRONOS_RANKS"  # the number of ranks on each machine
 DEVICES = "SYNKHRONOS_DEVICES"  # the devices of the ranks of this machine, with commas in between
-APART = "SYNKHRONOS_TASKS_ARE_MACHINES"  # if it is 1, each task counts as a machine, for tests
+SPARE = "SYNKHRONOS_SPARE_TASKS"  # how many tasks of each machine count as no rank
+APART = "SYNKHRONOS_TASKS_ARE_MACHINES"  # so many tasks in a row count as a machine, for tests
 
 #: The signal by which ``launch`` passes on Ctrl-C. It does nothing where it has no handler.
 INTERRUPT = "SIGURG"
@@ -63,6 +64,16 @@ def ranks(environ: Mapping[str, str] = os.environ) -> Optional[int]:
     if not text.isdecimal() or int(text) < 1:
         raise ValueError(f"{RANKS}: expected a number from 1 on, got {text!r}")
     return int(text)
+
+
+def tasks_apart(environ: Mapping[str, str] = os.environ) -> int:
+    """Return the number that `APART` says; 0 if it says nothing."""
+    return int(environ.get(APART) or 0)
+
+
+def spare_tasks(environ: Mapping[str, str] = os.environ) -> int:
+    """Return the number that `SPARE` says; 0 if it says nothing."""
+    return int(environ.get(SPARE) or 0)
 
 
 def devices(environ: Mapping[str, str] = os.environ) -> Optional[List[str]]:

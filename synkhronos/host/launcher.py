@@ -28,7 +28,7 @@ INTERRUPT = signal.Signals[job.INTERRUPT]
 _PASSED = ("PYTHONPATH", "PYTHONHASHSEED", "THEANO_FLAGS", "THEANORC", "OMP_NUM_THREADS",
            "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")  # fmt: skip
 _PASSED_PREFIXES = ("SYNKHRONOS_", "NCCL_")
-_OF_A_TASK = (job.TASK, job.LAUNCHED)
+_OF_A_TASK = (job.TASK, job.LAUNCHED, job.SPARE)
 
 # The variables in which batch systems, or a user, tell mpirun the machines
 _ALLOCATIONS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "PE_HOSTFILE", "LOADL_STEP_ID",
@@ -87,7 +87,7 @@ def check_mpi4py() -> None:
 
 def check_machines(what: Job, environ: Mapping[str, str] = os.environ) -> None:
     """Raise a `JobError` if nothing says on which machines the job is to run."""
-    if what.machines == 1 or what.hosts or what.mpi or environ.get(job.APART) == "1":
+    if what.machines == 1 or what.hosts or what.mpi or job.tasks_apart(environ):
         return
     if not any(name in environ for name in _ALLOCATIONS):
         raise JobError(
@@ -114,28 +114,32 @@ def command(
     environ : mapping
         Of this process.
     is_script : bool
-        Whether it is a script, which gets Ctrl-C, and ranks, whose lines get the name of their machine.
+        Whether it is a script, which gets Ctrl-C, ranks, whose lines get the name of their machine, and
+        a courier on each machine.
     """
+    tasks = 2 if is_script else 1  # a rank that leads the machine, and its courier
     line = [mpirun, *(["--allow-run-as-root"] if os.geteuid() == 0 else []), "--bind-to", "none"]
     if what.hosts:
         line += ["--map-by", "seq"]  # in this order; otherwise mpirun puts its own machine first
     else:
-        apart = environ.get(job.APART) == "1"
-        line += ["--oversubscribe"] if apart else ["--map-by", "ppr:1:node"]
+        apart = job.tasks_apart(environ)
+        line += ["--oversubscribe", *([] if apart else ["--map-by", f"ppr:{tasks}:node"])]
     for name, value in _KEEPALIVE.items():
         line += ["--mca", f"oob_tcp_keepalive_{name}", str(value)]
     line += ["--mca", "ess_base_forward_signals", f"{INTERRUPT.name},SIGUSR1,SIGUSR2", *what.mpi]
-    own = {**what.environment, **({job.LAUNCHED: "1"} if is_script else {})}
+    own = {**what.environment, **({job.LAUNCHED: "1", job.SPARE: "1"} if is_script else {})}
     options = [one for name in passed(environ) if name not in own for one in ("-x", name)]
     options += [one for name, value in own.items() for one in ("-x", f"{name}={value}")]
     if not what.by_host:
-        machines = ["-H", ",".join(what.hosts)] if what.hosts else []
-        return [*line, *options, *machines, "-n", str(what.machines), *program]
+        slots = [host for host in what.hosts for _ in range(tasks)]
+        machines = ["-H", ",".join(slots)] if slots else []
+        return [*line, *options, *machines, "-n", str(tasks * what.machines), *program]
     for number, host in enumerate(what.hosts):  # mpirun takes variables separately for each part
         line += [":"] if number else []
         for name, value in what.by_host.get(host, {}).items():
             line += ["-x", f"{name}={value}"]
-        line += [*options, "-H", host, "-n", "1", *program]
+        slots = ",".join([host] * tasks)
+        line += [*options, "-H", slots, "-n", str(tasks), *program]
     return line
 
 

@@ -8,7 +8,10 @@ and ``reports`` are numbers for the master.
 ``center`` is one copy of parameters that belongs to no rank; ``stripes`` is its memory, which changes
 piece by piece, and ``layout`` says what is in each piece. ``messages`` go from one rank to another,
 by way of the ``mailbox`` of the receiver, and a ``controller`` answers questions, which are in a
-``register``.
+``register``. ``bells`` wake who waits for these, and ``numbers`` are those that each rank shows to all.
+
+All this is in the memory of one machine. On several, the folder ``relay`` passes it on, and a center on
+another machine has ``remote_stripes``.
 
 May import: ``arithmetic``, ``stores``, ``comms``, ``transports``, ``engines``, ``world``, ``arrays``,
 ``functions``, ``variables``.

@@ -17,8 +17,8 @@ import numpy as np
 from synkhronos._typing import SharedVariable, SharedVariables, Values
 from synkhronos.engines.base import Engine
 from synkhronos.programs.layout import Layout
+from synkhronos.programs.remote_stripes import RemoteStripes
 from synkhronos.programs.stripes import Stripes
-from synkhronos.stores.commons import Commons
 
 
 class Center:
@@ -30,7 +30,7 @@ class Center:
 
     def __init__(
         self,
-        commons: Commons,
+        open_stripes: Callable[..., Stripes | RemoteStripes],
         engine: Engine,
         shareds: SharedVariables,
         name: str,
@@ -41,7 +41,9 @@ class Center:
 
         Parameters
         ----------
-        commons : Commons
+        open_stripes : callable
+            Makes the stripes: `Stripes` for some commons, or `RemoteStripes`, without the first
+            arguments.
         engine : Engine
         shareds : shared variable, or list of shared variables
             Variables with numbers, the same on every rank.
@@ -69,8 +71,8 @@ class Center:
         self._base: dict[np.dtype, np.ndarray] | None = None
         arrays, _ = self._open()
         labels = [_label(shared) for shared in self._shareds]
-        self._stripes = Stripes(
-            commons, f"center {name}", layout.encode(),
+        self._stripes = open_stripes(
+            f"center {name}", layout.encode(),
             lambda there: layout.check(there, f"center {name!r}", labels),
             len(layout.parts), layout.nbytes, lambda *place: self._fill(arrays, *place), pause,
         )  # fmt: skip

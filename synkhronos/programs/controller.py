@@ -14,12 +14,14 @@ import traceback
 from typing import Any, Callable
 
 import cloudpickle
+import numpy as np
 
 from synkhronos._errors import SynkhronosError
+from synkhronos.programs.bells import find_bells
 from synkhronos.programs.register import Register
-from synkhronos.stores.commons import Commons
+from synkhronos.stores.commons import Commons, Lock
 from synkhronos.transports.base import Attendant, Transport
-from synkhronos.transports.semaphore import NBYTES, Semaphore
+from synkhronos.transports.semaphore import Semaphore
 
 _NAME = "controller"
 _AWAKE = 0.2  # seconds between two checks of a rank that waits
@@ -43,9 +45,9 @@ class Controller:
 
     def __init__(self, transport: Transport, answer: Answer) -> None:
         self._transport, self._answer = transport, answer
-        self._state = _state(transport.store.commons)
+        self._state = state_of(transport.store.commons)
         self._attendant: Attendant | None = None
-        self._bell = _bells(transport.store.commons, transport.size, are_new=True)[-1]
+        self._bell = bells_of(transport.store.commons, transport.size)[-1]
 
     def start(self) -> None:
         """Start the process, and wait until the ranks can see whether it is alive.
@@ -77,32 +79,33 @@ class Controller:
             self._attendant.end(_GRACE)
 
 
-def _state(commons):
+def state_of(commons: Commons) -> np.ndarray:
+    """Return one number, which is `READY` from the start of the controller on."""
     return commons.array("controller state", (1,), "int64")
 
 
-def _bells(commons, size, are_new=False):
+def bells_of(commons: Commons, size: int) -> list[Semaphore]:
     """Return a semaphore for each rank, which is posted with an answer, and that of the controller."""
-    places = commons.array("controller bells", (size + 1, NBYTES), "uint8")
-    return [Semaphore(array=place, is_new=are_new) for place in places]
+    return find_bells(commons, "controller", size + 1)
 
 
-def _registers(commons, rank):
+def registers_of(commons: Commons, rank: int) -> tuple[Register, Register]:
     """Return the registers for the questions of a rank, and for the answers."""
     return Register(commons, f"question of rank {rank}"), Register(commons, f"answer to rank {rank}")
 
 
-def _alive(commons):
+def is_alive_lock(commons: Commons) -> Lock:
+    """Return the lock that the controller holds while it lives."""
     return commons.locks("controller is alive", 1)[0]
 
 
 def _serve(commons: Commons, size: int, answer: Answer) -> None:
     """Answer questions until the program ends."""
-    state = _state(commons)
-    alive = _alive(commons)
+    state = state_of(commons)
+    alive = is_alive_lock(commons)
     alive.try_acquire()
-    *bells, own_bell = _bells(commons, size)
-    registers = [_registers(commons, rank) for rank in range(size)]
+    *bells, own_bell = bells_of(commons, size)
+    registers = [registers_of(commons, rank) for rank in range(size)]
     latest = [0] * size  # the numbers of the questions that were answered
     if not state[0]:
         state[0] = READY
@@ -176,10 +179,10 @@ class Line:
     def __init__(
         self, commons: Commons, rank: int, size: int, pause: Callable[[float], None]
     ) -> None:
-        self._question, self._answer = _registers(commons, rank)
-        bells = _bells(commons, size)
+        self._question, self._answer = registers_of(commons, rank)
+        bells = bells_of(commons, size)
         self._bell, self._controllers_bell = bells[rank], bells[-1]
-        self._state, self._alive, self._pause = _state(commons), _alive(commons), pause
+        self._state, self._alive, self._pause = state_of(commons), is_alive_lock(commons), pause
 
     def ask(self, request: Any, info: Any) -> Any:
         """Return the controller's answer.

@@ -12,7 +12,7 @@ is free if its slot is, so there is nothing to give back, and a rank may die bet
 from __future__ import annotations
 
 import time
-from typing import Iterator, Sequence
+from typing import Iterator, NamedTuple, Sequence
 
 import numpy as np
 
@@ -28,6 +28,23 @@ _AFTER_DEATH = {_WRITING: _FREE, _READING: _READY}
 _STATE, _SOURCE, _TAG, _SEQUENCE, _HEAD, _NBYTES = range(6)  # words of a slot
 _PATIENCE = 0.1  # seconds to wait for the lock of the box, which is held for microseconds
 _NAP = 5e-5
+
+
+class Taken(NamedTuple):
+    """A message that is being read.
+
+    Attributes
+    ----------
+    slot, source, tag : int
+    head, nbytes : int
+        The length of its first part, and of all of it.
+    """
+
+    slot: int
+    source: int
+    tag: int
+    head: int
+    nbytes: int
 
 
 class Mailbox:
@@ -100,8 +117,17 @@ class Mailbox:
 
     # Receiving
 
-    def take(self, tag: int) -> tuple[int, int, int, int] | None:
-        """Return the slot, source, length of the head and of all of the oldest message with this tag.
+    def has_messages(self) -> bool:
+        """Whether there is a message to take, with any tag."""
+        return any(self._slots[slot, _STATE] == _READY for slot in range(SLOTS))
+
+    def has_messages_of(self, source: int) -> bool:
+        """Whether there is a message of this rank that has not been read to its end."""
+        slots = self._slots
+        return any(slots[slot, _STATE] and slots[slot, _SOURCE] == source for slot in range(SLOTS))
+
+    def take(self, tag: int | None) -> Taken | None:
+        """Return the oldest message with this tag, or with any if it is None; None if there is none.
 
         This rank has the lock of the slot.
         """
@@ -113,7 +139,7 @@ class Mailbox:
             ready = [
                 (slots[slot, _SEQUENCE], slot)
                 for slot in range(SLOTS)
-                if slots[slot, _STATE] == _READY and slots[slot, _TAG] == tag
+                if slots[slot, _STATE] == _READY and tag in (None, slots[slot, _TAG])
             ]
             if not ready:
                 return None
@@ -121,7 +147,7 @@ class Mailbox:
             if not self._locks[slot].try_acquire():
                 return None
             slots[slot, _STATE] = _READING
-            return slot, slots[slot, _SOURCE], slots[slot, _HEAD], slots[slot, _NBYTES]
+            return Taken(slot, *(slots[slot, word] for word in (_SOURCE, _TAG, _HEAD, _NBYTES)))
         finally:
             self._lock.release()
 
@@ -131,6 +157,13 @@ class Mailbox:
             part[...] = chunk
 
     # Both
+
+    def pieces(self, slot: int, nbytes: int) -> Iterator[np.ndarray]:
+        """Yield the memory of a message of `nbytes` bytes, in arrays of ``uint8``."""
+        for number in np.flatnonzero(self._users == 1 + slot).tolist():
+            chunk = self._chunk(number)
+            yield chunk[: min(nbytes, chunk.size)]
+            nbytes -= chunk.size
 
     def free(self, slot: int) -> None:
         """Free a slot, after its message was read, or because it cannot be written."""
@@ -165,13 +198,13 @@ class Mailbox:
 
     def _places(self, slot, parts) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yield the parts in pieces, each with its place in a chunk."""
-        chunks = iter(np.flatnonzero(self._users == 1 + slot).tolist())
+        pieces = self.pieces(slot, sum(part.size for part in parts))
         room = np.empty(0, np.uint8)
         for part in parts:
             start = 0
             while start < part.size:
                 if not room.size:
-                    room = self._chunk(next(chunks))
+                    room = next(pieces)
                 length = min(part.size - start, room.size)
                 yield part[start : start + length], room[:length]
                 start, room = start + length, room[length:]

@@ -6,7 +6,7 @@ Ranks come to a collective by themselves, so each first tells the others which o
 from __future__ import annotations
 
 import pickle
-from typing import Any, Hashable
+from typing import Any, Callable, Hashable
 
 from synkhronos._errors import SynkhronosError
 from synkhronos.programs.stopping import Stop
@@ -21,10 +21,16 @@ class Meeting:
     here : Here
     stop : Stop
         Every meeting spreads the request to stop.
+
+    Attributes
+    ----------
+    before : callable
+        Called before each meeting. What a rank has sent before one, others can receive after it.
     """
 
     def __init__(self, here: Here, stop: Stop) -> None:
         self._here, self._stop = here, stop
+        self.before: Callable[[], None] = lambda: None
 
     def agree(self, name: str, *what: Hashable, own: Any = None) -> list:
         """Wait for all ranks, which must call it with equal arguments; return each rank's `own`.
@@ -34,6 +40,7 @@ class Meeting:
         SynkhronosError
             On every rank, if the arguments differ: the ranks are at different points of the program.
         """
+        self.before()
         called = name, *what
         item = pickle.dumps((called, self._stop.is_asked, own), pickle.HIGHEST_PROTOCOL)
         by_rank = [pickle.loads(one) for one in self._here.transport.exchange(item)]

@@ -16,10 +16,12 @@ from typing import Any
 import numpy as np
 
 from synkhronos.programs import mailbox
+from synkhronos.programs.bells import find_bells
 from synkhronos.programs.mailbox import Mailbox
 from synkhronos.stores.commons import Commons
-from synkhronos.transports.semaphore import NBYTES, Semaphore
 
+#: The name of the bells, one for each rank, which are rung when a message has been sent to it
+BELLS = "mailbox"
 _LONGEST = 3600.0  # seconds of one wait
 
 
@@ -30,32 +32,23 @@ class Messages:
     ----------
     commons : Commons
     rank, size : int
+    near : range, optional
+        The ranks whose mailboxes are in these commons, by default all. For others, a courier takes what
+        is there.
     """
 
-    def __init__(self, commons: Commons, rank: int, size: int) -> None:
+    def __init__(self, commons: Commons, rank: int, size: int, near: range | None = None) -> None:
         self.rank, self.size = rank, size
+        self._near = range(size) if near is None else near
+        self._full = full_boxes(commons, size)
+        self._on_their_way: set[int] = set()  # the ranks to which messages were sent
         self._commons = commons
         self._boxes: dict[int, Mailbox] = {}
-        self._bells = self._make_bells()
-
-    def _make_bells(self):
-        """Return a semaphore for each rank, which is posted when a message has been sent to it."""
-        bells = self._commons.array("mailbox bells", (self.size, NBYTES), "uint8")
-        are_made = self._commons.array("mailbox bells are made", 1, "int64").data
-        [lock] = self._commons.locks("mailbox bells", 1)
-        while not lock.try_acquire():
-            self._commons.pause()
-        try:
-            is_new = not are_made[0]
-            made = [Semaphore(array=one, is_new=is_new) for one in bells]
-            are_made[0] = 1
-        finally:
-            lock.release()
-        return made
+        self._bells = find_bells(commons, BELLS, size)
 
     def _box(self, rank):
         if rank not in self._boxes:
-            self._boxes[rank] = Mailbox(self._commons, f"mailbox {rank}")
+            self._boxes[rank] = Mailbox(self._commons, box_of(rank))
         return self._boxes[rank]
 
     def send(self, to: int, arrays: Any, tag: int = 0) -> bool:
@@ -100,7 +93,16 @@ class Messages:
             raise
         box.publish(slot)
         self._bells[to].post()
+        if to not in self._near:
+            self._on_their_way.add(int(to))
         return True
+
+    def settle(self) -> None:
+        """Wait until all that was sent has arrived, except where a box is full."""
+        for rank in self._on_their_way:
+            while self._box(rank).has_messages_of(self.rank) and not self._full[rank]:
+                self._commons.pause()
+        self._on_their_way.clear()
 
     def receive(self, tag: int = 0) -> tuple[int, Any] | None:
         """Return the oldest message with this tag, or None if there is none. It never waits.
@@ -118,9 +120,9 @@ class Messages:
         taken = box.take(int(tag))
         if taken is None:
             return None
-        slot, source, length, nbytes = taken
+        slot = taken.slot
         try:
-            head = np.empty(length, np.uint8)
+            head = np.empty(taken.head, np.uint8)
             box.read(slot, [head])
             is_single, types = pickle.loads(head)
             arrays = [np.empty(shape, dtype) for dtype, shape in types]
@@ -129,7 +131,7 @@ class Messages:
             box.put_back(slot)
             raise
         box.free(slot)
-        return source, (arrays[0] if is_single else arrays)
+        return taken.source, (arrays[0] if is_single else arrays)
 
     def wait(self, seconds: float) -> None:
         """Sleep until a message may have arrived, at most this long.
@@ -140,6 +142,16 @@ class Messages:
         if not isinstance(seconds, numbers.Real) or math.isnan(seconds) or seconds < 0:
             raise ValueError(f"wait: expected seconds, a number >= 0, got {seconds!r}")
         self._bells[self.rank].wait(min(float(seconds), _LONGEST))
+
+
+def full_boxes(commons: Commons, size: int) -> np.ndarray:
+    """Return for each rank of another machine whether its mailbox had no room for the last message."""
+    return commons.array("mailboxes that are full", (size,), "uint8")
+
+
+def box_of(rank: int) -> str:
+    """Return the name of the mailbox of a rank."""
+    return f"mailbox {rank}"
 
 
 def _check_integer(method, what, value):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import time
 from typing import Any, Iterator, Sequence
@@ -19,14 +20,24 @@ from synkhronos.programs.center import Center
 from synkhronos.programs.collectives import Collectives
 from synkhronos.programs.controller import Line
 from synkhronos.programs.messages import Messages
+from synkhronos.programs.numbers import CLOCKS, ENDED, RESTARTS
+from synkhronos.programs.remote_stripes import Counter, RemoteStripes
 from synkhronos.programs.reports import Reports
 from synkhronos.programs.stopping import ASKED
+from synkhronos.programs.stripes import Stripes
 from synkhronos.stores.commons import Commons
 from synkhronos.world.here import Here
 
 _NAP = 2e-4  # seconds between two attempts to get what another rank holds
 _NEW_WAIT = 1.0  # seconds without a pause after which another wait has begun
 _AWAKE = 0.1  # seconds between two checks of a rank that waits for a message
+
+#: Why a program on several machines cannot use what belongs to no rank
+NO_COMMONS = (
+    "ranks on several machines need a second task on each machine, which passes things on while they "
+    "compute; start the script by 'synkhronos launch', or let mpirun or srun start two tasks or more on "
+    "each machine"
+)
 
 
 class Rank(Collectives):
@@ -54,7 +65,10 @@ class Rank(Collectives):
     ) -> None:
         super().__init__(here, may_meet)
         commons = here.store.commons
-        self._clocks = commons.array("clocks", (here.size,), "int64")
+        self._clocks, restarts, self._ended = (
+            commons.array(name, (here.size,), "int64") for name in (CLOCKS, RESTARTS, ENDED)
+        )
+        restarts[here.rank] = here.restarts
         self._began = self._paused = 0.0  # when the wait began, and the last pause in it
         commons.pause = self._pause
         self._token = token
@@ -251,7 +265,13 @@ class Rank(Collectives):
             here = self._here
             variables = [here.shareds[number] for number in numbers]
             given = variables if isinstance(shared_vars, (list, tuple)) else variables[0]
-            made = Center(self._commons("center"), here.engine, given, key, self._pause, self._enter)
+            commons = self._commons("center")
+            if here.transport.is_home:
+                open_stripes = functools.partial(Stripes, commons)
+            else:
+                counter = Counter(commons, self.rank)
+                open_stripes = functools.partial(RemoteStripes, counter, self.restarts)
+            made = Center(open_stripes, here.engine, given, key, self._pause, self._enter)
             for method in ("assign", "elastic", "pull", "push", "value"):
                 if here.log is not None:
                     here.log.replace(made, method, "reduce")
@@ -275,10 +295,8 @@ class Rank(Collectives):
             False if the receiver's box is full; nothing was sent then.
         """
         self._enter()
-        if self._messages is None:
-            self._messages = Messages(self._commons("send"), self.rank, self.size)
         with self._timed("copy", "send"):
-            return self._messages.send(to, arrays, tag)
+            return self._find_messages().send(to, arrays, tag)
 
     def receive(self, tag: int = 0, wait: bool = False) -> tuple[int, Any] | None:
         """Return the oldest message for this rank with a tag.
@@ -300,12 +318,11 @@ class Rank(Collectives):
             If it waits, and all other ranks have ended.
         """
         self._enter()
-        if self._messages is None:
-            self._messages = Messages(self._commons("send"), self.rank, self.size)
+        messages = self._find_messages()
         with self._timed("wait" if wait else "copy", "receive"):
             while True:
                 alone = not self._others_running()
-                message = self._messages.receive(tag)
+                message = messages.receive(tag)
                 if message is not None or not wait or self._stop.is_asked:
                     return message
                 if alone:
@@ -313,8 +330,15 @@ class Rank(Collectives):
                         "rank.receive: all other ranks have ended their programs, so no message will "
                         "come"
                     )
-                self._messages.wait(_AWAKE)
+                messages.wait(_AWAKE)
                 self._pause(0)
+
+    def _find_messages(self):
+        if self._messages is None:
+            near = self._here.transport.near
+            self._messages = Messages(self._commons("send"), self.rank, self.size, near)
+            self._meeting.before = self._messages.settle
+        return self._messages
 
     def ask(self, request: Any, info: Any = None) -> Any:
         """Ask the controller, and return its answer.
@@ -386,16 +410,12 @@ class Rank(Collectives):
 
     def _others_running(self) -> list[int]:
         """Return the other ranks that have not ended their programs."""
-        ended = self._here.transport.has_ended
-        return [rank for rank in range(self.size) if rank != self.rank and not ended(rank)]
+        return [rank for rank in range(self.size) if rank != self.rank and not self._ended[rank]]
 
     def _commons(self, method: str) -> Commons:
         """Return what belongs to no rank, or raise if not all ranks share it."""
-        if not self._here.transport.shares_commons:
-            raise SynkhronosError(
-                f"rank.{method}: it needs ranks that share memory, and these are on several machines; "
-                f"use collectives, such as rank.all_reduce, or run the program on one machine"
-            )
+        if not self._here.transport.has_commons:
+            raise SynkhronosError(f"rank.{method}: {NO_COMMONS}; or use collectives only")
         return self._here.store.commons
 
     def _enter(self) -> None:

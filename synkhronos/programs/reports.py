@@ -23,6 +23,42 @@ _NUMBER = struct.Struct("=q")
 _MOST_READS = 100  # of a rank that writes all the time
 
 
+class Places:
+    """Where the reports of all ranks are.
+
+    Parameters
+    ----------
+    commons : Commons
+    size : int
+    """
+
+    def __init__(self, commons: Commons, size: int) -> None:
+        places = commons.array("reports", (size, 2, _HEAD.size + _ROOM), "uint8")
+        self._places = [[place.data for place in of_rank] for of_rank in places]
+
+    def write(self, rank: int, number: int, text: bytes) -> None:
+        """Write a report of a rank. Their numbers increase, from 1."""
+        place = self._places[rank][number % 2]
+        place[_HEAD.size : _HEAD.size + len(text)] = text
+        # Not by `pack_into`, which sets it to zero first, as if nothing had been written
+        place[: _HEAD.size] = _HEAD.pack(number, len(text), _checksum(number, text))
+
+    def read(self, rank: int) -> tuple[int, bytes]:
+        """Return the number and the text of the latest report of a rank; ``(0, b"")`` if it has none."""
+        for _ in range(_MOST_READS):
+            found, n_written = [(0, b"")], 0
+            for place in self._places[rank]:
+                number, length, checksum = _HEAD.unpack_from(place, 0)
+                text = bytes(place[_HEAD.size : _HEAD.size + length])
+                n_written += bool(number)
+                if number and checksum == _checksum(number, text):
+                    found.append((number, text))
+            # If one is being written, the other may have become the older one since it was read.
+            if len(found) > n_written:
+                break
+        return max(found, key=lambda one: one[0])
+
+
 class Reports:
     """The reports of a rank, and the latest reports of all ranks.
 
@@ -38,10 +74,8 @@ class Reports:
     """
 
     def __init__(self, commons: Commons, rank: int, size: int) -> None:
-        places = commons.array("reports", (size, 2, _HEAD.size + _ROOM), "uint8")
-        self._places = [[place.data for place in of_rank] for of_rank in places]
-        self._own_places = self._places[rank]
-        self._number = max(number for number, _ in self._valid(rank))  # of a rank that died
+        self._places, self._rank, self._size = Places(commons, size), rank, size
+        self._number = self._places.read(rank)[0]  # of a rank that died
         self._began = time.perf_counter()
         self.own: list[dict[str, float]] = []
 
@@ -64,33 +98,12 @@ class Reports:
             )
         self.own.append(report)
         self._number += 1
-        place = self._own_places[self._number % 2]
-        place[_HEAD.size : _HEAD.size + len(text)] = text
-        # Not by `pack_into`, which sets it to zero first, as if nothing had been written
-        place[: _HEAD.size] = _HEAD.pack(self._number, len(text), _checksum(self._number, text))
+        self._places.write(self._rank, self._number, text)
 
     def latest(self) -> list[dict[str, float] | None]:
         """Return the latest report of each rank; None for a rank that has none."""
-        return [self._read(rank) for rank in range(len(self._places))]
-
-    def _read(self, rank):
-        _, text = max(self._valid(rank), key=lambda one: one[0])
-        return json.loads(text) if text else None
-
-    def _valid(self, rank):
-        """Return the numbers and texts of the complete reports of a rank; ``(0, b"")`` for none."""
-        for _ in range(_MOST_READS):
-            found, n_written = [(0, b"")], 0
-            for place in self._places[rank]:
-                number, length, checksum = _HEAD.unpack_from(place, 0)
-                text = bytes(place[_HEAD.size : _HEAD.size + length])
-                n_written += bool(number)
-                if number and checksum == _checksum(number, text):
-                    found.append((number, text))
-            # If one is being written, the other may have become the older one since it was read.
-            if len(found) > n_written:
-                break
-        return found
+        texts = [self._places.read(rank)[1] for rank in range(self._size)]
+        return [json.loads(text) if text else None for text in texts]
 
 
 def _checksum(number, text):

@@ -1,16 +1,19 @@
 """Sending a program to the workers, with what it refers to.
 
 The program is pickled by value, with the values that its global variables have at that time, unless it
-belongs to an imported module. In it, these are replaced by references: shared variables, by the ranks'
+belongs to an imported module that the workers have, too: as forked copies of the master, or because the
+module is one of this package. In it, these are replaced by references: shared variables, by the ranks'
 own replicas; functions, by what is needed to call the ranks' own replicas; `Data` and large arrays, by
 handles, so that all ranks use the same memory.
 """
 
 from __future__ import annotations
 
+import contextlib
 import io
 import pickle
-from typing import Any
+import sys
+from typing import Any, Iterator
 
 import cloudpickle
 import numpy as np
@@ -22,6 +25,7 @@ from synkhronos.world.here import Here
 from synkhronos.world.world import World
 
 _LARGE = 1 << 16  # bytes; larger arrays are shared
+_PACKAGE = __name__.partition(".")[0]
 
 
 class _Pickler(cloudpickle.Pickler):
@@ -81,7 +85,8 @@ def pack(world: World, program: Any) -> tuple[Handle, list[Handle], list[Any]]:
     file = io.BytesIO()
     pickler = _Pickler(file, world)
     try:
-        pickler.dump(program)
+        with contextlib.nullcontext() if world.transport.forks_all else _by_value(program[0]):
+            pickler.dump(program)
     except MemoryError:
         raise
     except Exception as error:  # any exception that a class of the script raises
@@ -91,6 +96,22 @@ def pack(world: World, program: Any) -> tuple[Handle, list[Handle], list[Any]]:
         ) from error
     handle = world.here.store.put(np.frombuffer(file.getbuffer(), np.uint8))
     return handle, [data.handle() for data in pickler.kept], pickler.kept
+
+
+@contextlib.contextmanager
+def _by_value(program: Any) -> Iterator[None]:
+    """Have what the module of a program defines pickled by value, in the block."""
+    module = sys.modules.get(getattr(program, "__module__", None) or "")
+    name = getattr(module, "__name__", "__main__")
+    known = {"__main__", *cloudpickle.list_registry_pickle_by_value()}
+    if name in known or name.partition(".")[0] == _PACKAGE:
+        yield
+        return
+    cloudpickle.register_pickle_by_value(module)
+    try:
+        yield
+    finally:
+        cloudpickle.unregister_pickle_by_value(module)
 
 
 def unpack(here: Here, world: World, handle: Handle) -> Any:

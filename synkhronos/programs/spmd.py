@@ -12,7 +12,9 @@ from synkhronos.functions.agreement import agreement_of
 from synkhronos.functions.replicate import replicate
 from synkhronos.programs import sending
 from synkhronos.programs.controller import Answer, Controller
-from synkhronos.programs.rank import Rank, entropy_of_script
+from synkhronos.programs.numbers import ENDED
+from synkhronos.programs.rank import NO_COMMONS, Rank, entropy_of_script
+from synkhronos.programs.relay.relay import Relay
 from synkhronos.programs.stopping import INTERRUPTED, Stop, StopProgram
 from synkhronos.stores.commons import Commons, nap
 from synkhronos.stores.handle import Handle
@@ -84,6 +86,7 @@ class Program(Command):
         """Return ``(result, reports, ended)``, pickled in a worker."""
         world = current_world()
         here.transport.in_program = world.in_program = True
+        here.transport.relay(Relay)
         try:
             program, args, kwargs = self.own or sending.unpack(here, world, self.handle)
             rank = Rank(here, self.token, self.entropy, self.has_controller, self.may_meet)
@@ -98,6 +101,7 @@ class Program(Command):
             world.in_program, here.restarts = False, 0
             commons = here.store.commons
             commons.pause = nap
+            _ended(commons, here.size)[here.rank] = 1
             commons.release_locks()  # those of centers, and what an interrupt has left
         outcome = result, rank._reports.own, ended
         if here.is_master:
@@ -214,7 +218,8 @@ def spmd(
     agreement_of(world).local.update(world.registry.numbers.values())
     with world.defer_interrupt, _commons(world) as commons:
         stop = Stop(commons.array("stop", (1,), "int64"))
-        surviving = contextlib.nullcontext() if may_meet else replacing_dead(world)
+        ended = _ended(commons, world.size)
+        surviving = contextlib.nullcontext() if may_meet else replacing_dead(world, ended)
         with _answering(world, controller), _asked_by_signal(world, stop), surviving:
             outcomes = [_loaded(outcome) for outcome in world.run(command)]
             del kept
@@ -237,13 +242,20 @@ def _check(world, program, controller, on_death):
         raise TypeError(f"spmd: controller: expected a function or None, got {controller!r}")
     if on_death not in ("raise", "continue"):
         raise ValueError(f"spmd: on_death: expected 'raise' or 'continue', got {on_death!r}")
-    if not world.transport.shares_commons and (controller is not None or on_death == "continue"):
+    if not world.transport.has_commons and controller is not None:
+        raise SynkhronosError(f"spmd: controller: {NO_COMMONS}")
+    if not world.transport.forks_all and on_death == "continue":
         raise SynkhronosError(
-            "spmd: a controller, and on_death='continue', need ranks that share memory, and these are "
-            "on several machines; run the program on one machine, or without them"
+            "spmd: on_death='continue' needs ranks on one machine, and these are on several; run the "
+            "program on one machine, or without it"
         )
     if world.is_recording:
         raise FuseError("spmd(): not inside a fuse() block; call it before or after the block")
+
+
+def _ended(commons, size):
+    """Return for each rank whether it has ended its program, or has died and is not replaced."""
+    return commons.array(ENDED, (size,), "int64")
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ spare is what was there before.
 
 from __future__ import annotations
 
-from typing import Callable
+from typing import Callable, Sequence
 
 import numpy as np
 
@@ -49,6 +49,9 @@ class Stripes:
     ----------
     is_first : bool
         Whether this rank has called `fill`.
+    member : int
+    order : list of int
+        The stripes in the order in which this rank visits them.
     """
 
     def __init__(
@@ -104,46 +107,91 @@ class Stripes:
 
     def _become_member(self):
         locks = enumerate(self._commons.locks(f"{self._name} members", _MEMBERS))
-        for self._member, self._own in locks:
+        for self.member, self._own in locks:
             if self._own.try_acquire():
                 break
         else:
             raise RuntimeError(f"{self._name}: at most {_MEMBERS} ranks can use it at once")
-        if self._members[self._member, _SPARE] and self._count:
-            former = self._members[self._member, _STRIPE]
-            self._acquire(self._locks[former])
+        if self._members[self.member, _SPARE] and self._count:
             try:
-                self._finish(former)
-            finally:
-                self._locks[former].release()
+                former = self._members[self.member, _STRIPE]
+                self._acquire(self._locks[former])
+                try:
+                    self._finish(former)
+                finally:
+                    self._locks[former].release()
+            except BaseException:
+                self.resign()
+                raise
         else:
-            self._members[self._member, _SPARE] = 1 + self._count + self._member
-        start = int(self._member * _SPREAD % 1 * self._count)
-        self._order = [*range(start, self._count), *range(start)]
+            self._members[self.member, _SPARE] = 1 + self._count + self.member
+        self.order = order_of(self.member, self._count)
 
     def read(self, work: Callable[[int, np.ndarray], None]) -> None:
         """Call ``work(number, memory)`` for each stripe, under its lock."""
 
         def visit(number):
-            self._finish(number)
-            work(number, self._memory(self._table[number, _MEMORY]))
+            memory = self.enter(number)
+            if memory is None:
+                return False
+            try:
+                work(number, memory)
+            finally:
+                self.leave(number)
+            return True
 
-        self._visit(visit)
+        visit_all(self.order, visit, self._pause)
 
     def change(self, work: Callable[[int, np.ndarray, np.ndarray], None]) -> None:
         """Call ``work(number, memory, new)`` for each stripe, under its lock. It writes all of `new`."""
-        table, members, own = self._table, self._members, self._member
 
         def visit(number):
-            self._finish(number)
-            former, spare = table[number, _MEMORY], members[own, _SPARE]
-            work(number, self._memory(former), self._memory(spare))
-            members[own, _FORMER], members[own, _STRIPE] = former, number
-            table[number, _LAST] = 1 + own
-            table[number, _MEMORY] = spare  # from here on, the stripe is changed
-            members[own, _SPARE] = former
+            memory = self.enter(number)
+            if memory is None:
+                return False
+            try:
+                work(number, memory, self.spare)
+                self.replace(number)
+            finally:
+                self.leave(number)
+            return True
 
-        self._visit(visit)
+        visit_all(self.order, visit, self._pause)
+
+    # The steps of a visit
+
+    def enter(self, number: int) -> np.ndarray | None:
+        """Take the lock of a stripe, and return its memory; return None if another rank has the lock."""
+        if not self._locks[number].try_acquire():
+            return None
+        try:
+            self._finish(number)
+            return self._memory(self._table[number, _MEMORY])
+        except BaseException:
+            self.leave(number)
+            raise
+
+    @property
+    def spare(self) -> np.ndarray:
+        """The memory for the next contents of a stripe."""
+        return self._memory(self._members[self.member, _SPARE])
+
+    def replace(self, number: int) -> None:
+        """Let the spare be the memory of a stripe, whose lock this rank has."""
+        table, members, own = self._table, self._members, self.member
+        former, spare = table[number, _MEMORY], members[own, _SPARE]
+        members[own, _FORMER], members[own, _STRIPE] = former, number
+        table[number, _LAST] = 1 + own
+        table[number, _MEMORY] = spare  # from here on, the stripe is changed
+        members[own, _SPARE] = former
+
+    def leave(self, number: int) -> None:
+        """Give back the lock of a stripe."""
+        self._locks[number].release()
+
+    def resign(self) -> None:
+        """Let another rank be this member."""
+        self._own.release()
 
     def _finish(self, number):
         """Finish the last change of a stripe, if its member died before the end."""
@@ -158,24 +206,24 @@ class Stripes:
             self._memories.append(self._array(spare, self._nbytes, "uint8"))
         return self._memories[number - 1]
 
-    def _visit(self, visit):
-        """Call ``visit(number)`` for each stripe, under its lock; those that are busy come last."""
-        waiting = self._order
-        while waiting:
-            busy = []
-            for number in waiting:
-                lock = self._locks[number]
-                if lock.try_acquire():
-                    try:
-                        visit(number)
-                    finally:
-                        lock.release()
-                else:
-                    busy.append(number)
-            if len(busy) == len(waiting):
-                self._pause()
-            waiting = busy
-
     def _acquire(self, lock: Lock) -> None:
         while not lock.try_acquire():
             self._pause()
+
+
+def visit_all(
+    order: Sequence[int], visit: Callable[[int], bool], pause: Callable[[], None]
+) -> None:
+    """Call ``visit(number)`` for each stripe; those for which it returns False, as busy, come last."""
+    waiting = list(order)
+    while waiting:
+        busy = [number for number in waiting if not visit(number)]
+        if len(busy) == len(waiting):
+            pause()
+        waiting = busy
+
+
+def order_of(member: int, count: int) -> list[int]:
+    """Return the order in which a member visits the stripes: each starts at another one."""
+    start = int(member * _SPREAD % 1 * count)
+    return [*range(start, count), *range(start)]

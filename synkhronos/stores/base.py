@@ -114,3 +114,7 @@ class Store(ABC):
     def trim_others(self) -> None:
         """Return the memory of the other ranks and the commons to the system, after they have ended."""
         self.commons.clear()
+
+    def close(self) -> None:
+        """Free what is not memory, at the end of a world."""
+        self.commons.close()

@@ -175,10 +175,16 @@ def check_index(index: int) -> int:
 
 
 class LockFile:
-    """A file without a name; each of its bytes is a lock. It is opened before any rank is forked."""
+    """A file without a name; each of its bytes is a lock. It is opened before any rank is forked.
 
-    def __init__(self) -> None:
-        self._file = _open_unnamed()
+    Parameters
+    ----------
+    file : file object, optional
+        By default a new one.
+    """
+
+    def __init__(self, file: Any = None) -> None:
+        self._file = open_unnamed("synkhronos-locks") if file is None else file
         self._number = self._file.fileno()
         # Record locks do not exclude this process itself, so what it holds is listed here. A forked
         # process has another id, and so holds nothing.
@@ -252,11 +258,13 @@ class SharedCommons(Commons):
     ----------
     memory : SharedMemory
         Its first span that belongs to no rank is used.
+    locks : LockFile, optional
+        By default a new one.
     """
 
-    def __init__(self, memory: SharedMemory) -> None:
+    def __init__(self, memory: SharedMemory, locks: LockFile | None = None) -> None:
         self.memory = memory
-        self._file = LockFile()
+        self._file = LockFile() if locks is None else locks
         self._start, self._large, self._stop = memory.parts_of_span(memory.ranks)
         self._header = np.ndarray(8, np.int64, memory.mapping, self._start).data
         self._log = self._start + _PAGE
@@ -355,11 +363,12 @@ def _round_up(number, unit):
     return -(-number // unit) * unit
 
 
-def _open_unnamed() -> Any:
+def open_unnamed(label: str) -> Any:
+    """Return a new file without a name, in memory if possible."""
     try:
-        return open(os.memfd_create("synkhronos-locks"), "r+b", buffering=0)
+        return open(os.memfd_create(label), "r+b", buffering=0)
     except (AttributeError, OSError) as error:
         # An old kernel or C library, or a sandbox that forbids the call
         if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
             raise
-        return tempfile.TemporaryFile(prefix="synkhronos-")
+        return tempfile.TemporaryFile(prefix="synkhronos-", buffering=0)

@@ -15,6 +15,7 @@ import numpy as np
 from synkhronos._typing import DTypeLike, Rows
 from synkhronos.arithmetic.partition import take_along
 from synkhronos.stores.base import Store
+from synkhronos.stores.commons import Commons
 from synkhronos.stores.files import FileHandle
 from synkhronos.stores.handle import Handle
 from synkhronos.stores.needs import Need, positions
@@ -73,6 +74,8 @@ class MachinesStore(Store):
         Of this rank.
     has_master : bool
         Whether this is the master's machine.
+    commons : Commons, optional
+        In place of those of the machine's own store.
 
     Attributes
     ----------
@@ -80,10 +83,17 @@ class MachinesStore(Store):
         The keys of constant arrays of this rank that are needed no more.
     """
 
-    def __init__(self, local: Store, machine: int, rank: int, has_master: bool) -> None:
+    def __init__(
+        self,
+        local: Store,
+        machine: int,
+        rank: int,
+        has_master: bool,
+        commons: Commons | None = None,
+    ) -> None:
         super().__init__()
         self.local, self._machine, self.rank = local, machine, rank
-        self.ranks, self.commons = local.ranks, local.commons
+        self.ranks, self.commons = local.ranks, local.commons if commons is None else commons
         self.is_shared = local.is_shared and has_master
         self._numbers = itertools.count()
         self.dropped: list[tuple[int, int]] = []
@@ -141,7 +151,12 @@ class MachinesStore(Store):
         self.local.trim()
 
     def trim_others(self) -> None:
+        super().trim_others()
         self.local.trim_others()
+
+    def close(self) -> None:
+        super().close()
+        self.local.close()
 
     # What travels
 

@@ -104,6 +104,8 @@ class SharedMemory:
         The number of ranks, which have the first spans. This process allocates from span 0 until it
         calls `use_span`. The span `ranks` is that of the commons, the span ``ranks + 1`` is free for
         another process.
+    file : int, optional
+        The descriptor of a file without a name to map. It is empty, or the memory of another process.
 
     Attributes
     ----------
@@ -112,11 +114,15 @@ class SharedMemory:
         The address of the mapping in this process.
     """
 
-    def __init__(self, ranks: int) -> None:
+    def __init__(self, ranks: int, file: int = -1) -> None:
         import psutil  # takes 6 ms, so not at import
 
         total = psutil.virtual_memory().total
-        self.mapping, self._span = _map(1 << (2 * total - 1).bit_length(), ranks)
+        size = os.fstat(file).st_size if file >= 0 else 0
+        if size:
+            self.mapping, self._span = mmap.mmap(file, size), size // (ranks + _FURTHER)
+        else:
+            self.mapping, self._span = _map(1 << (2 * total - 1).bit_length(), ranks, file)
         if hasattr(mmap, "MADV_DONTDUMP"):
             # A core dump would read every page, and so allocate it, until memory or the disk is full.
             self.mapping.madvise(mmap.MADV_DONTDUMP)
@@ -255,13 +261,15 @@ class SharedMemory:
         return array.ctypes.data - self.address
 
 
-def _map(span, ranks):
+def _map(span, ranks, file):
     """Return a mapping of the spans, and the size of a span: the requested size, or less."""
-    flags = mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | _NORESERVE
+    flags = mmap.MAP_SHARED | _NORESERVE | (mmap.MAP_ANONYMOUS if file < 0 else 0)
     limited = False
     while True:
         try:
-            mapping = mmap.mmap(-1, span * (ranks + _FURTHER), flags=flags)
+            if file >= 0:
+                os.ftruncate(file, span * (ranks + _FURTHER))
+            mapping = mmap.mmap(file, span * (ranks + _FURTHER), flags=flags)
         except (OSError, ValueError, OverflowError) as error:
             # A limit on address space (ulimit -v, strict overcommit)
             span //= 2

@@ -44,8 +44,10 @@ class Transport(ABC):
         start is then deferred until the state is complete.
     forks_all : bool
         Whether all workers are forked from the process of the master, or are threads of it.
-    shares_commons : bool
-        Whether all ranks use the same arrays and locks of ``store.commons``.
+    has_commons : bool
+        Whether programs can use ``store.commons`` for what belongs to no rank.
+    is_home : bool
+        Whether the commons of this rank have what is in one place only, such as a center.
     ranks_here : int
         The number of ranks that share this machine, and so its cores.
     while_waiting : callable
@@ -69,7 +71,8 @@ class Transport(ABC):
     store: Store
     inherits: bool
     forks_all: bool = True
-    shares_commons: bool = True
+    has_commons: bool = True
+    is_home: bool = True
     ranks_here: int
     labels: Sequence[int]
     while_waiting: Callable[[], None] = staticmethod(lambda: None)
@@ -85,6 +88,11 @@ class Transport(ABC):
     @abstractmethod
     def communicator(self) -> Communicator:
         """Return the fastest communicator for NumPy arrays of these ranks."""
+
+    @property
+    def near(self) -> range:
+        """The ranks that have the same commons as this one."""
+        return range(self.size)
 
     @abstractmethod
     def successor(self, size: int, master_rank: int) -> Transport:
@@ -204,9 +212,12 @@ class Transport(ABC):
         It runs in a process of its own if the ranks do, and ends with the master at the latest.
         """
 
-    @abstractmethod
-    def has_ended(self, rank: int) -> bool:
-        """Whether a rank has ended the command that is running, or has died and is not replaced."""
+    def relay(self, make_work: Callable[[list[range]], object]) -> None:  # noqa: B027
+        """Let machines exchange what is in their commons, until the end of this command.
+
+        ``make_work(machines)`` returns what each courier does, a `Work`, given the ranks of each
+        machine.
+        """
 
     def spread(self, flag: np.ndarray) -> None:  # noqa: B027
         """Let all ranks see a number in the commons that any of them raises in this command."""

@@ -188,9 +188,6 @@ class LocalTransport(WatchfulTransport):
 
         return self._children.run(self._children.fork_attendant, name, become)
 
-    def has_ended(self, rank):
-        return self._milestones.has_finished(rank)
-
     def close(self, grace):
         # In a process that was forked from the master, the workers belong to the master.
         self._children.close(grace) if self.is_master_process() else self._children.workers.clear()

@@ -205,9 +205,6 @@ class NaiveTransport(Transport):
     def attend(self, name, serve):
         return _Thread(name, serve)
 
-    def has_ended(self, rank):
-        return rank in self._ranks.finished
-
     # Ending
 
     def kill(self):

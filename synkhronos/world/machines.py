@@ -8,7 +8,6 @@ world is closed. Then it waits for the next ``fork()``, or for the end of the sc
 from __future__ import annotations
 
 import functools
-import os
 import pickle
 import socket
 import sys
@@ -26,6 +25,8 @@ from synkhronos.host import job
 from synkhronos.host.log import logger
 from synkhronos.host.machine import cores, use_cores
 from synkhronos.transports.local import LocalTransport
+from synkhronos.transports.machines import courier as couriers
+from synkhronos.transports.machines.courier import TaskCourier
 from synkhronos.transports.machines.leaders import BROKEN, CONTROL, Leaders
 from synkhronos.transports.machines.transport import MachinesTransport
 from synkhronos.world.devices import check_devices, get_n_gpu, kind_of
@@ -79,7 +80,7 @@ class Machines:
                 f"this process is a task of an MPI job, which needs mpi4py: {error}; install it on "
                 f"every machine: pip install 'synkhronos[mpi]'"
             ) from error
-        self._tasks = Tasks(os.environ.get(job.APART) == "1")
+        self._tasks = Tasks(job.tasks_apart())
         self._use_all_cores()
         self.leaders = None if self._tasks.links is None else Leaders(self._tasks.links)
         if self.leaders is not None:
@@ -96,7 +97,7 @@ class Machines:
                 use_more_cores(before)
 
     def _fact(self):
-        tasks = self._tasks.tasks_here
+        tasks = max(1, self._tasks.tasks_here - job.spare_tasks())
         return Fact(
             socket.gethostname(),
             (__version__, sys.version.split()[0], np.__version__),
@@ -184,23 +185,31 @@ class Machines:
         own = ranges[self.leaders.rank]
         first = own.index(master_rank) if self.leaders.rank == 0 else 0
         local = LocalTransport(len(own), first, timeout)
-        return MachinesTransport(local, self.leaders, ranges, master_rank, timeout)
+        courier = None if self._tasks.here is None else TaskCourier(self._tasks.here)
+        return MachinesTransport(local, self.leaders, ranges, master_rank, timeout, courier)
 
     # The other machines
 
     def serve(self) -> None:
-        """Lead this machine's ranks in one world after the other, until the script ends."""
+        """Lead this machine's ranks in one world after the other, or be its courier, to the end."""
+        if self._tasks.couriers is not None:
+            couriers.serve(self._tasks.here, self._tasks.couriers)
         while self.leaders is not None:
             try:
                 number, message, _ = self.leaders.receive(0, CONTROL, np.empty, True)
             except WorldBrokenError:
                 continue  # the end of a world that has ended here already
             if message[0] == _EXIT:
+                self._send_courier_home()
                 break
             if message[0] == _START:  # else a command of a world that has ended here
                 self.leaders.begin(number)
                 self._lead(*message[1])
         self._tasks.finish()
+
+    def _send_courier_home(self):
+        if self._tasks.here is not None:
+            couriers.send_home(self._tasks.here)
 
     def _lead(self, ranges, by_machine, master_rank, timeout, profile_workers):
         try:
@@ -229,6 +238,7 @@ class Machines:
         """Let the other tasks end, and end MPI."""
         for machine in range(1, self.leaders.size):
             self.leaders.send(machine, CONTROL, (_EXIT,))
+        self._send_courier_home()
         if not self._tasks.finish(_LEAVING):
             from synkhronos.transports.machines.mpi import abort
 

@@ -9,6 +9,8 @@ import logging
 import pickle
 from typing import Iterator
 
+import numpy as np
+
 from synkhronos._errors import REMEDY, SynkhronosError, WorldBrokenError
 from synkhronos.world.world import World
 
@@ -18,8 +20,11 @@ _logger = logging.getLogger("synkhronos")
 
 
 @contextlib.contextmanager
-def replacing_dead(world: World) -> Iterator[None]:
-    """Go on if workers die in a program in the block, and replace them if workers can be forked."""
+def replacing_dead(world: World, ended: np.ndarray) -> Iterator[None]:
+    """Go on if workers die in a program in the block, and replace them if workers can be forked.
+
+    `ended` has a number for each rank, which becomes 1 if it has died and is not replaced.
+    """
     deaths: collections.Counter = collections.Counter()
     lost: list[int] = []
 
@@ -37,6 +42,7 @@ def replacing_dead(world: World) -> Iterator[None]:
                 _replace(world, rank, cause, deaths[rank])
             else:
                 lost.append(rank)
+                ended[rank] = 1
                 world.transport.answer_for(rank, pickle.dumps((None, None)))
 
     world.transport.on_death = on_death

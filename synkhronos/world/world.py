@@ -335,7 +335,7 @@ class World:
         self.here.comm = None  # type: ignore[assignment]  # it remembers arrays
         self.here.store.trim()
         self.here.store.trim_others()
-        self.here.store.commons.close()
+        self.here.store.close()
         self._threads.restore()
         self.closed = True
 

@@ -91,17 +91,6 @@ def meet_without(transport, missing, before):
         transport.barrier()
 
 
-def wait_for_the_others(transport):
-    """Return which ranks have ended, as this one sees it; the last one waits for the others."""
-    transport.in_program = True
-    last = transport.size - 1
-    deadline = time.monotonic() + 5
-    if transport.rank == last:
-        while not all(map(transport.has_ended, range(last))) and time.monotonic() < deadline:
-            time.sleep(1e-3)
-    return [transport.has_ended(rank) for rank in range(last, -1, -1)]
-
-
 # Checks
 
 
@@ -181,10 +170,6 @@ def check_a_rank_does_not_wait_for_one_that_has_ended(ranks):
         assert {one.error for one in others} <= {MissingRankError, CollectiveAbortedError}
         assert any(f"rank {missing}, which ended" in one.message for one in others)
         assert ranks.values(fail, set(), 3, 2) == ["passed"] * ranks.size
-
-
-def check_a_rank_knows_when_it_is_the_last(ranks):
-    assert ranks.values(wait_for_the_others)[-1] == [False] + [True] * (ranks.size - 1)
 
 
 def check_an_attendant_runs_beside_the_ranks_and_uses_the_store(ranks):

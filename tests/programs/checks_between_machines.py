@@ -70,7 +70,7 @@ def name_of(check):
 
 
 def main(master, folder, only):
-    tasks = Tasks(os.environ.get("SYNKHRONOS_TASKS_ARE_MACHINES") == "1")
+    tasks = Tasks(int(os.environ.get("SYNKHRONOS_TASKS_ARE_MACHINES", 0)))
     results, began = {}, time.monotonic()
     for check in links.CHECKS:
         results[name_of(check)] = failed = attempt(check, tasks.links)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import numpy
@@ -11,6 +12,7 @@ from synkhronos.extensions.rules.parameters import END, Params, assign, meet, va
 from synkhronos.extensions.rules.rule import Rule, check_number
 
 _TAG = 7305  # of this rule's messages
+_NAP = 2e-4  # seconds
 
 
 class GoSGD(Rule):
@@ -50,6 +52,7 @@ class GoSGD(Rule):
         self.seed = seed
 
     def start(self, rank: synk.Rank, params: Params) -> None:
+        self._n_sent, self._n_received = [0] * rank.size, 0
         self._weight = 0.0 if rank.restarts else 1 / rank.size
         if self.restored:
             self._weight = float(self.restored["weight"])
@@ -75,14 +78,19 @@ class GoSGD(Rule):
         weight = self._weight / 2
         if rank.send(other, [numpy.float64(weight), *values_of(params)], _TAG):
             self._weight = weight
+            self._n_sent[other] += 1
 
-    def _receive(self, rank, params):
-        """Add all messages that have arrived."""
+    def _receive(self, rank, params, at_least=0):
+        """Add all messages that have arrived, and wait for them until there were `at_least` so many."""
         own = None
         while True:
             message = rank.receive(_TAG)
             if message is None:
-                break
+                if self._n_received >= at_least:
+                    break
+                time.sleep(_NAP)
+                continue
+            self._n_received += 1
             own = values_of(params) if own is None else own
             weight, *others = message[1]
             total = self._weight + float(weight)
@@ -104,4 +112,7 @@ class GoSGD(Rule):
 
     def _settle(self, rank, params):
         meet(rank)  # nothing is sent any more
-        self._receive(rank, params)
+        at_least = 0
+        if rank.may_meet:  # else the ranks are on one machine, and all messages have arrived
+            at_least = sum(sent[rank.rank] for sent in rank.exchange(self._n_sent))
+        self._receive(rank, params, at_least)

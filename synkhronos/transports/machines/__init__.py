@@ -3,7 +3,8 @@
 ``links`` is the interface of messages between leaders; ``naive``, in one process, is its specification,
 and ``mpi`` the one in use. ``leaders`` meet, abort and wait by means of messages. ``transport`` joins
 the machines' transports to one, ``meetings`` are those of all ranks. ``lasting`` has the arrays
-that a machine keeps.
+that a machine keeps, ``flag`` is a request to stop, and ``watch`` what a leader looks at while it waits.
+The ``courier`` of a machine is a process that communicates while its ranks compute.
 
 May import: what ``transports`` may.
 """

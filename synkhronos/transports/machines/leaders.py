@@ -2,10 +2,10 @@
 
 A *meeting* is an exchange of items among all leaders inside a command, or the end of transfers of arrays
 between some of them. All leaders count the meetings of a command. A *notice* tells the others that
-something ends: a rank has failed (`ABORT`); a machine's leader (`FINISHED`) or all its ranks (`ENDED`)
-have finished the program that is running; a machine has lost a rank (`BROKEN`); the master ends the
-world (`END`); or that a request to stop was made (`FLAG`). Notices carry the number of the command to
-which they belong, so old ones are ignored.
+something ends: a rank has failed (`ABORT`); a machine's ranks have finished the program that is running
+(`FINISHED`); a machine has lost a rank (`BROKEN`); the master ends the world (`END`); or that a request
+to stop was made (`FLAG`). Notices carry the number of the command to which they belong, so old ones are
+ignored.
 
 Who waits reads the notices meanwhile. MPI has to be polled: a leader polls for a short time, and then
 sleeps in between.
@@ -24,7 +24,7 @@ from synkhronos._errors import CollectiveAbortedError, MissingRankError, WorldBr
 from synkhronos.transports.machines.links import Links, Receipt, as_bytes
 from synkhronos.transports.waiting import Patience
 
-ABORT, FINISHED, ENDED, BROKEN, END, FLAG = range(6)
+ABORT, FINISHED, BROKEN, END, FLAG = range(5)
 
 # Tags: of notices, of messages between commands, and of the streams of messages inside a command.
 _NOTICE, CONTROL, REPLY = range(3)
@@ -69,8 +69,6 @@ class Leaders:
         if that is too long.
     first_number : int
         The number of the first command of this world.
-    ended : numpy.ndarray
-        Whether each machine has sent the notice that all its ranks have finished this command.
     flag : int
         The largest number of the notices `FLAG` of this command.
     """
@@ -88,7 +86,6 @@ class Leaders:
         self._notices: list[tuple] = []  # of later commands
         self._aborted = 0  # the first meeting that cannot be passed, from 1; 0 if all can
         self._finished: dict[int, int] = {}  # how many meetings those that finished had passed
-        self.ended = np.zeros(self.size, bool)
         self.flag = 0
         self._broken: str | None = None
         self._postponed: tuple[int, Any] | None = None
@@ -105,7 +102,6 @@ class Leaders:
                 self.links.discard(self._tag(stream))
         self.number, self.passed, self._aborted, self.flag = number, 0, 0, 0
         self._finished.clear()
-        self.ended[:] = False
         early, self._notices = self._notices, []
         for notice in early:
             self._take(notice)
@@ -281,10 +277,8 @@ class Leaders:
             self._aborted = min(self._aborted or value, value)
         elif kind == FINISHED:
             self._finished[machine] = value
-        elif kind == FLAG:
-            self.flag = max(self.flag, value)
         else:
-            self.ended[machine] = True
+            self.flag = max(self.flag, value)
 
     # Waiting
 

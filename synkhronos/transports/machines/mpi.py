@@ -112,13 +112,18 @@ class Tasks:
 
     Parameters
     ----------
-    apart : bool
-        Whether each task counts as a machine of its own.
+    apart : int
+        If it is not 0, so many tasks in a row count as a machine.
 
     Attributes
     ----------
     links : MpiLinks or None
         For a task that leads a machine.
+    here : MpiLinks or None
+        Between the tasks of this machine, for the first, which leads it, and the second, its courier.
+        None if there is not a courier on each machine.
+    couriers : MpiLinks or None
+        Between the couriers of all machines, for one of them.
     tasks_here : int
         The number of tasks on this machine.
     cores : set of int
@@ -128,11 +133,20 @@ class Tasks:
     def __init__(self, apart):
         initialize()
         world = MPI.COMM_WORLD
-        here = world.Split(world.rank) if apart else world.Split_type(MPI.COMM_TYPE_SHARED)
+        if apart:
+            here = world.Split(world.rank // apart)
+        else:
+            here = world.Split_type(MPI.COMM_TYPE_SHARED)
         leads, self.tasks_here = here.rank == 0, here.size
         self.cores = set().union(*here.allgather(os.sched_getaffinity(0)))
         leaders = world.Split(0 if leads else MPI.UNDEFINED, world.rank)
         self.links = MpiLinks(leaders) if leads else None
+        self.here = self.couriers = None
+        if world.allreduce(here.size, MPI.MIN) > 1:
+            is_courier = here.rank == 1
+            couriers = world.Split(0 if is_courier else MPI.UNDEFINED, world.rank)
+            self.here = MpiLinks(here) if leads or is_courier else None
+            self.couriers = MpiLinks(couriers) if is_courier else None
         self._end = world.Dup()
 
     def finish(self, limit=math.inf):

@@ -1,12 +1,14 @@
-"""Messages between leaders as an executable specification: queues in one process."""
+"""Messages between machines, and their couriers, as an executable specification: in one process."""
 
 from __future__ import annotations
 
 import collections
+import pickle
 import threading
 
 import numpy as np
 
+from synkhronos.transports.machines.courier import Courier, Desk
 from synkhronos.transports.machines.links import Links, Receipt, as_bytes
 
 
@@ -69,3 +71,28 @@ class _NaiveReceipt(Receipt):
 
     def cancel(self):
         self._array = None
+
+
+class NaiveCourier(Courier):
+    """A courier that is a thread."""
+
+    def __init__(self, commons, links):
+        self.commons, self._links = commons, links
+        self._wanted, self._thread = 0, None
+
+    def start(self, number, work):
+        def run():
+            try:
+                work.run(Desk(self.commons, self._links, number, lambda: self._wanted != number))
+            finally:
+                self.commons.release_locks()
+
+        self._wanted, work = number, pickle.loads(pickle.dumps(work))
+        self._thread = threading.Thread(target=run, name="synkhronos-courier", daemon=True)
+        self._thread.start()
+
+    def end(self):
+        self._wanted = 0
+
+    def has_stopped(self):
+        return self._thread is None or not self._thread.is_alive()

@@ -25,8 +25,9 @@ from synkhronos.stores.needs import Need
 from synkhronos.transports.base import Transport
 from synkhronos.transports.machines.flag import SpreadFlag
 from synkhronos.transports.machines.lasting import COMMAND, FILE, Lasting
-from synkhronos.transports.machines.leaders import CONTROL, END, ENDED, FINISHED, REPLY
+from synkhronos.transports.machines.leaders import CONTROL, END, FINISHED, REPLY
 from synkhronos.transports.machines.meetings import Meetings, place
+from synkhronos.transports.machines.watch import Watch
 
 
 class MachinesTransport(Transport):
@@ -42,11 +43,13 @@ class MachinesTransport(Transport):
     master_rank : int
         The master is the leader of machine 0.
     timeout : float, optional
+    courier : Courier, optional
+        Of this machine.
     """
 
-    inherits = shares_commons = forks_all = False
+    inherits = forks_all = False
 
-    def __init__(self, local, leaders, machines, master_rank=0, timeout=None):
+    def __init__(self, local, leaders, machines, master_rank=0, timeout=None, courier=None):
         self.local, self.leaders, self._machines = local, leaders, machines
         self.machine = leaders.rank
         self.size = sum(len(ranks) for ranks in machines)
@@ -54,7 +57,9 @@ class MachinesTransport(Transport):
         self.ranks_here = local.ranks_here
         self.labels = range(self.size)
         local.labels = machines[self.machine]
-        self.store = MachinesStore(local.store, self.machine, self.rank, self.machine == 0)
+        self._courier, self.has_commons, self.is_home = courier, courier is not None, self.machine == 0
+        commons = None if courier is None else courier.commons
+        self.store = MachinesStore(local.store, self.machine, self.rank, self.is_home, commons)
         self._is_alone = local.size == 1  # on this machine
         self._others = [machine for machine in range(len(machines)) if machine != self.machine]
         self._has_aborted = False  # this rank, in this command
@@ -63,14 +68,13 @@ class MachinesTransport(Transport):
         self._ran_program = False  # in the last command; the machine's transport forgets it
         self._meetings = Meetings(local, leaders, self.store, machines)
         if self.is_leader:
-            leaders.watch = self._watch
+            watch = Watch(self, leaders, self._meetings.inside, self._flag)
+            leaders.watch, leaders.expire = watch.others, watch.expire
+            local.while_waiting = watch.own
             leaders.may_poll = local.ranks_here <= cores()
             leaders.labels = [", ".join(map(str, ranks)) for ranks in machines]
             leaders.leave = self._abort_here
-            leaders.expire = self._expire
             leaders.first_number = leaders.number
-            leaders.ended = local.store.empty((leaders.size,), "bool")  # forked ranks see it, too
-            leaders.ended[:] = False
 
     @property
     def rank(self):
@@ -80,6 +84,10 @@ class MachinesTransport(Transport):
     def is_leader(self):
         """Whether this rank is the leader of its machine."""
         return self.local.rank == self.local.master_rank
+
+    @property
+    def near(self):
+        return self._machines[self.machine]
 
     @property
     def is_master(self):
@@ -115,15 +123,19 @@ class MachinesTransport(Transport):
             transport = self
             if local is self.local:  # forked: a copy
                 self.store.rank = self.rank
+                self._use_in_fork()
             else:  # a thread
                 transport = MachinesTransport(
-                    local, self.leaders, self._machines, self.master_rank, self.timeout
+                    local, self.leaders, self._machines, self.master_rank, self.timeout, self._courier
                 )
             serve(transport)
 
-        self.local.while_waiting = self._while_waiting
         if not self._is_alone:
             self.local.start(serve_here)
+
+    def _use_in_fork(self):
+        if self._courier is not None:
+            self._courier.use_in_fork()
 
     def is_master_process(self):
         return self.machine == 0 and self.local.is_master_process()
@@ -139,6 +151,8 @@ class MachinesTransport(Transport):
         self.local.kill()
 
     def close(self, grace):
+        if self._courier is not None:
+            self._courier.close()
         self.local.close(grace)
 
     # Between master and workers
@@ -174,8 +188,6 @@ class MachinesTransport(Transport):
         return payload
 
     def _receive_of_master(self):
-        if self._ran_program:
-            self.store.commons.clear()  # it has ended, on all ranks
         parts = []
         while True:
             number, message, arrays = self.leaders.receive(0, CONTROL, self.store.empty, True)
@@ -187,6 +199,9 @@ class MachinesTransport(Transport):
                 raise WorldBrokenError("the master has ended the ranks")
             parts += self._lasting.find_file(*message[1:])
         _, payload, wanted, dropped = message
+        if self._ran_program:  # it has ended, on all ranks
+            self._end_relay()
+            self.store.commons.clear()
         self._begin(number)
         self._meetings.drop(dropped)
         self._post_here(payload, parts + self._meetings.keep(wanted, arrays), dropped)
@@ -219,8 +234,6 @@ class MachinesTransport(Transport):
             self.leaders.notify(FINISHED, self.leaders.passed)
         exports, replies = [], [None] if self._is_alone else self.local.collect()
         self._flag.pass_on()
-        if self._ran_program:
-            self.leaders.notify(ENDED)
         for rank, reply in enumerate(replies):
             if reply is not None:
                 more, has_aborted, replies[rank] = pickle.loads(reply)
@@ -242,6 +255,8 @@ class MachinesTransport(Transport):
                 )
             self._meetings.keep([Need(handle) for handle in exports], arrays)
             place(replies, self._machines[machine], given)
+        if may_last:
+            self._end_relay()
         self.leaders.read_notices()
         self._flag.pass_on()
         return replies
@@ -276,51 +291,21 @@ class MachinesTransport(Transport):
                 )
 
     def attend(self, name, serve):
-        return self.local.attend(name, serve)
+        def serve_here():
+            self._use_in_fork()
+            serve()
 
-    def has_ended(self, rank):
-        if rank in self._machines[self.machine]:
-            return self.local.has_ended(self._machines[self.machine].index(rank))
-        machine = next(number for number, ranks in enumerate(self._machines) if rank in ranks)
-        if self.is_leader:
-            self.leaders.read_notices()
-        return bool(self.leaders.ended[machine])
+        return self.local.attend(name, serve_here)
+
+    def relay(self, make_work):
+        if self.is_leader and self._courier is not None:
+            self._courier.start(self.leaders.number, make_work(self._machines))
+
+    def _end_relay(self):
+        if self._courier is not None:
+            self._courier.end()
+            self.leaders.wait(self._courier.has_stopped)
 
     def spread(self, flag):
         if self.is_leader:
             self._flag.begin(flag)
-
-    # Waiting
-
-    def _watch(self, inside):
-        """Raise if this machine's ranks cannot go on; called while its leader waits for others."""
-        self._flag.pass_on()
-        try:
-            self._meetings.inside.guard(self.local.check)
-        except CollectiveAbortedError:
-            if inside:
-                raise
-        if self.is_master:
-            self.while_waiting()
-
-    def _while_waiting(self):
-        """Raise if other machines cannot go on; called while a leader waits for its own machine."""
-        self.leaders.read_notices()
-        self._flag.pass_on()
-        if self.is_master:
-            self.while_waiting()
-
-    def _expire(self, seconds):
-        if self.timeout is None or seconds <= self.timeout:
-            return
-        if self.is_master:
-            self.kill()
-            raise WorldBrokenError(
-                f"a barrier lasted longer than fork(timeout={self.timeout}) seconds, for ranks of other "
-                f"machines; every worker was ended; {REMEDY}"
-            )
-        if self.in_program:
-            raise SynkhronosError(
-                f"rank {self.rank} waited longer than fork(timeout={self.timeout}) seconds inside a "
-                f"program, for ranks of other machines"
-            )

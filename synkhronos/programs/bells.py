@@ -1,0 +1,22 @@
+"""Semaphores in the commons, which wake processes that wait for something there."""
+
+from __future__ import annotations
+
+from synkhronos.stores.commons import Commons
+from synkhronos.transports.semaphore import NBYTES, Semaphore
+
+
+def find_bells(commons: Commons, name: str, count: int) -> list[Semaphore]:
+    """Return the semaphores that all processes know by this name. The first process makes them."""
+    places = commons.array(f"{name} bells", (count, NBYTES), "uint8")
+    are_made = commons.array(f"{name} bells are made", 1, "int64").data
+    [lock] = commons.locks(f"{name} bells", 1)
+    while not lock.try_acquire():
+        commons.pause()
+    try:
+        is_new = not are_made[0]
+        made = [Semaphore(array=place, is_new=is_new) for place in places]
+        are_made[0] = 1
+    finally:
+        lock.release()
+    return made

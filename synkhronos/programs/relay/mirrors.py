@@ -1,0 +1,83 @@
+"""Numbers and reports of the ranks, which each machine keeps for all of them."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from synkhronos.programs import reports
+from synkhronos.programs.numbers import ENDED, NAMES, RESTARTS
+from synkhronos.programs.relay.boxes import Boxes
+from synkhronos.programs.relay.post import Part, Place
+from synkhronos.programs.relay.visitors import Visitors
+
+_REPORTS = "reports"
+_REPORT_INTERVAL = 0.01  # seconds between two looks for reports
+
+
+class Mirrors(Part):
+    """The numbers of this machine's ranks are sent to the others when they have changed.
+
+    That a rank has ended is sent when its messages have arrived, so that nobody misses one by not
+    waiting for it.
+
+    Parameters
+    ----------
+    place : Place
+    boxes : Boxes
+    visitors : Visitors
+        Told of ranks that have ended or were replaced.
+    """
+
+    name = "mirrors"
+
+    def __init__(self, place: Place, boxes: Boxes, visitors: Visitors) -> None:
+        super().__init__(place)
+        self._boxes, self._visitors = boxes, visitors
+        self._arrays = {name: self.commons.array(name, (place.size,), "int64") for name in NAMES}
+        self._sent = {name: [0] * len(place.own) for name in NAMES}
+        self._reports = reports.Places(self.commons, place.size)
+        self._reported = [0] * len(place.own)
+        self._next = 0.0
+
+    def look(self) -> bool:
+        own = self.place.own
+        changed = False
+        for name, array in self._arrays.items():
+            numbers = array[own.start : own.stop].tolist()
+            if numbers != self._sent[name] and (name != ENDED or self._boxes.are_empty()):
+                self._sent[name] = numbers
+                self._send(name, numbers)
+                changed = True
+        if time.monotonic() >= self._next:
+            self._next = time.monotonic() + _REPORT_INTERVAL
+            changed = self._look_for_reports() or changed
+        return changed
+
+    def _look_for_reports(self):
+        found = []
+        for index, rank in enumerate(self.place.own):
+            number, text = self._reports.read(rank)
+            if number > self._reported[index]:
+                self._reported[index] = number
+                found.append((rank, number, text))
+        if found:
+            self._send(_REPORTS, found)
+        return bool(found)
+
+    def _send(self, name, content):
+        for machine in self.place.others:
+            self.post.send(machine, self.name, name, content)
+
+    def take(self, source: int, name: str, content: Any) -> None:
+        if name == _REPORTS:
+            for report in content:
+                self._reports.write(*report)
+            return
+        ranks = self.place.machines[source]
+        self._arrays[name][ranks.start : ranks.stop] = content
+        for rank, number in zip(ranks, content):
+            if name == RESTARTS:
+                self._visitors.drop(rank, before=number)
+            elif name == ENDED and number:
+                self._visitors.drop(rank)

@@ -1,0 +1,72 @@
+"""The work of a courier while a program runs."""
+
+from __future__ import annotations
+
+import time
+
+from synkhronos.programs.relay.boxes import Boxes
+from synkhronos.programs.relay.mirrors import Mirrors
+from synkhronos.programs.relay.post import Part, Place, Post
+from synkhronos.programs.relay.questions import Questions
+from synkhronos.programs.relay.visitors import Visitors
+from synkhronos.transports.machines.courier import Desk
+
+# As a leader, a courier sleeps for a share of the time since it last had something to do.
+_SHARE = 0.02
+_SHORTEST_NAP = 2e-5  # seconds
+_LONGEST_NAP = 2e-3
+
+
+_FIRST = 0  # the machine of the master
+_OVER = "over"  # a message of its courier
+
+
+class _Over(Exception):
+    """The program has ended on all ranks."""
+
+
+class Relay:
+    """What the courier of a machine does during a program. It is a `Work`.
+
+    Parameters
+    ----------
+    machines : list of range
+        The ranks of each machine.
+    """
+
+    def __init__(self, machines: list[range]) -> None:
+        self._machines = machines
+
+    def run(self, desk: Desk) -> None:
+        post = Post(desk.links, desk.number)
+        place = Place(desk.commons, post, desk.links.rank, self._machines)
+        boxes, visitors = Boxes(place), Visitors(place)
+        parts = [boxes, Questions(place), visitors, Mirrors(place, boxes, visitors)]
+        by_name: dict[str, Part] = {part.name: part for part in parts}
+        active = time.monotonic()
+        try:
+            while not desk.is_over():
+                if self._turn(post, by_name):
+                    active = time.monotonic()
+                waited = time.monotonic() - active
+                desk.wait(min(max(_SHARE * waited, _SHORTEST_NAP), _LONGEST_NAP))
+        except _Over:
+            pass
+        finally:
+            visitors.close()
+            if place.machine == _FIRST:  # its leader knows when all ranks have ended
+                for machine in place.others:
+                    post.send(machine, _OVER)
+
+    def _turn(self, post, parts):
+        """Pass on what there is; return whether there was anything."""
+        is_active = False
+        while (received := post.receive()) is not None:
+            source, name, content = received
+            if name == _OVER:
+                raise _Over
+            parts[name].take(source, *content)
+            is_active = True
+        for part in parts.values():
+            is_active = part.look() or is_active
+        return is_active

@@ -1,0 +1,235 @@
+"""The courier of a machine: a process that only communicates, while the ranks compute.
+
+What belongs to no rank is in the commons of a machine. MPI works only while a process calls it, and a
+rank that computes does not. So a second task on each machine joins the commons of the ranks, and does
+what its leader asks for, until that has ended: `Work`, which lets the couriers of all machines exchange
+what their ranks need.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import pickle
+import time
+from abc import ABC, abstractmethod
+from typing import Any, Callable, NamedTuple, Protocol
+
+import numpy as np
+
+from synkhronos._errors import SynkhronosError
+from synkhronos.stores.commons import Commons
+from synkhronos.stores.joint import Address, JointCommons
+from synkhronos.transports.machines.links import Links
+from synkhronos.transports.semaphore import NBYTES, Semaphore
+
+_LEADER, _COURIER = 0, 1  # their ranks among the tasks of the machine
+_TAG = 0
+_IDLE = 0.02  # seconds between two looks for a message of the leader, which also wakes the courier
+_NAP = 2e-4  # seconds
+_CLOSING = 2.0  # seconds to wait for the end of the work
+
+# Words of the table: the numbers of the work that the leader wants, of that which uses the commons, and
+# of the latest that the courier has seen
+_WANTED, _RUNNING, _SEEN = range(3)
+_WORDS = 8
+
+
+class Desk:
+    """Where a courier works.
+
+    Attributes
+    ----------
+    commons : Commons
+        Of this machine.
+    links : Links
+        Between the couriers; the number of a machine is the rank of its courier.
+    number : int
+        The number of the work, the same on all machines.
+    is_over : callable
+        Whether the leader has ended the work.
+    wait : callable
+        ``wait(seconds)`` sleeps at most so long. `Courier.wake` ends it.
+    """
+
+    def __init__(
+        self,
+        commons: Commons,
+        links: Links,
+        number: int,
+        is_over: Callable[[], bool],
+        wait: Callable[[float], Any] = time.sleep,
+    ) -> None:
+        self.commons, self.links, self.number = commons, links, number
+        self.is_over, self.wait = is_over, wait
+
+
+class Work(Protocol):
+    """What a courier does. It is pickled."""
+
+    def run(self, desk: Desk) -> None:
+        """Work until ``desk.is_over()``."""
+
+
+class Courier(ABC):
+    """The leader's handle to the courier of its machine. `NaiveCourier` is the specification.
+
+    Attributes
+    ----------
+    commons : Commons
+        What belongs to no rank, for the ranks of this machine and its courier.
+    """
+
+    commons: Commons
+
+    @abstractmethod
+    def start(self, number: int, work: Work) -> None:
+        """Let the courier work. The last work has stopped."""
+
+    @abstractmethod
+    def end(self) -> None:
+        """Let the work end; it goes on until `has_stopped`."""
+
+    @abstractmethod
+    def has_stopped(self) -> bool:
+        """Whether no work uses the commons."""
+
+    def use_in_fork(self) -> None:  # noqa: B027
+        """Called in a rank that was forked from the leader."""
+
+    def close(self) -> None:
+        """Let the work end, at the end of the world."""
+        self.end()
+
+
+class TaskCourier(Courier):
+    """A courier that is another task of the MPI job. It joins the commons when it is first needed.
+
+    Parameters
+    ----------
+    links : Links
+        Between the tasks of this machine.
+    """
+
+    def __init__(self, links: Links) -> None:
+        self._links = links
+        self.commons = JointCommons()
+        memory = self.commons.memory
+        table, bell = memory.allocate(8 * _WORDS), memory.allocate(NBYTES)
+        self._table, self._bell = table.view(np.int64), Semaphore(array=bell)
+        self._table[:] = 0
+        self._place = _Place(
+            next(_worlds), self.commons.address, memory.offset(table), memory.offset(bell)
+        )
+        self._started = 0
+
+    def start(self, number: int, work: Work) -> None:
+        self._table[_WANTED] = self._started = number
+        content = self._place, number, pickle.dumps(work)
+        self._links.send(_COURIER, _TAG, pickle.dumps(content))
+        self._bell.post()
+
+    def end(self) -> None:
+        self._table[_WANTED] = 0
+        self._bell.post()
+
+    def has_stopped(self) -> bool:
+        return self._table[_SEEN] == self._started and not self._table[_RUNNING]
+
+    def use_in_fork(self) -> None:
+        self.commons.use_in_fork()  # type: ignore[attr-defined]
+
+    def close(self) -> None:
+        self.end()
+        until = time.monotonic() + _CLOSING
+        while not self.has_stopped() and time.monotonic() < until:
+            time.sleep(_NAP)
+
+
+class _Place(NamedTuple):
+    """Where a courier finds the commons, the table and the bell.
+
+    Attributes
+    ----------
+    world : int
+        Numbers the worlds of the leader.
+    address : Address
+    table, bell : int
+        Offsets in the memory of the commons.
+    """
+
+    world: int
+    address: Address
+    table: int
+    bell: int
+
+
+_worlds = itertools.count()
+
+
+def send_home(links: Links) -> None:
+    """Let the courier of this machine leave `serve`."""
+    links.send(_COURIER, _TAG, pickle.dumps(None))
+
+
+def serve(here: Links, couriers: Links) -> None:
+    """Be the courier of this machine until `send_home`.
+
+    Parameters
+    ----------
+    here : Links
+        Between the tasks of this machine.
+    couriers : Links
+        Between the couriers of all machines.
+    """
+    joined: _Joined | None = None
+    while True:
+        received = here.receive(_LEADER, _TAG)
+        if received is None:
+            joined.bell.wait(_IDLE) if joined else time.sleep(_IDLE)
+            continue
+        content = pickle.loads(received[1])
+        if content is None:
+            return
+        place, number, work = content
+        if joined is None or joined.place.world != place.world:
+            if joined is not None:
+                joined.commons.close()
+            joined = _join(place)
+        if joined is not None:
+            joined.run(couriers, number, work)
+
+
+def _join(place):
+    """Return the world of a leader; None if the leader has died, so that the job will be ended."""
+    try:
+        return _Joined(place)
+    except OSError as error:
+        if not os.path.exists(f"/proc/{place.address.pid}"):
+            return None
+        raise SynkhronosError(
+            f"the second task on this machine cannot open the memory of the first: {error}; start both "
+            f"as the same user, in the same container, and let processes of a user open each other's "
+            f"files in /proc"
+        ) from error
+
+
+class _Joined:
+    """The memory of the world to which this machine's ranks belong."""
+
+    def __init__(self, place: _Place) -> None:
+        self.place, self.commons = place, JointCommons(place.address)
+        mapping = self.commons.memory.mapping
+        self._table = np.ndarray(_WORDS, np.int64, mapping, place.table)
+        self.bell = Semaphore(array=np.ndarray(NBYTES, np.uint8, mapping, place.bell), is_new=False)
+
+    def run(self, couriers: Links, number: int, work: bytes) -> None:
+        table = self._table
+        desk = Desk(self.commons, couriers, number, lambda: table[_WANTED] != number, self.bell.wait)
+        table[_RUNNING] = table[_SEEN] = number
+        try:
+            if not desk.is_over():
+                pickle.loads(work).run(desk)
+        finally:
+            self.commons.release_locks()
+            table[_RUNNING] = 0
