@@ -124,6 +124,18 @@ def test_only_gradients_travel_in_a_format(variables, monkeypatch):
     assert sorted(called[1][0]) == [(1,), (3,)]
 
 
+def test_bsp_averages_gradients_in_a_format(variables):
+    data = [np.random.default_rng(0).standard_normal((40, 3)).astype("float32")]
+    found = []
+    for wire in (None, "int8"):
+        x, w = tt.fmatrix("x"), theano.shared(np.zeros(3, "float32"), "w")
+        step = rules.make_step(tt.sqr(x - w).mean(), [w], [x], updates.adam, learning_rate=0.1)
+        rule = rules.BSP(wire=wire)
+        record = rules.train(step, [w], data, rule, batch_size=4, epochs=2, seed=1, progress=False)
+        found.append((record.losses, w.get_value().tolist()))
+    assert found[0] == found[1] and rule.hyper_parameters["wire"] == "int8"
+
+
 #: The largest difference of the losses of two runs, relative to the exact ones, after each epoch.
 FORMATS = {"float16": 0.01, "bfloat16": 0.01, "int8": 0.01, "PowerSGD(16)": 0.01, "PowerSGD(4)": 0.06}
 
