@@ -37,6 +37,10 @@ from synkhronos.checkpoints.checkpoint import (
     load as load,
     save as save,
 )
+from synkhronos.comms.formats import (
+    PowerSGD as PowerSGD,
+    TopK as TopK,
+)
 from synkhronos.functions.check import Comparison as Comparison
 from synkhronos.functions.build import function as function
 from synkhronos.functions.function import Function as Function

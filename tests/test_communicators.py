@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from checks import wires
 from checks.communicators import CHECKS
 from checks.ranks import Ranks
 
@@ -43,6 +44,15 @@ def ranks(request):
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__[len("check_"):])
 def test_communicator(check, ranks):
+    check(ranks)
+
+
+@pytest.mark.parametrize("check", wires.CHECKS, ids=lambda check: check.__name__[len("check_"):])
+@pytest.mark.parametrize(
+    "ranks", [(naive, 3), (shared_memory, 2), (alone, 1)], indirect=True,
+    ids=["naive-3", "shared_memory-2", "alone-1"],
+)  # fmt: skip
+def test_wire_formats_have_no_effect_on_one_machine(check, ranks):
     check(ranks)
 
 

@@ -1,13 +1,17 @@
 """Conformance checks on several machines in one process, and tests of what they agree on."""
 
+import os
+
 import numpy as np
 import pytest
-from checks import communicators, stores, transports
+from checks import communicators, stores, transports, wires
 from checks.machines import ThreadedMachines
 from checks.ranks import Ranks
 
 from synkhronos._errors import WorldBrokenError
 from synkhronos.arithmetic.machines import ranks_of_machines
+from synkhronos.comms.formats import make_wire
+from synkhronos.comms.staged import StagedCommunicator
 from synkhronos.stores.needs import Need, combine, positions
 from synkhronos.transports.machines.leaders import CONTROL, Leaders
 from synkhronos.transports.machines.naive import NaiveNetwork
@@ -54,6 +58,60 @@ def test_store(check, machines, tmp_path):
 @pytest.mark.parametrize("check", communicators.CHECKS, ids=named)
 def test_communicator(check, communicating):
     check(communicating)
+
+
+@pytest.mark.parametrize("check", wires.CHECKS, ids=named)
+def test_wire_format(check, communicating):
+    check(communicating)
+
+
+class OnDevice:
+    """An array of a device, which only copies."""
+
+    def __init__(self, value):
+        self.value, self.flags = np.array(value), {"C_CONTIGUOUS": True}
+        self.shape, self.dtype = self.value.shape, self.value.dtype
+
+    def write(self, value):
+        self.value[...] = value
+
+
+def reduce_on_device(transport, wire):
+    """Reduce an array of a device in a format; return the result, and whether it is the same array."""
+
+    def read(array, out):
+        out[...] = array.value
+
+    comm = StagedCommunicator(transport.communicator(), transport.store, read, OnDevice)
+    assert comm.has_wires and comm.over_cpu is comm
+    array = OnDevice(wires.draw(wire, 1, comm.rank))
+    [reduced] = comm.all_reduce_in([make_wire(wire, wires.SHAPES)], [array], "sum")
+    return reduced.value, reduced is array
+
+
+def test_arrays_of_devices_travel_in_wire_formats(machines):
+    for wire in wires.FORMATS:
+        naive = wires.Naive(wire, len(wires.machines_of(machines)))
+        wanted = naive.reduce(wires.shares(machines, wire, 1))
+        for value, is_same in machines.values(reduce_on_device, wire):
+            np.testing.assert_allclose(value, wanted, rtol=1e-3, atol=0.02)
+            assert is_same
+
+
+def test_low_rank_has_the_same_bits_where_blas_has_not(communicating, monkeypatch):
+    """As between processors of different kinds: the leaders do not trust BLAS then."""
+    monkeypatch.setattr("synkhronos.comms.low_rank.signature", lambda *args: os.urandom(8))
+    monkeypatch.setattr(wires, "FORMATS", [wires.LOW_RANK])
+    wires.check_sums_are_those_of_the_specification(communicating)
+
+
+@pytest.mark.parametrize("check", wires.CHECKS, ids=named)
+def test_wire_format_between_four_machines(check):
+    ranks = Ranks(ThreadedMachines([1, 1, 1, 1], timeout=30), lambda one: one.communicator())
+    try:
+        check(ranks)
+    finally:
+        ranks.close()
 
 
 def test_the_first_machine_has_the_master():

@@ -116,6 +116,76 @@ def test_an_all_reduce_sends_its_bytes_once_each_way(lab, traffic, length):
         assert 0 <= traffic.nbytes(*ends) - 8 * length < SMALL, traffic.nbytes(*ends)
 
 
+LENGTHS = {None: 4, "float16": 2, "bfloat16": 2, "int8": 1 + 4 / 256}
+
+
+@pytest.mark.parametrize("wire", LENGTHS)
+def test_codes_send_their_bytes_once_each_way(lab, traffic, wire):
+    w = lab.shared(np.ones(300_000, "float32"), "w")
+    synk.function([], w.sum())
+    synk.distribute()
+    for _ in range(2):
+        traffic.clear()
+        synk.all_reduce(w, "avg", wire=wire)
+        for ends in ((0, 1), (1, 0)):
+            assert 0 <= traffic.nbytes(*ends) - 300_000 * LENGTHS[wire] < SMALL, traffic.nbytes(*ends)
+    assert (synk.get_value(3, w) == 1).all()
+
+
+@pytest.mark.parametrize(
+    "wire, nbytes",
+    [
+        # Two bytes for the place of a number in a block of 65 536, and four for the number.
+        (synk.TopK(0.01), 6 * 3000 + 4 * 5),
+        (synk.PowerSGD(2), 2 * 4 * (600 + 500)),
+        (synk.PowerSGD(2, shapes=[(200, 1000), (99_950,), (10, 5)]), 2 * 4 * 1215 + 4 * 99_950),
+        (synk.PowerSGD(4, shapes=[(200, 1000), (99_950,), (10, 5)]), 4 * 4 * 1200 + 4 * 100_000),
+    ],
+)
+def test_what_compresses_sends_a_fraction_each_way(lab, traffic, wire, nbytes):
+    w = lab.shared(np.ones((600, 500), "float32"), "w")
+    synk.function([], w.sum())
+    synk.distribute()
+    for _ in range(2):
+        traffic.clear()
+        synk.all_reduce(w, "avg", wire=wire)
+        for ends in ((0, 1), (1, 0)):
+            assert 0 <= traffic.nbytes(*ends) - nbytes < SMALL, traffic.nbytes(*ends)
+
+
+def test_a_variable_that_does_not_fit_the_shapes_any_more_is_refused(lab):
+    w, wire = lab.shared(np.ones(60_000, "float32"), "w"), synk.PowerSGD(2, [(300, 200)])
+    function = synk.function([], w.sum())
+    for length in (60_000, 50_000):
+        for rank in range(4):
+            synk.set_value(rank, w, np.ones(length, "float32"))
+        if length == 60_000:
+            synk.all_reduce(w, wire=wire)
+    for _ in range(2):
+        with pytest.raises((ValueError, synk.WorkerError), match="expected shapes of 50000 elements"):
+            synk.all_reduce(w, wire=wire)
+    synk.all_reduce(w, "sum", wire="float16")
+    assert function() == 200_000
+
+
+def test_what_a_format_keeps_ends_with_the_variable_and_with_a_load(lab, tmp_path):
+    def kept():
+        return [key[1] for key in synk.world.world.current_world().here.wires]
+
+    w, v = lab.shared(np.ones(40_000, "float32"), "w"), lab.shared(np.ones(40_000, "float32"), "v")
+    functions = [synk.function([], one.sum()) for one in (w, v)]
+    synk.all_reduce(w, wire="int8")
+    synk.all_reduce([w, v], wire=synk.TopK(0.5))
+    assert kept() == ["int8", synk.TopK(0.5), synk.TopK(0.5)]
+    del v, functions[1]
+    gc.collect()
+    functions[0]()
+    assert kept() == ["int8", synk.TopK(0.5)]
+    synk.save(tmp_path / "checkpoint")
+    synk.load(tmp_path / "checkpoint")
+    assert kept() == []
+
+
 def test_collectives_send_to_a_machine_what_its_ranks_need(lab, traffic):
     w = lab.shared(np.ones(10_000), "w")
     synk.function([], w.sum())

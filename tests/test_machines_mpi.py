@@ -9,7 +9,7 @@ import threading
 
 import numpy as np
 import pytest
-from checks import communicators, links, stores, transports
+from checks import communicators, links, stores, transports, wires
 from namespaces import Machines, why_no_mpi, why_no_namespaces
 from prelude import run_file
 from processes import FOLDER, ROOT
@@ -31,7 +31,7 @@ def machines():
 
 CHECKS = [
     f"{one.__module__.split('.')[-1]}: {one.__name__[len('check_'):]}"
-    for one in links.CHECKS + transports.CHECKS + stores.CHECKS + communicators.CHECKS
+    for one in [*links.CHECKS, *transports.CHECKS, *stores.CHECKS, *communicators.CHECKS, *wires.CHECKS]
     if "read_as_it_is" not in one.__name__  # a rank gets another machine's array as it was
 ]
 
@@ -56,8 +56,8 @@ def test_conformance(check, checked):
 
 def test_links_and_communicators_of_three_machines(tmp_path):
     with Machines(3) as machines:
-        failed = run_checks(machines, tmp_path, "links", "communicators")
-    assert len(failed) == len(links.CHECKS) + len(communicators.CHECKS)
+        failed = run_checks(machines, tmp_path, "links", "communicators", "wires")
+    assert len(failed) == len([*links.CHECKS, *communicators.CHECKS, *wires.CHECKS])
     assert not any(failed.values()), failed
 
 
@@ -192,6 +192,25 @@ def test_outputs_variables_and_random_numbers_are_those_of_one_machine(found, wh
 def test_training_steps_are_the_serial_ones(found, what):
     parallel, serial = found[1][what]
     assert_equal(parallel, serial, 1e-10)
+
+
+def test_training_in_wire_formats_is_almost_that_of_one_machine(found):
+    """On one machine, formats have no effect."""
+    exact = found[0]["wires"][None]
+    assert all(losses == exact for losses in found[0]["wires"].values())
+    for wire, losses in found[1]["wires"].items():
+        assert losses[-1] < exact[0] / 4
+        if wire in (None, "float16", "int8"):
+            np.testing.assert_allclose(losses, exact, rtol=1e-5 if wire is None else 0.01)
+        if wire is not None:
+            assert losses != exact
+
+
+def test_a_program_averages_gradients_in_wire_formats(found):
+    exact, *others = found[0]["wires in a program"]
+    for own in (found[0], found[1]):
+        for mean in own["wires in a program"]:
+            np.testing.assert_allclose(mean, exact, atol=0.02 * np.abs(exact).max())
 
 
 def test_a_profile_has_all_ranks_and_a_next_world_another_number(found):

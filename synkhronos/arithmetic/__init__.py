@@ -3,6 +3,7 @@
 ``partition`` determines the rows of each rank, ``minibatches`` those of a rank in each step, and
 ``machines`` the ranks of each machine. ``operations`` defines the reductions, ``conversion`` converts
 the user's values to arrays, ``comparison`` compares arrays, and ``streams`` advances random generators.
+``codes``, ``largest`` and ``low_rank`` are the arithmetic of wire formats, which take fewer bytes.
 These are pure functions and small classes on NumPy arrays. They know nothing about processes, shared
 memory or graph compilers, so every other folder may use them.
 

@@ -68,6 +68,7 @@ class _Restore(Command):
         ]
 
     def run(self, here):
+        here.wires.clear()
         for number, handles in zip(self.numbers, self.handles):
             handle = handles[here.rank if len(handles) > 1 else 0]
             here.engine.restore(here.shareds[number], here.store.get(handle))

@@ -4,5 +4,8 @@
 GPUs, ``linked`` by messages, and ``alone`` for a single rank. ``machines`` combines one inside each
 machine and one between them; ``staged`` copies the arrays of a device to shared memory and back.
 
+``formats`` are the forms in which arrays travel between machines, and ``wires`` all-reduces in them:
+``coded`` numbers, the largest ones (``sparse``), or factors of matrices (``low_rank``).
+
 May import: ``arithmetic``.
 """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import NamedTuple, Protocol, Sequence
+from typing import Any, NamedTuple, Protocol, Sequence
 
 import numpy as np
 
@@ -53,9 +53,12 @@ class Communicator(ABC):
     reduces_in_place : bool
         Whether it reduces some arrays in place. Outputs are then reduced by the communicator instead of
         being sent to the master.
+    has_wires : bool
+        Whether it has ranks on several machines, between which `all_reduce_in` sends wire formats.
     """
 
     reduces_in_place = False
+    has_wires = False
 
     def __init__(self, group: Group) -> None:
         self.group = group
@@ -111,6 +114,18 @@ class Communicator(ABC):
     @abstractmethod
     def all_reduce(self, arrays: Sequence[Array], op: str, weight: float = 1) -> Sequence[Array]:
         """Return the reductions on every rank, bit-identical on all ranks. See `reduce`."""
+
+    def all_reduce_in(
+        self, wires: Sequence[Any], arrays: Sequence[Array], op: str, weight: float = 1
+    ) -> Sequence[Array]:
+        """Return the reductions as `all_reduce`, of arrays that travel between machines in wire formats.
+
+        Parameters
+        ----------
+        wires : list of Wire
+            One for each array. They are used if `has_wires`.
+        """
+        return self.all_reduce(arrays, op, weight)
 
     @staticmethod
     def check_reducible(

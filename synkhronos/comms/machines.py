@@ -13,6 +13,7 @@ import numpy as np
 
 from synkhronos.arithmetic.operations import find_operation
 from synkhronos.comms.base import ArraySpec, Communicator
+from synkhronos.comms.wires import WireReduction
 
 _TAKEN = 4096  # bytes; larger outputs are reduced here and not sent to the master
 
@@ -34,11 +35,12 @@ class MachinesCommunicator(Communicator):
         The ranks of each machine.
     """
 
-    reduces_in_place = True
+    reduces_in_place = has_wires = True
 
     def __init__(self, group, local, leaders, leader, machines):
         super().__init__(group)
         self._local, self._leaders, self._leader, self._machines = local, leaders, leader, machines
+        self._wires = WireReduction(leaders)
         self._machine, _ = self._place_of(self.rank)
 
     @property
@@ -104,7 +106,9 @@ class MachinesCommunicator(Communicator):
         staged = arrays
         if self._is_leader and self.rank != root:
             staged = [np.array(array, order="C") for array in arrays]
-        reduced = self._reduce(staged, op, weight, machine)
+        reduced = self._reduce(
+            staged, op, weight, lambda given, total: self._leaders.reduce(given, op, machine, total)
+        )
         if machine == self._machine and rank != self._leader:
             gathered = self._local.gather(reduced, rank)
             if self.rank == root:
@@ -112,10 +116,19 @@ class MachinesCommunicator(Communicator):
         return reduced if self.rank == root else arrays
 
     def all_reduce(self, arrays, op, weight=1):
-        return self._local.broadcast(self._reduce(arrays, op, weight, None), self._leader)
+        reduced = self._reduce(
+            arrays, op, weight, lambda given, total: self._leaders.all_reduce(given, op, total)
+        )
+        return self._local.broadcast(reduced, self._leader)
 
-    def _reduce(self, arrays, op, weight, machine):
-        """Return the reductions, in the leader of a machine, or of all if it is None."""
+    def all_reduce_in(self, wires, arrays, op, weight=1):
+        reduced = self._reduce(
+            arrays, op, weight, lambda given, total: self._wires.all_reduce(given, op, total, wires)
+        )
+        return self._local.broadcast(reduced, self._leader)
+
+    def _reduce(self, arrays, op, weight, between):
+        """Reduce on this machine, and then between the leaders: ``between(arrays, weight)``."""
         weighted = find_operation(op).weighted
         total = self._agree_here(arrays, op, weight)
         if self._local.size > 1 and total is not None and (total or not weighted):
@@ -123,10 +136,7 @@ class MachinesCommunicator(Communicator):
         fails = b""
         if self._is_leader:
             try:
-                if machine is None:
-                    arrays = self._leaders.all_reduce(arrays, op, total)
-                else:
-                    arrays = self._leaders.reduce(arrays, op, machine, total)
+                arrays = between(arrays, total)
             except (ValueError, TypeError):
                 fails = b"fails"
         if self._local.size > 1:

@@ -54,6 +54,13 @@ class StagedCommunicator(Communicator):
     def all_reduce(self, arrays, op, weight=1):
         return self._copy_back(arrays, self._comm.all_reduce(self._stage(arrays), op, weight))
 
+    @property
+    def has_wires(self):
+        return self._comm.has_wires
+
+    def all_reduce_in(self, wires, arrays, op, weight=1):
+        return self._copy_back(arrays, self._comm.all_reduce_in(wires, self._stage(arrays), op, weight))
+
     def _stage(self, arrays):
         """Return the arrays, with device arrays replaced by copies in shared memory."""
         kept, self._stages = self._stages, [None] * len(arrays)

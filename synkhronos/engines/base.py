@@ -157,6 +157,10 @@ class Engine(ABC):
             return False
         return True
 
+    def pieces_of(self, shared: SharedVariable) -> tuple[tuple[int, ...], ...] | None:
+        """Return the shapes of the arrays that a vector holds, if it was made to hold several."""
+        return None
+
     @abstractmethod
     def is_shared(self, variable: Variable) -> bool:
         """Whether this is a shared variable, of any type."""

@@ -83,6 +83,9 @@ class TheanoEngine(Engine):
     def unwrap_output(self, given):
         return given.variable if isinstance(given, theano.Out) else given
 
+    def pieces_of(self, shared):
+        return getattr(shared.tag, "pieces", None)
+
     def is_shared(self, variable):
         return isinstance(variable, SharedVariable)
 

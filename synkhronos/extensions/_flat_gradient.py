@@ -219,7 +219,7 @@ class FlatGradient:
             [param.get_value(borrow=True).shape for param in self.params],
             [param.broadcastable for param in self.params],
         )
-        self.gradient = theano.shared(self._zeros(), name="flat_gradient")
+        self.gradient = self._layout.new_vector(self.dtype, "flat_gradient")
 
     def _zeros(self) -> numpy.ndarray:
         return numpy.zeros(self._layout.size, dtype=self.dtype)

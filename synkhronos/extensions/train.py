@@ -16,6 +16,7 @@ from typing import Any, Literal, Sequence, Union
 from theano.compile.sharedvalue import SharedVariable
 from theano.gof import Variable
 
+import synkhronos as synk
 from synkhronos.extensions.steps.arguments import Inputs
 from synkhronos.extensions.steps.marks import gradients, reduced
 from synkhronos.extensions.steps.plan import make_plan
@@ -140,6 +141,7 @@ def make_train_function(
     bcast_inputs: Sequence[Variable] | None = None,
     loss_op: Literal["avg", "sum"] = "avg",
     function_options: Mapping[str, Any] | None = None,
+    wire: str | synk.PowerSGD | synk.TopK | None = None,
     **kwargs: Any,
 ) -> TrainFunction:
     """Build a function that trains on one minibatch, on all ranks.
@@ -186,6 +188,9 @@ def make_train_function(
         such as a penalty on the parameters, count once in either case.
     function_options : dict, optional
         Passed to ``theano.function``, such as ``{"allow_input_downcast": True}``.
+    wire : {"float16", "bfloat16", "int8"}, PowerSGD or TopK, optional
+        In what form gradients travel between machines, as in :func:`synkhronos.all_reduce`; by default
+        as they are. Needs float32 parameters.
 
     Returns
     -------
@@ -229,7 +234,7 @@ def make_train_function(
     >>> synk.close()
     """
     arguments = Arguments(
-        (x, y), outputs, updates, givens, bcast_inputs, None, loss_op, function_options
+        (x, y), outputs, updates, givens, bcast_inputs, None, loss_op, function_options, wire
     )
     script, inputs, options = script_of_training(arguments, loss, params, update_rule, args, kwargs)
     step = Step(make_plan(script), inputs, options)
@@ -249,12 +254,13 @@ def make_train_function_theano(
     bcast_inputs: Sequence[Variable] | None = None,
     loss_op: Literal["avg", "sum"] = "avg",
     function_options: Mapping[str, Any] | None = None,
+    wire: str | synk.PowerSGD | synk.TopK | None = None,
     **kwargs: Any,
 ) -> TrainFunction:
     """Build the same step as `make_train_function` with plain Theano, for this process only.
 
-    The parameters are the same as for `make_train_function`. Operations of outputs and updates, and
-    `loss_op`, have no effect.
+    The parameters are the same as for `make_train_function`. Operations of outputs and updates,
+    `loss_op` and `wire` have no effect.
 
     Returns
     -------
@@ -276,7 +282,7 @@ def make_train_function_theano(
     array(1.)
     """
     arguments = Arguments(
-        (x, y), outputs, updates, givens, bcast_inputs, None, loss_op, function_options
+        (x, y), outputs, updates, givens, bcast_inputs, None, loss_op, function_options, wire
     )
     script, inputs, options = script_of_training(arguments, loss, params, update_rule, args, kwargs)
     step = SerialStep(script, inputs, options.theano)
@@ -295,6 +301,7 @@ def parallel_function(
     loss_op: Literal["avg", "sum"] = "avg",
     bcast_inputs: Sequence[Variable] | None = None,
     sliceable_shareds: Sequence[SharedVariable] | None = None,
+    wire: str | synk.PowerSGD | synk.TopK | None = None,
     **kwargs: Any,
 ) -> ParallelFunction:
     """Build a function on all ranks that equals a ``theano.function``, updates included.
@@ -333,6 +340,9 @@ def parallel_function(
         Inputs of which every rank gets the whole value. Those that are not in `inputs` follow them.
     sliceable_shareds : list of shared variables, optional
         As in ``synkhronos.function``.
+    wire : {"float16", "bfloat16", "int8"}, PowerSGD or TopK, optional
+        In what form gradients travel between machines, as in :func:`synkhronos.all_reduce`; by default
+        as they are. Needs float32 parameters.
     **kwargs
         Passed to ``theano.function``.
 
@@ -375,7 +385,9 @@ def parallel_function(
     >>> synk.close()
     """
     script, matched, options, form = script_of_function(
-        Arguments(inputs, outputs, updates, givens, bcast_inputs, sliceable_shareds, loss_op, kwargs),
+        Arguments(
+            inputs, outputs, updates, givens, bcast_inputs, sliceable_shareds, loss_op, kwargs, wire
+        ),
         loss,
         params,
         gradients,

@@ -13,6 +13,6 @@ by way of the ``mailbox`` of the receiver, and a ``controller`` answers question
 All this is in the memory of one machine. On several, the folder ``relay`` passes it on, and a center on
 another machine has ``remote_stripes``.
 
-May import: ``arithmetic``, ``stores``, ``transports``, ``engines``, ``world``, ``arrays``,
+May import: ``arithmetic``, ``stores``, ``comms``, ``transports``, ``engines``, ``world``, ``arrays``,
 ``functions``, ``variables``.
 """

@@ -11,9 +11,10 @@ from synkhronos._errors import MissingRankError
 from synkhronos._typing import ReduceOp, SharedVariable, SharedVariables
 from synkhronos.arithmetic.operations import find_operation
 from synkhronos.arithmetic.partition import select
+from synkhronos.comms.formats import Format, check_format
 from synkhronos.programs.meeting import Meeting
 from synkhronos.programs.stopping import Stop, StopProgram
-from synkhronos.variables.collectives import Broadcast, Gather, Reduce, join
+from synkhronos.variables.collectives import Broadcast, Gather, Reduce, check_wire, join
 from synkhronos.variables.naming import as_list, check_has_rows, conditioned
 from synkhronos.variables.replicas import Assign
 from synkhronos.world.here import Command, Here
@@ -180,7 +181,11 @@ class Collectives:
         return reduced[0]
 
     def all_reduce(
-        self, shared_vars: SharedVariables, op: ReduceOp = "avg", weight: float | None = None
+        self,
+        shared_vars: SharedVariables,
+        op: ReduceOp = "avg",
+        weight: float | None = None,
+        wire: Format | None = None,
     ) -> None:
         """Set the replicas of every rank to the reduction of all; see `synkhronos.all_reduce`.
 
@@ -190,23 +195,27 @@ class Collectives:
         op : {"avg", "sum", "prod", "min", "max"}
         weight : float, optional
             This rank's weight in ``"avg"``; by default 1.
+        wire : {"float16", "bfloat16", "int8"}, PowerSGD or TopK, optional
+            In what form arrays travel between machines, the same on every rank.
         """
         self._enter_meeting()
         numbers = self._numbers_of(shared_vars)
-        self._run("all_reduce", self._reduction(numbers, op, "all", weight), op)
+        command = self._reduction(numbers, op, "all", weight, check_format(wire, op))
+        self._run("all_reduce", command, op, wire)
 
-    def _reduction(self, numbers, op, target, weight):
+    def _reduction(self, numbers, op, target, weight, wire=None):
         operation = find_operation(op)
         for number in numbers:
             shared = self._here.shareds[number]
             operation.check_dtype(self._here.engine.type_of(shared).dtype, shared)
+        check_wire(self._here.engine, wire, [self._here.shareds[number] for number in numbers])
         if weight is None:
-            return Reduce(numbers, op, target, None, True)
+            return Reduce(numbers, op, target, None, True, wire)
         if not operation.weighted:
             raise ValueError(f"weight: expected none for the operation {op!r}, which is not an average")
         if not np.isfinite(weight) or weight < 0:
             raise ValueError(f"weight: expected a number of at least 0, got {weight!r}")
-        return Reduce(numbers, op, target, {self.rank: float(weight)}, True)
+        return Reduce(numbers, op, target, {self.rank: float(weight)}, True, wire)
 
     def _run(self, name: str, command: Command, *options: Any) -> Any:
         """Run the command of a collective, once all ranks have come to it."""

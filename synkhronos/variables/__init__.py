@@ -3,5 +3,5 @@
 ``naming`` checks the variables in a call; ``replicas`` reads and writes the replicas of each rank;
 ``collectives`` has broadcast, gather and reduce; ``in_sync`` compares the replicas.
 
-May import: ``arithmetic``, ``stores``, ``engines``, ``world``, ``arrays``, ``functions``.
+May import: ``arithmetic``, ``stores``, ``comms``, ``engines``, ``world``, ``arrays``, ``functions``.
 """

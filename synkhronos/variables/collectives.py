@@ -17,6 +17,8 @@ from synkhronos._typing import (
 )
 from synkhronos.arithmetic.conversion import as_array
 from synkhronos.arithmetic.operations import find_operation
+from synkhronos.comms.formats import Format, check_arrays, check_format
+from synkhronos.engines.base import Engine
 from synkhronos.functions.agreement import agreement_of
 from synkhronos.functions.function import Function
 from synkhronos.variables.naming import (
@@ -275,18 +277,24 @@ class Reduce(Command):
         Weights by rank (a program knows only its own), or the number of a function: each rank's row
         count in its last call.
     nccl : bool
+    wire : Format, optional
+        In what form the arrays travel between machines, if the target is "all".
     """
 
-    def __init__(self, numbers, op, target, weights, nccl):
+    def __init__(self, numbers, op, target, weights, nccl, wire=None):
         self.numbers, self.op, self.target = numbers, op, target
-        self.weights, self.nccl = weights, nccl
+        self.weights, self.nccl, self.wire = weights, nccl, wire
 
     def run(self, here):
         comm = here.communicator(self.nccl)
         variables = [here.shareds[number] for number in self.numbers]
         arrays = [here.engine.storage(variable) for variable in variables]
         weight = self._weight(here)
-        if self.target == "all":
+        if self.target == "all" and self.wire is not None and comm.over_cpu.has_wires:
+            shapes = [array.shape for array in arrays]
+            wires = [here.wire(one, self.wire, shape) for one, shape in zip(self.numbers, shapes)]
+            reduced = comm.over_cpu.all_reduce_in(wires, arrays, self.op, weight)
+        elif self.target == "all":
             reduced = comm.all_reduce(arrays, self.op, weight)
         else:
             if self.target == "new" and here.is_master:
@@ -422,6 +430,7 @@ def all_reduce(
     nccl: bool = True,
     *,
     weights: Function | ArrayLike | None = None,
+    wire: Format | None = None,
 ) -> Pending | None:
     """Set the replicas of every rank to the reduction of all ranks' values.
 
@@ -435,6 +444,12 @@ def all_reduce(
     weights : Function, or sequence of float, optional
         Weights for ``"avg"``: one number per rank, or a function, for the number of rows that each rank
         had in its last call. The average is then exact for batches that do not divide evenly.
+    wire : {"float16", "bfloat16", "int8"}, PowerSGD or TopK, optional
+        In what form arrays travel between machines, for ``"avg"`` and ``"sum"`` of float32, so that
+        they take fewer bytes; by default as they are. Arrays of at most 64 kB travel as they are in any
+        case. Inside a machine it has no effect, so neither has it on a single machine. ``"int8"``,
+        `PowerSGD` and `TopK` keep what they leave out and add it to the next reduction of the variable
+        in the same format.
 
     Raises
     ------
@@ -445,8 +460,8 @@ def all_reduce(
         ``"avg"`` of integers.
     ValueError
         If the ranks' shapes differ, the operation does not exist, no function uses a variable, the
-        weights are negative, all zero or not one per rank, or `weights` is given for an operation other
-        than ``"avg"``.
+        weights are negative, all zero or not one per rank, `weights` is given for an operation other
+        than ``"avg"``, or `wire` is no format or cannot be used for the operation or the variables.
 
     Examples
     --------
@@ -464,12 +479,12 @@ def all_reduce(
     >>> synk.close()
     """
     world, variables, _ = resolve(shared_vars)
-    command = _plan_reduction(world, variables, op, "all", weights, nccl)
+    command = _plan_reduction(world, variables, op, "all", weights, nccl, wire)
     agreement_of(world).equalized(command.numbers)
     return submit(world, command, lambda results: None, variables)
 
 
-def _plan_reduction(world, variables, op, target, weights, nccl):
+def _plan_reduction(world, variables, op, target, weights, nccl, wire=None):
     """Return the command; if it equals the last one, that object, which is already pickled."""
     operation = find_operation(op)
     command = Reduce(
@@ -478,14 +493,23 @@ def _plan_reduction(world, variables, op, target, weights, nccl):
         target,
         _check_weights(world, operation, weights),
         check_nccl(nccl),
+        check_format(wire, op),
     )
     last = world.part(_LastReduction)
     if last.command is not None and vars(last.command) == vars(command):
         return last.command
     for variable in variables:
         operation.check_dtype(world.here.engine.type_of(variable).dtype, variable)
+    check_wire(world.here.engine, wire, variables)
     last.command = command
     return command
+
+
+def check_wire(engine: Engine, wire: Format | None, variables: Sequence[SharedVariable]) -> None:
+    """Raise if shared variables cannot travel in a wire format."""
+    if wire is not None:
+        arrays = [engine.storage(variable) for variable in variables]
+        check_arrays(wire, variables, arrays, [engine.pieces_of(variable) for variable in variables])
 
 
 def _check_weights(world, operation, weights):

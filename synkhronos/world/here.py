@@ -12,13 +12,15 @@ import math
 import pickle
 import traceback
 from abc import ABC, abstractmethod
-from typing import Any, Hashable, Iterable, MutableMapping
+from typing import Any, Hashable, Iterable, MutableMapping, Sequence
 
 import numpy as np
 
 from synkhronos._errors import CollectiveAbortedError
 from synkhronos._typing import Array, Rows, SharedVariable
 from synkhronos.comms.base import Communicator
+from synkhronos.comms.formats import make_wire
+from synkhronos.comms.wires import Wire
 from synkhronos.engines.base import Engine
 from synkhronos.stores.handle import Composite, Handle
 from synkhronos.stores.needs import Need
@@ -63,6 +65,8 @@ class Here:
         The measurements, inside a `profile` block.
     device : str
         The name of this rank's device.
+    wires : dict
+        What this rank keeps of reductions in wire formats, by the number of the variable and the format.
     restarts : int
         How often this rank was replaced in the program that is running.
     """
@@ -81,6 +85,7 @@ class Here:
         self.log: Any = None
         self.device = "cpu"
         self.restarts = 0
+        self.wires: dict[tuple[int, Any], Any] = {}
         self._buffers: dict[Hashable, np.ndarray] = {}
         self._payload: bytes | None = None
         self._command: Any = None
@@ -97,6 +102,15 @@ class Here:
     def stream_index(self) -> int:
         """The index of this rank's random substreams; 0, those of the script, for the master."""
         return self.transport.distance
+
+    def wire(self, number: int, wire: Any, shape: Sequence[int]) -> Wire:
+        """Return what this rank keeps of reductions of a shared variable in a wire format."""
+        pieces = self.engine.pieces_of(self.shareds[number]) or (tuple(shape),)
+        kept = self.wires.get((number, wire))
+        if kept is None or kept[0] != pieces:
+            kept = self.wires[number, wire] = pieces, make_wire(wire, pieces)
+        kept[1].check(math.prod(shape))
+        return kept[1]
 
     def keep_replicas(self) -> None:
         """Keep replicas alive until the master sends a command to drop them."""

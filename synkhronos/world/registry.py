@@ -135,6 +135,8 @@ class Drop(Command):
         return self.command.needs(ranks, size)
 
     def run(self, here: Here) -> Any:
+        for key in [key for key in here.wires if key[0] in self.numbers]:
+            del here.wires[key]
         if not here.is_master:
             self._drop(here)
         return self.command.run(here)

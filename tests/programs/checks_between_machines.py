@@ -12,7 +12,7 @@ import traceback
 from pathlib import Path
 
 import synkhronos  # noqa: F401  # sets up MPI
-from checks import communicators, links, stores, transports
+from checks import communicators, links, stores, transports, wires
 from checks.ranks import Ranks
 
 from synkhronos._errors import WorldBrokenError
@@ -78,7 +78,8 @@ def main(master, folder, only):
             print(f"leader {tasks.links.rank}: {failed}", flush=True)
             abort()  # the other leaders wait for this one
     leaders = Leaders(tasks.links)
-    for module, make in ((transports, itself), (stores, itself), (communicators, communicator_of)):
+    kinds = (transports, itself), (stores, itself), (communicators, communicator_of)
+    for module, make in (*kinds, (wires, communicator_of)):
         if not only or module.__name__.split(".")[-1] in only:
             checks = [one for one in module.CHECKS if "read_as_it_is" not in one.__name__]
             run(leaders, master, checks, make, folder, results)

@@ -86,6 +86,50 @@ def training():
     return results
 
 
+WIRES = [None, "float16", "int8", synk.TopK(0.1), synk.PowerSGD(4)]
+
+
+def network():
+    """Return a loss with its inputs and parameters, whose gradients are larger than 64 kB."""
+    rng = np.random.RandomState(0)
+    x, y = tt.fmatrix("x"), tt.fmatrix("y")
+    first = theano.shared(rng.randn(120, 160).astype("float32") / 11, "first")
+    bias = theano.shared(np.zeros(160, "float32"), "bias")
+    last = theano.shared(rng.randn(160, 8).astype("float32") / 13, "last")
+    loss = tt.sqr(tt.tanh(x.dot(first) + bias).dot(last) - y).mean()
+    return loss, [first, bias, last], x, y
+
+
+def wires():
+    """Return the losses of training in each wire format."""
+    rng = np.random.RandomState(1)
+    given = rng.randn(200, 120).astype("float32")
+    wanted = np.tanh(given[:, :8] + given[:, 8:16])
+    losses = {}
+    for wire in WIRES:
+        loss, params, x, y = network()
+        step = train.make_train_function(loss, params, x, y, updates.momentum, 0.2, wire=wire)
+        losses[None if wire is None else str(wire)] = [float(step(given, wanted)) for _ in range(20)]
+    return losses
+
+
+def wires_in_a_program():
+    """Return an average of gradients in each format, over the ranks of a program."""
+    loss, params, x, y = network()
+    grad_updates, _, gradient = updates.sgd(loss, params, 0.1)
+    compute = synk.function([x, y], loss, updates=grad_updates)
+    given = np.random.RandomState(2).randn(6, 120).astype("float32")
+    data = synk.data(given), synk.data(given[:, :8].copy())
+
+    def average(rank, wire):
+        rank.call(compute, *data, batch=rank.rows(len(data[0])))
+        rank.all_reduce(gradient, "avg", weight=1.0, wire=wire)
+        return gradient.get_value()
+
+    # The rank of the gradient is at most that of the rows.
+    return [synk.spmd(average, wire)[3] for wire in (*WIRES[:3], synk.PowerSGD(8), synk.TopK(1.0))]
+
+
 def hosts():
     """Return the hosts of the ranks, and a sum over all ranks from inside a program."""
     return synk.spmd(lambda rank: (socket.gethostname(), rank.exchange(rank.rank)))
@@ -99,6 +143,8 @@ def main(folder):
     found["variables"] = rows_of_variables()
     found["draws"] = draws(folder)
     found["training"] = training()
+    found["wires"] = wires()
+    found["wires in a program"] = wires_in_a_program()
     with synk.profile() as profile:
         found["again"] = rows_of_variables()
     computing = profile.seconds[:, :, profile.categories.index("compute")].sum(axis=0)

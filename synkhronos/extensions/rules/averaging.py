@@ -94,6 +94,8 @@ class BSP(LocalSGD):
     period : int, default: 1
     average : {"gradients", "params"}
         ``"gradients"`` needs a step in two parts, of `make_step`.
+    wire : {"float16", "bfloat16", "int8"}, PowerSGD or TopK, optional
+        In what form gradients travel between machines, as in :func:`synkhronos.all_reduce`.
 
     References
     ----------
@@ -101,11 +103,16 @@ class BSP(LocalSGD):
            33 (8), 103-111.
     """
 
-    def __init__(self, period: int = 1, average: str = "gradients") -> None:
+    def __init__(self, period: int = 1, average: str = "gradients", wire: Any = None) -> None:
         self.period = check_count("BSP: period", period)
         if average not in ("gradients", "params"):
             raise ValueError(f"BSP: average: expected 'gradients' or 'params', got {average!r}")
-        self.average = average
+        if wire is not None and average != "gradients":
+            raise ValueError(
+                f"BSP: wire: expected None with average='params', got {wire!r}: parameters must be "
+                f"averaged exactly; use average='gradients'"
+            )
+        self.average, self.wire = average, wire
 
     _step: TrainingStep | None = None
 
@@ -163,7 +170,7 @@ class BSP(LocalSGD):
         gradient = self._step.gradient
         if self._sums is not None:
             assign(gradient, [one / one.dtype.type(self._rows) for one in self._sums])
-        self._average(rank, gradient)
+        self._average(rank, gradient, self.wire)
         rank.call(self._step.update)
         self._sums, self._pending = None, False
 

@@ -177,9 +177,9 @@ class Rule:
         given = ", ".join(f"{name}={value!r}" for name, value in self.hyper_parameters.items())
         return f"{type(self).__name__}({given})"
 
-    def _average(self, rank: synk.Rank, params: Params) -> None:
+    def _average(self, rank: synk.Rank, params: Params, wire: Any = None) -> None:
         """Set the parameters of all ranks to their average, weighted by rows since the last one."""
-        rank.all_reduce(params, "avg", weight=self._rows or 1)
+        rank.all_reduce(params, "avg", weight=self._rows or 1, wire=wire)
         self._rows = 0
 
 

@@ -24,6 +24,7 @@ class Cut(NamedTuple):
     op: str
     shape: tuple[int, ...]
     key: tuple[int, str]  # equal for equal expressions and operations
+    is_gradient: bool
 
 
 class Cuts:
@@ -88,12 +89,14 @@ class Cuts:
         node = variable.owner
         if node is not None and isinstance(node.op, Mark):
             expression, op, shape = node.inputs[0], node.op.op or self.loss_op, node.op.shape
+            is_gradient = node.op.op is None
         elif self._known and self._numbering.of(variable) in self._known:
             expression, op = variable, self.loss_op
             shape = self._known[self._numbering.of(variable)]
+            is_gradient = not self.is_loss(variable)
         else:
             return None
-        return Cut(expression, op, shape, (self._numbering.of(expression), op))
+        return Cut(expression, op, shape, (self._numbering.of(expression), op), is_gradient)
 
 
 def _gradients(loss, params):

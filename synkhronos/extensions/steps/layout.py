@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Iterator, Sequence
 
 import numpy
+import theano
 import theano.tensor as tt
+from theano.compile.sharedvalue import SharedVariable
 from theano.gof import Variable
 
 
@@ -31,6 +33,12 @@ class Layout:
         sizes = [int(numpy.prod(shape, dtype=numpy.int64)) for shape in shapes]
         self._ends = [int(end) for end in numpy.cumsum(sizes)]
         self.size = self._ends[-1]
+
+    def new_vector(self, dtype: str, name: str) -> SharedVariable:
+        """Return a shared vector of zeros for the arrays. It knows their shapes."""
+        vector = theano.shared(numpy.zeros(self.size, dtype), name=name)
+        vector.tag.pieces = tuple(tuple(map(int, shape)) for shape in self._shapes)
+        return vector
 
     def pieces(self, vector: Variable) -> Iterator[Variable]:
         """Yield each array's part of `vector`, in the array's shape."""

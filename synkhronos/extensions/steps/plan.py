@@ -37,6 +37,8 @@ class Plan(NamedTuple):
     row_updates : list of (shared, new, op)
     reduced : dict
         For each operation, the shared variables to reduce then.
+    gradients : list of shared variables
+        Those of them that hold gradients.
     streams : list of shared variables
         States of random streams to broadcast then.
     preparing : list of (shared, new)
@@ -52,6 +54,7 @@ class Plan(NamedTuple):
     row_variables: list[Variable]
     row_updates: list[tuple[SharedVariable, Variable, Any]]
     reduced: dict[str, list[SharedVariable]]
+    gradients: list[SharedVariable]
     streams: list[SharedVariable]
     preparing: list[tuple[SharedVariable, Variable]]
     outputs: list[Variable]
@@ -148,6 +151,7 @@ class _Planner:
             row_variables=row_variables,
             row_updates=row_updates,
             reduced=self.slots.reduced,
+            gradients=[*self.slots.gradients, *self.script.grad_shared],
             streams=streams,
             updates=[(one.target, next(news)) for one in last] + self._stored(averaged, kept),
             preparing=[(one.target, next(news)) for one in preparing],
@@ -218,7 +222,9 @@ class _Planner:
         for cut in cuts.values():
             if cut.key not in places:
                 reduced, frees[cut.key] = self._parts(cut)
-                places[cut.key] = self.slots.add(reduced, cut.op, cut.shape)
+                places[cut.key] = self.slots.add(
+                    reduced, cut.op, cut.shape, cut.is_gradient
+                )
         self.slots.build()
         replacements = {}
         for variable, cut in cuts.items():

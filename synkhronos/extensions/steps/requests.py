@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Sequence
 
 from theano.gof import Variable
 
+import synkhronos as synk
 from synkhronos.extensions._flat_gradient import check_loss, checked_parameters
 from synkhronos.extensions.steps.arguments import Inputs, group_of, variable_of
 from synkhronos.extensions.steps.cuts import Cuts, is_float_scalar, is_float_tensor
@@ -37,6 +38,7 @@ class Arguments(NamedTuple):
     sliceable_shareds: Any
     loss_op: Any
     function_options: Any
+    wire: Any = None
 
 
 def script_of_training(
@@ -177,7 +179,9 @@ def _completed(script: Script, inputs: Inputs, arguments: Arguments) -> tuple[Sc
         updates=updates,
         n_further=script.n_further + len(added),
     )
-    return script, Options(broadcast, sliceable, script.givens, added, options)
+    return script, Options(
+        broadcast, sliceable, script.givens, added, options, _checked_wire(arguments.wire)
+    )
 
 
 def _parse_outputs(outputs: Any) -> tuple[list[Output], bool | list[str]]:
@@ -198,6 +202,15 @@ def _listed(variables, what):
     if not isinstance(variables, (list, tuple)):
         raise TypeError(f"{what}: expected a list of variables, got {variables!r}")
     return list(variables)
+
+
+def _checked_wire(wire):
+    if wire is not None and not isinstance(wire, (str, synk.PowerSGD, synk.TopK)):
+        raise TypeError(
+            f"wire: expected the name of a format, synkhronos.PowerSGD(rank), synkhronos.TopK(fraction) "
+            f"or None, got {wire!r}"
+        )
+    return wire
 
 
 def _check_loss_op(loss_op):

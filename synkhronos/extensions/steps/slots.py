@@ -12,11 +12,11 @@ from theano.gof import Variable
 
 from synkhronos.extensions.steps.layout import Layout
 
-Place = tuple  # (dtype, op, position)
+Place = tuple  # (dtype, op, is_gradient, position)
 
 
 class Slots:
-    """Vectors that hold the values to reduce, one for each dtype and operation.
+    """Vectors that hold the values to reduce, one for each dtype and operation; gradients are apart.
 
     Attributes
     ----------
@@ -24,19 +24,25 @@ class Slots:
         What each rank computes on its rows; `op` combines slices of the rows.
     reduced : dict
         For each operation, the shared variables to reduce.
+    gradients : list of shared variables
+        Those that hold gradients.
     """
 
     def __init__(self) -> None:
-        self._groups: dict[tuple[str, str], list[tuple[Variable, tuple[int, ...]]]] = {}
-        self._pieces: dict[tuple[str, str], list[Variable]] = {}
+        self._groups: dict[tuple[str, str, bool], list[tuple[Variable, tuple[int, ...]]]] = {}
+        self._pieces: dict[tuple[str, str, bool], list[Variable]] = {}
         self.updates: list[tuple[SharedVariable, Variable, str]] = []
         self.reduced: dict[str, list[SharedVariable]] = {}
+        self.gradients: list[SharedVariable] = []
 
-    def add(self, expression: Variable, op: str, shape: tuple[int, ...]) -> Place:
+    def add(
+        self, expression: Variable, op: str, shape: tuple[int, ...], is_gradient: bool = False
+    ) -> Place:
         """Reserve a place in a vector for an expression; return it."""
-        group = self._groups.setdefault((expression.dtype, op), [])
+        key = expression.dtype, op, is_gradient
+        group = self._groups.setdefault(key, [])
         group.append((expression, shape))
-        return expression.dtype, op, len(group) - 1
+        return (*key, len(group) - 1)
 
     def add_whole(self, new: Variable, op: str, like: SharedVariable) -> SharedVariable:
         """Return a new shared variable for an expression of the type of `like`, to be reduced."""
@@ -53,18 +59,21 @@ class Slots:
 
     def build(self) -> None:
         """Make the vectors; nothing can be added to them afterwards."""
-        for (dtype, op), group in self._groups.items():
+        for key, group in self._groups.items():
+            dtype, op, is_gradient = key
             expressions = [expression for expression, _ in group]
             patterns = [expression.type.broadcastable for expression in expressions]
             layout = Layout([shape for _, shape in group], patterns)
-            vector = theano.shared(numpy.zeros(layout.size, dtype), name=f"flat_{op}")
+            vector = layout.new_vector(dtype, f"flat_{op}")
+            if is_gradient:
+                self.gradients.append(vector)
             self.add_update(vector, layout.filled(vector, expressions), op)
-            self._pieces[dtype, op] = list(layout.pieces(vector))
+            self._pieces[key] = list(layout.pieces(vector))
 
     def piece(self, place: Place) -> Variable:
         """Return the reduced value of the expression at a place."""
-        dtype, op, position = place
-        return self._pieces[dtype, op][position]
+        *key, position = place
+        return self._pieces[tuple(key)][position]
 
     def clearing(self) -> list[tuple[SharedVariable, Variable]]:
         """Return updates that keep ranks without rows from taking part in the reduction.

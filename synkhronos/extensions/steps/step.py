@@ -26,6 +26,8 @@ class Options(NamedTuple):
         Those whose default updates are among the updates of the plan.
     theano : dict
         Keywords of ``theano.function``.
+    wire : str, PowerSGD, TopK or None
+        In what form gradients travel between machines.
     """
 
     broadcast: list[Variable]
@@ -33,6 +35,7 @@ class Options(NamedTuple):
     givens: dict[Variable, Variable]
     not_default: list[SharedVariable]
     theano: dict[str, Any]
+    wire: Any = None
 
 
 class _Phase(NamedTuple):
@@ -96,7 +99,7 @@ class Step:
 
     def __init__(self, plan: Plan, inputs: Inputs, options: Options) -> None:
         self._inputs, self._places, self._streams = inputs, plan.places, plan.streams
-        self._reduced = list(plan.reduced.items())
+        self._reduced = _reductions(plan, options.wire)
         builder = _Builder(inputs, options)
         rows_use = builder.used([*plan.row_variables, *(new for _, new, _ in plan.row_updates)])
         later = [("prepare", [], plan.preparing), ("update", plan.outputs, plan.updates)]
@@ -132,8 +135,8 @@ class Step:
             if self._clear is not None:
                 self._clear()
             first = rows(*positional, batch=batch, num_slices=num_slices, **named)
-            for op, shareds in self._reduced:
-                synk.all_reduce(shareds, op, weights=rows if op == "avg" else None)
+            for op, shareds, wire in self._reduced:
+                synk.all_reduce(shareds, op, weights=rows if op == "avg" else None, wire=wire)
             if self._streams:
                 synk.broadcast(self._streams)
             last = None
@@ -145,3 +148,23 @@ class Step:
     def _collected(self, first, last):
         after = last.result() if any(is_last for is_last, _ in self._places) else []
         return [(after if is_last else first)[index] for is_last, index in self._places]
+
+
+def _reductions(plan: Plan, wire: Any) -> list[tuple[str, list[SharedVariable], Any]]:
+    """Return what to reduce: operations, variables, and the form in which these travel.
+
+    Only gradients may be late or inexact, as a wire format lets them be.
+    """
+    found = []
+    for op, shareds in plan.reduced.items():
+        gradients = [one for one in shareds if wire is not None and one in plan.gradients]
+        others = [one for one in shareds if one not in gradients]
+        found += [(op, each, form) for each, form in ((gradients, wire), (others, None)) if each]
+    for _, shareds, form in found:
+        for one in shareds:
+            if form is not None and one.dtype != "float32":
+                raise TypeError(
+                    f"wire: expected float32 gradients, got {one.dtype}; use float32 parameters "
+                    f"(THEANO_FLAGS=floatX=float32), or leave out wire="
+                )
+    return found

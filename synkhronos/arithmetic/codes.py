@@ -1,0 +1,205 @@
+"""Codes of float32 numbers in fewer bytes: ``float16``, ``bfloat16`` and ``int8``.
+
+A code has one pass over the numbers, in pieces that fit in the cache. All of them round to nearest, ties
+to even, so the same numbers have the same code on every machine, and decoding takes operations of which
+IEEE 754 fixes every bit.
+
+========== ================== ==================================== =================================
+code       bytes per number   error, at most                       NaN and infinities
+========== ================== ==================================== =================================
+float16    2 and 4 per 32768  2**-11 of a number, and 2**-29 of    arrive
+                              the largest one of its piece
+bfloat16   2                  2**-8 of a number                    arrive
+int8       1 and 4 per 256    1/254 of the largest one of the 256  make the 256 numbers NaN
+========== ================== ==================================== =================================
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import numpy as np
+
+from synkhronos.arithmetic.operations import PIECE_BYTES, pieces
+
+_ABSOLUTE = np.uint32(0x7FFFFFFF)
+_INFINITY = 0x7F800000  # the bits of a float32
+
+# float16: a piece is multiplied by a power of two, so that its largest number has this exponent.
+_TOP = 14
+_LEAST, _MOST = -112, 29  # exponents for which all factors are normal float32 numbers
+_SHIFT, _REBIAS = 13, 112 << 23  # from the bits of a float32 to those of a float16
+
+_BLOCK = 256  # numbers of an int8 scale
+_LARGEST_CODE = 127
+_TINY = 1e-36  # below, a block is sent as zeros: its inverse scale would be infinite
+
+
+class Code(ABC):
+    """A code of float32 numbers.
+
+    Attributes
+    ----------
+    has_feedback : bool
+        Whether its errors are so large that they have to be kept, and added to the next numbers.
+    """
+
+    has_feedback = False
+
+    @abstractmethod
+    def nbytes(self, size: int) -> int:
+        """Return the length of the code of `size` numbers."""
+
+    @abstractmethod
+    def encode(self, values: np.ndarray, out: np.ndarray) -> None:
+        """Write the code of float32 numbers to `out`, the bytes of a float32 array."""
+
+    @abstractmethod
+    def decode(self, data: np.ndarray, out: np.ndarray) -> None:
+        """Write the float32 numbers of a code to `out`."""
+
+
+class Bfloat16(Code):
+    """The upper half of a float32, rounded to nearest."""
+
+    def nbytes(self, size: int) -> int:
+        return 2 * size
+
+    def encode(self, values: np.ndarray, out: np.ndarray) -> None:
+        codes, scratch = out.view(np.uint16), _scratch(values, 1)[0]
+        for piece in pieces(0, values.size, 4):
+            bits = values[piece].view(np.uint32)
+            rounded = scratch[: bits.size]
+            has_nan = np.bitwise_and(bits, _ABSOLUTE, out=rounded).max() > _INFINITY
+            np.right_shift(bits, 16, out=rounded)
+            rounded &= np.uint32(1)
+            rounded += bits
+            rounded += np.uint32(0x7FFF)
+            rounded >>= np.uint32(16)
+            if has_nan:
+                rounded[np.isnan(values[piece])] = 0x7FC0  # rounding may make another number of a NaN
+            np.copyto(codes[piece], rounded, casting="unsafe")
+
+    def decode(self, data: np.ndarray, out: np.ndarray) -> None:
+        np.left_shift(data.view(np.uint16), 16, out=out.view(np.uint32), dtype=np.uint32)
+
+
+class Float16(Code):
+    """IEEE's half precision, with a power of two for each piece, so that no number overflows.
+
+    Numbers below ``2**-29`` of the largest one of their piece become zero.
+    """
+
+    def nbytes(self, size: int) -> int:
+        return 4 * len(pieces(0, size, 4)) + 2 * size
+
+    def encode(self, values: np.ndarray, out: np.ndarray) -> None:
+        scales, codes = self._split(out, values.size)
+        scratch = _scratch(values, 3)
+        for number, piece in enumerate(pieces(0, values.size, 4)):
+            scales[number] = _encode_half(values[piece], codes[piece], scratch)
+
+    def decode(self, data: np.ndarray, out: np.ndarray) -> None:
+        scales, codes = self._split(data, out.size)
+        for number, piece in enumerate(pieces(0, out.size, 4)):
+            _decode_half(codes[piece], scales[number], out[piece])
+
+    def _split(self, data, size):
+        start = 4 * len(pieces(0, size, 4))
+        return data[:start].view(np.float32), data[start:].view(np.int16)
+
+
+def _scratch(values, count):
+    """Return memory for `count` pieces of the bits of numbers."""
+    return np.empty((count, min(values.size, PIECE_BYTES // 4)), np.uint32)
+
+
+def _encode_half(values, codes, scratch):
+    """Write halves of the scaled numbers; return the scale, negative if not all of them are finite."""
+    scaled, half, odd = scratch[:, : values.size]
+    np.bitwise_and(values.view(np.uint32), _ABSOLUTE, out=scaled)
+    largest = int(scaled.max())
+    if largest >= _INFINITY:
+        scale = _scale_of_halves(np.abs(values[np.isfinite(values)]).max(initial=0).view(np.uint32))
+        np.multiply(values, scale, out=scaled.view(np.float32))
+        np.copyto(codes.view(np.float16), scaled.view(np.float32), casting="same_kind")
+        return -scale
+    scale = _scale_of_halves(largest)
+    np.multiply(values, scale, out=scaled.view(np.float32))
+    bits, half, odd = scaled.view(np.int32), half.view(np.int32), odd.view(np.int32)
+    np.bitwise_and(bits, np.int32(_ABSOLUTE), out=half)
+    np.right_shift(half, _SHIFT, out=odd)
+    odd &= 1
+    half += odd
+    half += (1 << _SHIFT - 1) - 1 - _REBIAS
+    half >>= _SHIFT
+    np.maximum(half, 0, out=half)
+    bits >>= 16
+    bits &= -0x8000
+    half |= bits
+    np.copyto(codes, half, casting="unsafe")
+    return scale
+
+
+def _scale_of_halves(largest):
+    """Return the factor for a piece, given the bits of its largest absolute value."""
+    return np.float32(2.0 ** (_TOP - max(_LEAST, (int(largest) >> 23) - 127)))
+
+
+def _decode_half(codes, scale, out):
+    if scale < 0 or scale < 2.0 ** (_TOP - _MOST):
+        np.divide(codes.view(np.float16), abs(scale), out=out, dtype=np.float32)
+        return
+    bits = out.view(np.int32)
+    np.left_shift(codes, _SHIFT, out=bits, dtype=np.int32)
+    bits &= np.int32(-0x70000001)  # without the copies of the sign in the exponent
+    out *= np.float32(2.0**112 / float(scale))
+
+
+class Int8(Code):
+    """Multiples of 1/127 of the largest number in a block of 256 numbers."""
+
+    has_feedback = True
+
+    def nbytes(self, size: int) -> int:
+        return 4 * -(-size // _BLOCK) + size
+
+    def encode(self, values: np.ndarray, out: np.ndarray) -> None:
+        scales, codes = self._split(out, values.size)
+        whole = values.size - values.size % _BLOCK
+        scratch = _scratch(values, 1).view(np.float32)[0]
+        for piece in pieces(0, whole, 4):
+            blocks = values[piece].reshape(-1, _BLOCK)
+            own = scales[piece.start // _BLOCK : piece.stop // _BLOCK]
+            _encode_blocks(blocks, own, codes[piece].reshape(-1, _BLOCK), scratch)
+        if whole < values.size:
+            _encode_blocks(values[None, whole:], scales[-1:], codes[None, whole:], scratch)
+
+    def decode(self, data: np.ndarray, out: np.ndarray) -> None:
+        scales, codes = self._split(data, out.size)
+        whole = out.size - out.size % _BLOCK
+        blocks = codes[:whole].reshape(-1, _BLOCK), out[:whole].reshape(-1, _BLOCK)
+        np.multiply(blocks[0], scales[: whole // _BLOCK, None], out=blocks[1])
+        if whole < out.size:
+            np.multiply(codes[whole:], scales[-1], out=out[whole:])
+
+    def _split(self, data, size):
+        start = 4 * -(-size // _BLOCK)
+        return data[:start].view(np.float32), data[start:].view(np.int8)
+
+
+def _encode_blocks(blocks, scales, codes, scratch):
+    scaled = np.abs(blocks, out=scratch[: blocks.size].reshape(blocks.shape))
+    largest = scaled.max(axis=1)
+    is_used = (largest >= _TINY) & np.isfinite(largest)
+    scales[:] = np.where(is_used, largest / np.float32(_LARGEST_CODE), np.float32(0))
+    inverse = np.divide(np.float32(1), scales, out=np.zeros_like(largest), where=is_used)
+    if not np.isfinite(largest).all():
+        blocks = np.where(np.isfinite(largest)[:, None], blocks, np.float32(0))
+        scales[~np.isfinite(largest)] = np.nan
+    np.multiply(blocks, inverse[:, None], out=scaled)
+    np.rint(scaled, out=scaled)
+    np.copyto(codes, scaled, casting="unsafe")
+
+
+CODES = {"float16": Float16(), "bfloat16": Bfloat16(), "int8": Int8()}

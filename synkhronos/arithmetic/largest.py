@@ -1,0 +1,93 @@
+"""The largest numbers of an array, and the bytes in which they travel.
+
+The exact `k` largest of many numbers, without sorting them: a sample says how large they are, one
+comparison per number finds those that may be among them, and only these are ordered.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+_SAMPLE = 1 << 14
+_BLOCK = 1 << 16  # numbers: the place of one inside its block takes two bytes
+
+
+def largest(values: np.ndarray, count: int) -> np.ndarray:
+    """Return the indices of the `count` numbers with the largest absolute values, in their order.
+
+    Of equal ones, the first are taken. NaN is larger than all numbers.
+
+    Parameters
+    ----------
+    values : numpy.ndarray of float32
+        1-d, C-contiguous.
+    count : int
+        From 1 to the length of `values`.
+    """
+    candidates, sizes = _at_least(values, _lower_bound(values, count))
+    if candidates.size < count:
+        candidates, sizes = _at_least(values, np.uint32(0))
+    last = np.partition(sizes, sizes.size - count)[sizes.size - count]
+    chosen = sizes > last
+    ties = np.flatnonzero(sizes == last)[: count - np.count_nonzero(chosen)]
+    chosen[ties] = True
+    return candidates[chosen]
+
+
+def _sizes(values, out=None):
+    """Return integers in the order of the absolute values."""
+    return np.bitwise_and(values.view(np.uint32), np.uint32(0x7FFFFFFF), out=out)
+
+
+def _lower_bound(values, count):
+    """Return a size that is probably a little smaller than those of the `count` largest numbers."""
+    sample = _sizes(values[:: max(values.size // _SAMPLE, 1)].copy())
+    wanted = sample.size * count / values.size
+    rank = int(wanted + 4 * wanted**0.5 + 4)
+    if rank >= sample.size:
+        return np.uint32(0)
+    return np.partition(sample, sample.size - rank)[sample.size - rank]
+
+
+def _at_least(values, bound):
+    """Return the indices of the numbers whose sizes are not below a bound, and these sizes."""
+    indices, sizes = [], []
+    scratch = np.empty(min(values.size, _BLOCK), np.uint32)
+    for start in range(0, values.size, _BLOCK):
+        block = values[start : start + _BLOCK]
+        own = _sizes(block, scratch[: block.size])
+        found = np.flatnonzero(own >= bound)
+        sizes.append(own[found])
+        found += start
+        indices.append(found)
+    return np.concatenate(indices), np.concatenate(sizes)
+
+
+def nbytes_of(count: int, size: int) -> int:
+    """Return the length of what `pack` writes for `count` of `size` numbers."""
+    return 4 * -(-size // _BLOCK) + 6 * count
+
+
+def pack(indices: np.ndarray, values: np.ndarray, size: int, out: np.ndarray) -> None:
+    """Write increasing indices into an array of `size` numbers, and the numbers there, as bytes."""
+    counts, numbers, places = _split(out, indices.size, size)
+    counts[:] = np.bincount(indices >> 16, minlength=counts.size)
+    numbers[:] = values
+    np.copyto(places, indices & (_BLOCK - 1), casting="unsafe")
+
+
+def unpack(data: np.ndarray, count: int, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the indices and the numbers that `pack` wrote."""
+    counts, numbers, places = _split(data, count, size)
+    starts = np.repeat(np.arange(0, size, _BLOCK), counts)
+    return starts + places, numbers
+
+
+def _split(data, count, size):
+    blocks = 4 * -(-size // _BLOCK)
+    numbers = blocks + 4 * count
+    return (
+        data[:blocks].view(np.uint32),
+        data[blocks:numbers].view(np.float32),
+        data[numbers:].view(np.uint16),
+    )

@@ -1,0 +1,174 @@
+"""Wire formats: in what form arrays travel between machines."""
+
+from __future__ import annotations
+
+import math
+import operator
+from dataclasses import dataclass
+from typing import Any, Sequence, Union
+
+import numpy as np
+
+from synkhronos.arithmetic.codes import CODES
+from synkhronos.comms.coded import CodedWire
+from synkhronos.comms.low_rank import LowRankWire, check_shapes
+from synkhronos.comms.sparse import SparseWire
+from synkhronos.comms.wires import Wire
+
+
+@dataclass(frozen=True)
+class PowerSGD:
+    """A wire format: a matrix travels as the product of two narrow matrices [1]_.
+
+    What the product leaves out is kept on each machine, and added the next time (error feedback). The
+    right factor of one time is the start of the next one. Vectors, and matrices that are too small for
+    it to pay, travel as they are.
+
+    Parameters
+    ----------
+    rank : int, default: 4
+        The number of columns of the narrow matrices.
+    shapes : list of tuple of int, optional
+        For a vector that holds several arrays, one after the other: their shapes. The gradient vectors
+        of `synkhronos.extensions` know theirs. An array of more than two dimensions counts as a matrix
+        with its first axis as rows.
+
+    References
+    ----------
+    .. [1] Vogels, T., Karimireddy, S. P., & Jaggi, M. (2019): PowerSGD: Practical low-rank gradient
+           compression for distributed optimization. arXiv:1905.13727.
+
+    Examples
+    --------
+    >>> import synkhronos as synk
+    >>> synk.PowerSGD(2)
+    PowerSGD(rank=2)
+    """
+
+    rank: int = 4
+    shapes: Sequence[Sequence[int]] | None = None
+
+    def __post_init__(self) -> None:
+        _check_integer(self.rank, "PowerSGD: rank")
+        if self.shapes is not None:
+            try:
+                shapes = tuple(tuple(operator.index(one) for one in shape) for shape in self.shapes)
+            except TypeError:
+                raise TypeError(
+                    f"PowerSGD: shapes: expected a list of shapes, such as [(20, 10), (10,)], got "
+                    f"{self.shapes!r}"
+                ) from None
+            object.__setattr__(self, "shapes", shapes)
+
+    def __repr__(self) -> str:
+        shapes = "" if self.shapes is None else f", shapes={list(self.shapes)}"
+        return f"PowerSGD(rank={self.rank}{shapes})"
+
+
+@dataclass(frozen=True)
+class TopK:
+    """A wire format: only the numbers with the largest absolute values travel.
+
+    The others are kept on each machine, and added the next time (error feedback), until they are among
+    the largest [1]_.
+
+    Parameters
+    ----------
+    fraction : float, default: 0.01
+        The share of the numbers of an array that each machine sends, above 0 and at most 1.
+
+    References
+    ----------
+    .. [1] Stich, S. U., Cordonnier, J.-B., & Jaggi, M. (2018): Sparsified SGD with memory.
+           arXiv:1809.07599.
+
+    Examples
+    --------
+    >>> import synkhronos as synk
+    >>> synk.TopK(0.001)
+    TopK(fraction=0.001)
+    """
+
+    fraction: float = 0.01
+
+    def __post_init__(self) -> None:
+        if isinstance(self.fraction, bool) or not isinstance(self.fraction, (int, float, np.number)):
+            raise TypeError(f"TopK: fraction: expected a number, got {self.fraction!r}")
+        if not 0 < self.fraction <= 1:
+            raise ValueError(
+                f"TopK: fraction: expected a number above 0 and at most 1, got {self.fraction!r}"
+            )
+
+
+#: What the argument ``wire`` may be
+Format = Union[str, PowerSGD, TopK]
+
+_OPS = ("avg", "sum")
+
+
+def check_format(wire: Any, op: str) -> Format | None:
+    """Return a wire format, or raise if `wire` is none or cannot be used for an operation."""
+    if wire is None:
+        return None
+    if not isinstance(wire, (PowerSGD, TopK)) and not (isinstance(wire, str) and wire in CODES):
+        error = ValueError if isinstance(wire, str) else TypeError
+        raise error(
+            f"wire: expected one of {[*CODES]}, synkhronos.PowerSGD(rank), synkhronos.TopK(fraction) or "
+            f"None, got {wire!r}"
+        )
+    if op not in _OPS:
+        raise ValueError(
+            f"wire: {wire!r} is for the operations {' and '.join(map(repr, _OPS))}, got {op!r}; leave "
+            f"out wire="
+        )
+    return wire
+
+
+def check_arrays(
+    wire: Format,
+    names: Sequence[Any],
+    arrays: Sequence[Any],
+    pieces: Sequence[Sequence[Sequence[int]] | None],
+) -> None:
+    """Raise if arrays cannot travel in a format.
+
+    Parameters
+    ----------
+    wire : Format
+    names : list
+        Of the arrays, for messages.
+    arrays : list of arrays
+    pieces : list of (list of tuple of int, or None)
+        The shapes of what each array holds, if it is a vector that is known to hold several arrays.
+    """
+    for name, array in zip(names, arrays):
+        if np.dtype(array.dtype) != np.float32:
+            raise TypeError(
+                f"wire: {wire!r} is for arrays of float32, got {name} of dtype {array.dtype}; compute "
+                f"in float32 (THEANO_FLAGS=floatX=float32), or leave out wire="
+            )
+    if not isinstance(wire, PowerSGD):
+        return
+    if wire.shapes is not None:
+        for array in arrays:
+            check_shapes(wire.shapes, math.prod(array.shape))
+    elif all(len(array.shape) < 2 and one is None for array, one in zip(arrays, pieces)):
+        raise ValueError(
+            f"wire: {wire!r} is for matrices, got vectors only: {', '.join(map(str, names))}; if they "
+            f"hold the elements of several arrays, give the shapes of these: PowerSGD({wire.rank}, "
+            f"shapes=[...])"
+        )
+
+
+def make_wire(wire: Format, pieces: Sequence[Sequence[int]]) -> Wire:
+    """Return a new `Wire` for an array that holds arrays of the shapes `pieces`."""
+    if isinstance(wire, PowerSGD):
+        return LowRankWire(wire, pieces if wire.shapes is None else wire.shapes)
+    return SparseWire(wire) if isinstance(wire, TopK) else CodedWire(wire)
+
+
+def _check_integer(value, what):
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+        raise TypeError(f"{what}: expected an int, got {value!r}")
+    if value < 1:
+        raise ValueError(f"{what}: expected at least 1, got {value}")

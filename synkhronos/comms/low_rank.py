@@ -1,0 +1,153 @@
+"""The wire format `PowerSGD`: the two factors of each matrix are all-reduced in place of it.
+
+Vectors, and matrices for which it would not pay, travel in float32 with the first factors.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Sequence
+
+import numpy as np
+
+from synkhronos.arithmetic.low_rank import (
+    add_and_multiply,
+    finish,
+    first_factor,
+    orthonormalize,
+    signature,
+    transposed_times,
+)
+from synkhronos.comms.wires import Wire
+
+
+class LowRankWire(Wire):
+    """Products of narrow matrices.
+
+    It keeps what they leave out, and the right factors.
+
+    Parameters
+    ----------
+    format : PowerSGD
+    shapes : list of tuple of int
+        Of the arrays that the array holds.
+    """
+
+    def __init__(self, format, shapes):
+        super().__init__(format)
+        self._shapes = shapes
+
+    def check(self, size):
+        check_shapes(self._shapes, size)
+
+    def reset(self):
+        self.count, self._matrices = 0, None
+
+    def signature(self):
+        return self._start()
+
+    def _start(self):
+        """Make what is kept, if there is none."""
+        if self._matrices is not None:
+            return self._signature
+        rank, start = self.format.rank, 0
+        self._matrices, self._exact = [], []
+        for shape in self._shapes:
+            stop = start + math.prod(shape)
+            rows, columns = shape[0] if shape else 1, math.prod(shape[1:])
+            if rank * (rows + columns) < rows * columns:
+                self._matrices.append(_Matrix(slice(start, stop), (rows, columns), rank))
+            elif stop > start:
+                self._exact.append(slice(start, stop))
+            start = stop
+        self._lefts = _Joined(
+            [(rank, one.shape[0]) for one in self._matrices]
+            + [(one.stop - one.start,) for one in self._exact]
+        )
+        self._rights = _Joined([(rank, one.shape[1]) for one in self._matrices])
+        self._own = np.empty_like(self._rights.all)
+        self._signature = signature([one.shape for one in self._matrices], rank)
+        return self._signature
+
+    def all_reduce(self, wires, array, scale, are_alike):
+        self._start()
+        with np.errstate(over="ignore", invalid="ignore"):  # the matrix becomes NaN
+            self._all_reduce(wires, array, scale, are_alike)
+
+    def _all_reduce(self, wires, array, scale, are_alike):
+        lefts, exact = self._lefts.each[: len(self._matrices)], self._lefts.each[len(self._matrices) :]
+        for matrix, left in zip(self._matrices, lefts):
+            add_and_multiply(matrix.of(array), scale, matrix.rest, matrix.right, left)
+        for place, one in zip(self._exact, exact):
+            one[:] = array[place] * np.float32(scale) if scale else 0
+        self._add_up(wires, self._lefts)
+        for place, one in zip(self._exact, exact):
+            array[place] = one
+        is_finite = [bool(np.isfinite(left).all()) for left in lefts]
+        for matrix, left, right, is_fine in zip(self._matrices, lefts, self._rights.each, is_finite):
+            if is_fine:
+                orthonormalize(left)
+                transposed_times(matrix.of(array), left, right)
+            else:
+                right[...] = np.nan
+        self._own[:] = self._rights.all
+        self._add_up(wires, self._rights)
+        own = self._rights.split(self._own)
+        for matrix, left, mine, right in zip(self._matrices, lefts, own, self._rights.each):
+            if np.isfinite(right).all():
+                finish(matrix.of(array), left, mine, right, matrix.rest, are_alike)
+                matrix.keep(right)
+            else:
+                array[matrix.place] = np.nan
+                matrix.reset()
+
+    def _add_up(self, wires, joined):
+        if joined.all.size:
+            [total] = wires.leaders.all_reduce([joined.all], "sum")
+            assert total is joined.all
+
+
+class _Matrix:
+    """What is kept for a matrix: where it is in the array, its rest, and its right factor."""
+
+    def __init__(self, place, shape, rank):
+        self.place, self.shape = place, shape
+        self._first = first_factor(shape[1], rank, place.start)
+        self.rest = np.empty(shape, np.float32)
+        self.reset()
+
+    def reset(self):
+        self.right = self._first.copy()
+        self.rest[...] = 0
+
+    def keep(self, right):
+        """Let the next step begin with a factor. Rows of zeros would remain zero for ever."""
+        is_zero = ~right.any(axis=1)
+        self.right[...] = np.where(is_zero[:, None], self._first, right)
+
+    def of(self, array):
+        return array[self.place].reshape(self.shape)
+
+
+class _Joined:
+    """Arrays in one vector, `all`, and views of `each` of them."""
+
+    def __init__(self, shapes):
+        self._shapes = shapes
+        self.all = np.empty(sum(map(math.prod, shapes)), np.float32)
+        self.each = self.split(self.all)
+
+    def split(self, vector):
+        """Return views of the arrays in a vector like this one."""
+        ends = np.cumsum([math.prod(shape) for shape in self._shapes], dtype=np.int64)[:-1]
+        return [one.reshape(s) for one, s in zip(np.split(vector, ends), self._shapes)]
+
+
+def check_shapes(shapes: Sequence[Sequence[int]], size: int) -> None:
+    """Raise unless arrays of these shapes have `size` elements together."""
+    total = sum(math.prod(shape) for shape in shapes)
+    if total != size:
+        raise ValueError(
+            f"PowerSGD: shapes: expected shapes of {size} elements together, as the array has, got "
+            f"{list(shapes)} of {total}"
+        )

@@ -1,0 +1,42 @@
+"""The wire format `TopK`: every leader sends the largest numbers of its share to all others.
+
+All leaders add up what they have received, in the same order. What was not sent is kept.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from synkhronos.arithmetic.largest import largest, nbytes_of, pack, unpack
+from synkhronos.comms.wires import Wire
+
+
+class SparseWire(Wire):
+    """The largest numbers, and an array of what was not sent."""
+
+    def reset(self):
+        self.count, self._rest = 0, None
+
+    def all_reduce(self, wires, array, scale, are_alike):
+        if self._rest is None:
+            self._rest = np.zeros(array.size, np.float32)
+        rest = self._rest
+        if scale:
+            if scale != 1:
+                array *= np.float32(scale)
+            rest += array
+        count = math.ceil(self.format.fraction * array.size)
+        data = wires.memory([nbytes_of(count, array.size)] * wires.size)
+        group, others = wires.group, [rank for rank in range(wires.size) if rank != wires.rank]
+        receipts = [group.receive_array(other, data[other]) for other in others]
+        indices = largest(rest, count)
+        pack(indices, rest[indices], array.size, data[wires.rank])
+        sent = [group.send_array(other, data[wires.rank]) for other in others]
+        rest[indices] = 0
+        array[:] = 0
+        group.complete(receipts, sent)
+        for one in data:
+            indices, values = unpack(one, count, array.size)
+            array[indices] += values

@@ -1,0 +1,156 @@
+"""All-reduces between the leaders of machines in wire formats, which send fewer bytes.
+
+A leader's *share* of a reduction is its array, times its weight in an average. Each format is a class
+with the algorithm, whose object belongs to one array of one leader and holds what this leader keeps:
+the shares that it has not sent (error feedback), in units of the result. All sums are in float32. Each
+number of a result is computed once and sent, or by all leaders with operations of which IEEE 754 fixes
+the bits, so all of them have the same.
+
+Before it, the leaders meet and compare their arrays, and how often they have reduced them. If one of
+them has lost what it kept, because a collective failed, all begin anew.
+"""
+
+from __future__ import annotations
+
+import pickle
+from abc import ABC, abstractmethod
+from typing import Any, Sequence
+
+import numpy as np
+
+from synkhronos.arithmetic.operations import find_operation
+from synkhronos.comms.base import ArraySpec, Communicator
+from synkhronos.comms.linked import LinkedCommunicator
+
+#: Arrays of so many bytes, or fewer, travel as they are: in one message in any case.
+SMALL = 1 << 16
+
+_ALIGNMENT = 16  # bytes
+
+
+class Wire(ABC):
+    """A format for one array, and what this leader keeps for it.
+
+    Attributes
+    ----------
+    format : Format
+    count : int
+        How often the array was reduced since this leader has kept nothing.
+    """
+
+    def __init__(self, format: Any) -> None:
+        self.format, self.count, self._size = format, 0, -1
+
+    def check(self, size: int) -> None:  # noqa: B027
+        """Raise if an array of this size cannot travel in the format."""
+
+    def prepare(self, size: int) -> None:
+        """Begin anew if the array has not had this size up to now."""
+        if size != self._size:
+            self._size = size
+            self.reset()
+
+    @abstractmethod
+    def reset(self) -> None:
+        """Forget what this leader keeps."""
+
+    def signature(self) -> bytes:
+        """Return bytes that all leaders compare: the algorithm may depend on whether they differ."""
+        return b""
+
+    @abstractmethod
+    def all_reduce(
+        self, wires: WireReduction, array: np.ndarray, scale: float, are_alike: bool
+    ) -> None:
+        """Reduce a flat array of float32 in place.
+
+        Parameters
+        ----------
+        wires : WireReduction
+        array : numpy.ndarray
+        scale : float
+            By what this leader's array is multiplied in the sum. If it is 0, what the array has is
+            ignored.
+        are_alike : bool
+            Whether the `signature` of all leaders is the same.
+        """
+
+
+class WireReduction:
+    """All-reduces in wire formats, between leaders.
+
+    Parameters
+    ----------
+    leaders : LinkedCommunicator
+    """
+
+    def __init__(self, leaders: LinkedCommunicator) -> None:
+        self.leaders, self.group = leaders, leaders.group
+        self._memory = np.empty(0, np.uint8)
+
+    @property
+    def rank(self) -> int:
+        return self.leaders.rank
+
+    @property
+    def size(self) -> int:
+        return self.leaders.size
+
+    def all_reduce(
+        self, arrays: Sequence[np.ndarray], op: str, weight: float | None, wires: Sequence[Wire]
+    ) -> list[np.ndarray]:
+        """Return the reductions; see `Communicator.all_reduce`.
+
+        All leaders raise `ValueError` if one of them has the weight None.
+        """
+        contents = [_changeable(array) for array in arrays]
+        is_large = [array.nbytes > SMALL for array in contents]
+        used = [wire for wire, large in zip(wires, is_large) if large]
+        large = [array.reshape(-1) for array, is_one in zip(contents, is_large) if is_one]
+        for wire, array in zip(used, large):
+            wire.prepare(array.size)
+        weights, are_alike = self._meet(contents, op, weight, used)
+        scale = 1.0
+        if find_operation(op).weighted:
+            scale = weights[self.rank] / sum(weights)
+        small = [array for array, is_one in zip(contents, is_large) if not is_one]
+        exact = iter(self.leaders.all_reduce(small, op, weight) if small else [])
+        for wire, array, alike in zip(used, large, are_alike):
+            try:
+                wire.all_reduce(self, array, scale, alike)
+            except BaseException:
+                wire.reset()
+                raise
+            wire.count += 1
+        return [array if is_one else next(exact) for array, is_one in zip(contents, is_large)]
+
+    def _meet(self, arrays, op, weight, wires):
+        """Return the weights of all leaders, and whether they have the same signature, by wire."""
+        types = [ArraySpec(array.shape, array.dtype) for array in arrays]
+        kept = [(repr(wire.format), wire.count, wire.signature()) for wire in wires]
+        met = [pickle.loads(one) for one in self.group.exchange(pickle.dumps((weight, types, kept)))]
+        weights, by_rank, kept = zip(*met)
+        if None in weights:
+            raise ValueError(f"reduction {op!r}: a rank has no arrays to reduce")
+        Communicator.check_reducible(op, by_rank, weights)
+        for wire, each in zip(wires, zip(*kept)):
+            if len({one for one, _, _ in each}) > 1:
+                raise ValueError(f"wire: expected one format, got {[one for one, _, _ in each]}")
+            if len({count for _, count, _ in each}) > 1:
+                wire.reset()
+        return weights, [len({one for _, _, one in each}) == 1 for each in zip(*kept)]
+
+    def memory(self, sizes: Sequence[int]) -> list[np.ndarray]:
+        """Return arrays of so many bytes, in memory that is reused by the next call."""
+        ends = np.cumsum([-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes], dtype=np.int64)
+        if len(ends) and self._memory.size < ends[-1]:
+            self._memory = np.empty(ends[-1], np.uint8)
+        starts = [0, *map(int, ends[:-1])]
+        return [self._memory[start : start + size] for start, size in zip(starts, sizes)]
+
+
+def _changeable(array):
+    """Return the array to reduce into: the given one, if possible."""
+    if array.flags.c_contiguous and array.flags.writeable:
+        return array
+    return np.array(array, order="C")
