@@ -1,0 +1,58 @@
+"""The arguments of a rank in a call: whole values, or the rows that the rank or a slice of it uses."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from synkhronos._typing import Rows
+from synkhronos.arithmetic.partition import share
+from synkhronos.world.here import Here
+
+
+class Column(NamedTuple):
+    """An argument, or the part of it that this rank uses.
+
+    Attributes
+    ----------
+    source : array, Handle, Composite, or any object that is used as a whole
+    rows : range, numpy.ndarray or None
+        The rows of this rank; None if it uses all of the source.
+    axis : int
+        The axis of the rows.
+    key : hashable
+        Identifies the buffer into which rows are copied.
+    """
+
+    source: Any
+    rows: Rows | None = None
+    axis: int = 0
+    key: Any = None
+
+    def slice(self, n_slices: int, index: int) -> Column:
+        """Return a slice of the rows."""
+        if self.rows is None:
+            return self
+        start, stop = share(len(self.rows), n_slices, index)
+        return self._replace(rows=self.rows[start:stop])
+
+    def take(self, here: Here) -> Any:
+        """Return the argument of the compiled function."""
+        if self.rows is None:
+            return self.source
+        return here.take(self.key, self.source, self.rows, self.axis)
+
+
+class Bound(NamedTuple):
+    """An argument that is one bound of this rank's rows: the first row, or the row after the last."""
+
+    rows: range
+    end: int
+
+    def slice(self, n_slices: int, index: int) -> Bound:
+        start, stop = share(len(self.rows), n_slices, index)
+        return self._replace(rows=self.rows[start:stop])
+
+    def take(self, here: Here) -> np.ndarray:
+        return np.array(self.rows.stop if self.end else self.rows.start)

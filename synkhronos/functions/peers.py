@@ -1,0 +1,184 @@
+"""The ranks in one execution of a graph with collectives.
+
+At each collective the ranks first exchange where they are: the function, the number of the collective,
+what it does, and the rows on which each rank computes. Ranks at different collectives get an error that
+names both. Small arrays are part of this exchange; each rank then reduces them by itself, in the same
+order and so to the same bits. For large ones the communicator follows.
+
+A rank without rows computes as the others do, so that nobody waits for it, but its arrays count nowhere.
+"""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any, NamedTuple, Sequence
+
+import numpy as np
+
+from synkhronos._errors import SynkhronosError
+from synkhronos._typing import Array
+from synkhronos.arithmetic.operations import find_operation
+from synkhronos.comms.base import ArraySpec
+from synkhronos.world.here import Here
+
+_SMALL = 1 << 14  # bytes; arrays up to this size are part of the exchange
+
+
+class _Item(NamedTuple):
+    """What a rank tells the others at a collective.
+
+    Attributes
+    ----------
+    function, number : int
+    name : str
+        What the collective does.
+    weight : int
+        The number of rows on which the rank computes.
+    spec : ArraySpec
+    value : numpy.ndarray or None
+        The array, if it is small.
+    n_rows : int
+        How many rows of the result the rank takes, if it takes only some.
+    """
+
+    function: int
+    number: int | None
+    name: str
+    weight: int
+    spec: ArraySpec
+    value: Any
+    n_rows: int = 0
+
+    @property
+    def place(self) -> tuple:
+        """The collective, which has to be the same on every rank."""
+        return self.function, self.number, self.name
+
+    def text(self) -> str:
+        """Return the collective as text for an error message."""
+        shape, dtype = self.spec
+        return f"collective {self.number} of function {self.function}, {self.name} of {dtype} {shape}"
+
+
+class GraphPeers:
+    """The `Peers` of one execution of a function on this rank.
+
+    Parameters
+    ----------
+    here : Here
+    function : int
+        The number of the function.
+    weight : int
+        The number of rows on which this rank computes.
+    """
+
+    def __init__(self, here: Here, function: int, weight: int) -> None:
+        self._here, self._function, self._weight = here, function, weight
+        self.is_master = here.is_master
+
+    def all_reduce(self, array: Array, op: str, number: int | None) -> Array:
+        """See `synkhronos.engines.base.Peers`."""
+        return self._reduce(self._meet(f"all_reduce {op!r}", number, array), array, op)
+
+    def own_rows(self, array: Array, op: str, n_rows: int, number: int | None) -> Array:
+        """See `synkhronos.engines.base.Peers`."""
+        items = self._meet(f"all_reduce {op!r} of rows", number, array, n_rows)
+        total = self._reduce(items, array, op)
+        if not self._weight:
+            return self._new(np.zeros((n_rows, *array.shape[1:]), array.dtype), array)
+        start = sum(one.n_rows for one in items[: self._here.rank] if one.weight)
+        return total[start : start + n_rows].copy()
+
+    def all_gather(self, array: Array, number: int | None) -> Array:
+        """See `synkhronos.engines.base.Peers`."""
+        items = self._meet("all_gather", number, array)
+        if any(one.spec.shape[1:] != array.shape[1:] for one in items):
+            raise ValueError(
+                f"all_gather: expected shapes that are equal except for axis 0, got {_specs(items)}"
+            )
+        if _all_are_sent(items):
+            values = [one.value for one in items if one.weight]
+            return self._new(np.concatenate(values or [items[0].value[:0]]), array)
+        gathered = self._here.comm.all_gather([self._copy(array)])[0]
+        chosen = [value for value, one in zip(gathered, items) if one.weight]
+        return self._here.engine.arithmetic.concatenate(chosen)
+
+    def broadcast(self, array: Array, number: int | None) -> Array:
+        """See `synkhronos.engines.base.Peers`."""
+        items, root = self._meet("broadcast", number, array), self._here.master_rank
+        if _all_are_sent(items):
+            return self._new(np.array(items[root].value), array)
+        return self._here.comm.broadcast([self._copy(array)], root)[0]
+
+    def zeros_like(self, array: Array) -> Array:
+        """See `synkhronos.engines.base.Peers`."""
+        return self._new(np.zeros(array.shape, array.dtype), array)
+
+    def _meet(self, name, number, array, n_rows=0):
+        """Return the item of each rank, once all have come to this collective."""
+        spec = ArraySpec(tuple(array.shape), array.dtype)
+        value = np.asarray(self._here.engine.to_host(array)) if spec.nbytes <= _SMALL else None
+        own = _Item(self._function, number, name, self._weight, spec, value, n_rows)
+        payload = pickle.dumps(own, pickle.HIGHEST_PROTOCOL)
+        items = [pickle.loads(one) for one in self._here.transport.exchange(payload)]
+        if any(one.place != own.place for one in items):
+            listed = "; ".join(f"rank {rank}: {one.text()}" for rank, one in enumerate(items))
+            raise SynkhronosError(
+                f"the ranks are at different collectives of their graphs: {listed}; let every rank call "
+                f"the same functions in the same order"
+            )
+        return items
+
+    def _reduce(self, items, array, op):
+        if any(one.spec != items[0].spec for one in items):
+            raise ValueError(
+                f"all_reduce {op!r}: expected the same shape and dtype on every rank, got "
+                f"{_specs(items)}; use all_gather for unequal numbers of rows"
+            )
+        weights = [one.weight for one in items]
+        if not any(weights):
+            raise ValueError(f"all_reduce {op!r}: no rank has rows")
+        op, factor = _plain(op, weights, self._weight)
+        operation = find_operation(op)
+        if _all_are_sent(items):
+            active = [(one.value, one.weight) for one in items if one.weight]
+            result = self._new(operation.reduce(*zip(*active)), array)
+        else:
+            own = self._copy(array)
+            if not self._weight and not operation.weighted:
+                own[...] = operation.neutral(array.dtype)
+            result = self._here.comm.all_reduce([own], op, self._weight)[0]
+        if factor != 1:
+            self._here.engine.arithmetic.multiply(result, factor)
+        return result
+
+    def _copy(self, array):
+        """Return a copy of an array that a communicator may use, of a NumPy array in the store."""
+        if not isinstance(array, np.ndarray):
+            return array.copy("C")
+        copy = self._here.store.empty(array.shape, array.dtype)
+        copy[...] = array
+        return copy
+
+    def _new(self, value, like):
+        """Return a NumPy array in the type of another array."""
+        return value if isinstance(like, np.ndarray) else self._here.engine.to_device(value)
+
+
+def _plain(op: str, weights: Sequence[int], own: int) -> tuple[str, float]:
+    """Return a reduction as an operation, and a factor of its result."""
+    if op == "weighted_sum":
+        if all(weight == own for weight in weights):
+            return "sum", 1
+        return "avg", sum(weights) / own if own else 0
+    if op == "share_of_sum":
+        return "sum", own / sum(weights)
+    return op, 1
+
+
+def _all_are_sent(items):
+    return all(one.value is not None for one in items)
+
+
+def _specs(items):
+    return ", ".join(f"rank {rank}: {one.spec.dtype} {one.spec.shape}" for rank, one in enumerate(items))
