@@ -121,8 +121,9 @@ class Peers(Protocol):
         ----------
         op : str
             An operation of `synkhronos.arithmetic.operations`; or one of two that use the numbers of
-            rows of the ranks, n_r, and of this rank, n_s: ``"weighted_sum"``, the sum of the arrays times
-            ``n_r / n_s``, and ``"share_of_sum"``, the sum of the arrays, times n_s over the sum of n_r.
+            rows of the ranks, n_r, and of this rank, n_s: ``"weighted_sum"``, the sum of the arrays
+            times ``n_r / n_s``, and ``"share_of_sum"``, the sum of the arrays, times n_s over the sum
+            of n_r.
         number : int or None
             The number of the collective in the function.
         """
@@ -255,6 +256,10 @@ class Engine(ABC):
         It then takes one more argument, the last: the `Peers`, or None to compute alone. Alone,
         collectives return what they are given.
         """
+        return False
+
+    def uses_master(self, compiled: Compiled) -> bool:
+        """Whether a function contains collectives that take the master's value."""
         return False
 
     @abstractmethod

@@ -21,6 +21,11 @@ from theano.gradient import DisconnectedType, grad_not_implemented
 
 from synkhronos.arithmetic.operations import find_operation
 
+NOT_IN_SCAN = (
+    "a collective is inside scan or OpFromGraph, which ranks may repeat a different number of times; use "
+    "collectives outside, on the inputs or on the results"
+)
+
 #: How the losses of the ranks can be combined.
 LOSS_OPS = ("avg", "sum")
 
@@ -37,6 +42,11 @@ _ADJOINT = {
 
 class PeersType(Generic):
     """The type of the other ranks, as a value of a graph."""
+
+    @property
+    def dtype(self):
+        # Theano asks for it when it differentiates a scan.
+        raise AttributeError(f"this value has no dtype; {NOT_IN_SCAN}")
 
 
 def is_peers(variable):

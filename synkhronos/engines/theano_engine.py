@@ -23,7 +23,13 @@ from synkhronos.engines.base import Engine, InputType, TensorType, WrappedInput
 from synkhronos.engines.theano_collectives import ALONE, PeersType
 from synkhronos.engines.theano_dependence import analyze
 from synkhronos.engines.theano_modules import ModuleLog, add_modules, make_cacheable
-from synkhronos.engines.theano_order import check_order, find_peers, in_order, takes_peers
+from synkhronos.engines.theano_order import (
+    check_order,
+    find_peers,
+    in_order,
+    takes_from_master,
+    takes_peers,
+)
 from synkhronos.engines.theano_pickles import (
     GraphPickler,
     GraphUnpickler,
@@ -115,6 +121,9 @@ class TheanoEngine(Engine):
 
     def has_collectives(self, compiled):
         return takes_peers(compiled)
+
+    def uses_master(self, compiled):
+        return takes_from_master(compiled)
 
     def shareds(self, compiled):
         return compiled.get_shared()

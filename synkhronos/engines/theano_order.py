@@ -8,7 +8,7 @@ and so do the ranks that get the graph as a pickle.
 import theano
 from theano.ifelse import IfElse
 
-from synkhronos.engines.theano_collectives import ALONE, Collective, is_peers
+from synkhronos.engines.theano_collectives import ALONE, NOT_IN_SCAN, Collective, is_peers
 
 
 def find_peers(roots, no_default_updates):
@@ -69,11 +69,7 @@ def check_order(compiled):
     for node in nodes:
         is_user = any(map(is_peers, node.inputs))
         if is_user and not isinstance(node.op, Collective):
-            raise TypeError(
-                f"function: a collective is inside {node.op}, which the ranks may repeat a different "
-                f"number of times; use collectives outside of scan and of OpFromGraph, on its inputs or "
-                f"on its results"
-            )
+            raise TypeError(f"function: {node.op}: {NOT_IN_SCAN}")
     collectives = [node for node in nodes if isinstance(node.op, Collective)]
     for number, node in enumerate(collectives):
         before = collectives[number - 1].outputs[0] if number else None
@@ -103,3 +99,8 @@ def _check_not_lazy(fgraph, collectives):
 def takes_peers(compiled):
     """Whether a compiled function takes the peers as an argument."""
     return any(is_peers(one.variable) and one.variable is not ALONE for one in compiled.maker.inputs)
+
+
+def takes_from_master(compiled):
+    """Whether some of the collectives of a compiled function take the master's value."""
+    return any(getattr(node.op, "is_of_master", False) for node in compiled.maker.fgraph.apply_nodes)

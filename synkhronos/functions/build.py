@@ -154,6 +154,7 @@ def function(
         sliceable=[registry.numbers[shared] for shared in sliceable],
         updates=accumulated,
         has_collectives=engine.has_collectives(compiled),
+        uses_master=engine.uses_master(compiled),
         joint=joint_updates(world, compiled, parsed, bool(bounds), len(sliceable)),
     )
     made = Function(world, kwargs["name"], replica, parsed, sliceable, ops, not_accumulated, form)

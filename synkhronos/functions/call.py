@@ -46,6 +46,8 @@ class Replica(NamedTuple):
         For each shared variable whose updates accumulate over slices: its number and the operation.
     has_collectives : bool
         Whether the ranks meet in the graph. Then all have to compute, also those without rows.
+    uses_master : bool
+        Whether some of the collectives take the master's value.
     joint : frozenset of int
         With collectives, the numbers of the updated variables whose new values depend on the rows
         through collectives only, if at all, so that they are the same on every rank.
@@ -60,6 +62,7 @@ class Replica(NamedTuple):
     sliceable: list[int]
     updates: list[tuple[int, str | None]]
     has_collectives: bool = False
+    uses_master: bool = False
     joint: frozenset[int] = frozenset()
 
 

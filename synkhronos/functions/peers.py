@@ -72,9 +72,14 @@ class GraphPeers:
         The number of rows on which this rank computes.
     """
 
+    size = 0  # for Theano's NanGuardMode: there are no numbers in it
+
     def __init__(self, here: Here, function: int, weight: int) -> None:
         self._here, self._function, self._weight = here, function, weight
         self.is_master = here.is_master
+
+    def __deepcopy__(self, memo: dict) -> GraphPeers:
+        return self  # Theano's DebugMode copies all values
 
     def all_reduce(self, array: Array, op: str, number: int | None) -> Array:
         """See `synkhronos.engines.base.Peers`."""

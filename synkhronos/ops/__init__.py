@@ -24,11 +24,9 @@ import typing as _typing
 __all__ = ["all_gather", "all_reduce", "broadcast"]
 
 if _typing.TYPE_CHECKING:
-    from synkhronos.ops.collectives import (
-        all_gather as all_gather,
-        all_reduce as all_reduce,
-        broadcast as broadcast,
-    )
+    from synkhronos.ops.collectives import all_gather as all_gather
+    from synkhronos.ops.collectives import all_reduce as all_reduce
+    from synkhronos.ops.collectives import broadcast as broadcast
 else:
 
     def __getattr__(name):
