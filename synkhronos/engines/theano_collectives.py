@@ -22,8 +22,8 @@ from theano.gradient import DisconnectedType, grad_not_implemented
 from synkhronos.arithmetic.operations import find_operation
 
 NOT_IN_SCAN = (
-    "a collective is inside scan or OpFromGraph, which ranks may repeat a different number of times; use "
-    "collectives outside, on the inputs or on the results"
+    "a collective is inside scan or OpFromGraph, which ranks may repeat a different number of times; "
+    "use collectives outside, on the inputs or on the results"
 )
 
 #: How the losses of the ranks can be combined.
