@@ -314,9 +314,10 @@ def _without_rows(here):
     except SynkhronosError:
         raise
     except Exception as error:  # of any kind, as each operation may refuse in its own way
+        reason = str(error).partition("\n")[0]  # the rest is Theano's
         raise ValueError(
             f"rank {here.rank} has no rows in this call, or none in a slice of it. It computes on none, "
-            f"as there are collectives in the graph, and this failed: {error}. Call the function with "
+            f"as there are collectives in the graph, and this failed: {reason}. Call the function with "
             f"at least one row for each rank and slice"
         ) from error
 
