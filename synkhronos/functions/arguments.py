@@ -258,8 +258,8 @@ def _check_master_has_rows(world, function, n_rows, num_slices):
     if own[1] - own[0] < needed:
         raise ValueError(
             f"{function!r}: its graph uses the master's value (synk.ops.broadcast), but of {n_rows} "
-            f"rows rank {world.master_rank}, the master, gets {own[1] - own[0]}, and needs {needed}, one "
-            f"for each slice"
+            f"rows rank {world.master_rank}, the master, gets {own[1] - own[0]}, and needs {needed}, "
+            f"one for each slice"
         )
 
 

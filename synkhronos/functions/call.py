@@ -175,7 +175,7 @@ class CallFunction(Command):
         if n_rows:
             return here.engine.call(replica.compiled, [*arguments, peers], self.subset)
         own = [here.shareds[number] for number, _ in replica.updates if number not in replica.joint]
-        with on_copies(here, own), _without_rows(here):
+        with on_copies(here, own), _without_rows(here), np.errstate(all="ignore"):
             return here.engine.call(replica.compiled, [*arguments, peers], self.subset)
 
     def _whole(self, here, handle):
