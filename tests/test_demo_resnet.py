@@ -415,6 +415,12 @@ def test_a_script_names_the_broken_file_without_a_traceback(run_demo, folder):
 # Batch normalization over all ranks
 
 
+@pytest.fixture
+def double(demo, monkeypatch):
+    """Configuration with ``floatX=float64``."""
+    monkeypatch.setattr(theano.config, "floatX", "float64")
+
+
 def trained(demo, options, x, y, steps, build):
     """Return the losses, parameters and running averages after some steps in double precision."""
     model = demo.network.build_model(options)
@@ -438,7 +444,7 @@ def assert_equals_serial_training(demo, world_of, options, processes, steps, rto
 
 @pytest.mark.parametrize("processes, rows", [(2, 5), (3, 5), (4, 3)])
 def test_synchronized_steps_equal_the_serial_ones_for_any_numbers_of_rows(
-    demo, float64, world_of, processes, rows
+    demo, double, world_of, processes, rows
 ):
     """In the last case a rank has no rows."""
     options = options_of(demo, "--sync-batch-norm", "--batch", rows, processes=processes)
@@ -448,7 +454,7 @@ def test_synchronized_steps_equal_the_serial_ones_for_any_numbers_of_rows(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("processes", [2, 3])
-def test_20_synchronized_steps_equal_the_serial_ones(demo, float64, world_of, processes):
+def test_20_synchronized_steps_equal_the_serial_ones(demo, double, world_of, processes):
     options = options_of(demo, "--sync-batch-norm", "--batch", 8, processes=processes)
     assert_equals_serial_training(demo, world_of, options, processes, 20, 1e-5)
 

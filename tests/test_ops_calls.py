@@ -106,13 +106,21 @@ def test_the_value_of_a_master_without_rows_is_refused_before_anything_starts(wo
     np.testing.assert_allclose(f(ROWS[:6], num_slices=2).shape, ())
 
 
-def test_what_cannot_be_computed_without_rows_is_explained(world):
-    x = tt.dmatrix("x")
-    f = synk.function([x], ops.all_reduce(x.max(0), "max").sum())
-    with pytest.raises(synk.WorkerError, match="rank 2 has no rows.*no identity. Call the") as raised:
-        f(ROWS[:2])
-    assert raised.value.rank == 2
-    np.testing.assert_allclose(f(ROWS), ROWS.max(0).sum())
+def test_what_cannot_be_computed_of_no_rows_is_computed_by_ranks_without_rows(world):
+    x, largest = tt.dmatrix("x"), theano.shared(np.zeros(2), "largest")
+    f = synk.function([x], updates=[(largest, ops.all_reduce((-x).max(0), "max"))])
+    for rows in (ROWS, ROWS[:2], np.ones((1, 2))):
+        for batch in (None, np.arange(len(rows))[::-1]):
+            f(rows, batch=batch)
+            np.testing.assert_allclose(synk.gather(largest), [(-rows).max(0)] * RANKS)
+    own = theano.shared(np.zeros((2, 2)), "rows")
+    updates = [(largest, ops.all_reduce(own.max(0), "max"))]
+    f = synk.function([], updates=updates, sliceable_shareds=[own])
+    synk.scatter(own, ROWS)
+    f(batch_s=[slice(0, 0), slice(0, 2), slice(1, 1)])
+    np.testing.assert_allclose(synk.gather(largest), [ROWS[3:5].max(0)] * RANKS)
+    with pytest.raises(ValueError, match="no rank has rows"):
+        f(batch_s=slice(0, 0))
 
 
 @pytest.mark.parametrize("num_slices, n_rows", [(2, 8), (3, 8), (3, 4), (5, 2), (2, 7)])

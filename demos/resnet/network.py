@@ -1,7 +1,8 @@
 """The residual network: its layers, and the graph of its loss and accuracy.
 
-This module does not depend on ranks, except for batch norm with statistics of all of them. A model includes the updates of the running averages of batch norm;
-the function that computes the gradient has to perform them.
+This module does not depend on ranks, except for batch norm with statistics of all of them. A model
+includes the updates of the running averages of batch norm; the function that computes the gradient has
+to perform them.
 """
 
 import functools

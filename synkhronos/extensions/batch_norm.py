@@ -38,7 +38,7 @@ def moments(
 ) -> Moments:
     """Return the mean and the variance of the rows of all ranks.
 
-    Ranks with more rows have more weight. A rank without rows takes part and counts nowhere.
+    Ranks with more rows have more weight.
 
     Parameters
     ----------

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from typing import Any, NamedTuple, Sequence
 
 import numpy as np
 
-from synkhronos._errors import SynkhronosError
 from synkhronos._typing import Compiled, Rows
 from synkhronos.arithmetic.operations import OPERATIONS
 from synkhronos.arithmetic.partition import select, share
@@ -147,6 +145,7 @@ class CallFunction(Command):
         if self.rows is not None:
             start, _ = share(len(self.rows), size, ranks[0])
             _, stop = share(len(self.rows), size, ranks[-1])
+            start = min(start, stop - 1)  # see `_columns`
         needed = []
         for handle, split in zip(self.handles, self.splits or [None] * len(self.handles)):
             if isinstance(handle, Composite):
@@ -174,8 +173,9 @@ class CallFunction(Command):
         peers = GraphPeers(here, self.number, n_rows) if here.size > 1 else None
         if n_rows:
             return here.engine.call(replica.compiled, [*arguments, peers], self.subset)
+        # Its own updates would be those of rows that are not its own.
         own = [here.shareds[number] for number, _ in replica.updates if number not in replica.joint]
-        with on_copies(here, own), _without_rows(here), np.errstate(all="ignore"):
+        with on_copies(here, own):
             return here.engine.call(replica.compiled, [*arguments, peers], self.subset)
 
     def _whole(self, here, handle):
@@ -214,7 +214,10 @@ class CallFunction(Command):
         n_rows, rows = 1, None
         if self.rows is not None:
             start, stop = self._share(here, len(self.rows))
-            n_rows, rows = stop - start, self.rows[start:stop]
+            n_rows = stop - start
+            if not n_rows:  # in case that it has to compute nevertheless
+                start = stop - 1
+            rows = self.rows[start:stop]
         columns = []
         for position, handle in enumerate(self.handles):
             split = None if self.splits is None else self.splits[position]
@@ -229,13 +232,17 @@ class CallFunction(Command):
             n_rows, bounds = self._window(here, replica, [column.source for column in columns])
             columns.extend(bounds)
         if replica.sliceable:
-            batch = self._batch_s(here)
+            batch, sliceable = self._batch_s(here), []
             for number in replica.sliceable:
                 array = here.engine.storage(here.shareds[number])
                 own = select(batch, len(array), "batch_s")
-                columns.append(Column(array, own, 0, (self.number, "shared", number)))
+                sliceable.append(Column(array, own, 0, (self.number, "shared", number)))
+            n_own = max(len(column.rows) for column in sliceable)
+            if replica.has_collectives and not n_own:
+                sliceable = [column.of_last_row() for column in sliceable]
+            columns.extend(sliceable)
             if self.rows is None and replica.lengths is None:
-                n_rows = max(len(column.rows) for column in columns[-len(replica.sliceable) :])
+                n_rows = n_own
         return columns, n_rows
 
     def _window(self, here, replica, arguments):
@@ -247,8 +254,9 @@ class CallFunction(Command):
                 f"the rows of each slice"
             )
         start, stop = self._share(here, lengths[0])
-        rows = range(start, stop)
-        return len(rows), [Bound(rows, 0), Bound(rows, 1)]
+        n_rows = stop - start
+        rows = range(start if n_rows else max(stop - 1, 0), stop)
+        return n_rows, [Bound(rows, 0), Bound(rows, 1)]
 
     def _send(self, here, replica, values):
         """Return the outputs in the form in which they are sent to the master."""
@@ -304,22 +312,6 @@ def serial_arguments(
         length = min(int(one) for one in engine.call(replica.lengths, inputs))
         bounds = [np.array(0), np.array(length)]
     return [*inputs, *bounds, *rows, *([None] if replica.has_collectives else [])]
-
-
-@contextlib.contextmanager
-def _without_rows(here):
-    """Explain an error of a rank that has to compute without rows."""
-    try:
-        yield
-    except SynkhronosError:
-        raise
-    except Exception as error:  # of any kind, as each operation may refuse in its own way
-        reason = str(error).partition("\n")[0]  # the rest is Theano's
-        raise ValueError(
-            f"rank {here.rank} has no rows in this call, or none in a slice of it. It computes on none, "
-            f"as there are collectives in the graph, and this failed: {reason}. Call the function with "
-            f"at least one row for each rank and slice"
-        ) from error
 
 
 def _pack(here, mode, value):

@@ -11,6 +11,15 @@ from synkhronos.arithmetic.partition import share
 from synkhronos.world.here import Here
 
 
+def share_or_last(n_rows: int, size: int, index: int) -> tuple[int, int]:
+    """Return the bounds of a share of the rows; those of the last row if there is none in the share.
+
+    Ranks that have to compute although they have no rows, or none in a slice, do so with this row.
+    """
+    start, stop = share(n_rows, size, index)
+    return (start, stop) if start < stop else (max(n_rows - 1, 0), n_rows)
+
+
 class Column(NamedTuple):
     """An argument, or the part of it that this rank uses.
 
@@ -30,11 +39,16 @@ class Column(NamedTuple):
     axis: int = 0
     key: Any = None
 
+    def of_last_row(self) -> Column:
+        """Return the last row of the source, if it has any."""
+        length = len(self.source)
+        return self._replace(rows=range(max(length - 1, 0), length))
+
     def slice(self, n_slices: int, index: int) -> Column:
         """Return a slice of the rows."""
         if self.rows is None:
             return self
-        start, stop = share(len(self.rows), n_slices, index)
+        start, stop = share_or_last(len(self.rows), n_slices, index)
         return self._replace(rows=self.rows[start:stop])
 
     def take(self, here: Here) -> Any:
@@ -51,7 +65,7 @@ class Bound(NamedTuple):
     end: int
 
     def slice(self, n_slices: int, index: int) -> Bound:
-        start, stop = share(len(self.rows), n_slices, index)
+        start, stop = share_or_last(len(self.rows), n_slices, index)
         return self._replace(rows=self.rows[start:stop])
 
     def take(self, here: Here) -> np.ndarray:

@@ -5,7 +5,8 @@ what it does, and the rows on which each rank computes. Ranks at different colle
 names both. Small arrays are part of this exchange; each rank then reduces them by itself, in the same
 order and so to the same bits. For large ones the communicator follows.
 
-A rank without rows computes as the others do, so that nobody waits for it, but its arrays count nowhere.
+A rank without rows computes as the others do, with a row that is another's, so that nobody waits for it.
+Its arrays count nowhere.
 """
 
 from __future__ import annotations

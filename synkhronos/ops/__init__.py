@@ -10,9 +10,9 @@ All ranks run the collectives of a function in one order, which is fixed when th
 A collective inside ``scan`` or ``OpFromGraph``, or in one branch of ``ifelse`` only, is refused when the
 function is built, since ranks could come to it a different number of times.
 
-A rank that has no rows in a call, or fewer slices than others with ``num_slices``, computes on zero rows
-to take part. What it computes counts nowhere, and it makes only those updates that do not depend on its
-own rows.
+A rank that has no rows in a call, or fewer slices than others with ``num_slices``, computes on a row of
+another rank or slice to take part. What it computes counts nowhere, and it makes only those updates that
+do not depend on its own rows.
 
 The functions are imported when they are first used.
 
