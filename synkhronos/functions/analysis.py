@@ -65,23 +65,29 @@ def sources(world: World, function: Any, analysis: Analysis) -> dict[int, tuple[
     }
 
 
-def joint_updates(
+def collectives_in(
     world: World, compiled: Compiled, inputs: Sequence[Input], has_window: bool, n_sliceable: int
-) -> frozenset[int]:
-    """Return the numbers of the variables that all ranks update alike, if it has collectives.
+) -> dict[str, Any]:
+    """Return what a replica has to know of the collectives in the graph, and of joint updates.
 
-    Their new values depend on rows and random numbers through collectives only, or not at all.
+    These are updates without a rank's own rows: the new values depend on rows and random numbers through
+    collectives only, or not at all.
     """
     engine, numbers = world.here.engine, world.registry.numbers
     if not engine.has_collectives(compiled):
-        return frozenset()
+        return {}
     streams = set(engine.random_streams(compiled))
     analysis = engine.analyze(compiled, _axes(inputs, has_window, n_sliceable))
-    return frozenset(
+    joint = [
         numbers[shared]
         for shared, new in analysis.updates.items()
         if not _has_rows(inputs, new) and not new.own_shareds & streams
-    )
+    ]
+    return {
+        "has_collectives": True,
+        "uses_master": engine.uses_master(compiled),
+        "joint": frozenset(joint),
+    }
 
 
 def _has_rows(inputs, dependence):

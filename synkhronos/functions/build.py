@@ -10,7 +10,7 @@ from typing import Any, Iterable, Iterator, Mapping, Optional, Sequence, Tuple, 
 
 from synkhronos._typing import Compiled, OutputOp, ReduceOp, SharedVariable, Variable
 from synkhronos.arithmetic.operations import OPERATIONS
-from synkhronos.functions.analysis import joint_updates
+from synkhronos.functions.analysis import collectives_in
 from synkhronos.functions.call import Replica
 from synkhronos.functions.function import Function
 from synkhronos.functions.signature import (
@@ -153,9 +153,7 @@ def function(
         lengths=lengths,
         sliceable=[registry.numbers[shared] for shared in sliceable],
         updates=accumulated,
-        has_collectives=engine.has_collectives(compiled),
-        uses_master=engine.uses_master(compiled),
-        joint=joint_updates(world, compiled, parsed, bool(bounds), len(sliceable)),
+        **collectives_in(world, compiled, parsed, bool(bounds), len(sliceable)),
     )
     made = Function(world, kwargs["name"], replica, parsed, sliceable, ops, not_accumulated, form)
     registry.add_function(made)
