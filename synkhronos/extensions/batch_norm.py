@@ -84,10 +84,11 @@ def moments(
 
     mean = averaged(inputs.mean(axes))
     variance = averaged(tt.sqr(inputs - mean.dimshuffle(_pattern(axes, inputs.ndim))).mean(axes))
-    count = synk.ops.all_reduce(inputs.shape[0], loss_op=loss_op)
+    # Extents are reduced, too: what only depends on collectives is the same on every rank.
+    numbers = inputs.shape[0]
     for axis in axes[1:]:
-        count = count * inputs.shape[axis]
-    return Moments(mean, variance, count)
+        numbers = numbers * inputs.shape[axis]
+    return Moments(mean, variance, synk.ops.all_reduce(numbers, loss_op=loss_op))
 
 
 def batch_normalization_train(
@@ -95,7 +96,7 @@ def batch_normalization_train(
     gamma: Any,
     beta: Any,
     axes: Axes = "per-activation",
-    epsilon: float = 1e-5,
+    epsilon: float = 1e-4,
     running_average_factor: float = 0.1,
     running_mean: Any = None,
     running_var: Any = None,
