@@ -354,7 +354,8 @@ def test_graphs_that_differ_between_ranks_are_an_error_that_names_both(world):
 
     def program(rank):
         here = rank._here
-        peers = GraphPeers(here, 7, 1)
+        peers = GraphPeers(here, 7)
+        peers.weight = 1
         return peers.all_reduce(np.ones(2 + rank.rank), "sum" if rank.rank else "avg", rank.rank)
 
     with pytest.raises(synk.SynkhronosError, match="different collectives of their graphs") as raised:

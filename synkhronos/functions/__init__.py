@@ -14,5 +14,5 @@ of which replicas of shared variables are meant to be equal, with what ``analysi
 ``watch`` warns if they are not in the first calls of a function, and ``audit`` raises an error in every
 call.
 
-May import: ``arithmetic``, ``host``, ``stores``, ``comms``, ``engines``, ``world``, ``arrays``.
+May import: ``arithmetic``, ``host``, ``stores``, ``engines``, ``world``, ``arrays``.
 """

@@ -170,7 +170,12 @@ class CallFunction(Command):
         """Call the compiled function once, with the other ranks if there are collectives in it."""
         if not replica.has_collectives:
             return here.engine.call(replica.compiled, arguments, self.subset)
-        peers = GraphPeers(here, self.number, n_rows) if here.size > 1 else None
+        peers = None
+        if here.size > 1:
+            peers = here.peers.get(self.number)
+            if peers is None:
+                peers = here.peers[self.number] = GraphPeers(here, self.number)
+            peers.weight = n_rows
         if n_rows:
             return here.engine.call(replica.compiled, [*arguments, peers], self.subset)
         # Its own updates would be those of rows that are not its own.

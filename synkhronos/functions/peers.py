@@ -1,4 +1,4 @@
-"""The ranks in one execution of a graph with collectives.
+"""The ranks that call a function with collectives in its graph.
 
 At each collective the ranks first exchange where they are: the function, the number of the collective,
 what it does, and the rows on which each rank computes. Ranks at different collectives get an error that
@@ -11,7 +11,9 @@ Its arrays count nowhere.
 
 from __future__ import annotations
 
+import math
 import pickle
+import struct
 from typing import Any, NamedTuple, Sequence
 
 import numpy as np
@@ -19,10 +21,30 @@ import numpy as np
 from synkhronos._errors import SynkhronosError
 from synkhronos._typing import Array
 from synkhronos.arithmetic.operations import find_operation
-from synkhronos.comms.base import ArraySpec
 from synkhronos.world.here import Here
 
 _SMALL = 1 << 14  # bytes; arrays up to this size are part of the exchange
+_NUMBERS = struct.Struct("3q")
+_MOST_HEADERS = 1000
+
+
+class _Place(NamedTuple):
+    """Where a rank is, and with which array."""
+
+    function: int
+    number: int | None
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+    def is_at(self, other: _Place) -> bool:
+        """Whether this is the same collective."""
+        return self[:3] == other[:3]
+
+    def text(self) -> str:
+        """Return it as text for an error message."""
+        what = f"{self.name} of {np.dtype(self.dtype)} {self.shape}"
+        return f"collective {self.number} of function {self.function}, {what}"
 
 
 class _Item(NamedTuple):
@@ -30,57 +52,48 @@ class _Item(NamedTuple):
 
     Attributes
     ----------
-    function, number : int
-    name : str
-        What the collective does.
+    place : _Place
     weight : int
         The number of rows on which the rank computes.
-    spec : ArraySpec
-    value : numpy.ndarray or None
-        The array, if it is small.
     n_rows : int
         How many rows of the result the rank takes, if it takes only some.
+    value : numpy.ndarray or None
+        The array, if it is small.
     """
 
-    function: int
-    number: int | None
-    name: str
+    place: _Place
     weight: int
-    spec: ArraySpec
+    n_rows: int
     value: Any
-    n_rows: int = 0
-
-    @property
-    def place(self) -> tuple:
-        """The collective, which has to be the same on every rank."""
-        return self.function, self.number, self.name
-
-    def text(self) -> str:
-        """Return the collective as text for an error message."""
-        shape, dtype = self.spec
-        return f"collective {self.number} of function {self.function}, {self.name} of {dtype} {shape}"
 
 
 class GraphPeers:
-    """The `Peers` of one execution of a function on this rank.
+    """The `Peers` of a function on this rank.
 
     Parameters
     ----------
     here : Here
     function : int
         The number of the function.
+
+    Attributes
+    ----------
     weight : int
-        The number of rows on which this rank computes.
+        The number of rows on which this rank computes now.
     """
 
     size = 0  # for Theano's NanGuardMode: there are no numbers in it
 
-    def __init__(self, here: Here, function: int, weight: int) -> None:
-        self._here, self._function, self._weight = here, function, weight
-        self.is_master = here.is_master
+    def __init__(self, here: Here, function: int) -> None:
+        self._here, self._function, self.weight = here, function, 0
+        self._headers: dict[_Place, bytes] = {}
 
     def __deepcopy__(self, memo: dict) -> GraphPeers:
         return self  # Theano's DebugMode copies all values
+
+    @property
+    def is_master(self) -> bool:
+        return self._here.is_master
 
     def all_reduce(self, array: Array, op: str, number: int | None) -> Array:
         """See `synkhronos.engines.base.Peers`."""
@@ -90,7 +103,7 @@ class GraphPeers:
         """See `synkhronos.engines.base.Peers`."""
         items = self._meet(f"all_reduce {op!r} of rows", number, array, n_rows)
         total = self._reduce(items, array, op)
-        if not self._weight:
+        if not self.weight:
             return self._new(np.zeros((n_rows, *array.shape[1:]), array.dtype), array)
         start = sum(one.n_rows for one in items[: self._here.rank] if one.weight)
         return total[start : start + n_rows].copy()
@@ -98,7 +111,7 @@ class GraphPeers:
     def all_gather(self, array: Array, number: int | None) -> Array:
         """See `synkhronos.engines.base.Peers`."""
         items = self._meet("all_gather", number, array)
-        if any(one.spec.shape[1:] != array.shape[1:] for one in items):
+        if any([one.place.shape[1:] != array.shape[1:] for one in items]):
             raise ValueError(
                 f"all_gather: expected shapes that are equal except for axis 0, got {_specs(items)}"
             )
@@ -122,21 +135,40 @@ class GraphPeers:
 
     def _meet(self, name, number, array, n_rows=0):
         """Return the item of each rank, once all have come to this collective."""
-        spec = ArraySpec(tuple(array.shape), array.dtype)
-        value = np.asarray(self._here.engine.to_host(array)) if spec.nbytes <= _SMALL else None
-        own = _Item(self._function, number, name, self._weight, spec, value, n_rows)
-        payload = pickle.dumps(own, pickle.HIGHEST_PROTOCOL)
-        items = [pickle.loads(one) for one in self._here.transport.exchange(payload)]
-        if any(one.place != own.place for one in items):
-            listed = "; ".join(f"rank {rank}: {one.text()}" for rank, one in enumerate(items))
+        own = _Place(self._function, number, name, tuple(array.shape), array.dtype.str)
+        header = self._headers.get(own)
+        if header is None:
+            if len(self._headers) >= _MOST_HEADERS:  # of arrays with ever new shapes
+                self._headers.clear()
+            header = self._headers[own] = pickle.dumps(tuple(own), pickle.HIGHEST_PROTOCOL)
+        content, length = b"", array.size * array.dtype.itemsize
+        if length <= _SMALL:
+            content = np.asarray(self._here.engine.to_host(array)).tobytes()
+        numbers = _NUMBERS.pack(len(header), self.weight, n_rows)
+        told = self._here.transport.exchange(numbers + header + content)
+        items = [self._read(item, own, header) for item in told]
+        if not all([one.place.is_at(own) for one in items]):
+            listed = "; ".join(f"rank {rank}: {one.place.text()}" for rank, one in enumerate(items))
             raise SynkhronosError(
                 f"the ranks are at different collectives of their graphs: {listed}; let every rank call "
                 f"the same functions in the same order"
             )
         return items
 
+    def _read(self, item, own, header):
+        length, weight, n_rows = _NUMBERS.unpack_from(item)
+        start = _NUMBERS.size + length
+        place = own
+        if item[_NUMBERS.size : start] != header:
+            place = _Place(*pickle.loads(item[_NUMBERS.size : start]))
+        dtype, count = np.dtype(place.dtype), math.prod(place.shape)
+        value = None
+        if count * dtype.itemsize <= _SMALL:
+            value = np.frombuffer(item, dtype, count, start).reshape(place.shape)
+        return _Item(place, weight, n_rows, value)
+
     def _reduce(self, items, array, op):
-        if any(one.spec != items[0].spec for one in items):
+        if any([one.place != items[0].place for one in items]):
             raise ValueError(
                 f"all_reduce {op!r}: expected the same shape and dtype on every rank, got "
                 f"{_specs(items)}; use all_gather for unequal numbers of rows"
@@ -144,16 +176,16 @@ class GraphPeers:
         weights = [one.weight for one in items]
         if not any(weights):
             raise ValueError(f"all_reduce {op!r}: no rank has rows")
-        op, factor = _plain(op, weights, self._weight)
+        op, factor = _plain(op, weights, self.weight)
         operation = find_operation(op)
         if _all_are_sent(items):
             active = [(one.value, one.weight) for one in items if one.weight]
             result = self._new(operation.reduce(*zip(*active)), array)
         else:
             own = self._copy(array)
-            if not self._weight and not operation.weighted:
+            if not self.weight and not operation.weighted:
                 own[...] = operation.neutral(array.dtype)
-            result = self._here.comm.all_reduce([own], op, self._weight)[0]
+            result = self._here.comm.all_reduce([own], op, self.weight)[0]
         if factor != 1:
             self._here.engine.arithmetic.multiply(result, factor)
         return result
@@ -183,8 +215,11 @@ def _plain(op: str, weights: Sequence[int], own: int) -> tuple[str, float]:
 
 
 def _all_are_sent(items):
-    return all(one.value is not None for one in items)
+    return all([one.value is not None for one in items])
 
 
 def _specs(items):
-    return ", ".join(f"rank {rank}: {one.spec.dtype} {one.spec.shape}" for rank, one in enumerate(items))
+    places = [one.place for one in items]
+    return ", ".join(
+        f"rank {rank}: {np.dtype(one.dtype)} {one.shape}" for rank, one in enumerate(places)
+    )

@@ -57,6 +57,8 @@ class Here:
         This rank's replicas of shared variables, by number. The master's does not keep them alive.
     rows : dict
         The number of rows of each function, by number, in its last call on this rank.
+    peers : dict
+        The other ranks, as functions with collectives in their graphs see them, by number.
     sent : list
         Keeps the arrays that this rank has sent alive until the next command.
     log : object or None
@@ -77,6 +79,7 @@ class Here:
         self.functions: dict[int, Any] = {}
         self.shareds: MutableMapping[int, SharedVariable] = {}
         self.rows: dict[int, int] = {}
+        self.peers: dict[int, Any] = {}
         self.sent: list[Any] = []
         self.log: Any = None
         self.device = "cpu"

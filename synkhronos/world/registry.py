@@ -135,6 +135,8 @@ class Drop(Command):
         return self.command.needs(ranks, size)
 
     def run(self, here: Here) -> Any:
+        for number in self.numbers:
+            here.peers.pop(number, None)
         if not here.is_master:
             self._drop(here)
         return self.command.run(here)
