@@ -87,6 +87,7 @@ class GraphPeers:
     def __init__(self, here: Here, function: int) -> None:
         self._here, self._function, self.weight = here, function, 0
         self._headers: dict[_Place, bytes] = {}
+        self._stages: dict[int | None, tuple] = {}  # memory and communicators for large arrays
 
     def __deepcopy__(self, memo: dict) -> GraphPeers:
         return self  # Theano's DebugMode copies all values
@@ -182,13 +183,26 @@ class GraphPeers:
             active = [(one.value, one.weight) for one in items if one.weight]
             result = self._new(operation.reduce(*zip(*active)), array)
         else:
-            own = self._copy(array)
-            if not self.weight and not operation.weighted:
-                own[...] = operation.neutral(array.dtype)
-            result = self._here.comm.all_reduce([own], op, self.weight)[0]
+            result = self._reduce_large(items[0].place.number, array, operation)
         if factor != 1:
             self._here.engine.arithmetic.multiply(result, factor)
         return result
+
+    def _reduce_large(self, number, array, operation):
+        """Reduce arrays through a communicator. A NumPy array is copied to the same memory each time."""
+        if isinstance(array, np.ndarray):
+            stage, comm = self._stages.get(number, (None, None))
+            if stage is None or (stage.shape, stage.dtype) != (array.shape, array.dtype):
+                stage = self._here.store.empty(array.shape, array.dtype)
+                comm = self._here.transport.communicator()
+                self._stages[number] = stage, comm
+            stage[...] = array
+        else:
+            stage, comm = array.copy("C"), self._here.comm
+        if not self.weight and not operation.weighted:
+            stage[...] = operation.neutral(array.dtype)
+        result = comm.all_reduce([stage], operation.name, self.weight)[0]
+        return np.array(result) if isinstance(array, np.ndarray) else result
 
     def _copy(self, array):
         """Return a copy of an array that a communicator may use, of a NumPy array in the store."""

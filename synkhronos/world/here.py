@@ -149,6 +149,7 @@ class Here:
 
         The store is about to be freed, or new workers must inherit copies instead of shared arrays.
         """
+        self.peers.clear()  # they have memory in the store
         for shared in self.shareds.values():
             storage = self.engine.storage(shared)
             if isinstance(storage, np.ndarray) and storage in self.store:
