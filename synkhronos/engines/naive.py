@@ -165,10 +165,9 @@ class NaiveEngine(Engine):
 
     def _dependence(self, compiled, variable):
         used = Graph(None, [], [variable], [], compiled.givens).variables()
-        return Dependence(
-            frozenset(number for number, one in enumerate(compiled.inputs) if one in used),
-            frozenset(one for one in used if isinstance(one, Shared)),
-        )
+        arguments = frozenset(number for number, one in enumerate(compiled.inputs) if one in used)
+        shareds = frozenset(one for one in used if isinstance(one, Shared))
+        return Dependence(arguments, shareds, arguments, shareds)
 
     def dumps(self, objects, known):
         buffer = io.BytesIO()

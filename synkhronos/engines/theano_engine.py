@@ -8,23 +8,28 @@ from pathlib import Path
 
 import numpy as np
 import theano
-import theano.tensor as tt
 from theano.compile.sharedvalue import SharedVariable
 from theano.gof import compilelock, vm
 from theano.gof.type import Generic
 from theano.sandbox.rng_mrg import MRG_RandomStreams, mrg_uniform_base
 from theano.sparse import SparseType
 from theano.tensor import TensorType as TheanoTensorType
-from theano.tensor.elemwise import DimShuffle, Elemwise
 from theano.tensor.raw_random import RandomStateType
 from theano.tensor.shared_randomstreams import RandomStreams
-from theano.tensor.subtensor import Subtensor, get_idx_list
 
 from synkhronos._errors import SynkhronosError
 from synkhronos.arithmetic.streams import jump_mrg
 from synkhronos.engines.base import Engine, InputType, TensorType, WrappedInput
+from synkhronos.engines.theano_collectives import ALONE, PeersType
 from synkhronos.engines.theano_dependence import analyze
 from synkhronos.engines.theano_modules import ModuleLog, add_modules, make_cacheable
+from synkhronos.engines.theano_order import (
+    check_order,
+    find_peers,
+    in_order,
+    takes_from_master,
+    takes_peers,
+)
 from synkhronos.engines.theano_pickles import (
     GraphPickler,
     GraphUnpickler,
@@ -32,6 +37,7 @@ from synkhronos.engines.theano_pickles import (
     with_deep_stack,
 )
 from synkhronos.engines.theano_shared import report_assignments
+from synkhronos.engines.theano_windows import cut_windows
 from synkhronos.host import compile_cache
 
 # The linkers that can compute a subset of the outputs.
@@ -97,24 +103,30 @@ class TheanoEngine(Engine):
         # These come first: Theano then substitutes them everywhere, including other givens and the
         # default updates of shared variables, such as random streams.
         givens = [*zip(sliceable, rows), *givens]
+        arguments = [*inputs, *rows]
+        expressions = [*outputs, *(new for _, new in [*updates, *givens])]
+        has_peers = find_peers(expressions, kwargs.get("no_default_updates"))
+        if has_peers:
+            arguments.append(PeersType()("peers"))
+            givens.insert(0, (ALONE, arguments[-1]))
+            kwargs["mode"] = in_order(kwargs.get("mode"))
         make_cacheable()
-        compiled = _compile(
-            [*inputs, *rows], outputs, updates=OrderedDict(updates), givens=givens, **kwargs
-        )
+        compiled = _compile(arguments, outputs, updates=OrderedDict(updates), givens=givens, **kwargs)
+        if has_peers:
+            check_order(compiled)
         # Arguments have been checked before they were scattered. Checking again takes 40% of a small
         # call. https://theano-pymc.readthedocs.io/en/latest/tutorial/faq_tutorial.html
         compiled.trust_input = True
         return compiled
 
     def cut_windows(self, givens, inputs):
-        start, stop = tt.lscalar("first_row"), tt.lscalar("last_row")
-        cut, lengths = [], []
-        for old, new in givens:
-            if any(one in inputs for one in _ancestors_of_slices(new)):
-                lengths.append(new.shape[0])
-                new = new[start:stop]
-            cut.append((old, new))
-        return (cut, [start, stop], lengths) if lengths else (givens, [], [])
+        return cut_windows(givens, inputs)
+
+    def has_collectives(self, compiled):
+        return takes_peers(compiled)
+
+    def uses_master(self, compiled):
+        return takes_from_master(compiled)
 
     def shareds(self, compiled):
         return compiled.get_shared()
@@ -227,27 +239,6 @@ class TheanoEngine(Engine):
             super().jump(shared, index)
         else:
             self.store(shared, jump_mrg(self.storage(shared), index))
-
-
-def _ancestors_of_slices(variable):
-    """Return what the slices of axis 0 depend on from which a variable is computed row by row."""
-    bounds, seen, stack = [], set(), [variable]
-    while stack:
-        node = getattr(stack.pop(), "owner", None)
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if isinstance(node.op, Elemwise):
-            stack.extend(node.inputs)
-        elif isinstance(node.op, DimShuffle) and node.op.new_order[:1] == (0,):
-            stack.append(node.inputs[0])
-        elif isinstance(node.op, Subtensor):
-            rows = get_idx_list(node.inputs, node.op.idx_list)[0]
-            if rows == slice(None):
-                stack.append(node.inputs[0])
-            elif isinstance(rows, slice):
-                bounds += [one for one in (rows.start, rows.stop) if one is not None]
-    return theano.gof.graph.ancestors([one for one in bounds if isinstance(one, theano.gof.Variable)])
 
 
 def _check_options(options):

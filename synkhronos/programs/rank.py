@@ -98,6 +98,9 @@ class Rank(Collectives):
     ) -> Result:
         """Call this rank's replica of a function; nothing is split or reduced.
 
+        If there are collectives in its graph, from `synkhronos.ops`, this call is one as well: all ranks
+        have to call the function at the same point.
+
         Parameters
         ----------
         f : Function
@@ -119,11 +122,20 @@ class Rank(Collectives):
         ------
         TypeError, ValueError, IndexError
             For wrong arguments, as in a call outside; for a function that is not replicated.
+        SynkhronosError
+            For a function with collectives, if the ranks are at different points.
+        RuntimeError
+            For a function with collectives, in a program with ``on_death="continue"``.
         """
         self._enter()
-        return own_call.call(
+        command, form = own_call.prepare(
             self._here, self._token, f, inputs, inputs_by_name, batch, batch_s, num_slices, output_subset
         )
+        if not self._here.functions[command.number].has_collectives:
+            return form(command.run(self._here))
+        self._enter_meeting()
+        what = f.name, command.number, command.num_slices, command.subset
+        return form(self._run("call", command, *what))
 
     def rows(self, length: int) -> range:
         """Return this rank's share of the rows; the lower ranks have the longer shares.
