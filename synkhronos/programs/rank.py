@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
 import time
 from typing import Any, Iterator, Sequence
 
@@ -459,13 +458,6 @@ class Rank(Collectives):
             yield
         finally:
             log.add(category, name, start)
-
-
-def entropy_of_script(programs: int) -> list[int]:
-    """Return numbers that depend on the state of ``numpy.random``, and on how many programs have run."""
-    name, keys, position, *_ = np.random.get_state()
-    digest = hashlib.blake2b(keys.tobytes() + position.to_bytes(8, "little"), digest_size=16)
-    return [int.from_bytes(digest.digest(), "little"), programs]
 
 
 def _at_least(value, least, label):
