@@ -5,6 +5,7 @@ A job takes seconds to start, so one job does the work of many tests here.
 
 import json
 import pickle
+import re
 import threading
 
 import numpy as np
@@ -132,6 +133,26 @@ def test_fresh_ranks_take_the_place_of_dead_ones_on_any_machine(machines, tmp_pa
     )
     assert done.check().output.splitlines()[-1] == "replaced", done.output
     assert not machines.left()
+
+
+@pytest.mark.parametrize(
+    "demo", ["demo_1", "demo_3", *(pytest.param(f"demo_{n}", marks=pytest.mark.slow) for n in (2, 4, 5))]
+)
+def test_demos_equal_plain_theano(demo, machines, tmp_path):
+    script = ROOT / "demos" / f"{demo}.py"
+    done = machines.run(script, cwd=tmp_path, tasks=2, environment={**COURIERS, "SYNKHRONOS_RANKS": "1"})
+    assert done.check().output.splitlines()[-1].startswith("All results equal those of plain Theano")
+
+
+@pytest.mark.parametrize("demo", ["rules", pytest.param("cpu_data", marks=pytest.mark.slow)])
+def test_demos_train_on_machines(demo, machines, tmp_path):
+    script = ROOT / "demos" / "lasagne_mnist" / f"train_mnist_{demo}.py"
+    done = machines.run(
+        script, "--epochs", "6", "--model", "mlp", cwd=tmp_path, tasks=2, timeout=120,
+        environment={**COURIERS, "SYNKHRONOS_RANKS": "2"},
+    )  # fmt: skip
+    [accuracy] = re.findall(r"^Test:.* accuracy ([\d.]+)%$", done.check().output, re.MULTILINE)
+    assert float(accuracy) > 80, done.output
 
 
 @pytest.mark.parametrize("name", SUITE)
