@@ -148,8 +148,8 @@ def test_demos_equal_plain_theano(demo, machines, tmp_path):
 def test_demos_train_on_machines(demo, machines, tmp_path):
     script = ROOT / "demos" / "lasagne_mnist" / f"train_mnist_{demo}.py"
     done = machines.run(
-        script, "--epochs", "6", "--model", "mlp", cwd=tmp_path, tasks=2, timeout=120,
-        environment={**COURIERS, "SYNKHRONOS_RANKS": "2"},
+        script, "--data", "sklearn", "--epochs", "6", "--model", "mlp",
+        cwd=tmp_path, tasks=2, environment={**COURIERS, "SYNKHRONOS_RANKS": "2"}, timeout=120,
     )  # fmt: skip
     [accuracy] = re.findall(r"^Test:.* accuracy ([\d.]+)%$", done.check().output, re.MULTILINE)
     assert float(accuracy) > 80, done.output
