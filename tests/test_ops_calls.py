@@ -2,6 +2,7 @@
 
 import multiprocessing
 import pickle
+import time
 
 import numpy as np
 import pytest
@@ -47,6 +48,14 @@ class Raise(theano.Op):
 
     def infer_shape(self, node, shapes):
         return shapes
+
+
+class Doze(Raise):
+    """Returns its input, after a time that depends on its first number."""
+
+    def perform(self, node, inputs, outputs):
+        time.sleep(max(0.0, inputs[0][0, 0] / 1000))
+        outputs[0][0] = inputs[0].copy()
 
 
 def statistics():
@@ -207,6 +216,19 @@ def test_calls_in_fuse_and_profile_are_the_same(world):
             second = f(ROWS)
     np.testing.assert_allclose([first.result(), second.result()], [expected] * 2)
     assert profile.seconds.shape[1] == RANKS
+
+
+def test_a_profile_counts_the_waiting_inside_a_graph_once(world):
+    x = tt.dmatrix("x")
+    f = synk.function([x], ops.all_reduce(Doze()(x).sum()))
+    with synk.profile() as profile:
+        f(ROWS + np.arange(8.0).reshape(8, 1) // 3 * 100)  # the higher ranks sleep longer
+    seconds = dict(zip(profile.categories, profile.seconds[0].T))
+    assert seconds["wait"][0] > 0.15 > seconds["compute"][0]
+    assert seconds["compute"][2] > 0.15
+    for rank, events in enumerate(profile.events):
+        [command] = [one.seconds for one in events if one.category == "command"]
+        assert profile.seconds[0, rank].sum() <= command + 1e-3
 
 
 def test_random_streams_and_checkpoints_work_with_collectives(world, tmp_path):
