@@ -63,8 +63,8 @@ class Profile:
     ----------
     categories : tuple of str
         ``"compute"``: inside compiled functions, without the waiting in their collectives; ``"copy"``:
-        copying rows, and copying arrays to shared memory; ``"reduce"``: the arithmetic of collectives; ``"wait"``: waiting for other ranks;
-        ``"other"``: the rest of each command.
+        copying rows, and copying arrays to shared memory; ``"reduce"``: the arithmetic of collectives;
+        ``"wait"``: waiting for other ranks; ``"other"``: the rest of each command.
     events : list of list of Event
         The events of each rank, in order.
     seconds : numpy.ndarray

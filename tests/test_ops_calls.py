@@ -1,5 +1,6 @@
 """Tests of calls of functions with collectives: ranks without rows, slices, failures, programs."""
 
+import gc
 import multiprocessing
 import pickle
 import time
@@ -384,3 +385,42 @@ def test_graphs_that_differ_between_ranks_are_an_error_that_names_both(world):
         synk.spmd(program)
     assert "rank 0: collective 0 of function 7, all_reduce 'avg' of float64 (2,)" in str(raised.value)
     assert "rank 2: collective 2 of function 7, all_reduce 'sum' of float64 (4,)" in str(raised.value)
+
+
+# Memory
+
+
+@own_process
+def test_a_rank_in_the_place_of_a_dead_one_has_memory_of_its_own_for_collectives():
+    synk.fork(3, use_gpu=False)
+    x = tt.dmatrix("x")
+    f = synk.function([x], (ops.all_reduce(x.sum(0)), None))
+    rows = np.random.RandomState(1).normal(size=(5, 4000))
+    expected = rows.sum(0)
+    np.testing.assert_allclose(f(rows), expected)
+
+    def program(rank):
+        import os
+
+        if rank.rank == 1 and not rank.restarts:
+            os._exit(3)
+        return rank.restarts
+
+    assert synk.spmd(program, on_death="continue") == [0, 1, 0]
+    for _ in range(3):
+        np.testing.assert_allclose(f(rows), expected)
+
+
+def test_memory_of_collectives_is_freed_with_their_function(world):
+    here = current_world().here
+    x = tt.dmatrix("x")
+    f = synk.function([x], (ops.all_reduce(x.sum(0)), None))
+    rows = np.random.RandomState(1).normal(size=(5, 4000))
+    f(rows)
+    number = f.replica.number
+    assert number in here.peers
+    del f
+    gc.collect()
+    g = synk.function([x], x.mean())
+    g(rows)
+    assert number not in here.peers
