@@ -10,12 +10,15 @@ from checks.engines import CHECKS
 from theano.sandbox.rng_mrg import MRG_RandomStreams
 from theano.tensor.shared_randomstreams import RandomStreams
 
+import synkhronos as synk
 from synkhronos.engines import naive
 from synkhronos.engines.theano_cpu import TheanoCpuEngine
 
 
 class NaiveLab:
     dtype = "float64"
+
+    ops = naive
 
     def __init__(self):
         self.engine = naive.NaiveEngine()
@@ -33,6 +36,7 @@ class NaiveLab:
 class TheanoLab:
     dtype = "float64"
     streams = RandomStreams
+    ops = synk.ops
 
     def __init__(self):
         self.engine = TheanoCpuEngine()

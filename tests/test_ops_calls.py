@@ -1,7 +1,9 @@
 """Tests of calls of functions with collectives: ranks without rows, slices, failures, programs."""
 
+import gc
 import multiprocessing
 import pickle
+import time
 
 import numpy as np
 import pytest
@@ -47,6 +49,14 @@ class Raise(theano.Op):
 
     def infer_shape(self, node, shapes):
         return shapes
+
+
+class Doze(Raise):
+    """Returns its input, after a time that depends on its first number."""
+
+    def perform(self, node, inputs, outputs):
+        time.sleep(max(0.0, inputs[0][0, 0] / 1000))
+        outputs[0][0] = inputs[0].copy()
 
 
 def statistics():
@@ -209,6 +219,19 @@ def test_calls_in_fuse_and_profile_are_the_same(world):
     assert profile.seconds.shape[1] == RANKS
 
 
+def test_a_profile_counts_the_waiting_inside_a_graph_once(world):
+    x = tt.dmatrix("x")
+    f = synk.function([x], ops.all_reduce(Doze()(x).sum()))
+    with synk.profile() as profile:
+        f(ROWS + np.arange(8.0).reshape(8, 1) // 3 * 100)  # the higher ranks sleep longer
+    seconds = dict(zip(profile.categories, profile.seconds[0].T))
+    assert seconds["wait"][0] > 0.15 > seconds["compute"][0]
+    assert seconds["compute"][2] > 0.15
+    for rank, events in enumerate(profile.events):
+        [command] = [one.seconds for one in events if one.category == "command"]
+        assert profile.seconds[0, rank].sum() <= command + 1e-3
+
+
 def test_random_streams_and_checkpoints_work_with_collectives(world, tmp_path):
     x, stream = tt.dmatrix("x"), MRG_RandomStreams(3)
     average = theano.shared(np.zeros(2), "average")
@@ -362,3 +385,42 @@ def test_graphs_that_differ_between_ranks_are_an_error_that_names_both(world):
         synk.spmd(program)
     assert "rank 0: collective 0 of function 7, all_reduce 'avg' of float64 (2,)" in str(raised.value)
     assert "rank 2: collective 2 of function 7, all_reduce 'sum' of float64 (4,)" in str(raised.value)
+
+
+# Memory
+
+
+@own_process
+def test_a_rank_in_the_place_of_a_dead_one_has_memory_of_its_own_for_collectives():
+    synk.fork(3, use_gpu=False)
+    x = tt.dmatrix("x")
+    f = synk.function([x], (ops.all_reduce(x.sum(0)), None))
+    rows = np.random.RandomState(1).normal(size=(5, 4000))
+    expected = rows.sum(0)
+    np.testing.assert_allclose(f(rows), expected)
+
+    def program(rank):
+        import os
+
+        if rank.rank == 1 and not rank.restarts:
+            os._exit(3)
+        return rank.restarts
+
+    assert synk.spmd(program, on_death="continue") == [0, 1, 0]
+    for _ in range(3):
+        np.testing.assert_allclose(f(rows), expected)
+
+
+def test_memory_of_collectives_is_freed_with_their_function(world):
+    here = current_world().here
+    x = tt.dmatrix("x")
+    f = synk.function([x], (ops.all_reduce(x.sum(0)), None))
+    rows = np.random.RandomState(1).normal(size=(5, 4000))
+    f(rows)
+    number = f.replica.number
+    assert number in here.peers
+    del f
+    gc.collect()
+    g = synk.function([x], x.mean())
+    g(rows)
+    assert number not in here.peers
