@@ -428,7 +428,10 @@ UNPICKLING = {"synkhronos/world/here.py", "synkhronos/world/world.py", "synkhron
               "synkhronos/programs/controller.py",
               "synkhronos/programs/meeting.py", "synkhronos/programs/messages.py",
               "synkhronos/programs/spmd.py", "synkhronos/stores/commons.py",
-              "synkhronos/comms/linked.py", "synkhronos/comms/machines.py",
+              "synkhronos/comms/linked.py", "synkhronos/comms/machines.py", "synkhronos/comms/wires.py",
+              "synkhronos/programs/relay/post.py", "synkhronos/programs/relay/visitors.py",
+              "synkhronos/programs/remote_stripes.py", "synkhronos/transports/machines/courier.py",
+              "synkhronos/transports/machines/naive.py",
               "synkhronos/transports/machines/leaders.py", "synkhronos/transports/machines/meetings.py",
               "synkhronos/transports/machines/transport.py", "synkhronos/world/machines.py",
               "benchmarks/center.py", "benchmarks/replicate.py"}  # fmt: skip

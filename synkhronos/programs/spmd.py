@@ -274,6 +274,7 @@ def _commons(world: World) -> Iterator[Commons]:
     commons = world.here.store.commons
     try:
         commons.clear()  # an interrupt may have come before the end of the last program's
+        commons.release_locks()
         yield commons
     finally:
         commons.clear()
