@@ -4,6 +4,7 @@ Each rank exchanges its own variables, as large as the parameters of ResNet-50, 
 the other. The copy is of the same size, by as many ranks at once.
 """
 
+import functools
 import os
 import pickle
 import time
@@ -59,12 +60,14 @@ def _prepare(transport):
     from synkhronos.engines.naive import NaiveEngine, Shared
     from synkhronos.programs.center import Center
     from synkhronos.programs.messages import Messages
+    from synkhronos.programs.stripes import Stripes
 
     commons, engine = transport.store.commons, NaiveEngine()
     variable = Shared(np.full(ITEMS, transport.rank, "float32"), "w")
     copy = variable.storage.copy()
-    adding = Center(commons, engine, variable, "added", os.sched_yield)
-    elastic = Center(commons, engine, variable, "elastic", os.sched_yield)
+    stripes = functools.partial(Stripes, commons)
+    adding = Center(stripes, engine, variable, "added", os.sched_yield)
+    elastic = Center(stripes, engine, variable, "elastic", os.sched_yield)
     messages = Messages(commons, transport.rank, transport.size)
     calls = {
         "copy": lambda: np.copyto(copy, variable.storage),

@@ -37,6 +37,7 @@ folder's docstring describes its contents.
 
 ===================  ==============================================================================
 ``extensions``       update rules and training steps, built on the public names only
+``ops``              collectives as operations in graphs
 ``programs``         programs that every rank runs at its own pace: center, messages, controller
 ``_profile``         measures how each rank spends its time
 ``checkpoints``      saving and loading the state of all ranks
@@ -143,7 +144,8 @@ else:
 
 
 from synkhronos import extensions as extensions
+from synkhronos import ops as ops
 
 
 def __dir__():
-    return [*__all__, "__version__", "extensions"]
+    return [*__all__, "__version__", "extensions", "ops"]

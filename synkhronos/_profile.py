@@ -24,7 +24,7 @@ CATEGORIES = ("compute", "copy", "reduce", "wait", "other")
 _COMMAND = "command"
 
 # Which category the time of a method belongs to, and which attribute of `Here` has the method; None:
-# `Here` itself. None of these methods calls another.
+# `Here` itself. Only compiled functions call others of these methods: the collectives in their graphs.
 _TIMED = (
     ("compute", "engine", "call"),
     ("copy", None, "take"),
@@ -62,9 +62,9 @@ class Profile:
     Attributes
     ----------
     categories : tuple of str
-        ``"compute"``: inside compiled functions; ``"copy"``: copying rows, and copying arrays to shared
-        memory; ``"reduce"``: the arithmetic of collectives; ``"wait"``: waiting for other ranks;
-        ``"other"``: the rest of each command.
+        ``"compute"``: inside compiled functions, without the waiting in their collectives; ``"copy"``:
+        copying rows, and copying arrays to shared memory; ``"reduce"``: the arithmetic of collectives;
+        ``"wait"``: waiting for other ranks; ``"other"``: the rest of each command.
     events : list of list of Event
         The events of each rank, in order.
     seconds : numpy.ndarray
@@ -84,14 +84,19 @@ class Profile:
         rest = self.seconds[:, :, -1]
         for rank, by_rank in enumerate(events):
             begin = {event.step: event.start for event in by_rank if event.category == _COMMAND}
+            ended: list[Event] = []
             for event in by_rank:
                 if event.category == _COMMAND:
                     rest[event.step, rank] += event.seconds
                     continue
-                self.seconds[event.step, rank, CATEGORIES.index(event.category)] += event.seconds
+                own = event.seconds
+                while ended and ended[-1].start >= event.start:  # it was inside this one
+                    own -= ended.pop().seconds
+                ended.append(event)
+                self.seconds[event.step, rank, CATEGORIES.index(event.category)] += own
                 # The master also copies before its command, for example the numbers of rows.
                 if event.start >= begin.get(event.step, np.inf):
-                    rest[event.step, rank] -= event.seconds
+                    rest[event.step, rank] -= own
         np.maximum(rest, 0, out=rest)
 
     def table(self) -> str:

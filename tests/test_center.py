@@ -1,5 +1,6 @@
 """Tests of centers: against NumPy, and with ranks that exchange at once, are stopped and killed."""
 
+import functools
 import os
 import re
 import signal
@@ -11,6 +12,7 @@ from checks.children import as_rank, begin, die, end, kill, wait_until
 from synkhronos.engines.naive import NaiveEngine, Shared
 from synkhronos.programs import layout
 from synkhronos.programs.center import Center
+from synkhronos.programs.stripes import Stripes
 from synkhronos.stores.memory import SharedMemory
 from synkhronos.stores.naive import NaiveCommons
 from synkhronos.stores.shared import SharedMemoryStore
@@ -62,13 +64,18 @@ def draw(types, seed):
             for shape, dtype in types]  # fmt: skip
 
 
+def center_in(commons, *arguments):
+    """Return a center whose stripes are in these commons."""
+    return Center(functools.partial(Stripes, commons), *arguments)
+
+
 class Rank:
     """A rank in this process: its variables, and what they should be."""
 
     def __init__(self, commons, types, seed, model, engine=ENGINE):
         self.values = draw(types, seed)
         self.variables = [Shared(value, f"v{k}") for k, value in enumerate(self.values)]
-        self.center = Center(commons, engine, self.variables, "c", pause)
+        self.center = center_in(commons, engine, self.variables, "c", pause)
         if "center" in model:
             self.values = [one.copy() for one in model["center"]]
         else:
@@ -148,12 +155,12 @@ def test_elastic_exchanges_are_those_of_numpy(commons):
     ranks[0].push(0.5)
     ranks[0].check()
     with pytest.raises(TypeError, match="for floats, and the variable v0 has the dtype int64"):
-        Center(commons, ENGINE, [Shared(np.zeros(3, int), "v0")], "i", pause).elastic(0.5)
+        center_in(commons, ENGINE, [Shared(np.zeros(3, int), "v0")], "i", pause).elastic(0.5)
 
 
 def test_assigned_values_are_the_centers_and_not_the_variables(commons):
     variable = Shared(np.zeros((30, 20)), "w")
-    center = Center(commons, ENGINE, variable, "c", pause)
+    center = center_in(commons, ENGINE, variable, "c", pause)
     new = np.arange(600.0).reshape(20, 30).T
     center.assign(new)
     np.testing.assert_array_equal(center.value(), new)
@@ -185,8 +192,8 @@ class DeviceEngine(NaiveEngine):
 
 def test_arrays_of_a_device_are_exchanged_by_way_of_the_host(commons):
     own, other = Shared(np.full(300, 4.0), "w"), Shared(np.zeros(300), "w")
-    on_device = Center(commons, DeviceEngine(), own, "c", pause)
-    on_host = Center(commons, ENGINE, other, "c", pause)
+    on_device = center_in(commons, DeviceEngine(), own, "c", pause)
+    on_host = center_in(commons, ENGINE, other, "c", pause)
     assert set(other.storage) == {4}
     other.storage += 2
     on_host.push()
@@ -200,7 +207,7 @@ def test_arrays_of_a_device_are_exchanged_by_way_of_the_host(commons):
 
 def test_a_center_of_nothing_has_nothing_to_exchange(commons):
     for _ in range(2):
-        center = Center(commons, ENGINE, [Shared(np.zeros((0, 3)), "e")], "c", refuse)
+        center = center_in(commons, ENGINE, [Shared(np.zeros((0, 3)), "e")], "c", refuse)
         center.push()
         center.elastic(1)
         center.pull()
@@ -208,7 +215,7 @@ def test_a_center_of_nothing_has_nothing_to_exchange(commons):
 
 
 def make(commons, shareds, name="c"):
-    return Center(commons, ENGINE, shareds, name, pause)
+    return center_in(commons, ENGINE, shareds, name, pause)
 
 
 def test_wrong_arguments_are_refused_in_words(store):
@@ -249,7 +256,7 @@ def test_wrong_arguments_are_refused_in_words(store):
 
 def make_integers(store, value=0):
     variable = Shared(np.full(SIZE, value), "w")
-    return variable, Center(store.commons, ENGINE, variable, "c", pause)
+    return variable, center_in(store.commons, ENGINE, variable, "c", pause)
 
 
 def stripes_of(array):
@@ -300,7 +307,7 @@ def test_what_four_ranks_push_at_once_adds_up_exactly(store, killed):
 def assert_all_memories_are_used_once(center, others):
     """After each member's number was taken over, each memory is in the table or is one rank's spare."""
     # They take the numbers of those that ended.
-    more = [Center(center._stripes._commons, ENGINE, Shared(np.zeros(SIZE, int)), "c", pause)
+    more = [center_in(center._stripes._commons, ENGINE, Shared(np.zeros(SIZE, int)), "c", pause)
             for _ in range(others)]  # fmt: skip
     table, members = center._stripes._table, center._stripes._members
     used = [table[k, 0] for k in range(COUNT)] + [members[k, 0] for k in range(1 + others)]

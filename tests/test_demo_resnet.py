@@ -410,3 +410,56 @@ def test_a_script_names_the_broken_file_without_a_traceback(run_demo, folder):
     )
     assert done.returncode == 1 and "Traceback" not in done.stderr
     assert re.search(r"^train_resnet.py: .*\.png cannot be read as an image", done.stderr)
+
+
+# Batch normalization over all ranks
+
+
+@pytest.fixture
+def double(demo, monkeypatch):
+    """Configuration with ``floatX=float64``."""
+    monkeypatch.setattr(theano.config, "floatX", "float64")
+
+
+def trained(demo, options, x, y, steps, build):
+    """Return the losses, parameters and running averages after some steps in double precision."""
+    model = demo.network.build_model(options)
+    step, _ = build(model, options)
+    rng = np.random.RandomState(7)
+    order = [rng.permutation(len(x)) for _ in range(steps)]
+    losses = [float(step(x[rows], y[rows])) for rows in order]
+    return losses, values_of(model.params), values_of(model.averages)
+
+
+def assert_equals_serial_training(demo, world_of, options, processes, steps, rtol):
+    x, y = minibatch(options, options.batch)
+    x = x.astype(theano.config.floatX)
+    expected = trained(demo, options, x, y, steps, demo.train_resnet_theano.build)
+    world_of(processes)
+    result = trained(demo, options, x, y, steps, demo.train_resnet.build)
+    for got, one in zip(result, expected):
+        for value, wanted in zip(got, one):
+            np.testing.assert_allclose(value, wanted, rtol=rtol, atol=rtol)
+
+
+@pytest.mark.parametrize("processes, rows", [(2, 5), (3, 5), (4, 3)])
+def test_synchronized_steps_equal_the_serial_ones_for_any_numbers_of_rows(
+    demo, double, world_of, processes, rows
+):
+    """In the last case a rank has no rows."""
+    options = options_of(demo, "--sync-batch-norm", "--batch", rows, processes=processes)
+    assert_equals_serial_training(demo, world_of, options, processes, 3, 1e-9)
+    assert synk.size() == processes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [2, 3])
+def test_20_synchronized_steps_equal_the_serial_ones(demo, double, world_of, processes):
+    options = options_of(demo, "--sync-batch-norm", "--batch", 8, processes=processes)
+    assert_equals_serial_training(demo, world_of, options, processes, 20, 1e-5)
+
+
+def test_the_main_script_trains_with_the_statistics_of_all_ranks(run_demo):
+    arguments = [*TINY, "--blocks", "1", "--processes", "2", "--sync-batch-norm"]
+    done = run_demo(DEMO / "train_resnet.py", *arguments, timeout=300)
+    assert "batch norm uses the statistics of all ranks\n" in done.stdout

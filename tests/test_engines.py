@@ -7,12 +7,15 @@ import pytest
 from checks.engines import CHECKS
 from compilers import NAME, RandomStreams, compiler, tt
 
+import synkhronos as synk
 from synkhronos.engines import naive
 from synkhronos.engines.cpu import CpuEngine
 
 
 class NaiveLab:
     dtype = "float64"
+
+    ops = naive
 
     def __init__(self):
         self.engine = naive.NaiveEngine()
@@ -30,6 +33,7 @@ class NaiveLab:
 class CompilerLab:
     dtype = "float64"
     streams = staticmethod(RandomStreams)
+    ops = synk.ops
 
     def __init__(self):
         self.engine = CpuEngine()

@@ -93,7 +93,7 @@ PLACES = {
         "synkhronos.programs.register:Register.write",
         "synkhronos.programs.mailbox:Mailbox.publish",
         "synkhronos.programs.mailbox:Mailbox.take",
-        "synkhronos.programs.own_call:call",
+        "synkhronos.programs.own_call:prepare",
         "synkhronos.programs.stripes:Stripes.change",
         "synkhronos.programs.spmd:Results",
         "synkhronos.stores.commons:FileLock.try_acquire",

@@ -13,7 +13,7 @@ from synkhronos.arithmetic.machines import ranks_of_machines
 from synkhronos.comms.formats import make_wire
 from synkhronos.comms.staged import StagedCommunicator
 from synkhronos.stores.needs import Need, combine, positions
-from synkhronos.transports.machines.leaders import CONTROL, Leaders
+from synkhronos.transports.machines.leaders import CONTROL, END, Leaders
 from synkhronos.transports.machines.naive import NaiveNetwork
 from synkhronos.transports.machines.transport import MachinesTransport
 from synkhronos.transports.naive import NaiveTransport
@@ -151,3 +151,19 @@ def test_rows_for_two_calls_are_sent_once_and_found_by_both(one, other):
     for rows in (one, other):
         wanted = np.asarray(rows, np.int64)
         np.testing.assert_array_equal(sent[positions(wanted, need.rows)], data[wanted])
+
+
+def test_the_end_of_a_world_that_was_read_early_does_not_end_the_next_one():
+    first, second = map(Leaders, NaiveNetwork(2).links())
+    first.begin(4)
+    first.notify(END, "ended")
+    second.begin(3)
+    second.read_notices()  # that of a command that has not come yet
+    second.begin(4)
+    second.begin(5)
+    second.first_number = 5
+    second.read_notices()
+    first.begin(5)
+    first.notify(END, "ended again")
+    with pytest.raises(WorldBrokenError, match="again"):
+        second.read_notices()

@@ -93,6 +93,30 @@ def test_a_dead_leader_ends_the_job(lasting, tmp_path, moment):
     assert code != 0 and "machine-b" in output and "signal 9" in output, output
 
 
+@pytest.mark.parametrize("moment", ["center", *slow("idle")])
+def test_a_dead_courier_ends_the_job(lasting, tmp_path, moment):
+    job = Job(lasting, tmp_path, moment, tasks=2, environment={"SYNKHRONOS_SPARE_TASKS": "1"})
+    [courier] = [
+        pid
+        for pid, command in lasting.processes(1).items()
+        if "python" in command.split()[0] and "keeper.py" not in command and pid not in job.pids[2:]
+    ]
+    job.now()
+    job.job.send(1, [courier], signal.SIGKILL)
+    code, output = job.end()
+    assert code != 0 and "machine-b" in output and "signal 9" in output, output
+
+
+@pytest.mark.parametrize("rank", [3, *slow(1)])
+def test_a_dead_rank_is_named_also_while_others_use_a_center(lasting, tmp_path, rank):
+    job = Job(lasting, tmp_path, "center", tasks=2, environment={"SYNKHRONOS_SPARE_TASKS": "1"})
+    job.now()
+    job.signal(rank, signal.SIGKILL)
+    code, output = job.end(limit=15)  # with another world
+    assert code == 0 and "recovered" in output, output
+    assert f"rank {rank} (killed by SIGKILL)" in output, output
+
+
 def test_a_dead_master_ends_the_job(lasting, tmp_path):
     job = Job(lasting, tmp_path, "doze")
     job.now()

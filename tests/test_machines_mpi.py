@@ -5,6 +5,7 @@ A job takes seconds to start, so one job does the work of many tests here.
 
 import json
 import pickle
+import re
 import threading
 
 import numpy as np
@@ -89,6 +90,9 @@ SUITE = {
     "test_function_oracle": "",
     "test_collectives_oracle": "",
     "test_data": "",
+    "test_ops": "numpy_for_every or are_gathered or random_graphs or shapes_that_differ",
+    "test_ops_calls": "without_rows or each_slice or rank_that_fails or call_together or name",
+    "test_ops_gradients": "losses_of_all_ranks and 2 or training_step",
     "test_in_sync": "not without_replicas and not at_any_time and not before_the_start",
     "test_rules_train": "",
     "test_rules": "",
@@ -110,7 +114,7 @@ def outcomes(machines, tmp_path_factory):
         "-m", "pytest", "-q", "-p", "over_machines", "-p", "no:cacheprovider", f"--results={results}",
         "-o", "faulthandler_timeout=40", "-k", chosen,
         *[ROOT / "tests" / f"{name}.py" for name in SUITE],
-        timeout=150, cwd=ROOT, tasks=2,
+        timeout=200, cwd=ROOT, tasks=2,
         environment={"EXAMPLES": "0.1", **COURIERS},
     )  # fmt: skip
     assert results.exists(), done.output
@@ -129,6 +133,26 @@ def test_fresh_ranks_take_the_place_of_dead_ones_on_any_machine(machines, tmp_pa
     )
     assert done.check().output.splitlines()[-1] == "replaced", done.output
     assert not machines.left()
+
+
+@pytest.mark.parametrize(
+    "demo", ["demo_1", "demo_3", *(pytest.param(f"demo_{n}", marks=pytest.mark.slow) for n in (2, 4, 5))]
+)
+def test_demos_equal_plain_theano(demo, machines, tmp_path):
+    script = ROOT / "demos" / f"{demo}.py"
+    done = machines.run(script, cwd=tmp_path, tasks=2, environment={**COURIERS, "SYNKHRONOS_RANKS": "1"})
+    assert done.check().output.splitlines()[-1].startswith("All results equal those of plain Theano")
+
+
+@pytest.mark.parametrize("demo", ["rules", pytest.param("cpu_data", marks=pytest.mark.slow)])
+def test_demos_train_on_machines(demo, machines, tmp_path):
+    script = ROOT / "demos" / "lasagne_mnist" / f"train_mnist_{demo}.py"
+    done = machines.run(
+        script, "--data", "sklearn", "--epochs", "6", "--model", "mlp",
+        cwd=tmp_path, tasks=2, environment={**COURIERS, "SYNKHRONOS_RANKS": "2"}, timeout=120,
+    )  # fmt: skip
+    [accuracy] = re.findall(r"^Test:.* accuracy ([\d.]+)%$", done.check().output, re.MULTILINE)
+    assert float(accuracy) > 80, done.output
 
 
 @pytest.mark.parametrize("name", SUITE)
@@ -182,7 +206,7 @@ def test_the_ranks_are_on_both_machines(found, machines):
         assert hosts == [machines.hosts[rank // 2] for rank in range(4)]
 
 
-@pytest.mark.parametrize("what", ["inputs", "variables", "draws", "again"])
+@pytest.mark.parametrize("what", ["inputs", "variables", "draws", "graphs", "again"])
 def test_outputs_variables_and_random_numbers_are_those_of_one_machine(found, what):
     # Averages are those of the machines' averages; C code is compiled with other options.
     assert_equal(found[0][what], found[1][what], 0 if what == "draws" else 1e-12)

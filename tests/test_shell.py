@@ -52,14 +52,14 @@ def cells_of(shown):
 
 
 def test_the_names_that_are_shown_are_the_public_ones():
-    assert dir(synk) == sorted([*synk.__all__, "__version__", "extensions"])
+    assert dir(synk) == sorted([*synk.__all__, "__version__", "extensions", "ops"])
     assert all(hasattr(synk, name) for name in dir(synk))
 
 
 @own_process
 def test_extensions_are_imported_when_they_are_used():
     assert "synkhronos.extensions.updates" not in sys.modules
-    assert dir(synk.extensions) == ["rules", "train", "updates"]
+    assert dir(synk.extensions) == ["batch_norm", "rules", "train", "updates"]
     assert callable(synk.extensions.updates.sgd)
     assert "synkhronos.extensions.train" not in sys.modules
     assert callable(synk.extensions.train.make_train_function)

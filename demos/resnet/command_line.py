@@ -47,6 +47,12 @@ def parser(description):
         help="number of slices of a gradient, for minibatches larger than the memory (default: 1)",
     )
     options.add_argument(
+        "--sync-batch-norm",
+        action="store_true",
+        help="normalise by the mean and the variance of the whole minibatch (with --slices: of a slice "
+        "of each process), instead of those of each process",
+    )
+    options.add_argument(
         "--learning-rate", type=positive(), metavar="RATE", help="default: 0.1 for 256 images"
     )
     options.add_argument("--valid", type=whole(), metavar="IMAGES", help="images to hold out")
@@ -82,7 +88,8 @@ def complete(options, processes):
     options.learning_rate = options.learning_rate or RATE * options.batch
     # The side of the last feature maps, which determines how many numbers per channel batch norm has.
     side = math.ceil(options.size / 2 ** (len(options.blocks) + 1))
-    fewest = max(1, options.batch // processes // options.slices)
+    together = 1 if options.sync_batch_norm else processes
+    fewest = max(1, options.batch // together // options.slices)
     if side * side * fewest < 2:
         raise UserError(
             f"--batch: {options.batch} images leave batch norm a single number a channel to "

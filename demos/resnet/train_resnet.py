@@ -5,7 +5,8 @@
 
 A step equals the step of one process on the whole minibatch, except for batch norm: the rows of a rank,
 or of each of its slices, are normalized by their own mean and variance, not by those of the minibatch.
-Each rank or slice therefore needs enough rows for good statistics.
+Each rank or slice therefore needs enough rows for good statistics. With ``--sync-batch-norm`` the mean
+and the variance are those of all ranks, and the step equals that of one process in this, too.
 
 The running averages of these means and variances are not communicated at each step either: each rank
 averages over its own rows. Before an evaluation they are averaged over the ranks, weighted by the number
@@ -56,7 +57,8 @@ def build(model, options):
         return train_minibatch(rows, labels, num_slices=options.slices)
 
     def evaluate(rows, labels):
-        synk.all_reduce(model.averages, weights=rows_by_rank)
+        if not options.sync_batch_norm:  # otherwise they are equal
+            synk.all_reduce(model.averages, weights=rows_by_rank)
         rows_a_rank = math.ceil(len(labels) / options.processes)
         return measure(rows, labels, num_slices=math.ceil(rows_a_rank / rows_a_slice))
 
@@ -100,11 +102,15 @@ def main(arguments=None):
     start = time.perf_counter()
     model = build_model(options, images)
     describe(model, images, options)
+    statistics = (
+        "batch norm uses the statistics of all ranks"
+        if options.sync_batch_norm
+        else f"batch norm uses the statistics of each rank, and its {len(model.averages)} running "
+        f"averages are\n         averaged over the ranks before each evaluation"
+    )
     print(
         f"Ranks:   {n}, with {max(shares(options.batch, n))} images each at most; every rank loads "
-        f"its own images;\n         batch norm uses the statistics of each rank, and its "
-        f"{len(model.averages)} running averages are\n         averaged over the ranks before each "
-        f"evaluation"
+        f"its own images;\n         {statistics}"
     )
     step, evaluate = build(model, options)
     print(f"Ready:   in {time.perf_counter() - start:.0f} s\n", flush=True)

@@ -39,6 +39,18 @@ class Operation(NamedTuple):
                 f"float, or use another operation"
             )
 
+    def neutral(self, dtype: DTypeLike) -> Any:
+        """Return the number that has no effect on a sum, product, minimum or maximum."""
+        if self.combine.identity is not None:
+            return self.combine.identity
+        is_least = self.combine is np.minimum
+        dtype = np.dtype(dtype)
+        if dtype.kind == "b":
+            return is_least
+        if dtype.kind == "f":
+            return np.inf if is_least else -np.inf
+        return np.iinfo(dtype).max if is_least else np.iinfo(dtype).min
+
     def reduce(
         self, arrays: Sequence[np.ndarray], weights: Sequence[float] | None = None
     ) -> np.ndarray:
@@ -185,6 +197,11 @@ class Accumulator:
         self._weight: float = 0
         self._unit: float = 0
         self._parts: list[Any] = []
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no value was added."""
+        return self._value is None and not self._parts
 
     def add(self, value: Any, weight: float) -> None:
         """Add a value that was computed from `weight` rows. Its memory may be reused afterwards."""

@@ -7,7 +7,7 @@ The rest of the package uses graphs only through these methods. An engine knows 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, Callable, Iterable, Mapping, NamedTuple, Sequence
+from typing import Any, Callable, Iterable, Mapping, NamedTuple, Protocol, Sequence
 
 import numpy as np
 
@@ -64,10 +64,14 @@ class Dependence(NamedTuple):
     arguments : frozenset of int
         The positions of arguments.
     shareds : frozenset of shared variables
+    own_arguments, own_shareds
+        The same without what only enters collectives whose result is the same on every rank.
     """
 
     arguments: frozenset[int]
     shareds: frozenset[SharedVariable]
+    own_arguments: frozenset[int]
+    own_shareds: frozenset[SharedVariable]
 
 
 class Analysis(NamedTuple):
@@ -96,6 +100,46 @@ SUM, PARTLY_SUM, ROWS = "sum", "partly sum", "rows"
 
 #: In place of the axis of an argument: it is a bound of the rows that `Engine.cut_windows` has cut.
 BOUND = "bound"
+
+
+class Peers(Protocol):
+    """The ranks that call a function together, as the collectives in its graph see them.
+
+    The ranks call the same methods in the same order, which the numbers confirm. Arrays are of the
+    engine's types. They are not changed, and results do not share their memory.
+
+    Attributes
+    ----------
+    is_master : bool
+    """
+
+    is_master: bool
+
+    def all_reduce(self, array: Array, op: str, number: int | None) -> Array:
+        """Return the reduction of the arrays of all ranks.
+
+        Parameters
+        ----------
+        op : str
+            An operation of `synkhronos.arithmetic.operations`; or one of two that use the numbers of
+            rows of the ranks, n_r, and of this rank, n_s: ``"weighted_sum"``, the sum of the arrays
+            times ``n_r / n_s``, and ``"share_of_sum"``, the sum of the arrays, times n_s over the sum
+            of n_r.
+        number : int or None
+            The number of the collective in the function.
+        """
+
+    def all_gather(self, array: Array, number: int | None) -> Array:
+        """Return the arrays of all ranks, concatenated along axis 0."""
+
+    def own_rows(self, array: Array, op: str, n_rows: int, number: int | None) -> Array:
+        """Return `n_rows` rows of a reduction, after those of the ranks before this one."""
+
+    def broadcast(self, array: Array, number: int | None) -> Array:
+        """Return the array of the master."""
+
+    def zeros_like(self, array: Array) -> Array:
+        """Return zeros in the shape and type of an array."""
 
 
 class Engine(ABC):
@@ -210,6 +254,18 @@ class Engine(ABC):
             The number of all rows, for each new value that is cut.
         """
         return givens, [], []
+
+    def has_collectives(self, compiled: Compiled) -> bool:
+        """Whether a function contains collectives.
+
+        It then takes one more argument, the last: the `Peers`, or None to compute alone. Alone,
+        collectives return what they are given.
+        """
+        return False
+
+    def uses_master(self, compiled: Compiled) -> bool:
+        """Whether a function contains collectives that take the master's value."""
+        return False
 
     @abstractmethod
     def shareds(self, compiled: Compiled) -> list[SharedVariable]:

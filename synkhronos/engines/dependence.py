@@ -1,7 +1,15 @@
 """What the results of a compiled function are computed from, read from its graph before optimization."""
 
 from synkhronos.engines.base import Analysis, Dependence
-from synkhronos.engines.names import VIEWS, Elemwise, SharedVariable, io_toposort, scalar
+from synkhronos.engines.names import (
+    VIEWS,
+    Collective,
+    Elemwise,
+    SharedVariable,
+    io_toposort,
+    is_peers,
+    scalar,
+)
 from synkhronos.engines.rows import extents
 
 _ELEMENTWISE = (
@@ -32,10 +40,18 @@ def analyze(specifications, outputs, axes):
     updates = [(one.variable, one.update) for one in specifications if one.update is not None]
     results = [*outputs, *(new for _, new in updates)]
     nodes = io_toposort(inputs, results)
-    masks = _masks(inputs, nodes)
-    arguments = [one for one in inputs if not isinstance(one, SharedVariable)]
+    masks, own = _masks(inputs, nodes), _masks(inputs, nodes, is_cut=True)
+    arguments = [
+        one for one in inputs if not isinstance(one, SharedVariable) and not is_peers(one)
+    ]
     positions = {one: position for position, one in enumerate(arguments)}
-    found = [_dependence(masks.get(one, 0), inputs, positions) for one in results]
+    found = [
+        Dependence(
+            *_dependence(masks.get(one, 0), inputs, positions),
+            *_dependence(own.get(one, 0), inputs, positions),
+        )
+        for one in results
+    ]
     return Analysis(
         outputs=found[: len(outputs)],
         updates={shared: one for (shared, _), one in zip(updates, found[len(outputs) :])},
@@ -46,11 +62,16 @@ def analyze(specifications, outputs, axes):
     )
 
 
-def _masks(inputs, nodes):
-    """Return, for each variable, the inputs that it depends on as the bits of a number."""
-    masks = {variable: 1 << number for number, variable in enumerate(inputs)}
+def _masks(inputs, nodes, is_cut=False):
+    """Return, for each variable, the inputs that it depends on as the bits of a number.
+
+    If `is_cut`, results of collectives that are the same on every rank depend on nothing.
+    """
+    masks = {variable: 1 << number for number, variable in enumerate(inputs) if not is_peers(variable)}
     for node in nodes:
         mask = 0
+        if is_cut and isinstance(node.op, Collective) and node.op.is_same_everywhere:
+            continue
         for one in node.inputs:
             mask |= masks.get(one, 0)
         for one in node.outputs:
@@ -60,7 +81,7 @@ def _masks(inputs, nodes):
 
 def _dependence(mask, inputs, positions):
     used = [one for number, one in enumerate(inputs) if mask >> number & 1]
-    return Dependence(
+    return (
         frozenset(positions[one] for one in used if one in positions),
         frozenset(one for one in used if one not in positions),
     )

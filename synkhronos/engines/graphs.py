@@ -3,7 +3,6 @@
 import inspect
 import io
 from abc import abstractmethod
-from collections import OrderedDict
 
 import numpy as np
 
@@ -13,6 +12,7 @@ from synkhronos.engines.containers import report_assignments
 from synkhronos.engines.dependence import analyze
 from synkhronos.engines.names import SharedVariable, Variable
 from synkhronos.engines.pickles import GraphPickler, GraphUnpickler, MainNames, with_deep_stack
+from synkhronos.engines.windows import cut_windows
 from synkhronos.host import compiler
 
 
@@ -79,28 +79,18 @@ class GraphEngine(Engine):
         # These come first: the compiler then substitutes them everywhere, including other givens and
         # the default updates of shared variables, such as random streams.
         givens = [*zip(sliceable, rows), *givens]
-        compiled = self.compile(
-            [*inputs, *rows], outputs, updates=OrderedDict(updates), givens=givens, **kwargs
-        )
+        compiled = self.compile([*inputs, *rows], outputs, updates, givens, **kwargs)
         # Arguments have been checked before they were scattered. Checking again takes 40% of a small
         # call. https://theano-pymc.readthedocs.io/en/latest/tutorial/faq_tutorial.html
         compiled.trust_input = True
         return compiled
 
     @abstractmethod
-    def compile(self, inputs, outputs, **kwargs):
-        """Compile a function, with the arguments of the compiler."""
+    def compile(self, inputs, outputs, updates, givens, **kwargs):
+        """Compile a function; `updates` and `givens` are lists of pairs."""
 
     def cut_windows(self, givens, inputs):
-        lscalar = names.tensor.lscalar
-        start, stop = lscalar("first_row"), lscalar("last_row")
-        cut, lengths = [], []
-        for old, new in givens:
-            if any(one in inputs for one in _ancestors_of_slices(new)):
-                lengths.append(new.shape[0])
-                new = new[start:stop]
-            cut.append((old, new))
-        return (cut, [start, stop], lengths) if lengths else (givens, [], [])
+        return cut_windows(givens, inputs)
 
     def shareds(self, compiled):
         return compiled.get_shared()
@@ -174,27 +164,6 @@ class GraphEngine(Engine):
 
     def notice_writes(self, shared, notify):
         report_assignments(shared.container, notify)
-
-
-def _ancestors_of_slices(variable):
-    """Return what the slices of axis 0 depend on from which a variable is computed row by row."""
-    bounds, seen, stack = [], set(), [variable]
-    while stack:
-        node = getattr(stack.pop(), "owner", None)
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if isinstance(node.op, names.Elemwise):
-            stack.extend(node.inputs)
-        elif isinstance(node.op, names.DimShuffle) and node.op.new_order[:1] == (0,):
-            stack.append(node.inputs[0])
-        elif isinstance(node.op, names.Subtensor):
-            rows = names.get_idx_list(node.inputs, node.op.idx_list)[0]
-            if rows == slice(None):
-                stack.append(node.inputs[0])
-            elif isinstance(rows, slice):
-                bounds += [one for one in (rows.start, rows.stop) if one is not None]
-    return list(names.ancestors([one for one in bounds if isinstance(one, Variable)]))
 
 
 def _check_options(options):

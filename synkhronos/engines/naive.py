@@ -70,6 +70,29 @@ class Draw(Apply):
     """Uniform random numbers. Drawing them advances the state of a stream, by a default update."""
 
 
+class Collective(Tensor):
+    """A collective: a method of `synkhronos.engines.base.Peers`, applied to a variable."""
+
+    def __init__(self, method, variable, *options):
+        super().__init__(None, variable.dtype, variable.ndim)
+        self.method, self.inputs, self.options = method, (variable,), options
+
+
+def all_reduce(variable, op):
+    """Return the reduction of the values of all ranks."""
+    return Collective("all_reduce", variable, op)
+
+
+def all_gather(variable):
+    """Return the values of all ranks, concatenated along axis 0."""
+    return Collective("all_gather", variable)
+
+
+def broadcast(variable):
+    """Return the value of the master."""
+    return Collective("broadcast", variable)
+
+
 def apply(function, *inputs, **keywords):
     """Return the expression ``function(*inputs, **keywords)``; an example call determines its type."""
     example = [
@@ -100,16 +123,35 @@ class Graph:
         self.name = name
         self.inputs, self.outputs, self.updates, self.givens = inputs, outputs, updates, givens
 
-    def variables(self):
-        """Return all variables that are evaluated, without duplicates, in the order of first use."""
+    def variables(self, own=False):
+        """Return all variables that are evaluated, without duplicates, in the order of first use.
+
+        If `own`, without those that only enter collectives.
+        """
         found, waiting = {}, [*self.outputs, *(new for _, new in self.updates)]
         while waiting:
             one = waiting.pop(0)
             one = self.givens.get(one, one)
             if isinstance(one, Tensor) and one not in found:
                 found[one] = None
-                waiting.extend(getattr(one, "inputs", ()))
+                if not (own and isinstance(one, Collective)):
+                    waiting.extend(getattr(one, "inputs", ()))
         return list(found)
+
+    def collectives(self):
+        """Return the collectives, each after those that it depends on."""
+        found = []
+
+        def visit(variable):
+            variable = self.givens.get(variable, variable)
+            for one in getattr(variable, "inputs", ()):
+                visit(one)
+            if isinstance(variable, Collective) and variable not in found:
+                found.append(variable)
+
+        for one in [*self.outputs, *(new for _, new in self.updates)]:
+            visit(one)
+        return found
 
 
 class NaiveEngine(Engine):
@@ -141,6 +183,12 @@ class NaiveEngine(Engine):
                 raise ValueError(f"sliceable_shareds: {shared} is unused, or replaced by givens")
         return compiled
 
+    def has_collectives(self, compiled):
+        return bool(compiled.collectives())
+
+    def uses_master(self, compiled):
+        return any(one.method == "broadcast" for one in compiled.collectives())
+
     def shareds(self, compiled):
         used = [one for one in compiled.variables() if isinstance(one, Shared)]
         return [*used, *(one for one, _ in compiled.updates if one not in used)]
@@ -164,11 +212,14 @@ class NaiveEngine(Engine):
         )
 
     def _dependence(self, compiled, variable):
-        used = Graph(None, [], [variable], [], compiled.givens).variables()
-        return Dependence(
-            frozenset(number for number, one in enumerate(compiled.inputs) if one in used),
-            frozenset(one for one in used if isinstance(one, Shared)),
-        )
+        graph, found = Graph(None, [], [variable], [], compiled.givens), []
+        for own in (False, True):
+            used = graph.variables(own)
+            found += [
+                frozenset(number for number, one in enumerate(compiled.inputs) if one in used),
+                frozenset(one for one in used if isinstance(one, Shared)),
+            ]
+        return Dependence(*found)
 
     def dumps(self, objects, known):
         buffer = io.BytesIO()
@@ -186,6 +237,8 @@ class NaiveEngine(Engine):
 
     def call(self, compiled, arguments, subset=None):
         values = dict(zip(compiled.inputs, arguments))
+        collectives = compiled.collectives()
+        peers = arguments[-1] if collectives else None
 
         def evaluate(variable):
             variable = compiled.givens.get(variable, variable)
@@ -194,11 +247,17 @@ class NaiveEngine(Engine):
             if variable not in values:
                 if isinstance(variable, Shared):
                     values[variable] = variable.storage
+                elif isinstance(variable, Collective):
+                    own, number = evaluate(variable.inputs[0]), collectives.index(variable)
+                    call = getattr(peers, variable.method, None)
+                    values[variable] = call(own, *variable.options, number) if call else own.copy()
                 else:
                     inputs = [evaluate(one) for one in variable.inputs]
                     values[variable] = variable.function(*inputs, **variable.keywords)
             return values[variable]
 
+        for one in collectives:  # in their order, whatever the subset
+            evaluate(one)
         outputs = [np.array(evaluate(one), one.dtype) for one in compiled.outputs]
         news = [np.array(evaluate(new), shared.dtype) for shared, new in compiled.updates]
         for (shared, _), new in zip(compiled.updates, news):

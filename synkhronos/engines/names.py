@@ -43,6 +43,7 @@ if compiler.NAME == "pytensor":
     )
     from pytensor.tensor.type import TensorType
 
+    Collective = ()
     Reciprocal = scalar.Reciprocal
     MEANS, POOLS, CONVOLUTIONS = (), (), ()
     BY_ROW, LINEAR_BY_ROW = (), ()
@@ -55,6 +56,10 @@ if compiler.NAME == "pytensor":
     def constant_idx(node):
         """Return the index of a `Subtensor`, with numbers in place of constants."""
         return get_constant_idx(node.op.idx_list, node.inputs, True, True)
+
+    def is_peers(variable):
+        """Whether this is an input for the other ranks, which collectives in graphs take."""
+        return False
 
     def is_read(compiled, variable):
         """Whether an input of an optimized graph is used in it."""
@@ -100,6 +105,8 @@ else:
         Subtensor,
         get_idx_list,
     )
+
+    from synkhronos.engines.theano_collectives import Collective, is_peers
 
     Reciprocal = scalar.Inv
     MEANS, POOLS, CONVOLUTIONS = (Mean,), (Pool,), (abstract_conv.AbstractConv,)

@@ -36,18 +36,19 @@ class PyTensorEngine(GraphEngine):
     def is_sparse(self, kind):
         return type(kind).__name__ == "SparseTensorType"  # PyTensor imports these when they are used
 
-    def compile(self, inputs, outputs, **kwargs):
+    def compile(self, inputs, outputs, updates, givens, **kwargs):
         mode = get_mode(kwargs.get("mode"))
         _check_mode(mode)
-        compiled = pytensor.function(inputs, outputs, **{**kwargs, "mode": mode})
+        options = {**kwargs, "mode": mode, "updates": dict(updates), "givens": givens}
+        compiled = pytensor.function(inputs, outputs, **options)
         for shared in self.random_streams(compiled):
             check_has_substreams(self.storage(shared))
         # PyTensor optimizes the graph in place, so what was given is kept in a copy.
         specifications, outputs = construct_function_ins_and_outs(
             inputs,
             outputs,
-            updates=kwargs["updates"],
-            givens=kwargs["givens"],
+            updates=options["updates"],
+            givens=givens,
             no_default_updates=kwargs.get("no_default_updates") or False,
             rebuild_strict=kwargs.get("rebuild_strict", True),
         )

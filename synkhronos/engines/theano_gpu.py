@@ -22,6 +22,7 @@ from synkhronos.arithmetic.partition import as_slice
 from synkhronos.engines.base import TensorType
 from synkhronos.engines.cuda_context import CudaContext
 from synkhronos.engines.theano_engine import TheanoEngine
+from synkhronos.engines.theano_gpu_collectives import local_collective_on_device  # noqa: F401
 from synkhronos.engines.theano_kernels import fix_kernels, refuse_new_cudnn
 
 _MULTIPLY, _DIVIDE = "a = a * b", "a = a / b"

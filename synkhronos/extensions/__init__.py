@@ -1,5 +1,7 @@
 """Tools for training, built only on the public names of Synkhronos.
 
+``batch_norm``
+    Batch normalization over the rows of all ranks.
 ``updates``
     Update rules that keep the gradient of all parameters in one flat vector.
 ``train``
@@ -18,9 +20,10 @@ is needed only for ``keras``. ``train`` uses the folder ``steps``, and ``keras``
 import importlib as _importlib
 import typing as _typing
 
-_MODULES = ("keras", "rules", "train", "updates")
+_MODULES = ("batch_norm", "keras", "rules", "train", "updates")
 
 if _typing.TYPE_CHECKING:
+    from synkhronos.extensions import batch_norm as batch_norm
     from synkhronos.extensions import keras as keras
     from synkhronos.extensions import rules as rules
     from synkhronos.extensions import train as train

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Sequence
 
+from synkhronos._typing import Compiled
 from synkhronos.engines.base import BOUND, Analysis
 from synkhronos.functions.agreement import agreement_of
+from synkhronos.functions.signature import Input
 from synkhronos.world.world import World
 
 
 def analyze(world: World, function: Any) -> Analysis:
     """Return what the graph of a function tells about its results."""
-    axes: list[int | str | None] = [one.axis for one in function.inputs]
-    if function.replica.lengths is not None:
-        axes += [BOUND, BOUND]
-    axes += [0] * len(function.replica.sliceable)
-    return world.here.engine.analyze(function.replica.compiled, axes)
+    replica = function.replica
+    axes = _axes(function.inputs, replica.lengths is not None, len(replica.sliceable))
+    return world.here.engine.analyze(replica.compiled, axes)
+
+
+def _axes(inputs, has_window, n_sliceable):
+    """Return the axis of the rows of each argument of the compiled function."""
+    axes: list[int | str | None] = [one.axis for one in inputs]
+    return axes + [BOUND, BOUND] * has_window + [0] * n_sliceable
 
 
 def uses(world: World, function: Any, analysis: Analysis) -> tuple[set[int], set[int]]:
@@ -32,13 +38,13 @@ def uses(world: World, function: Any, analysis: Analysis) -> tuple[set[int], set
     used, read = set(), set()
     if has_rows:
         for output in analysis.outputs:
-            used |= output.shareds
+            used |= output.own_shareds
     for shared, new in analysis.updates.items():
         if numbers[shared] in streams:
             continue
-        read |= new.shareds
+        read |= new.own_shareds
         if has_rows:
-            used |= new.shareds - (analysis.accumulated & {shared})
+            used |= new.own_shareds - (analysis.accumulated & {shared})
     tensors = [one for one in used | read if world.here.engine.is_tensor(one)]
     return {numbers[one] for one in tensors if one in used} - streams, {
         numbers[one] for one in tensors
@@ -48,15 +54,45 @@ def uses(world: World, function: Any, analysis: Analysis) -> tuple[set[int], set
 def sources(world: World, function: Any, analysis: Analysis) -> dict[int, tuple[bool, set[int]]]:
     """Return what new values are computed from, by the number of the updated variable.
 
-    That is whether they depend on the rows of a rank, and the numbers of shared variables.
+    That is whether they depend on the rows of a rank, and the numbers of shared variables; in both cases
+    otherwise than through collectives.
     """
-    numbers, streams, inputs = world.registry.numbers, agreement_of(world).streams, function.inputs
-
-    def is_split(position):
-        return position >= len(inputs) or inputs[position].axis is not None
-
+    numbers, streams = world.registry.numbers, agreement_of(world).streams
     return {
-        numbers[shared]: (any(map(is_split, new.arguments)), {numbers[one] for one in new.shareds})
+        numbers[shared]: (_has_rows(function.inputs, new), {numbers[one] for one in new.own_shareds})
         for shared, new in analysis.updates.items()
         if numbers[shared] not in streams
     }
+
+
+def collectives_in(
+    world: World, compiled: Compiled, inputs: Sequence[Input], has_window: bool, n_sliceable: int
+) -> dict[str, Any]:
+    """Return what a replica has to know of the collectives in the graph, and of joint updates.
+
+    These are updates without a rank's own rows: the new values depend on rows and random numbers through
+    collectives only, or not at all.
+    """
+    engine, numbers = world.here.engine, world.registry.numbers
+    if not engine.has_collectives(compiled):
+        return {}
+    streams = set(engine.random_streams(compiled))
+    analysis = engine.analyze(compiled, _axes(inputs, has_window, n_sliceable))
+    joint = [
+        numbers[shared]
+        for shared, new in analysis.updates.items()
+        if not _has_rows(inputs, new) and not new.own_shareds & streams
+    ]
+    return {
+        "has_collectives": True,
+        "uses_master": engine.uses_master(compiled),
+        "joint": frozenset(joint),
+    }
+
+
+def _has_rows(inputs, dependence):
+    """Whether a value depends on the rows of a rank, otherwise than through collectives."""
+    return any(
+        position >= len(inputs) or inputs[position].axis is not None
+        for position in dependence.own_arguments
+    )

@@ -13,7 +13,7 @@ from synkhronos._errors import ClosedError
 from synkhronos._typing import ArrayLike, Batch, Rows
 from synkhronos.arithmetic.conversion import condition
 from synkhronos.arithmetic.operations import OPERATIONS
-from synkhronos.arithmetic.partition import select
+from synkhronos.arithmetic.partition import select, share
 from synkhronos.arrays.binding import bound_data
 from synkhronos.arrays.data import Data, as_data
 from synkhronos.arrays.objects import ObjectData, SparseData, to_sparse
@@ -146,7 +146,7 @@ def plan(
     if output_subset is not None:
         output_subset = check_subset(function, output_subset)
     if rows is not None:
-        _check_master_takes_part(world, function, len(rows), output_subset)
+        _check_master_takes_part(world, function, len(rows), output_subset, num_slices)
     batches = None if batch_s is None else _check_batch_s(world, function, batch_s)
     splits = None
     if rows is not None:
@@ -238,9 +238,11 @@ def _index_of_key(keys, key):
     return keys.index(key) if isinstance(key, str) else key
 
 
-def _check_master_takes_part(world, function, n_rows, subset):
+def _check_master_takes_part(world, function, n_rows, subset, num_slices):
     modes = function.replica.output_modes
-    if n_rows > world.master_rank or None not in modes:
+    if function.replica.uses_master:
+        _check_master_has_rows(world, function, n_rows, num_slices)
+    if n_rows > world.master_rank:
         return
     for index in range(len(modes)) if subset is None else subset:
         if modes[index] is None:
@@ -248,6 +250,17 @@ def _check_master_takes_part(world, function, n_rows, subset):
                 f"{function!r}: output {index} is the master's own value (op None), but of "
                 f"{n_rows} rows rank {world.master_rank}, the master, gets none"
             )
+
+
+def _check_master_has_rows(world, function, n_rows, num_slices):
+    most, own = (share(n_rows, world.size, rank) for rank in (0, world.master_rank))
+    needed = min(num_slices, most[1] - most[0])
+    if own[1] - own[0] < needed:
+        raise ValueError(
+            f"{function!r}: its graph uses the master's value (synk.ops.broadcast), but of {n_rows} "
+            f"rows rank {world.master_rank}, the master, gets {own[1] - own[0]}, and needs {needed}, "
+            f"one for each slice"
+        )
 
 
 def _check_batch_s(world, function, batch_s):

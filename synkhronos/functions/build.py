@@ -10,6 +10,7 @@ from typing import Any, Iterable, Iterator, Mapping, Optional, Sequence, Tuple, 
 
 from synkhronos._typing import Compiled, OutputOp, ReduceOp, SharedVariable, Variable
 from synkhronos.arithmetic.operations import OPERATIONS
+from synkhronos.functions.analysis import collectives_in
 from synkhronos.functions.call import Replica
 from synkhronos.functions.function import Function
 from synkhronos.functions.signature import (
@@ -149,17 +150,25 @@ def function(
     replica = Replica(
         number=registry.new_number(),
         compiled=compiled,
-        output_modes=[one.op for one in parsed_outputs],
-        output_dtypes=[one.dtype for one in parsed_outputs],
-        output_axes=[one.axis for one in parsed_outputs],
+        **_described(parsed_outputs),
         lengths=lengths,
         sliceable=[registry.numbers[shared] for shared in sliceable],
         updates=accumulated,
+        **collectives_in(world, compiled, parsed, bool(bounds), len(sliceable)),
     )
     made = Function(world, kwargs["name"], replica, parsed, sliceable, ops, not_accumulated, form)
     registry.add_function(made)
     watch(world, made, parsed_outputs)
     return made
+
+
+def _described(outputs):
+    """Return what a replica has to know of the outputs."""
+    return {
+        "output_modes": [one.op for one in outputs],
+        "output_dtypes": [one.dtype for one in outputs],
+        "output_axes": [one.axis for one in outputs],
+    }
 
 
 @contextlib.contextmanager

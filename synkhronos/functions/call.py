@@ -8,9 +8,13 @@ from typing import Any, NamedTuple, Sequence
 import numpy as np
 
 from synkhronos._typing import Compiled, Rows
-from synkhronos.arithmetic.operations import OPERATIONS, Accumulator
+from synkhronos.arithmetic.operations import OPERATIONS
 from synkhronos.arithmetic.partition import select, share
 from synkhronos.engines.base import Engine
+from synkhronos.functions.columns import Bound, Column
+from synkhronos.functions.copies import on_copies
+from synkhronos.functions.peers import GraphPeers
+from synkhronos.functions.slices import Slices, distinct
 from synkhronos.stores.handle import Composite, Handle
 from synkhronos.stores.needs import Need
 from synkhronos.world.here import Command, Here
@@ -38,6 +42,13 @@ class Replica(NamedTuple):
         The numbers of the sliceable shared variables.
     updates : list of (int, str or None)
         For each shared variable whose updates accumulate over slices: its number and the operation.
+    has_collectives : bool
+        Whether the ranks meet in the graph. Then all have to compute, also those without rows.
+    uses_master : bool
+        Whether some of the collectives take the master's value.
+    joint : frozenset of int
+        With collectives, the numbers of the updated variables whose new values depend on the rows
+        through collectives only, if at all, so that they are the same on every rank.
     """
 
     number: int
@@ -48,6 +59,9 @@ class Replica(NamedTuple):
     lengths: Compiled | None
     sliceable: list[int]
     updates: list[tuple[int, str | None]]
+    has_collectives: bool = False
+    uses_master: bool = False
+    joint: frozenset[int] = frozenset()
 
 
 class Split(NamedTuple):
@@ -120,15 +134,18 @@ class CallFunction(Command):
         replica = here.functions[self.number]
         n_rows, arguments = self._prepared or self._prepare(here, replica)
         here.rows[self.number] = n_rows
-        if not n_rows:
-            return 0, None
-        values = self._compute(here, replica, arguments, n_rows)
-        return n_rows, self._send(here, replica, values)
+        if n_rows:
+            values = self._compute(here, replica, arguments, n_rows)
+            return n_rows, self._send(here, replica, values)
+        if replica.has_collectives:
+            self._compute(here, replica, arguments, 0)
+        return 0, None
 
     def needs(self, ranks: range, size: int) -> list[Need]:
         if self.rows is not None:
             start, _ = share(len(self.rows), size, ranks[0])
             _, stop = share(len(self.rows), size, ranks[-1])
+            start = min(start, stop - 1)  # see `_columns`
         needed = []
         for handle, split in zip(self.handles, self.splits or [None] * len(self.handles)):
             if isinstance(handle, Composite):
@@ -143,9 +160,28 @@ class CallFunction(Command):
     def _compute(self, here, replica, arguments, n_rows):
         """Return the outputs for this rank's arguments, or columns if there are slices."""
         if self.num_slices > 1:
-            return self._accumulate(here, replica, arguments, n_rows)
-        values = here.engine.call(replica.compiled, arguments, self.subset)
-        return values if self.subset is None else _distinct(values)
+            return Slices(self, here, replica, arguments, n_rows).compute()
+        values = self.execute(here, replica, arguments, n_rows)
+        return values if self.subset is None else distinct(values)
+
+    def execute(
+        self, here: Here, replica: Replica, arguments: list[Any], n_rows: int
+    ) -> list[Any]:
+        """Call the compiled function once, with the other ranks if there are collectives in it."""
+        if not replica.has_collectives:
+            return here.engine.call(replica.compiled, arguments, self.subset)
+        peers = None
+        if here.size > 1:
+            peers = here.peers.get(self.number)
+            if peers is None:
+                peers = here.peers[self.number] = GraphPeers(here, self.number)
+            peers.weight = n_rows
+        if n_rows:
+            return here.engine.call(replica.compiled, [*arguments, peers], self.subset)
+        # Its own updates would be those of rows that are not its own.
+        own = [here.shareds[number] for number, _ in replica.updates if number not in replica.joint]
+        with on_copies(here, own):
+            return here.engine.call(replica.compiled, [*arguments, peers], self.subset)
 
     def _whole(self, here, handle):
         return here.store.get(handle)
@@ -165,7 +201,7 @@ class CallFunction(Command):
     def _prepare(self, here, replica):
         """Return the number of rows of this rank, and its arguments, or columns if there are slices."""
         columns, n_rows = self._columns(here, replica)
-        if self.num_slices > 1 or not n_rows:
+        if self.num_slices > 1 or not (n_rows or replica.has_collectives):
             return n_rows, columns
         arguments = [column.take(here) for column in columns]
         if self._is_constant(replica) and here.store.is_shared:
@@ -179,32 +215,39 @@ class CallFunction(Command):
         return not any([isinstance(handle, Composite) for handle in self.handles])
 
     def _columns(self, here, replica):
-        """Return a `_Column` for each argument, and the number of rows of this rank."""
+        """Return a `Column` for each argument, and the number of rows of this rank."""
         n_rows, rows = 1, None
         if self.rows is not None:
             start, stop = self._share(here, len(self.rows))
-            n_rows, rows = stop - start, self.rows[start:stop]
+            n_rows = stop - start
+            if not n_rows:  # in case that it has to compute nevertheless
+                start = stop - 1
+            rows = self.rows[start:stop]
         columns = []
         for position, handle in enumerate(self.handles):
             split = None if self.splits is None else self.splits[position]
             if split is not None:
                 own = range(start, stop) if split.minibatch else rows
-                columns.append(_Column(handle, own, split.axis, (self.number, position)))
+                columns.append(Column(handle, own, split.axis, (self.number, position)))
             elif isinstance(handle, Composite):
-                columns.append(_Column(handle.open(here.store)))
+                columns.append(Column(handle.open(here.store)))
             else:
-                columns.append(_Column(self._whole(here, handle)))
+                columns.append(Column(self._whole(here, handle)))
         if replica.lengths is not None:
             n_rows, bounds = self._window(here, replica, [column.source for column in columns])
             columns.extend(bounds)
         if replica.sliceable:
-            batch = self._batch_s(here)
+            batch, sliceable = self._batch_s(here), []
             for number in replica.sliceable:
                 array = here.engine.storage(here.shareds[number])
                 own = select(batch, len(array), "batch_s")
-                columns.append(_Column(array, own, 0, (self.number, "shared", number)))
+                sliceable.append(Column(array, own, 0, (self.number, "shared", number)))
+            n_own = max(len(column.rows) for column in sliceable)
+            if replica.has_collectives and not n_own:
+                sliceable = [column.of_last_row() for column in sliceable]
+            columns.extend(sliceable)
             if self.rows is None and replica.lengths is None:
-                n_rows = max(len(column.rows) for column in columns[-len(replica.sliceable) :])
+                n_rows = n_own
         return columns, n_rows
 
     def _window(self, here, replica, arguments):
@@ -216,52 +259,13 @@ class CallFunction(Command):
                 f"the rows of each slice"
             )
         start, stop = self._share(here, lengths[0])
-        rows = range(start, stop)
-        return len(rows), [_Bound(rows, 0), _Bound(rows, 1)]
-
-    def _accumulate(self, here, replica, columns, n_rows):
-        """Call the function once per slice; every slice reads the old values of updated variables."""
-        engine = here.engine
-        updates = [(here.shareds[number], op) for number, op in replica.updates]
-        outputs = [
-            Accumulator(mode, engine.arithmetic, axis=axis)
-            for mode, axis in self._chosen([*zip(replica.output_modes, replica.output_axes)])
-        ]
-        news = [
-            Accumulator(op, engine.arithmetic, f"the update of {shared}", "op None, to keep the last")
-            for shared, op in updates
-        ]
-        olds = [engine.storage(shared) for shared, _ in updates]
-        # No more slices than rows; if sliceable variables differ in length, the shortest counts.
-        shortest = min([len(column.rows) for column in columns if column.rows is not None])
-        n_slices = min(self.num_slices, max(shortest, 1))
-        try:
-            for index in range(n_slices):
-                start, stop = share(n_rows, n_slices, index)
-                for (shared, _), old in zip(updates, olds):
-                    if engine.reads(replica.compiled, shared):
-                        engine.store(shared, old.copy())  # an update may write in place
-                arguments = [column.slice(n_slices, index).take(here) for column in columns]
-                values = engine.call(replica.compiled, arguments, self.subset)
-                for accumulator, value in zip(outputs, _distinct(values)):
-                    accumulator.add(value, stop - start)
-                for accumulator, (shared, _) in zip(news, updates):
-                    accumulator.add(engine.storage(shared), stop - start)
-        finally:
-            for (shared, _), old in zip(updates, olds):
-                engine.store(shared, old)
-        for accumulator, (shared, _), old in zip(news, updates, olds):
-            new = accumulator.result(old.dtype)
-            if new.shape == old.shape and old.flags.writeable:
-                old[...] = new
-            else:
-                engine.store(shared, new)
-        dtypes = self._chosen(replica.output_dtypes)
-        return [accumulator.result(dtype) for accumulator, dtype in zip(outputs, dtypes)]
+        n_rows = stop - start
+        rows = range(start if n_rows else max(stop - 1, 0), stop)
+        return n_rows, [Bound(rows, 0), Bound(rows, 1)]
 
     def _send(self, here, replica, values):
         """Return the outputs in the form in which they are sent to the master."""
-        modes = self._chosen(replica.output_modes)
+        modes = self.chosen(replica.output_modes)
         if here.comm.reduces_in_place and self._all_have_rows(here, replica):
             values = self._reduce_in_place(here, modes, values)
         packed = []  # faster than a comprehension for a few items
@@ -269,7 +273,7 @@ class CallFunction(Command):
             packed.append(_pack(here, mode, value))
         return packed
 
-    def _chosen(self, items):
+    def chosen(self, items: list[Any]) -> list[Any]:
         """Return the items of the outputs that are computed."""
         return items if self.subset is None else [items[index] for index in self.subset]
 
@@ -297,66 +301,22 @@ class CallFunction(Command):
         return values
 
 
-class _Column(NamedTuple):
-    """An argument, or the part of it that this rank uses.
+def serial_arguments(
+    engine: Engine, replica: Replica, inputs: Sequence[Any], rows: Sequence[Any]
+) -> list[Any]:
+    """Return the arguments with which a function computes alone, on all rows.
 
-    Attributes
+    Parameters
     ----------
-    source : array, Handle, Composite, or any object that is used as a whole
-    rows : range, numpy.ndarray or None
-        The rows of this rank; None if it uses all of the source.
-    axis : int
-        The axis of the rows.
-    key : hashable
-        Identifies the buffer into which rows are copied.
+    inputs : list of arrays
+    rows : list of arrays
+        The rows of the sliceable shared variables.
     """
-
-    source: Any
-    rows: Rows | None = None
-    axis: int = 0
-    key: Any = None
-
-    def slice(self, n_slices: int, index: int) -> _Column:
-        """Return a slice of the rows."""
-        if self.rows is None:
-            return self
-        start, stop = share(len(self.rows), n_slices, index)
-        return self._replace(rows=self.rows[start:stop])
-
-    def take(self, here: Here) -> Any:
-        """Return the argument of the compiled function."""
-        if self.rows is None:
-            return self.source
-        return here.take(self.key, self.source, self.rows, self.axis)
-
-
-class _Bound(NamedTuple):
-    """An argument that is one bound of this rank's rows: the first row, or the row after the last."""
-
-    rows: range
-    end: int
-
-    def slice(self, n_slices: int, index: int) -> _Bound:
-        start, stop = share(len(self.rows), n_slices, index)
-        return self._replace(rows=self.rows[start:stop])
-
-    def take(self, here: Here) -> np.ndarray:
-        return np.array(self.rows.stop if self.end else self.rows.start)
-
-
-def bounds_of_all_rows(engine: Engine, replica: Replica, inputs: Sequence[Any]) -> list[np.ndarray]:
-    """Return the arguments with which a function uses all rows of its window, if it has one."""
-    if replica.lengths is None:
-        return []
-    return [np.array(0), np.array(min(int(one) for one in engine.call(replica.lengths, inputs)))]
-
-
-def _distinct(values):
-    """Copy outputs that a subset names twice, so that the caller gets separate arrays."""
-    return [
-        value.copy() if any([value is earlier for earlier in values[:position]]) else value
-        for position, value in enumerate(values)
-    ]
+    bounds = []
+    if replica.lengths is not None:
+        length = min(int(one) for one in engine.call(replica.lengths, inputs))
+        bounds = [np.array(0), np.array(length)]
+    return [*inputs, *bounds, *rows, *([None] if replica.has_collectives else [])]
 
 
 def _pack(here, mode, value):

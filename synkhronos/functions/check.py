@@ -19,14 +19,9 @@ from synkhronos.arithmetic.partition import take_along
 from synkhronos.functions import outputs, reasons
 from synkhronos.functions.agreement import agreement_of, label, labels, ranks_that_differ
 from synkhronos.functions.analysis import analyze
-from synkhronos.functions.call import CallFunction, bounds_of_all_rows, unpack
-from synkhronos.functions.trial import (
-    DIFFERENT_SHAPE,
-    SliceableRows,
-    Tolerance,
-    Trial,
-    on_copies,
-)
+from synkhronos.functions.call import CallFunction, serial_arguments, unpack
+from synkhronos.functions.copies import on_copies
+from synkhronos.functions.trial import DIFFERENT_SHAPE, SliceableRows, Tolerance, Trial
 from synkhronos.world.world import World
 
 
@@ -134,9 +129,8 @@ class _Check:
     def _run_serially(self):
         """Return the outputs of the serial function and the new values, by number, as NumPy arrays."""
         here, replica = self.world.here, self.function.replica
-        inputs = list(self._whole_inputs())
-        bounds = bounds_of_all_rows(here.engine, replica, inputs)
-        arguments = [*inputs, *bounds, *self._sliceable_rows()]
+        inputs, rows = list(self._whole_inputs()), self._sliceable_rows()
+        arguments = serial_arguments(here.engine, replica, inputs, rows)
         shareds = [here.shareds[number] for number in self.updated]
         streams = agreement_of(self.world).streams
         with on_copies(here, shareds):

@@ -11,7 +11,7 @@ from synkhronos.arrays.binding import bind, find_bound
 from synkhronos.arrays.data import Data
 from synkhronos.functions import arguments, outputs
 from synkhronos.functions.agreement import agreement_of
-from synkhronos.functions.call import Replica, bounds_of_all_rows
+from synkhronos.functions.call import Replica, serial_arguments
 from synkhronos.functions.check import Comparison, check, check_tolerance
 from synkhronos.functions.description import describe
 from synkhronos.functions.replicate import check_sent, replicate
@@ -384,9 +384,8 @@ class Function:
         values = arguments.match(world, self, args, inputs_by_name)
         engine, replica = world.here.engine, self.replica
         rows = [engine.storage(shared) for shared in self.sliceable]
-        inputs = arguments.whole(values)
-        bounds = bounds_of_all_rows(engine, replica, inputs)
-        computed = engine.call(replica.compiled, [*inputs, *bounds, *rows], output_subset)
+        given = serial_arguments(engine, replica, arguments.whole(values), rows)
+        computed = engine.call(replica.compiled, given, output_subset)
         replicated = world.registry.replicated
         changed = [number for number, _ in replica.updates if number < replicated]
         agreement_of(world).changed_on_master(changed)

@@ -44,7 +44,7 @@ def of_output(
         f"its op is {mode!r}, but no op gives the serial value. Usual reasons: a quotient whose "
         f"denominator is not the number of rows, such as the sum of a mask (return both sums, and "
         f"divide them); statistics over the batch, as in batch normalization, which each rank computes "
-        f"of its own rows; inputs whose rows are not on axis 0"
+        f"of its own rows (combine them in the graph with synk.ops); inputs whose rows are not on axis 0"
     )
 
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-import copy
-from typing import Iterator, NamedTuple, Sequence
+from typing import NamedTuple, Sequence
 
 import numpy as np
 
-from synkhronos._typing import SharedVariable
 from synkhronos.arithmetic.comparison import Difference, agree, difference, largest_of, tolerance
 from synkhronos.arithmetic.partition import select
 from synkhronos.functions.agreement import digests
+from synkhronos.functions.copies import on_copies
 from synkhronos.stores.needs import Need
 from synkhronos.world.here import Command, Here
 
@@ -93,17 +91,3 @@ class SliceableRows(Command):
             rows = here.engine.to_host(here.engine.take(array, select(batch, len(array), "batch_s")))
             sent.append(np.array(rows) if here.is_master else here.send(np.array(rows)))
         return sent
-
-
-@contextlib.contextmanager
-def on_copies(here: Here, shareds: Sequence[SharedVariable]) -> Iterator[None]:
-    """Let shared variables hold copies of their values inside the block, and the originals after it."""
-    engine = here.engine
-    olds = [engine.storage(shared) for shared in shareds]
-    try:
-        for shared, old in zip(shareds, olds):
-            engine.store(shared, old.copy() if hasattr(old, "copy") else copy.deepcopy(old))
-        yield
-    finally:
-        for shared, old in zip(shareds, olds):
-            engine.store(shared, old)

@@ -96,7 +96,7 @@ class Collectives:
         """
         self._enter_meeting()
         numbers = self._numbers_of(shared_vars)
-        self._run("broadcast", Broadcast(numbers, True))
+        self._run("broadcast", Broadcast(numbers, True), *numbers)
 
     def scatter(self, shared_vars: SharedVariables, values: Any = None) -> None:
         """Split rows of the master's `values` over the ranks; see `synkhronos.scatter`.
@@ -136,7 +136,7 @@ class Collectives:
         if isinstance(nd_up, bool) or nd_up not in (0, 1):
             raise ValueError(f"rank.gather: nd_up: expected 0 or 1, got {nd_up!r}")
         numbers = self._numbers_of(shared_vars, nd_up == 0, "rank.gather(nd_up=0)")
-        gathered = self._run("gather", Gather(numbers, False, True), nd_up)
+        gathered = self._run("gather", Gather(numbers, False, True), *numbers, nd_up)
         if gathered is None:
             return None
         joined = [join(arrays, nd_up) for arrays in gathered]
@@ -151,7 +151,7 @@ class Collectives:
         """
         self._enter_meeting()
         numbers = self._numbers_of(shared_vars, True, "rank.all_gather")
-        self._run("all_gather", Gather(numbers, True, True))
+        self._run("all_gather", Gather(numbers, True, True), *numbers)
 
     def reduce(
         self,
@@ -175,7 +175,8 @@ class Collectives:
         self._enter_meeting()
         numbers = self._numbers_of(shared_vars)
         target = "master" if in_place else "new"
-        reduced = self._run("reduce", self._reduction(numbers, op, target, weight), op, target)
+        reduction = self._reduction(numbers, op, target, weight)
+        reduced = self._run("reduce", reduction, *numbers, op, target)
         if reduced is None or isinstance(shared_vars, (list, tuple)):
             return reduced
         return reduced[0]
@@ -201,7 +202,7 @@ class Collectives:
         self._enter_meeting()
         numbers = self._numbers_of(shared_vars)
         command = self._reduction(numbers, op, "all", weight, check_format(wire, op))
-        self._run("all_reduce", command, op, wire)
+        self._run("all_reduce", command, *numbers, op, wire)
 
     def _reduction(self, numbers, op, target, weight, wire=None):
         operation = find_operation(op)
@@ -217,9 +218,9 @@ class Collectives:
             raise ValueError(f"weight: expected a number of at least 0, got {weight!r}")
         return Reduce(numbers, op, target, {self.rank: float(weight)}, True, wire)
 
-    def _run(self, name: str, command: Command, *options: Any) -> Any:
-        """Run the command of a collective, once all ranks have come to it."""
-        self._meet(name, *command.numbers, *options)  # type: ignore[attr-defined]
+    def _run(self, name: str, command: Command, *what: Any) -> Any:
+        """Run the command of a collective, once all ranks have come to it, as `what` confirms."""
+        self._meet(name, *what)
         with self._stopped_by_others():
             return command.run(self._here)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Mapping, NamedTuple, Sequence
+from typing import Any, Callable, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
@@ -83,7 +83,7 @@ class _Callable(NamedTuple):
         return f"<synkhronos.Function {self.name}>"
 
 
-def call(
+def prepare(
     here: Here,
     token: bytes,
     function: Function,
@@ -93,8 +93,11 @@ def call(
     batch_s: Batch | None,
     num_slices: int,
     subset: Sequence[int] | None,
-) -> Result:
-    """Call the replica of this rank; see `Rank.call`."""
+) -> tuple[OwnCall, Callable[[list], Result]]:
+    """Return the command of a call of this rank's replica, and what converts its result.
+
+    See `Rank.call`.
+    """
     known = _specification(token, function)
     replica = here.functions.get(known.number)
     if replica is None:
@@ -122,7 +125,7 @@ def call(
         splits = [arguments.split_of(one, value) for one, value in zip(known.inputs, values)]
     handles = tuple([_in_call(value.array) for value in values])
     command = OwnCall(known.number, handles, splits, rows, batch_s, num_slices, subset)  # type: ignore[arg-type]
-    return in_form(called, command.run(here), subset)
+    return command, lambda values: in_form(called, values, subset)
 
 
 def _specification(token: bytes, function: Function) -> Specification:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
 import time
 from typing import Any, Iterator, Sequence
 
@@ -98,6 +97,9 @@ class Rank(Collectives):
     ) -> Result:
         """Call this rank's replica of a function; nothing is split or reduced.
 
+        If there are collectives in its graph, from `synkhronos.ops`, this call is one as well: all ranks
+        have to call the function at the same point.
+
         Parameters
         ----------
         f : Function
@@ -119,11 +121,20 @@ class Rank(Collectives):
         ------
         TypeError, ValueError, IndexError
             For wrong arguments, as in a call outside; for a function that is not replicated.
+        SynkhronosError
+            For a function with collectives, if the ranks are at different points.
+        RuntimeError
+            For a function with collectives, in a program with ``on_death="continue"``.
         """
         self._enter()
-        return own_call.call(
+        command, form = own_call.prepare(
             self._here, self._token, f, inputs, inputs_by_name, batch, batch_s, num_slices, output_subset
         )
+        if not self._here.functions[command.number].has_collectives:
+            return form(command.run(self._here))
+        self._enter_meeting()
+        what = f.name, command.number, command.num_slices, command.subset
+        return form(self._run("call", command, *what))
 
     def rows(self, length: int) -> range:
         """Return this rank's share of the rows; the lower ranks have the longer shares.
@@ -447,13 +458,6 @@ class Rank(Collectives):
             yield
         finally:
             log.add(category, name, start)
-
-
-def entropy_of_script(programs: int) -> list[int]:
-    """Return numbers that depend on the state of ``numpy.random``, and on how many programs have run."""
-    name, keys, position, *_ = np.random.get_state()
-    digest = hashlib.blake2b(keys.tobytes() + position.to_bytes(8, "little"), digest_size=16)
-    return [int.from_bytes(digest.digest(), "little"), programs]
 
 
 def _at_least(value, least, label):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 from typing import Any, Callable, Iterator, Sequence
 
 import cloudpickle
+import numpy as np
 
 from synkhronos._errors import FuseError, SynkhronosError
 from synkhronos.functions.agreement import agreement_of
@@ -13,7 +15,7 @@ from synkhronos.functions.replicate import replicate
 from synkhronos.programs import sending
 from synkhronos.programs.controller import Answer, Controller
 from synkhronos.programs.numbers import ENDED
-from synkhronos.programs.rank import NO_COMMONS, Rank, entropy_of_script
+from synkhronos.programs.rank import NO_COMMONS, Rank
 from synkhronos.programs.relay.relay import Relay
 from synkhronos.programs.stopping import INTERRUPTED, Stop, StopProgram
 from synkhronos.stores.commons import Commons, nap
@@ -215,7 +217,7 @@ def spmd(
     kept: list[Any] = []
     if world.size > 1:
         handle, needed, kept = sending.pack(world, (program, args, kwargs))
-    entropy = entropy_of_script(programs.count)
+    entropy = _entropy_of_script(programs.count)
     own = program, args, kwargs
     may_ask = controller is not None
     command = Program(handle, world.registry.token, entropy, may_ask, may_meet, own, needed)
@@ -234,6 +236,13 @@ def spmd(
         if results.interrupted and not any(was_ended for _, _, was_ended in outcomes):
             world.defer_interrupt.drop()
     return results
+
+
+def _entropy_of_script(programs: int) -> list[int]:
+    """Return numbers that depend on the state of ``numpy.random``, and on how many programs have run."""
+    name, keys, position, *_ = np.random.get_state()
+    digest = hashlib.blake2b(keys.tobytes() + position.to_bytes(8, "little"), digest_size=16)
+    return [int.from_bytes(digest.digest(), "little"), programs]
 
 
 def _check(world, program, controller, on_death):
@@ -265,6 +274,7 @@ def _commons(world: World) -> Iterator[Commons]:
     commons = world.here.store.commons
     try:
         commons.clear()  # an interrupt may have come before the end of the last program's
+        commons.release_locks()
         yield commons
     finally:
         commons.clear()

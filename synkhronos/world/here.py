@@ -59,6 +59,8 @@ class Here:
         This rank's replicas of shared variables, by number. The master's does not keep them alive.
     rows : dict
         The number of rows of each function, by number, in its last call on this rank.
+    peers : dict
+        The other ranks, as functions with collectives in their graphs see them, by number.
     sent : list
         Keeps the arrays that this rank has sent alive until the next command.
     log : object or None
@@ -81,6 +83,7 @@ class Here:
         self.functions: dict[int, Any] = {}
         self.shareds: MutableMapping[int, SharedVariable] = {}
         self.rows: dict[int, int] = {}
+        self.peers: dict[int, Any] = {}
         self.sent: list[Any] = []
         self.log: Any = None
         self.device = "cpu"
@@ -160,6 +163,7 @@ class Here:
 
         The store is about to be freed, or new workers must inherit copies instead of shared arrays.
         """
+        self.peers.clear()  # they have memory in the store
         for shared in self.shareds.values():
             storage = self.engine.storage(shared)
             if isinstance(storage, np.ndarray) and storage in self.store:

@@ -137,6 +137,8 @@ class Drop(Command):
     def run(self, here: Here) -> Any:
         for key in [key for key in here.wires if key[0] in self.numbers]:
             del here.wires[key]
+        for number in self.numbers:
+            here.peers.pop(number, None)
         if not here.is_master:
             self._drop(here)
         return self.command.run(here)

@@ -209,4 +209,55 @@ def check_jumps_lead_to_streams_of_their_own(lab):
     assert len(set(seen[0]) | set(seen[1]) | set(seen[2])) == 450
 
 
+class Peers:
+    """Two ranks with the same values, of which this is the first; it records its calls."""
+
+    is_master = True
+
+    def __init__(self, lab):
+        self._lab, self.calls = lab, []
+
+    def all_reduce(self, array, op, number):
+        self.calls.append((number, "all_reduce", op))
+        return self._new(array, np.asarray(array) * 2)
+
+    def all_gather(self, array, number):
+        self.calls.append((number, "all_gather"))
+        return self._new(array, np.concatenate([np.asarray(array)] * 2))
+
+    def broadcast(self, array, number):
+        self.calls.append((number, "broadcast"))
+        return self._new(array, np.array(array))
+
+    def _new(self, like, value):
+        return value if isinstance(like, np.ndarray) else self._lab.engine.to_device(value)
+
+
+def check_collectives_meet_the_peers_in_one_order_or_return_what_they_get(lab):
+    x, w = lab.tensor("x", 1), lab.shared(numbers(lab, 3), "w")
+    total = lab.ops.all_reduce(x * w, "sum")
+    gathered, own = lab.ops.all_gather(x + w), lab.ops.broadcast(x - total)
+    updates = [(w, lab.ops.all_reduce(w, "max") - w)]
+    compiled = build(lab, [x], [total, gathered, own + own], updates)
+    assert lab.engine.has_collectives(compiled) and lab.engine.uses_master(compiled)
+    assert not lab.engine.has_collectives(build(lab, [x], [x + w]))
+    a, orders = numbers(lab, 3) * 3, []
+    for peers, factor in ((Peers(lab), 2), (Peers(lab), 2), (None, 1)):
+        b = np.array([1, 2, 3], lab.dtype)
+        lab.engine.write(w, b)
+        got = lab.engine.call(compiled, [a, peers])
+        wanted = [factor * a * b, np.tile(a + b, factor), 2 * (a - factor * a * b)]
+        for one, other in zip(got, wanted):
+            np.testing.assert_array_equal(np.asarray(one), other)
+        np.testing.assert_array_equal(value_of(lab, w), (factor - 1) * b)
+        orders.append([] if peers is None else peers.calls)
+    assert orders[0] == orders[1] and [number for number, *_ in orders[0]] == [0, 1, 2, 3]
+    assert sorted(one[1] for one in orders[0]) == ["all_gather", "all_reduce", "all_reduce", "broadcast"]
+    analysis = lab.engine.analyze(compiled, [0])
+    for dependence in analysis.outputs:
+        assert dependence.arguments == {0} and not dependence.own_arguments | dependence.own_shareds
+    [new] = analysis.updates.values()
+    assert not new.arguments and new.own_shareds == {w}
+
+
 CHECKS = [item for name, item in sorted(globals().items()) if name.startswith("check_")]

@@ -96,6 +96,14 @@ def test_many_variables_are_one_call_and_unequal_shapes_are_found_before_it(run,
     run("many_variables.py", EMULATED_CALLS=calls.path)
 
 
+def test_collectives_of_large_arrays_in_a_graph_go_through_nccl(run, calls):
+    run("graphs_that_meet.py", EMULATED_CALLS=calls.path)
+    made = calls()
+    assert made[0] == ("all_reduce", 5000), made
+    # Unequal numbers of rows are broadcast one after another.
+    assert made[1:3] == [("broadcast", 15000), ("broadcast", 10000)], made
+
+
 @pytest.mark.parametrize("version", [22809, 23000])
 def test_ranks_share_a_gpu_with_nccl_where_that_is_asked_for(run, version):
     asked = {"SYNKHRONOS_NCCL_SHARED_GPU": "1", "EMULATED_NCCL": str(version)}

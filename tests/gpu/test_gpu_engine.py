@@ -81,6 +81,7 @@ class DeviceLab:
 
     dtype = "float32"
     streams = MRG_RandomStreams
+    ops = synk.ops
 
     def __init__(self, world):
         self.engine = world.here.engine

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import synkhronos as synk
 import numpy as np
+import theano
 from prelude import DOZE, LONG, open_world
 
 from synkhronos._errors import WorldBrokenError
@@ -22,6 +23,14 @@ def meet_for_ever(rank):
     while True:
         rank.barrier()
         time.sleep(0.01)
+
+
+def exchange_for_ever(rank, weights):
+    center = rank.center(weights)
+    while True:
+        center.elastic(0.5)
+        rank.send((rank.rank + 1) % rank.size, weights.get_value())
+        rank.receive()
 
 
 def compute_until_asked(rank):
@@ -49,6 +58,11 @@ def main(moment, folder):
         elif moment == "doze":
             while True:
                 world.act(DOZE, DOZE, DOZE, DOZE)
+        elif moment == "center":
+            weights = theano.shared(np.zeros(300_000), "weights")
+            synk.function([], weights.sum())
+            synk.distribute()
+            synk.spmd(exchange_for_ever, weights)
         elif moment == "meet":
             synk.spmd(meet_for_ever)
         else:

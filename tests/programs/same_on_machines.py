@@ -130,6 +130,23 @@ def wires_in_a_program():
     return [synk.spmd(average, wire)[3] for wire in (*WIRES[:3], synk.PowerSGD(8), synk.TopK(1.0))]
 
 
+def graphs_that_meet():
+    """Return what functions with collectives compute, also on ranks and machines without rows."""
+    x, w = tt.dmatrix("x"), theano.shared(np.arange(1.0, 4.0), "w")
+    average = theano.shared(np.zeros(3), "average")
+    mean = synk.ops.all_reduce((x * w).mean(axis=0), "avg")
+    loss = tt.sqr(x - mean).mean() + synk.ops.all_gather(tt.tanh(x * w)).max()
+    outputs = [loss, tt.grad(loss, w), (synk.ops.all_reduce(x.min(axis=0), "min"), None)]
+    f = synk.function([x], outputs, updates=[(average, 0.5 * average + mean)])
+    rows = np.random.RandomState(2).randn(11, 3)
+    data, found = synk.data(rows), []
+    for given, batch, slices in (
+        (rows, None, 1), (data, [9, 3], 1), (data, 2, 1), (data, 3, 3), (rows, slice(0, 9, 2), 2),
+    ):  # fmt: skip
+        found += [f(given, batch=batch, num_slices=slices), synk.gather(average)]
+    return found
+
+
 def hosts():
     """Return the hosts of the ranks, and a sum over all ranks from inside a program."""
     return synk.spmd(lambda rank: (socket.gethostname(), rank.exchange(rank.rank)))
@@ -145,6 +162,7 @@ def main(folder):
     found["training"] = training()
     found["wires"] = wires()
     found["wires in a program"] = wires_in_a_program()
+    found["graphs"] = graphs_that_meet()
     with synk.profile() as profile:
         found["again"] = rows_of_variables()
     computing = profile.seconds[:, :, profile.categories.index("compute")].sum(axis=0)

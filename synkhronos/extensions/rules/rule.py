@@ -174,7 +174,9 @@ class Rule:
         }
 
     def __repr__(self) -> str:
-        given = ", ".join(f"{name}={value!r}" for name, value in self.hyper_parameters.items())
+        given = ", ".join(
+            f"{name}={value!r}" for name, value in self.hyper_parameters.items() if value is not None
+        )
         return f"{type(self).__name__}({given})"
 
     def _average(self, rank: synk.Rank, params: Params, wire: Any = None) -> None:

@@ -10,6 +10,8 @@ from theano.compile.sharedvalue import SharedVariable
 from theano.gof import Variable
 
 from synkhronos.extensions._flat_gradient import FLOAT_DTYPES
+from synkhronos.extensions.steps import refusals
+from synkhronos.extensions.steps.dependence import Dependence
 from synkhronos.extensions.steps.equality import Numbering
 from synkhronos.extensions.steps.graphs import inputs_first
 from synkhronos.extensions.steps.marks import Mark
@@ -42,8 +44,9 @@ class Cuts:
         self._known: dict[int, tuple[int, ...]] = {}  # shapes
         self._losses: set[int] = set()
 
-    def add_loss(self, loss: Variable) -> None:
-        """Cut at a loss."""
+    def add_loss(self, loss: Variable, params: Sequence[Variable]) -> None:
+        """Cut at a loss of some parameters."""
+        self._check_collectives(loss, params)
         number = self._numbering.of(loss)
         self._known[number] = ()
         self._losses.add(number)
@@ -60,7 +63,7 @@ class Cuts:
     def add_gradients_of(self, loss: Variable, params: Sequence[SharedVariable]) -> None:
         """Cut at a loss and at its gradients."""
         self.add_gradients(_gradients(loss, params), params)
-        self.add_loss(loss)
+        self.add_loss(loss, params)
 
     def add_gradients_of_losses_in(
         self,
@@ -78,7 +81,15 @@ class Cuts:
                 continue
             if any(self._numbering.of(one) in numbers for one in gradients if one is not None):
                 self.add_gradients(gradients, params)
-                self.add_loss(output)
+                self.add_loss(output, params)
+
+    def _check_collectives(self, loss, params):
+        """Raise if gradients go through collectives that are for losses combined in another way."""
+        depending = Dependence(params, {})
+        for variable in inputs_first([loss]):
+            built = getattr(variable.owner and variable.owner.op, "loss_op", None)
+            if built not in (None, self.loss_op) and depending.of(variable):
+                raise refusals.collective_of_other_loss(variable, built, self.loss_op)
 
     def is_loss(self, variable: Variable) -> bool:
         """Whether a variable is a loss, or computed as a loss is."""

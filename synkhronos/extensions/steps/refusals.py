@@ -110,3 +110,12 @@ def unknown_penalty() -> ValueError:
         "theano.grad(loss, params), so that this term cannot be found in them. Use a rule that returns "
         "updates, or one that takes gradients"
     )
+
+
+def collective_of_other_loss(variable: Variable, built: str, loss_op: str) -> ValueError:
+    """A gradient goes through a collective that is made for losses combined in another way."""
+    return ValueError(
+        f"loss_op: the loss uses the collective {variable.owner.op}, built with loss_op={built!r}, but "
+        f"the step has loss_op={loss_op!r}, so that the gradients would not be those of the loss of all "
+        f"ranks; give both the same, as in synk.ops.all_reduce(x, loss_op={loss_op!r})"
+    )

@@ -63,7 +63,7 @@ def script_of_training(
     if not knows_gradients or outputs or own:
         check_loss(loss)
         cuts.add_gradients_of(loss, checked_parameters(params))
-    cuts.add_loss(loss)
+    cuts.add_loss(loss, params)
     script = Script(
         rows=[],
         outputs=[loss_output, *outputs],
@@ -111,7 +111,7 @@ def script_of_function(
         _check_gradients(gradients, params)
         cuts.add_gradients(gradients, checked_parameters(params))
         for one in _losses(loss):
-            cuts.add_loss(one)
+            cuts.add_loss(one, params)
     script = Script([], outputs, updates, parse_givens(arguments.givens), cuts)
     script, options = _completed(script, inputs, arguments)
     return script, inputs, options, form

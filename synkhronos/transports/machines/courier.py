@@ -98,7 +98,7 @@ class Courier(ABC):
         """Called in a rank that was forked from the leader."""
 
     def close(self) -> None:
-        """Let the work end, at the end of the world."""
+        """Let the work end, at the end of the world, and wait for it."""
         self.end()
 
 

@@ -87,7 +87,7 @@ class Leaders:
         self._aborted = 0  # the first meeting that cannot be passed, from 1; 0 if all can
         self._finished: dict[int, int] = {}  # how many meetings those that finished had passed
         self.flag = 0
-        self._broken: str | None = None
+        self._broken: tuple[int, str] | None = None  # the number of the command, and the cause
         self._postponed: tuple[int, Any] | None = None
         self._receiving: set[Receipt] = set()
         self._between, self._inside = Patience(), Patience()
@@ -260,17 +260,17 @@ class Leaders:
         """
         while (received := self.links.receive(None, _NOTICE)) is not None:
             self._take(pickle.loads(received[1]))
-        if self._broken is not None:
-            broken, self._broken = self._broken, None
-            raise WorldBrokenError(broken)
+        broken, self._broken = self._broken, None
+        if broken is not None and broken[0] >= self.first_number:  # else of a world before this one
+            raise WorldBrokenError(broken[1])
 
     def _take(self, notice):
         number, kind, machine, value = notice
         if number > self.number:
             self._notices.append(notice)
         elif kind in (BROKEN, END):
-            if number >= self.first_number:
-                self._broken = value
+            if self._broken is None or number > self._broken[0]:
+                self._broken = number, value
         elif number < self.number:
             pass
         elif kind == ABORT:

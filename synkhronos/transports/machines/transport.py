@@ -150,6 +150,7 @@ class MachinesTransport(InProgram):
     def kill(self):
         if self.machine == 0:
             self.leaders.notify(END, f"the master has ended the ranks; {REMEDY}")
+        self._courier.close()  # before the commons are cleared
         self.local.kill()
 
     def close(self, grace):

@@ -1,0 +1,284 @@
+"""Collectives as operations of Theano, and the order in which all ranks run them.
+
+The other ranks are a value of the graph: the *peers*, an object that a call passes as the last argument.
+Each collective takes the peers and an array, and returns the peers and an array. In what a script builds
+they come from the shared variable `ALONE`, whose value is None. So a plain ``theano.function``, and
+every serial call of a parallel function, which passes None, compute with collectives that return what
+they are given.
+
+Gradients: let rank r compute the loss l_r on n_r rows. The ranks' losses are combined to their average,
+weighted by n_r ("avg"), or to their sum ("sum"), and so are the ranks' gradients. Therefore the gradient
+on rank s has to be the sum of the gradients of l_r, each times n_r / n_s ("avg") or 1 ("sum"). For a
+linear collective this is the adjoint in the inner product with the weights n_r, or with equal weights.
+"""
+
+import theano
+import theano.tensor as tt
+from theano.compile.ops import Shape_i
+from theano.compile.sharedvalue import SharedVariable
+from theano.gof.type import Generic
+from theano.gradient import DisconnectedType, grad_not_implemented
+
+from synkhronos.arithmetic.operations import find_operation
+
+NOT_IN_SCAN = (
+    "a collective is inside scan or OpFromGraph, which ranks may repeat a different number of times; "
+    "use collectives outside, on the inputs or on the results"
+)
+
+#: How the losses of the ranks can be combined.
+LOSS_OPS = ("avg", "sum")
+
+#: For each linear reduction and loss operation, the reduction of the gradient.
+_ADJOINT = {
+    ("sum", "avg"): "weighted_sum",
+    ("weighted_sum", "avg"): "sum",
+    ("avg", "avg"): "avg",
+    ("sum", "sum"): "sum",
+    ("avg", "sum"): "share_of_sum",
+    ("share_of_sum", "sum"): "avg",
+}
+
+
+class PeersType(Generic):
+    """The type of the other ranks, as a value of a graph."""
+
+    @property
+    def dtype(self):
+        # Theano asks for it when it differentiates a scan.
+        raise AttributeError(f"this value has no dtype; {NOT_IN_SCAN}")
+
+
+def is_peers(variable):
+    """Whether this is an input for the peers."""
+    return isinstance(variable.type, PeersType)
+
+
+class _Alone(SharedVariable):
+    """No other ranks. There is one such variable; copies and pickles of it are itself."""
+
+    def __reduce__(self):
+        return _get_alone, ()
+
+
+ALONE = _Alone("alone", PeersType(), None, False)
+
+
+def _get_alone():
+    return ALONE
+
+
+class Collective(theano.Op):
+    """An operation on an array of every rank: ``(peers, array, ...)`` to ``(peers, array)``.
+
+    Parameters
+    ----------
+    loss_op : {"avg", "sum"}
+        How the losses of the ranks are combined, of which gradients are taken.
+    number : int or None
+        The position among the collectives of a function.
+    """
+
+    __props__ = ("loss_op", "number")
+
+    is_same_everywhere = False  # whether the result is the same on every rank
+    is_of_master = False  # whether the result is the value of the master
+
+    def __init__(self, loss_op, number=None):
+        self.loss_op, self.number = loss_op, number
+
+    def numbered(self, number):
+        """Return the operation with a number."""
+        return type(self)(self.loss_op, number)
+
+    def of(self, *inputs, peers=ALONE):
+        """Return the result for some inputs."""
+        return self(peers, *inputs)[1]
+
+    @property
+    def _sum(self):
+        """The reduction by which gradients are added up."""
+        return "weighted_sum" if self.loss_op == "avg" else "sum"
+
+    def make_node(self, peers, array, *others):
+        return theano.Apply(self, [peers, array, *others], [peers.type(), self._type(array.type)()])
+
+    def _type(self, kind):
+        return kind
+
+    def do_constant_folding(self, node):
+        return False
+
+    def connection_pattern(self, node):
+        return [[False, index == 1] for index in range(len(node.inputs))]
+
+    def perform(self, node, inputs, outputs):
+        peers, array, *others = inputs
+        outputs[0][0] = peers
+        outputs[1][0] = array.copy() if peers is None else self._run(peers, array, *others)
+
+    def infer_shape(self, node, shapes):
+        return [None, shapes[1]]
+
+    def grad(self, inputs, gradients):
+        """Return the gradients of the inputs, of which only the array has one."""
+        array = inputs[1]
+        if array.dtype in tt.continuous_dtypes:
+            gradient = self._gradient(inputs, gradients[1])
+        else:
+            gradient = array.zeros_like(dtype=theano.config.floatX)
+        rest = [DisconnectedType()() for _ in inputs[2:]]
+        return [DisconnectedType()(), gradient, *rest]
+
+    def R_op(self, inputs, tangents):
+        if tangents[1] is None:
+            return [None, None]
+        return [None, self._derivative(inputs, tangents[1])]
+
+    def _derivative(self, inputs, tangent):
+        return self.of(tangent, *inputs[2:], peers=inputs[0])
+
+
+class AllReduce(Collective):
+    """The reduction of the arrays of all ranks.
+
+    Parameters
+    ----------
+    op : str
+        A name of `synkhronos.arithmetic.operations.OPERATIONS`, or one of those of `Peers.all_reduce`.
+    """
+
+    __props__ = ("op", "loss_op", "number")
+
+    def __init__(self, op, loss_op, number=None):
+        super().__init__(loss_op, number)
+        self.op = op
+        self.is_same_everywhere = op not in ("weighted_sum", "share_of_sum")
+
+    def numbered(self, number):
+        return AllReduce(self.op, self.loss_op, number)
+
+    def _run(self, peers, array):
+        return peers.all_reduce(array, self.op, self.number)
+
+    def _gradient(self, inputs, gradient):
+        peers, array = inputs
+        if (self.op, self.loss_op) in _ADJOINT:
+            adjoint = AllReduce(_ADJOINT[self.op, self.loss_op], self.loss_op)
+            return adjoint.of(gradient, peers=peers)
+        if self.op == "prod":
+            return grad_not_implemented(
+                self, 1, array, "all_reduce: 'prod' has no gradient; use exp of the sum of log(x)"
+            )
+        # As of Theano's maximum: where several ranks have the extreme value, all get the gradient.
+        is_extreme = tt.eq(array, self.of(array, peers=peers))
+        return is_extreme * AllReduce(self._sum, self.loss_op).of(gradient, peers=peers)
+
+    def _derivative(self, inputs, tangent):
+        if (self.op, self.loss_op) not in _ADJOINT:
+            raise NotImplementedError(f"all_reduce: {self.op!r} has no R operation")
+        return super()._derivative(inputs, tangent)
+
+
+class AllGather(Collective):
+    """The arrays of all ranks, concatenated along axis 0."""
+
+    is_same_everywhere = True
+
+    def _type(self, kind):
+        return kind.clone(broadcastable=(False, *kind.broadcastable[1:]))
+
+    def _run(self, peers, array):
+        return peers.all_gather(array, self.number)
+
+    def infer_shape(self, node, shapes):
+        return [None, (Shape_i(0)(node.outputs[1]), *shapes[1][1:])]
+
+    def _gradient(self, inputs, gradient):
+        peers, array = inputs
+        own = OwnRows(self.loss_op).of(gradient, array.shape[0], peers=peers)
+        return tt.patternbroadcast(own, array.broadcastable)
+
+
+class OwnRows(Collective):
+    """The rows of this rank in the sum of the ranks' arrays: the adjoint of `AllGather`."""
+
+    def _run(self, peers, array, n_rows):
+        return peers.own_rows(array, self._sum, int(n_rows), self.number)
+
+    def _type(self, kind):
+        return kind.clone(broadcastable=(False, *kind.broadcastable[1:]))
+
+    def infer_shape(self, node, shapes):
+        return [None, (node.inputs[2], *shapes[1][1:])]
+
+    def _gradient(self, inputs, gradient):
+        return AllGather(self.loss_op).of(gradient, peers=inputs[0])
+
+
+class Broadcast(Collective):
+    """The array of the master."""
+
+    is_same_everywhere = is_of_master = True
+
+    def _run(self, peers, array):
+        return peers.broadcast(array, self.number)
+
+    def infer_shape(self, node, shapes):
+        shape = [Shape_i(axis)(node.outputs[1]) for axis in range(node.outputs[1].ndim)]
+        return [None, tuple(shape)]
+
+    def _gradient(self, inputs, gradient):
+        peers, array = inputs
+        return ToMaster(self.loss_op).of(gradient, array, peers=peers)
+
+
+class ToMaster(Collective):
+    """On the master, the sum of the ranks' arrays; elsewhere zeros in the shape of a second array.
+
+    It is the adjoint of `Broadcast`.
+    """
+
+    def _run(self, peers, array, like):
+        total = peers.all_reduce(array, self._sum, self.number)
+        return total if peers.is_master else peers.zeros_like(like)
+
+    def infer_shape(self, node, shapes):
+        return [None, shapes[2]]
+
+    def _gradient(self, inputs, gradient):
+        return Broadcast(self.loss_op).of(gradient, peers=inputs[0])
+
+
+def all_reduce(x, op, loss_op):
+    """Return the variable of a reduction; see ``synkhronos.ops``."""
+    x = _tensor(x, "all_reduce")
+    operation = find_operation(op, "all_reduce: op")
+    operation.check_dtype(x.dtype, f"all_reduce of {x}")
+    return AllReduce(op, _checked(loss_op, "all_reduce")).of(x)
+
+
+def all_gather(x, loss_op):
+    """Return the variable of a concatenation; see ``synkhronos.ops``."""
+    x = _tensor(x, "all_gather")
+    return AllGather(_checked(loss_op, "all_gather")).of(x if x.ndim else x.dimshuffle("x"))
+
+
+def broadcast(x, loss_op):
+    """Return the variable of the master's value; see ``synkhronos.ops``."""
+    return Broadcast(_checked(loss_op, "broadcast")).of(_tensor(x, "broadcast"))
+
+
+def _tensor(x, what):
+    try:
+        x = tt.as_tensor_variable(x)
+    except (TypeError, ValueError, tt.AsTensorError) as error:
+        raise TypeError(f"{what}: expected a tensor, got {x!r}") from error
+    return x
+
+
+def _checked(loss_op, what):
+    if loss_op not in LOSS_OPS:
+        error = ValueError if isinstance(loss_op, str) else TypeError
+        raise error(f"{what}: loss_op: expected one of {list(LOSS_OPS)}, got {loss_op!r}")
+    return loss_op

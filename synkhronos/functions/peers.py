@@ -1,0 +1,239 @@
+"""The ranks that call a function with collectives in its graph.
+
+At each collective the ranks first exchange where they are: the function, the number of the collective,
+what it does, and the rows on which each rank computes. Ranks at different collectives get an error that
+names both. Small arrays are part of this exchange; each rank then reduces them by itself, in the same
+order and so to the same bits. For large ones the communicator follows.
+
+A rank without rows computes as the others do, with a row that is another's, so that nobody waits for it.
+Its arrays count nowhere.
+"""
+
+from __future__ import annotations
+
+import math
+import pickle
+import struct
+from typing import Any, NamedTuple, Sequence
+
+import numpy as np
+
+from synkhronos._errors import SynkhronosError
+from synkhronos._typing import Array
+from synkhronos.arithmetic.operations import find_operation
+from synkhronos.world.here import Here
+
+_SMALL = 1 << 14  # bytes; arrays up to this size are part of the exchange
+_NUMBERS = struct.Struct("3q")
+_MOST_HEADERS = 1000
+
+
+class _Place(NamedTuple):
+    """Where a rank is, and with which array."""
+
+    function: int
+    number: int | None
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+    def is_at(self, other: _Place) -> bool:
+        """Whether this is the same collective."""
+        return self[:3] == other[:3]
+
+    def text(self) -> str:
+        """Return it as text for an error message."""
+        what = f"{self.name} of {np.dtype(self.dtype)} {self.shape}"
+        return f"collective {self.number} of function {self.function}, {what}"
+
+
+class _Item(NamedTuple):
+    """What a rank tells the others at a collective.
+
+    Attributes
+    ----------
+    place : _Place
+    weight : int
+        The number of rows on which the rank computes.
+    n_rows : int
+        How many rows of the result the rank takes, if it takes only some.
+    value : numpy.ndarray or None
+        The array, if it is small.
+    """
+
+    place: _Place
+    weight: int
+    n_rows: int
+    value: Any
+
+
+class GraphPeers:
+    """The `Peers` of a function on this rank.
+
+    Parameters
+    ----------
+    here : Here
+    function : int
+        The number of the function.
+
+    Attributes
+    ----------
+    weight : int
+        The number of rows on which this rank computes now.
+    """
+
+    size = 0  # for Theano's NanGuardMode: there are no numbers in it
+
+    def __init__(self, here: Here, function: int) -> None:
+        self._here, self._function, self.weight = here, function, 0
+        self._headers: dict[_Place, bytes] = {}
+        self._stages: dict[int | None, tuple] = {}  # memory and communicators for large arrays
+
+    def __deepcopy__(self, memo: dict) -> GraphPeers:
+        return self  # Theano's DebugMode copies all values
+
+    @property
+    def is_master(self) -> bool:
+        return self._here.is_master
+
+    def all_reduce(self, array: Array, op: str, number: int | None) -> Array:
+        """See `synkhronos.engines.base.Peers`."""
+        return self._reduce(self._meet(f"all_reduce {op!r}", number, array), array, op)
+
+    def own_rows(self, array: Array, op: str, n_rows: int, number: int | None) -> Array:
+        """See `synkhronos.engines.base.Peers`."""
+        items = self._meet(f"all_reduce {op!r} of rows", number, array, n_rows)
+        total = self._reduce(items, array, op)
+        if not self.weight:
+            return self._new(np.zeros((n_rows, *array.shape[1:]), array.dtype), array)
+        start = sum(one.n_rows for one in items[: self._here.rank] if one.weight)
+        return total[start : start + n_rows].copy()
+
+    def all_gather(self, array: Array, number: int | None) -> Array:
+        """See `synkhronos.engines.base.Peers`."""
+        items = self._meet("all_gather", number, array)
+        if any([one.place.shape[1:] != array.shape[1:] for one in items]):
+            raise ValueError(
+                f"all_gather: expected shapes that are equal except for axis 0, got {_specs(items)}"
+            )
+        if _all_are_sent(items):
+            values = [one.value for one in items if one.weight]
+            return self._new(np.concatenate(values or [items[0].value[:0]]), array)
+        gathered = self._here.comm.all_gather([self._copy(array)])[0]
+        chosen = [value for value, one in zip(gathered, items) if one.weight]
+        return self._here.engine.arithmetic.concatenate(chosen)
+
+    def broadcast(self, array: Array, number: int | None) -> Array:
+        """See `synkhronos.engines.base.Peers`."""
+        items, root = self._meet("broadcast", number, array), self._here.master_rank
+        if _all_are_sent(items):
+            return self._new(np.array(items[root].value), array)
+        return self._here.comm.broadcast([self._copy(array)], root)[0]
+
+    def zeros_like(self, array: Array) -> Array:
+        """See `synkhronos.engines.base.Peers`."""
+        return self._new(np.zeros(array.shape, array.dtype), array)
+
+    def _meet(self, name, number, array, n_rows=0):
+        """Return the item of each rank, once all have come to this collective."""
+        own = _Place(self._function, number, name, tuple(array.shape), array.dtype.str)
+        header = self._headers.get(own)
+        if header is None:
+            if len(self._headers) >= _MOST_HEADERS:  # of arrays with ever new shapes
+                self._headers.clear()
+            header = self._headers[own] = pickle.dumps(tuple(own), pickle.HIGHEST_PROTOCOL)
+        content, length = b"", array.size * array.dtype.itemsize
+        if length <= _SMALL:
+            content = np.asarray(self._here.engine.to_host(array)).tobytes()
+        numbers = _NUMBERS.pack(len(header), self.weight, n_rows)
+        told = self._here.transport.exchange(numbers + header + content)
+        items = [self._read(item, own, header) for item in told]
+        if not all([one.place.is_at(own) for one in items]):
+            listed = "; ".join(f"rank {rank}: {one.place.text()}" for rank, one in enumerate(items))
+            raise SynkhronosError(
+                f"the ranks are at different collectives of their graphs: {listed}; let every rank call "
+                f"the same functions in the same order"
+            )
+        return items
+
+    def _read(self, item, own, header):
+        length, weight, n_rows = _NUMBERS.unpack_from(item)
+        start = _NUMBERS.size + length
+        place = own
+        if item[_NUMBERS.size : start] != header:
+            place = _Place(*pickle.loads(item[_NUMBERS.size : start]))
+        dtype, count = np.dtype(place.dtype), math.prod(place.shape)
+        value = None
+        if count * dtype.itemsize <= _SMALL:
+            value = np.frombuffer(item, dtype, count, start).reshape(place.shape)
+        return _Item(place, weight, n_rows, value)
+
+    def _reduce(self, items, array, op):
+        if any([one.place != items[0].place for one in items]):
+            raise ValueError(
+                f"all_reduce {op!r}: expected the same shape and dtype on every rank, got "
+                f"{_specs(items)}; use all_gather for unequal numbers of rows"
+            )
+        weights = [one.weight for one in items]
+        if not any(weights):
+            raise ValueError(f"all_reduce {op!r}: no rank has rows")
+        op, factor = _plain(op, weights, self.weight)
+        operation = find_operation(op)
+        if _all_are_sent(items):
+            active = [(one.value, one.weight) for one in items if one.weight]
+            result = self._new(operation.reduce(*zip(*active)), array)
+        else:
+            result = self._reduce_large(items[0].place.number, array, operation)
+        if factor != 1:
+            self._here.engine.arithmetic.multiply(result, factor)
+        return result
+
+    def _reduce_large(self, number, array, operation):
+        """Reduce arrays through a communicator. A NumPy array is copied to the same memory each time."""
+        if isinstance(array, np.ndarray):
+            stage, comm = self._stages.get(number, (None, None))
+            if stage is None or (stage.shape, stage.dtype) != (array.shape, array.dtype):
+                stage = self._here.store.empty(array.shape, array.dtype)
+                comm = self._here.transport.communicator()
+                self._stages[number] = stage, comm
+            stage[...] = array
+        else:
+            stage, comm = array.copy("C"), self._here.comm
+        if not self.weight and not operation.weighted:
+            stage[...] = operation.neutral(array.dtype)
+        result = comm.all_reduce([stage], operation.name, self.weight)[0]
+        return np.array(result) if isinstance(array, np.ndarray) else result
+
+    def _copy(self, array):
+        """Return a copy of an array that a communicator may use, of a NumPy array in the store."""
+        if not isinstance(array, np.ndarray):
+            return array.copy("C")
+        copy = self._here.store.empty(array.shape, array.dtype)
+        copy[...] = array
+        return copy
+
+    def _new(self, value, like):
+        """Return a NumPy array in the type of another array."""
+        return value if isinstance(like, np.ndarray) else self._here.engine.to_device(value)
+
+
+def _plain(op: str, weights: Sequence[int], own: int) -> tuple[str, float]:
+    """Return a reduction as an operation, and a factor of its result."""
+    if op == "weighted_sum":
+        if all(weight == own for weight in weights):
+            return "sum", 1
+        return "avg", sum(weights) / own if own else 0
+    if op == "share_of_sum":
+        return "sum", own / sum(weights)
+    return op, 1
+
+
+def _all_are_sent(items):
+    return all([one.value is not None for one in items])
+
+
+def _specs(items):
+    places = [one.place for one in items]
+    return ", ".join(
+        f"rank {rank}: {np.dtype(one.dtype)} {one.shape}" for rank, one in enumerate(places)
+    )

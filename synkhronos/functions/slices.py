@@ -1,0 +1,102 @@
+"""A call in slices: each rank calls the function once for each slice of its rows.
+
+If the ranks meet in collectives of the graph, all of them compute the same number of slices. A rank with
+fewer rows than that computes one of them again, which counts nowhere.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any, Sequence
+
+from synkhronos.arithmetic.operations import Accumulator
+from synkhronos.arithmetic.partition import share
+from synkhronos.functions.columns import Bound, Column
+from synkhronos.world.here import Here
+
+_COUNTS = struct.Struct("qq")
+
+
+class Slices:
+    """The slices of one call on this rank.
+
+    Parameters
+    ----------
+    call : CallFunction
+    here : Here
+    replica : Replica
+    columns : list of Column or Bound
+        The arguments.
+    n_rows : int
+        The number of rows of this rank.
+    """
+
+    def __init__(
+        self, call: Any, here: Here, replica: Any, columns: Sequence[Column | Bound], n_rows: int
+    ) -> None:
+        self._call, self._here, self._replica = call, here, replica
+        self._columns, self._n_rows = columns, n_rows
+
+    def compute(self) -> list[Any]:
+        """Return the outputs for all slices; every slice reads the old values of updated variables."""
+        call, replica, engine = self._call, self._replica, self._here.engine
+        updates = [(number, self._here.shareds[number], op) for number, op in replica.updates]
+        outputs = [
+            Accumulator(mode, engine.arithmetic, axis=axis)
+            for mode, axis in call.chosen([*zip(replica.output_modes, replica.output_axes)])
+        ]
+        news = [
+            Accumulator(op, engine.arithmetic, f"the update of {shared}", "op None, to keep the last")
+            for _, shared, op in updates
+        ]
+        olds = [engine.storage(shared) for _, shared, _ in updates]
+        try:
+            for own, total, columns in self._each():
+                for (_, shared, _), old in zip(updates, olds):
+                    if engine.reads(replica.compiled, shared):
+                        engine.store(shared, old.copy())  # an update may write in place
+                arguments = [column.take(self._here) for column in columns]
+                values = call.execute(self._here, replica, arguments, own)
+                for accumulator, value in zip(outputs, distinct(values) if own else ()):
+                    accumulator.add(value, own)
+                for accumulator, (number, shared, _) in zip(news, updates):
+                    weight = total if number in replica.joint else own
+                    if weight:
+                        accumulator.add(engine.storage(shared), weight)
+        finally:
+            for (_, shared, _), old in zip(updates, olds):
+                engine.store(shared, old)
+        for accumulator, (_, shared, _), old in zip(news, updates, olds):
+            if not accumulator.is_empty:
+                self._set(shared, old, accumulator.result(old.dtype))
+        dtypes = call.chosen(replica.output_dtypes) if self._n_rows else ()
+        return [accumulator.result(dtype) for accumulator, dtype in zip(outputs, dtypes)]
+
+    def _each(self):
+        """Yield, for each slice, the rows of this rank, of all ranks that meet, and the columns."""
+        # No more slices than rows; if sliceable variables differ in length, the shortest counts.
+        shortest = min([len(column.rows) for column in self._columns if column.rows is not None])
+        n_slices, by_rank = min(self._call.num_slices, max(shortest, 1)), [self._n_rows]
+        if self._replica.has_collectives and self._here.size > 1:
+            told = self._here.transport.exchange(_COUNTS.pack(n_slices, self._n_rows))
+            most, by_rank = zip(*map(_COUNTS.unpack, told))
+            n_slices = max(most)
+        for index in range(n_slices):
+            start, stop = share(self._n_rows, n_slices, index)
+            bounds = [share(n_rows, n_slices, index) for n_rows in by_rank]
+            total = sum(stop - start for start, stop in bounds)
+            yield stop - start, total, [column.slice(n_slices, index) for column in self._columns]
+
+    def _set(self, shared, old, new):
+        if new.shape == old.shape and old.flags.writeable:
+            old[...] = new
+        else:
+            self._here.engine.store(shared, new)
+
+
+def distinct(values: Sequence[Any]) -> list[Any]:
+    """Copy outputs that a subset names twice, so that the caller gets separate arrays."""
+    return [
+        value.copy() if any([value is earlier for earlier in values[:position]]) else value
+        for position, value in enumerate(values)
+    ]

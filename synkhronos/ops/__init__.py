@@ -1,0 +1,41 @@
+"""Collectives in graphs: operations in which all ranks meet while they compute a function.
+
+They are Theano operations with gradients, defined in ``collectives``. In a function
+built with ``synkhronos.function`` the ranks combine their values at each of them. Without other ranks an
+operation returns its input: with one process, in ``as_theano()``, and in every plain
+``theano.function``, also while there are other processes. So the same graph computes alone on all rows
+what all ranks compute together.
+
+All ranks run the collectives of a function in one order, which is fixed when the function is compiled.
+A collective inside ``scan`` or ``OpFromGraph``, or in one branch of ``ifelse`` only, is refused when the
+function is built, since ranks could come to it a different number of times.
+
+A rank that has no rows in a call, or fewer slices than others with ``num_slices``, computes on a row of
+another rank or slice to take part. What it computes counts nowhere, and it makes only those updates that
+do not depend on its own rows.
+
+The functions are imported when they are first used.
+
+May import: ``engines``.
+"""
+
+import typing as _typing
+
+__all__ = ["all_gather", "all_reduce", "broadcast"]
+
+if _typing.TYPE_CHECKING:
+    from synkhronos.ops.collectives import all_gather as all_gather
+    from synkhronos.ops.collectives import all_reduce as all_reduce
+    from synkhronos.ops.collectives import broadcast as broadcast
+else:
+
+    def __getattr__(name):
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from synkhronos.ops import collectives
+
+        return getattr(collectives, name)
+
+
+def __dir__():
+    return list(__all__)

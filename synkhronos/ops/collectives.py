@@ -1,0 +1,151 @@
+"""Collectives in graphs, for all graph compilers that have them: Theano."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from synkhronos._typing import ReduceOp, Variable
+from synkhronos.engines import theano_collectives
+
+
+def all_reduce(x: Variable, op: ReduceOp = "sum", *, loss_op: Literal["avg", "sum"] = "avg") -> Variable:
+    r"""Reduce the values of all ranks to one, inside a graph.
+
+    Parameters
+    ----------
+    x : tensor variable
+        It has the same shape on every rank.
+    op : {"sum", "avg", "prod", "min", "max"}
+        ``"avg"`` is weighted by the numbers of rows on which the ranks compute, as outputs are, and
+        needs floats. A sum over rows becomes that of all rows with ``"sum"``, a mean with ``"avg"``.
+    loss_op : {"avg", "sum"}
+        How the losses of the ranks, and their gradients, are combined afterwards; see Notes.
+
+    Returns
+    -------
+    variable
+        The reduction, equal to the last bit on all ranks, in the type of `x`.
+
+    Raises
+    ------
+    TypeError
+        If `x` is not a tensor, or the operation is not defined for its dtype.
+    ValueError
+        If an operation does not exist. In a call, if the shapes of the ranks differ.
+
+    Notes
+    -----
+    Let rank :math:`r` compute the loss :math:`l_r` on :math:`n_r` rows. With ``loss_op="avg"`` the loss
+    that is differentiated is :math:`L = \sum_r n_r l_r / \sum_r n_r`, the average that a function
+    returns for an output by default. ``theano.grad`` gives on rank :math:`s`
+
+    .. math:: \sum_r \frac{n_r}{n_s} \frac{\partial l_r}{\partial y_s}
+
+    for what this rank computes, :math:`y_s`: the gradient of the sum of the ranks' losses, each
+    multiplied by its number of rows relative to this rank's. The average of these gradients over the
+    ranks, weighted by rows, is the gradient of :math:`L`. That is how outputs are averaged by default,
+    and how `synkhronos.extensions.train.make_train_function` averages gradients.
+
+    With ``loss_op="sum"`` the loss is :math:`L = \sum_r l_r`, and the gradient on each rank is that of
+    the sum of the ranks' losses. The ranks' gradients have to be added up: ``(gradient, "sum")``, or
+    ``make_train_function(..., loss_op="sum")``. If all ranks have the same number of rows, both give the
+    same gradients on each rank.
+
+    The gradient of ``"min"`` and ``"max"`` goes to each rank that has the extreme value, as that of
+    ``theano.tensor.maximum``. ``"prod"`` has none.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import synkhronos as synk
+    >>> import theano.tensor as T
+    >>> synk.fork(2, use_gpu=False)
+    2
+    >>> x = T.dvector("x")
+    >>> mean = synk.ops.all_reduce(x.mean(), "avg")
+    >>> variance = synk.ops.all_reduce(T.sqr(x - mean).mean(), "avg")
+    >>> f = synk.function([x], variance)
+    >>> f([1.0, 2.0, 6.0])  # two rows on this process, one on the worker
+    array(4.66666667)
+    >>> f.as_theano([1.0, 2.0, 6.0])
+    array(4.66666667)
+    >>> synk.close()
+    """
+    return theano_collectives.all_reduce(x, op, loss_op)
+
+
+def all_gather(x: Variable, *, loss_op: Literal["avg", "sum"] = "avg") -> Variable:
+    """Concatenate the values of all ranks along axis 0, inside a graph.
+
+    Parameters
+    ----------
+    x : tensor variable
+        The shapes of the ranks may differ in axis 0. A number becomes a vector with an item per rank.
+    loss_op : {"avg", "sum"}
+        How the losses of the ranks are combined, as in `all_reduce`.
+
+    Returns
+    -------
+    variable
+        The rows of all ranks that have rows in the call, in the order of the ranks. The gradient of `x`
+        is this rank's rows of the sum of the ranks' gradients.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is wrong. In a call, if the shapes differ in another axis.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import synkhronos as synk
+    >>> import theano.tensor as T
+    >>> synk.fork(2, use_gpu=False)
+    2
+    >>> x = T.dmatrix("x")
+    >>> similarities = x.dot(synk.ops.all_gather(x).T)  # of each row and all rows of the minibatch
+    >>> f = synk.function([x], (similarities, "gather"))
+    >>> f([[1.0, 0.0], [0.0, 1.0], [2.0, 2.0]])
+    array([[1., 0., 2.],
+           [0., 1., 2.],
+           [2., 2., 8.]])
+    >>> synk.close()
+    """
+    return theano_collectives.all_gather(x, loss_op)
+
+
+def broadcast(x: Variable, *, loss_op: Literal["avg", "sum"] = "avg") -> Variable:
+    """Use the master's value on every rank, inside a graph.
+
+    Parameters
+    ----------
+    x : tensor variable
+        The shapes of the ranks may differ.
+    loss_op : {"avg", "sum"}
+        How the losses of the ranks are combined, as in `all_reduce`.
+
+    Returns
+    -------
+    variable
+        The value that `x` has on the master. The gradient of `x` is the sum of the ranks' gradients on
+        the master, and zero on the other ranks.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is wrong. A call raises a ValueError if the master has no rows in it.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import synkhronos as synk
+    >>> import theano.tensor as T
+    >>> synk.fork(2, use_gpu=False)
+    2
+    >>> x = T.dvector("x")
+    >>> f = synk.function([x], (x - synk.ops.broadcast(x[0]), "gather"))
+    >>> f([5.0, 6.0, 8.0])  # two rows on this process, one on the worker
+    array([0., 1., 3.])
+    >>> synk.close()
+    """
+    return theano_collectives.broadcast(x, loss_op)
