@@ -12,9 +12,11 @@ from synkhronos.host.compiler import NAME
 #: The test files that run with either compiler; the last is about PyTensor alone.
 OF_BOTH = (
     "test_collectives_oracle.py",
+    "test_compiler.py",
     "test_containers.py",
     "test_engines.py",
     "test_function_oracle.py",
+    "test_generators.py",
     "test_spmd.py",
     "test_worlds.py",
     "test_pytensor.py",
