@@ -45,7 +45,7 @@ folder's docstring describes its contents.
 ``functions``        building, replicating and calling functions
 ``arrays``           `Data` in memory that every rank can reach
 ``world``            ranks, commands, barriers, failures; start, restart and end of the processes
-``engines``          graph compilers and their array types: Theano on NumPy arrays and on GPUs
+``engines``          graph compilers and their array types: Theano on CPUs and GPUs, PyTensor
 ``transports``       starting, synchronizing and sending: fork, semaphores, shared memory, MPI
 ``comms``            collectives on arrays: in shared memory, with NCCL
 ``stores``           arrays that every rank can reach through a handle
@@ -66,13 +66,11 @@ import sys as _sys
 import typing as _python_typing  # ``_typing`` is a module of this package
 
 from synkhronos._version import __version__ as __version__
-from synkhronos.host import environment as _environment
 from synkhronos.host import heap as _heap
-from synkhronos.host import imports as _imports
 from synkhronos.host import log as _log
+from synkhronos.host import preparation as _preparation
 
-_environment.apply()
-_imports.provide()
+_preparation.apply()
 _heap.keep()
 _log.set_up()
 

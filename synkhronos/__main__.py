@@ -11,7 +11,7 @@ import sys
 from typing import List, Optional, Sequence
 
 from synkhronos._version import __version__
-from synkhronos.host import compile_cache, environment, heap, imports, job, launcher, library_links
+from synkhronos.host import heap, imports, job, launcher, library_links, preparation
 from synkhronos.host.doctor import CHECKS
 from synkhronos.host.doctor_mpi import check_hosts
 from synkhronos.host.job_config import Job, JobError, make_job
@@ -202,15 +202,11 @@ def run(program: Sequence[str]) -> int:
     if task is not None and task.number > 0:  # the script runs in the first task only
         program = ["-c", SERVE]
         prepare_other_task(task)
-    complaint = (
-        environment.python_complaint(sys.version_info[:3])
-        or environment.package_complaint()
-        or compile_cache.complaint(compile_cache.folder(os.environ))
-    )
+    complaint = preparation.complaint()
     if complaint:
         print(complaint, file=sys.stderr)
         return 1
-    environment.set_flags(os.environ)
+    preparation.set_flags(os.environ)
     os.environ.update(heap.tunables())
     os.environ.update(imports.variables())
     try:

@@ -3,12 +3,9 @@
 ``as`` tells type checkers that a name is provided.
 """
 
-from synkhronos.host import compile_cache as _compile_cache
-from synkhronos.host import environment as _environment
+from synkhronos.host import preparation as _preparation
 
-_environment.check()
-_compile_cache.check()
-_compile_cache.explain_lock()
+_preparation.check()
 
 from synkhronos._errors import (
     AlreadyForkedError as AlreadyForkedError,

@@ -8,6 +8,7 @@ imported.
 """
 
 import hashlib
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -19,6 +20,8 @@ _KIND = "compiledir_%(short_platform)s-%(processor)s-%(python_version)s-%(python
 _CXXFLAGS = "-g0 -O1 -std=gnu++98 -fno-math-errno -march=native"
 if shutil.which("ld.gold"):  # it needs half as long as the default linker
     _CXXFLAGS += " -fuse-ld=gold"
+# PyTensor's own default is Numba, which compiles a function for many seconds.
+PYTENSOR_FLAGS = f"compiledir_format={_KIND}-tests,linker=cvm,gcc__cxxflags=-g0 -O1 -march=native"
 FLAGS = f"compiledir_format={_KIND}-tests,compile.wait=1,gcc.cxxflags={_CXXFLAGS}"
 
 # Theano's modules include these. Reading them is more than half of the work of compiling a module.
@@ -32,7 +35,8 @@ EXPORT = '#define PyMODINIT_FUNC extern "C" __attribute__((visibility("default")
 
 
 def set_flags(flags):
-    """Append to ``THEANO_FLAGS`` in the environment, for this process and its children."""
+    """Append to the compilers' flags in the environment, for this process and its children."""
+    os.environ.setdefault("PYTENSOR_FLAGS", PYTENSOR_FLAGS)
     os.environ["THEANO_FLAGS"] = ",".join(filter(None, [os.environ.get("THEANO_FLAGS"), flags]))
 
 
@@ -41,6 +45,8 @@ def precompile_headers():
 
     The compiler checks whether the precompiled headers suit a module; otherwise it reads the headers.
     """
+    if importlib.util.find_spec("theano") is None:  # but PyTensor
+        return
     from theano import config
     from theano.gof.cmodule import GCC_compiler, std_include_dirs
 

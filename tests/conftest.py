@@ -27,9 +27,9 @@ from checks.ranks import Ranks
 from synkhronos.transports.local import LocalTransport
 from synkhronos.transports.naive import NaiveTransport
 
-# After synkhronos, which has Theano find a BLAS.
+# After synkhronos, which has the compiler find a BLAS.
+from compilers import NAME, OF_BOTH, default_mode
 from prelude import run_file
-import theano
 
 compiler.precompile_headers()
 wait_briefly_for_the_compile_lock()
@@ -37,6 +37,13 @@ wait_briefly_for_the_compile_lock()
 
 def pytest_configure(config):
     faulthandler.enable()
+
+
+def pytest_ignore_collect(collection_path):
+    """With PyTensor, leave out the tests of what only Theano has."""
+    if NAME == "pytensor" and collection_path.name.startswith("test_"):
+        return collection_path.name not in OF_BOTH or None
+    return collection_path.name == "test_pytensor.py" and NAME != "pytensor" or None
 
 
 @pytest.fixture(scope="module")
@@ -75,10 +82,10 @@ def ranks(request):
 
 
 @pytest.fixture
-def in_python(monkeypatch):
+def in_python():
     """Functions are built without C code, unless they have a mode: for tests of what they compute."""
-    fast_compile = theano.compile.get_mode("FAST_COMPILE")
-    monkeypatch.setattr(theano.compile.mode, "instantiated_default_mode", fast_compile)
+    with default_mode("FAST_COMPILE"):
+        yield
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -1,6 +1,6 @@
 """A fixed set of graphs, each as a parallel and a serial function, and strategies for their data.
 
-The serial oracle is plain ``theano.function`` on a second copy of the graph, with its own shared
+The serial oracle is the compiler's plain function on a second copy of the graph, with its own shared
 variables. The expected results are derived from the documentation, using only the public names of the
 library.
 """
@@ -9,8 +9,7 @@ import os
 from collections import namedtuple
 
 import numpy as np
-import theano
-import theano.tensor as tt
+from compilers import ON_CPU, compiler, tt
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
@@ -23,10 +22,6 @@ WORLD_IDS = [f"{size}-ranks-master-{master}" for size, master in WORLDS]
 # The environment variable EXAMPLES scales the number of examples: 20 runs twenty times as many, 0.2 a
 # fifth. Above 1, each run draws new examples.
 FACTOR = float(os.environ.get("EXAMPLES", 1))
-
-# Serial functions compute on the CPU, even if others are compiled for a device.
-ON_CPU = theano.compile.get_default_mode().excluding("gpuarray")
-
 
 def examples(number):
     """Return Hypothesis settings for a number of examples, the same in each run by default."""
@@ -70,14 +65,14 @@ def training(dtype):
     x, t = tt.matrix("x", dtype=dtype), tt.vector("t", dtype=dtype)
     rate = tt.scalar("rate", dtype=dtype)
     shared = {
-        "w": theano.shared(np.array([0.5, -0.25, 1.0], dtype), "w"),
-        "rows": theano.shared(np.int64(3), "rows"),
-        "calls": theano.shared(np.int64(5), "calls"),
-        "largest": theano.shared(np.full(3, 0.5, dtype), "largest"),
-        "smallest": theano.shared(np.full(3, -0.5, dtype), "smallest"),
-        "product": theano.shared(np.array(2.0, dtype), "product"),
-        "last": theano.shared(np.zeros(3, dtype), "last"),
-        "table": theano.shared(np.zeros((4, 3), dtype), "table"),
+        "w": compiler.shared(np.array([0.5, -0.25, 1.0], dtype), "w"),
+        "rows": compiler.shared(np.int64(3), "rows"),
+        "calls": compiler.shared(np.int64(5), "calls"),
+        "largest": compiler.shared(np.full(3, 0.5, dtype), "largest"),
+        "smallest": compiler.shared(np.full(3, -0.5, dtype), "smallest"),
+        "product": compiler.shared(np.array(2.0, dtype), "product"),
+        "last": compiler.shared(np.zeros(3, dtype), "last"),
+        "table": compiler.shared(np.zeros((4, 3), dtype), "table"),
     }
     one = {name: shared[name] for name in shared}
     error = tt.dot(x, one["w"]) - t
@@ -98,11 +93,11 @@ def training(dtype):
 def sliceable(dtype):
     """Return a graph with rows of shared data: used directly, deep in the graph, and as givens."""
     shared = {
-        "a": theano.shared(np.zeros((0, 2), dtype), "a"),
-        "b": theano.shared(np.zeros(0, dtype), "b"),
-        "c": theano.shared(np.zeros((0, 2), dtype), "c"),
-        "w": theano.shared(np.array([1.0, 2.0], dtype), "w"),
-        "seen": theano.shared(np.int64(0), "seen"),
+        "a": compiler.shared(np.zeros((0, 2), dtype), "a"),
+        "b": compiler.shared(np.zeros(0, dtype), "b"),
+        "c": compiler.shared(np.zeros((0, 2), dtype), "c"),
+        "w": compiler.shared(np.array([1.0, 2.0], dtype), "w"),
+        "seen": compiler.shared(np.int64(0), "seen"),
     }
     a, b, c, w = (shared[name] for name in "abcw")
     given = tt.matrix("given", dtype=dtype)
@@ -116,7 +111,7 @@ def sliceable(dtype):
 def both(dtype):
     """Return a graph with an input and a shared variable that are sliced together."""
     x = tt.matrix("x", dtype=dtype)
-    shared = {"a": theano.shared(np.zeros((0, 2), dtype), "a")}
+    shared = {"a": compiler.shared(np.zeros((0, 2), dtype), "a")}
     outputs = [(x * shared["a"]).mean(), x - shared["a"]]
     return Graph([x], [], outputs, ["avg", "gather"], [], shared, [shared["a"]], {})
 
@@ -132,7 +127,7 @@ def build(make, *args):
         givens=graph.givens,
         sliceable_shareds=graph.sliceable,
     )
-    serial = theano.function(
+    serial = compiler.function(
         [*copy.inputs, *copy.bcast],
         copy.outputs,
         updates=[update[:2] for update in copy.updates],

@@ -11,11 +11,10 @@ import traceback
 
 import numpy as np
 import psutil
-import theano
-import theano.tensor as tt
 from processes import FOLDER, ROOT
 
 import synkhronos as synk
+from compilers import Apply, Op, compiler, tt
 from synkhronos.world.world import current_world
 
 # The actions that an element of the input of `Act` can stand for.
@@ -41,13 +40,13 @@ ACTIONS = {
 }
 
 
-class Act(theano.Op):
+class Act(Op):
     """Performs the actions that the elements of a vector stand for, on the rank that has them."""
 
     __props__ = ()
 
     def make_node(self, x):
-        return theano.Apply(self, [x], [tt.dvector()])
+        return Apply(self, [x], [tt.dvector()])
 
     def perform(self, node, inputs, outputs):
         for number in inputs[0]:
@@ -55,7 +54,7 @@ class Act(theano.Op):
         outputs[0][0] = np.full(len(inputs[0]), float(os.getpid()))
 
 
-class Locked(theano.Op):
+class Locked(Op):
     """The identity; it has an attribute that cannot be pickled."""
 
     __props__ = ()
@@ -65,7 +64,7 @@ class Locked(theano.Op):
         self.lock = threading.Lock()
 
     def make_node(self, x):
-        return theano.Apply(self, [x], [x.type()])
+        return Apply(self, [x], [x.type()])
 
     def perform(self, node, inputs, outputs):
         with self.lock:
@@ -92,7 +91,7 @@ class Opened:
         self.n = n
         synk.fork(n, use_gpu=False, **kwargs)
         x = tt.dvector("x")
-        self.w = theano.shared(np.arange(3.0), name="w")
+        self.w = compiler.shared(np.arange(3.0), name="w")
         self.f = synk.function([x], (Act()(x), "gather"), name="f", mode="FAST_COMPILE")
         total = (x.sum() + self.w.sum(), "sum")
         self.plain = synk.function([x], [total], name="plain", mode="FAST_COMPILE")

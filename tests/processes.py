@@ -33,7 +33,7 @@ import pytest
 FOLDER = Path(__file__).resolve().parent
 ROOT = FOLDER.parent
 _LENGTH = struct.Struct("!Q")
-MODULES = ("numpy", "psutil", "synkhronos", "theano", "pytest")
+MODULES = ("numpy", "psutil", "synkhronos", "theano", "pytensor", "pytest")
 _IN_CHILD = "_tests_in_child"  # an attribute of this module's, in processes that run programs
 
 
@@ -260,14 +260,19 @@ def _be_program(request, stdout, stderr):
 
 def wait_briefly_for_the_compile_lock():
     """Have Theano look every 0.1 s whether it may compile: several processes share the cache."""
+    if importlib.util.find_spec("theano") is None:
+        return  # PyTensor waits no longer
     from theano.gof import compilelock
 
     compilelock.lock = functools.partial(compilelock.lock, min_wait=0.05, max_wait=0.1, verbosity=0)
 
 
 def read_compile_cache():
-    """Have Theano read its cache now, and not in each program again."""
-    from theano.gof.cc import get_module_cache
+    """Have the compiler read its cache now, and not in each program again."""
+    if importlib.util.find_spec("theano") is None:
+        from pytensor.link.c.basic import get_module_cache
+    else:
+        from theano.gof.cc import get_module_cache
 
     get_module_cache()
 

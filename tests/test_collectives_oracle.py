@@ -2,8 +2,7 @@
 
 import numpy as np
 import pytest
-import theano
-import theano.tensor as tt
+from compilers import compiler, tt
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from oracle import (
@@ -43,7 +42,7 @@ class Model:
 
     def __init__(self, size, master_rank):
         self.size, self.master_rank = size, master_rank
-        self.shared = {name: theano.shared(value, name) for name, value in STARTS.items()}
+        self.shared = {name: compiler.shared(value, name) for name, value in STARTS.items()}
         sums = [tt.sum(tt.cast(shared, "float64")) for shared in self.shared.values()]
         self.read = synk.function([], [(one, "gather") for one in sums])
         synk.distribute()
@@ -329,7 +328,7 @@ def test_scatter_without_values_takes_the_bound_data(model):
 def test_wrong_arguments_are_refused_before_any_rank_starts(model):
     vector, long, number = (model.shared[name] for name in ("vector", "long", "number"))
     synk.broadcast([vector, long, number], [np.arange(3.0), [1, 2], 0.5])
-    stranger = theano.shared(np.zeros(3))
+    stranger = compiler.shared(np.zeros(3))
     wrong = [
         (ValueError, lambda: synk.all_reduce(stranger)),
         (TypeError, lambda: synk.broadcast(stranger, ["a"] * 3)),
@@ -368,7 +367,7 @@ def test_wrong_arguments_are_refused_before_any_rank_starts(model):
 def test_a_reduction_weighted_by_a_function_needs_a_call_of_it(world_of):
     world_of(2)
     x = tt.vector()
-    s = theano.shared(np.zeros(2))
+    s = compiler.shared(np.zeros(2))
     f = synk.function([x], [], updates=[(s, s * 0 + x.mean())])
     other = synk.function([x], x.mean())
     with pytest.raises(ValueError):
@@ -386,7 +385,7 @@ def test_a_reduction_weighted_by_a_function_needs_a_call_of_it(world_of):
 
 def test_numbers_that_python_code_computed_can_be_reduced_and_broadcast(world_of):
     world_of(2)
-    s = theano.shared(np.float32(1))
+    s = compiler.shared(np.float32(1))
     v = tt.fscalar("v")
     step = synk.function([], [], bcast_inputs=[v], updates=[(s, s + v)], mode="FAST_COMPILE")
     for _ in range(3):

@@ -5,6 +5,7 @@ import re
 import shlex
 
 import pytest
+from compilers import NAME
 from conftest import ROOT
 
 DOCS = ROOT / "docs"
@@ -60,6 +61,8 @@ def test_the_guides_have_examples():
 def test_examples_print_what_is_shown(programs, tmp_path, page):
     if page == "keras.rst" and importlib.util.find_spec("keras") is None:
         pytest.skip("Keras is not installed: pip install keras==2.3.1")
+    if page == "pytensor.rst" and NAME != "pytensor":
+        pytest.skip("its examples run with PyTensor, in tests/test_pytensor.py")
     blocks = code_blocks((DOCS / page).read_text())
     script = tmp_path / "script.py"
     script.write_text(

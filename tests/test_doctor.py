@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from synkhronos.host import doctor
+from synkhronos.host import doctor, doctor_pytensor
 
 FOUND = {
     "version": "1.0.5",
@@ -14,6 +14,26 @@ FOUND = {
     "numpy": 0.010,
     "libraries": ["/usr/lib/libopenblas.so.0"],
 }
+
+
+@pytest.mark.parametrize(
+    "change, state",
+    [
+        ({}, doctor.OK),
+        ({"pytensor": 0.030}, doctor.WARNING),
+        ({"ldflags": ""}, doctor.WARNING),
+        ({"compiler": ""}, doctor.WARNING),
+    ],
+)
+def test_pytensors_product_is_judged(change, state):
+    found = {**FOUND, "version": "3.0.7", "pytensor": 0.010}
+    assert doctor_pytensor.judge_pytensor({**found, **change}).state == state
+
+
+def test_pytensor_without_numpy_2_is_a_problem(monkeypatch):
+    monkeypatch.setattr("numpy.__version__", "1.23.5")
+    for check in (doctor_pytensor.check_numpy, doctor_pytensor.check_pytensor):
+        assert check().state == doctor.PROBLEM and "NumPy 2" in check().remedy
 
 
 def test_this_python_is_well():

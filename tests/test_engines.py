@@ -4,15 +4,12 @@ import doctest
 
 import numpy as np
 import pytest
-import theano
-import theano.tensor as tt
 from checks.engines import CHECKS
-from theano.sandbox.rng_mrg import MRG_RandomStreams
-from theano.tensor.shared_randomstreams import RandomStreams
+from compilers import NAME, RandomStreams, compiler, tt
 
 import synkhronos as synk
 from synkhronos.engines import naive
-from synkhronos.engines.theano_cpu import TheanoCpuEngine
+from synkhronos.engines.cpu import CpuEngine
 
 
 class NaiveLab:
@@ -33,29 +30,36 @@ class NaiveLab:
         return streams.uniform(size)
 
 
-class TheanoLab:
+class CompilerLab:
     dtype = "float64"
-    streams = RandomStreams
-    ops = synk.ops
+    streams = staticmethod(RandomStreams)
+    ops = synk.ops  # not of PyTensor
 
     def __init__(self):
-        self.engine = TheanoCpuEngine()
+        self.engine = CpuEngine()
 
     def tensor(self, name, ndim):
         return tt.TensorType(self.dtype, (False,) * ndim)(name)
 
-    shared = staticmethod(theano.shared)
+    shared = staticmethod(compiler.shared)
 
     def uniform(self, streams, size):
-        return streams.uniform(size)
+        return streams.uniform(size=size)
 
 
-class MrgLab(TheanoLab):
-    streams = MRG_RandomStreams
+LABS = [CompilerLab]
+if NAME == "theano":
+    from theano.sandbox.rng_mrg import MRG_RandomStreams
 
+    class MrgLab(CompilerLab):
+        streams = MRG_RandomStreams
 
-ALL = [(make, check) for make in (NaiveLab, TheanoLab) for check in CHECKS]
-ALL += [(MrgLab, check) for check in CHECKS if "streams" in check.__name__]
+    LABS.append(MrgLab)
+
+ALL = [(make, check) for make in (NaiveLab, CompilerLab) for check in CHECKS]
+if NAME == "pytensor":  # has no collectives in graphs
+    ALL = [one for one in ALL if one[0] is NaiveLab or "collectives" not in one[1].__name__]
+ALL += [(make, check) for make in LABS[1:] for check in CHECKS if "streams" in check.__name__]
 
 
 @pytest.mark.parametrize(
@@ -65,7 +69,7 @@ def test_engine(make, check):
     check(make())
 
 
-@pytest.mark.parametrize("make", [NaiveLab, TheanoLab], ids=lambda make: make.__name__)
+@pytest.mark.parametrize("make", [NaiveLab, CompilerLab], ids=lambda make: make.__name__)
 def test_an_engine_on_numpy_refuses_other_devices(make):
     make().engine.setup("cpu")
     with pytest.raises(ValueError, match="'cpu', got 'cuda0'"):

@@ -15,7 +15,7 @@ from theano.gof.cc import get_module_cache
 from theano.tensor.shared_randomstreams import RandomStreams
 
 import synkhronos as synk
-from synkhronos.engines.theano_pickles import with_deep_stack
+from synkhronos.engines.pickles import with_deep_stack
 from synkhronos.functions.replicate import Replicate
 from synkhronos.world.here import Command
 

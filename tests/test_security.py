@@ -424,7 +424,7 @@ FORBIDDEN = {"eval", "exec", "compile", "os.system", "os.popen", "tempfile.mktem
 UNPICKLING = {"synkhronos/world/here.py", "synkhronos/world/world.py", "synkhronos/comms/naive.py",
               "synkhronos/comms/nccl.py", "synkhronos/comms/shm.py", "synkhronos/engines/naive.py",
               "synkhronos/engines/theano_engine.py", "synkhronos/engines/theano_modules.py",
-              "synkhronos/engines/theano_pickles.py", "synkhronos/functions/peers.py",
+              "synkhronos/engines/pickles.py", "synkhronos/functions/peers.py",
               "synkhronos/programs/controller.py",
               "synkhronos/programs/meeting.py", "synkhronos/programs/messages.py",
               "synkhronos/programs/spmd.py", "synkhronos/stores/commons.py",

@@ -9,9 +9,7 @@ import time
 import numpy as np
 import pytest
 import scipy.sparse
-import theano
-import theano.sparse
-import theano.tensor as tt
+from compilers import compiler, sparse, tt
 from processes import own_process
 
 import synkhronos as synk
@@ -22,23 +20,23 @@ from synkhronos.world.world import current_world
 
 RANKS = 3
 ROWS = np.arange(40.0).reshape(20, 2)
-W = theano.shared(np.zeros(2), "w")
-COUNT = theano.shared(np.zeros((4, 3), "int64"), "count")
-FLOATS = theano.shared(np.zeros((1, 2)), "floats")
+W = compiler.shared(np.zeros(2), "w")
+COUNT = compiler.shared(np.zeros((4, 3), "int64"), "count")
+FLOATS = compiler.shared(np.zeros((1, 2)), "floats")
 
 
 @pytest.fixture(scope="module")
 def functions(open_world):
     """Functions in a world of three ranks."""
     open_world(RANKS, timeout=30)
-    x, scale, matrix = tt.dmatrix("x"), tt.dscalar("scale"), theano.sparse.csr_matrix("matrix")
+    x, scale, matrix = tt.dmatrix("x"), tt.dscalar("scale"), sparse.csr_matrix("matrix")
     made = {
         "mean": synk.function(
-            [x], {"mean": x.mean(), "scaled": (x * scale, "gather")}, [theano.In(scale, value=3)]
+            [x], {"mean": x.mean(), "scaled": (x * scale, "gather")}, [synk.In(scale, value=3)]
         ),
         "add": synk.function([x], (x.sum(), "sum"), updates=[(W, W + x.sum(axis=0), "sum")]),
         "product": synk.function(
-            [matrix], (theano.sparse.dense_from_sparse(matrix).sum(axis=1), "gather")
+            [matrix], (sparse.dense_from_sparse(matrix).sum(axis=1), "gather")
         ),
         "share": synk.function([], [(FLOATS, "gather"), FLOATS.mean()], sliceable_shareds=[FLOATS]),
         "count": synk.function([], (COUNT.sum(), "sum"), updates=[(COUNT, COUNT + 1)]),
@@ -71,7 +69,7 @@ def test_every_rank_runs_the_program_with_its_arguments(ready):
 
 
 def test_closures_see_the_values_of_the_call_and_replicas_of_their_rank(ready):
-    late = theano.shared(np.ones(1), "late")  # after the workers were forked
+    late = compiler.shared(np.ones(1), "late")  # after the workers were forked
     double = synk.function([], late * 2)
     values = [5]
 
@@ -204,7 +202,7 @@ def test_sparse_inputs_and_rows_of_sliceable_variables(ready):
         (lambda rank, f: rank.minibatches(9, 1.5), "batch_size: expected an int, got 1.5"),
         (lambda rank, f: rank.broadcast([W, W]), "given more than once"),
         (lambda rank, f: rank.broadcast([]), "at least one shared variable"),
-        (lambda rank, f: rank.broadcast(theano.shared(1.0)), "not used by any function"),
+        (lambda rank, f: rank.broadcast(compiler.shared(1.0)), "not used by any function"),
         (lambda rank, f: rank.broadcast(ROWS), "expected shared variables"),
         (lambda rank, f: rank.all_reduce(COUNT), "avg"),
         (lambda rank, f: rank.all_reduce(W, "mean"), "mean"),
@@ -606,7 +604,7 @@ def test_a_dead_rank_breaks_the_world(world_of):
 
 def test_fresh_ranks_take_the_place_of_dead_ones(world_of, caplog):
     world_of(RANKS)
-    w, total = theano.shared(np.zeros(2), "w"), theano.shared(0.0, "total")
+    w, total = compiler.shared(np.zeros(2), "w"), compiler.shared(0.0, "total")
     add = synk.function([], total.sum(), updates=[(w, w + 1), (total, total + w.sum())])
     synk.all_reduce(w)  # its storage is in shared memory
 

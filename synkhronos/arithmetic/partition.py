@@ -14,6 +14,9 @@ import numpy as np
 
 from synkhronos._typing import Batch, Rows
 
+#: The warning of NumPy before version 2 about ragged lists, for which newer versions raise ValueError
+RaggedWarning: type[Warning] = getattr(np, "VisibleDeprecationWarning", DeprecationWarning)
+
 
 def share(n_rows: int, parts: int, index: int) -> tuple[int, int]:
     """Return ``(start, stop)`` of part `index` when `n_rows` are split as evenly as possible.
@@ -106,9 +109,9 @@ def _select_listed(batch: Batch, length: int, name: str) -> Rows:
 def _to_array(batch: Batch, name: str) -> np.ndarray:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("error", np.VisibleDeprecationWarning)  # ragged lists
+            warnings.simplefilter("error", RaggedWarning)
             return np.asarray(batch)
-    except (ValueError, np.VisibleDeprecationWarning) as error:
+    except (ValueError, RaggedWarning) as error:
         raise TypeError(f"{name}: expected a 1-d list or array of rows, got {batch!r}") from error
 
 

@@ -116,9 +116,12 @@ class Data:
     def __setitem__(self, index: Any, value: ArrayLike) -> None:
         self._allocated()[index] = value
 
-    def __array__(self, dtype: DTypeLike = None) -> np.ndarray:
+    def __array__(self, dtype: DTypeLike = None, copy: bool | None = None) -> np.ndarray:
         view = self._allocated()
-        return view if dtype is None else view.astype(dtype, copy=False)
+        array = view if dtype is None else view.astype(dtype, copy=False)
+        if array is not view and copy is False:
+            raise ValueError(f"{self._label()}: it cannot be used as {array.dtype} without a copy")
+        return array.copy() if copy and array is view else array
 
     def __reduce__(self) -> Any:
         raise TypeError(

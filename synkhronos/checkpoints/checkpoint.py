@@ -8,7 +8,7 @@ import numpy as np
 
 from synkhronos._typing import PathLike, SharedVariables
 from synkhronos.arithmetic.comparison import digest
-from synkhronos.arithmetic.streams import random_state_from_array
+from synkhronos.arithmetic.streams import state_from_array
 from synkhronos.checkpoints import archive, manifest
 from synkhronos.checkpoints.manifest import Entry, Manifest
 from synkhronos.functions.agreement import agreement_of
@@ -289,7 +289,7 @@ def _check_fit(world, numbers, entries):
     by_rank = world.run(_Inspect(numbers, digest=False))
     for number, entry, found in zip(numbers, entries, zip(*by_rank)):
         kind = None if number in streams else world.here.engine.type_of(world.here.shareds[number])
-        has_rows = kind is not None and kind.ndim > 0 and not kind.broadcastable[0]
+        has_rows = kind is not None and kind.ndim > 0 and kind.extents[0] is None
         fixed = slice(1 if has_rows and len(entry.shapes) > 1 else 0, None)
         for rank, (dtype, shape, _) in enumerate(found):
             saved = entry.shapes[rank if len(entry.shapes) > 1 else 0]
@@ -311,6 +311,6 @@ def _read(world, reader, number, entry):
             if (array.shape, array.dtype.name) != (shape, entry.dtype):
                 raise ValueError(f"array {member} is {array.dtype} {array.shape}")
             if not world.here.engine.is_tensor(world.here.shareds[number]):
-                random_state_from_array(array)
+                state_from_array(array)
         arrays.append(array)
     return arrays

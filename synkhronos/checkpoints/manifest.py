@@ -13,7 +13,7 @@ from typing import Any, Iterable, Mapping, NamedTuple, Optional, Sequence, Tuple
 import numpy as np
 
 from synkhronos.arithmetic.conversion import as_array
-from synkhronos.arithmetic.streams import random_state_from_array, random_state_to_array
+from synkhronos.arithmetic.streams import GENERATORS, state_from_array, state_to_array
 
 FORMAT = ["synkhronos checkpoint", 1]
 _MANY = 6  # items listed in a message
@@ -172,9 +172,9 @@ def pack(extra: Mapping[str, Any] | None) -> tuple[dict[str, Any], dict[str, np.
             described[name] = "value", value
             continue
         member = f"extra_{len(arrays)}"
-        if isinstance(value, np.random.RandomState):
+        if isinstance(value, GENERATORS):
             described[name] = "random_state", member
-            arrays[member] = random_state_to_array(value)
+            arrays[member] = state_to_array(value)
         else:
             described[name] = "array", member
             arrays[member] = as_array(value, None, f"save: extra[{name!r}]")
@@ -190,7 +190,7 @@ def unpack(description: Any, read: Any) -> dict[str, Any]:
         elif kind == "array":
             extra[name] = read(value)
         elif kind == "random_state":
-            extra[name] = random_state_from_array(read(value))
+            extra[name] = state_from_array(read(value))
         else:
             raise ValueError(f"extra {name!r} is {kind!r}")
     return extra

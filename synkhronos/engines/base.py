@@ -15,9 +15,10 @@ from synkhronos._typing import Array, Buffer, Compiled, Rows, SharedVariable, Va
 from synkhronos.arithmetic.operations import NUMPY, Arithmetic
 from synkhronos.arithmetic.partition import take_rows
 from synkhronos.arithmetic.streams import (
-    jump_random_state,
-    random_state_from_array,
-    random_state_to_array,
+    GENERATORS,
+    jump_generator,
+    state_from_array,
+    state_to_array,
 )
 
 
@@ -26,7 +27,7 @@ class TensorType(NamedTuple):
 
     dtype: np.dtype
     ndim: int
-    broadcastable: tuple[bool, ...]  # for each axis, whether its extent must be 1
+    extents: tuple[int | None, ...]  # for each axis, the extent that the type fixes, or None
 
 
 class InputType(NamedTuple):
@@ -34,7 +35,7 @@ class InputType(NamedTuple):
 
     Attributes
     ----------
-    dtype, ndim, broadcastable
+    dtype, ndim, extents
         As of `TensorType`. For a ``"csr"`` or ``"csc"`` matrix, they describe the matrix; an
         ``"object"`` has no dtype and no dimensions.
     format : {"dense", "csr", "csc", "object"}
@@ -42,7 +43,7 @@ class InputType(NamedTuple):
 
     dtype: Any
     ndim: int
-    broadcastable: tuple[bool, ...]
+    extents: tuple[int | None, ...]
     format: str = "dense"
 
 
@@ -361,14 +362,14 @@ class Engine(ABC):
         The value of a random stream is its state, as numbers.
         """
         storage = self.storage(shared)
-        if isinstance(storage, np.random.RandomState):
-            return random_state_to_array(storage)
+        if isinstance(storage, GENERATORS):
+            return state_to_array(storage)
         return np.asarray(self.to_host(storage))
 
     def restore(self, shared: SharedVariable, array: np.ndarray) -> None:
         """Set a shared variable to a copy of a value returned by `export`."""
-        if isinstance(self.storage(shared), np.random.RandomState):
-            self.store(shared, random_state_from_array(array))
+        if isinstance(self.storage(shared), GENERATORS):
+            self.store(shared, state_from_array(array))
         else:
             self.write(shared, array)
 
@@ -384,4 +385,4 @@ class Engine(ABC):
 
     def jump(self, shared: SharedVariable, index: int) -> None:
         """Advance a random stream to its `index`-th independent substream."""
-        self.store(shared, jump_random_state(self.storage(shared), index))
+        self.store(shared, jump_generator(self.storage(shared), index))

@@ -21,10 +21,10 @@ from synkhronos.engines.base import Analysis, Dependence, Engine, TensorType
 class Tensor:
     """A variable of a graph: an input, a shared variable, or an expression."""
 
-    def __init__(self, name, dtype, ndim, broadcastable=None):
+    def __init__(self, name, dtype, ndim, extents=None):
         self.name = name
         self.dtype, self.ndim = np.dtype(dtype), ndim
-        self.broadcastable = broadcastable or (False,) * ndim
+        self.extents = extents or (None,) * ndim
         self.type = f"{self.dtype} tensor of {ndim} dimensions"
 
     def __repr__(self):
@@ -168,7 +168,7 @@ class NaiveEngine(Engine):
     def type_of(self, variable):
         if not isinstance(variable, Tensor) or variable.ndim is None:
             raise TypeError(f"expected a tensor variable, got {variable!r}")
-        return TensorType(variable.dtype, variable.ndim, variable.broadcastable)
+        return TensorType(variable.dtype, variable.ndim, variable.extents)
 
     def is_shared(self, variable):
         return isinstance(variable, Shared)

@@ -77,7 +77,7 @@ class TheanoGpuEngine(TheanoEngine):
     def type_of(self, variable):
         kind = getattr(variable, "type", None)
         if isinstance(kind, GpuArrayType):
-            return TensorType(np.dtype(kind.dtype), kind.ndim, kind.broadcastable)
+            return TensorType(np.dtype(kind.dtype), kind.ndim, self.extents_of(kind))
         return super().type_of(variable)
 
     def build(self, inputs, outputs, updates, givens, sliceable, on_host, **kwargs):

@@ -19,6 +19,7 @@ is needed only for ``keras``. ``train`` uses the folder ``steps``, and ``keras``
 
 import importlib as _importlib
 import typing as _typing
+from importlib.util import find_spec as _find_spec
 
 _MODULES = ("batch_norm", "keras", "rules", "train", "updates")
 
@@ -33,6 +34,8 @@ else:
     def __getattr__(name):
         if name not in _MODULES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        if _find_spec("theano") is None:
+            raise ImportError(f"{__name__}.{name} builds graphs of Theano, which is not installed")
         return _importlib.import_module(f"{__name__}.{name}")
 
 

@@ -124,9 +124,9 @@ def whole(values: Sequence[Any]) -> list[Any]:
 
 
 def _check_extents(shape, one):
-    for axis in one.ones:
-        if shape[axis] != 1:
-            raise TypeError(f"{one.label}: expected extent 1 on axis {axis}, got shape {shape}")
+    for axis, extent in one.fixed.items():
+        if shape[axis] != extent:
+            raise TypeError(f"{one.label}: expected extent {extent} on axis {axis}, got shape {shape}")
 
 
 def plan(

@@ -22,6 +22,7 @@ from synkhronos.functions.signature import (
 )
 from synkhronos.functions.watch import watch
 from synkhronos.functions.wrappers import In, Out
+from synkhronos.host import compiler
 from synkhronos.host.log import logger
 from synkhronos.host.progress import Progress
 from synkhronos.world.world import World, current_world
@@ -174,7 +175,9 @@ def _described(outputs):
 def _compiling(world: World, name: str) -> Iterator[None]:
     """Show that a function is being compiled, if that takes long, and log how long it took."""
     called = f"function {world.registry.n_functions + 1} ({os.path.basename(name)})"
-    remark = "the first time this can take minutes; later the C code is taken from Theano's cache"
+    remark = (
+        f"the first time this can take minutes; later the code is taken from {compiler.TITLE}'s cache"
+    )
     start = time.perf_counter()
     with world.part(Progress).show(f"compiling {called}", remark):
         yield

@@ -31,7 +31,8 @@ def reseed(streams: Any, seed: int | None = None) -> None:
     Parameters
     ----------
     streams : MRG_RandomStreams or RandomStreams
-        The streams to seed.
+        The streams to seed. With PyTensor, a ``RandomStream``, a shared random generator, or a list of
+        shared generators.
     seed : int, optional
         By default, the seed with which the streams were created.
 

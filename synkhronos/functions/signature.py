@@ -19,8 +19,8 @@ class Input(NamedTuple):
     ----------
     axis : int or None
         The axis along which the value is split over the ranks; None if every rank gets all of it.
-    ones : tuple of int
-        The axes that the type requires to have extent 1.
+    fixed : dict
+        The extents that the type requires, by axis.
     value : array-like or None
         The value to use if a call gives none.
     downcast : bool
@@ -31,7 +31,7 @@ class Input(NamedTuple):
     name: str | None
     type: InputType
     axis: int | None
-    ones: tuple[int, ...]
+    fixed: dict[int, int]
     value: Any = None
     downcast: bool = False
 
@@ -92,20 +92,20 @@ def _parse_input(engine, what, given):
         raise TypeError(f"{what}: {error}") from error
     if engine.is_shared(variable):
         raise TypeError(f"{what}: {variable} is a shared variable, found in the graph; leave it out")
-    ones = tuple(axis for axis, is_one in enumerate(kind.broadcastable) if is_one)
+    fixed = {axis: extent for axis, extent in enumerate(kind.extents) if extent is not None}
     axis = getattr(wrapped, "axis", 0)
     if what == "bcast_inputs" and axis:
         raise ValueError(f"bcast_inputs: {variable} is not split, so it has no axis; got axis={axis}")
     if what == "bcast_inputs" or kind.ndim == 0:
         axis = None
-    elif axis >= kind.ndim or kind.broadcastable[axis]:
+    elif axis >= kind.ndim or axis in fixed:
         raise ValueError(
             f"inputs: {variable} ({kind.ndim} dimensions) cannot be split along axis {axis}; give it "
             f"in bcast_inputs"
         )
     elif axis and kind.format != "dense":
         raise ValueError(f"inputs: {variable} is sparse and can be split along axis 0 only, got {axis}")
-    one = Input(variable, variable.name, kind, axis, ones)
+    one = Input(variable, variable.name, kind, axis, fixed)
     if wrapped is None:
         return one
     downcast = bool(getattr(wrapped, "allow_downcast", False))
@@ -232,7 +232,7 @@ def parse_sliceable(
                 f"sliceable_shareds[{position}]: expected a shared variable, got {shared!r}"
             )
         kind = engine.type_of(shared)
-        if kind.ndim == 0 or kind.broadcastable[0]:
+        if kind.ndim == 0 or kind.extents[0] is not None:
             raise ValueError(f"sliceable_shareds[{position}]: {shared} cannot be sliced on axis 0")
         if shared in sliceable_shareds[:position]:
             raise ValueError(f"sliceable_shareds: {shared} is given more than once")

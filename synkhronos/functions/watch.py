@@ -29,6 +29,7 @@ from synkhronos.functions.agreement import Sampled, agreement_of, labels
 from synkhronos.functions.analysis import analyze, sources, uses
 from synkhronos.functions.audit import Audit
 from synkhronos.functions.signature import Output
+from synkhronos.host import compiler
 from synkhronos.world.here import Command
 from synkhronos.world.world import World
 
@@ -89,8 +90,8 @@ def advise(function: Any, averaged: Sequence[tuple[int, str]], kind: str) -> Non
     noun = "output" if len(averaged) == 1 else "each of the outputs"
     warn(
         f"{function!r}: {noun} {listed} {what}, but is averaged over the ranks, which is the default: "
-        f"the result is not that of theano.function(). {remedy[0].upper()}{remedy[1:]}. To state that "
-        f"the average is meant, give it as (output, 'avg')"
+        f"the result is not that of {compiler.NAME}.function(). {remedy[0].upper()}{remedy[1:]}. To "
+        f"state that the average is meant, give it as (output, 'avg')"
     )
 
 
@@ -243,7 +244,7 @@ class Watch:
 
 
 _SET_ALONE = (
-    "Theano's set_value(), and as_theano(), change only the replica of the master; call "
+    f"{compiler.TITLE}'s set_value(), and as_theano(), change only the replica of the master; call "
     "synk.broadcast(variable), or set the value with synk.broadcast(variable, value)"
 )
 _UPDATED = (
@@ -253,8 +254,8 @@ _UPDATED = (
     "call synk.all_reduce(variable) after each call"
 )
 _CHANGED_BY_THEANO = (
-    "Only the replica of the master was changed, as by a plain theano.function() with updates; build "
-    "that function with synkhronos.extensions.train.parallel_function(), or call "
+    f"Only the replica of the master was changed, as by a plain {compiler.NAME}.function() with "
+    "updates; build that function with synkhronos.extensions.train.parallel_function(), or call "
     "synk.broadcast(variable) after it"
 )
 

@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 from typing import Any, Dict, Optional, Sequence
 
-from synkhronos.host import compile_cache, environment, heap
+from synkhronos.host import compile_cache, compiler, doctor_pytensor, environment, heap
 from synkhronos.host.doctor_gpus import check_cuda, check_gpus, check_nccl
 from synkhronos.host.doctor_mpi import check_mpi
 from synkhronos.host.machine import affinity, cores, cpu_quota, memory_room
@@ -97,7 +97,8 @@ def check_modules() -> Result:
         except ImportError:
             missing.append(name)
     if missing:
-        remedy = "python -m pip install " + " ".join(REQUIREMENTS[name] for name in missing)
+        wanted = {**REQUIREMENTS, "scipy": "scipy"} if compiler.NAME == "pytensor" else REQUIREMENTS
+        remedy = "python -m pip install " + " ".join(wanted[name] for name in missing)
         found = f"cannot import {', '.join(missing)}"
         return Result("packages", PROBLEM, found, _with_this_python(remedy))
     return Result("packages", OK, ", ".join(REQUIREMENTS))
@@ -110,16 +111,16 @@ def _with_this_python(remedy):
 
 
 def check_compiler() -> Result:
-    """Check that there is a C++ compiler, and that it finds Python's headers, as Theano needs both."""
+    """Check that there is a C++ compiler, and that it finds Python's headers, which are both needed."""
     name = environment.user_setting("cxx", os.environ) or "g++"
-    compiler = shutil.which(name)
-    if compiler is None:
+    program = shutil.which(name)
+    if program is None:
         remedy = "install it, on Debian with: apt-get install g++"
         return Result("compiler", PROBLEM, f"no {name} in PATH", remedy)
     folders = sorted({sysconfig.get_paths()[one] for one in ("include", "platinclude")})
-    complaint = compile_complaint(compiler, folders)
+    complaint = compile_complaint(program, folders)
     if complaint is None:
-        return Result("compiler", OK, f"{compiler}, with Python's headers in {folders[0]}")
+        return Result("compiler", OK, f"{program}, with Python's headers in {folders[0]}")
     if "Python.h" in complaint or "pyconfig.h" in complaint:
         remedy = (
             "install them, on Debian with: apt-get install python3-dev (python3.11-dev, if python3 is "
@@ -127,7 +128,7 @@ def check_compiler() -> Result:
         )
         return Result("compiler", PROBLEM, f"no Python headers in {', '.join(folders)}", remedy)
     remedy = "reinstall it, on Debian with: apt-get install --reinstall g++ libc6-dev"
-    return Result("compiler", PROBLEM, f"{compiler} does not compile: {complaint}", remedy)
+    return Result("compiler", PROBLEM, f"{program} does not compile: {complaint}", remedy)
 
 
 def compile_complaint(compiler: str, folders: Sequence[str]) -> Optional[str]:
@@ -253,13 +254,17 @@ def check_malloc() -> Result:
     return Result("malloc", OK, text)
 
 
-CHECKS = (
-    check_python,
-    check_numpy,
+OF_THEANO = (check_numpy, check_modules, check_compiler, check_cache, check_theano)
+OF_PYTENSOR = (
+    doctor_pytensor.check_numpy,
     check_modules,
     check_compiler,
-    check_cache,
-    check_theano,
+    doctor_pytensor.check_pytensor,
+)
+
+CHECKS = (
+    check_python,
+    *(OF_PYTENSOR if compiler.NAME == "pytensor" else OF_THEANO),
     check_cores,
     check_memory,
     check_malloc,

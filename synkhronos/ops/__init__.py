@@ -16,7 +16,7 @@ do not depend on its own rows.
 
 The functions are imported when they are first used.
 
-May import: ``engines``.
+May import: ``engines``, ``host``.
 """
 
 import typing as _typing

@@ -258,8 +258,9 @@ def all_gather(shared_vars: SharedVariables, nccl: bool = True) -> Pending | Non
     world, variables, _ = resolve(shared_vars)
     check_has_rows(world.here.engine, variables, "all_gather")
     for variable in variables:
-        if world.here.engine.type_of(variable).broadcastable[0]:
-            raise ValueError(f"all_gather: {variable} has extent 1 on axis 0 by its type")
+        extent = world.here.engine.type_of(variable).extents[0]
+        if extent is not None:
+            raise ValueError(f"all_gather: {variable} has extent {extent} on axis 0 by its type")
     command = Gather(numbers_of(world, variables), to_all=True, nccl=check_nccl(nccl))
     agreement_of(world).equalized(command.numbers)
     return submit(world, command, lambda results: None, variables)

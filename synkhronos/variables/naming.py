@@ -87,12 +87,12 @@ def conditioned(
         kind = engine.type_of(variable)
         label = f"value for {variable}"
         array: np.ndarray | Data = condition(value, kind.dtype, kind.ndim, False, label)
-        if scattered and (not kind.ndim or kind.broadcastable[0]):
+        if scattered and (not kind.ndim or kind.extents[0] is not None):
             raise ValueError(f"value for {variable}: its type has no rows that can be split")
-        for axis, (extent, is_one) in enumerate(zip(array.shape, kind.broadcastable)):
-            if is_one and extent != 1:
+        for axis, (extent, fixed) in enumerate(zip(array.shape, kind.extents)):
+            if fixed not in (None, extent):
                 raise TypeError(
-                    f"value for {variable}: expected extent 1 on axis {axis}, got {array.shape}"
+                    f"value for {variable}: expected extent {fixed} on axis {axis}, got {array.shape}"
                 )
         if isinstance(value, Data) and value.dtype == array.dtype:
             array = value

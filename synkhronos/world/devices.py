@@ -11,7 +11,7 @@ from typing import Sequence
 import numpy as np
 
 from synkhronos._errors import text_of
-from synkhronos.host import environment, libraries
+from synkhronos.host import compiler, environment, libraries
 from synkhronos.host.machine import cores
 from synkhronos.transports.limits import check_size
 from synkhronos.world.here import Command, Here
@@ -39,7 +39,7 @@ def get_n_gpu() -> int:
     int
         The number of CUDA devices; 0 without pygpu.
     """
-    if find_spec("pygpu") is None or not libraries.driver_is_visible():
+    if compiler.NAME == "pytensor" or find_spec("pygpu") is None or not libraries.driver_is_visible():
         return 0
     counted = subprocess.run(
         environment.fresh_python(_COUNT_GPUS), capture_output=True, text=True, check=False
@@ -104,6 +104,11 @@ def check_devices(
         raise ValueError(f"fork: devices: expected devices of one kind, got {devices}")
     if use_gpu is not None and use_gpu is ("cpu" in kinds):
         raise ValueError(f"fork: use_gpu is {use_gpu}, but the devices are {devices}")
+    if "cpu" not in kinds and compiler.NAME == "pytensor":
+        raise ValueError(
+            f"fork: devices: with PyTensor all ranks compute on the CPU; expected 'cpu' for each, got "
+            f"{devices}"
+        )
     if "cpu" not in kinds and find_spec("pygpu") is None:
         raise ValueError(
             f"fork: devices: {devices} need pygpu, which is not installed (Debian: python3-pygpu)"
@@ -131,6 +136,8 @@ def _is_pair(text):
 
 
 def _why_no_gpu():
+    if compiler.NAME == "pytensor":
+        return "fork: use_gpu=True, but with PyTensor all ranks compute on the CPU; use use_gpu=False"
     if find_spec("pygpu") is None:
         return (
             "fork: use_gpu=True, but pygpu is not installed; install it (Debian: python3-pygpu), or "

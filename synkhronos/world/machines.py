@@ -20,7 +20,7 @@ from synkhronos._version import __version__
 from synkhronos.arithmetic.machines import ranks_of_machines
 from synkhronos.arithmetic.partition import shares
 from synkhronos.engines.base import Engine
-from synkhronos.engines.theano_cpu import TheanoCpuEngine
+from synkhronos.engines.cpu import CpuEngine
 from synkhronos.host import job
 from synkhronos.host.log import logger
 from synkhronos.host.machine import cores, use_cores
@@ -260,7 +260,7 @@ def by_rank(by_machine: list[list], master_rank: int) -> list:
 def make_engine(devices: Sequence[str]) -> Engine:
     """Return the engine for devices, which are of one kind."""
     if kind_of(devices[0]) == "cpu":
-        return TheanoCpuEngine()
+        return CpuEngine()
     from synkhronos.engines.theano_gpu import TheanoGpuEngine
 
     return TheanoGpuEngine()

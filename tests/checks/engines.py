@@ -27,7 +27,7 @@ def check_types_are_known_and_other_objects_refused(lab):
     x, w = lab.tensor("x", 2), lab.shared(numbers(lab, 3), "w")
     assert lab.engine.type_of(x)[:2] == (np.dtype(lab.dtype), 2)
     assert lab.engine.type_of(w)[:2] == (np.dtype(lab.dtype), 1)
-    assert lab.engine.type_of(x).broadcastable == (False, False)
+    assert lab.engine.type_of(x).extents == (None, None)
     assert [lab.engine.is_shared(one) for one in (x, w, 3, None)] == [False, True, False, False]
     assert [lab.engine.is_tensor(one) for one in (x, w, 3, None)] == [True, True, False, False]
     for other in (3, "x", None, np.ones(3)):

@@ -7,7 +7,7 @@ notices those of the script and nothing else, and a call costs nothing more.
 
 import copyreg
 
-from theano.gof.link import Container
+from synkhronos.engines.names import Container
 
 
 class ReportingContainer(Container):

@@ -1,14 +1,19 @@
 """Windows of rows: slices of axis 0 in givens, whose bounds depend on inputs."""
 
-import theano
-import theano.tensor as tt
-from theano.tensor.elemwise import DimShuffle, Elemwise
-from theano.tensor.subtensor import Subtensor, get_idx_list
+from synkhronos.engines.names import (
+    DimShuffle,
+    Elemwise,
+    Subtensor,
+    Variable,
+    ancestors,
+    get_idx_list,
+    tensor,
+)
 
 
 def cut_windows(givens, inputs):
     """See `synkhronos.engines.base.Engine.cut_windows`."""
-    start, stop = tt.lscalar("first_row"), tt.lscalar("last_row")
+    start, stop = tensor.lscalar("first_row"), tensor.lscalar("last_row")
     cut, lengths = [], []
     for old, new in givens:
         if any(one in inputs for one in _ancestors_of_slices(new)):
@@ -36,4 +41,4 @@ def _ancestors_of_slices(variable):
                 stack.append(node.inputs[0])
             elif isinstance(rows, slice):
                 bounds += [one for one in (rows.start, rows.stop) if one is not None]
-    return theano.gof.graph.ancestors([one for one in bounds if isinstance(one, theano.gof.Variable)])
+    return list(ancestors([one for one in bounds if isinstance(one, Variable)]))

@@ -1,9 +1,8 @@
-"""The degrees of elementwise operations; see `theano_rows`."""
+"""The degrees of elementwise operations; see `rows`."""
 
 from typing import FrozenSet, NamedTuple, Optional
 
-import theano
-from theano import scalar
+from synkhronos.engines.names import Constant, Reciprocal, scalar
 
 _MOST = 4  # degrees of one value, before it counts as unknown
 
@@ -91,7 +90,7 @@ def _of_single_degrees(op, degrees, inputs):
     (first,), *others = degrees
     if isinstance(op, scalar.Abs):
         return {first}
-    if isinstance(op, scalar.Inv):
+    if isinstance(op, Reciprocal):
         return {-first}
     if isinstance(op, scalar.Sqrt):
         return {first / 2}
@@ -99,7 +98,7 @@ def _of_single_degrees(op, degrees, inputs):
         return {first}
     if isinstance(op, scalar.LogicalComparison) and others[0] == {first}:
         return FIXED.degrees
-    if isinstance(op, scalar.Pow) and isinstance(inputs[1], theano.Constant):
+    if isinstance(op, scalar.Pow) and isinstance(inputs[1], Constant):
         exponent = inputs[1].data
         return {first * float(exponent.reshape(-1)[0])} if exponent.size == 1 else None
     return None

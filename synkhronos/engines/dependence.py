@@ -1,16 +1,16 @@
 """What the results of a compiled function are computed from, read from its graph before optimization."""
 
-from theano import scalar
-from theano.compile.ops import Rebroadcast
-from theano.compile.sharedvalue import SharedVariable
-from theano.gof.graph import io_toposort
-from theano.tensor.basic import Join
-from theano.tensor.elemwise import DimShuffle, Elemwise
-from theano.tensor.subtensor import IncSubtensor, Subtensor
-
 from synkhronos.engines.base import Analysis, Dependence
-from synkhronos.engines.theano_collectives import Collective, is_peers
-from synkhronos.engines.theano_rows import extents
+from synkhronos.engines.names import (
+    VIEWS,
+    Collective,
+    Elemwise,
+    SharedVariable,
+    io_toposort,
+    is_peers,
+    scalar,
+)
+from synkhronos.engines.rows import extents
 
 _ELEMENTWISE = (
     scalar.Add,
@@ -23,14 +23,20 @@ _ELEMENTWISE = (
     scalar.Minimum,
 )
 _FIRST_ONLY = (scalar.TrueDiv,)  # linear in the first operand only
-_VIEWS = (DimShuffle, Rebroadcast, Subtensor, IncSubtensor, Join)
 
 
-def analyze(compiled, axes):
-    """Return the `Analysis` of a compiled function."""
-    specifications = compiled.maker.inputs
+def analyze(specifications, outputs, axes):
+    """Return the `Analysis` of a graph.
+
+    Parameters
+    ----------
+    specifications : list
+        The specifications of the inputs: each has a variable, and its update or None.
+    outputs : list of variables
+    axes : list
+        As of `Engine.analyze`.
+    """
     inputs = [one.variable for one in specifications]
-    outputs = [one.variable for one in compiled.maker.outputs]
     updates = [(one.variable, one.update) for one in specifications if one.update is not None]
     results = [*outputs, *(new for _, new in updates)]
     nodes = io_toposort(inputs, results)
@@ -98,7 +104,7 @@ def _accumulates(shared, new, masks, inputs):
             divides = isinstance(op.scalar_op, _FIRST_ONLY) and using == variable.owner.inputs[:1]
             if not divides and not isinstance(op.scalar_op, _ELEMENTWISE):
                 return False
-        elif not isinstance(op, _VIEWS):
+        elif not isinstance(op, VIEWS):
             return False
         waiting.extend(using)
     return True

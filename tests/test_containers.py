@@ -5,26 +5,26 @@ import pickle
 
 import numpy as np
 import pytest
-import theano
-from theano.gof.link import Container
+from compilers import compiler
 
-from synkhronos.engines.theano_cpu import TheanoCpuEngine
+from synkhronos.engines.cpu import CpuEngine
+from synkhronos.engines.names import Container
 
 
 @pytest.fixture
 def engine():
-    return TheanoCpuEngine()
+    return CpuEngine()
 
 
 @pytest.fixture
 def w():
-    return theano.shared(np.zeros(3), "w")
+    return compiler.shared(np.zeros(3), "w")
 
 
 def test_the_scripts_assignments_are_noticed_and_no_others(engine, w):
     noticed = []
     engine.notice_writes(w, lambda: noticed.append(1))
-    f = theano.function([], w.sum(), updates=[(w, w + 1)], mode="FAST_COMPILE")
+    f = compiler.function([], w.sum(), updates=[(w, w + 1)], mode="FAST_COMPILE")
     f()
     engine.store(w, np.ones(3))
     engine.write(w, np.ones(3) * 2)

@@ -1,4 +1,4 @@
-"""Pickling compiled Theano functions for ranks that already have some of what they refer to.
+"""Pickling compiled functions for ranks that already have some of what they refer to.
 
 A shared variable that the receiver has is replaced by a number. Classes and functions are pickled by
 name, as usual, if the receiver finds them by name, and otherwise by value, with cloudpickle: operations
@@ -15,11 +15,9 @@ from collections import ChainMap
 from types import FunctionType
 
 import cloudpickle
-from theano.compile.function_module import Function as TheanoFunction
-from theano.compile.sharedvalue import SharedVariable
-from theano.gof.link import Container
 
-from synkhronos.engines.theano_modules import make_cacheable
+from synkhronos.engines import names
+from synkhronos.engines.names import Container, SharedVariable
 
 # Pickling a graph recurses at least once per node.
 _DEEP_STACK = 512 << 20
@@ -67,13 +65,15 @@ class GraphPickler(cloudpickle.Pickler):
     reducers : mapping
         Additional functions to pickle objects, by type.
     main : MainNames
+    make_function : function
+        ``make_function(maker, input_storage)`` returns the compiled function on the receiver.
     """
 
-    def __init__(self, file, known, reducers, main):
+    def __init__(self, file, known, reducers, main, make_function):
         # Before the call, which reads it: afterwards, a change has no effect.
         self.dispatch_table = ChainMap(reducers, cloudpickle.Pickler.dispatch_table)
         super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
-        self._known, self._main = known, main
+        self._known, self._main, self._make_function = known, main, make_function
         # A function wraps the storage of its shared variables in its own containers.
         self._storages = {id(shared.container.storage): number for shared, number in known.items()}
 
@@ -85,9 +85,9 @@ class GraphPickler(cloudpickle.Pickler):
         return None
 
     def reducer_override(self, item):
-        # Otherwise Theano pickles the array of every shared variable.
-        if issubclass(type(item), TheanoFunction):  # not by __class__, as of synkhronos.Function
-            return _make_function, (item.maker, list(item.input_storage), item.trust_input)
+        # Otherwise the compiler pickles the array of every shared variable.
+        if issubclass(type(item), names.Function):  # not by __class__, as of synkhronos.Function
+            return self._make_function, (item.maker, list(item.input_storage))
         if not isinstance(item, (type, FunctionType)):
             return NotImplemented
         if item.__module__ == "__main__" and item in self._main:
@@ -106,13 +106,6 @@ class GraphUnpickler(pickle.Unpickler):
         kind, number = reference
         shared = self._known[number]
         return shared if kind == "shared" else shared.container
-
-
-def _make_function(maker, input_storage, trust_input):
-    make_cacheable()  # also the operations that came with this function
-    compiled = maker.create(input_storage, trustme=True)
-    compiled.trust_input = trust_input
-    return compiled
 
 
 def with_deep_stack(work):

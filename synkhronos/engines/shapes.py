@@ -4,15 +4,18 @@ An item is an int, or the `Rows` of a number: `LENGTH` for the number of rows; N
 """
 
 import numpy as np
-import theano
-from theano import scalar
-from theano.compile.ops import Shape
-from theano.tensor.basic import Join
-from theano.tensor.elemwise import Elemwise
-from theano.tensor.opt import MakeVector
-from theano.tensor.subtensor import Subtensor
 
-from synkhronos.engines.theano_degrees import FIXED, LENGTH
+from synkhronos.engines.degrees import FIXED, LENGTH
+from synkhronos.engines.names import (
+    Constant,
+    Elemwise,
+    Join,
+    MakeVector,
+    Shape,
+    Subtensor,
+    constant_idx,
+    scalar,
+)
 
 
 def dims(shape, value_of):
@@ -21,7 +24,7 @@ def dims(shape, value_of):
     ``value_of(variable)`` returns the `Rows` of a variable, or None.
     """
     node = shape.owner
-    if isinstance(shape, theano.Constant):
+    if isinstance(shape, Constant):
         return [int(one) for one in shape.data] if shape.ndim == 1 else None
     if node is None or not node.inputs:
         return None
@@ -47,15 +50,14 @@ def dims(shape, value_of):
 
 def item(number, value_of):
     """Return an item of a shape."""
-    return int(number.data) if isinstance(number, theano.Constant) else value_of(number)
+    return int(number.data) if isinstance(number, Constant) else value_of(number)
 
 
 def constant_index(node):
     """Return the index of a `Subtensor`, with ints in place of constants."""
-    found = node.op.get_constant_idx(node.inputs, allow_partial=True, only_process_constants=True)
     return [
         slice(*map(_plain, (one.start, one.stop, one.step))) if isinstance(one, slice) else _plain(one)
-        for one in found
+        for one in constant_idx(node)
     ]
 
 

@@ -12,37 +12,14 @@ number of rows. What is known is certain; an output is never taken for a sum by 
 """
 
 import numpy as np
-import theano
-from theano import scalar
-from theano.compile.ops import Rebroadcast, Shape_i, SpecifyShape, ViewOp
-from theano.gof.graph import io_toposort
-from theano.sandbox.rng_mrg import mrg_uniform_base
-from theano.tensor import basic, subtensor
-from theano.tensor.blas import BatchedDot
-from theano.tensor.elemwise import CAReduce, DimShuffle, Elemwise
-from theano.tensor.extra_ops import CpuContiguous
-from theano.tensor.nnet import abstract_conv, nnet
-from theano.tensor.opt import Assert, MakeVector
-from theano.tensor.raw_random import RandomFunction
-from theano.tensor.signal.pool import Pool
 
+from synkhronos.engines import names
 from synkhronos.engines.base import BOUND, PARTLY_SUM, ROWS, SUM
-from synkhronos.engines.theano_degrees import FIXED, LENGTH, ZERO, Rows, elementwise
-from synkhronos.engines.theano_shapes import constant_index, dims, item
+from synkhronos.engines.degrees import FIXED, LENGTH, ZERO, Rows, elementwise
+from synkhronos.engines.names import io_toposort, scalar
+from synkhronos.engines.shapes import constant_index, dims, item
 
-_SAME = (
-    Rebroadcast,
-    SpecifyShape,
-    ViewOp,
-    Assert,
-    CpuContiguous,
-    basic.TensorFromScalar,
-    basic.ScalarFromTensor,
-)
 _SAME_NAMES = ("GpuFromHost", "HostFromGpu", "GpuToGpu")  # only where there is pygpu
-_BY_ROW = (nnet.Softmax, nnet.LogSoftmax, nnet.SoftmaxWithBias, nnet.CrossentropyCategorical1Hot)
-_LINEAR_BY_ROW = (nnet.SoftmaxGrad, nnet.CrossentropyCategorical1HotGrad)
-
 
 def extents(inputs, axes, outputs):
     """Return `SUM`, `PARTLY_SUM`, `ROWS` or None for each output.
@@ -88,7 +65,7 @@ class _Graph:
             return None
         data = getattr(variable, "data", None)  # of a constant
         is_zero = isinstance(data, (np.ndarray, np.generic, int, float)) and not np.any(data)
-        return ZERO if isinstance(variable, theano.Constant) and is_zero else FIXED
+        return ZERO if isinstance(variable, names.Constant) and is_zero else FIXED
 
     def add(self, node):
         """Find the values of the outputs of a node, whose inputs have been found."""
@@ -124,26 +101,31 @@ class _Graph:
             return None if None in items else Rows(None, frozenset([items.count(LENGTH)]))
         if value is None:
             return None
-        axes = range(node.inputs[0].ndim) if op.axis is None else op.axis
+        axes = _counted(op.axis, node.inputs[0].ndim)
         axis = value.axis
         is_sum = isinstance(op.scalar_op, scalar.Add)
         if axis is not None and axis in axes:
-            added = 0 if isinstance(op, basic.Mean) else 1
+            added = 0 if isinstance(op, names.MEANS) else 1
             return _raised(value.degrees, added) if is_sum else None
         kept = None if axis is None else axis - sum(one < axis for one in axes)
         return Rows(kept, value.degrees) if is_sum or value.degrees <= {0} else None
 
     def largest(self, node, values):
         (value,) = values[:1]
-        if value is None or not value.degrees <= {0} or value.axis in node.op.axis:
+        if value is None or not value.degrees <= {0}:
             return None
-        kept = None if value.axis is None else value.axis - sum(one < value.axis for one in node.op.axis)
+        axes = _counted(node.op.axis, node.inputs[0].ndim)
+        if value.axis in axes:
+            return None
+        kept = None if value.axis is None else value.axis - sum(one < value.axis for one in axes)
         return Rows(kept, FIXED.degrees)
 
     def dimshuffle(self, node, values):
         (value,) = values
         if value is None or value.axis is None:
             return value
+        if value.axis not in node.op.new_order:  # removed, as its extent is expected to be 1
+            return None
         return Rows(node.op.new_order.index(value.axis), value.degrees)
 
     def dot(self, node, values):
@@ -176,6 +158,12 @@ class _Graph:
         if None in values or values[0].axis != 0 or not all(one.degrees <= {0} for one in values):
             return _other(values)
         return Rows(0, FIXED.degrees)
+
+    def softmax(self, node, values):
+        axes = node.op.axis
+        if values[0] is None or axes is None or values[0].axis in _counted(axes, node.inputs[0].ndim):
+            return _other(values)
+        return Rows(values[0].axis, FIXED.degrees) if values[0].degrees <= {0} else None
 
     def linear_by_row(self, node, values):
         if None in values or values[0].axis != 0:
@@ -243,6 +231,8 @@ class _Graph:
         return {_of_tensor(rows.start), _of_tensor(rows.stop)} == self._bounds != set()
 
     def looked_up(self, node, values):
+        if any(isinstance(one, slice) for one in getattr(node.op, "idx_list", ())):
+            return _other(values)
         table, index = values[0], values[-1]
         if table is not None and index is not None and index.axis == 0 and index.degrees <= {0}:
             if table.axis is None and len(values) == 2:  # as of embeddings
@@ -253,7 +243,7 @@ class _Graph:
 
     def _counts_rows(self, index):
         """Whether this is ``arange(n)`` for the number of rows."""
-        if index.owner is None or not isinstance(index.owner.op, basic.ARange):
+        if index.owner is None or not isinstance(index.owner.op, names.ARange):
             return False
         start, stop, step = map(self.item, index.owner.inputs)
         return start == 0 and stop == LENGTH and step == 1
@@ -269,8 +259,13 @@ class _Graph:
 def _of_tensor(bound):
     """Return the tensor of which a bound of a slice is the scalar, or the bound itself."""
     node = getattr(bound, "owner", None)
-    is_scalar = node is not None and isinstance(node.op, basic.ScalarFromTensor)
+    is_scalar = node is not None and isinstance(node.op, names.ScalarFromTensor)
     return node.inputs[0] if is_scalar else bound
+
+
+def _counted(axes, ndim):
+    """Return the axes of an operation, where None stands for all, counted from the first."""
+    return range(ndim) if axes is None else [axis % ndim for axis in axes]
 
 
 def _raised(degrees, by):
@@ -284,22 +279,23 @@ def _other(values):
 
 
 _RULES = [
-    (Elemwise, _Graph.elementwise),
-    (CAReduce, _Graph.reduction),
-    (DimShuffle, _Graph.dimshuffle),
-    (_SAME, _Graph.same),
-    (basic.Dot, _Graph.dot),
-    (BatchedDot, _Graph.batched_dot),
-    (subtensor.Subtensor, _Graph.indexed),
-    ((subtensor.AdvancedSubtensor1, subtensor.AdvancedSubtensor), _Graph.looked_up),
-    (basic.Reshape, _Graph.reshape),
-    (basic.Alloc, _Graph.alloc),
-    (Shape_i, _Graph.shape_item),
-    ((basic.MaxAndArgmax, basic.Argmax), _Graph.largest),
-    (_BY_ROW, _Graph.by_row),
-    (_LINEAR_BY_ROW, _Graph.linear_by_row),
-    (abstract_conv.AbstractConv, _Graph.convolution),
-    (Pool, _Graph.pooling),
-    (MakeVector, _Graph.stacked),
-    ((mrg_uniform_base, RandomFunction), _Graph.random),
+    (names.Elemwise, _Graph.elementwise),
+    (names.CAReduce, _Graph.reduction),
+    (names.DimShuffle, _Graph.dimshuffle),
+    (names.COPIES, _Graph.same),
+    (names.Dot, _Graph.dot),
+    (names.BatchedDot, _Graph.batched_dot),
+    (names.Subtensor, _Graph.indexed),
+    ((names.AdvancedSubtensor1, names.AdvancedSubtensor), _Graph.looked_up),
+    (names.Reshape, _Graph.reshape),
+    (names.Alloc, _Graph.alloc),
+    (names.Shape_i, _Graph.shape_item),
+    (names.LARGEST, _Graph.largest),
+    (names.BY_ROW, _Graph.by_row),
+    (names.SOFTMAXES, _Graph.softmax),
+    (names.LINEAR_BY_ROW, _Graph.linear_by_row),
+    (names.CONVOLUTIONS, _Graph.convolution),
+    (names.POOLS, _Graph.pooling),
+    (names.MakeVector, _Graph.stacked),
+    (names.RANDOM, _Graph.random),
 ]

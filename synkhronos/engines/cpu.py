@@ -1,0 +1,17 @@
+"""The engine of the chosen compiler on NumPy arrays."""
+
+from __future__ import annotations
+
+from synkhronos.engines.base import Engine
+from synkhronos.host import compiler
+
+CpuEngine: type[Engine]
+
+if compiler.NAME == "pytensor":
+    from synkhronos.engines.pytensor_engine import PyTensorEngine
+
+    CpuEngine = PyTensorEngine
+else:
+    from synkhronos.engines.theano_cpu import TheanoCpuEngine
+
+    CpuEngine = TheanoCpuEngine

@@ -1,0 +1,191 @@
+"""The common code of the engines of Theano and PyTensor: graphs, pickles and shared variables."""
+
+import inspect
+import io
+from abc import abstractmethod
+
+import numpy as np
+
+from synkhronos.engines import names
+from synkhronos.engines.base import Engine, InputType, TensorType, WrappedInput
+from synkhronos.engines.containers import report_assignments
+from synkhronos.engines.dependence import analyze
+from synkhronos.engines.names import SharedVariable, Variable
+from synkhronos.engines.pickles import GraphPickler, GraphUnpickler, MainNames, with_deep_stack
+from synkhronos.engines.windows import cut_windows
+from synkhronos.host import compiler
+
+
+class GraphEngine(Engine):
+    """A compiler whose graphs are those of Theano."""
+
+    reducers = {}  # additional functions to pickle objects in graphs, by type
+
+    def __init__(self):
+        self._main = MainNames()
+
+    def before_fork(self, forks_all=True):
+        if forks_all:
+            self._main.mark_all_inherited()
+
+    # Graphs
+
+    def type_of(self, variable):
+        kind = getattr(variable, "type", None)
+        if not isinstance(variable, Variable) or not isinstance(kind, names.TensorType):
+            raise TypeError(f"expected a {compiler.TITLE} tensor variable, got {variable!r}")
+        return TensorType(np.dtype(kind.dtype), kind.ndim, self.extents_of(kind))
+
+    def extents_of(self, kind):
+        """Return, for each axis, the extent that a type of the compiler fixes, or None."""
+        return tuple(1 if is_one else None for is_one in kind.broadcastable)
+
+    def input_type_of(self, variable):
+        kind = getattr(variable, "type", None)
+        if self.is_sparse(kind):
+            return InputType(np.dtype(kind.dtype), 2, (None, None), kind.format)
+        if isinstance(kind, names.Generic):
+            return InputType(None, 0, (), "object")
+        return super().input_type_of(variable)
+
+    @abstractmethod
+    def is_sparse(self, kind):
+        """Whether this is the type of a sparse matrix."""
+
+    def unwrap_input(self, given):
+        if not isinstance(given, names.In):
+            return None
+        if given.update is not None or given.implicit:
+            raise TypeError(
+                f"the input {given.variable} keeps a value between calls ({compiler.NAME}.In with "
+                f"update or implicit); use a shared variable instead, whose replicas can be kept in step"
+            )
+        return WrappedInput(given.variable, given.name, given.value, bool(given.allow_downcast))
+
+    def unwrap_output(self, given):
+        return given.variable if isinstance(given, names.Out) else given
+
+    def pieces_of(self, shared):
+        return getattr(shared.tag, "pieces", None)
+
+    def is_shared(self, variable):
+        return isinstance(variable, SharedVariable)
+
+    def build(self, inputs, outputs, updates, givens, sliceable, on_host, **kwargs):
+        _check_options(kwargs)
+        givens = list(givens.items() if hasattr(givens, "items") else givens or ())
+        rows = [shared.type(f"{shared.name or 'shared'}_rows") for shared in sliceable]
+        _check_used(sliceable, outputs, updates, givens)
+        # These come first: the compiler then substitutes them everywhere, including other givens and
+        # the default updates of shared variables, such as random streams.
+        givens = [*zip(sliceable, rows), *givens]
+        compiled = self.compile([*inputs, *rows], outputs, updates, givens, **kwargs)
+        # Arguments have been checked before they were scattered. Checking again takes 40% of a small
+        # call. https://theano-pymc.readthedocs.io/en/latest/tutorial/faq_tutorial.html
+        compiled.trust_input = True
+        return compiled
+
+    @abstractmethod
+    def compile(self, inputs, outputs, updates, givens, **kwargs):
+        """Compile a function; `updates` and `givens` are lists of pairs."""
+
+    def cut_windows(self, givens, inputs):
+        return cut_windows(givens, inputs)
+
+    def shareds(self, compiled):
+        return compiled.get_shared()
+
+    def updated(self, compiled):
+        return [one.variable for one in compiled.maker.inputs if one.update is not None]
+
+    def reads(self, compiled, shared):
+        return any(
+            wrapped.variable is shared and names.is_read(compiled, graph_input)
+            for wrapped, graph_input in zip(compiled.maker.inputs, compiled.maker.fgraph.inputs)
+        )
+
+    def analyze(self, compiled, axes):
+        return analyze(*self.source(compiled), axes)
+
+    def source(self, compiled):
+        """Return the graph before optimization: the specifications of inputs, and the outputs."""
+        return compiled.maker.inputs, [one.variable for one in compiled.maker.outputs]
+
+    # Pickles
+
+    def dumps(self, objects, known):
+        def work():
+            self.enter_thread()
+            buffer = io.BytesIO()
+            self.dump_code(buffer)
+            self.pickler(buffer, known).dump(objects)
+            return buffer.getbuffer()
+
+        return with_deep_stack(work)
+
+    def loads(self, payload, known):
+        def work():
+            self.enter_thread()
+            buffer = io.BytesIO(payload)
+            self.load_code(buffer)
+            return GraphUnpickler(buffer, known).load()
+
+        return with_deep_stack(work)
+
+    def pickler(self, buffer, known):
+        """Return a pickler of functions for ranks with the shared variables in `known`."""
+        return GraphPickler(buffer, known, self.reducers, self._main, self.make_function)
+
+    @staticmethod
+    @abstractmethod
+    def make_function(maker, input_storage):
+        """Return the function of a maker of the compiler, whose storage is given."""
+
+    def dump_code(self, buffer):  # noqa: B027
+        """Write what other processes need to find the code of functions."""
+
+    def load_code(self, buffer):  # noqa: B027
+        """Read what `dump_code` wrote."""
+
+    # Shared variables
+
+    def storage(self, shared):
+        return shared.container.storage[0]
+
+    def store(self, shared, array):
+        shared.container.storage[0] = array
+
+    def release(self, shareds, used):
+        # A clone of a variable may have the storage of the original.
+        in_use = {id(one.container.storage) for one in used}
+        for shared in shareds:
+            if id(shared.container.storage) not in in_use:
+                shared.container.storage[0] = None
+
+    def notice_writes(self, shared, notify):
+        report_assignments(shared.container, notify)
+
+
+def _check_options(options):
+    known = inspect.signature(names.package.function).parameters
+    for name in options:
+        if name not in known:
+            raise TypeError(
+                f"function: expected options of {compiler.NAME}.function, got {name!r}; an operation is "
+                f"given with its output, as in (output, 'sum')"
+            )
+
+
+def _check_used(sliceable, outputs, updates, givens):
+    roots = [*outputs, *(new for _, new in updates), *(new for _, new in givens)]
+    used = set(names.graph_inputs([one for one in roots if hasattr(one, "owner")]))
+    for shared in sliceable:
+        if shared not in used:
+            raise ValueError(
+                f"sliceable_shareds: {shared} is not used by the outputs, updates or givens of the "
+                f"function; used are {sorted(str(v) for v in used if isinstance(v, SharedVariable))}"
+            )
+        if any(old is shared for old, _ in givens):
+            raise ValueError(
+                f"sliceable_shareds: {shared} is replaced by givens; leave it out of one of the two"
+            )

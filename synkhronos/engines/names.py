@@ -1,0 +1,129 @@
+"""The names of the graph compiler: all that the engines use of Theano and of PyTensor alike.
+
+PyTensor continues Theano, so most names differ only in the module where they are. Tuples hold the
+kinds of operations that a rule of `rows` or `dependence` is for; the compiler has none if it is empty.
+"""
+
+from synkhronos.host import compiler
+
+if compiler.NAME == "pytensor":
+    import pytensor as package
+    import pytensor.tensor as tensor
+    from pytensor import scalar
+    from pytensor.compile.executor import Function
+    from pytensor.compile.io import In, Out
+    from pytensor.compile.ops import ViewOp
+    from pytensor.compile.sharedvalue import SharedVariable
+    from pytensor.graph.basic import Constant, Variable
+    from pytensor.graph.traversal import ancestors, graph_inputs, io_toposort
+    from pytensor.link.basic import Container
+    from pytensor.link.c.type import Generic
+    from pytensor.raise_op import CheckAndRaise
+    from pytensor.tensor.basic import (
+        Alloc,
+        ARange,
+        Join,
+        MakeVector,
+        ScalarFromTensor,
+        TensorFromScalar,
+    )
+    from pytensor.tensor.blas import BatchedDot
+    from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
+    from pytensor.tensor.math import Argmax, Dot
+    from pytensor.tensor.random.op import RandomVariable
+    from pytensor.tensor.shape import Reshape, Shape, Shape_i, SpecifyShape
+    from pytensor.tensor.special import LogSoftmax, Softmax
+    from pytensor.tensor.subtensor import (
+        AdvancedSubtensor,
+        AdvancedSubtensor1,
+        IncSubtensor,
+        Subtensor,
+        get_constant_idx,
+        get_idx_list,
+    )
+    from pytensor.tensor.type import TensorType
+
+    Collective = ()
+    Reciprocal = scalar.Reciprocal
+    MEANS, POOLS, CONVOLUTIONS = (), (), ()
+    BY_ROW, LINEAR_BY_ROW = (), ()
+    SOFTMAXES = (Softmax, LogSoftmax)
+    LARGEST = (Argmax,)
+    RANDOM = (RandomVariable,)
+    COPIES = (SpecifyShape, ViewOp, CheckAndRaise, TensorFromScalar, ScalarFromTensor)
+    VIEWS = (DimShuffle, SpecifyShape, Subtensor, IncSubtensor, Join)
+
+    def constant_idx(node):
+        """Return the index of a `Subtensor`, with numbers in place of constants."""
+        return get_constant_idx(node.op.idx_list, node.inputs, True, True)
+
+    def is_peers(variable):
+        """Whether this is an input for the other ranks, which collectives in graphs take."""
+        return False
+
+    def is_read(compiled, variable):
+        """Whether an input of an optimized graph is used in it."""
+        return bool(compiled.maker.fgraph.clients[variable])
+
+else:
+    import theano as package
+    import theano.tensor as tensor
+    from theano import In, Out, scalar
+    from theano.compile.function_module import Function
+    from theano.compile.ops import Rebroadcast, Shape, Shape_i, SpecifyShape, ViewOp
+    from theano.compile.sharedvalue import SharedVariable
+    from theano.gof import Constant, Variable
+    from theano.gof.graph import ancestors, io_toposort
+    from theano.gof.graph import inputs as graph_inputs
+    from theano.gof.link import Container
+    from theano.gof.type import Generic
+    from theano.sandbox.rng_mrg import mrg_uniform_base
+    from theano.tensor import TensorType
+    from theano.tensor.basic import (
+        Alloc,
+        ARange,
+        Argmax,
+        Dot,
+        Join,
+        MaxAndArgmax,
+        Mean,
+        Reshape,
+        ScalarFromTensor,
+        TensorFromScalar,
+    )
+    from theano.tensor.blas import BatchedDot
+    from theano.tensor.elemwise import CAReduce, DimShuffle, Elemwise
+    from theano.tensor.extra_ops import CpuContiguous
+    from theano.tensor.nnet import abstract_conv, nnet
+    from theano.tensor.opt import Assert, MakeVector
+    from theano.tensor.raw_random import RandomFunction
+    from theano.tensor.signal.pool import Pool
+    from theano.tensor.subtensor import (
+        AdvancedSubtensor,
+        AdvancedSubtensor1,
+        IncSubtensor,
+        Subtensor,
+        get_idx_list,
+    )
+
+    from synkhronos.engines.theano_collectives import Collective, is_peers
+
+    Reciprocal = scalar.Inv
+    MEANS, POOLS, CONVOLUTIONS = (Mean,), (Pool,), (abstract_conv.AbstractConv,)
+    BY_ROW = (nnet.Softmax, nnet.LogSoftmax, nnet.SoftmaxWithBias, nnet.CrossentropyCategorical1Hot)
+    LINEAR_BY_ROW = (nnet.SoftmaxGrad, nnet.CrossentropyCategorical1HotGrad)
+    SOFTMAXES = ()
+    LARGEST = (MaxAndArgmax, Argmax)
+    RANDOM = (mrg_uniform_base, RandomFunction)
+    COPIES = (
+        Rebroadcast, SpecifyShape, ViewOp, Assert, CpuContiguous, TensorFromScalar, ScalarFromTensor,
+    )  # fmt: skip
+    VIEWS = (DimShuffle, Rebroadcast, Subtensor, IncSubtensor, Join)
+
+    def constant_idx(node):
+        """Return the index of a `Subtensor`, with numbers in place of constants."""
+        return node.op.get_constant_idx(node.inputs, allow_partial=True, only_process_constants=True)
+
+    def is_read(compiled, variable):
+        """Whether an input of an optimized graph is used in it."""
+        return bool(variable.clients)

@@ -1,0 +1,118 @@
+"""PyTensor on NumPy arrays: compilation by its C code or by Numba, calls, and random generators."""
+
+import weakref
+
+import numpy as np
+import pytensor
+from pytensor.compile.mode import get_mode
+from pytensor.compile.rebuild import construct_function_ins_and_outs
+from pytensor.link.basic import JITLinker
+from pytensor.link.numba.linker import NumbaLinker
+from pytensor.tensor.random.type import RandomType
+from pytensor.tensor.random.utils import RandomStream
+
+from synkhronos.arithmetic.streams import check_has_substreams, reseeded
+from synkhronos.engines.graphs import GraphEngine
+
+
+class PyTensorEngine(GraphEngine):
+    """PyTensor 3, on one or more cores of this machine."""
+
+    survives_fork = True
+
+    def __init__(self):
+        super().__init__()
+        self._sources = weakref.WeakKeyDictionary()  # by the maker of a function
+
+    def setup(self, device, announce=True):
+        if device != "cpu":
+            raise ValueError(f"device: the engine of PyTensor runs on 'cpu', got {device!r}")
+
+    # Graphs
+
+    def extents_of(self, kind):
+        return kind.shape
+
+    def is_sparse(self, kind):
+        return type(kind).__name__ == "SparseTensorType"  # PyTensor imports these when they are used
+
+    def compile(self, inputs, outputs, updates, givens, **kwargs):
+        mode = get_mode(kwargs.get("mode"))
+        _check_mode(mode)
+        options = {**kwargs, "mode": mode, "updates": dict(updates), "givens": givens}
+        compiled = pytensor.function(inputs, outputs, **options)
+        for shared in self.random_streams(compiled):
+            check_has_substreams(self.storage(shared))
+        # PyTensor optimizes the graph in place, so what was given is kept in a copy.
+        specifications, outputs = construct_function_ins_and_outs(
+            inputs,
+            outputs,
+            updates=options["updates"],
+            givens=givens,
+            no_default_updates=kwargs.get("no_default_updates") or False,
+            rebuild_strict=kwargs.get("rebuild_strict", True),
+        )
+        self._sources[compiled.maker] = specifications, outputs
+        return compiled
+
+    def source(self, compiled):
+        return self._sources[compiled.maker]
+
+    @staticmethod
+    def make_function(maker, input_storage):
+        compiled = maker.create(input_storage)
+        compiled.trust_input = True
+        return compiled
+
+    # Calls
+
+    def call(self, compiled, arguments, subset=None):
+        if isinstance(compiled.maker.linker, NumbaLinker):
+            # Numba compiles a function again for each layout of its arguments, which takes long.
+            arguments = [_plain(argument) for argument in arguments]
+        outputs = compiled(*arguments)
+        return outputs if subset is None else [outputs[index] for index in subset]
+
+    # Random streams
+
+    def random_streams(self, compiled):
+        return [one for one in self.shareds(compiled) if isinstance(one.type, RandomType)]
+
+    def seed(self, streams, seed):
+        if isinstance(streams, RandomStream):
+            streams.seed(seed)
+            return [state for state, _ in streams.state_updates]
+        shareds = streams if isinstance(streams, (list, tuple)) else [streams]
+        if not shareds or not all(_is_generator(one) for one in shareds):
+            raise TypeError(
+                f"expected a RandomStream, or shared random generators, such as those of "
+                f"pytensor.tensor.random.shared_rng(), got {streams!r}"
+            )
+        if seed is None:
+            raise TypeError("reseed: seed: expected an int, as shared generators do not keep theirs")
+        seeds = [seed] if streams is not shareds else np.random.SeedSequence(seed).spawn(len(shareds))
+        for shared, own in zip(shareds, seeds):
+            self.store(shared, reseeded(self.storage(shared), own))
+        return list(shareds)
+
+
+def _is_generator(variable):
+    return hasattr(variable, "container") and isinstance(variable.type, RandomType)
+
+
+def _check_mode(mode):
+    linker = mode.linker
+    if isinstance(linker, JITLinker) and not isinstance(linker, NumbaLinker):
+        name = type(linker).__name__.replace("Linker", "")
+        raise ValueError(
+            f"function: mode: {name} keeps threads and devices, which forked workers do not have, so "
+            f"its functions can hang there; use mode='NUMBA' or mode='CVM'"
+        )
+
+
+def _plain(argument):
+    """Return an array as Numba has compiled for: contiguous, aligned and writeable."""
+    if not isinstance(argument, np.ndarray):
+        return argument
+    flags = argument.flags
+    return argument if flags.c_contiguous and flags.behaved else np.array(argument, order="C")

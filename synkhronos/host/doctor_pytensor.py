@@ -1,0 +1,76 @@
+"""The checks of ``python -m synkhronos doctor`` where PyTensor is the graph compiler."""
+
+import os
+from typing import Any, Dict
+
+from synkhronos.host import pytensor_environment
+from synkhronos.host.probe import OK, PROBLEM, WARNING, ProbeError, Result, probe
+
+PROBE = """
+import json, time
+import numpy, pytensor, pytensor.tensor as pt
+
+a = numpy.random.RandomState(0).rand(1024, 1024).astype("float32")
+x, y = pt.fmatrices("x", "y")
+product = pytensor.function([x, y], pt.dot(x, y), mode="CVM")
+
+def fastest(function):
+    function(a, a)
+    times = []
+    for _ in range(7):
+        start = time.perf_counter()
+        function(a, a)
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+print(json.dumps({
+    "version": pytensor.__version__,
+    "compiler": pytensor.config.cxx,
+    "ldflags": pytensor.config.blas__ldflags,
+    "pytensor": fastest(product),
+    "numpy": fastest(numpy.dot),
+}))
+"""
+
+
+def check_numpy() -> Result:
+    """Check that NumPy is installed, in a version that works with PyTensor."""
+    try:
+        import numpy
+    except ImportError as error:
+        return Result("NumPy", PROBLEM, str(error), 'python -m pip install "numpy>=2"')
+    complaint = pytensor_environment.numpy_complaint(numpy.__version__)
+    if complaint:
+        return Result("NumPy", PROBLEM, numpy.__version__, complaint)
+    return Result("NumPy", OK, numpy.__version__)
+
+
+def check_pytensor() -> Result:
+    """Check that PyTensor compiles C code, and that its matrix product is as fast as NumPy's."""
+    complaint = pytensor_environment.package_complaint()
+    if complaint:
+        return Result("PyTensor", PROBLEM, "not usable", complaint)
+    environ = dict(os.environ)
+    pytensor_environment.set_flags(environ)
+    try:
+        found = probe(PROBE, PYTENSOR_FLAGS=environ.get("PYTENSOR_FLAGS", ""))
+    except ProbeError as error:
+        remedy = "empty PyTensor's cache of compiled code with: pytensor-cache purge"
+        return Result("PyTensor", PROBLEM, str(error), remedy)
+    return judge_pytensor(found)
+
+
+def judge_pytensor(found: Dict[str, Any]) -> Result:
+    """Convert the output of `PROBE` to a result."""
+    gigaflops = {name: 2 * 1024**3 / found[name] / 1e9 for name in ("pytensor", "numpy")}
+    text = (
+        f"{found['version']}, {found['ldflags'] or 'no BLAS'}; float32 product: "
+        f"PyTensor {gigaflops['pytensor']:.0f}, NumPy {gigaflops['numpy']:.0f} GFLOP/s"
+    )
+    if not found["compiler"]:
+        remedy = "install g++, or build functions with mode='NUMBA'"
+        return Result("PyTensor", WARNING, f"{text}; it uses no C++ compiler", remedy)
+    if not found["ldflags"] or found["pytensor"] > 2 * found["numpy"]:
+        remedy = "install OpenBLAS, on Debian with: apt-get install libopenblas-dev"
+        return Result("PyTensor", WARNING, text, remedy)
+    return Result("PyTensor", OK, text)

@@ -1,0 +1,46 @@
+"""Preparing this process for its graph compiler, by the rules of that compiler."""
+
+import os
+import sys
+from typing import MutableMapping, Optional
+
+from synkhronos.host import compile_cache, compiler, environment, imports, pytensor_environment
+
+
+def apply() -> None:
+    """Set up this process for the compiler, before it is imported."""
+    if compiler.NAME == "pytensor":
+        pytensor_environment.apply()
+    else:
+        environment.apply()
+        imports.provide()
+
+
+def check() -> None:
+    """Raise `ImportError` if the compiler cannot work here. The message says why, and what to do."""
+    if compiler.NAME == "pytensor":
+        pytensor_environment.check()
+    else:
+        environment.check()
+        compile_cache.check()
+        compile_cache.explain_lock()
+
+
+def complaint() -> Optional[str]:
+    """Return an error message if a script could not use the compiler, else None."""
+    of_python = environment.python_complaint(sys.version_info[:3])
+    if compiler.NAME == "pytensor":
+        return of_python or pytensor_environment.package_complaint()
+    return (
+        of_python
+        or environment.package_complaint()
+        or compile_cache.complaint(compile_cache.folder(os.environ))
+    )
+
+
+def set_flags(environ: MutableMapping[str, str]) -> None:
+    """Add the compiler's flags to the environment of a script."""
+    if compiler.NAME == "pytensor":
+        pytensor_environment.set_flags(environ)
+    else:
+        environment.set_flags(environ)

@@ -1,0 +1,94 @@
+"""Making PyTensor ready: its version, NumPy's, and the BLAS that its C code is linked with.
+
+PyTensor that pip has installed often finds no BLAS, says so in a long warning, and computes products
+slowly. So `apply` names one in ``PYTENSOR_FLAGS``, unless the user has. It must run before PyTensor is
+imported. Nothing here imports PyTensor.
+"""
+
+import configparser
+import os
+import sys
+from importlib import metadata, util
+from typing import Mapping, MutableMapping, Optional
+
+from synkhronos.host import environment
+
+NUMPY_VERSION = (2, 0)
+VERSIONS = ((3, 0), (4, 0))
+LDFLAGS = "blas__ldflags"
+_REMEDY = 'To fix this: python -m pip install "pytensor>=3,<4"'
+
+
+def apply() -> None:
+    """Set up this process for PyTensor, unless it is imported. Settings of the user are not changed."""
+    if "pytensor" not in sys.modules:
+        set_flags(os.environ)
+
+
+def set_flags(environ: MutableMapping[str, str]) -> None:
+    """Add ``blas__ldflags`` to ``PYTENSOR_FLAGS`` in `environ`, unless the user has set it."""
+    flags = environ.get("PYTENSOR_FLAGS", "")
+    if LDFLAGS in environment.flags_of(flags) or _is_in_settings(environ):
+        return
+    ldflags = environment.find_ldflags()
+    if ldflags:  # else PyTensor searches
+        environ["PYTENSOR_FLAGS"] = f'{LDFLAGS}="{ldflags}"' + (flags and f",{flags}")
+
+
+def _is_in_settings(environ: Mapping[str, str]) -> bool:
+    parser = configparser.RawConfigParser()
+    paths = environ.get("PYTENSORRC", "~/.pytensorrc").split(os.pathsep)
+    try:
+        parser.read([os.path.expanduser(path) for path in paths])
+    except configparser.Error:
+        return False  # PyTensor reads the same files and reports the error
+    return parser.has_option("blas", "ldflags") or parser.has_option("global", LDFLAGS)
+
+
+def check() -> None:
+    """Raise `ImportError` if PyTensor cannot work here. The message says why, and how to fix it."""
+    complaint = environment.python_complaint(sys.version_info[:3]) or package_complaint()
+    if complaint:
+        raise ImportError(complaint)
+
+
+def package_complaint() -> Optional[str]:
+    """Return an error message if the installed NumPy or PyTensor cannot be used, else None."""
+    try:
+        import numpy
+    except ImportError as error:
+        return f"Synkhronos needs NumPy, and importing it failed: {error}. {_REMEDY}"
+    return numpy_complaint(numpy.__version__) or installed_pytensor_complaint()
+
+
+def numpy_complaint(version: str) -> Optional[str]:
+    """Return an error message if this version of NumPy cannot be used, else None."""
+    if _numbers(version) >= NUMPY_VERSION:
+        return None
+    return f"With PyTensor, Synkhronos needs NumPy 2, and got NumPy {version}. {_REMEDY} \"numpy>=2\""
+
+
+def installed_pytensor_complaint() -> Optional[str]:
+    """Return an error message if there is no PyTensor, or another version of it, else None."""
+    if util.find_spec("pytensor") is None:
+        return (
+            f"Synkhronos was told by SYNKHRONOS_COMPILER to use PyTensor, and no PyTensor is installed. "
+            f"{_REMEDY}"
+        )
+    try:
+        version = metadata.version("pytensor")
+    except metadata.PackageNotFoundError:  # a copy of its source
+        return None
+    return version_complaint(version)
+
+
+def version_complaint(version: str) -> Optional[str]:
+    """Return an error message if this version of PyTensor cannot be used, else None."""
+    oldest, too_new = VERSIONS
+    if oldest <= _numbers(version) < too_new:
+        return None
+    return f"Synkhronos needs PyTensor 3, and got PyTensor {version}. {_REMEDY}"
+
+
+def _numbers(version):
+    return tuple(int(part) for part in version.split(".")[:2])

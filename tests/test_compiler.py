@@ -1,0 +1,79 @@
+"""Tests of which graph compiler is chosen, and of what PyTensor needs."""
+
+import pytest
+
+from synkhronos.host import compiler, pytensor_environment
+from synkhronos.host.compiler import VARIABLE, choose
+
+
+def installed(*names):
+    return names.__contains__
+
+
+@pytest.mark.parametrize(
+    "environ, imported, there, wanted",
+    [
+        ({}, [], ["theano", "pytensor"], "theano"),
+        ({}, [], ["pytensor"], "pytensor"),
+        ({}, ["pytensor"], ["theano", "pytensor"], "pytensor"),
+        ({}, ["theano", "pytensor"], ["theano", "pytensor"], "theano"),
+        ({}, [], [], "theano"),
+        ({VARIABLE: "pytensor"}, ["theano"], ["theano"], "pytensor"),
+        ({VARIABLE: "theano"}, ["pytensor"], ["theano", "pytensor"], "theano"),
+        ({VARIABLE: ""}, [], ["pytensor"], "pytensor"),
+    ],
+)
+def test_the_variable_comes_before_what_is_imported_and_that_before_what_is_installed(
+    environ, imported, there, wanted
+):
+    assert choose(environ, imported, installed(*there)) == wanted
+
+
+def test_an_unknown_compiler_is_refused_with_the_names_that_there_are():
+    with pytest.raises(ImportError, match="SYNKHRONOS_COMPILER: .*theano, pytensor, got 'aesara'"):
+        choose({VARIABLE: "aesara"}, [], installed("theano"))
+
+
+def test_the_choice_is_made_from_this_process(run_python, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("import synkhronos")
+    done = run_python(script, environment={VARIABLE: "jax"}, check=False)
+    assert done.stderr.splitlines()[-1].startswith("ImportError: SYNKHRONOS_COMPILER: expected one of")
+    other = compiler.NAMES[1 - compiler.NAMES.index(compiler.NAME)]
+    done = run_python(script, environment={VARIABLE: other}, check=False)
+    assert done.stderr.splitlines()[-1].startswith("ImportError: ") and "pip install" in done.stderr
+
+
+@pytest.mark.parametrize("version", ["1.23.5", "1.26.4"])
+def test_pytensor_needs_numpy_2(version):
+    complaint = pytensor_environment.numpy_complaint(version)
+    assert f"needs NumPy 2, and got NumPy {version}" in complaint and "pip install" in complaint
+    assert pytensor_environment.numpy_complaint("2.0.0rc1") is None
+
+
+@pytest.mark.parametrize("version", ["2.18.6", "4.0.0"])
+def test_other_versions_of_pytensor_are_named_with_the_remedy(version):
+    complaint = pytensor_environment.version_complaint(version)
+    assert f"needs PyTensor 3, and got PyTensor {version}" in complaint and "pip install" in complaint
+    assert pytensor_environment.version_complaint("3.0.7") is None
+
+
+def test_a_blas_is_found_for_pytensor_unless_the_user_names_one(tmp_path, monkeypatch):
+    settings = tmp_path / "rc"
+    nothing = {"PYTENSORRC": str(settings)}
+    monkeypatch.setattr(pytensor_environment.environment, "find_ldflags", lambda: "-Wl,/a,-rpath,/b")
+    for flags in ("", "floatX=float32"):
+        environ = {**nothing, "PYTENSOR_FLAGS": flags}
+        pytensor_environment.set_flags(environ)
+        found = pytensor_environment.environment.flags_of(environ["PYTENSOR_FLAGS"])
+        assert found["blas__ldflags"] == "-Wl,/a,-rpath,/b" and environ["PYTENSOR_FLAGS"].endswith(flags)
+    for environ in ({**nothing, "PYTENSOR_FLAGS": "blas__ldflags="}, {"PYTENSORRC": str(settings)}):
+        if "PYTENSOR_FLAGS" not in environ:
+            settings.write_text("[blas]\nldflags = -lmine\n")
+        before = dict(environ)
+        pytensor_environment.set_flags(environ)
+        assert environ == before
+    monkeypatch.setattr(pytensor_environment.environment, "find_ldflags", lambda: "")
+    environ = {"PYTENSORRC": "none"}
+    pytensor_environment.set_flags(environ)
+    assert "PYTENSOR_FLAGS" not in environ  # PyTensor searches itself

@@ -1,0 +1,221 @@
+"""Tests of what differs with PyTensor: static shapes, Numba, random generators, and what is refused."""
+
+import numpy as np
+import pytensor
+import pytensor.tensor as pt
+import pytest
+from compilers import RandomStreams
+from test_docs import test_examples_print_what_is_shown as check_page
+
+import synkhronos as synk
+from synkhronos.engines.base import PARTLY_SUM, ROWS, SUM
+from synkhronos.engines.pytensor_engine import PyTensorEngine
+from synkhronos.engines.rows import extents
+
+
+@pytest.fixture
+def two(world_of):
+    world_of(2)
+
+
+def draws(size, seed=3):
+    """Return a shared generator, and a function that draws from it on every rank."""
+    rng = pt.random.shared_rng(np.random.default_rng(seed))
+    new, numbers = rng.uniform(size=size)
+    return rng, synk.function([], (numbers, "gather"), updates=[(rng, new)])
+
+
+# Shapes
+
+
+def test_an_input_of_a_fixed_number_of_rows_is_not_split(two):
+    x, row = pt.tensor("x", shape=(4, None), dtype="float64"), pt.tensor("row", shape=(1, 3))
+    for fixed in (x, row):
+        with pytest.raises(ValueError, match="cannot be split along axis 0; give it in bcast_inputs"):
+            synk.function([fixed], fixed.sum())
+    y = pt.dmatrix("y")
+    f = synk.function([y], (y.sum() + x.sum(), "sum"), bcast_inputs=[x])
+    assert f(np.ones((5, 2)), np.ones((4, 3))) == 10 + 2 * 12
+    with pytest.raises(TypeError, match=r"input 'x': expected extent 4 on axis 0, got shape \(3, 3\)"):
+        f(np.ones((5, 2)), np.ones((3, 3)))
+
+
+def test_fixed_columns_are_checked(two):
+    x = pt.tensor("x", shape=(None, 3), dtype="float64")
+    f = synk.function([x], (x.sum(), "sum"))
+    assert f(np.ones((5, 3))) == 15
+    with pytest.raises(TypeError, match="expected extent 3 on axis 1"):
+        f(np.ones((5, 2)))
+
+
+def test_a_variable_of_a_fixed_number_of_rows_is_not_scattered(two):
+    w = pytensor.shared(np.zeros(2), "w", shape=(2,))
+    f = synk.function([], w.sum())
+    f()
+    for call in (lambda: synk.scatter(w, np.ones(4)), lambda: synk.all_gather(w)):
+        with pytest.raises(ValueError, match="rows that can be split|extent 2 on axis 0 by its type"):
+            call()
+    with pytest.raises(TypeError, match="expected extent 2 on axis 0"):
+        synk.broadcast(w, np.ones(3))
+
+
+# What graphs tell about sums over the rows
+
+x, v, y = pt.dmatrix("x"), pt.dvector("v"), pt.ivector("y")
+w = pytensor.shared(np.ones((3, 2)), "w")
+prediction = pt.special.softmax(pt.dot(x, w), axis=1)
+picked = pt.log(prediction)[pt.arange(y.shape[0]), y]
+GRAPHS = [
+    (x.sum(), SUM),
+    (x.sum(axis=0), SUM),
+    (0.5 * pt.sqr(pt.dot(x, w)).sum(), SUM),
+    (-picked.sum(), SUM),
+    (pt.grad(pt.sqr(pt.dot(x, w)).sum(), w), SUM),
+    (pt.dot(v, v), SUM),
+    (pt.cast(x.shape[0], "float64"), SUM),
+    (picked.sum() + pt.sqr(w).sum(), PARTLY_SUM),
+    (prediction, ROWS),
+    (pt.argmax(prediction, axis=1), ROWS),
+    (w[y], ROWS),
+    (x[:, 1], ROWS),
+    (x.mean(), None),
+    (-picked.mean(), None),
+    (pt.grad(-picked.mean(), w), None),
+    (x.sum() / x.shape[0], None),
+    (x.max(), None),
+    (pt.special.softmax(x, axis=0), None),
+    (w[:, y[:1]].sum(), None),
+]
+
+
+@pytest.mark.parametrize("graph, wanted", GRAPHS)
+def test_sums_over_the_rows_are_recognized(graph, wanted):
+    assert extents([x, v, y], [0, 0, 0], [graph]) == [wanted]
+
+
+def test_a_sum_that_is_averaged_is_warned_of(two):
+    with pytest.warns(synk.SynkhronosWarning, match="is a sum over the rows.*not that of pytensor"):
+        synk.function([x], x.sum())
+
+
+# Numba
+
+
+def test_numba_compiles_a_function_once_whatever_the_layout_of_its_arguments(two):
+    f = synk.function([x], [(x.sum(axis=0), "sum"), (x * 2, "gather")], mode="NUMBA")
+    rows = np.arange(24.0).reshape(8, 3)
+    for given in (rows, rows[::2], np.asfortranarray(rows), np.repeat(rows, 2, axis=1)[:, ::2]):
+        total, double = f(given)
+        np.testing.assert_array_equal(total, given.sum(axis=0))
+        np.testing.assert_array_equal(double, 2 * given)
+    (total,) = f(rows, output_subset=[0], batch=slice(6, 0, -2))
+    np.testing.assert_array_equal(total, rows[6:0:-2].sum(axis=0))
+
+
+def test_functions_of_numba_are_sent_to_workers_that_run(two):
+    state = pytensor.shared(np.zeros(3), "state")
+    synk.function([], state.sum(), mode="CVM")()
+    late = synk.function([x], (x.sum(), "sum"), updates=[(state, state + x.sum(axis=0))], mode="NUMBA")
+    assert late(np.ones((4, 3))) == 12
+    assert [synk.get_value(rank, state).tolist() for rank in (0, 1)] == [[2, 2, 2]] * 2
+
+
+@pytest.mark.parametrize("mode, name", [("JAX", "JAX"), ("PYTORCH", "Pytorch")])
+def test_modes_that_do_not_survive_a_fork_are_refused(two, mode, name):
+    with pytest.raises(ValueError, match=f"function: mode: {name} keeps .*use mode='NUMBA'"):
+        synk.function([x], x.mean(), mode=mode)
+
+
+# Random generators
+
+
+def test_ranks_draw_from_substreams_of_a_shared_generator_and_repeat(two, tmp_path):
+    rng, draw = draws((3,))
+    first, second = draw(), draw()
+    assert len({*first, *second}) == 12
+    np.testing.assert_array_equal(first[:3], np.random.default_rng(3).uniform(size=3))
+    substream = np.random.Generator(np.random.PCG64(3).jumped())
+    np.testing.assert_array_equal(first[3:], substream.uniform(size=3))
+    synk.save(tmp_path / "saved")
+    third = draw()
+    synk.load(tmp_path / "saved")
+    np.testing.assert_array_equal(draw(), third)
+    synk.reseed(rng, 3)
+    np.testing.assert_array_equal(draw(), first)
+
+
+def test_several_generators_are_seeded_as_different_ones(two):
+    (one, draw), (other, draw_other) = draws((2,)), draws((2,))
+    np.testing.assert_array_equal(draw(), draw_other())
+    synk.reseed([one, other], 8)
+    seeded = draw(), draw_other()
+    assert len({*seeded[0], *seeded[1]}) == 8
+    synk.reseed([one, other], 8)
+    np.testing.assert_array_equal((draw(), draw_other()), seeded)
+
+
+def test_generators_that_cannot_be_seeded_or_split_are_refused(two):
+    rng, _ = draws((2,))
+    with pytest.raises(TypeError, match="seed: expected an int"):
+        synk.reseed(rng)
+    for wrong in (x, [], [rng, w], "rng"):
+        with pytest.raises(TypeError, match="expected a RandomStream, or shared random generators"):
+            synk.reseed(wrong, 1)
+    rng = pt.random.shared_rng(np.random.Generator(np.random.SFC64(1)))
+    new, numbers = rng.uniform(size=(2,))
+    with pytest.raises(TypeError, match="substreams for the ranks, got one of SFC64"):
+        synk.function([], (numbers, "gather"), updates=[(rng, new)])
+
+
+def test_random_streams_update_by_themselves(two):
+    streams = RandomStreams(5)
+    draw = synk.function([], (streams.normal(size=(2,)), "gather"))
+    first = draw()
+    assert len({*first, *draw()}) == 8
+    synk.reseed(streams)
+    np.testing.assert_array_equal(draw(), first)
+
+
+# What there is not
+
+
+def test_a_default_value_is_an_option_of_the_librarys_own_input(two):
+    scale = pt.dscalar("scale")
+    f = synk.function([x], (x * scale).mean(), [synk.In(scale, value=3)])
+    assert f(np.ones((2, 2))) == 3 and f(np.ones((2, 2)), 2) == 2
+    kept = pytensor.In(scale, value=pytensor.shared(1.0))
+    with pytest.raises(TypeError, match="keeps a value between calls .pytensor.In"):
+        synk.function([x], (x * scale).mean(), [kept])
+
+
+def test_devices_extensions_and_collectives_in_graphs_are_refused_in_words():
+    assert synk.get_n_gpu() == 0
+    with pytest.raises(ValueError, match="with PyTensor all ranks compute on the CPU"):
+        synk.fork(2, use_gpu=True)
+    with pytest.raises(ValueError, match="with PyTensor all ranks compute on the CPU"):
+        synk.fork(devices=["cuda0", "cuda1"])
+    with pytest.raises(ImportError, match="are operations of Theano, and PyTensor is used"):
+        synk.ops.all_reduce(x)
+    with pytest.raises(ImportError, match="builds graphs of Theano"):
+        synk.extensions.keras  # noqa: B018
+
+
+def test_wrong_options_are_named(two):
+    with pytest.raises(TypeError, match="expected options of pytensor.function, got 'op'"):
+        synk.function([x], x.mean(), op="sum")
+    with pytest.raises(TypeError, match="expected a PyTensor tensor variable"):
+        PyTensorEngine().type_of(pt.random.shared_rng(seed=1))
+
+
+def test_sparse_inputs_are_split(two):
+    import scipy.sparse
+    from pytensor import sparse
+
+    matrix = sparse.csr_matrix("matrix")
+    f = synk.function([matrix], (sparse.dense_from_sparse(matrix).sum(axis=1), "gather"))
+    given = scipy.sparse.random(7, 3, 0.5, format="csr", dtype="float64")
+    np.testing.assert_allclose(f(given), given.toarray().sum(axis=1))
+
+
+def test_the_examples_of_the_page_print_what_is_shown(programs, tmp_path):
+    check_page(programs, tmp_path, "pytensor.rst")
