@@ -29,7 +29,6 @@ _TIMED = (
     ("compute", "engine", "call"),
     ("copy", None, "take"),
     ("copy", "store", "place"),
-    ("reduce", "comm", "reduce_part"),
     ("wait", "transport", "barrier"),
     ("wait", "transport", "collect"),
 )
@@ -213,6 +212,8 @@ class _Begin(Command):
             owner = here if name is None else getattr(here, name)
             if hasattr(owner, method):
                 log.replace(owner, method, category)
+        for category, owner, method in here.comm.timed():
+            log.replace(owner, method, category)
         if not here.is_master:
             log.replace_command(here, "execute")
 

@@ -115,6 +115,9 @@ class MachinesCommunicator(Communicator):
                 return [one[self._leader] for one in gathered]
         return reduced if self.rank == root else arrays
 
+    def timed(self):
+        return [*self._local.timed(), *(self._leaders.timed() if self._is_leader else [])]
+
     def all_reduce(self, arrays, op, weight=1):
         reduced = self._reduce(
             arrays, op, weight, lambda given, total: self._leaders.all_reduce(given, op, total)

@@ -165,8 +165,9 @@ def main(folder):
     found["graphs"] = graphs_that_meet()
     with synk.profile() as profile:
         found["again"] = rows_of_variables()
-    computing = profile.seconds[:, :, profile.categories.index("compute")].sum(axis=0)
-    found["ranks that compute"] = int((computing > 0).sum())
+    for category in ("compute", "reduce"):
+        seconds = profile.seconds[:, :, profile.categories.index(category)].sum(axis=0)
+        found[f"ranks that {category}"] = np.flatnonzero(seconds).tolist()
     synk.close()
     synk.fork(3, use_gpu=False, check=True)
     found["size of the next world"] = len(hosts())

@@ -154,7 +154,8 @@ class MachinesTransport(InProgram):
         self.local.kill()
 
     def close(self, grace):
-        self._courier.close()
+        if self.local.is_master_process():  # and not a process that the script has forked
+            self._courier.close()
         self.local.close(grace)
 
     # Between master and workers
