@@ -11,6 +11,7 @@ from synkhronos.host.compiler import NAME
 
 #: The test files that run with either compiler; the last is about PyTensor alone.
 OF_BOTH = (
+    "test_call.py",
     "test_collectives_oracle.py",
     "test_compiler.py",
     "test_containers.py",
@@ -18,6 +19,8 @@ OF_BOTH = (
     "test_function_oracle.py",
     "test_generators.py",
     "test_spmd.py",
+    "test_stateful.py",
+    "test_uneven.py",
     "test_worlds.py",
     "test_pytensor.py",
 )

@@ -1,8 +1,7 @@
-"""The functions of the stateful tests, each as NumPy code and as a Theano graph."""
+"""The functions of the stateful tests, each as NumPy code and as a graph."""
 
 import numpy as np
-import theano
-import theano.tensor as tt
+from compilers import compiler, tt
 from model import Formula
 
 import synkhronos as synk
@@ -91,7 +90,7 @@ class Graphs:
 
     def __init__(self):
         self.inputs = variables()
-        self.shared = {name: theano.shared(value, name) for name, value in STARTS.items()}
+        self.shared = {name: compiler.shared(value, name) for name, value in STARTS.items()}
         x, y, scale = self.inputs.values()
         s = self.shared
         w, a = s["w"], s["a"]

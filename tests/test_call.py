@@ -6,17 +6,16 @@ import numpy as np
 import pytest
 
 import synkhronos as synk
-import theano
-import theano.tensor as T
+from compilers import Apply, Op, compiler, tt as T
 
 
-class Where(theano.Op):
+class Where(Op):
     """Returns the address, the stride and the number of bytes of its input."""
 
     __props__ = ()
 
     def make_node(self, x):
-        return theano.Apply(self, [x], [T.lmatrix()])
+        return Apply(self, [x], [T.lmatrix()])
 
     def perform(self, node, inputs, outputs):
         (x,) = inputs
@@ -27,7 +26,7 @@ class Where(theano.Op):
 def where(request, open_world):
     open_world(request.param)
     x, whole = T.fmatrix("x"), T.fmatrix("whole")
-    rows = theano.shared(np.zeros((0, 5), "float32"), "rows")
+    rows = compiler.shared(np.zeros((0, 5), "float32"), "rows")
     outputs = [(Where()(one), "gather") for one in (x, whole, rows)]
     f = synk.function([x], outputs, bcast_inputs=[whole], sliceable_shareds=[rows])
     synk.distribute()

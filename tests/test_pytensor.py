@@ -98,6 +98,21 @@ def test_a_sum_that_is_averaged_is_warned_of(two):
         synk.function([x], x.sum())
 
 
+def test_a_draw_of_one_number_does_not_depend_on_the_rows():
+    _, number = pt.random.shared_rng(seed=1).uniform()
+    assert extents([x, v, y], [0, 0, 0], [number, number + x.sum()]) == [None, PARTLY_SUM]
+
+
+def test_numbers_may_be_updates_and_givens(two):
+    vector, number, scale = pytensor.shared(np.ones(2)), pytensor.shared(1.0), pt.dscalar("scale")
+    updates = [(vector, np.zeros(2)), (number, 7)]
+    f = synk.function([x], (x.sum() * scale, "sum"), updates=updates, givens={scale: 3.0})
+    assert f(np.ones((4, 2))) == 24
+    assert synk.get_value(1, vector).tolist() == [0, 0] and synk.get_value(1, number) == 7
+    with pytest.raises(TypeError):
+        synk.function([x], x.mean(), updates=[(vector, "zero")])
+
+
 # Numba
 
 
@@ -215,6 +230,18 @@ def test_sparse_inputs_are_split(two):
     f = synk.function([matrix], (sparse.dense_from_sparse(matrix).sum(axis=1), "gather"))
     given = scipy.sparse.random(7, 3, 0.5, format="csr", dtype="float64")
     np.testing.assert_allclose(f(given), given.toarray().sum(axis=1))
+
+
+def test_shared_sparse_matrices_are_updated_and_cannot_be_averaged(two):
+    import scipy.sparse
+    from pytensor import sparse
+
+    state = pytensor.shared(scipy.sparse.identity(3, format="csr"), "state")
+    f = synk.function([x], (sparse.dot(x, state), "gather"), updates=[(state, state + state)])
+    for factor in (1, 2):
+        np.testing.assert_array_equal(f(np.ones((4, 3))), factor * np.ones((4, 3)))
+    with pytest.raises(TypeError, match="num_slices: .* not a tensor but Sparse"):
+        f(np.ones((4, 3)), num_slices=2)
 
 
 def test_the_examples_of_the_page_print_what_is_shown(programs, tmp_path):

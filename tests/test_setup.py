@@ -75,3 +75,16 @@ def test_what_is_imported_can_be_installed(folder, monkeypatch):
     names = {re.match(r"[\w-]+", one).group().lower() for one in wanted} | BY_DEBIAN
     imported = imported_in(folder) - sys.stdlib_module_names - OUR_OWN
     assert imported and {PACKAGES.get(one, one).lower() for one in imported} <= names
+
+
+def test_the_variable_says_which_compiler_is_required(monkeypatch):
+    declared = {}
+    monkeypatch.setattr("setuptools.setup", declared.update)
+    for name, other in (("theano", "pytensor"), ("pytensor", "theano")):
+        monkeypatch.setenv("SYNKHRONOS_COMPILER", name)
+        runpy.run_path(str(ROOT / "setup.py"))
+        required = [re.match(r"\w+", one).group() for one in declared["install_requires"]]
+        assert name in required and other not in required and "cloudpickle" in required
+    monkeypatch.setenv("SYNKHRONOS_COMPILER", "jax")
+    with pytest.raises(SystemExit, match="SYNKHRONOS_COMPILER: expected one of theano, pytensor"):
+        runpy.run_path(str(ROOT / "setup.py"))

@@ -7,7 +7,7 @@ from collections import namedtuple
 import model as plain
 import numpy as np
 import pytest
-import theano
+from compilers import compiler
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -662,7 +662,7 @@ class Calls(RuleBasedStateMachine):
         f, s = self.functions, self.shared
         x, y = np.ones((7, 3), "float32"), np.zeros(7, "int32")
         whole, vector, long = f["reductions"], s["vector"], s["long"]
-        stranger = theano.shared(np.zeros(3))
+        stranger = compiler.shared(np.zeros(3))
         return [
             (TypeError, lambda: whole(x.astype("float64"), y, 1.0)),
             (TypeError, lambda: whole(x, y, 1.0, 2.0)),

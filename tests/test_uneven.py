@@ -10,8 +10,7 @@ import time
 import numpy as np
 import psutil
 import pytest
-import theano
-import theano.tensor as tt
+from compilers import Apply, Op, compiler, tt
 
 import synkhronos as synk
 from synkhronos.transports import local
@@ -19,7 +18,7 @@ from synkhronos.transports import local
 CORES = sorted(os.sched_getaffinity(0))
 
 
-class Work(theano.Op):
+class Work(Op):
     """Returns the sum of its input in seconds, after computing or sleeping for that time."""
 
     __props__ = ("busy",)
@@ -28,7 +27,7 @@ class Work(theano.Op):
         self.busy = busy
 
     def make_node(self, x):
-        return theano.Apply(self, [x], [tt.dscalar()])
+        return Apply(self, [x], [tt.dscalar()])
 
     def perform(self, node, inputs, outputs):
         seconds = inputs[0].sum()
@@ -45,7 +44,7 @@ class Ranks:
 
     def __init__(self):
         x = tt.dvector("x")
-        self.total = theano.shared(np.zeros(()), "total")
+        self.total = compiler.shared(np.zeros(()), "total")
         self.work = {
             kind: synk.function([x], (Work(kind == "busy")(x), "sum"),
                                 updates=[(self.total, self.total + x.sum())])

@@ -32,7 +32,8 @@ class GraphEngine(Engine):
 
     def type_of(self, variable):
         kind = getattr(variable, "type", None)
-        if not isinstance(variable, Variable) or not isinstance(kind, names.TensorType):
+        is_tensor = isinstance(kind, names.TensorType) and not self.is_sparse(kind)
+        if not isinstance(variable, Variable) or not is_tensor:
             raise TypeError(f"expected a {compiler.TITLE} tensor variable, got {variable!r}")
         return TensorType(np.dtype(kind.dtype), kind.ndim, self.extents_of(kind))
 

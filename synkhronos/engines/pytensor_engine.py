@@ -13,6 +13,7 @@ from pytensor.tensor.random.utils import RandomStream
 
 from synkhronos.arithmetic.streams import check_has_substreams, reseeded
 from synkhronos.engines.graphs import GraphEngine
+from synkhronos.engines.names import Variable
 
 
 class PyTensorEngine(GraphEngine):
@@ -39,7 +40,9 @@ class PyTensorEngine(GraphEngine):
     def compile(self, inputs, outputs, updates, givens, **kwargs):
         mode = get_mode(kwargs.get("mode"))
         _check_mode(mode)
-        options = {**kwargs, "mode": mode, "updates": dict(updates), "givens": givens}
+        givens = [(old, _as_variable(old, new)) for old, new in givens]
+        updates = {shared: _as_variable(shared, new) for shared, new in updates}
+        options = {**kwargs, "mode": mode, "updates": updates, "givens": givens}
         compiled = pytensor.function(inputs, outputs, **options)
         for shared in self.random_streams(compiled):
             check_has_substreams(self.storage(shared))
@@ -47,7 +50,7 @@ class PyTensorEngine(GraphEngine):
         specifications, outputs = construct_function_ins_and_outs(
             inputs,
             outputs,
-            updates=options["updates"],
+            updates=updates,
             givens=givens,
             no_default_updates=kwargs.get("no_default_updates") or False,
             rebuild_strict=kwargs.get("rebuild_strict", True),
@@ -94,6 +97,11 @@ class PyTensorEngine(GraphEngine):
         for shared, own in zip(shareds, seeds):
             self.store(shared, reseeded(self.storage(shared), own))
         return list(shareds)
+
+
+def _as_variable(old, new):
+    """Return what replaces a variable; of numbers, a constant, where PyTensor has a shared variable."""
+    return new if isinstance(new, Variable) else old.type.make_constant(old.type.filter(new))
 
 
 def _is_generator(variable):

@@ -25,7 +25,7 @@ def dims(shape, value_of):
     """
     node = shape.owner
     if isinstance(shape, Constant):
-        return [int(one) for one in shape.data] if shape.ndim == 1 else None
+        return [int(one) for one in shape.data] if getattr(shape, "ndim", 0) == 1 else None
     if node is None or not node.inputs:
         return None
     op, first = node.op, node.inputs[0]
