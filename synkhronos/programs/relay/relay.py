@@ -57,6 +57,7 @@ class Relay:
             if place.machine == _FIRST:  # its leader knows when all ranks have ended
                 for machine in place.others:
                     post.send(machine, _OVER)
+            post.discard()  # what nobody needs any more
 
     def _turn(self, post, parts):
         """Pass on what there is; return whether there was anything."""
