@@ -11,6 +11,7 @@ import contextlib
 import functools
 import itertools
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -32,6 +33,8 @@ _MACHINE = """hostname "$1"; mount -t tmpfs -o size=50% tmpfs /dev/shm; ip link 
 exec "$2" -SE "$3" serve "$4" "$1" """
 _TOOLS = ("ip", "tc", "unshare", "nsenter", "setpriv", "hostname")
 _LINK = "link0"  # a machine's interface
+# What mpirun says where its ssh has begun before it is given a process group, which changes nothing.
+_HARMLESS = re.compile(r"^\[.*\] plm:rsh: Warning: setpgid\(.*\n", re.MULTILINE)
 # A dead connection between the daemons of mpirun is noticed after two seconds or so.
 _KEEPALIVE = {"oob_tcp_keepalive_time": 1, "oob_tcp_keepalive_intvl": 1, "oob_tcp_keepalive_probes": 2}
 
@@ -319,7 +322,7 @@ class Job:
     def output(self):
         """What the tasks have written up to now."""
         size = os.fstat(self._file.fileno()).st_size
-        return os.pread(self._file.fileno(), size, 0).decode(errors="replace")
+        return _HARMLESS.sub("", os.pread(self._file.fileno(), size, 0).decode(errors="replace"))
 
     @property
     def seconds(self):

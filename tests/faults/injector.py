@@ -124,11 +124,12 @@ class Injector:
                 time.sleep(60)
 
     def send_others(self, number):
-        """Send a signal to every other worker."""
+        """Send a signal to every other worker that has not ended."""
         master = psutil.Process(None if self.scenario.of_master else os.getppid())
         for child in master.children():
             if child.pid not in (os.getpid(), self.board.controller):
-                child.send_signal(number)
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    child.send_signal(number)
 
     def exhaust_memory(self):
         size = psutil.Process().memory_info().vms + HEADROOM
