@@ -33,3 +33,19 @@ def ranks_of_machines(sizes: Sequence[int], master_rank: int = 0) -> list[range]
         f"master_rank: expected a rank that the first machine can have if each machine has consecutive "
         f"ranks, got {master_rank}; the machines have {list(sizes)} ranks"
     )
+
+
+def fewer_on_machines(items: Sequence[list], size: int) -> list[list]:
+    """Return the lists without some of their last items, of the longest lists, so that `size` are left."""
+    items = [list(one) for one in items]
+    while sum(map(len, items)) > size:
+        max(reversed(items), key=len).pop()
+    return items
+
+
+def nearest_master(sizes: Sequence[int], master_rank: int) -> int:
+    """Return the largest rank up to `master_rank` that machine 0 can have: see `ranks_of_machines`."""
+    first, *others = sizes
+    starts = [0, *itertools.accumulate(others)]
+    possible = [rank for start in starts for rank in range(start, start + first)]
+    return max(rank for rank in possible if rank <= master_rank)

@@ -74,8 +74,6 @@ class MachinesStore(Store):
         Of this rank.
     has_master : bool
         Whether this is the master's machine.
-    commons : Commons, optional
-        In place of those of the machine's own store.
 
     Attributes
     ----------
@@ -83,23 +81,23 @@ class MachinesStore(Store):
         The keys of constant arrays of this rank that are needed no more.
     """
 
-    def __init__(
-        self,
-        local: Store,
-        machine: int,
-        rank: int,
-        has_master: bool,
-        commons: Commons | None = None,
-    ) -> None:
+    def __init__(self, local: Store, machine: int, rank: int, has_master: bool) -> None:
         super().__init__()
         self.local, self._machine, self.rank = local, machine, rank
-        self.ranks, self.commons = local.ranks, local.commons if commons is None else commons
+        self.ranks, self.commons = local.ranks, local.commons
         self.is_shared = local.is_shared and has_master
         self._numbers = itertools.count()
         self.dropped: list[tuple[int, int]] = []
         self._parts: dict[Hashable, Part] = {}
         self._lasting: dict[Hashable, Part] = {}
         self._exports: list[MachineHandle] | None = None
+
+    def use(self, rank: int, commons: Commons | None) -> None:
+        """Let this rank use the store, and these commons in place of those of the machine's own."""
+        self.rank = rank
+        if self.commons is not self.local.commons:  # of a former courier
+            self.commons.close()
+        self.commons = self.local.commons if commons is None else commons
 
     def empty(self, shape: Sequence[int], dtype: DTypeLike) -> np.ndarray:
         return self.local.empty(shape, dtype)

@@ -99,10 +99,14 @@ class Transport(ABC):
         return range(self.size)
 
     @abstractmethod
-    def successor(self, size: int, master_rank: int) -> Transport:
-        """Return a transport for new ranks that uses the same store.
+    def possible_sizes(self) -> range:
+        """Return the sizes that a successor can have. Called when the workers have ended."""
 
-        The workers of this transport must end before `start` of the new one is called.
+    @abstractmethod
+    def successor(self, size: int, master_rank: int) -> Transport:
+        """Return a transport for new ranks, of a possible size, that uses the same store.
+
+        The workers of this transport must have ended.
         """
 
     @abstractmethod

@@ -106,6 +106,9 @@ class LocalTransport(WatchfulTransport):
     def communicator(self):
         return SharedMemoryCommunicator(self, self.store)
 
+    def possible_sizes(self):
+        return range(1, self.store.ranks + 1)
+
     def successor(self, size, master_rank):
         return LocalTransport(
             size, master_rank, self.timeout, self._may_poll_by_choice, self.store

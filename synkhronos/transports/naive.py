@@ -68,6 +68,9 @@ class NaiveTransport(Transport):
     def communicator(self):
         return NaiveCommunicator(self)
 
+    def possible_sizes(self):
+        return range(1, self.store.ranks + 1)
+
     def successor(self, size, master_rank):
         return NaiveTransport(size, master_rank, self.timeout, self.store)
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from synkhronos._errors import SynkhronosError, WorldBrokenError, text_of
 from synkhronos._version import __version__
-from synkhronos.arithmetic.machines import ranks_of_machines
+from synkhronos.arithmetic.machines import fewer_on_machines, nearest_master, ranks_of_machines
 from synkhronos.arithmetic.partition import shares
 from synkhronos.engines.base import Engine
 from synkhronos.engines.cpu import CpuEngine
@@ -59,6 +59,29 @@ class Fact(NamedTuple):
     cores: int
     gpus: int
     devices: list[str] | None
+
+
+class _WorldOfJob(NamedTuple):
+    """What the master tells the other leaders of a world.
+
+    Attributes
+    ----------
+    by_machine : list of list of str
+        The device of each rank.
+    master_rank : int
+    timeout : float or None
+    profile_workers : bool
+    """
+
+    by_machine: list[list[str]]
+    master_rank: int
+    timeout: float | None
+    profile_workers: bool
+
+    @property
+    def ranges(self) -> list[range]:
+        """The ranks of each machine."""
+        return ranks_of_machines([len(one) for one in self.by_machine], self.master_rank)
 
 
 class Machines:
@@ -174,19 +197,46 @@ class Machines:
         profile_workers: bool,
     ) -> MachinesTransport:
         """Let the leaders of the other machines make their ranks; return the master's transport."""
-        ranges = ranks_of_machines([len(one) for one in by_machine], master_rank)
-        order = (ranges, by_machine, master_rank, timeout, profile_workers)
+        self._world = _WorldOfJob(by_machine, master_rank, timeout, profile_workers)
+        self._tell(_START, self._world)
+        return self._transport(self._world)
+
+    def _tell(self, what, *details):
         self.leaders.begin(self.leaders.number + 1)
         for machine in range(1, self.leaders.size):
-            self.leaders.send(machine, CONTROL, (_START, order))
-        return self._transport(*order[:4])
+            self.leaders.send(machine, CONTROL, (what, *details))
 
-    def _transport(self, ranges, by_machine, master_rank, timeout):
-        own = ranges[self.leaders.rank]
-        first = own.index(master_rank) if self.leaders.rank == 0 else 0
-        local = LocalTransport(len(own), first, timeout)
+    def _transport(self, world, former=None):
+        ranges = world.ranges
+        own, store = ranges[self.leaders.rank], None
+        first = own.index(world.master_rank) if self.leaders.rank == 0 else 0
+        if former is None:
+            local = LocalTransport(len(own), first, world.timeout)
+        else:
+            local, store = former.local.successor(len(own), first), former.store
         courier = NO_COURIER if self._tasks.here is None else TaskCourier(self._tasks.here)
-        return MachinesTransport(local, self.leaders, ranges, master_rank, timeout, courier)
+        return MachinesTransport(
+            local, self.leaders, ranges, world.master_rank, world.timeout, courier, self, store
+        )
+
+    # After the end of a world
+
+    def possible_sizes(self) -> range:
+        """Return the numbers of ranks with which the world can go on: see `Transport`."""
+        return range(len(self._world.by_machine), sum(map(len, self._world.by_machine)) + 1)
+
+    def successor(
+        self, former: MachinesTransport, size: int, master_rank: int
+    ) -> MachinesTransport:
+        """Let the leaders of the other machines make new ranks; return the master's transport.
+
+        The master's rank is the largest one up to `master_rank` that its machine can have.
+        """
+        by_machine = fewer_on_machines(self._world.by_machine, size)
+        master_rank = nearest_master([len(one) for one in by_machine], master_rank)
+        world = self._world._replace(by_machine=by_machine, master_rank=master_rank)
+        self._tell(_START, world)
+        return self._transport(world, former)
 
     # The other machines
 
@@ -204,18 +254,18 @@ class Machines:
                 break
             if message[0] == _START:  # else a command of a world that has ended here
                 self.leaders.begin(number)
-                self._lead(*message[1])
+                self._lead(message[1])
         self._tasks.finish()
 
     def _send_courier_home(self):
         if self._tasks.here is not None:
             couriers.send_home(self._tasks.here)
 
-    def _lead(self, ranges, by_machine, master_rank, timeout, profile_workers):
+    def _lead(self, order):
         try:
-            transport = self._transport(ranges, by_machine, master_rank, timeout)
-            engine = make_engine(by_machine[self.leaders.rank])
-            world = World(transport, engine, ThreadLimits(), profile_workers)
+            transport = self._transport(order)
+            engine = make_engine(order.by_machine[self.leaders.rank])
+            world = World(transport, engine, ThreadLimits(), order.profile_workers)
             enter_world(world)
             try:
                 world.start()
@@ -236,8 +286,7 @@ class Machines:
 
     def finish(self) -> None:
         """Let the other tasks end, and end MPI."""
-        for machine in range(1, self.leaders.size):
-            self.leaders.send(machine, CONTROL, (_EXIT,))
+        self._tell(_EXIT)
         self._send_courier_home()
         if not self._tasks.finish(_LEAVING):
             from synkhronos.transports.machines.mpi import abort

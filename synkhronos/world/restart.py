@@ -66,35 +66,32 @@ def restart(n_parallel: int | None = None) -> int:
     >>> synk.close()
     """
     world = current_world()
-    size = _check_size(world, n_parallel)
     _check_possible(world)
+    size = _check_size(world, n_parallel)
     world.renew(size, min(world.master_rank, size - 1))
+    if not world.workers_inherit:
+        world.start()
     for function in list(world.registry.functions.values()):
         function.forget_last_call()
     return size
 
 
 def _check_size(world: World, n_parallel: int | None) -> int:
+    possible = world.transport.possible_sizes()
     if n_parallel is None:
-        return world.size
+        return min(world.size, possible[-1])
     n_parallel = check_int(n_parallel, "restart: n_parallel")
-    most = world.here.store.ranks
-    if not 1 <= n_parallel <= most:
+    if n_parallel not in possible:
         raise ValueError(
-            f"restart: n_parallel: expected 1 to {most}, the number of processes that fork() made, got "
-            f"{n_parallel}"
+            f"restart: n_parallel: expected {possible[0]} to {possible[-1]}, from one process per machine "
+            f"to as many as fork() made, got {n_parallel}"
         )
     return n_parallel
 
 
 def _check_possible(world: World) -> None:
     """Raise if workers cannot be forked now."""
-    if not world.transport.forks_all:
-        raise RuntimeError(
-            "restart(): ranks on several machines cannot be replaced; save() checkpoints, and load() "
-            "the last one in a new run of the script"
-        )
-    if not world.workers_inherit:
+    if not world.here.engine.survives_fork:
         raise RuntimeError(
             "restart(): this process uses a GPU, so no worker can be forked from it any more; save() "
             "checkpoints, and load() the last one in a new run of the script"

@@ -13,7 +13,6 @@ import pickle
 from synkhronos._errors import (
     REMEDY,
     CollectiveAbortedError,
-    SynkhronosError,
     WorldBrokenError,
 )
 from synkhronos.comms.alone import AloneCommunicator
@@ -48,11 +47,18 @@ class MachinesTransport(InProgram):
     timeout : float, optional
     courier : Courier, optional
         Of this machine.
+    job : object, optional
+        Makes successors: it has `possible_sizes`, and ``successor(former, size, master_rank)``.
+    store : MachinesStore, optional
+        Of a former transport of this rank.
     """
 
     inherits = forks_all = False
 
-    def __init__(self, local, leaders, machines, master_rank=0, timeout=None, courier=NO_COURIER):
+    def __init__(
+        self, local, leaders, machines, master_rank=0, timeout=None, courier=NO_COURIER, job=None,
+        store=None,
+    ):  # fmt: skip
         self.local, self.leaders, self._machines = local, leaders, machines
         self.machine = leaders.rank
         self.size = sum(len(ranks) for ranks in machines)
@@ -62,9 +68,10 @@ class MachinesTransport(InProgram):
         local.labels = machines[self.machine]
         self._courier, self.is_home = courier, self.machine == 0
         self.has_commons = courier.commons is not None
-        self.store = MachinesStore(
-            local.store, self.machine, self.rank, self.is_home, courier.commons
-        )
+        if store is None:
+            store = MachinesStore(local.store, self.machine, self.rank, self.is_home)
+        store.use(self.rank, courier.commons)
+        self.store, self._job = store, job
         self._is_alone = local.size == 1  # on this machine
         self._others = [machine for machine in range(len(machines)) if machine != self.machine]
         self._has_aborted = False  # this rank, in this command
@@ -114,11 +121,11 @@ class MachinesTransport(InProgram):
         leaders = LinkedCommunicator(self.leaders)
         return MachinesCommunicator(self, local, leaders, self.local.master_rank, self._machines)
 
+    def possible_sizes(self):
+        return self._job.possible_sizes()
+
     def successor(self, size, master_rank):
-        raise SynkhronosError(
-            "restart(): ranks on several machines cannot be replaced; save a checkpoint by save(), and "
-            "start the script again"
-        )
+        return self._job.successor(self, size, master_rank)
 
     # Starting and ending
 
