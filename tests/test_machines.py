@@ -9,7 +9,7 @@ from checks.machines import ThreadedMachines
 from checks.ranks import Ranks
 
 from synkhronos._errors import WorldBrokenError
-from synkhronos.arithmetic.machines import ranks_of_machines
+from synkhronos.arithmetic.machines import fewer_on_machines, nearest_master, ranks_of_machines
 from synkhronos.comms.formats import make_wire
 from synkhronos.comms.staged import StagedCommunicator
 from synkhronos.stores.needs import Need, combine, positions
@@ -120,6 +120,29 @@ def test_the_first_machine_has_the_master():
     assert ranks_of_machines([2, 3, 1], 5) == [range(4, 6), range(0, 3), range(3, 4)]
     with pytest.raises(ValueError, match="got 2"):
         ranks_of_machines([2, 3, 1], 2)
+
+
+def test_a_successor_has_fewer_ranks_on_the_longest_machines_and_the_nearest_master():
+    assert fewer_on_machines([[1, 2], [3, 4, 5], [6]], 5) == [[1, 2], [3, 4], [6]]
+    assert fewer_on_machines([[1, 2], [3, 4, 5], [6]], 4) == [[1, 2], [3], [6]]
+    assert fewer_on_machines([[1, 2], [3]], 3) == [[1, 2], [3]]
+    assert [nearest_master([2, 3, 1], rank) for rank in range(6)] == [0, 1, 1, 3, 4, 5]
+
+
+def test_a_successor_has_other_ranks_in_the_same_store():
+    ranks = Ranks(ThreadedMachines([2, 2, 1], 4, timeout=30))
+    store = ranks.transport.store
+    handle = store.put(np.arange(3))
+    ranks.close()
+    successor = Ranks(ranks.transport.successor(4, 3))
+    assert successor.transport.store is store and store.get(handle).tolist() == [0, 1, 2]
+    assert store.put(np.zeros(1)) != handle and successor.transport.master_rank == 3
+    assert successor.values(machine_of) == [1, 2, 0, 0]
+    successor.close()
+
+
+def machine_of(transport):
+    return transport.machine
 
 
 def test_what_is_for_the_next_world_is_kept_for_what_starts_it():

@@ -306,6 +306,16 @@ def test_a_reduction_sends_its_bytes_once_in_each_direction(lab, sent):
     assert sum(sent()) == 8 * 50_000  # half of it to be reduced, half of it reduced
 
 
-def test_a_restart_is_refused_with_the_right_reason(lab):
-    with pytest.raises(RuntimeError, match="ranks on several machines cannot be replaced"):
-        synk.restart()
+def test_after_a_restart_a_constant_array_travels_again_and_results_are_the_same(total, sent):
+    data = synk.data(ROWS, constant=True)
+    assert total(data).tolist() == ROWS.sum(axis=0).tolist()
+    sent()
+    for size in (4, 2, 3):
+        assert synk.restart(size) == size
+        assert total(data).tolist() == ROWS.sum(axis=0).tolist()
+        assert ROWS.nbytes in sent()
+        assert total(data).tolist() == ROWS.sum(axis=0).tolist()
+        assert ROWS.nbytes not in sent()
+    for wrong in (1, 5):
+        with pytest.raises(ValueError, match="expected 2 to 4, from one process per machine"):
+            synk.restart(wrong)

@@ -3,7 +3,7 @@
 import threading
 
 from synkhronos._errors import WorldBrokenError
-from synkhronos.arithmetic.machines import ranks_of_machines
+from synkhronos.arithmetic.machines import fewer_on_machines, nearest_master, ranks_of_machines
 from synkhronos.transports.machines.leaders import Leaders
 from synkhronos.transports.machines.naive import NaiveCourier, NaiveNetwork
 from synkhronos.transports.machines.transport import NO_COURIER, MachinesTransport
@@ -20,16 +20,33 @@ class ThreadedMachines(MachinesTransport):
     timeout : float, optional
     have_couriers : bool
         Whether each machine has a courier, a thread, too.
+    former : ThreadedMachines, optional
+        Whose successor this is.
     """
 
-    def __init__(self, sizes, master_rank=0, timeout=None, have_couriers=True):
+    def __init__(self, sizes, master_rank=0, timeout=None, have_couriers=True, former=None):
         self._ranges = ranks_of_machines(sizes, master_rank)
+        self._most = sizes if former is None else former._most
         first, *self._links = NaiveNetwork(len(sizes)).links()
         self._between_couriers = NaiveNetwork(len(sizes)).links() if have_couriers else None
-        local = NaiveTransport(sizes[0], self._ranges[0].index(master_rank), timeout)
+        own = sizes[0], self._ranges[0].index(master_rank)
+        local = NaiveTransport(*own, timeout) if former is None else former.local.successor(*own)
         courier = self._courier_for(local, first)
-        super().__init__(local, Leaders(first), self._ranges, master_rank, timeout, courier)
+        store = None if former is None else former.store
+        super().__init__(
+            local, Leaders(first), self._ranges, master_rank, timeout, courier, store=store
+        )
         self._threads = []
+
+    def possible_sizes(self):
+        return range(len(self._most), sum(self._most) + 1)
+
+    def successor(self, size, master_rank):
+        sizes = [len(one) for one in fewer_on_machines([[0] * one for one in self._most], size)]
+        return ThreadedMachines(
+            sizes, nearest_master(sizes, master_rank), self.timeout,
+            self._between_couriers is not None, self,
+        )  # fmt: skip
 
     def _courier_for(self, local, links):
         if self._between_couriers is None:
