@@ -8,7 +8,9 @@ world is closed. Then it waits for the next ``fork()``, or for the end of the sc
 from __future__ import annotations
 
 import functools
+import os
 import pickle
+import signal
 import socket
 import sys
 from typing import NamedTuple, Sequence
@@ -28,6 +30,7 @@ from synkhronos.transports.local import LocalTransport
 from synkhronos.transports.machines import courier as couriers
 from synkhronos.transports.machines.courier import TaskCourier
 from synkhronos.transports.machines.leaders import BROKEN, CONTROL, Leaders
+from synkhronos.transports.machines.links import LostError
 from synkhronos.transports.machines.transport import NO_COURIER, MachinesTransport
 from synkhronos.world.devices import check_devices, get_n_gpu, kind_of
 from synkhronos.world.threads import ThreadLimits, use_more_cores
@@ -35,7 +38,8 @@ from synkhronos.world.world import World, enter_world
 
 _CLOSING = 2.0  # seconds for a worker to end by itself
 _LEAVING = 2.5  # seconds for the other machines to end at the end of the script
-_START, _EXIT = "start", "exit"  # messages between commands, besides those of the transport
+# Messages between commands, besides those of the transport
+_START, _TOGETHER, _EXIT = "start", "together", "exit"
 
 
 class Fact(NamedTuple):
@@ -110,6 +114,7 @@ class Machines:
             own = pickle.dumps(self._fact())
             self.facts = [pickle.loads(one) for one in self.leaders.exchange(own)]
             self._check_versions()
+        self._world = None  # the last one
 
     def _use_all_cores(self):
         """Use the cores of the other tasks of this machine, too, as they only wait."""
@@ -145,6 +150,7 @@ class Machines:
         self, n_parallel: int | None, use_gpu: bool | None, devices: Sequence[str] | None
     ) -> list[list[str]]:
         """Return the devices of each machine, one for each rank, from the arguments of ``fork()``."""
+        self._go_on_with_the_living()
         number = len(self.facts)
         if devices is None and any(fact.devices for fact in self.facts):
             return self._devices_of_job(n_parallel, use_gpu)
@@ -215,6 +221,10 @@ class Machines:
         else:
             local, store = former.local.successor(len(own), first), former.store
         courier = NO_COURIER if self._tasks.here is None else TaskCourier(self._tasks.here)
+        self.leaders.links.names = [
+            f"machine {fact.host} (rank {', '.join(map(str, ranks))})"
+            for fact, ranks in zip(self.facts, ranges)
+        ]
         return MachinesTransport(
             local, self.leaders, ranges, world.master_rank, world.timeout, courier, self, store
         )
@@ -223,6 +233,7 @@ class Machines:
 
     def possible_sizes(self) -> range:
         """Return the numbers of ranks with which the world can go on: see `Transport`."""
+        self._go_on_with_the_living()
         return range(len(self._world.by_machine), sum(map(len, self._world.by_machine)) + 1)
 
     def successor(
@@ -242,24 +253,71 @@ class Machines:
 
     def serve(self) -> None:
         """Lead this machine's ranks in one world after the other, or be its courier, to the end."""
-        if self._tasks.couriers is not None:
-            couriers.serve(self._tasks.here, self._tasks.couriers)
-        while self.leaders is not None:
+        try:
+            if self._tasks.couriers is not None:
+                couriers.serve(self._tasks.here, self._tasks.couriers)
+            if self.leaders is not None:
+                self._serve_worlds()
+            self._tasks.finish()
+        except LostError:
+            if self.leaders is not None:
+                raise  # at the end
+            try:
+                self._tasks.wait_for_leader()
+            except LostError:
+                # This machine is lost. MPI takes note of tasks that a signal has ended.
+                os.kill(os.getpid(), signal.SIGKILL)
+            self._tasks.meet_again()
+            self.serve()
+
+    def _serve_worlds(self):
+        while True:
             try:
                 number, message, _ = self.leaders.receive(0, CONTROL, np.empty, True)
+            except LostError:
+                if 0 in self.leaders.links.lost():
+                    raise
+                self.leaders.links.acknowledge()
+                continue
             except WorldBrokenError:
                 continue  # the end of a world that has ended here already
             if message[0] == _EXIT:
                 self._send_courier_home()
                 break
+            if message[0] == _TOGETHER:
+                self._meet_again()
             if message[0] == _START:  # else a command of a world that has ended here
                 self.leaders.begin(number)
                 self._lead(message[1])
-        self._tasks.finish()
 
     def _send_courier_home(self):
         if self._tasks.here is not None:
             couriers.send_home(self._tasks.here)
+
+    # After a machine was lost
+
+    def _go_on_with_the_living(self):
+        """Master: after tasks have died, leave them and their machines out of the job."""
+        if not self._tasks.have_died():
+            return
+        lost = self.leaders.links.lost()
+        self.leaders.links.acknowledge()
+        for machine in range(1, self.leaders.size):
+            if machine not in lost:
+                self.leaders.send(machine, CONTROL, (_TOGETHER,))
+        self._meet_again()
+
+    def _meet_again(self):
+        former = self.leaders.rank
+        self._send_courier_home()
+        self._tasks.call_together()
+        self._tasks.meet_again()
+        self.leaders = Leaders(self._tasks.links)
+        own = pickle.dumps((former, self._fact()))
+        formers, self.facts = zip(*[pickle.loads(one) for one in self.leaders.exchange(own)])
+        if self._world is not None:
+            by_machine = [self._world.by_machine[machine] for machine in formers]
+            self._world = self._world._replace(by_machine=by_machine)
 
     def _lead(self, order):
         try:
@@ -286,6 +344,7 @@ class Machines:
 
     def finish(self) -> None:
         """Let the other tasks end, and end MPI."""
+        self._go_on_with_the_living()
         self._tell(_EXIT)
         self._send_courier_home()
         if not self._tasks.finish(_LEAVING):

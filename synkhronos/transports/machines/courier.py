@@ -8,6 +8,7 @@ what their ranks need.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import pickle
@@ -20,7 +21,7 @@ import numpy as np
 from synkhronos._errors import SynkhronosError
 from synkhronos.stores.commons import Commons
 from synkhronos.stores.joint import Address, JointCommons
-from synkhronos.transports.machines.links import Links
+from synkhronos.transports.machines.links import Links, LostError
 from synkhronos.transports.semaphore import NBYTES, Semaphore
 
 _LEADER, _COURIER = 0, 1  # their ranks among the tasks of the machine
@@ -29,9 +30,9 @@ _IDLE = 0.02  # seconds between two looks for a message of the leader, which als
 _NAP = 2e-4  # seconds
 _CLOSING = 2.0  # seconds to wait for the end of the work
 
-# Words of the table: the numbers of the work that the leader wants, of that which uses the commons, and
-# of the latest that the courier has seen
-_WANTED, _RUNNING, _SEEN = range(3)
+# Words of the table: the numbers of the work that the leader wants, of that which uses the commons, of
+# the latest that the courier has seen, and of one that ended because another courier had died
+_WANTED, _RUNNING, _SEEN, _FAILED = range(4)
 _WORDS = 8
 
 
@@ -94,6 +95,9 @@ class Courier(ABC):
     def has_stopped(self) -> bool:
         """Whether no work uses the commons."""
 
+    def check(self) -> None:  # noqa: B027
+        """Raise `LostError` if couriers have died while they were needed."""
+
     def use_in_fork(self) -> None:  # noqa: B027
         """Called in a rank that was forked from the leader."""
 
@@ -151,13 +155,19 @@ class TaskCourier(Courier):
     def has_stopped(self) -> bool:
         return self._table[_SEEN] == self._started and not self._table[_RUNNING]
 
+    def check(self) -> None:
+        if self._table[_FAILED]:
+            raise LostError(["the second task of another machine"])
+        if self._table[_WANTED]:
+            self._links.receive(_COURIER, _TAG)  # no message, but this raises if it has died
+
     def use_in_fork(self) -> None:
         self.commons.use_in_fork()  # type: ignore[attr-defined]
 
     def close(self) -> None:
         self.end()
         until = time.monotonic() + _CLOSING
-        while not self.has_stopped() and time.monotonic() < until:
+        while not (self.has_stopped() or self._links.lost()) and time.monotonic() < until:
             time.sleep(_NAP)
 
 
@@ -183,8 +193,9 @@ _worlds = itertools.count()
 
 
 def send_home(links: Links) -> None:
-    """Let the courier of this machine leave `serve`."""
-    links.send(_COURIER, _TAG, pickle.dumps(None))
+    """Let the courier of this machine leave `serve`, if it lives."""
+    with contextlib.suppress(LostError):
+        links.send(_COURIER, _TAG, pickle.dumps(None))
 
 
 def serve(here: Links, couriers: Links) -> None:
@@ -196,6 +207,11 @@ def serve(here: Links, couriers: Links) -> None:
         Between the tasks of this machine.
     couriers : Links
         Between the couriers of all machines.
+
+    Raises
+    ------
+    LostError
+        If the leader has died.
     """
     joined: _Joined | None = None
     while True:
@@ -245,6 +261,8 @@ class _Joined:
         try:
             if not desk.is_over():
                 pickle.loads(work).run(desk)
+        except LostError:  # by which the leaders end the world
+            table[_FAILED] = number
         finally:
             self.commons.release_locks()
             table[_RUNNING] = 0

@@ -13,6 +13,7 @@ sleeps in between.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import time
@@ -21,7 +22,7 @@ from typing import Any, Callable, Sequence
 import numpy as np
 
 from synkhronos._errors import CollectiveAbortedError, MissingRankError, WorldBrokenError
-from synkhronos.transports.machines.links import Links, Receipt, as_bytes
+from synkhronos.transports.machines.links import Links, LostError, Receipt, as_bytes
 from synkhronos.transports.waiting import Patience
 
 ABORT, FINISHED, BROKEN, END, FLAG = range(5)
@@ -237,7 +238,8 @@ class Leaders:
         notice = pickle.dumps((self.number, kind, self.rank, value))
         for machine in range(self.size) if to is None else to:
             if machine != self.rank:
-                self.links.send(machine, _NOTICE, notice)
+                with contextlib.suppress(LostError):
+                    self.links.send(machine, _NOTICE, notice)
 
     def abort(self) -> None:
         """Let the other leaders leave all meetings of this command that this one has not passed."""
@@ -256,7 +258,7 @@ class Leaders:
         Raises
         ------
         WorldBrokenError
-            If a machine has lost a rank, or the master ends the world.
+            If a machine has lost a rank, or the master ends the world. `LostError`, if it has died.
         """
         while (received := self.links.receive(None, _NOTICE)) is not None:
             self._take(pickle.loads(received[1]))

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import Collection, Sequence
 
 import numpy as np
+
+from synkhronos._errors import REMEDY, WorldBrokenError
 
 #: The largest message, in bytes, that `Links.receive` takes
 LONGEST = 1 << 30
@@ -15,6 +18,21 @@ def as_bytes(data: bytes | np.ndarray) -> np.ndarray:
     if isinstance(data, np.ndarray):
         return data.reshape(-1).view(np.uint8)
     return np.frombuffer(data, np.uint8)
+
+
+class LostError(WorldBrokenError):
+    """Other tasks have ended, and MPI goes on: with ULFM, without which MPI ends the job.
+
+    Parameters
+    ----------
+    names : sequence of str
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        super().__init__(
+            f"{' and '.join(names)} left the job: its first process has died, or cannot be reached; "
+            f"{REMEDY}"
+        )
 
 
 class Receipt(ABC):
@@ -33,14 +51,31 @@ class Links(ABC):
     """Messages among leaders ``0..size-1``. No method waits.
 
     Messages from one leader to another with the same tag arrive in the order in which they were sent.
+    When leaders have died, methods raise `LostError` for messages to them, from them or from any leader.
 
     Attributes
     ----------
     rank, size : int
+    names : sequence of str, optional
+        What messages to users call the leaders.
     """
 
     rank: int
     size: int
+    names: Sequence[str] = ()
+
+    def lost(self) -> Collection[int]:
+        """Return the leaders that are known to have died."""
+        return ()
+
+    def acknowledge(self) -> None:  # noqa: B027
+        """Let messages from any leader be received again, from those that are left."""
+
+    def lost_error(self) -> LostError:
+        """Return the error for the leaders that have died."""
+        return LostError(
+            [self.names[one] if self.names else f"task {one}" for one in sorted(self.lost())]
+        )
 
     @abstractmethod
     def send(self, to: int, tag: int, data: bytes | np.ndarray) -> int:

@@ -5,6 +5,7 @@ MPI works only while one of its functions is called, so a leader polls while it 
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import os
@@ -12,7 +13,7 @@ import time
 
 from mpi4py import rc
 
-from synkhronos.transports.machines.links import LONGEST, Links, Receipt, as_bytes
+from synkhronos.transports.machines.links import LONGEST, Links, LostError, Receipt, as_bytes
 
 rc.initialize = rc.finalize = False
 
@@ -20,6 +21,9 @@ from mpi4py import MPI  # noqa: E402
 
 _CHUNK = LONGEST  # bytes; MPI counts are C ints
 _NAP = 0.02  # seconds
+_LOST = (MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING, MPI.ERR_REVOKED)
+_LEADER, _COURIER, _OTHER = range(3)  # what a task is on its machine
+_TOGETHER = 1  # a tag: the tasks that are left meet again
 
 
 def initialize() -> None:
@@ -49,19 +53,33 @@ class MpiLinks(Links):
         self._sending = {}  # by number: the requests, and the memory
         self._pid = os.getpid()
 
+    def lost(self):
+        return failed_in(self._comm)
+
+    def acknowledge(self):
+        self._comm.Ack_failed()
+
+    def _or_lost(self, error):
+        """Return a `LostError` in place of an error of MPI that means it."""
+        return self.lost_error() if error.Get_error_class() in _LOST else error
+
     def send(self, to, tag, data):
         self._forget_sent()
         view = as_bytes(data)
-        requests = [
-            self._comm.Isend([view[start : start + _CHUNK], MPI.BYTE], to, tag)
-            for start in range(0, max(view.size, 1), _CHUNK)
-        ]
+        try:
+            requests = [
+                self._comm.Isend([view[start : start + _CHUNK], MPI.BYTE], to, tag)
+                for start in range(0, max(view.size, 1), _CHUNK)
+            ]
+        except MPI.Exception as error:
+            raise self._or_lost(error) from None
         number = next(self._numbers)
         self._sending[number] = requests, data
         return number
 
     def is_sent(self, number):
-        if number in self._sending and MPI.Request.Testall(self._sending[number][0]):
+        sending = self._sending.get(number)
+        if sending is not None and _are_over(sending[0]):
             del self._sending[number]
         return number not in self._sending
 
@@ -72,21 +90,26 @@ class MpiLinks(Links):
     def receive(self, source, tag):
         status = MPI.Status()
         source = MPI.ANY_SOURCE if source is None else source
-        message = self._comm.Improbe(source, tag, status)
-        if message is None:
-            return None
-        data = bytearray(status.Get_count(MPI.BYTE))
-        message.Recv([data, MPI.BYTE], status)
+        try:
+            message = self._comm.Improbe(source, tag, status)
+            if message is None:
+                return None
+            data = bytearray(status.Get_count(MPI.BYTE))
+            message.Recv([data, MPI.BYTE], status)
+        except MPI.Exception as error:
+            raise self._or_lost(error) from None
         return status.Get_source(), data
 
     def receive_into(self, source, tag, array):
         view = as_bytes(array)
-        return _MpiReceipt(
-            [
+        try:
+            requests = [
                 self._comm.Irecv([view[start : start + _CHUNK], MPI.BYTE], source, tag)
                 for start in range(0, max(view.size, 1), _CHUNK)
             ]
-        )
+        except MPI.Exception as error:
+            raise self._or_lost(error) from None
+        return _MpiReceipt(self, requests)
 
     def discard(self, tag):
         while self.receive(None, tag) is not None:
@@ -94,17 +117,36 @@ class MpiLinks(Links):
 
 
 class _MpiReceipt(Receipt):
-    def __init__(self, requests):
-        self._requests = requests
+    def __init__(self, links, requests):
+        self._links, self._requests = links, requests
 
     def is_complete(self):
-        return MPI.Request.Testall(self._requests)
+        try:
+            return all([request.Test() for request in self._requests])
+        except MPI.Exception as error:
+            raise self._links._or_lost(error) from None
 
     def cancel(self):
         for request in self._requests:
-            if request != MPI.REQUEST_NULL:
+            if request != MPI.REQUEST_NULL and not _are_over([request]):
                 request.Cancel()
                 request.Wait()
+
+
+def _are_over(requests):
+    """Whether none of these requests uses its memory any more. Some may have failed."""
+    try:
+        return all([request.Test() for request in requests])
+    except MPI.Exception as error:
+        if error.Get_error_class() not in _LOST:
+            raise
+    return all([request == MPI.REQUEST_NULL for request in requests])
+
+
+def failed_in(comm):
+    """Return the ranks in a communicator that are known to have died."""
+    failed = comm.Get_failed()
+    return MPI.Group.Translate_ranks(failed, range(failed.size), comm.group) if failed.size else ()
 
 
 class Tasks:
@@ -132,32 +174,78 @@ class Tasks:
 
     def __init__(self, apart):
         initialize()
-        world = MPI.COMM_WORLD
+        self._world = world = MPI.COMM_WORLD
         if apart:
             here = world.Split(world.rank // apart)
         else:
             here = world.Split_type(MPI.COMM_TYPE_SHARED)
-        leads, self.tasks_here = here.rank == 0, here.size
+        self._machine = here.allreduce(world.rank, MPI.MIN)
+        self._role = min(here.rank, _OTHER)
+        self._connect()
+
+    def _connect(self):
+        world, role = self._world, self._role
+        here = world.Split(self._machine)
+        roles = here.allgather(role)
+        self.tasks_here = here.size
         self.cores = set().union(*here.allgather(os.sched_getaffinity(0)))
-        leaders = world.Split(0 if leads else MPI.UNDEFINED, world.rank)
-        self.links = MpiLinks(leaders) if leads else None
-        self.here = self.couriers = None
-        if world.allreduce(here.size, MPI.MIN) > 1:
-            is_courier = here.rank == 1
-            couriers = world.Split(0 if is_courier else MPI.UNDEFINED, world.rank)
-            self.here = MpiLinks(here) if leads or is_courier else None
-            self.couriers = MpiLinks(couriers) if is_courier else None
+        leaders = world.Split(0 if role == _LEADER else MPI.UNDEFINED)
+        couriers = world.Split(0 if role == _COURIER else MPI.UNDEFINED)
+        have_couriers = world.allreduce(roles[:2] == [_LEADER, _COURIER], MPI.LAND)
+        self._here = MpiLinks(here)
+        self.links = MpiLinks(leaders) if role == _LEADER else None
+        self.here = self._here if have_couriers and role in (_LEADER, _COURIER) else None
+        self.couriers = MpiLinks(couriers) if have_couriers and role == _COURIER else None
         self._end = world.Dup()
 
     def finish(self, limit=math.inf):
         """Wait until every task calls this method, without using a core; then finalize MPI.
 
         Return False if they have not after `limit` seconds.
+
+        Raises
+        ------
+        LostError
+            If tasks have died.
         """
         request, until = self._end.Ibarrier(), time.monotonic() + limit
-        while not request.Test():
+        while not self._is_complete(request):
             if time.monotonic() > until:
                 return False
             time.sleep(_NAP)
         MPI.Finalize()
         return True
+
+    def _is_complete(self, request):
+        if self.have_died():  # of which the request need not know
+            raise LostError(["another task"])
+        return _are_over([request])
+
+    # After tasks have died, with ULFM
+
+    def have_died(self):
+        """Whether tasks of the job are known to have died since the others met."""
+        return bool(failed_in(self._world))
+
+    def call_together(self):
+        """Leader: let the other tasks of this machine leave `wait_for_leader`."""
+        for task in range(1, self.tasks_here):
+            with contextlib.suppress(LostError):
+                self._here.send(task, _TOGETHER, b"")
+
+    def wait_for_leader(self):
+        """Wait until the leader of this machine calls. Raise `LostError` if it has died."""
+        while self._here.receive(0, _TOGETHER) is None:
+            time.sleep(_NAP)
+
+    def meet_again(self):
+        """Go on with the tasks that are left, all of which call this method; it waits for them."""
+        is_connected = False
+        while not is_connected:
+            self._world = self._world.Shrink()
+            try:
+                self._connect()
+                is_connected = True
+            except MPI.Exception:  # another task has died
+                self._world.Revoke()
+            is_connected = bool(self._world.Agree(is_connected))

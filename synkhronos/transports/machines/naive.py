@@ -19,6 +19,7 @@ class NaiveNetwork:
         self.size = size
         self.lock = threading.Lock()
         self.queues = collections.defaultdict(collections.deque)
+        self.lost = set()
 
     def links(self):
         """Return the `Links` of each leader."""
@@ -31,8 +32,17 @@ class NaiveLinks(Links):
     def __init__(self, network, rank):
         self._network = network
         self.rank, self.size = rank, network.size
+        self._acknowledged = set()
+
+    def lost(self):
+        return self._network.lost
+
+    def acknowledge(self):
+        self._acknowledged |= self.lost()
 
     def send(self, to, tag, data):
+        if to in self.lost():
+            raise self.lost_error()
         with self._network.lock:
             self._network.queues[self.rank, to, tag].append(as_bytes(data).tobytes())
         return 0
@@ -46,6 +56,8 @@ class NaiveLinks(Links):
                 queue = self._network.queues[one, self.rank, tag]
                 if queue:
                     return one, queue.popleft()
+        if source in self.lost() or source is None and self.lost() - self._acknowledged:
+            raise self.lost_error()
         return None
 
     def receive_into(self, source, tag, array):

@@ -81,7 +81,7 @@ class MachinesTransport(InProgram):
         self._ran_program = False  # in the last command; the machine's transport forgets it
         self._meetings = Meetings(local, leaders, self.store, machines)
         if self.is_leader:
-            watch = Watch(self, leaders, self._meetings.inside, self._flag)
+            watch = Watch(self, leaders, self._meetings.inside, self._flag, courier)
             leaders.watch, leaders.expire = watch.others, watch.expire
             local.while_waiting = watch.own
             leaders.may_poll = local.ranks_here <= cores()
@@ -292,6 +292,7 @@ class MachinesTransport(InProgram):
         self._meetings.inside.guard(self.local.check)
         if self.is_leader:
             self.leaders.read_notices()
+            self._courier.check()
             self._flag.pass_on()
             if self.leaders.is_aborted:
                 self._abort_here()

@@ -15,14 +15,17 @@ class Watch:
     inside : Inside
         The ranks of this machine.
     flag : SpreadFlag
+    courier : Courier
     """
 
-    def __init__(self, transport, leaders, inside, flag):
+    def __init__(self, transport, leaders, inside, flag, courier):
         self._transport, self._leaders, self._inside, self._flag = transport, leaders, inside, flag
+        self._courier = courier
 
     def others(self, inside):
         """Called while it waits for other machines: raise if this machine's ranks cannot go on."""
         self._flag.pass_on()
+        self._courier.check()
         try:
             self._inside.guard(self._transport.local.check)
         except CollectiveAbortedError:
@@ -34,6 +37,7 @@ class Watch:
     def own(self):
         """Called while it waits for its own machine: raise if other machines cannot go on."""
         self._leaders.read_notices()
+        self._courier.check()
         self._flag.pass_on()
         if self._transport.is_master:
             self._transport.while_waiting()
