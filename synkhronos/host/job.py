@@ -76,6 +76,11 @@ def spare_tasks(environ: Mapping[str, str] = os.environ) -> int:
     return int(environ.get(SPARE) or 0)
 
 
+def survives_deaths(environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether the job goes on when tasks die: OpenMPI's mpirun was given ``--with-ft ulfm``."""
+    return environ.get("OMPI_MCA_mpi_ft_enable") == "1"
+
+
 def devices(environ: Mapping[str, str] = os.environ) -> Optional[List[str]]:
     """Return the devices that `DEVICES` says; None if it says nothing."""
     text = environ.get(DEVICES, "")

@@ -52,6 +52,11 @@ class Mpirun(NamedTuple):
     path: str
     version: str
 
+    @property
+    def survives_deaths(self) -> bool:
+        """Whether it can go on without tasks that have died: since OpenMPI 5."""
+        return int(self.version.split(".")[0]) >= 5
+
 
 def find_mpirun(environ: Mapping[str, str] = os.environ) -> Mpirun:
     """Return the mpirun in ``PATH``.
@@ -102,6 +107,7 @@ def command(
     mpirun: str = "mpirun",
     environ: Mapping[str, str] = os.environ,
     is_script: bool = True,
+    survives_deaths: bool = False,
 ) -> List[str]:
     """Return the ``mpirun`` line of a job.
 
@@ -116,6 +122,8 @@ def command(
     is_script : bool
         Whether it is a script, which gets Ctrl-C, ranks, whose lines get the name of their machine, and
         a courier on each machine.
+    survives_deaths : bool
+        Whether this mpirun can go on without tasks that have died, with ULFM.
     """
     tasks = 2 if is_script else 1  # a rank that leads the machine, and its courier
     line = [mpirun, *(["--allow-run-as-root"] if os.geteuid() == 0 else []), "--bind-to", "none"]
@@ -126,7 +134,8 @@ def command(
         line += ["--oversubscribe", *([] if apart else ["--map-by", f"ppr:{tasks}:node"])]
     for name, value in _KEEPALIVE.items():
         line += ["--mca", f"oob_tcp_keepalive_{name}", str(value)]
-    line += ["--mca", "ess_base_forward_signals", f"{INTERRUPT.name},SIGUSR1,SIGUSR2", *what.mpi]
+    line += ["--mca", "ess_base_forward_signals", f"{INTERRUPT.name},SIGUSR1,SIGUSR2"]
+    line += [*(["--with-ft", "ulfm"] if survives_deaths else []), *what.mpi]
     own = {**what.environment, **({job.LAUNCHED: "1", job.SPARE: "1"} if is_script else {})}
     options = [one for name in passed(environ) if name not in own for one in ("-x", name)]
     options += [one for name, value in own.items() for one in ("-x", f"{name}={value}")]

@@ -29,12 +29,22 @@ def find_stopped(processes):
 
 
 def _is_stopped(pid):
+    return _status(pid) == "stopped"
+
+
+def has_ended(pid):
+    """Whether a process of this machine has ended, also if nobody has read its exit code yet."""
+    return _status(pid) in (None, "zombie", "dead")
+
+
+def _status(pid):
+    """Return the state of a process as psutil names it, None if there is no such process."""
     import psutil  # takes 6 ms, so not at import
 
     try:
-        return psutil.Process(pid).status() == psutil.STATUS_STOPPED
+        return psutil.Process(pid).status()
     except psutil.Error:
-        return False
+        return None
 
 
 def end(processes):

