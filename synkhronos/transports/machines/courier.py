@@ -228,7 +228,7 @@ def serve(here: Links, couriers: Links) -> None:
                 joined.commons.close()
             joined = _join(place)
         if joined is not None:
-            joined.run(couriers, number, work)
+            joined.run(here, couriers, number, work)
 
 
 def _join(place):
@@ -254,14 +254,20 @@ class _Joined:
         self._table = np.ndarray(_WORDS, np.int64, mapping, place.table)
         self.bell = Semaphore(array=np.ndarray(NBYTES, np.uint8, mapping, place.bell), is_new=False)
 
-    def run(self, couriers: Links, number: int, work: bytes) -> None:
+    def run(self, here: Links, couriers: Links, number: int, work: bytes) -> None:
         table = self._table
-        desk = Desk(self.commons, couriers, number, lambda: table[_WANTED] != number, self.bell.wait)
+
+        def wait(seconds):
+            self.bell.wait(seconds)
+            if here.lost():  # the leader, who cannot end the work
+                raise here.lost_error()
+
+        desk = Desk(self.commons, couriers, number, lambda: table[_WANTED] != number, wait)
         table[_RUNNING] = table[_SEEN] = number
         try:
             if not desk.is_over():
                 pickle.loads(work).run(desk)
-        except LostError:  # by which the leaders end the world
+        except LostError:  # for which the leaders end the world
             table[_FAILED] = number
         finally:
             self.commons.release_locks()
