@@ -25,6 +25,7 @@ TIMES = {"64 kB": (200, 10), "5 MB": (10, 2), "102 MB": (2, 1)}
 GOALS = {"64 kB": 1.5, "5 MB": 1.0, "102 MB": 1.0}
 LIMITED = "1gbit"
 IDLE = 3.0  # seconds
+MESSAGES = 50  # sent one after the other
 
 
 def main():
@@ -118,7 +119,7 @@ def be_peers(address):
     from mpi4py import MPI
 
     from synkhronos.comms.linked import LinkedCommunicator
-    from synkhronos.transports.machines.leaders import Leaders
+    from synkhronos.transports.machines.leaders import REPLY, Leaders
     from synkhronos.transports.machines.mpi import MpiLinks, initialize
 
     initialize()
@@ -137,7 +138,17 @@ def be_peers(address):
             elif comm.rank == 1 - turn:
                 comm.Recv(data, turn)
 
+    def messages():
+        if comm.rank < 2:
+            for turn in range(2):
+                for _ in range(MESSAGES):
+                    if comm.rank == turn:
+                        leaders.send(1 - turn, REPLY, "a reply")
+                    else:
+                        leaders.receive(turn, REPLY, np.empty)
+
     calls = {
+        "message": lambda size: messages(),
         "ours": lambda size: ours.all_reduce([arrays[size]], "sum"),
         "mpi": lambda size: comm.Allreduce(MPI.IN_PLACE, arrays[size], MPI.SUM),
         "round trip": lambda size: round_trip(),
@@ -149,7 +160,8 @@ def be_peers(address):
         what, size = asked
         leaders.begin(leaders.number + 1)
         call = functools.partial(calls[what], size)
-        seconds = common.seconds_of(call, *TIMES.get(size, (300, 10)))
+        times = (10, 2) if what == "message" else TIMES.get(size, (300, 10))
+        seconds = common.seconds_of(call, *times) / (MESSAGES if what == "message" else 1)
         if connection is not None:
             connection.send(seconds)
     MPI.Finalize()
