@@ -280,20 +280,25 @@ class Reduce(Command):
     nccl : bool
     wire : Format, optional
         In what form the arrays travel between machines, if the target is "all".
+    begun : dict of int to int
+        For variables by number: the number of the `Buckets` in which their reduction may have begun.
     """
 
-    def __init__(self, numbers, op, target, weights, nccl, wire=None):
+    def __init__(self, numbers, op, target, weights, nccl, wire=None, begun=()):
         self.numbers, self.op, self.target = numbers, op, target
-        self.weights, self.nccl, self.wire = weights, nccl, wire
+        self.weights, self.nccl, self.wire, self.begun = weights, nccl, wire, dict(begun)
 
     def run(self, here):
         comm = here.communicator(self.nccl)
-        variables = [here.shareds[number] for number in self.numbers]
+        numbers = [number for number in self.numbers if not self._complete(here, number)]
+        if not numbers:
+            return None
+        variables = [here.shareds[number] for number in numbers]
         arrays = [here.engine.storage(variable) for variable in variables]
         weight = self._weight(here)
         if self.target == "all" and self.wire is not None and comm.over_cpu.has_wires:
             shapes = [array.shape for array in arrays]
-            wires = [here.wire(one, self.wire, shape) for one, shape in zip(self.numbers, shapes)]
+            wires = [here.wire(one, self.wire, shape) for one, shape in zip(numbers, shapes)]
             reduced = comm.over_cpu.all_reduce_in(wires, arrays, self.op, weight)
         elif self.target == "all":
             reduced = comm.all_reduce(arrays, self.op, weight)
@@ -305,6 +310,19 @@ class Reduce(Command):
                 return [np.array(here.engine.to_host(array)) for array in reduced]
         for variable, array in zip(variables, reduced):
             here.engine.store(variable, array)
+        return None
+
+    def _complete(self, here, number):
+        """Complete the reduction of a variable, if it has begun; return whether it has."""
+        running = None if here.ahead is None or number not in self.begun else here.ahead.running
+        if running is None or running.buckets.number != self.begun[number]:
+            return False
+        if (running.buckets.op, running.buckets.wire) != (self.op, self.wire):
+            return False
+        if find_operation(self.op).weighted and self.weights != running.function:
+            return False
+        here.ahead.complete(here.engine.storage(here.shareds[number]))
+        return True
 
     def _weight(self, here):
         if self.weights is None:
@@ -495,6 +513,7 @@ def _plan_reduction(world, variables, op, target, weights, nccl, wire=None):
         _check_weights(world, operation, weights),
         check_nccl(nccl),
         check_format(wire, op),
+        _begun(world, variables) if target == "all" else (),
     )
     last = world.part(_LastReduction)
     if last.command is not None and vars(last.command) == vars(command):
@@ -504,6 +523,12 @@ def _plan_reduction(world, variables, op, target, weights, nccl, wire=None):
     check_wire(world.here.engine, wire, variables)
     last.command = command
     return command
+
+
+def _begun(world, variables):
+    numbers = numbers_of(world, variables)
+    found = [(one, world.here.engine.buckets_of(shared)) for one, shared in zip(numbers, variables)]
+    return [(one, buckets.number) for one, buckets in found if buckets is not None]
 
 
 def check_wire(engine: Engine, wire: Format | None, variables: Sequence[SharedVariable]) -> None:

@@ -50,6 +50,8 @@ class Desk:
         Whether the leader has ended the work.
     wait : callable
         ``wait(seconds)`` sleeps at most so long. `Courier.wake` ends it.
+    kept : dict
+        What works of this world leave for the next ones, by names.
     """
 
     def __init__(
@@ -59,9 +61,11 @@ class Desk:
         number: int,
         is_over: Callable[[], bool],
         wait: Callable[[float], Any] = time.sleep,
+        kept: dict[str, Any] | None = None,
     ) -> None:
         self.commons, self.links, self.number = commons, links, number
         self.is_over, self.wait = is_over, wait
+        self.kept = {} if kept is None else kept
 
 
 class Work(Protocol):
@@ -237,10 +241,13 @@ class _Joined:
         mapping = self.commons.memory.mapping
         self._table = np.ndarray(_WORDS, np.int64, mapping, place.table)
         self.bell = Semaphore(array=np.ndarray(NBYTES, np.uint8, mapping, place.bell), is_new=False)
+        self._kept: dict[str, Any] = {}
 
     def run(self, couriers: Links, number: int, work: bytes) -> None:
         table = self._table
-        desk = Desk(self.commons, couriers, number, lambda: table[_WANTED] != number, self.bell.wait)
+        desk = Desk(
+            self.commons, couriers, number, lambda: table[_WANTED] != number, self.bell.wait, self._kept
+        )
         table[_RUNNING] = table[_SEEN] = number
         try:
             if not desk.is_over():
