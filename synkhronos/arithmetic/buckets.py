@@ -9,9 +9,11 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple, Sequence
 
-#: Bytes of a bucket: few enough that the first one is soon full, and that little is left to send after
-#: the last gradient; enough that a meeting of the machines for each costs little.
-BUCKET = 4 << 20
+#: The least and the most bytes at which a bucket is full: few enough that the first one is soon full,
+#: and that little is left to send after the last gradient; enough that the meeting of the machines for
+#: each costs little.
+SMALLEST, LARGEST = 1 << 18, 4 << 20
+_MOST = 16  # buckets of a vector whose buckets are smaller than the largest
 
 
 class Buckets(NamedTuple):
@@ -49,7 +51,7 @@ class Buckets(NamedTuple):
         return found
 
 
-def divide(shapes: Sequence[Sequence[int]], itemsize: int, nbytes: int = BUCKET) -> list[range]:
+def divide(shapes: Sequence[Sequence[int]], itemsize: int) -> list[range]:
     """Return the numbers of the arrays in each bucket, from the last array to the first.
 
     Parameters
@@ -58,9 +60,8 @@ def divide(shapes: Sequence[Sequence[int]], itemsize: int, nbytes: int = BUCKET)
         Of the arrays of a vector.
     itemsize : int
         The bytes of a number.
-    nbytes : int
-        The bytes at which a bucket is full.
     """
+    nbytes = min(max(_size(shapes) * itemsize // _MOST, SMALLEST), LARGEST)
     found, stop, filled = [], len(shapes), 0
     for number in reversed(range(len(shapes))):
         filled += math.prod(shapes[number]) * itemsize

@@ -205,7 +205,7 @@ def serve(here: Links, couriers: Links) -> None:
     while True:
         received = here.receive(_LEADER, _TAG)
         if received is None:
-            joined.bell.wait(_IDLE) if joined else time.sleep(_IDLE)
+            joined.wait() if joined else time.sleep(_IDLE)
             continue
         content = pickle.loads(received[1])
         if content is None:
@@ -242,6 +242,12 @@ class _Joined:
         self._table = np.ndarray(_WORDS, np.int64, mapping, place.table)
         self.bell = Semaphore(array=np.ndarray(NBYTES, np.uint8, mapping, place.bell), is_new=False)
         self._kept: dict[str, Any] = {}
+
+    def wait(self) -> None:
+        """Wait for a message of the leader."""
+        wanted = self._table[_WANTED]
+        is_on_its_way = wanted and wanted != self._table[_SEEN]  # the bell comes before the message
+        self.bell.wait(_NAP if is_on_its_way else _IDLE)
 
     def run(self, couriers: Links, number: int, work: bytes) -> None:
         table = self._table
