@@ -15,8 +15,6 @@ from pathlib import Path
 import common
 from common import COLOURS
 
-sys.path.insert(0, str(common.ROOT / "tests"))
-
 import numpy as np
 
 LIMITED = "1gbit"
@@ -138,6 +136,7 @@ class Job:
 
 
 def measure(options):
+    sys.path.append(str(common.ROOT / "tests"))
     from namespaces import Machines, why_no_mpi, why_no_namespaces
 
     why_not = why_no_mpi() or why_no_namespaces()

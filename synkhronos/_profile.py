@@ -32,7 +32,7 @@ _TIMED = (
     ("wait", "transport", "barrier"),
     ("wait", "transport", "collect"),
     ("copy", "ahead", "start"),
-    ("wait", "ahead", "complete"),
+    ("wait", "ahead", "finish"),
 )
 
 

@@ -83,3 +83,26 @@ def fill(vector, expressions, shapes, op, wire, is_ahead):
             new = Ready(buckets, bucket).of(new)
     vector.tag.buckets = buckets if is_ahead else None
     return new
+
+
+def soonest(fgraph):
+    """Return the operations of a graph in an order in which each bucket is ready as soon as possible.
+
+    It is a schedule for a linker of Theano. By Theano's own, gradients of several layers may be computed
+    before the first of them is put into the vector.
+    """
+    order = fgraph.toposort()
+    places = {node: place for place, node in enumerate(order)}
+    before, found = fgraph.orderings(), []
+    for last in [node for node in order if isinstance(node.op, Ready)]:
+        needed, waiting = set(), [last]
+        while waiting:
+            node = waiting.pop()
+            if node in places and node not in needed:
+                needed.add(node)
+                waiting += [one.owner for one in node.inputs if one.owner is not None]
+                waiting += before.get(node, ())
+        found += sorted(needed, key=places.get)
+        for node in needed:
+            del places[node]
+    return found + [node for node in order if node in places]

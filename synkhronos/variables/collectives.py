@@ -321,7 +321,7 @@ class Reduce(Command):
             return False
         if find_operation(self.op).weighted and self.weights != running.function:
             return False
-        here.ahead.complete(here.engine.storage(here.shareds[number]))
+        here.ahead.finish(here.engine.storage(here.shareds[number]))
         return True
 
     def _weight(self, here):

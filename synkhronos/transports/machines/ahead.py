@@ -122,7 +122,7 @@ class Ahead:
         """Do not use what is being reduced: the vector may get another value."""
         self.running = None
 
-    def complete(self, out: np.ndarray) -> None:
+    def finish(self, out: np.ndarray) -> None:
         """Wait for the reduction, and write it to an array.
 
         Raises
