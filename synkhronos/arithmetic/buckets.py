@@ -1,7 +1,7 @@
 """The parts of a vector that are reduced one after another: the buckets of a gradient.
 
 A gradient consists of one array for each parameter. They are computed from the last parameter to the
-first, so that is the order of the buckets. A bucket holds whole arrays, as many as are needed for a size.
+first, so that is the order of the buckets. A bucket holds whole arrays, as many as fill it.
 """
 
 from __future__ import annotations

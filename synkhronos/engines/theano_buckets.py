@@ -13,6 +13,7 @@ import math
 import numpy as np
 import theano.tensor as tt
 from theano.tensor import TensorType
+
 from synkhronos.arithmetic.buckets import Buckets, divide
 from synkhronos.engines.theano_collectives import Collective
 

@@ -193,10 +193,10 @@ def make_train_function(
         In what form gradients travel between machines, as in :func:`synkhronos.all_reduce`; by default
         as they are. Needs float32 parameters.
     overlap : bool, default: False
-        Whether gradients travel between machines while the ranks compute others. It has an effect on
-        CPUs of several machines that ``launch`` has connected, in calls without `num_slices`. The step is
-        the same: to the last bit on two machines without `wire`, else to rounding. A rank without rows
-        then computes on a row of another rank, as it does with collectives in graphs.
+        Whether gradients travel between machines while the ranks compute others. It has an effect
+        on CPUs of several machines that ``launch`` has connected, in calls without `num_slices`. The
+        step is the same: to the last bit on two machines without `wire`, else to rounding. A rank
+        without rows then computes on a row of another rank, as it does with collectives in graphs.
 
     Returns
     -------

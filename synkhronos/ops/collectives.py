@@ -172,9 +172,10 @@ def in_buckets(
 ) -> Variable:
     """Fill a shared vector with arrays, and let it be reduced meanwhile.
 
-    The arrays are computed from the last to the first, as gradients are, and are divided into buckets of
-    4 MB or more. On several machines, each bucket is reduced as soon as all ranks have computed it, while
-    they compute the next ones. An `all_reduce` of the vector in the same ``fuse`` block completes it.
+    The arrays are computed from the last to the first, as gradients are, and are divided into buckets
+    of about 4 MB. On several machines, each bucket is reduced as soon as all ranks have computed it,
+    while they compute the next ones. `synkhronos.all_reduce` of the vector in the same ``fuse`` block
+    completes the reduction.
 
     Parameters
     ----------
@@ -236,14 +237,14 @@ def in_buckets(
     check_format(wire, op)
     if isinstance(wire, PowerSGD) and wire.shapes is not None:
         raise ValueError(
-            f"in_buckets: wire: expected PowerSGD({wire.rank}) without shapes, as each bucket knows those "
-            f"of its arrays, got {wire!r}"
+            f"in_buckets: wire: expected PowerSGD({wire.rank}) without shapes, as each bucket knows "
+            f"those of its arrays, got {wire!r}"
         )
     shapes = [tuple(int(extent) for extent in shape) for shape in shapes]
     if len(shapes) != len(expressions) or not shapes:
         raise ValueError(
-            f"in_buckets: shapes: expected one for each of {len(expressions)} expressions, at least one, "
-            f"got {len(shapes)}"
+            f"in_buckets: shapes: expected one for each of {len(expressions)} expressions, at least "
+            f"one, got {len(shapes)}"
         )
     return theano_buckets.fill(vector, expressions, shapes, op, wire, _can_reduce_ahead(vector))
 

@@ -21,6 +21,7 @@ from synkhronos.comms.formats import Format, check_arrays, check_format
 from synkhronos.engines.base import Engine
 from synkhronos.functions.agreement import agreement_of
 from synkhronos.functions.function import Function
+from synkhronos.variables.begun import begun, has_completed
 from synkhronos.variables.naming import (
     as_list,
     check_has_rows,
@@ -290,7 +291,7 @@ class Reduce(Command):
 
     def run(self, here):
         comm = here.communicator(self.nccl)
-        numbers = [number for number in self.numbers if not self._complete(here, number)]
+        numbers = [number for number in self.numbers if not has_completed(here, self, number)]
         if not numbers:
             return None
         variables = [here.shareds[number] for number in numbers]
@@ -311,18 +312,6 @@ class Reduce(Command):
         for variable, array in zip(variables, reduced):
             here.engine.store(variable, array)
         return None
-
-    def _complete(self, here, number):
-        """Complete the reduction of a variable, if it has begun; return whether it has."""
-        running = None if here.ahead is None or number not in self.begun else here.ahead.running
-        if running is None or running.buckets.number != self.begun[number]:
-            return False
-        if (running.buckets.op, running.buckets.wire) != (self.op, self.wire):
-            return False
-        if find_operation(self.op).weighted and self.weights != running.function:
-            return False
-        here.ahead.finish(here.engine.storage(here.shareds[number]))
-        return True
 
     def _weight(self, here):
         if self.weights is None:
@@ -505,15 +494,15 @@ def all_reduce(
 
 def _plan_reduction(world, variables, op, target, weights, nccl, wire=None):
     """Return the command; if it equals the last one, that object, which is already pickled."""
-    operation = find_operation(op)
+    operation, numbers = find_operation(op), numbers_of(world, variables)
     command = Reduce(
-        numbers_of(world, variables),
+        numbers,
         op,
         target,
         _check_weights(world, operation, weights),
         check_nccl(nccl),
         check_format(wire, op),
-        _begun(world, variables) if target == "all" else (),
+        begun(world.here.engine, numbers, variables) if target == "all" else (),
     )
     last = world.part(_LastReduction)
     if last.command is not None and vars(last.command) == vars(command):
@@ -523,12 +512,6 @@ def _plan_reduction(world, variables, op, target, weights, nccl, wire=None):
     check_wire(world.here.engine, wire, variables)
     last.command = command
     return command
-
-
-def _begun(world, variables):
-    numbers = numbers_of(world, variables)
-    found = [(one, world.here.engine.buckets_of(shared)) for one, shared in zip(numbers, variables)]
-    return [(one, buckets.number) for one, buckets in found if buckets is not None]
 
 
 def check_wire(engine: Engine, wire: Format | None, variables: Sequence[SharedVariable]) -> None:
