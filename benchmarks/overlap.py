@@ -2,8 +2,10 @@
 
 The machines are network namespaces (see ``tests/namespaces.py``), which need root's rights, with one
 rank each and a second process that communicates. They are on one host, so these processes use the same
-cores as the ranks. The steps take turns in one job: ordinary ones, overlapped ones, and steps without
-any exchange, which is the least that is possible. All is repeated with a limit of 1 Gbit/s.
+cores as the ranks. "Asleep" is a gradient in the shapes of ResNet-50 whose arrays take 5 ms each, in
+which the ranks sleep: as on machines with a core to spare. The steps take turns in one job: ordinary
+ones, overlapped ones, and steps without any exchange, which is the least that is possible. All is
+repeated with a limit of 1 Gbit/s.
 """
 
 import os
@@ -15,12 +17,16 @@ from pathlib import Path
 import common
 from common import COLOURS
 
+import synkhronos as synk
 import numpy as np
+import theano
+import theano.tensor as tt
 
 LIMITED = "1gbit"
 KINDS = ("ordinary", "overlap", "no exchange")
-RESNET, CNN = "ResNet-50", "MNIST CNN"
-STEPS = {RESNET: 1, CNN: 5}  # in a turn
+ASLEEP, RESNET, CNN = "asleep", "ResNet-50", "MNIST CNN"
+STEPS = {ASLEEP: 1, RESNET: 1, CNN: 5}  # in a turn
+FORWARD, BACKWARD = 0.4, 0.005  # seconds asleep: at first, and for each array
 
 
 def main():
@@ -34,7 +40,7 @@ def add_options(parser):
     parser.add_argument("--pixels", type=int, help="of an image's side; default: 224, with --quick 64")
     parser.add_argument("--ranks", type=int, default=1, help="on each machine; default: 1")
     parser.add_argument("--wire", help="the format in which gradients travel; default: none")
-    parser.add_argument("--network", choices=[RESNET, CNN], help="one of them; default: both")
+    parser.add_argument("--network", choices=[*STEPS], help="one of them; default: all")
 
 
 # The job: the script on the first machine, which does what it is asked
@@ -42,12 +48,14 @@ def add_options(parser):
 
 def be(address, pixels, wire, names):
     """Run steps, as often as the other process asks for them."""
-    import synkhronos as synk
-
     connection = Client(address, "AF_UNIX")
     ranks = synk.fork(use_gpu=False)
     steps = {}
     for name in names.split(","):
+        if name == ASLEEP:
+            data = [synk.data(np.zeros(ranks, "float32"), constant=True)]
+            steps.update({(name, kind): (_asleep(kind), data) for kind in KINDS})
+            continue
         network, data = _network(name, int(pixels), ranks)
         for kind in ("ordinary", "overlap"):
             steps[name, kind] = _step(network(), kind == "overlap", wire or None), data
@@ -66,8 +74,6 @@ def be(address, pixels, wire, names):
 
 
 def _network(name, pixels, ranks):
-    import synkhronos as synk
-
     if name == RESNET:
         import step_large
 
@@ -86,10 +92,52 @@ def _step(arguments, overlap, wire):
     return train.make_train_function(*arguments, overlap=overlap, wire=wire)
 
 
+class Sleep(theano.Op):
+    """Returns its input after some time."""
+
+    __props__ = ("seconds",)
+
+    def __init__(self, seconds):
+        self.seconds = seconds
+
+    def make_node(self, x):
+        return theano.Apply(self, [x], [x.type()])
+
+    def perform(self, node, inputs, outputs):
+        time.sleep(self.seconds)
+        outputs[0][0] = inputs[0].copy()
+
+
+def _asleep(kind):
+    """Return a step that computes a gradient without using a core, and reduces it."""
+    import wire
+
+    shapes = [tuple(map(int, shape)) for shape in wire.resnet_shapes()]
+    sizes = [int(np.prod(shape)) for shape in shapes]
+    x = tt.fvector("x")
+    value, arrays = Sleep(FORWARD)(x[0]), []
+    for shape in reversed(shapes):
+        value = Sleep(BACKWARD)(value)
+        arrays.insert(0, tt.alloc(value, *shape))
+    vector = new = theano.shared(np.zeros(sum(sizes), "float32"))
+    if kind == "overlap":
+        new = synk.ops.in_buckets(vector, arrays, shapes)
+    else:
+        for array, size, end in zip(arrays, sizes, np.cumsum(sizes)):
+            new = tt.set_subtensor(new[int(end) - size : int(end)], array.flatten())
+    function = synk.function([x], updates=[(vector, new, "avg")])
+
+    def step(data):
+        with synk.fuse():
+            function(data)
+            if kind != "no exchange":
+                synk.all_reduce(vector, weights=function)
+
+    return step
+
+
 def _without_exchange(step):
     """Return the functions of a step, without the all-reduce between them."""
-    import synkhronos as synk
-
     def run(*data):
         with synk.fuse():
             for function in step.functions:
@@ -142,7 +190,7 @@ def measure(options):
     why_not = why_no_mpi() or why_no_namespaces()
     if why_not:
         raise SystemExit(f"overlap: this row needs machines made of namespaces: {why_not}")
-    names = [options.network] if options.network else [RESNET, CNN]
+    names = [options.network] if options.network else [*STEPS]
     rounds = 3 if options.quick else 9
     with Machines(2) as machines:
         job = Job(machines, options, names)
