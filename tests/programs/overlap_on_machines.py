@@ -118,6 +118,15 @@ def check_failures(step, params):
         values(params)
 
 
+def call(rank, f):
+    """In a program the courier has other work."""
+    sent = [rank.rank] * 3
+    for number in sent:
+        rank.send(0, np.array(number))
+        rank.call(f, X)
+    return sorted(int(rank.receive(wait=True)[1]) for _ in range(3 * rank.size if rank.is_master else 0))
+
+
 def check_functions():
     """What cannot be completed is reduced as always, with the same result."""
     x, w = tt.fmatrix("x"), theano.shared(np.ones((WIDTH, WIDTH), "float32"))
@@ -133,6 +142,7 @@ def check_functions():
                 synk.all_reduce(vector, weights=weights)
         assert synk.in_sync(vector)
         found.append(vector.get_value())
+    assert synk.spmd(call, f)[0] == sorted([*range(4)] * 3)
     f.as_theano(X)
     serial = vector.get_value()
     np.testing.assert_allclose(found[0], serial, 1e-3, 1e-3)

@@ -56,6 +56,8 @@ class Ahead:
         The ranks of this machine.
     check : callable
         Raises if the command cannot go on.
+    is_free : callable
+        Whether the courier is free: in a program it is not.
     courier : Courier
     first : int
         The rank of the leader in `inside`.
@@ -66,9 +68,15 @@ class Ahead:
     """
 
     def __init__(
-        self, inside: Any, check: Callable[[], None], courier: Courier, first: int
+        self,
+        inside: Any,
+        check: Callable[[], None],
+        is_free: Callable[[], bool],
+        courier: Courier,
+        first: int,
     ) -> None:
-        self._inside, self._check, self._courier, self._first = inside, check, courier, first
+        self._inside, self._check, self._is_free = inside, check, is_free
+        self._courier, self._first = courier, first
         self.running: Running | None = None
         self._may_begin = False
         self._table: np.ndarray | None = None  # in the leader, while the courier works
@@ -110,7 +118,7 @@ class Ahead:
 
     def _begin(self, buckets, function):
         may_begin, self._may_begin, self.running = self._may_begin, False, None
-        if not may_begin:
+        if not (may_begin and self._is_free()):
             return
         size, leaders = self._inside.size, self._inside.leaders
         self.running = Running(buckets, function, *_memory(self._courier.commons, buckets, size))

@@ -75,7 +75,9 @@ class MachinesTransport(InProgram):
         self._ran_program = False  # in the last command; the machine's transport forgets it
         self._meetings = Meetings(local, leaders, self.store, machines)
         if self.has_commons:
-            self.ahead = Ahead(self._meetings.inside, self.check, courier, local.master_rank)
+            is_free = lambda: not self.in_program  # noqa: E731
+            inside = self._meetings.inside
+            self.ahead = Ahead(inside, self.check, is_free, courier, local.master_rank)
         if self.is_leader:
             watch = Watch(self, leaders, self._meetings.inside, self._flag)
             leaders.watch, leaders.expire = watch.others, watch.expire
