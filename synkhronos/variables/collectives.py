@@ -311,7 +311,6 @@ class Reduce(Command):
                 return [np.array(here.engine.to_host(array)) for array in reduced]
         for variable, array in zip(variables, reduced):
             here.engine.store(variable, array)
-        return None
 
     def _weight(self, here):
         if self.weights is None:
