@@ -16,7 +16,7 @@ from synkhronos.arithmetic.operations import OPERATIONS
 from synkhronos.engines.theano_buckets import Ready, fill, soonest
 from synkhronos.extensions import train, updates
 from synkhronos.world.here import Command
-from synkhronos.world.world import current_world
+from synkhronos.world.world import current_world, world_exists
 
 SHAPES = ((30, 20), (20,), (20, 3000), (3000,), (300, 7), (7,), ())
 
@@ -85,8 +85,11 @@ class AllReduce(Send):
 
 @pytest.fixture(scope="module", params=[[1, 2], [2, 1, 2], [1, 1]], ids=str)
 def world(request):
-    for _ in open_lab(ThreadedMachines(request.param, timeout=20)):
-        yield current_world()
+    lab = open_lab(ThreadedMachines(request.param, timeout=20))
+    next(lab)
+    yield current_world()
+    if world_exists():  # else a test of this module has ended it
+        synk.close()
 
 
 @pytest.mark.parametrize("op, dtype", [("avg", "float32"), ("sum", "float64"), ("min", "float32")])
