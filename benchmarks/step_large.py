@@ -50,7 +50,9 @@ def plain_network(pixels):
 def build(pixels):
     """Return the demo's model, and Lasagne."""
     demo = common.load_demo("resnet", "network")
-    options = argparse.Namespace(seed=1, size=pixels, classes=1000, blocks=[3, 4, 6, 3], width=64)
+    options = argparse.Namespace(
+        seed=1, size=pixels, classes=1000, blocks=[3, 4, 6, 3], width=64, sync_batch_norm=False
+    )
     return demo.build_model(options), demo.lasagne
 
 

@@ -31,6 +31,8 @@ _TIMED = (
     ("copy", "store", "place"),
     ("wait", "transport", "barrier"),
     ("wait", "transport", "collect"),
+    ("copy", "ahead", "start"),
+    ("wait", "ahead", "finish"),
 )
 
 

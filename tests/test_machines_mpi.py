@@ -136,6 +136,15 @@ def test_fresh_ranks_take_the_place_of_dead_ones_on_any_machine(machines, tmp_pa
     assert not machines.left()
 
 
+def test_gradients_travel_while_the_ranks_compute(machines, tmp_path):
+    done = machines.run(
+        FOLDER / "programs" / "overlap_on_machines.py", cwd=tmp_path, tasks=2, environment=COURIERS,
+        timeout=200,
+    )  # fmt: skip
+    assert done.check().output.splitlines()[-1] == "overlapped", done.output
+    assert not machines.left()
+
+
 @pytest.mark.parametrize(
     "demo", ["demo_1", "demo_3", *(pytest.param(f"demo_{n}", marks=pytest.mark.slow) for n in (2, 4, 5))]
 )

@@ -128,7 +128,8 @@ def test_the_signatures_are_the_documented_ones():
         ]
         assert ", ".join(parameters) == (
             "loss, params, x, y=None, update_rule=None, *args, outputs=None, updates=None, "
-            "givens=None, bcast_inputs=None, loss_op='avg', function_options=None, wire=None, **kwargs"
+            "givens=None, bcast_inputs=None, loss_op='avg', function_options=None, wire=None, "
+            "overlap=False, **kwargs"
         )
 
 

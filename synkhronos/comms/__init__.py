@@ -5,7 +5,8 @@ GPUs, ``linked`` by messages, and ``alone`` for a single rank. ``machines`` comb
 machine and one between them; ``staged`` copies the arrays of a device to shared memory and back.
 
 ``formats`` are the forms in which arrays travel between machines, and ``wires`` all-reduces in them:
-``coded`` numbers, the largest ones (``sparse``), or factors of matrices (``low_rank``).
+``coded`` numbers, the largest ones (``sparse``), or factors of matrices (``low_rank``). ``buckets``
+reduces a vector part by part, for ranks that compute meanwhile.
 
 May import: ``arithmetic``.
 """

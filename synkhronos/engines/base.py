@@ -12,6 +12,7 @@ from typing import Any, Callable, Iterable, Mapping, NamedTuple, Protocol, Seque
 import numpy as np
 
 from synkhronos._typing import Array, Buffer, Compiled, Rows, SharedVariable, Variable
+from synkhronos.arithmetic.buckets import Buckets
 from synkhronos.arithmetic.operations import NUMPY, Arithmetic
 from synkhronos.arithmetic.partition import take_rows
 from synkhronos.arithmetic.streams import (
@@ -141,6 +142,9 @@ class Peers(Protocol):
     def zeros_like(self, array: Array) -> Array:
         """Return zeros in the shape and type of an array."""
 
+    def start(self, array: Array, buckets: Buckets, number: int) -> None:
+        """Let a bucket of a vector be reduced while the function computes the others, if possible."""
+
 
 class Engine(ABC):
     """A graph compiler.
@@ -204,6 +208,10 @@ class Engine(ABC):
 
     def pieces_of(self, shared: SharedVariable) -> tuple[tuple[int, ...], ...] | None:
         """Return the shapes of the arrays that a vector holds, if it was made to hold several."""
+        return None
+
+    def buckets_of(self, shared: SharedVariable) -> Buckets | None:
+        """Return the buckets in which a vector is filled, and can be reduced meanwhile, if it is."""
         return None
 
     @abstractmethod

@@ -69,6 +69,9 @@ class GraphEngine(Engine):
     def pieces_of(self, shared):
         return getattr(shared.tag, "pieces", None)
 
+    def buckets_of(self, shared):
+        return getattr(shared.tag, "buckets", None)
+
     def is_shared(self, variable):
         return isinstance(variable, SharedVariable)
 

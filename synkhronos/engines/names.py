@@ -106,6 +106,7 @@ else:
         get_idx_list,
     )
 
+    from synkhronos.engines.theano_buckets import Ready
     from synkhronos.engines.theano_collectives import Collective, is_peers
 
     Reciprocal = scalar.Inv
@@ -118,7 +119,7 @@ else:
     COPIES = (
         Rebroadcast, SpecifyShape, ViewOp, Assert, CpuContiguous, TensorFromScalar, ScalarFromTensor,
     )  # fmt: skip
-    VIEWS = (DimShuffle, Rebroadcast, Subtensor, IncSubtensor, Join)
+    VIEWS = (DimShuffle, Rebroadcast, Subtensor, IncSubtensor, Join, Ready)
 
     def constant_idx(node):
         """Return the index of a `Subtensor`, with numbers in place of constants."""

@@ -8,6 +8,7 @@ and so do the ranks that get the graph as a pickle.
 import theano
 from theano.ifelse import IfElse
 
+from synkhronos.engines.theano_buckets import soonest
 from synkhronos.engines.theano_collectives import ALONE, NOT_IN_SCAN, Collective, is_peers
 
 
@@ -59,8 +60,12 @@ def in_order(mode):
     last = Ordering()
     optimizer = mode.provided_optimizer
     if isinstance(optimizer, theano.gof.Optimizer):
-        return mode.clone(optimizer=theano.gof.SeqOptimizer([optimizer, last]))
-    return mode.register((last, 1e6))
+        ordered = mode.clone(optimizer=theano.gof.SeqOptimizer([optimizer, last]))
+    else:
+        ordered = mode.register((last, 1e6))
+    if isinstance(ordered.linker, theano.gof.vm.VM_Linker):
+        ordered.linker.schedule = soonest  # the mode is new, and so is its linker
+    return ordered
 
 
 def check_order(compiled):

@@ -142,6 +142,7 @@ def make_train_function(
     loss_op: Literal["avg", "sum"] = "avg",
     function_options: Mapping[str, Any] | None = None,
     wire: str | synk.PowerSGD | synk.TopK | None = None,
+    overlap: bool = False,
     **kwargs: Any,
 ) -> TrainFunction:
     """Build a function that trains on one minibatch, on all ranks.
@@ -191,6 +192,11 @@ def make_train_function(
     wire : {"float16", "bfloat16", "int8"}, PowerSGD or TopK, optional
         In what form gradients travel between machines, as in :func:`synkhronos.all_reduce`; by default
         as they are. Needs float32 parameters.
+    overlap : bool, default: False
+        Whether gradients travel between machines while the ranks compute others. It has an effect
+        on CPUs of several machines that ``launch`` has connected, in calls without `num_slices`. The
+        step is the same: to the last bit on two machines without `wire`, else to rounding. A rank
+        without rows then computes on a row of another rank, as it does with collectives in graphs.
 
     Returns
     -------
@@ -234,7 +240,8 @@ def make_train_function(
     >>> synk.close()
     """
     arguments = Arguments(
-        (x, y), outputs, updates, givens, bcast_inputs, None, loss_op, function_options, wire
+        (x, y), outputs, updates, givens, bcast_inputs, None, loss_op, function_options, wire,
+        overlap,
     )
     script, inputs, options = script_of_training(arguments, loss, params, update_rule, args, kwargs)
     step = Step(make_plan(script), inputs, options)
@@ -255,12 +262,13 @@ def make_train_function_theano(
     loss_op: Literal["avg", "sum"] = "avg",
     function_options: Mapping[str, Any] | None = None,
     wire: str | synk.PowerSGD | synk.TopK | None = None,
+    overlap: bool = False,
     **kwargs: Any,
 ) -> TrainFunction:
     """Build the same step as `make_train_function` with plain Theano, for this process only.
 
     The parameters are the same as for `make_train_function`. Operations of outputs and updates,
-    `loss_op` and `wire` have no effect.
+    `loss_op`, `wire` and `overlap` have no effect.
 
     Returns
     -------
@@ -282,7 +290,8 @@ def make_train_function_theano(
     array(1.)
     """
     arguments = Arguments(
-        (x, y), outputs, updates, givens, bcast_inputs, None, loss_op, function_options, wire
+        (x, y), outputs, updates, givens, bcast_inputs, None, loss_op, function_options, wire,
+        overlap,
     )
     script, inputs, options = script_of_training(arguments, loss, params, update_rule, args, kwargs)
     step = SerialStep(script, inputs, options.theano)
@@ -302,6 +311,7 @@ def parallel_function(
     bcast_inputs: Sequence[Variable] | None = None,
     sliceable_shareds: Sequence[SharedVariable] | None = None,
     wire: str | synk.PowerSGD | synk.TopK | None = None,
+    overlap: bool = False,
     **kwargs: Any,
 ) -> ParallelFunction:
     """Build a function on all ranks that equals a ``theano.function``, updates included.
@@ -343,6 +353,9 @@ def parallel_function(
     wire : {"float16", "bfloat16", "int8"}, PowerSGD or TopK, optional
         In what form gradients travel between machines, as in :func:`synkhronos.all_reduce`; by default
         as they are. Needs float32 parameters.
+    overlap : bool, default: False
+        Whether gradients travel between machines while the ranks compute others, as in
+        :func:`make_train_function`.
     **kwargs
         Passed to ``theano.function``.
 
@@ -386,7 +399,8 @@ def parallel_function(
     """
     script, matched, options, form = script_of_function(
         Arguments(
-            inputs, outputs, updates, givens, bcast_inputs, sliceable_shareds, loss_op, kwargs, wire
+            inputs, outputs, updates, givens, bcast_inputs, sliceable_shareds, loss_op, kwargs, wire,
+            overlap,
         ),
         loss,
         params,

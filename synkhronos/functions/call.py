@@ -168,6 +168,8 @@ class CallFunction(Command):
         self, here: Here, replica: Replica, arguments: list[Any], n_rows: int
     ) -> list[Any]:
         """Call the compiled function once, with the other ranks if there are collectives in it."""
+        if here.ahead is not None:
+            here.ahead.forget()
         if not replica.has_collectives:
             return here.engine.call(replica.compiled, arguments, self.subset)
         peers = None
@@ -175,7 +177,7 @@ class CallFunction(Command):
             peers = here.peers.get(self.number)
             if peers is None:
                 peers = here.peers[self.number] = GraphPeers(here, self.number)
-            peers.weight = n_rows
+            peers.weight, peers.is_whole = n_rows, self.num_slices == 1
         if n_rows:
             return here.engine.call(replica.compiled, [*arguments, peers], self.subset)
         # Its own updates would be those of rows that are not its own.

@@ -20,6 +20,7 @@ import numpy as np
 
 from synkhronos._errors import SynkhronosError
 from synkhronos._typing import Array
+from synkhronos.arithmetic.buckets import Buckets
 from synkhronos.arithmetic.operations import find_operation
 from synkhronos.world.here import Here
 
@@ -80,12 +81,14 @@ class GraphPeers:
     ----------
     weight : int
         The number of rows on which this rank computes now.
+    is_whole : bool
+        Whether these are all of its rows in the call, and not a slice.
     """
 
     size = 0  # for Theano's NanGuardMode: there are no numbers in it
 
     def __init__(self, here: Here, function: int) -> None:
-        self._here, self._function, self.weight = here, function, 0
+        self._here, self._function, self.weight, self.is_whole = here, function, 0, True
         self._headers: dict[_Place, bytes] = {}
         self._stages: dict[int | None, tuple] = {}  # memory and communicators for large arrays
 
@@ -129,6 +132,11 @@ class GraphPeers:
         if _all_are_sent(items):
             return self._new(np.array(items[root].value), array)
         return self._here.comm.broadcast([self._copy(array)], root)[0]
+
+    def start(self, array: Array, buckets: Buckets, number: int) -> None:
+        """See `synkhronos.engines.base.Peers`."""
+        if self.is_whole and self._here.ahead is not None:
+            self._here.ahead.start(buckets, number, array, self.weight, self._function)
 
     def zeros_like(self, array: Array) -> Array:
         """See `synkhronos.engines.base.Peers`."""

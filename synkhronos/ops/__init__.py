@@ -14,19 +14,22 @@ A rank that has no rows in a call, or fewer slices than others with ``num_slices
 another rank or slice to take part. What it computes counts nowhere, and it makes only those updates that
 do not depend on its own rows.
 
+`in_buckets` waits for nobody: it lets a gradient be reduced while the function computes the rest of it.
+
 The functions are imported when they are first used.
 
-May import: ``engines``, ``host``.
+May import: ``arithmetic``, ``comms``, ``engines``, ``host``, ``world``.
 """
 
 import typing as _typing
 
-__all__ = ["all_gather", "all_reduce", "broadcast"]
+__all__ = ["all_gather", "all_reduce", "broadcast", "in_buckets"]
 
 if _typing.TYPE_CHECKING:
     from synkhronos.ops.collectives import all_gather as all_gather
     from synkhronos.ops.collectives import all_reduce as all_reduce
     from synkhronos.ops.collectives import broadcast as broadcast
+    from synkhronos.ops.collectives import in_buckets as in_buckets
 else:
 
     def __getattr__(name):

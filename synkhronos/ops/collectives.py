@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Sequence
 
-from synkhronos._typing import ReduceOp, Variable
+from synkhronos._typing import ReduceOp, SharedVariable, Variable
 from synkhronos.host import compiler
 
 if compiler.NAME != "theano":
@@ -13,7 +13,10 @@ if compiler.NAME != "theano":
         f"combine outputs by operations such as (output, 'sum'), or variables by synkhronos.all_reduce()"
     )
 
-from synkhronos.engines import theano_collectives  # noqa: E402
+from synkhronos.arithmetic.operations import find_operation  # noqa: E402
+from synkhronos.comms.formats import Format, PowerSGD, check_format  # noqa: E402
+from synkhronos.engines import theano_buckets, theano_collectives  # noqa: E402
+from synkhronos.world.world import current_world  # noqa: E402
 
 
 def all_reduce(x: Variable, op: ReduceOp = "sum", *, loss_op: Literal["avg", "sum"] = "avg") -> Variable:
@@ -157,3 +160,94 @@ def broadcast(x: Variable, *, loss_op: Literal["avg", "sum"] = "avg") -> Variabl
     >>> synk.close()
     """
     return theano_collectives.broadcast(x, loss_op)
+
+
+def in_buckets(
+    vector: SharedVariable,
+    expressions: Sequence[Variable],
+    shapes: Sequence[Sequence[int]],
+    op: ReduceOp = "avg",
+    *,
+    wire: Format | None = None,
+) -> Variable:
+    """Fill a shared vector with arrays, and let it be reduced meanwhile.
+
+    The arrays are computed from the last to the first, as gradients are, and are divided into buckets
+    of about 4 MB. On several machines, each bucket is reduced as soon as all ranks have computed it,
+    while they compute the next ones. `synkhronos.all_reduce` of the vector in the same ``fuse`` block
+    completes the reduction.
+
+    Parameters
+    ----------
+    vector : shared vector
+        As long as the arrays together.
+    expressions : list of variables
+        The arrays, in their order in the vector. They have the dtype of the vector.
+    shapes : list of tuple of int
+        Of the arrays.
+    op : {"avg", "sum", "prod", "min", "max"}
+        The operation of the `all_reduce`.
+    wire : {"float16", "bfloat16", "int8"}, PowerSGD or TopK, optional
+        As of the `all_reduce`, but each bucket travels in this form by itself.
+
+    Returns
+    -------
+    variable
+        The new value of the vector, for the updates of a function.
+
+    Raises
+    ------
+    NotForkedError
+        Before ``fork()``.
+    TypeError, ValueError
+        If an argument is wrong.
+
+    Notes
+    -----
+    `synkhronos.all_reduce` completes the reduction if its `op` and `wire` are the same, and if `weights`
+    is the function for ``"avg"``. Otherwise, and in all cases that cannot be done ahead, it is done as
+    always: on one machine, on GPUs, in a call with `num_slices`, from the second such function in a
+    ``fuse`` block on, in a program, and on machines without a second task each (see ``launch``). The
+    vector itself gets this rank's values in the function, and the reduction by `all_reduce`, so other
+    calls of the same block must not change it in between.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import synkhronos as synk
+    >>> import theano
+    >>> import theano.tensor as T
+    >>> synk.fork(2, use_gpu=False)
+    2
+    >>> x = T.dmatrix("x")
+    >>> w, b = theano.shared(np.ones(2), "w"), theano.shared(1.0, "b")
+    >>> gradients = T.grad(T.sqr(x.dot(w) + b).mean(), [w, b])
+    >>> vector = theano.shared(np.zeros(3))
+    >>> new = synk.ops.in_buckets(vector, gradients, [(2,), ()])
+    >>> f = synk.function([x], updates=[(vector, new, "avg")])
+    >>> with synk.fuse():
+    ...     _ = f([[0.0, 1.0], [1.0, 0.0], [1.0, 1.0]])
+    ...     _ = synk.all_reduce(vector, weights=f)
+    >>> vector.get_value().round(3)
+    array([3.333, 3.333, 4.667])
+    >>> synk.close()
+    """
+    operation = find_operation(op, "in_buckets: op")
+    operation.check_dtype(vector.dtype, vector)
+    check_format(wire, op)
+    if isinstance(wire, PowerSGD) and wire.shapes is not None:
+        raise ValueError(
+            f"in_buckets: wire: expected PowerSGD({wire.rank}) without shapes, as each bucket knows "
+            f"those of its arrays, got {wire!r}"
+        )
+    shapes = [tuple(int(extent) for extent in shape) for shape in shapes]
+    if len(shapes) != len(expressions) or not shapes:
+        raise ValueError(
+            f"in_buckets: shapes: expected one for each of {len(expressions)} expressions, at least "
+            f"one, got {len(shapes)}"
+        )
+    return theano_buckets.fill(vector, expressions, shapes, op, wire, _can_reduce_ahead(vector))
+
+
+def _can_reduce_ahead(vector):
+    return current_world().transport.ahead is not None and theano_buckets.is_on_host(vector)

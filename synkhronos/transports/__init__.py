@@ -6,5 +6,5 @@ in a command, and by ``watchful`` a rank sees when it need not wait any longer. 
 signals with ``semaphore`` and waits with ``waiting``. ``liveness`` and ``limits`` explain why a process
 died or could not be started. ``machines`` joins the ranks of several machines.
 
-May import: ``host``, ``stores``, ``comms``.
+May import: ``arithmetic``, ``host``, ``stores``, ``comms``.
 """

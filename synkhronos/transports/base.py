@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Callable, Sequence
+from typing import Any, Callable, Sequence
 
 import numpy as np
 
@@ -63,6 +63,8 @@ class Transport(ABC):
         Inside such a command, the master, or another rank that has forked the dead one, calls
         ``on_death({rank: cause})`` instead of ending all
         workers. It must call `replace` or `answer_for` for each of these ranks, or raise.
+    ahead : Ahead or None
+        Reduces vectors while this rank computes them, if somebody else can do it.
     posted : bool
         Whether another rank may have noticed the last `post` or `reply`, even if it raised.
     """
@@ -83,6 +85,7 @@ class Transport(ABC):
     posted: bool = False
     in_program: bool = False
     on_death: Callable[[dict[int, str]], None] | None = None
+    ahead: Any = None
 
     @property
     def distance(self) -> int:

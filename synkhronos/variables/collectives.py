@@ -21,6 +21,7 @@ from synkhronos.comms.formats import Format, check_arrays, check_format
 from synkhronos.engines.base import Engine
 from synkhronos.functions.agreement import agreement_of
 from synkhronos.functions.function import Function
+from synkhronos.variables.begun import begun, has_completed
 from synkhronos.variables.naming import (
     as_list,
     check_has_rows,
@@ -280,20 +281,25 @@ class Reduce(Command):
     nccl : bool
     wire : Format, optional
         In what form the arrays travel between machines, if the target is "all".
+    begun : dict of int to int
+        For variables by number: the number of the `Buckets` in which their reduction may have begun.
     """
 
-    def __init__(self, numbers, op, target, weights, nccl, wire=None):
+    def __init__(self, numbers, op, target, weights, nccl, wire=None, begun=()):
         self.numbers, self.op, self.target = numbers, op, target
-        self.weights, self.nccl, self.wire = weights, nccl, wire
+        self.weights, self.nccl, self.wire, self.begun = weights, nccl, wire, dict(begun)
 
     def run(self, here):
         comm = here.communicator(self.nccl)
-        variables = [here.shareds[number] for number in self.numbers]
+        numbers = [number for number in self.numbers if not has_completed(here, self, number)]
+        if not numbers:
+            return None
+        variables = [here.shareds[number] for number in numbers]
         arrays = [here.engine.storage(variable) for variable in variables]
         weight = self._weight(here)
         if self.target == "all" and self.wire is not None and comm.over_cpu.has_wires:
             shapes = [array.shape for array in arrays]
-            wires = [here.wire(one, self.wire, shape) for one, shape in zip(self.numbers, shapes)]
+            wires = [here.wire(one, self.wire, shape) for one, shape in zip(numbers, shapes)]
             reduced = comm.over_cpu.all_reduce_in(wires, arrays, self.op, weight)
         elif self.target == "all":
             reduced = comm.all_reduce(arrays, self.op, weight)
@@ -487,14 +493,15 @@ def all_reduce(
 
 def _plan_reduction(world, variables, op, target, weights, nccl, wire=None):
     """Return the command; if it equals the last one, that object, which is already pickled."""
-    operation = find_operation(op)
+    operation, numbers = find_operation(op), numbers_of(world, variables)
     command = Reduce(
-        numbers_of(world, variables),
+        numbers,
         op,
         target,
         _check_weights(world, operation, weights),
         check_nccl(nccl),
         check_format(wire, op),
+        begun(world.here.engine, numbers, variables) if target == "all" else (),
     )
     last = world.part(_LastReduction)
     if last.command is not None and vars(last.command) == vars(command):

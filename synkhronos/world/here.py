@@ -75,6 +75,7 @@ class Here:
 
     def __init__(self, transport: Transport, engine: Engine) -> None:
         self.transport = transport
+        self.ahead = transport.ahead
         self.store = transport.store
         self.comm = transport.communicator()
         self.engine = engine

@@ -14,6 +14,8 @@ from pathlib import Path
 import synkhronos as synk
 import numpy as np
 import theano
+import theano.tensor as tt
+from synkhronos.extensions import train, updates
 from prelude import DOZE, LONG, open_world
 
 from synkhronos._errors import WorldBrokenError
@@ -31,6 +33,19 @@ def exchange_for_ever(rank, weights):
         center.elastic(0.5)
         rank.send((rank.rank + 1) % rank.size, weights.get_value())
         rank.receive()
+
+
+def step_for_ever():
+    """Take steps whose gradients are reduced by the couriers."""
+    x, weights = tt.dmatrix("x"), [theano.shared(np.ones((300, 300)) / 300) for _ in range(3)]
+    out = x
+    for one in weights:
+        out = tt.tanh(out.dot(one))
+    step = train.make_train_function(
+        tt.sqr(out).mean(), weights, x, None, updates.sgd, 0.1, overlap=True
+    )
+    while True:
+        step(np.ones((40, 300)))
 
 
 def compute_until_asked(rank):
@@ -63,6 +78,8 @@ def main(moment, folder):
             synk.function([], weights.sum())
             synk.distribute()
             synk.spmd(exchange_for_ever, weights)
+        elif moment == "overlap":
+            step_for_ever()
         elif moment == "meet":
             synk.spmd(meet_for_ever)
         else:

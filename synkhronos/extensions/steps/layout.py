@@ -50,10 +50,11 @@ class Layout:
 
     def filled(self, vector: Variable, expressions: Sequence[Variable]) -> Variable:
         """Return `vector` with the values of `expressions` in it, written in place."""
-        start = 0
+        start, expressions = 0, list(expressions)
         for expression, end in zip(expressions, self._ends):
             # A concatenation would create a new array each time, which would have to be copied to
             # shared memory.
             vector = tt.set_subtensor(vector[start:end], expression.flatten())
             start = end
+        vector.tag.filled_with = expressions
         return vector

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, Sequence
 
+import numpy
 from theano.gof import Variable
 
 import synkhronos as synk
@@ -39,6 +40,7 @@ class Arguments(NamedTuple):
     loss_op: Any
     function_options: Any
     wire: Any = None
+    overlap: Any = False
 
 
 def script_of_training(
@@ -180,7 +182,13 @@ def _completed(script: Script, inputs: Inputs, arguments: Arguments) -> tuple[Sc
         n_further=script.n_further + len(added),
     )
     return script, Options(
-        broadcast, sliceable, script.givens, added, options, _checked_wire(arguments.wire)
+        broadcast,
+        sliceable,
+        script.givens,
+        added,
+        options,
+        _checked_wire(arguments.wire),
+        _checked_overlap(arguments.overlap),
     )
 
 
@@ -211,6 +219,12 @@ def _checked_wire(wire):
             f"or None, got {wire!r}"
         )
     return wire
+
+
+def _checked_overlap(overlap):
+    if not isinstance(overlap, (bool, numpy.bool_)):
+        raise TypeError(f"overlap: expected True or False, got {overlap!r}")
+    return bool(overlap)
 
 
 def _check_loss_op(loss_op):

@@ -10,6 +10,7 @@ from theano.gof import Variable
 import synkhronos as synk
 from synkhronos.extensions.steps.arguments import Inputs
 from synkhronos.extensions.steps.graphs import inputs_first, operands_with
+from synkhronos.extensions.steps.overlap import overlapped
 from synkhronos.extensions.steps.plan import Plan
 
 
@@ -28,6 +29,8 @@ class Options(NamedTuple):
         Keywords of ``theano.function``.
     wire : str, PowerSGD, TopK or None
         In what form gradients travel between machines.
+    overlap : bool
+        Whether they travel while the ranks compute.
     """
 
     broadcast: list[Variable]
@@ -36,6 +39,7 @@ class Options(NamedTuple):
     not_default: list[SharedVariable]
     theano: dict[str, Any]
     wire: Any = None
+    overlap: bool = False
 
 
 class _Phase(NamedTuple):
@@ -100,8 +104,9 @@ class Step:
     def __init__(self, plan: Plan, inputs: Inputs, options: Options) -> None:
         self._inputs, self._places, self._streams = inputs, plan.places, plan.streams
         self._reduced = _reductions(plan, options.wire)
+        row_updates = overlapped(plan, options.wire) if options.overlap else plan.row_updates
         builder = _Builder(inputs, options)
-        rows_use = builder.used([*plan.row_variables, *(new for _, new, _ in plan.row_updates)])
+        rows_use = builder.used([*plan.row_variables, *(new for _, new, _ in row_updates)])
         later = [("prepare", [], plan.preparing), ("update", plan.outputs, plan.updates)]
         later_use = [
             builder.used([*outputs, *(new for _, new in updates)]) for _, outputs, updates in later
@@ -110,7 +115,7 @@ class Step:
         only_later = set().union(*later_use) - rows_use
         indices = [i for i, one in enumerate(inputs.variables) if one not in only_later]
         self._rows = builder.build(
-            "gradient", plan.row_outputs, plan.row_updates, rows_use, indices, options.sliceable
+            "gradient", plan.row_outputs, row_updates, rows_use, indices, options.sliceable
         )
         self._clear = None
         if plan.clearing:

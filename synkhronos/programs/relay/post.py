@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from synkhronos.stores.commons import Commons
+from synkhronos.transports.machines.leaders import END_OF_TAGS
 from synkhronos.transports.machines.links import Links
 
-_FIRST_TAG, _TAGS = 16, 2
+_FIRST_TAG, _TAGS = END_OF_TAGS, 2  # couriers also meet as leaders do
 _NUMBERS = 1 << 20
 
 

@@ -51,6 +51,8 @@ class Desk:
         Whether the leader has ended the work.
     wait : callable
         ``wait(seconds)`` sleeps at most so long. `Courier.wake` ends it.
+    kept : dict
+        What works of this world leave for the next ones, by names.
     """
 
     def __init__(
@@ -60,9 +62,11 @@ class Desk:
         number: int,
         is_over: Callable[[], bool],
         wait: Callable[[float], Any] = time.sleep,
+        kept: dict[str, Any] | None = None,
     ) -> None:
         self.commons, self.links, self.number = commons, links, number
         self.is_over, self.wait = is_over, wait
+        self.kept = {} if kept is None else kept
 
 
 class Work(Protocol):
@@ -217,7 +221,7 @@ def serve(here: Links, couriers: Links) -> None:
     while True:
         received = here.receive(_LEADER, _TAG)
         if received is None:
-            joined.bell.wait(_IDLE) if joined else time.sleep(_IDLE)
+            joined.wait() if joined else time.sleep(_IDLE)
             continue
         content = pickle.loads(received[1])
         if content is None:
@@ -253,6 +257,13 @@ class _Joined:
         mapping = self.commons.memory.mapping
         self._table = np.ndarray(_WORDS, np.int64, mapping, place.table)
         self.bell = Semaphore(array=np.ndarray(NBYTES, np.uint8, mapping, place.bell), is_new=False)
+        self._kept: dict[str, Any] = {}
+
+    def wait(self) -> None:
+        """Wait for a message of the leader."""
+        wanted = self._table[_WANTED]
+        is_on_its_way = wanted and wanted != self._table[_SEEN]  # the bell comes before the message
+        self.bell.wait(_NAP if is_on_its_way else _IDLE)
 
     def run(self, here: Links, couriers: Links, number: int, work: bytes) -> None:
         table = self._table
@@ -262,7 +273,9 @@ class _Joined:
             if here.lost():  # the leader, who cannot end the work
                 raise here.lost_error()
 
-        desk = Desk(self.commons, couriers, number, lambda: table[_WANTED] != number, wait)
+        desk = Desk(
+            self.commons, couriers, number, lambda: table[_WANTED] != number, wait, self._kept
+        )
         table[_RUNNING] = table[_SEEN] = number
         try:
             if not desk.is_over():

@@ -1,4 +1,4 @@
-"""What a transport of several machines does for programs: the part of it that knows of the courier."""
+"""What a transport of several machines does for programs, and during calls: what the couriers do."""
 
 from __future__ import annotations
 
@@ -47,6 +47,14 @@ class InProgram(Transport):
     def _end_relay(self):
         self._courier.end()
         self.leaders.wait(self._courier.has_stopped)
+
+    def _begin_ahead(self):
+        if self.ahead is not None:
+            self.ahead.begin_command()
+
+    def _end_ahead(self):
+        if self.ahead is not None:
+            self.ahead.end()
 
     def spread(self, flag):
         if self.is_leader:

@@ -33,11 +33,12 @@ _ARRAYS = 2  # streams of arrays
 _MEETING = _ARRAYS
 _STREAMS = _ARRAYS + 1
 _FIRST, _NUMBERS = 16, 1 << 20
+END_OF_TAGS = _FIRST + _STREAMS * _NUMBERS
 
 # A leader that waits sleeps for a share of the time that it has waited, so it is late by this share.
-_SHARE = 0.02
-_SHORTEST_NAP = 2e-5  # seconds
-_LONGEST_NAP = 1e-3  # inside a command
+SHARE = 0.02
+SHORTEST_NAP = 2e-5  # seconds
+LONGEST_NAP = 1e-3  # inside a command
 _LONGEST_IDLE_NAP = 5e-3
 
 _SMALL = 4096  # bytes of an array that is sent in the message that announces it
@@ -166,7 +167,7 @@ class Leaders:
             known = pickle.dumps(items[:count]) if count > 1 else items[0]
             self.links.send((self.rank - distance) % self.size, self._tag(_MEETING), known)
             source = (self.rank + distance) % self.size
-            received = self._wait_in_command(
+            received = self.wait_inside(
                 lambda source=source: self.links.receive(source, self._tag(_MEETING))
             )[1]
             items += pickle.loads(received) if count > 1 else [received]
@@ -194,13 +195,15 @@ class Leaders:
         If it raises, no array is being received any more.
         """
         for receipt in receipts:
-            self._wait_in_command(receipt.is_complete)
+            self.wait_inside(receipt.is_complete)
             self._receiving.discard(receipt)
         for number in sent:
-            self._wait_in_command(lambda number=number: self.links.is_sent(number))
+            self.wait_inside(lambda number=number: self.links.is_sent(number))
         self.passed += 1
 
-    def _wait_in_command(self, ready):
+    def wait_inside(self, ready: Callable[[], Any]) -> Any:
+        """Like `wait`, inside a command; raise if a rank has left the command."""
+
         def ready_or_aborted():
             found = ready()
             if not found and 0 < self._aborted <= self.passed + 1:
@@ -293,7 +296,7 @@ class Leaders:
         patience = self._between if idle else self._inside
         worked = began - self._resumed
         found = self._poll(ready, patience, began, worked)
-        longest = _LONGEST_IDLE_NAP if idle else _LONGEST_NAP
+        longest = _LONGEST_IDLE_NAP if idle else LONGEST_NAP
         while not found:
             self.read_notices()
             self.watch(inside)
@@ -302,7 +305,7 @@ class Leaders:
                 self.expire(waited)
             found = ready()
             if not found:
-                time.sleep(min(max(_SHARE * waited, _SHORTEST_NAP), longest))
+                time.sleep(min(max(SHARE * waited, SHORTEST_NAP), longest))
         self._resumed = time.monotonic()
         patience.learn(worked, self._resumed - began)
         return found

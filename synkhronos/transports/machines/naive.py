@@ -90,12 +90,13 @@ class NaiveCourier(Courier):
 
     def __init__(self, commons, links):
         self.commons, self._links = commons, links
-        self._wanted, self._thread = 0, None
+        self._wanted, self._thread, self._kept = 0, None, {}
 
     def start(self, number, work):
         def run():
+            is_over = lambda: self._wanted != number  # noqa: E731
             try:
-                work.run(Desk(self.commons, self._links, number, lambda: self._wanted != number))
+                work.run(Desk(self.commons, self._links, number, is_over, kept=self._kept))
             finally:
                 self.commons.release_locks()
 

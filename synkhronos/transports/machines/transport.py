@@ -21,6 +21,7 @@ from synkhronos.comms.machines import MachinesCommunicator
 from synkhronos.host.machine import cores
 from synkhronos.stores.machines import MachinesStore
 from synkhronos.stores.needs import Need
+from synkhronos.transports.machines.ahead import Ahead
 from synkhronos.transports.machines.courier import NoCourier
 from synkhronos.transports.machines.flag import SpreadFlag
 from synkhronos.transports.machines.in_program import InProgram
@@ -80,6 +81,10 @@ class MachinesTransport(InProgram):
         self.on_death = None
         self._ran_program = False  # in the last command; the machine's transport forgets it
         self._meetings = Meetings(local, leaders, self.store, machines)
+        if self.has_commons:
+            is_free = lambda: not self.in_program  # noqa: E731
+            inside = self._meetings.inside
+            self.ahead = Ahead(inside, self.check, is_free, courier, local.master_rank)
         if self.is_leader:
             watch = Watch(self, leaders, self._meetings.inside, self._flag, courier)
             leaders.watch, leaders.expire = watch.others, watch.expire
@@ -190,6 +195,7 @@ class MachinesTransport(InProgram):
             return self._receive_of_master()
         frame = self.local.receive()
         self.store.begin()
+        self._begin_ahead()
         if not frame:
             return frame
         parts, dropped, payload = pickle.loads(frame)
@@ -219,6 +225,7 @@ class MachinesTransport(InProgram):
     def _begin(self, number):
         self.leaders.begin(number)
         self._meetings.begin()
+        self._begin_ahead()
         self._has_aborted = self.in_program = False
         self._flag.begin()
 
@@ -242,6 +249,7 @@ class MachinesTransport(InProgram):
         if self._ran_program:
             self.leaders.notify(FINISHED, self.leaders.passed)
         exports, replies = [], [None] if self._is_alone else self.local.collect()
+        self._end_ahead()
         self._flag.pass_on()
         for rank, reply in enumerate(replies):
             if reply is not None:

@@ -1,0 +1,75 @@
+"""All-reduces of a vector in buckets, among machines that each have the vectors of several ranks.
+
+They are made in the memory of the ranks, by a process of each machine that is none of them. The ranks'
+vectors are reduced to the first one, which is then reduced among the machines. The arithmetic is that of
+an all-reduce of all ranks, so on two machines the bits are the same; on more, sums have another order.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Sequence
+
+import numpy as np
+
+from synkhronos.arithmetic.buckets import Buckets
+from synkhronos.arithmetic.operations import find_operation
+from synkhronos.comms.formats import make_wire
+from synkhronos.comms.linked import Linked, LinkedCommunicator
+from synkhronos.comms.wires import WireReduction
+
+
+class BucketCommunicator:
+    """Reduces buckets, and keeps what the wire formats need from one time to the next.
+
+    Parameters
+    ----------
+    group : Linked
+        The machines.
+    """
+
+    def __init__(self, group: Linked) -> None:
+        self._linked = LinkedCommunicator(group)
+        self._wires = WireReduction(self._linked)
+        self._kept: dict[tuple[int, int], Any] = {}  # by the numbers of the vector and of the bucket
+
+    def all_reduce(
+        self,
+        buckets: Buckets,
+        number: int,
+        vectors: Sequence[np.ndarray],
+        weights: Sequence[int],
+    ) -> None:
+        """Set a bucket of the first vector to its reduction over all ranks.
+
+        Parameters
+        ----------
+        buckets : Buckets
+        number : int
+            Of the bucket.
+        vectors : list of numpy.ndarray
+            Of this machine's ranks. Those of weight 0 are ignored in an average.
+        weights : list of int
+        """
+        operation, place = find_operation(buckets.op), buckets.slices()[number]
+        active = [
+            (vector[place], weight)
+            for vector, weight in zip(vectors, weights)
+            if weight or not operation.weighted
+        ]
+        own = vectors[0][place]
+        if active and len(vectors) > 1:
+            operation.reduce_in_pieces(own, *zip(*active))
+        total = sum(weights)
+        if buckets.wire is None:
+            [reduced] = self._linked.all_reduce([own], buckets.op, total)
+        else:
+            wire = self._wire(buckets, number)
+            [reduced] = self._wires.all_reduce([own], buckets.op, total, [wire])
+        if reduced is not own:
+            own[...] = reduced
+
+    def _wire(self, buckets, number):
+        key = buckets.number, number
+        if key not in self._kept:
+            self._kept[key] = make_wire(buckets.wire, buckets.shapes[number])
+        return self._kept[key]

@@ -1,0 +1,234 @@
+"""Tests of vectors that are reduced in buckets while the ranks compute: on machines that are threads."""
+
+import math
+import pickle
+
+import numpy as np
+import pytest
+import theano
+import theano.tensor as tt
+from checks.machines import ThreadedMachines
+from test_relay import open_lab
+
+import synkhronos as synk
+from synkhronos.arithmetic.buckets import LARGEST, SMALLEST, Buckets, divide
+from synkhronos.arithmetic.operations import OPERATIONS
+from synkhronos.engines.theano_buckets import Ready, fill, soonest
+from synkhronos.extensions import train, updates
+from synkhronos.world.here import Command
+from synkhronos.world.world import current_world, world_exists
+
+SHAPES = ((30, 20), (20,), (20, 3000), (3000,), (300, 7), (7,), ())
+
+
+# The division
+
+
+@pytest.mark.parametrize("shapes", [SHAPES, [()], [(5,), (0,), (3,)], [(300, 1000)] * 9])
+def test_buckets_have_all_arrays_from_the_last_to_the_first(shapes):
+    groups = divide(shapes, 4)
+    assert [index for group in groups for index in reversed(group)] == list(range(len(shapes)))[::-1]
+    for group in groups[:-1]:
+        filled = 4 * sum(math.prod(shapes[index]) for index in group)
+        assert filled >= SMALLEST, "a meeting for next to nothing"
+        assert filled - 4 * math.prod(shapes[group[0]]) < LARGEST, "it was full before"
+    buckets = Buckets(0, "avg", None, "float32", tuple(tuple(shapes[g.start : g.stop]) for g in groups))
+    covered = np.concatenate([np.arange(buckets.size)[one] for one in buckets.slices()[::-1]])
+    assert covered.tolist() == list(range(sum(map(math.prod, shapes))))
+
+
+# The reductions
+
+
+def buckets_of(op="avg", wire=None, dtype="float32", number=0):
+    return Buckets(number, op, wire, dtype, (SHAPES[4:], SHAPES[2:4], SHAPES[:2]))
+
+
+def vector_of(rank, buckets):
+    values = np.random.RandomState(rank).normal(size=buckets.size) * 9
+    return values.astype(buckets.dtype)
+
+
+class Send(Command):
+    """Reduce the vectors of the ranks in buckets; return the result of each rank.
+
+    One rank may raise an error in place of a bucket; None stands for after the last one.
+    """
+
+    function = 7
+
+    def __init__(self, buckets, rows, fails=(None, 0)):
+        self.buckets, self.rows, self.fails = buckets, rows, fails
+
+    def run(self, here):
+        vector = vector_of(here.rank, self.buckets)
+        for number in [*range(len(self.buckets.shapes)), None]:
+            if self.fails == (here.rank, number):
+                raise LookupError(f"bucket {number} of rank {here.rank}")
+            if number is not None:
+                rows = self.rows[here.rank]
+                here.ahead.start(self.buckets, number, vector, rows, self.function)
+        here.ahead.finish(vector)
+        return vector
+
+
+class AllReduce(Send):
+    """The same by the communicator."""
+
+    def run(self, here):
+        operation, rows = OPERATIONS[self.buckets.op], self.rows[here.rank]
+        vector = vector_of(here.rank, self.buckets)
+        if not rows and not operation.weighted:
+            vector[:] = operation.neutral(vector.dtype)
+        return here.comm.all_reduce([vector], self.buckets.op, rows)[0].copy()
+
+
+@pytest.fixture(scope="module", params=[[1, 2], [2, 1, 2], [1, 1]], ids=str)
+def world(request):
+    lab = open_lab(ThreadedMachines(request.param, timeout=20))
+    next(lab)
+    yield current_world()
+    if world_exists():  # else a test of this module has ended it
+        synk.close()
+
+
+@pytest.mark.parametrize("op, dtype", [("avg", "float32"), ("sum", "float64"), ("min", "float32")])
+def test_the_result_is_that_of_an_all_reduce_for_any_numbers_of_rows(world, op, dtype):
+    for rows in ([3] * world.size, range(world.size), [2] * (world.size - 1) + [0]):
+        command = buckets_of(op, dtype=dtype), list(rows)
+        for _ in range(2):
+            results, expected = world.run(Send(*command)), world.run(AllReduce(*command))
+            for one in results:
+                np.testing.assert_array_equal(one, results[0])
+                np.testing.assert_allclose(one, expected[0], 1e-4, 1e-5)
+            if len(world.transport._ranges) == 2:
+                np.testing.assert_array_equal(results[0], expected[0])
+
+
+@pytest.mark.parametrize("wire", ["float16", "int8", synk.PowerSGD(8), synk.TopK(0.3)], ids=repr)
+def test_what_a_format_leaves_out_of_a_bucket_is_sent_later(world, wire):
+    exact = buckets_of()
+    expected = np.mean([vector_of(rank, exact) for rank in range(world.size)], axis=0)
+    buckets, total = buckets_of(wire=wire, number=hash(repr(wire))), 0
+    for count in range(1, 7):
+        results = world.run(Send(buckets, [5] * world.size))
+        for one in results:
+            np.testing.assert_array_equal(one, results[0])
+        total += results[0]
+        if count == 1:
+            first = abs(total - expected).mean()
+    assert abs(total / count - expected).mean() < (1.1 if wire == "float16" else 0.7) * first
+
+
+@pytest.mark.parametrize("number", [0, 1, None])
+def test_nobody_waits_for_a_rank_that_fails_and_the_next_command_works(world, number):
+    for rank in range(world.size):
+        with pytest.raises((LookupError, synk.WorkerError), match=f"bucket {number} of rank {rank}"):
+            world.run(Send(buckets_of(), [1] * world.size, fails=(rank, number)))
+        results = world.run(Send(buckets_of(), [1] * world.size))
+        np.testing.assert_array_equal(results[0], results[-1])
+
+
+class Twice(Send):
+    """Return whether a reduction is running: after a second one, and after a call in between."""
+
+    def run(self, here):
+        super().run(here)
+        here.ahead.start(self.buckets, 0, vector_of(here.rank, self.buckets), 1, self.function)
+        return here.ahead.running is None
+
+
+def test_a_command_makes_one_reduction(world):
+    assert world.run(Twice(buckets_of(), [1] * world.size)) == [True] * world.size
+
+
+def test_memory_is_given_back_after_a_program(world):
+    first = world.run(Send(buckets_of(), [1] * world.size))
+    synk.spmd(rank_of)
+    np.testing.assert_array_equal(world.run(Send(buckets_of(), [1] * world.size)), first)
+
+
+def rank_of(rank):
+    return rank.rank
+
+
+# In graphs
+
+
+def network(depth=6, width=300):
+    rng = np.random.RandomState(1)
+    x, params = tt.fmatrix("x"), []
+    out = x
+    for _ in range(depth):
+        params.append(theano.shared((rng.randn(width, width) / width).astype("float32")))
+        params.append(theano.shared(np.zeros(width, "float32")))
+        out = tt.tanh(out.dot(params[-2]) + params[-1])
+    return x, tt.sqr(out).mean(), params
+
+
+def filled(is_ahead):
+    x, loss, params = network()
+    shapes = [one.get_value().shape for one in params]
+    vector = theano.shared(np.zeros(sum(map(math.prod, shapes)), "float32"))
+    new = fill(vector, theano.grad(loss, params), shapes, "avg", None, is_ahead)
+    return theano.function([x], updates=[(vector, new)]), vector
+
+
+def test_a_plain_function_fills_the_vector_in_place():
+    values = []
+    for is_ahead in (True, False):
+        function, vector = filled(is_ahead)
+        memory = vector.get_value(borrow=True, return_internal_type=True)
+        function(np.random.RandomState(2).randn(4, 300).astype("float32"))
+        assert np.shares_memory(memory, vector.get_value(borrow=True, return_internal_type=True))
+        values.append(vector.get_value())
+        assert values[0].any() and pickle.loads(pickle.dumps(function))
+    np.testing.assert_array_equal(*values)
+
+
+def test_a_bucket_is_ready_before_the_gradients_of_earlier_layers_are_computed():
+    nodes = soonest(filled(True)[0].maker.fgraph)
+    told = [place for place, node in enumerate(nodes) if isinstance(node.op, Ready)]
+    products = [place for place, node in enumerate(nodes) if "Gemm" in str(node.op) or
+                "Dot22" in str(node.op)]  # fmt: skip
+    assert [nodes[place].op.bucket for place in told] == list(range(6))
+    later = [sum(place > one for place in products) for one in told]
+    assert later == [10, 8, 6, 4, 2, 0], "each layer but the first has two products"
+
+
+# On one machine
+
+
+@pytest.fixture
+def two(open_world):
+    open_world(2)
+
+
+def test_on_one_machine_a_step_is_the_ordinary_one(two):
+    values = []
+    for overlap in (False, True):
+        x, loss, params = network(depth=2, width=20)
+        step = train.make_train_function(loss, params, x, None, updates.sgd, 0.1, overlap=overlap)
+        step(np.ones((3, 20), "float32"))
+        step(np.ones((1, 20), "float32"))
+        assert not any(one.replica.has_collectives for one in step.functions)
+        values.append([one.get_value() for one in params])
+    for ordinary, overlapped in zip(*values):
+        np.testing.assert_array_equal(ordinary, overlapped)
+
+
+def test_what_is_refused(two):
+    vector, arrays = theano.shared(np.zeros(3, "float32"), "v"), [tt.fvector(), tt.fscalar()]
+    shapes = [(2,), ()]
+    (x, loss, params), fill = network(depth=1, width=2), synk.ops.in_buckets
+    for error, words, call in (
+        (ValueError, "expected one of", lambda: fill(vector, arrays, shapes, "mean")),
+        (ValueError, "one for each of 2", lambda: fill(vector, arrays, shapes[:1])),
+        (ValueError, "without shapes", lambda: fill(
+            vector, arrays, shapes, wire=synk.PowerSGD(2, shapes=[(3, 1)]))),
+        (ValueError, "wire", lambda: fill(vector, arrays, shapes, wire="int4")),
+        (TypeError, "overlap: expected True or False", lambda: train.make_train_function(
+            loss, params, x, None, updates.sgd, 0.1, overlap=1)),
+    ):  # fmt: skip
+        with pytest.raises(error, match=words):
+            call()
