@@ -48,7 +48,7 @@ class Desk:
     number : int
         The number of the work, the same on all machines.
     is_over : callable
-        Whether the leader has ended the work.
+        Whether the leader has ended the work, or has died.
     wait : callable
         ``wait(seconds)`` sleeps at most so long. `Courier.wake` ends it.
     kept : dict
@@ -268,14 +268,10 @@ class _Joined:
     def run(self, here: Links, couriers: Links, number: int, work: bytes) -> None:
         table = self._table
 
-        def wait(seconds):
-            self.bell.wait(seconds)
-            if here.lost():  # the leader, who cannot end the work
-                raise here.lost_error()
+        def is_over():
+            return table[_WANTED] != number or bool(here.lost())  # the leader
 
-        desk = Desk(
-            self.commons, couriers, number, lambda: table[_WANTED] != number, wait, self._kept
-        )
+        desk = Desk(self.commons, couriers, number, is_over, self.bell.wait, self._kept)
         table[_RUNNING] = table[_SEEN] = number
         try:
             if not desk.is_over():
