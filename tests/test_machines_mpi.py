@@ -145,6 +145,16 @@ def test_gradients_travel_while_the_ranks_compute(machines, tmp_path):
     assert not machines.left()
 
 
+@pytest.mark.parametrize("rank, moment", [(3, "use"), pytest.param(1, "meet", marks=pytest.mark.slow)])
+def test_a_script_goes_on_after_a_restart(rank, moment, machines, tmp_path):
+    done = machines.run(
+        FOLDER / "programs" / "restarted_on_machines.py", "rank", rank, moment, 4, cwd=tmp_path,
+        tasks=2, environment={**COURIERS, "SYNKHRONOS_RANKS": "2"},
+    )  # fmt: skip
+    assert done.check().output.splitlines()[-1] == "restarted with 4 of 4", done.output
+    assert not machines.left()
+
+
 @pytest.mark.parametrize(
     "demo", ["demo_1", "demo_3", *(pytest.param(f"demo_{n}", marks=pytest.mark.slow) for n in (2, 4, 5))]
 )

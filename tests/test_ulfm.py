@@ -41,13 +41,13 @@ def run(machines, folder, *arguments):
     "number, moment, left",
     [
         (2, "use", 4),  # a leader
-        (5, "meet", 6),
+        pytest.param(5, "meet", 6, marks=SLOW),  # a worker
         pytest.param(4, "meet", 4, marks=SLOW),
         pytest.param(4, "idle", 4, marks=SLOW),
         pytest.param(1, "use", 6, marks=SLOW),
     ],
 )
-def test_the_script_goes_on_without_the_machine_of_a_dead_leader(
+def test_the_script_goes_on_after_a_death_without_the_machine_of_a_leader(
     machines, tmp_path, number, moment, left
 ):
     said = run(machines, tmp_path, "rank", number, moment, left)

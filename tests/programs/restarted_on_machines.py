@@ -18,6 +18,7 @@ import theano.tensor as tt
 from theano.tensor.shared_randomstreams import RandomStreams
 
 PROMISED = 2.0  # seconds to the error
+SOON = 0.5  # seconds
 ROWS = np.arange(24.0).reshape(8, 3)
 
 
@@ -59,16 +60,12 @@ def main(what, number, moment, left):
 
 def lose(what, number, moment, w):
     """Kill a process; return the seconds until an error names it."""
-    pids = synk.spmd(lambda rank: os.getpid())
-    killed = pids[number] if what == "rank" else courier_of(pids[2 * number])
     name = f"rank {number}" if what == "rank" else "task"
-    timer = threading.Timer(0.3, os.kill, [killed, signal.SIGKILL])
-    timer.start()
-    began = time.monotonic() + 0.3
+    synk.spmd(kill_soon, number if what == "rank" else 2 * number, what == "courier")
+    began = time.monotonic() + SOON
     try:
         if moment == "idle":
-            timer.join()
-            time.sleep(0.3)
+            time.sleep(2 * SOON)
             synk.all_reduce(w)
         else:
             synk.spmd(exchange if moment == "use" else meet, w)
@@ -78,10 +75,13 @@ def lose(what, number, moment, w):
     raise AssertionError("nothing was noticed")
 
 
-def courier_of(leader):
-    """Return the process id of the courier of a machine: mpirun starts it after the leader."""
-    siblings = psutil.Process(leader).parent().children()
-    return min(one.pid for one in siblings if one.pid > leader)
+def kill_soon(rank, number, courier):
+    """On one rank: kill its process soon, or the courier of the machine that it leads."""
+    if rank.rank == number:
+        pid = os.getpid()
+        if courier:  # mpirun has started it after the leader
+            pid = min(one.pid for one in psutil.Process().parent().children() if one.pid > pid)
+        threading.Timer(SOON, os.kill, [pid, signal.SIGKILL]).start()
 
 
 def meet(rank, w):
