@@ -7,7 +7,6 @@ from typing import Any, Mapping, NamedTuple
 
 import numpy as np
 import pymc as pm
-import pytensor
 import pytensor.tensor as pt
 from pymc.model.fgraph import fgraph_from_model, model_from_fgraph, model_potential
 from pytensor.compile.sharedvalue import SharedVariable
@@ -15,6 +14,7 @@ from pytensor.graph.basic import Constant, Variable
 from pytensor.graph.traversal import ancestors
 from pytensor.tensor.type import TensorType
 
+import synkhronos as synk
 from synkhronos.extensions.pymc.potential import (
     like,
     substitute,
@@ -27,29 +27,29 @@ _REMOVED = "local_remove_check_parameter"  # as PyMC does with check_bounds=Fals
 
 
 class Term(NamedTuple):
-    """The log-probability of an observed variable.
+    """An observed variable, whose log-probability is a sum over rows.
 
     Attributes
     ----------
     variable : variable
+    value : variable
+        Its observed values, in a graph.
     observed : Constant or SharedVariable
         Its observed values.
-    value : variable
-        The log-probability, of free variables and leaves.
-    sizes : list of variables
-        Vectors of extents in it, of which the first is the number of rows.
     leaves : list of Constant or SharedVariable
-        What it depends on, other than through free variables and sizes.
+        Shared variables that it depends on, and constants of as many rows.
+    lengths : list of Constant or SharedVariable
+        What gives distributions the number of rows as their size.
     """
 
     variable: Variable
-    observed: Variable
     value: Variable
-    sizes: list[Variable]
+    observed: Variable
     leaves: list[Variable]
+    lengths: list[Variable]
 
     @property
-    def length(self) -> int:
+    def n_rows(self) -> int:
         """The number of rows in the model."""
         return len(_array(self.observed))
 
@@ -77,8 +77,8 @@ def divide(model: Any, data: Any, observed: Any, mode: Any) -> Any:
     """Return a model with the rows divided over the ranks, see `parallelize`."""
     terms = [_term(model, one) for one in _chosen(model, observed)]
     given = _given(model, data, terms)
-    terms.sort(key=_length)
-    groups = [list(group) for _, group in itertools.groupby(terms, _length)]
+    terms.sort(key=_n_rows)
+    groups = [list(group) for _, group in itertools.groupby(terms, _n_rows)]
     potentials = [_potential(model, group, given, mode) for group in groups]
     used = {leaf for potential in potentials for leaf in potential.leaves}
     unused = [one.name for one in given or () if one not in used]
@@ -89,8 +89,8 @@ def divide(model: Any, data: Any, observed: Any, mode: Any) -> Any:
     return _replaced(model, terms, potentials)
 
 
-def _length(term):
-    return term.length
+def _n_rows(term):
+    return term.n_rows
 
 
 # The terms
@@ -109,33 +109,53 @@ def _chosen(model, observed):
 
 
 def _term(model, variable):
-    own = model.rvs_to_values[variable]
-    others = {one: model.rvs_to_values[one] for one in model.observed_RVs if one is not variable}
-    kept = {one: one for one in model.free_RVs}
-    (value,) = substitute([pm.logp(variable, own, warn_rvs=False)], {**kept, **others})
-    observed = [one for one in ancestors([own]) if _is_leaf(one) and one.type.ndim]
+    value = model.rvs_to_values[variable]
+    observed = [one for one in ancestors([value]) if _is_leaf(one) and one.type.ndim]
     if not observed:
         raise ValueError(
             f"parallelize: expected that {variable.name!r} has observed values with rows on axis 0, got "
-            f"{own}; leave it out by observed=[...], with the names of the others"
+            f"{value}; leave it out by observed=[...], with the names of the others"
         )
-    sizes = _sizes(variable, model.free_RVs, len(_array(observed[0])))
-    found = ancestors([value], blockers=[*kept, *sizes])
-    leaves = [one for one in dict.fromkeys(found) if _is_leaf(one) and one not in sizes]
-    return Term(variable, observed[0], value, sizes, leaves)
+    n_rows = len(_array(observed[0]))
+    lengths = _lengths(model, variable, n_rows)
+    values = [model.rvs_to_values[one] for one in model.observed_RVs]  # on which it may depend
+    leaves = [
+        one
+        for one in dict.fromkeys(ancestors([variable, *values], blockers=model.free_RVs))
+        if _is_leaf(one) and one not in lengths
+        if isinstance(one, SharedVariable) or (one.type.ndim and len(one.data) == n_rows)
+    ]
+    return Term(variable, value, observed[0], leaves, lengths)
 
 
-def _sizes(variable, free, length):
-    """Return the sizes of distributions that begin with the number of rows."""
-    sizes = []
-    for one in ancestors([variable], blockers=free):
-        of_node = getattr(one.owner and one.owner.op, "size_param", None)
-        size = of_node and of_node(one.owner)
-        if size is not None and isinstance(size.type, TensorType) and size not in sizes:
-            extents = pytensor.function([], size, mode="FAST_COMPILE")()
-            if len(extents) and extents[0] == length:
-                sizes.append(size)
-    return sizes
+def _lengths(model, variable, n_rows):
+    """Return the leaves that give a variable, and those that it is made of, this number of rows."""
+    found = ancestors([variable], blockers=model.free_RVs)
+    nodes = {one.owner for one in found if hasattr(one.owner and one.owner.op, "size_param")}
+    sizes = [node.op.size_param(node) for node in nodes]
+    drawn = [output for node in nodes for output in node.outputs]
+    found = ancestors([one for one in sizes if one is not None], blockers=drawn)
+    return [
+        one
+        for one in dict.fromkeys(found)
+        if _is_leaf(one) and one.type.ndim <= 1 and one.type.dtype == "int64"
+        if _array(one).ravel()[:1].tolist() == [n_rows]
+    ]
+
+
+def _log_probs(model, terms, stand_ins):
+    """Return the log-probability of each term, of what stands for variables of the model.
+
+    PyMC rewrites what it finds, also constants and free variables, so it is given others instead.
+    """
+    values = substitute([model.rvs_to_values[one] for one in model.observed_RVs], stand_ins)
+    values = dict(zip(model.observed_RVs, values))
+    found = []
+    for term in terms:
+        known = {one: value for one, value in values.items() if one is not term.variable}
+        (conditional,) = substitute([term.variable], {**stand_ins, **known})
+        found.append(pm.logp(conditional, values[term.variable], warn_rvs=False))
+    return found
 
 
 def _is_leaf(one):
@@ -167,27 +187,50 @@ def _given(model, data, terms):
                 f"parallelize: data: expected names of pm.Data or of observed variables, which are "
                 f"{sorted(known)}, got {name!r}"
             )
-        given[known[name]] = array
+        given[known[name]] = None if array is None else _checked(name, known[name], array)
     return given
+
+
+def _checked(name, leaf, array):
+    array = array if isinstance(array, synk.Data) else np.asanyarray(array)
+    if not np.can_cast(array.dtype, leaf.type.dtype, "same_kind") or array.ndim != leaf.type.ndim:
+        raise TypeError(
+            f"parallelize: data: {name}: expected {leaf.type.ndim} dimension(s) and a dtype like "
+            f"{leaf.type.dtype}, got {array.ndim} and {array.dtype}"
+        )
+    return array
 
 
 def _potential(model, terms, given, mode):
     name = "_and_".join(term.variable.name for term in terms)
     title = f"parallelize({name})"
     leaves = list(dict.fromkeys(itertools.chain(*(term.leaves for term in terms))))
-    rows = [one for one in leaves if _has_rows(one, terms[0].length, given)]
-    arrays, variables, replaced = _rows(rows, given)
-    inputs = _inputs(model, terms, rows)
-    parameters = [one.type(one.name) for one in inputs]
-    replaced.update(zip(inputs, parameters))
-    for term in terms:
-        n_rows = replaced[term.observed].shape[:1]
-        replaced.update((size, pt.join(0, n_rows, size[1:])) for size in term.sizes)
-    values = substitute([term.value for term in terms], replaced)
-    total = sum(total_of(title, one) for one in values)
-    differentiable = [one in model.free_RVs and one.type.dtype.startswith("float") for one in inputs]
-    checks = {} if model.check_bounds else {"checks": _REMOVED}
-    made = Rows(title, total, parameters, differentiable, variables, arrays, mode, **checks)
+    lengths = list(dict.fromkeys(itertools.chain(*(term.lengths for term in terms))))
+    stand_ins = {one: one.type(one.name) for one in [*model.free_RVs, *leaves]}
+    log_probs = _log_probs(model, terms, stand_ins)
+    used = {*ancestors(log_probs)}
+    rows = [one for one in leaves if stand_ins[one] in used and _has_rows(one, terms[0].n_rows, given)]
+    arrays, variables, by_leaf = _rows(rows, given)
+    n_rows = variables[0].shape[:1]
+    for one in [one for one in used if _is_leaf(one) and _is_in(one, lengths)]:
+        by_leaf[one] = pt.join(0, n_rows, _array(one)[1:]) if one.type.ndim else n_rows[0]
+    by_leaf.update((one, one) for one in leaves if isinstance(one, Constant) and one not in by_leaf)
+    log_probs = substitute(
+        log_probs, {stand_ins.get(one, one): new for one, new in by_leaf.items()}
+    )
+    total = sum(total_of(title, one) for one in log_probs)
+    used = {*ancestors([total])}
+    inputs = [one for one in stand_ins if one not in by_leaf and stand_ins[one] in used]
+    made = Rows(
+        title,
+        total,
+        [stand_ins[one] for one in inputs],
+        [one in model.free_RVs and one.type.dtype.startswith("float") for one in inputs],
+        variables,
+        arrays,
+        mode,
+        **({} if model.check_bounds else {"checks": _REMOVED}),
+    )
     made.try_halves(_values_at(model, inputs))
     return Potential(f"{name}_rows", made, inputs, rows)
 
@@ -212,26 +255,20 @@ def _rows(leaves, given):
         else:
             kept.append(leaf if array is None else None)
             arrays.append(_array(leaf) if array is None else array)
-            variables.append(like(leaf, leaf.name or f"data[{len(variables)}]", leaf.type.shape))
+            label = leaf.name or f"data[{len(variables)}]"
+            variables.append(like(arrays[-1], label, leaf.type.shape))
             variable = variables[-1]
         replaced[leaf] = variable
     return arrays, variables, replaced
 
 
+def _is_in(leaf, lengths):
+    # PyMC has copied some of the constants.
+    return leaf in lengths or (leaf.type.ndim and any([_are_equal(leaf, one) for one in lengths]))
+
+
 def _are_equal(one, other):
     return isinstance(one, Constant) and isinstance(other, Constant) and one.equals(other)
-
-
-def _inputs(model, terms, rows):
-    """Return the variables of the model that the ranks need: free ones, and data without rows."""
-    free, sizes = {*model.free_RVs}, itertools.chain(*(term.sizes for term in terms))
-    shared = {*itertools.chain(*(term.leaves for term in terms))} - {*rows}
-    found = ancestors([term.value for term in terms], blockers=[*free, *sizes])
-    return [
-        one
-        for one in dict.fromkeys(found)
-        if one in free or (one in shared and isinstance(one, SharedVariable))
-    ]
 
 
 def _values_at(model, inputs):
@@ -244,7 +281,10 @@ def _values_at(model, inputs):
         for name, value in model.initial_point(random_seed=0).items()
     }
     compute = model.compile_fn(
-        model.replace_rvs_by_values(inputs), mode="FAST_COMPILE", on_unused_input="ignore"
+        model.replace_rvs_by_values(inputs),
+        inputs=model.value_vars,
+        mode="FAST_COMPILE",
+        on_unused_input="ignore",
     )
     return [np.asarray(one, kind.type.dtype) for one, kind in zip(compute(point), inputs)]
 
@@ -269,4 +309,8 @@ def _replaced(model, terms, potentials):
         graph.add_output(model_potential(total))
     made = model_from_fgraph(graph, mutate_fgraph=True)
     made.check_bounds = model.check_bounds
+    # PyMC has sorted the variables anew, and draws are made in their order.
+    order = list(model.named_vars)
+    for variables in (made.free_RVs, made.deterministics):
+        variables.sort(key=lambda one: order.index(one.name))
     return made

@@ -76,8 +76,8 @@ class RowsSum(_OfRows):
     def pullback(self, inputs, outputs, cotangents):
         if any(not isinstance(one.type, DisconnectedType) for one in cotangents[1:]):
             raise NotImplementedError(
-                f"{self.rows.name}: only the first derivatives of a sum over the rows of all ranks can be "
-                f"computed; there is no Hessian"
+                f"{self.rows.name}: only the first derivatives of a sum over the rows of all ranks can "
+                f"be computed; there is no Hessian"
             )
         results = [DisconnectedType()() for _ in inputs]
         for index, gradient in zip(self.rows.wrt, outputs[1:]):

@@ -16,8 +16,8 @@ def parallelize(
 
     Its free variables are those of `model`. In place of the observed variables it has a
     ``pm.Potential``, to which every rank contributes its rows, with the gradient. Sample with it by
-    ``pm.sample(model=..., cores=1)``, ``pm.fit`` or ``pm.find_MAP``. For the same seed the draws are those
-    of `model`, up to rounding.
+    ``pm.sample(model=..., cores=1)``, ``pm.fit`` or ``pm.find_MAP``. For the same seed the draws are
+    those of `model`, up to rounding.
 
     Parameters
     ----------

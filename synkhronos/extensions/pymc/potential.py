@@ -7,6 +7,7 @@ from typing import Any, Callable, Mapping, Sequence
 import numpy as np
 import pytensor.tensor as pt
 from pytensor.graph.basic import Variable, clone_get_equiv
+from pytensor.graph.rewriting.utils import rewrite_graph
 from pytensor.graph.traversal import ancestors
 from pytensor.tensor.random.type import RandomType
 
@@ -106,16 +107,25 @@ def sum_over_ranks(rows: Rows, values: Sequence[Variable]) -> Variable:
 
 def total_of(name: str, value: Variable) -> Variable:
     """Return the sum of a log-probability of each row, in floats; raise if it draws random numbers."""
-    drawn = [one for one in ancestors([value]) if isinstance(one.type, RandomType)]
+    if _draws(value):  # perhaps only to know the shapes of the draws
+        value = rewrite_graph(value, include=("canonicalize", "ShapeOpt"))
+    drawn = _draws(value)
     if drawn:
-        users = {str(one) for one in ancestors([value]) if one.owner and set(drawn) & {*one.owner.inputs}}
         raise ValueError(
-            f"{name}: the log-probability draws random numbers: it depends on {', '.join(sorted(users))}. "
-            f"Random variables of the model belong into `inputs`; simulators and minibatches cannot be "
-            f"divided over the ranks"
+            f"{name}: the log-probability draws random numbers, by {', '.join(drawn)}. Random variables "
+            f"of the model belong into `inputs`; simulators and minibatches cannot be divided over the "
+            f"ranks"
         )
     total = value.sum() if value.type.ndim else value
     return total if total.type.dtype.startswith("float") else pt.cast(total, "floatX")
+
+
+def _draws(value):
+    """Return the names of the operations in a graph that draw random numbers."""
+    nodes = {one.owner for one in ancestors([value]) if one.owner}
+    return sorted(
+        {str(node.op) for node in nodes if any(isinstance(one.type, RandomType) for one in node.inputs)}
+    )
 
 
 def substitute(outputs: Sequence[Variable], replaced: Mapping[Variable, Variable]) -> list[Variable]:
@@ -130,9 +140,8 @@ def substitute(outputs: Sequence[Variable], replaced: Mapping[Variable, Variable
 
 
 def like(one: Any, name: str | None, shape: Sequence[int | None]) -> Variable:
-    """Return a variable for rows like these, of any number."""
-    dtype = getattr(one, "dtype", None) or one.type.dtype
-    return pt.tensor(name, shape=(None, *shape[1:]), dtype=str(dtype))
+    """Return a variable for rows of the dtype of an array or a variable, of any number."""
+    return pt.tensor(name, shape=(None, *shape[1:]), dtype=str(one.dtype))
 
 
 def _parameter(name, position, one):

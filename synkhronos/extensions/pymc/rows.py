@@ -106,18 +106,19 @@ class Rows:
             whole, *halves = [function.as_theano(*rows, *values)[0] for rows in (chosen, first, second)]
         except (ValueError, IndexError, TypeError, AssertionError) as error:
             raise ValueError(
-                f"{self.name}: the log-probability cannot be computed for a part of the rows. Every array "
-                f"with an item for each row has to be in `data`, with the rows on axis 0, and no random "
-                f"variable may have an item for each row. With a part of them: "
-                f"{str(error).partition(chr(10))[0]}"
+                f"{self.name}: the log-probability cannot be computed for a part of the rows. Every "
+                f"array with an item for each row has to be in `data`, with the rows on axis 0, and no "
+                f"random variable may have an item for each row. With a part of them: "
+                f"{str(error).splitlines()[0]}"
             ) from error
         scale = max(map(abs, (whole, *halves)))
-        if np.isfinite(scale) and abs(sum(halves) - whole) > 1e3 * np.finfo(whole.dtype).eps ** 0.75 * scale:
+        tolerance = 1e3 * np.finfo(whole.dtype).eps ** 0.75  # sums of many terms are rounded
+        if np.isfinite(scale) and abs(sum(halves) - whole) > tolerance * scale:
             raise ValueError(
-                f"{self.name}: the log-probability is not a sum over the rows: of {len(chosen[0])} rows it "
-                f"is {whole:.10g}, of the two halves of them {halves[0]:.10g} and {halves[1]:.10g}. The "
-                f"terms of different rows must not depend on each other, as they do if they are correlated, "
-                f"or contain a mean over the rows"
+                f"{self.name}: the log-probability is not a sum over the rows: of {len(chosen[0])} rows "
+                f"it is {whole:.10g}, of the two halves of them {halves[0]:.10g} and {halves[1]:.10g}. "
+                f"The terms of different rows must not depend on each other, as they do if they are "
+                f"correlated, or contain a mean over the rows"
             )
 
     def _evaluate(self, values, with_gradient):
@@ -128,8 +129,8 @@ class Rows:
             )
         if not self._turn.acquire(blocking=False):
             raise synk.SynkhronosError(
-                f"{self.name}: another thread is evaluating it; all ranks take part in each evaluation, so "
-                f"sample the chains one after another, in one thread"
+                f"{self.name}: another thread is evaluating it; all ranks take part in each evaluation, "
+                f"so sample the chains one after another, in one thread"
             )
         try:
             if not self._tried:
@@ -198,7 +199,7 @@ def _as_data(variable, rows):
         return synk.data(rows, var=variable, constant=True)
     if rows.dtype != variable.type.dtype or rows.ndim != variable.type.ndim:
         raise TypeError(
-            f"data: {variable}: expected dtype {variable.type.dtype} and {variable.type.ndim} dimension(s), "
-            f"got {rows!r}"
+            f"data: {variable}: expected dtype {variable.type.dtype} and {variable.type.ndim} "
+            f"dimension(s), got {rows!r}"
         )
     return rows
