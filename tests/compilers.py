@@ -10,7 +10,7 @@ from synkhronos.engines import names
 from synkhronos.host.compiler import NAME
 
 #: The test files that are about PyTensor alone.
-OF_PYTENSOR = ("test_pymc.py", "test_pytensor.py")
+OF_PYTENSOR = ("test_pymc.py", "test_pytensor.py", "test_rows_potential.py")
 
 #: The test files that run with PyTensor.
 OF_BOTH = (

@@ -1,14 +1,15 @@
 """Tests of models of PyMC whose rows are divided over the ranks; against the models themselves."""
 
-import multiprocessing
-import pickle
-import threading
+import doctest
+import inspect
 import warnings
 
 import numpy as np
 import pytensor
 import pytensor.tensor as pt
 import pytest
+from processes import own_process
+from test_docs import test_examples_print_what_is_shown as check_page
 
 import synkhronos as synk
 from synkhronos.extensions.pymc import parallelize, rows_potential
@@ -271,21 +272,7 @@ def test_a_log_probability_of_ones_own_is_summed_over_the_rows(two):
     )
 
 
-def test_a_graph_with_variables_for_the_rows_may_be_given(two):
-    mean, row, which = pt.dvector("mean"), pt.dvector("row"), pt.lvector("which")
-    total = rows_potential(-pt.sqr(row - mean[which]).sum(), [mean], {row: NUMBERS, which: GROUP})
-    for size in (4, 6):  # the shape of a parameter may change
-        point = np.arange(float(size))
-        np.testing.assert_allclose(total.eval({mean: point}), -np.sum((NUMBERS - point[GROUP]) ** 2))
-
-
 # Wrong uses
-
-
-def total_of_numbers(**options):
-    mean = pt.dscalar("mean")
-    total = rows_potential(lambda mean, row: -pt.sqr(row - mean), [mean], [NUMBERS], **options)
-    return pytensor.function([mean], total)
 
 
 def test_without_ranks_and_after_they_are_closed_it_says_so(world_of, in_python):
@@ -358,22 +345,10 @@ def test_data_that_do_not_fit_are_named(two, data, error, complaint):
 
 
 def test_arguments_of_the_wrong_kind_are_named(two):
-    mean, row = pt.dscalar("mean"), pt.dvector("row")
-    term = -pt.sqr(row - mean)
     with pytest.raises(TypeError, match="expected a pymc.Model"):
         parallelize(logistic)
     with pytest.raises(ValueError, match=r"observed: expected a list .*\['y'\], got 'y'"):
         parallelize(logistic(), observed="y")
-    with pytest.raises(TypeError, match=r"inputs\[0\]: expected a tensor variable"):
-        rows_potential(term, [2.0], {row: NUMBERS})
-    with pytest.raises(TypeError, match="data: expected a dictionary"):
-        rows_potential(term, [mean], [NUMBERS])
-    with pytest.raises(TypeError, match=r"data\[0\]: expected an array of numbers with rows"):
-        rows_potential(lambda mean, row: mean, [mean], [3.0])
-    with pytest.raises(TypeError, match="expected that it returns a variable"):
-        rows_potential(lambda mean, row: 1.0, [mean], [NUMBERS])
-    with pytest.raises(TypeError, match="expected dtype float64 and 1 dimension"):
-        rows_potential(term, [mean], {row: synk.data(COUNTS)})
 
 
 def test_chains_in_processes_of_their_own_are_refused(two):
@@ -381,64 +356,23 @@ def test_chains_in_processes_of_their_own_are_refused(two):
     with pytest.raises(Exception, match=r"pm.sample\(cores=1\)"):
         sample(parallel, chains=2, cores=2)
     assert_equal(logistic(), parallel)  # the ranks work as before
-    with pytest.raises(pickle.PicklingError, match=r"pm.sample\(cores=1\)"):
-        pickle.dumps(parallel.potentials[0].owner.op)
-
-
-def test_an_evaluation_in_a_forked_process_is_an_error_there(two):
-    compiled = total_of_numbers()
-    compiled(1.0)
-
-    def evaluate(connection):
-        try:
-            compiled(2.0)
-        except synk.SynkhronosError as error:
-            connection.send(str(error))
-
-    ours, theirs = multiprocessing.Pipe()
-    process = multiprocessing.get_context("fork").Process(target=evaluate, args=(theirs,))
-    process.start()
-    assert ours.poll(60) and "was forked from the one that has the ranks" in ours.recv()
-    process.join()
-    np.testing.assert_allclose(compiled(1.0), -np.sum((NUMBERS - 1) ** 2))
-
-
-def test_two_threads_at_once_are_refused(two):
-    compiled = total_of_numbers()
-    expected = compiled(1.0)
-    errors = []
-
-    def evaluate():
-        try:
-            for _ in range(2000):
-                assert compiled(1.0) == expected
-        except synk.SynkhronosError as error:
-            errors.append(str(error))
-
-    threads = [threading.Thread(target=evaluate) for _ in range(4)]
-    for one in threads:
-        one.start()
-    for one in threads:
-        one.join()
-    assert errors and all("in one thread" in one or "thread" in one for one in errors)
-    np.testing.assert_allclose(compiled(1.0), expected)
-
-
-def test_inside_a_fused_block_it_is_refused(two):
-    compiled = total_of_numbers()
-    compiled(1.0)
-    with pytest.raises(RuntimeError, match="inside a fuse"), synk.fuse():
-        compiled(1.0)
-
-
-def test_it_needs_pytensor_and_imports_pymc_only_when_it_is_used(run_python, tmp_path):
-    script = tmp_path / "script.py"
-    script.write_text(
-        "import sys\nimport synkhronos.extensions.pymc\nprint('pymc' in sys.modules)"
-    )
-    assert run_python(script).stdout.split() == ["False"]
 
 
 def test_ranks_of_one_process(world_of, in_python):
     world_of(1)
     assert_equal(poisson(), parallelize(poisson()))
+
+
+# What the documentation shows
+
+
+def test_the_examples_of_the_page_print_what_is_shown(programs, tmp_path):
+    check_page(programs, tmp_path, "pymc.rst")
+
+
+@own_process(timeout=120)
+@pytest.mark.parametrize("function", [parallelize, rows_potential])
+def test_the_example_of_a_docstring_prints_what_it_shows(function):
+    test = doctest.DocTestParser().get_doctest(inspect.getdoc(function), {}, function.__name__, None, 0)
+    failed, tried = doctest.DocTestRunner().run(test)
+    assert tried and not failed

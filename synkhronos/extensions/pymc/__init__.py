@@ -8,6 +8,14 @@ of the log-probability and of its gradient to the master, in one command. Priors
 sampler are the master's, as without ranks.
 """
 
+from importlib.util import find_spec as _find_spec
+
+if _find_spec("pytensor") is None:
+    raise ImportError(
+        f"{__name__} builds graphs of PyTensor, which is not installed. In an environment without "
+        f'Theano: SYNKHRONOS_COMPILER=pytensor python -m pip install ".[pymc]"'
+    )
+
 from synkhronos.extensions.pymc.parallel import parallelize as parallelize
 from synkhronos.extensions.pymc.potential import rows_potential as rows_potential
 

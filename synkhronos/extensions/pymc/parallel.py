@@ -51,6 +51,8 @@ def parallelize(
     ValueError
         If a name is unknown, the numbers of rows differ, or the log-probability of an observed variable
         is not a sum over its rows.
+    ImportError
+        If PyMC is not installed.
     NotImplementedError
         From PyMC, if it cannot copy the model, as with an ``initval``.
 
@@ -82,6 +84,13 @@ def parallelize(
     -8.094693 [1.]
     >>> synk.close()
     """
-    from synkhronos.extensions.pymc.models import divide  # imports PyMC
+    try:
+        from synkhronos.extensions.pymc.models import divide  # imports PyMC
+    except ModuleNotFoundError as error:
+        if error.name != "pymc":
+            raise
+        raise ImportError(
+            'parallelize: PyMC is not installed: python -m pip install "pymc>=5.28.5,<6"'
+        ) from error
 
     return divide(model, data, observed, mode)

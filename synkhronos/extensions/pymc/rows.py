@@ -36,6 +36,11 @@ class Rows:
         With this mode the ranks compile.
     checks : str
         PyMC's rewrite that says what a wrong parameter does.
+
+    Attributes
+    ----------
+    turn : threading.Lock
+        Held during an evaluation.
     """
 
     def __init__(
@@ -60,7 +65,7 @@ class Rows:
         self._arguments: list[Any] = []  # the parameters as `Data`, when there are values
         self._functions = {True: self._build(True)}
         self._tried = False
-        self._process, self._turn = os.getpid(), threading.Lock()
+        self._process, self.turn = os.getpid(), threading.Lock()
 
     def __reduce__(self) -> Any:
         import pickle
@@ -127,7 +132,7 @@ class Rows:
                 f"{self.name}: this process was forked from the one that has the ranks, and cannot use "
                 f"them; sample the chains one after another, with pm.sample(cores=1)"
             )
-        if not self._turn.acquire(blocking=False):
+        if not self.turn.acquire(blocking=False):
             raise synk.SynkhronosError(
                 f"{self.name}: another thread is evaluating it; all ranks take part in each evaluation, "
                 f"so sample the chains one after another, in one thread"
@@ -143,7 +148,7 @@ class Rows:
                 f"rows_potential() again"
             ) from error
         finally:
-            self._turn.release()
+            self.turn.release()
         if not isinstance(result, np.ndarray):
             raise RuntimeError(f"{self.name}: it cannot be evaluated inside a fuse() block")
         return result
