@@ -27,7 +27,7 @@ VERSION = re.search(
 COMPILERS = ("theano", "pytensor")
 EXTRAS = {
     "test": "tests",
-    **{name: name for name in (*COMPILERS, "demos", "keras", "mpi", "bench", "docs")},
+    **{name: name for name in (*COMPILERS, "pymc", "demos", "keras", "mpi", "bench", "docs")},
 }
 
 # Theano and PyTensor need different versions of NumPy, so only one of them can be required.

@@ -358,10 +358,17 @@ def machine():
         "kernel": platform.release().split("-")[0],
         "python": platform.python_version(),
         "numpy": np.__version__,
-        "theano": importlib.metadata.version("Theano"),
+        **_compiler(),
         "blas": _blas(),
         **({"devices": ", ".join(_device_names())} if devices() else {}),
     }
+
+
+def _compiler():
+    """Return the versions of the graph compiler of this environment, and of PyMC."""
+    if importlib.util.find_spec("theano"):
+        return {"theano": importlib.metadata.version("Theano")}
+    return {name: importlib.metadata.version(name) for name in ("pytensor", "pymc")}
 
 
 def _device_names():
@@ -379,10 +386,11 @@ def _cpu_model():
 
 
 _ASK_BLAS = """
-import json, synkhronos, theano, threadpoolctl
-import theano.tensor as T
-x = T.fmatrix()
-f = theano.function([x], T.dot(x, x))  # loads what Theano is linked to
+import json, synkhronos, threadpoolctl
+from synkhronos.host.compiler import NAME
+package = __import__(NAME + ".tensor")
+x = package.tensor.fmatrix()
+f = package.function([x], package.tensor.dot(x, x))  # loads what the compiler is linked to
 print(json.dumps([one for one in threadpoolctl.threadpool_info() if one["user_api"] == "blas"]))
 """
 

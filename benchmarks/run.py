@@ -4,12 +4,14 @@
     python benchmarks/run.py call start       # some
     python benchmarks/run.py --plot --quick   # with pictures; few repetitions
     python benchmarks/run.py --devices cuda0 cuda1 --results benchmarks/results/H200
+    .venv-pymc/bin/python benchmarks/run.py   # those of PyMC, which has its own environment
 
 It writes results/ROW.json for each row and, with ``--plot``, results/ROW.png. All tables are written to
 results/README.md and, for the documentation, to results/tables.rst.
 """
 
 import argparse
+import importlib.util
 import json
 import subprocess
 import sys
@@ -28,6 +30,8 @@ DESCRIBED = {
     "python": "Python",
     "numpy": "NumPy",
     "theano": "Theano",
+    "pytensor": "PyTensor",
+    "pymc": "PyMC",
     "blas": "BLAS",
     "devices": "devices",
 }
@@ -70,10 +74,14 @@ PUBLISHED = [
 # Rows that use devices, with two ranks. The other rows measure the host.
 ON_DEVICES = ["all_reduce", "call", "observing", "sliced_evaluation", "step_large", "step_small"]
 NOT_ROWS = {"commands", "common", "run", "steps"}
+# Rows for the environment that has PyMC; the other rows need Theano.
+OF_PYMC = {"pymc_rows"}
 
 
 def main():
-    rows = sorted(path.stem for path in HERE.glob("*.py") if path.stem not in NOT_ROWS)
+    rows = {path.stem for path in HERE.glob("*.py")} - NOT_ROWS
+    has_pymc = importlib.util.find_spec("pymc") is not None
+    rows = sorted(rows & OF_PYMC if has_pymc else rows - OF_PYMC)
     options = parse(rows)
     options.results.mkdir(parents=True, exist_ok=True)
     failed = []
@@ -144,7 +152,7 @@ def write_tables(results):
         page += [f"- {note}" for note in record["notes"]]
         page.append(f"- {quick}{common.circumstances(record)}")
         if record["machine"] != records[-1]["machine"]:
-            page += ["", "On another machine:", "", *describe(record["machine"])]
+            page += ["", "On another machine, or with other software:", "", *describe(record["machine"])]
     (results / "README.md").write_text("\n".join(page) + "\n")
     (results / "tables.rst").write_text("\n".join(write_rst(records, results)) + "\n")
 
@@ -173,7 +181,7 @@ def write_rst(records, results):
         if record["quick"]:
             notes.append("a quick run, not for comparison")
         if record["machine"] != machine:
-            notes.append("on another machine: " + _in_words(record["machine"]))
+            notes.append("on another machine, or with other software: " + _in_words(record["machine"]))
         page += [f"- {_as_text(note)}" for note in notes]
     return page
 

@@ -9,7 +9,10 @@ import warnings
 from synkhronos.engines import names
 from synkhronos.host.compiler import NAME
 
-#: The test files that run with either compiler; the last is about PyTensor alone.
+#: The test files that are about PyTensor alone.
+OF_PYTENSOR = ("test_pymc.py", "test_pytensor.py", "test_rows_potential.py")
+
+#: The test files that run with PyTensor.
 OF_BOTH = (
     "test_call.py",
     "test_collectives_oracle.py",
@@ -22,7 +25,7 @@ OF_BOTH = (
     "test_stateful.py",
     "test_uneven.py",
     "test_worlds.py",
-    "test_pytensor.py",
+    *OF_PYTENSOR,
 )
 
 compiler, tt = names.package, names.tensor  # theano and theano.tensor, or pytensor and pytensor.tensor
@@ -72,6 +75,6 @@ else:
 
 
 __all__ = [
-    "NAME", "OF_BOTH", "ON_CPU", "Apply", "Op", "RandomStreams", "compiler", "default_mode", "relu",
-    "sparse", "tt",
+    "NAME", "OF_BOTH", "OF_PYTENSOR", "ON_CPU", "Apply", "Op", "RandomStreams", "compiler",
+    "default_mode", "relu", "sparse", "tt",
 ]  # fmt: skip

@@ -28,7 +28,7 @@ from synkhronos.transports.local import LocalTransport
 from synkhronos.transports.naive import NaiveTransport
 
 # After synkhronos, which has the compiler find a BLAS.
-from compilers import NAME, OF_BOTH, default_mode
+from compilers import NAME, OF_BOTH, OF_PYTENSOR, default_mode
 from prelude import run_file
 
 compiler.precompile_headers()
@@ -43,7 +43,7 @@ def pytest_ignore_collect(collection_path):
     """With PyTensor, leave out the tests of what only Theano has."""
     if NAME == "pytensor" and collection_path.name.startswith("test_"):
         return collection_path.name not in OF_BOTH or None
-    return collection_path.name == "test_pytensor.py" and NAME != "pytensor" or None
+    return collection_path.name in OF_PYTENSOR and NAME != "pytensor" or None
 
 
 @pytest.fixture(scope="module")

@@ -51,11 +51,13 @@ def test_pytensor_needs_numpy_2(version):
     assert pytensor_environment.numpy_complaint("2.0.0rc1") is None
 
 
-@pytest.mark.parametrize("version", ["2.18.6", "4.0.0"])
+@pytest.mark.parametrize("version", ["2.18.6", "2.37.0", "4.0.0"])
 def test_other_versions_of_pytensor_are_named_with_the_remedy(version):
     complaint = pytensor_environment.version_complaint(version)
-    assert f"needs PyTensor 3, and got PyTensor {version}" in complaint and "pip install" in complaint
+    assert f"needs PyTensor 2.38 or 3, and got PyTensor {version}" in complaint
+    assert "pip install" in complaint
     assert pytensor_environment.version_complaint("3.0.7") is None
+    assert pytensor_environment.version_complaint("2.38.3") is None
 
 
 def test_a_blas_is_found_for_pytensor_unless_the_user_names_one(tmp_path, monkeypatch):

@@ -21,14 +21,16 @@ def test_its_outputs_are_those_of_its_cells(tmp_path):
         notebook["cells"] = notebook["cells"][:-1]
 
 
-def test_it_has_the_form_of_a_notebook():
-    notebook = notebooks.read(PATH)
+@pytest.mark.parametrize("path", sorted((ROOT / "demos").glob("*.ipynb")), ids=lambda path: path.stem)
+def test_it_has_the_form_of_a_notebook(path):
+    notebook = notebooks.read(path)
     assert (notebook["nbformat"], notebook["nbformat_minor"]) == (4, 5)
     assert len({cell["id"] for cell in notebook["cells"]}) == len(notebook["cells"])
     cells = notebooks.code_cells(notebook)
     assert [cell["execution_count"] for cell in cells] == list(range(1, len(cells) + 1))
-    assert sum("times" in cell["metadata"].get("tags", ()) for cell in cells) == 1
-    assert sum("text/html" in str(cell["outputs"]) for cell in cells) >= 4
+    assert any("times" in cell["metadata"].get("tags", ()) for cell in cells)
+    if path == PATH:
+        assert sum("text/html" in str(cell["outputs"]) for cell in cells) >= 4
 
 
 def test_only_numbers_may_differ_where_a_cell_shows_times():

@@ -20,7 +20,7 @@ from processes import ROOT
 import synkhronos as synk
 
 REQUIREMENTS = ROOT / "requirements"
-EXTRAS = {"bench", "demos", "docs", "keras", "mpi", "pytensor", "test", "theano"}
+EXTRAS = {"bench", "demos", "docs", "keras", "mpi", "pymc", "pytensor", "test", "theano"}
 #: What setuptools adds to a source archive
 ADDED = {"PKG-INFO", "setup.cfg"}
 JUNK = [
@@ -163,12 +163,14 @@ def normalized(requirement):
     return name_of(requirement), sorted(one.extras), str(one.specifier)
 
 
-def pins(compiler="theano"):
-    """Return the tested versions of all packages in the environment of a compiler."""
-    other = {"theano": "pytensor", "pytensor": "theano"}[compiler]
+APART = {"theano", "pytensor", "pymc"}  # each has an environment of its own
+
+
+def pins(kind="theano"):
+    """Return the tested versions of all packages in one of the environments."""
     found = {}
     for file in REQUIREMENTS.glob("*.txt"):
-        if file.stem == other:
+        if file.stem in APART - {kind} or (kind == "pymc" and file.stem not in ("library", kind)):
             continue
         for line in read(file.name):
             name, _, version = line.partition("==")
@@ -184,7 +186,7 @@ def test_the_tested_versions_meet_the_requirements(file):
     wanted = [parsed(one) for one in read(f"{file}.in") if not one.startswith("Synkhronos")]
     assert wanted
     for one in wanted:
-        tested = pins("pytensor" if file == "pytensor" else "theano")
+        tested = pins(file if file in APART else "theano")
         assert one.specifier.contains(tested[name_of(str(one))]), one
 
 

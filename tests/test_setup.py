@@ -42,7 +42,8 @@ def test_the_environment_takes_no_other_option():
         timeout=60,
     )
     assert (answer.returncode, answer.stdout) == (2, "")
-    assert answer.stderr == "usage: environment.sh [--with-opencl] [--with-mpi] [--with-pytensor]\n"
+    options = "[--with-opencl] [--with-mpi] [--with-pytensor] [--with-pymc]"
+    assert answer.stderr == f"usage: environment.sh {options}\n"
 
 
 PACKAGES = {"PIL": "pillow", "lasagne": "Lasagne", "sklearn": "scikit-learn"}  # by import name
@@ -70,7 +71,7 @@ def test_what_is_imported_can_be_installed(folder, monkeypatch):
     monkeypatch.setattr("setuptools.setup", declared.update)
     runpy.run_path(str(ROOT / "setup.py"))
     extras = declared["extras_require"]
-    used = ("test", "demos", "keras", "mpi", "pytensor")
+    used = ("test", "demos", "keras", "mpi", "pymc", "pytensor")
     wanted = [*declared["install_requires"], *(one for name in used for one in extras[name])]
     names = {re.match(r"[\w-]+", one).group().lower() for one in wanted} | BY_DEBIAN
     imported = imported_in(folder) - sys.stdlib_module_names - OUR_OWN

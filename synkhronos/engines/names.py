@@ -10,7 +10,6 @@ if compiler.NAME == "pytensor":
     import pytensor as package
     import pytensor.tensor as tensor
     from pytensor import scalar
-    from pytensor.compile.executor import Function
     from pytensor.compile.io import In, Out
     from pytensor.compile.ops import ViewOp
     from pytensor.compile.sharedvalue import SharedVariable
@@ -42,6 +41,13 @@ if compiler.NAME == "pytensor":
         get_idx_list,
     )
     from pytensor.tensor.type import TensorType
+
+    try:
+        from pytensor.compile.executor import Function
+        from pytensor.compile.rebuild import construct_function_ins_and_outs as ins_and_outs
+    except ImportError:  # PyTensor 2, which PyMC 5 needs
+        from pytensor.compile.function.pfunc import construct_pfunc_ins_and_outs as ins_and_outs
+        from pytensor.compile.function.types import Function
 
     Collective = ()
     Reciprocal = scalar.Reciprocal

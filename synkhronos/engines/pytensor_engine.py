@@ -5,7 +5,6 @@ import weakref
 import numpy as np
 import pytensor
 from pytensor.compile.mode import get_mode
-from pytensor.compile.rebuild import construct_function_ins_and_outs
 from pytensor.link.basic import JITLinker
 from pytensor.link.numba.linker import NumbaLinker
 from pytensor.tensor.random.type import RandomType
@@ -13,11 +12,11 @@ from pytensor.tensor.random.utils import RandomStream
 
 from synkhronos.arithmetic.streams import check_has_substreams, reseeded
 from synkhronos.engines.graphs import GraphEngine
-from synkhronos.engines.names import Variable
+from synkhronos.engines.names import Variable, ins_and_outs
 
 
 class PyTensorEngine(GraphEngine):
-    """PyTensor 3, on one or more cores of this machine."""
+    """PyTensor, on one or more cores of this machine."""
 
     survives_fork = True
 
@@ -47,7 +46,7 @@ class PyTensorEngine(GraphEngine):
         for shared in self.random_streams(compiled):
             check_has_substreams(self.storage(shared))
         # PyTensor optimizes the graph in place, so what was given is kept in a copy.
-        specifications, outputs = construct_function_ins_and_outs(
+        specifications, outputs = ins_and_outs(
             inputs,
             outputs,
             updates=updates,

@@ -265,7 +265,9 @@ def _of_tensor(bound):
 
 def _counted(axes, ndim):
     """Return the axes of an operation, where None stands for all, counted from the first."""
-    return range(ndim) if axes is None else [axis % ndim for axis in axes]
+    if axes is None:
+        return range(ndim)
+    return [axis % ndim for axis in (axes if isinstance(axes, (tuple, list)) else [axes])]
 
 
 def _raised(degrees, by):

@@ -1,4 +1,4 @@
-"""Tools for training, built only on the public names of Synkhronos.
+"""Tools for training and inference, built only on the public names of Synkhronos.
 
 ``batch_norm``
     Batch normalization over the rows of all ranks.
@@ -11,6 +11,8 @@
     Training rules for ranks that train at their own pace, and the loop for them.
 ``keras``
     Models of Keras 2.3.1 on all ranks.
+``pymc``
+    Models of PyMC 5 on all ranks. This module is for PyTensor, and the others for Theano.
 
 Each module is imported when it is first used, as ``synk.extensions.train`` or by an ``import``. So Keras
 is needed only for ``keras``. ``train`` uses the folder ``steps``, and ``keras`` the folder
@@ -21,11 +23,20 @@ import importlib as _importlib
 import typing as _typing
 from importlib.util import find_spec as _find_spec
 
-_MODULES = ("batch_norm", "keras", "rules", "train", "updates")
+_THEANO, _PYTENSOR = ("theano", "Theano"), ("pytensor", "PyTensor")
+_MODULES = {
+    "batch_norm": _THEANO,
+    "keras": _THEANO,
+    "pymc": _PYTENSOR,
+    "rules": _THEANO,
+    "train": _THEANO,
+    "updates": _THEANO,
+}
 
 if _typing.TYPE_CHECKING:
     from synkhronos.extensions import batch_norm as batch_norm
     from synkhronos.extensions import keras as keras
+    from synkhronos.extensions import pymc as pymc
     from synkhronos.extensions import rules as rules
     from synkhronos.extensions import train as train
     from synkhronos.extensions import updates as updates
@@ -34,11 +45,12 @@ else:
     def __getattr__(name):
         if name not in _MODULES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        if _find_spec("theano") is None:
-            raise ImportError(f"{__name__}.{name} builds graphs of Theano, which is not installed")
+        package, title = _MODULES[name]
+        if _find_spec(package) is None:
+            raise ImportError(f"{__name__}.{name} builds graphs of {title}, which is not installed")
         return _importlib.import_module(f"{__name__}.{name}")
 
 
 def __dir__():
-    # Completion in IPython evaluates what is listed, so it would import Keras.
-    return [name for name in _MODULES if name != "keras" or name in globals()]
+    # Completion in IPython evaluates what is listed, so it would import Keras, or PyTensor.
+    return [name for name in _MODULES if name not in ("keras", "pymc") or name in globals()]

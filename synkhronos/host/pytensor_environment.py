@@ -14,9 +14,9 @@ from typing import Mapping, MutableMapping, Optional
 from synkhronos.host import environment
 
 NUMPY_VERSION = (2, 0)
-VERSIONS = ((3, 0), (4, 0))
+VERSIONS = ((2, 38), (4, 0))
 LDFLAGS = "blas__ldflags"
-_REMEDY = 'To fix this: python -m pip install "pytensor>=3,<4"'
+_REMEDY = 'To fix this: python -m pip install "pytensor>=2.38.2,<4"'
 
 
 def apply() -> None:
@@ -87,7 +87,7 @@ def version_complaint(version: str) -> Optional[str]:
     oldest, too_new = VERSIONS
     if oldest <= _numbers(version) < too_new:
         return None
-    return f"Synkhronos needs PyTensor 3, and got PyTensor {version}. {_REMEDY}"
+    return f"Synkhronos needs PyTensor 2.38 or 3, and got PyTensor {version}. {_REMEDY}"
 
 
 def _numbers(version):

@@ -1,0 +1,131 @@
+"""pymc_rows: models of PyMC on 2 ranks, gradient and NUTS, against plain PyMC.
+
+Plain PyMC computes with one thread, and as its users run it, with as many threads of BLAS as there are
+cores. All compute the same: the gradient at the same points, and the same draws.
+"""
+
+import functools
+
+import numpy as np
+
+import common
+from common import Contestant, line
+
+RANKS, COLUMNS = 2, 10
+GOALS = {"normal": 1.7, "logistic": 1.4}
+DRAWS = {"tune": 20, "draws": 20}
+
+
+def main():
+    common.main(__doc__, measure, draw)
+
+
+def make(kind, rows):
+    """Return a regression with this number of rows."""
+    import pymc as pm
+
+    random = np.random.default_rng(1)
+    x = random.normal(size=(rows, COLUMNS))
+    prediction = x @ np.linspace(-1, 1, COLUMNS)
+    with pm.Model() as model:
+        mean = pm.math.dot(x, pm.Normal("weights", shape=COLUMNS)) + pm.Normal("bias")
+        if kind == "normal":
+            pm.Normal("y", mean, pm.HalfNormal("sigma"), observed=random.normal(prediction))
+        else:
+            observed = random.uniform(size=rows) < 1 / (1 + np.exp(-prediction))
+            pm.Bernoulli("y", logit_p=mean, observed=observed.astype("int64"))
+    return model
+
+
+def inference(kind, rows, ranks):
+    """Gradients and runs of NUTS, by ranks or, with None of them, by plain PyMC."""
+    import logging
+    import warnings
+
+    import pymc as pm
+
+    import synkhronos as synk
+    from synkhronos.extensions.pymc import parallelize
+
+    warnings.simplefilter("ignore")
+    logging.getLogger("pymc").setLevel(logging.ERROR)
+    model = make(kind, rows)
+    if ranks:
+        synk.fork(ranks)
+        model = parallelize(model)
+    gradient = model.logp_dlogp_function(ravel_inputs=True)
+    gradient.set_extra_values({})
+    start = pm.blocking.DictToArrayBijection.map(model.initial_point())
+
+    def turn(what, number):
+        if what == "gradient":
+            return common.seconds_of(lambda: gradient(start), number)
+        drawn = pm.sample(
+            model=model, chains=1, cores=1, random_seed=1, progressbar=False,
+            compute_convergence_checks=False, nuts={"max_treedepth": 4}, **DRAWS,
+        )  # fmt: skip
+        return drawn.posterior.attrs["sampling_time"]
+
+    turn("gradient", 3)
+    yield turn
+    if ranks:
+        synk.close()
+
+
+def measure(options):
+    sizes = [10**5] if options.quick else [10**5, 10**6]
+    rounds, number = (2, 5) if options.quick else (9, 20)
+    lines = []
+    for kind in GOALS:
+        for rows in sizes:
+            lines += compare(kind, rows, rounds, number)
+    notes = [
+        f"regressions on {COLUMNS} columns; gradient: the median of {number} evaluations of value and "
+        f"gradient, {rounds} turns each",
+        f"NUTS: the sampling time that PyMC reports for {DRAWS['tune']} + {DRAWS['draws']} draws of one "
+        f"chain, at most 15 gradients each, 3 turns each",
+    ]
+    return common.Result(f"PyMC's models on {RANKS} ranks", lines, notes)
+
+
+def compare(kind, rows, rounds, number):
+    made = {
+        "alone": Contestant(inference, kind, rows, None, environment=common.ONE_THREAD),
+        "usual": Contestant(inference, kind, rows, None),
+        "ranks": Contestant(inference, kind, rows, RANKS),
+    }
+    lines = []
+    with common.contestants(**made) as players:
+        for what, turns in (("gradient", rounds), ("NUTS", min(rounds, 3))):
+            times = common.take_turns(
+                {name: functools.partial(one, what, number) for name, one in players.items()},
+                turns,
+                f"{kind}, {rows} rows, {what}",
+            )
+            title, unit = f"{kind}, {rows:.0e} rows, {what}", "ms" if what == "gradient" else "s"
+            title = title.replace("e+0", "e")
+            lines += [
+                line(f"{title}: PyMC, one thread", unit, times["alone"]),
+                line(f"{title}: PyMC, all threads", unit, times["usual"], times["alone"], "one thread"),
+                line(
+                    f"{title}: {RANKS} ranks", unit, times["ranks"], times["alone"], "one thread",
+                    at_least=GOALS[kind],
+                ),
+            ]  # fmt: skip
+    return lines
+
+
+def draw(figure, record):
+    chosen = [one for one in record["lines"] if "ranks" in one["what"]]
+    axes = figure.subplots()
+    places = np.arange(len(chosen))
+    axes.barh(places, [one["ratio"] for one in chosen], color=common.COLOURS["synk"])
+    for place, one in zip(places, chosen):
+        axes.plot([float(one["goal"][2:])] * 2, [place - 0.4, place + 0.4], color=common.COLOURS["goal"])
+    axes.set_yticks(places, [one["what"].partition(":")[0] for one in chosen])
+    axes.invert_yaxis()
+    axes.set_xlabel("times as fast as plain PyMC with one thread; the lines are the goals")
+
+
+if __name__ == "__main__":
+    main()

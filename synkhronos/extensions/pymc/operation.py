@@ -1,0 +1,104 @@
+"""Operations for graphs: a sum over the rows of all ranks, with and without its gradient.
+
+A graph contains `RowsSum`, whose outputs are the sum and the gradient: what computes both needs it once
+only. Where nothing uses the gradient, compilation replaces it by `RowsValue`.
+"""
+
+import warnings
+
+import numpy as np
+import pytensor.tensor as pt
+from pytensor.gradient import DisconnectedType
+from pytensor.graph.basic import Apply
+from pytensor.graph.op import Op
+from pytensor.graph.rewriting.basic import node_rewriter
+from pytensor.link.numba.dispatch.basic import generate_fallback_impl, numba_funcify
+from pytensor.tensor.rewriting.basic import register_specialize
+
+
+class _OfRows(Op):
+    """An operation on the parameters of a `Rows`. Only the same object is equal to it."""
+
+    def __init__(self, rows):
+        self.rows = rows
+
+    def __str__(self):
+        return f"{type(self).__name__}{{{self.rows.name}}}"
+
+    def do_constant_folding(self, fgraph, node):
+        return False
+
+    def _inputs(self, values):
+        wanted = [parameter.type for parameter in self.rows.parameters]
+        return [kind.filter_variable(value) for kind, value in zip(wanted, values)]
+
+    def _outputs(self):
+        return [pt.scalar(dtype=self.rows.dtype)]
+
+
+class RowsValue(_OfRows):
+    """The sum over the rows."""
+
+    def make_node(self, *values):
+        return Apply(self, self._inputs(values), self._outputs())
+
+    def infer_shape(self, fgraph, node, shapes):
+        return [()]
+
+    def perform(self, node, inputs, output_storage):
+        output_storage[0][0] = np.asarray(self.rows.sum(inputs), self.rows.dtype)
+
+
+class RowsSum(_OfRows):
+    """The sum over the rows, and its gradient with respect to each differentiable parameter."""
+
+    def __init__(self, rows):
+        super().__init__(rows)
+        self.value = RowsValue(rows)
+
+    def make_node(self, *values):
+        inputs = self._inputs(values)
+        gradients = [inputs[index].type() for index in self.rows.wrt]
+        return Apply(self, inputs, [*self._outputs(), *gradients])
+
+    def infer_shape(self, fgraph, node, shapes):
+        return [(), *(shapes[index] for index in self.rows.wrt)]
+
+    def perform(self, node, inputs, output_storage):
+        results = self.rows.sum_and_gradient(inputs)
+        for storage, output, result in zip(output_storage, node.outputs, results):
+            storage[0] = np.asarray(result, output.type.dtype)
+
+    def connection_pattern(self, node):
+        n_outputs = len(node.outputs)
+        return [[index in self.rows.wrt] * n_outputs for index in range(len(node.inputs))]
+
+    def pullback(self, inputs, outputs, cotangents):
+        if any(not isinstance(one.type, DisconnectedType) for one in cotangents[1:]):
+            raise NotImplementedError(
+                f"{self.rows.name}: only the first derivatives of a sum over the rows of all ranks can "
+                f"be computed; there is no Hessian"
+            )
+        results = [DisconnectedType()() for _ in inputs]
+        for index, gradient in zip(self.rows.wrt, outputs[1:]):
+            results[index] = cotangents[0] * gradient
+        return results
+
+    L_op = pullback  # the name of it in PyTensor 2
+
+
+@register_specialize
+@node_rewriter([RowsSum])
+def local_sum_without_gradient(fgraph, node):
+    """Compute the sum alone where nothing uses the gradient."""
+    if any(fgraph.clients[output] for output in node.outputs[1:]):
+        return None
+    return {node.outputs[0]: node.op.value(*node.inputs)}
+
+
+@numba_funcify.register(_OfRows)
+def numba_funcify_of_rows(op, node, **kwargs):
+    """Have code of Numba call Python for it; without PyTensor's warning, as this takes microseconds."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        return generate_fallback_impl(op, node=node, **kwargs)

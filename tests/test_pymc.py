@@ -1,0 +1,375 @@
+"""Tests of models of PyMC whose rows are divided over the ranks; against the models themselves."""
+
+import doctest
+import inspect
+import warnings
+
+import numpy as np
+import pytensor
+import pytensor.tensor as pt
+import pytest
+from processes import own_process
+from test_docs import test_examples_print_what_is_shown as check_page
+
+import synkhronos as synk
+from synkhronos.extensions.pymc import parallelize, rows_potential
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # ArviZ announces a new version of itself
+    pm = pytest.importorskip("pymc", reason="PyMC is not installed: pip install .[pymc]")
+
+N = 41  # no multiple of the number of ranks
+random = np.random.default_rng(5)
+X = random.normal(size=(N, 3))
+GROUP = random.integers(0, 4, N)
+BINARY = random.integers(0, 2, N)
+COUNTS = random.poisson(3, N)
+NUMBERS = random.normal(size=N)
+
+
+@pytest.fixture
+def two(world_of, in_python):
+    world_of(2)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quiet():
+    """PyMC warns of short chains and of few draws."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        yield
+
+
+def normal():
+    with pm.Model(coords={"row": range(N)}) as model:
+        x = pm.Data("x", X, dims=("row", "column"))
+        weights, bias = pm.Normal("weights", shape=3), pm.Normal("bias", sigma=2)
+        sigma = pm.HalfNormal("sigma")
+        mean = pm.Deterministic("mean", pt.dot(x, weights) + bias, dims="row")
+        pm.Normal("y", mean, sigma, observed=NUMBERS, dims="row")
+    return model
+
+
+def logistic():
+    with pm.Model() as model:
+        weights = pm.Normal("weights", shape=3)
+        pm.Bernoulli("y", logit_p=pt.dot(X, weights), observed=BINARY)
+    return model
+
+
+def poisson():
+    with pm.Model() as model:
+        y = pm.Data("counts", COUNTS)
+        rate = pm.Gamma("rate", 2, 1, shape=4)
+        pm.Poisson("y", rate[GROUP] * np.exp(NUMBERS), observed=y)
+    return model
+
+
+def hierarchical():
+    with pm.Model() as model:
+        scale = pm.Data("scale", 2.0)
+        center, spread = pm.Normal("center", sigma=scale), pm.HalfNormal("spread", 1)
+        bias = pm.Normal("bias", center, spread, shape=4)
+        slope = pm.Deterministic("slope", pm.Normal("raw", shape=4) * spread * scale)
+        pm.Bernoulli("y", logit_p=bias[GROUP] + slope[GROUP] * X[:, 0], observed=BINARY)
+    return model
+
+
+def mixture():
+    with pm.Model() as model:
+        weights = pm.Dirichlet("weights", np.ones(2))
+        means = pm.Normal("means", shape=2)
+        pm.NormalMixture("y", weights, means, [1.0, 0.5], observed=NUMBERS)
+    return model
+
+
+def several():
+    with pm.Model() as model:
+        mean, rate = pm.Normal("mean", shape=2), pm.Exponential("rate", 1)
+        pm.MvNormal("pairs", mean, cov=np.eye(2), observed=X[:, :2])
+        pm.ZeroInflatedPoisson("counts", 0.7, rate, observed=COUNTS)
+        pm.Censored("times", pm.Exponential.dist(rate), lower=None, upper=1.0, observed=[0.2, 1.0, 0.5])
+        pm.Potential("other", -pt.sqr(mean).sum())
+    return model
+
+
+def value_and_gradient(model, mode=None, seed=3):
+    """Return the log-probability and the gradient at a point, by the code that NUTS uses."""
+    function = model.logp_dlogp_function(ravel_inputs=True, mode=mode)
+    function.set_extra_values({})
+    point = pm.blocking.DictToArrayBijection.map(model.initial_point())
+    moved = np.random.default_rng(seed).normal(size=point.data.size)
+    return function(point._replace(data=moved))
+
+
+def assert_equal(model, parallel, mode=None):
+    (value, gradient), expected = value_and_gradient(parallel, mode), value_and_gradient(model)
+    np.testing.assert_allclose(value, expected[0], rtol=1e-12)
+    np.testing.assert_allclose(gradient, expected[1], rtol=1e-11, atol=1e-12)
+
+
+def sample(model, **options):
+    settings = {
+        "draws": 20, "tune": 20, "chains": 1, "cores": 1, "random_seed": 8, "progressbar": False,
+        "compute_convergence_checks": False, "nuts": {"max_treedepth": 3},
+    }  # fmt: skip
+    return pm.sample(model=model, **{**settings, **options})
+
+
+# Values and gradients
+
+
+@pytest.mark.parametrize("make", [normal, logistic, poisson, hierarchical, mixture, several])
+def test_value_and_gradient_are_those_of_the_model(two, make):
+    model = make()
+    parallel = parallelize(model)
+    assert not parallel.observed_RVs
+    assert [one.name for one in parallel.free_RVs] == [one.name for one in model.free_RVs]
+    assert_equal(model, parallel)
+
+
+@pytest.mark.parametrize("mode", ["CVM", "NUMBA"])
+def test_the_sampler_and_the_ranks_may_use_compiled_code(two, mode):
+    model = hierarchical()
+    assert_equal(model, parallelize(model, mode=mode), mode)
+
+
+def test_the_rows_stay_on_the_ranks_and_one_command_is_run_for_value_and_gradient(two):
+    parallel = parallelize(hierarchical())
+    value_and_gradient(parallel)
+    with synk.profile() as profile:
+        value_and_gradient(parallel)
+    assert len(profile.seconds) == 1
+
+
+def test_a_model_of_few_rows_takes_more_of_them_and_from_data(two, tmp_path):
+    def make(rows):
+        with pm.Model() as model:
+            x, y = pm.Data("x", X[rows]), pm.Data("y_data", BINARY[rows])
+            pm.Bernoulli("y", logit_p=pt.dot(x, pm.Normal("weights", shape=3)), observed=y)
+        return model
+
+    np.save(tmp_path / "x.npy", X)
+    for y in ({"y": BINARY}, {"y_data": synk.data(BINARY)}):
+        x = np.load(tmp_path / "x.npy", mmap_mode="r")
+        assert_equal(make(slice(None)), parallelize(make(slice(5)), {"x": x, **y}))
+
+
+def test_an_array_as_long_as_the_rows_may_belong_to_something_else(two):
+    def make(means):
+        with pm.Model() as model:
+            prior = pm.Data("prior", means)
+            weights = pm.Normal("weights", shape=3)
+            mean = pt.dot(pm.Data("x", X[:3]), weights) + pt.dot(prior, weights)
+            pm.Normal("y", mean, observed=NUMBERS[:3])
+        return model
+
+    model = make(np.arange(3.0))
+    with pytest.raises(ValueError, match="cannot be computed for a part of the rows.*`data`"):
+        parallelize(model)
+    parallel = parallelize(model, {"x": None})
+    assert_equal(model, parallel)
+    with parallel:
+        pm.set_data({"prior": np.ones(3)})  # it has no rows, so it can be changed
+    assert_equal(make(np.ones(3)), parallel)
+
+
+def test_observed_variables_that_are_not_chosen_stay(two):
+    model = several()
+    parallel = parallelize(model, observed=["counts"])
+    assert {one.name for one in parallel.observed_RVs} == {"pairs", "times"}
+    assert {one.name for one in parallel.potentials} == {"other", "counts_rows"}
+    assert_equal(model, parallel)
+
+
+def test_a_variable_may_depend_on_another_observed_one(two):
+    with pm.Model() as model:
+        first = pm.Normal("first", pm.Normal("mean"), observed=NUMBERS)
+        pm.Normal("second", first * 2, pm.HalfNormal("sigma"), observed=X[:, 0])
+    assert_equal(model, parallelize(model))
+
+
+def test_wrong_parameters_have_the_probability_0_or_are_not_checked(two):
+    def make(check_bounds):
+        with pm.Model(check_bounds=check_bounds) as model:
+            pm.Poisson("y", pm.Normal("rate"), observed=COUNTS)
+        return model
+
+    for check_bounds in (True, False):
+        model = make(check_bounds)
+        parallel = parallelize(model)
+        for rate in (1.0, -1.0):
+            values = [one.compile_logp()({"rate": np.array(rate)}) for one in (model, parallel)]
+            np.testing.assert_allclose(*values)
+    assert np.isneginf(parallelize(make(True)).compile_logp()({"rate": np.array(-1.0)}))
+
+
+# Inference
+
+
+@pytest.mark.parametrize("make, draws, rtol", [(logistic, 20, 1e-8), (hierarchical, 5, 1e-7)])
+def test_draws_are_the_same_for_the_same_seed(two, make, draws, rtol):
+    model, n = make(), {"draws": draws, "tune": draws}  # in funnels, rounding errors grow with the steps
+    drawn, expected = sample(parallelize(model), **n), sample(model, **n)
+    assert list(drawn.posterior) == list(expected.posterior)
+    for name, values in expected.posterior.items():
+        np.testing.assert_allclose(drawn.posterior[name], values, rtol=rtol, atol=rtol)
+        assert float(values.std()) > 0
+
+
+def test_deterministics_and_predictions_are_computed_by_the_model(two):
+    model = normal()
+    parallel = parallelize(model)
+    assert not {"mean", "x", "y"} & set(parallel.named_vars)
+    drawn, expected = sample(parallel, draws=4, tune=4), sample(model, draws=4, tune=4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        means = pm.compute_deterministics(drawn.posterior, model=model, progressbar=False)["mean"]
+        predicted = pm.sample_posterior_predictive(drawn, model=model, random_seed=1, progressbar=False)
+    np.testing.assert_allclose(means, expected.posterior["mean"], rtol=1e-7)
+    assert predicted.posterior_predictive["y"].shape == (1, 4, N)
+
+
+def test_map_and_advi_find_the_same(two):
+    model = logistic()
+    parallel = parallelize(model)
+    maxima = [pm.find_MAP(model=one, progressbar=False)["weights"] for one in (model, parallel)]
+    np.testing.assert_allclose(*maxima, rtol=1e-6)
+    fits = [pm.fit(30, model=one, random_seed=2, progressbar=False) for one in (model, parallel)]
+    np.testing.assert_allclose(fits[1].hist, fits[0].hist, rtol=1e-9)
+
+
+def test_samplers_without_gradient_compute_none(two):
+    model = logistic()
+    parallel = parallelize(model)
+    compiled = parallel.compile_logp(mode=pytensor.compile.mode.get_mode("FAST_RUN"))
+    names = [type(node.op).__name__ for node in compiled.f.maker.fgraph.toposort()]
+    assert "RowsValue" in names and "RowsSum" not in names
+    with pytest.raises(NotImplementedError, match="no Hessian"):
+        parallel.compile_d2logp()
+
+
+# A log-probability of one's own
+
+
+def test_a_log_probability_of_ones_own_is_summed_over_the_rows(two):
+    total = rows_potential(
+        lambda weights, x, y: pm.logp(pm.Bernoulli.dist(logit_p=pt.dot(x, weights)), y),
+        [weights := pt.dvector("weights")],
+        [X, BINARY],
+    )
+    point = np.array([0.3, -0.2, 1.0])
+    logits = X @ point
+    probability = 1 / (1 + np.exp(-logits))
+    np.testing.assert_allclose(
+        total.eval({weights: point}), np.log(np.where(BINARY, probability, 1 - probability)).sum()
+    )
+    np.testing.assert_allclose(
+        pt.grad(total, weights).eval({weights: point}), X.T @ (BINARY - probability)
+    )
+
+
+# Wrong uses
+
+
+def test_without_ranks_and_after_they_are_closed_it_says_so(world_of, in_python):
+    with pytest.raises((synk.NotForkedError, synk.ClosedError), match="call synk.fork"):
+        parallelize(logistic())
+    world_of(2)
+    parallel = parallelize(logistic())
+    compiled = parallel.compile_logp()
+    compiled(parallel.initial_point())
+    synk.close()
+    with pytest.raises(synk.ClosedError, match=r"parallelize\(y\): its processes were closed; .*again"):
+        compiled(parallel.initial_point())
+
+
+def correlated():
+    with pm.Model() as model:
+        pm.MvNormal("y", pm.Normal("mean") * np.ones(5), np.eye(5) + 0.5, observed=np.arange(5.0))
+    return model
+
+
+def centered():
+    with pm.Model() as model:
+        x = pm.Data("x", X[:, 0])
+        pm.Normal("y", pm.Normal("slope") * (x - x.mean()), 1, observed=NUMBERS)
+    return model
+
+
+def latent():
+    with pm.Model() as model:
+        pm.Normal("y", pm.Normal("latent", shape=N), 1, observed=NUMBERS)
+    return model
+
+
+def minibatch():
+    with pm.Model() as model:
+        rows = pm.Minibatch(NUMBERS, batch_size=5)
+        pm.Normal("y", pm.Normal("mean"), 1, observed=rows, total_size=N)
+    return model
+
+
+def number():
+    with pm.Model() as model:
+        pm.Normal("y", pm.Normal("mean"), 1, observed=2.0)
+    return model
+
+
+@pytest.mark.parametrize("make, complaint", [
+    (correlated, "cannot be computed for a part of the rows"),
+    (centered, "is not a sum over the rows: of 41 rows it is .*mean over the rows"),
+    (latent, "no random variable may have an item for each row"),
+    (minibatch, "draws random numbers.*minibatches"),
+    (number, "expected that 'y' has observed values with rows on axis 0"),
+    (pm.Model, r"observed: expected a list of observed variables, of which the model has \[\]"),
+])  # fmt: skip
+def test_models_whose_rows_cannot_be_divided_are_refused(two, make, complaint):
+    with pytest.raises(ValueError, match=complaint):
+        parallelize(make())
+
+
+@pytest.mark.parametrize("data, error, complaint", [
+    ({"x": X[:4]}, ValueError, r"equal numbers of rows, got .*x: 4"),
+    ({"x": X[:0], "y": NUMBERS[:0]}, ValueError, "with at least one row"),
+    ({"z": X}, ValueError, r"names of pm.Data or of observed .* are \['x', 'y'\], got 'z'"),
+    ({"x": X.astype(complex)}, TypeError, "complex"),
+    ([X], TypeError, "expected a dictionary of arrays by name, got list"),
+])  # fmt: skip
+def test_data_that_do_not_fit_are_named(two, data, error, complaint):
+    with pytest.raises(error, match=complaint):
+        parallelize(normal(), data)
+
+
+def test_arguments_of_the_wrong_kind_are_named(two):
+    with pytest.raises(TypeError, match="expected a pymc.Model"):
+        parallelize(logistic)
+    with pytest.raises(ValueError, match=r"observed: expected a list .*\['y'\], got 'y'"):
+        parallelize(logistic(), observed="y")
+
+
+def test_chains_in_processes_of_their_own_are_refused(two):
+    parallel = parallelize(logistic())
+    with pytest.raises(Exception, match=r"pm.sample\(cores=1\)"):
+        sample(parallel, chains=2, cores=2)
+    assert_equal(logistic(), parallel)  # the ranks work as before
+
+
+def test_ranks_of_one_process(world_of, in_python):
+    world_of(1)
+    assert_equal(poisson(), parallelize(poisson()))
+
+
+# What the documentation shows
+
+
+def test_the_examples_of_the_page_print_what_is_shown(programs, tmp_path):
+    check_page(programs, tmp_path, "pymc.rst")
+
+
+@own_process(timeout=120)
+@pytest.mark.parametrize("function", [parallelize, rows_potential])
+def test_the_example_of_a_docstring_prints_what_it_shows(function):
+    test = doctest.DocTestParser().get_doctest(inspect.getdoc(function), {}, function.__name__, None, 0)
+    failed, tried = doctest.DocTestRunner().run(test)
+    assert tried and not failed
