@@ -4,9 +4,14 @@ With PyTensor, the test files in `OF_BOTH` are run, and no others: those are abo
 """
 
 import contextlib
+import doctest
+import re
 import warnings
 
+import numpy as np
+
 from synkhronos.engines import names
+from synkhronos.engines.names import clone
 from synkhronos.host.compiler import NAME
 
 #: The test files that run with either compiler; the last is about PyTensor alone.
@@ -18,9 +23,14 @@ OF_BOTH = (
     "test_engines.py",
     "test_function_oracle.py",
     "test_generators.py",
+    "test_graphs_of_steps.py",
+    "test_parallel_function.py",
     "test_spmd.py",
     "test_stateful.py",
+    "test_train.py",
+    "test_train_rules.py",
     "test_uneven.py",
+    "test_updates.py",
     "test_worlds.py",
     "test_pytensor.py",
 )
@@ -29,10 +39,13 @@ compiler, tt = names.package, names.tensor  # theano and theano.tensor, or pyten
 
 if NAME == "pytensor":
     import pytensor.sparse as sparse
+    from pytensor.compile.rebuild import UnusedInputError
     from pytensor.graph.basic import Apply
     from pytensor.graph.op import Op
     from pytensor.tensor.random.utils import RandomStream
 
+    change_flags = compiler.config.change_flags
+    sigmoid, softplus = tt.sigmoid, tt.softplus
     ON_CPU = None
 
     def RandomStreams(seed):  # noqa: N802
@@ -41,8 +54,13 @@ if NAME == "pytensor":
             warnings.simplefilter("ignore", FutureWarning)  # shared generators are preferred to it
             return RandomStream(seed)
 
+    Streams = RandomStreams  # whose states are arrays, if there are such
+
     def relu(x):
         return tt.maximum(x, 0)
+
+    def softmax(x):
+        return tt.special.softmax(x, axis=1)
 
     @contextlib.contextmanager
     def default_mode(mode):
@@ -54,9 +72,12 @@ else:
     import theano.sparse as sparse
     from theano import Apply, Op
     from theano.compile import get_default_mode, get_mode
+    from theano.sandbox.rng_mrg import MRG_RandomStreams as Streams
     from theano.tensor.shared_randomstreams import RandomStreams
 
-    relu = tt.nnet.relu
+    UnusedInputError = compiler.compile.UnusedInputError
+    change_flags = compiler.change_flags
+    relu, softmax, sigmoid, softplus = tt.nnet.relu, tt.nnet.softmax, tt.nnet.sigmoid, tt.nnet.softplus
     #: Serial functions compute on the CPU, even if others are compiled for a device.
     ON_CPU = get_default_mode().excluding("gpuarray")
 
@@ -71,7 +92,38 @@ else:
             module.instantiated_default_mode = before
 
 
+
+def cross_entropy(probabilities, labels):
+    """Return the loss of each row, whose label is the number of a column."""
+    if NAME == "theano":
+        return tt.nnet.categorical_crossentropy(probabilities, labels)
+    return -tt.log(probabilities)[tt.arange(labels.shape[0]), labels]
+
+
+def run_examples(docstring, name, names=None):
+    """Run the examples of a docstring, which import Theano, with the compiler; return their number."""
+    text = re.sub(r"\btheano\b", NAME, docstring)
+    test = doctest.DocTestParser().get_doctest(text, names or {}, name, None, 0)
+    failed, tried = doctest.DocTestRunner().run(test)
+    assert not failed, name
+    return tried
+
+
+def scan(step, **kwargs):
+    """Return what a loop returns, without the updates of random streams."""
+    if NAME == "theano":
+        return compiler.scan(step, **kwargs)[0]
+    return compiler.scan(step, **kwargs, return_updates=False)
+
+
+def shared(value, name=None, broadcastable=None):
+    """Return a shared tensor, with the axes that are broadcast, if they are given."""
+    value = np.asarray(value)
+    return names.shared(value, name, broadcastable or (False,) * value.ndim)
+
+
 __all__ = [
-    "NAME", "OF_BOTH", "ON_CPU", "Apply", "Op", "RandomStreams", "compiler", "default_mode", "relu",
-    "sparse", "tt",
+    "NAME", "OF_BOTH", "ON_CPU", "Apply", "Op", "RandomStreams", "Streams", "UnusedInputError",
+    "change_flags", "clone", "compiler", "cross_entropy", "default_mode", "relu", "run_examples", "scan",
+    "shared", "sigmoid", "softmax", "softplus", "sparse", "tt",
 ]  # fmt: skip

@@ -1,7 +1,8 @@
-"""The names of the graph compiler: all that the engines use of Theano and of PyTensor alike.
+"""The names of the graph compiler: all that is used of Theano and of PyTensor alike.
 
-PyTensor continues Theano, so most names differ only in the module where they are. Tuples hold the
-kinds of operations that a rule of `rows` or `dependence` is for; the compiler has none if it is empty.
+The engines use them, and the extensions. PyTensor continues Theano, so most names differ only in the
+module where they are. Tuples hold the kinds of operations that a rule is for; the compiler has none if
+one is empty.
 """
 
 from synkhronos.host import compiler
@@ -14,7 +15,8 @@ if compiler.NAME == "pytensor":
     from pytensor.compile.io import In, Out
     from pytensor.compile.ops import ViewOp
     from pytensor.compile.sharedvalue import SharedVariable
-    from pytensor.graph.basic import Constant, Variable
+    from pytensor.graph.basic import Apply, Constant, Variable
+    from pytensor.graph.replace import clone_replace as clone
     from pytensor.graph.traversal import ancestors, graph_inputs, io_toposort
     from pytensor.link.basic import Container
     from pytensor.link.c.type import Generic
@@ -29,8 +31,11 @@ if compiler.NAME == "pytensor":
     )
     from pytensor.tensor.blas import BatchedDot
     from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
-    from pytensor.tensor.math import Argmax, Dot
+    from pytensor.tensor.extra_ops import cpu_contiguous
+    from pytensor.tensor.math import Argmax, Dot, Sum
+    from pytensor.tensor.math import reciprocal as inv
     from pytensor.tensor.random.op import RandomVariable
+    from pytensor.tensor.random.type import RandomType as GeneratorType
     from pytensor.tensor.shape import Reshape, Shape, Shape_i, SpecifyShape
     from pytensor.tensor.special import LogSoftmax, Softmax
     from pytensor.tensor.subtensor import (
@@ -44,6 +49,7 @@ if compiler.NAME == "pytensor":
     from pytensor.tensor.type import TensorType
 
     Collective = ()
+    HAS_MRG = False  # streams whose states are arrays
     Reciprocal = scalar.Reciprocal
     MEANS, POOLS, CONVOLUTIONS = (), (), ()
     BY_ROW, LINEAR_BY_ROW = (), ()
@@ -52,6 +58,21 @@ if compiler.NAME == "pytensor":
     RANDOM = (RandomVariable,)
     COPIES = (SpecifyShape, ViewOp, CheckAndRaise, TensorFromScalar, ScalarFromTensor)
     VIEWS = (DimShuffle, SpecifyShape, Subtensor, IncSubtensor, Join)
+    LINEAR = (DimShuffle, Sum, SpecifyShape, ViewOp)
+
+    def shared(value, name, broadcastable):
+        """Return a shared tensor whose type fixes the axes that are broadcast, and no other extent."""
+        shape = tuple(1 if is_one else None for is_one in broadcastable)
+        return package.shared(value, name=name, shape=shape)
+
+    def with_pattern(variable, broadcastable):
+        """Return a tensor whose type says which axes are broadcast."""
+        axes = [axis for axis, is_one in enumerate(broadcastable) if is_one]
+        return tensor.specify_broadcastable(variable, *axes)
+
+    def gradients(loss, wrt):
+        """Return the gradients of a loss; None for a variable on which it does not depend."""
+        return package.grad(loss, wrt, disconnected_inputs="ignore", return_disconnected="none")
 
     def constant_idx(node):
         """Return the index of a `Subtensor`, with numbers in place of constants."""
@@ -68,11 +89,11 @@ if compiler.NAME == "pytensor":
 else:
     import theano as package
     import theano.tensor as tensor
-    from theano import In, Out, scalar
+    from theano import In, Out, clone, scalar
     from theano.compile.function_module import Function
     from theano.compile.ops import Rebroadcast, Shape, Shape_i, SpecifyShape, ViewOp
     from theano.compile.sharedvalue import SharedVariable
-    from theano.gof import Constant, Variable
+    from theano.gof import Apply, Constant, Variable
     from theano.gof.graph import ancestors, io_toposort
     from theano.gof.graph import inputs as graph_inputs
     from theano.gof.link import Container
@@ -90,13 +111,16 @@ else:
         Reshape,
         ScalarFromTensor,
         TensorFromScalar,
+        inv,
     )
+    from theano.tensor.basic import patternbroadcast as with_pattern
     from theano.tensor.blas import BatchedDot
-    from theano.tensor.elemwise import CAReduce, DimShuffle, Elemwise
-    from theano.tensor.extra_ops import CpuContiguous
+    from theano.tensor.elemwise import CAReduce, DimShuffle, Elemwise, Sum
+    from theano.tensor.extra_ops import CpuContiguous, cpu_contiguous
     from theano.tensor.nnet import abstract_conv, nnet
     from theano.tensor.opt import Assert, MakeVector
     from theano.tensor.raw_random import RandomFunction
+    from theano.tensor.raw_random import RandomStateType as GeneratorType
     from theano.tensor.signal.pool import Pool
     from theano.tensor.subtensor import (
         AdvancedSubtensor,
@@ -108,6 +132,7 @@ else:
 
     from synkhronos.engines.theano_collectives import Collective, is_peers
 
+    HAS_MRG = True
     Reciprocal = scalar.Inv
     MEANS, POOLS, CONVOLUTIONS = (Mean,), (Pool,), (abstract_conv.AbstractConv,)
     BY_ROW = (nnet.Softmax, nnet.LogSoftmax, nnet.SoftmaxWithBias, nnet.CrossentropyCategorical1Hot)
@@ -119,6 +144,15 @@ else:
         Rebroadcast, SpecifyShape, ViewOp, Assert, CpuContiguous, TensorFromScalar, ScalarFromTensor,
     )  # fmt: skip
     VIEWS = (DimShuffle, Rebroadcast, Subtensor, IncSubtensor, Join)
+    LINEAR = (DimShuffle, Sum, Rebroadcast, ViewOp)
+
+    def shared(value, name, broadcastable):
+        """Return a shared tensor whose type fixes the axes that are broadcast, and no other extent."""
+        return package.shared(value, name=name, broadcastable=tuple(broadcastable))
+
+    def gradients(loss, wrt):
+        """Return the gradients of a loss; None for a variable on which it does not depend."""
+        return package.grad(loss, wrt, disconnected_inputs="ignore", return_disconnected="None")
 
     def constant_idx(node):
         """Return the index of a `Subtensor`, with numbers in place of constants."""

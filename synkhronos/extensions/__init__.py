@@ -1,4 +1,4 @@
-"""Tools for training, built only on the public names of Synkhronos.
+"""Tools for training, built on the public names of Synkhronos and those of the graph compiler.
 
 ``batch_norm``
     Batch normalization over the rows of all ranks.
@@ -6,7 +6,7 @@
     Update rules that keep the gradient of all parameters in one flat vector.
 ``train``
     Training steps, built from a loss, its parameters and any update rule, or from the arguments of a
-    script's own ``theano.function``.
+    script's own ``theano.function`` or ``pytensor.function``.
 ``rules``
     Training rules for ranks that train at their own pace, and the loop for them.
 ``keras``
@@ -19,9 +19,11 @@ is needed only for ``keras``. ``train`` uses the folder ``steps``, and ``keras``
 
 import importlib as _importlib
 import typing as _typing
-from importlib.util import find_spec as _find_spec
+
+from synkhronos.host import compiler as _compiler
 
 _MODULES = ("batch_norm", "keras", "rules", "train", "updates")
+_OF_THEANO = ("batch_norm", "keras")
 
 if _typing.TYPE_CHECKING:
     from synkhronos.extensions import batch_norm as batch_norm
@@ -34,8 +36,9 @@ else:
     def __getattr__(name):
         if name not in _MODULES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        if _find_spec("theano") is None:
-            raise ImportError(f"{__name__}.{name} builds graphs of Theano, which is not installed")
+        if name in _OF_THEANO and _compiler.NAME != "theano":
+            used = _compiler.TITLE
+            raise ImportError(f"{__name__}.{name} builds graphs of Theano, and {used} is used")
         return _importlib.import_module(f"{__name__}.{name}")
 
 
