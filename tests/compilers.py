@@ -25,6 +25,8 @@ OF_BOTH = (
     "test_generators.py",
     "test_graphs_of_steps.py",
     "test_parallel_function.py",
+    "test_rules.py",
+    "test_rules_train.py",
     "test_spmd.py",
     "test_stateful.py",
     "test_train.py",
