@@ -20,6 +20,7 @@ OF_BOTH = (
     "test_collectives_oracle.py",
     "test_compiler.py",
     "test_containers.py",
+    "test_demos.py",
     "test_engines.py",
     "test_function_oracle.py",
     "test_generators.py",
