@@ -5,6 +5,7 @@ With PyTensor, the test files in `OF_BOTH` are run, and no others: those are abo
 
 import contextlib
 import doctest
+import functools
 import re
 import warnings
 
@@ -25,6 +26,9 @@ OF_BOTH = (
     "test_function_oracle.py",
     "test_generators.py",
     "test_graphs_of_steps.py",
+    "test_ops.py",
+    "test_ops_calls.py",
+    "test_ops_gradients.py",
     "test_parallel_function.py",
     "test_rules.py",
     "test_rules_train.py",
@@ -42,13 +46,19 @@ compiler, tt = names.package, names.tensor  # theano and theano.tensor, or pyten
 
 if NAME == "pytensor":
     import pytensor.sparse as sparse
+    from pytensor.compile.builders import OpFromGraph
+    from pytensor.compile.ops import wrap_py as as_op
     from pytensor.compile.rebuild import UnusedInputError
+    from pytensor.gradient import NullTypeGradError, pushforward
     from pytensor.graph.basic import Apply
     from pytensor.graph.op import Op
+    from pytensor.graph.rewriting.basic import MergeOptimizer
+    from pytensor.ifelse import ifelse
     from pytensor.tensor.random.utils import RandomStream
 
     change_flags = compiler.config.change_flags
     sigmoid, softplus = tt.sigmoid, tt.softplus
+    Rop = functools.partial(pushforward, use_op_pushforward=True)
     ON_CPU = None
 
     def RandomStreams(seed):  # noqa: N802
@@ -75,11 +85,17 @@ else:
     import theano.sparse as sparse
     from theano import Apply, Op
     from theano.compile import get_default_mode, get_mode
+    from theano.compile.builders import OpFromGraph
+    from theano.compile.ops import as_op
+    from theano.gof import MergeOptimizer
+    from theano.gradient import NullTypeGradError
+    from theano.ifelse import ifelse
     from theano.sandbox.rng_mrg import MRG_RandomStreams as Streams
     from theano.tensor.shared_randomstreams import RandomStreams
 
     UnusedInputError = compiler.compile.UnusedInputError
     change_flags = compiler.change_flags
+    Rop = tt.Rop
     relu, softmax, sigmoid, softplus = tt.nnet.relu, tt.nnet.softmax, tt.nnet.sigmoid, tt.nnet.softplus
     #: Serial functions compute on the CPU, even if others are compiled for a device.
     ON_CPU = get_default_mode().excluding("gpuarray")
@@ -126,7 +142,8 @@ def shared(value, name=None, broadcastable=None):
 
 
 __all__ = [
-    "NAME", "OF_BOTH", "ON_CPU", "Apply", "Op", "RandomStreams", "Streams", "UnusedInputError",
-    "change_flags", "clone", "compiler", "cross_entropy", "default_mode", "relu", "run_examples", "scan",
-    "shared", "sigmoid", "softmax", "softplus", "sparse", "tt",
+    "NAME", "OF_BOTH", "ON_CPU", "Apply", "MergeOptimizer", "NullTypeGradError", "Op", "OpFromGraph",
+    "RandomStreams", "Rop", "Streams", "UnusedInputError", "as_op", "change_flags", "clone", "compiler",
+    "cross_entropy", "default_mode", "ifelse", "relu", "run_examples", "scan", "shared", "sigmoid",
+    "softmax", "softplus", "sparse", "tt",
 ]  # fmt: skip

@@ -5,6 +5,10 @@ module where they are. Tuples hold the kinds of operations that a rule is for; t
 one is empty.
 """
 
+from synkhronos.engines.operation import Apply as Apply
+from synkhronos.engines.operation import with_pattern as with_pattern
+from synkhronos.engines.theano_collectives import Collective as Collective
+from synkhronos.engines.theano_collectives import is_peers as is_peers
 from synkhronos.host import compiler
 
 if compiler.NAME == "pytensor":
@@ -15,9 +19,12 @@ if compiler.NAME == "pytensor":
     from pytensor.compile.io import In, Out
     from pytensor.compile.ops import ViewOp
     from pytensor.compile.sharedvalue import SharedVariable
-    from pytensor.graph.basic import Apply, Constant, Variable
+    from pytensor.graph.basic import Constant, Variable
     from pytensor.graph.replace import clone_replace as clone
+    from pytensor.graph.rewriting.basic import GraphRewriter as GraphRewriter
+    from pytensor.graph.rewriting.basic import SequentialGraphRewriter
     from pytensor.graph.traversal import ancestors, graph_inputs, io_toposort
+    from pytensor.ifelse import IfElse
     from pytensor.link.basic import Container
     from pytensor.link.c.type import Generic
     from pytensor.raise_op import CheckAndRaise
@@ -48,7 +55,6 @@ if compiler.NAME == "pytensor":
     )
     from pytensor.tensor.type import TensorType
 
-    Collective = ()
     HAS_MRG = False  # streams whose states are arrays
     Reciprocal = scalar.Reciprocal
     MEANS, POOLS, CONVOLUTIONS = (), (), ()
@@ -60,15 +66,14 @@ if compiler.NAME == "pytensor":
     VIEWS = (DimShuffle, SpecifyShape, Subtensor, IncSubtensor, Join)
     LINEAR = (DimShuffle, Sum, SpecifyShape, ViewOp)
 
+    def then(first, second):
+        """Return a rewriter that applies two, one after the other."""
+        return SequentialGraphRewriter(first, second)
+
     def shared(value, name, broadcastable):
         """Return a shared tensor whose type fixes the axes that are broadcast, and no other extent."""
         shape = tuple(1 if is_one else None for is_one in broadcastable)
         return package.shared(value, name=name, shape=shape)
-
-    def with_pattern(variable, broadcastable):
-        """Return a tensor whose type says which axes are broadcast."""
-        axes = [axis for axis, is_one in enumerate(broadcastable) if is_one]
-        return tensor.specify_broadcastable(variable, *axes)
 
     def gradients(loss, wrt):
         """Return the gradients of a loss; None for a variable on which it does not depend."""
@@ -77,10 +82,6 @@ if compiler.NAME == "pytensor":
     def constant_idx(node):
         """Return the index of a `Subtensor`, with numbers in place of constants."""
         return get_constant_idx(node.op.idx_list, node.inputs, True, True)
-
-    def is_peers(variable):
-        """Whether this is an input for the other ranks, which collectives in graphs take."""
-        return False
 
     def is_read(compiled, variable):
         """Whether an input of an optimized graph is used in it."""
@@ -93,11 +94,13 @@ else:
     from theano.compile.function_module import Function
     from theano.compile.ops import Rebroadcast, Shape, Shape_i, SpecifyShape, ViewOp
     from theano.compile.sharedvalue import SharedVariable
-    from theano.gof import Apply, Constant, Variable
+    from theano.gof import Constant, SeqOptimizer, Variable
+    from theano.gof import Optimizer as GraphRewriter
     from theano.gof.graph import ancestors, io_toposort
     from theano.gof.graph import inputs as graph_inputs
     from theano.gof.link import Container
     from theano.gof.type import Generic
+    from theano.ifelse import IfElse
     from theano.sandbox.rng_mrg import mrg_uniform_base
     from theano.tensor import TensorType
     from theano.tensor.basic import (
@@ -113,7 +116,6 @@ else:
         TensorFromScalar,
         inv,
     )
-    from theano.tensor.basic import patternbroadcast as with_pattern
     from theano.tensor.blas import BatchedDot
     from theano.tensor.elemwise import CAReduce, DimShuffle, Elemwise, Sum
     from theano.tensor.extra_ops import CpuContiguous, cpu_contiguous
@@ -130,8 +132,6 @@ else:
         get_idx_list,
     )
 
-    from synkhronos.engines.theano_collectives import Collective, is_peers
-
     HAS_MRG = True
     Reciprocal = scalar.Inv
     MEANS, POOLS, CONVOLUTIONS = (Mean,), (Pool,), (abstract_conv.AbstractConv,)
@@ -145,6 +145,10 @@ else:
     )  # fmt: skip
     VIEWS = (DimShuffle, Rebroadcast, Subtensor, IncSubtensor, Join)
     LINEAR = (DimShuffle, Sum, Rebroadcast, ViewOp)
+
+    def then(first, second):
+        """Return a rewriter that applies two, one after the other."""
+        return SeqOptimizer([first, second])
 
     def shared(value, name, broadcastable):
         """Return a shared tensor whose type fixes the axes that are broadcast, and no other extent."""

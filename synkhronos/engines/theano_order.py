@@ -5,9 +5,8 @@ peers from the one before it, and a number. This chain is part of the graph. So 
 and so do the ranks that get the graph as a pickle.
 """
 
-import theano
-from theano.ifelse import IfElse
-
+from synkhronos.engines import names
+from synkhronos.engines.names import GraphRewriter, IfElse, Variable, ancestors
 from synkhronos.engines.theano_collectives import ALONE, NOT_IN_SCAN, Collective, is_peers
 
 
@@ -18,11 +17,11 @@ def find_peers(roots, no_default_updates):
     ----------
     roots : list of variables
     no_default_updates : bool or list of shared variables
-        As the option of ``theano.function``.
+        As the option of the compiler's ``function``.
     """
-    seen, waiting = set(), [one for one in roots if isinstance(one, theano.gof.Variable)]
+    seen, waiting = set(), [one for one in roots if isinstance(one, Variable)]
     while waiting:
-        new = set(theano.gof.graph.ancestors(waiting)) - seen
+        new = set(ancestors(waiting)) - seen
         if ALONE in new:
             return True
         seen |= new
@@ -37,7 +36,7 @@ def find_peers(roots, no_default_updates):
     return False
 
 
-class Ordering(theano.gof.Optimizer):
+class Ordering(GraphRewriter):
     """Gives the collectives of a graph their order: the peers of each come from the one before."""
 
     def add_requirements(self, fgraph):
@@ -55,11 +54,11 @@ class Ordering(theano.gof.Optimizer):
 
 def in_order(mode):
     """Return a mode that orders the collectives of a graph after all its own optimizations."""
-    mode = theano.compile.get_mode(mode)
+    mode = names.package.compile.mode.get_mode(mode)
     last = Ordering()
     optimizer = mode.provided_optimizer
-    if isinstance(optimizer, theano.gof.Optimizer):
-        return mode.clone(optimizer=theano.gof.SeqOptimizer([optimizer, last]))
+    if isinstance(optimizer, GraphRewriter):
+        return mode.clone(optimizer=names.then(optimizer, last))
     return mode.register((last, 1e6))
 
 
@@ -92,7 +91,8 @@ def _check_not_lazy(fgraph, collectives):
         if node not in needed:
             raise ValueError(
                 f"function: {node} is computed for one branch of an ifelse only, which other ranks may "
-                f"not take; use theano.tensor.switch, which computes both, or let an output use it"
+                f"not take; use {names.tensor.__name__}.switch, which computes both, or let an output "
+                f"use it"
             )
 
 

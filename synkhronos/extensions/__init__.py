@@ -23,7 +23,6 @@ import typing as _typing
 from synkhronos.host import compiler as _compiler
 
 _MODULES = ("batch_norm", "keras", "rules", "train", "updates")
-_OF_THEANO = ("batch_norm", "keras")
 
 if _typing.TYPE_CHECKING:
     from synkhronos.extensions import batch_norm as batch_norm
@@ -36,7 +35,7 @@ else:
     def __getattr__(name):
         if name not in _MODULES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        if name in _OF_THEANO and _compiler.NAME != "theano":
+        if name == "keras" and _compiler.NAME != "theano":
             used = _compiler.TITLE
             raise ImportError(f"{__name__}.{name} builds graphs of Theano, and {used} is used")
         return _importlib.import_module(f"{__name__}.{name}")

@@ -1,19 +1,11 @@
-"""Collectives in graphs, for all graph compilers that have them: Theano."""
+"""Collectives in graphs."""
 
 from __future__ import annotations
 
 from typing import Literal
 
 from synkhronos._typing import ReduceOp, Variable
-from synkhronos.host import compiler
-
-if compiler.NAME != "theano":
-    raise ImportError(
-        f"synkhronos.ops: collectives in graphs are operations of Theano, and {compiler.TITLE} is used; "
-        f"combine outputs by operations such as (output, 'sum'), or variables by synkhronos.all_reduce()"
-    )
-
-from synkhronos.engines import theano_collectives  # noqa: E402
+from synkhronos.engines import theano_collectives
 
 
 def all_reduce(x: Variable, op: ReduceOp = "sum", *, loss_op: Literal["avg", "sum"] = "avg") -> Variable:
