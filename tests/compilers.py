@@ -17,19 +17,32 @@ from synkhronos.host.compiler import NAME
 
 #: The test files that run with either compiler; the last is about PyTensor alone.
 OF_BOTH = (
+    "test_bad_input.py",
     "test_call.py",
+    "test_center.py",
+    "test_checkpoint.py",
     "test_collectives_oracle.py",
     "test_compiler.py",
     "test_containers.py",
+    "test_controller.py",
+    "test_data.py",
     "test_demos.py",
     "test_engines.py",
+    "test_failures.py",
+    "test_faults.py",
     "test_function_oracle.py",
+    "test_functions.py",
     "test_generators.py",
     "test_graphs_of_steps.py",
+    "test_in_sync.py",
+    "test_lifecycle.py",
+    "test_messages.py",
     "test_ops.py",
     "test_ops_calls.py",
     "test_ops_gradients.py",
+    "test_outputs.py",
     "test_parallel_function.py",
+    "test_restart.py",
     "test_rules.py",
     "test_rules_train.py",
     "test_spmd.py",
@@ -52,8 +65,10 @@ if NAME == "pytensor":
     from pytensor.gradient import NullTypeGradError, pushforward
     from pytensor.graph.basic import Apply
     from pytensor.graph.op import Op
+    from pytensor.graph.utils import MissingInputError
     from pytensor.graph.rewriting.basic import MergeOptimizer
     from pytensor.ifelse import ifelse
+    from pytensor.link.c.type import generic
     from pytensor.tensor.random.utils import RandomStream
 
     change_flags = compiler.config.change_flags
@@ -88,7 +103,9 @@ else:
     from theano.compile.builders import OpFromGraph
     from theano.compile.ops import as_op
     from theano.gof import MergeOptimizer
+    from theano.gof.fg import MissingInputError
     from theano.gradient import NullTypeGradError
+    from theano.gof.type import generic
     from theano.ifelse import ifelse
     from theano.sandbox.rng_mrg import MRG_RandomStreams as Streams
     from theano.tensor.shared_randomstreams import RandomStreams
@@ -142,8 +159,8 @@ def shared(value, name=None, broadcastable=None):
 
 
 __all__ = [
-    "NAME", "OF_BOTH", "ON_CPU", "Apply", "MergeOptimizer", "NullTypeGradError", "Op", "OpFromGraph",
-    "RandomStreams", "Rop", "Streams", "UnusedInputError", "as_op", "change_flags", "clone", "compiler",
-    "cross_entropy", "default_mode", "ifelse", "relu", "run_examples", "scan", "shared", "sigmoid",
-    "softmax", "softplus", "sparse", "tt",
+    "NAME", "OF_BOTH", "ON_CPU", "Apply", "MergeOptimizer", "MissingInputError", "NullTypeGradError",
+    "Op", "OpFromGraph", "RandomStreams", "Rop", "Streams", "UnusedInputError", "as_op", "change_flags",
+    "clone", "compiler", "cross_entropy", "default_mode", "generic", "ifelse", "relu", "run_examples",
+    "scan", "shared", "sigmoid", "softmax", "softplus", "sparse", "tt",
 ]  # fmt: skip
