@@ -43,6 +43,8 @@ for _folder in (str(ROOT), str(ROOT / "benchmarks")):
         sys.path.insert(0, _folder)
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
 
+from synkhronos.host import compiler  # noqa: E402
+
 # Theano's devices, one per rank; contestants inherit the variable. Empty for the CPU.
 _DEVICES = "BENCHMARK_DEVICES"
 
@@ -358,7 +360,7 @@ def machine():
         "kernel": platform.release().split("-")[0],
         "python": platform.python_version(),
         "numpy": np.__version__,
-        "theano": importlib.metadata.version("Theano"),
+        compiler.NAME: importlib.metadata.version(compiler.NAME),
         "blas": _blas(),
         **({"devices": ", ".join(_device_names())} if devices() else {}),
     }
@@ -378,11 +380,11 @@ def _cpu_model():
     return platform.processor() or platform.machine()
 
 
-_ASK_BLAS = """
-import json, synkhronos, theano, threadpoolctl
-import theano.tensor as T
+_ASK_BLAS = f"""
+import json, synkhronos, {compiler.NAME} as compiler, threadpoolctl
+import {compiler.NAME}.tensor as T
 x = T.fmatrix()
-f = theano.function([x], T.dot(x, x))  # loads what Theano is linked to
+f = compiler.function([x], T.dot(x, x), mode="FAST_RUN")  # loads what the compiler is linked to
 print(json.dumps([one for one in threadpoolctl.threadpool_info() if one["user_api"] == "blas"]))
 """
 

@@ -28,6 +28,7 @@ DESCRIBED = {
     "python": "Python",
     "numpy": "NumPy",
     "theano": "Theano",
+    "pytensor": "PyTensor",
     "blas": "BLAS",
     "devices": "devices",
 }
@@ -69,7 +70,7 @@ PUBLISHED = [
 ]
 # Rows that use devices, with two ranks. The other rows measure the host.
 ON_DEVICES = ["all_reduce", "call", "observing", "sliced_evaluation", "step_large", "step_small"]
-NOT_ROWS = {"commands", "common", "run", "steps"}
+NOT_ROWS = {"commands", "common", "run", "step_pytensor", "steps"}  # PyTensor has its own Python
 
 
 def main():

@@ -24,14 +24,14 @@ TEST = 360  # pictures
 class Network:
     """Layers of rectifiers, and the loss and the accuracy of what they recognize.
 
-    It consists of operations that Theano and PyTensor both have.
+    It consists of operations that Theano and PyTensor both have. `sizes` has the number of inputs, and
+    the number of units of each layer.
     """
 
-    def __init__(self, units, seed):
+    def __init__(self, sizes, seed):
         random = np.random.RandomState(seed)
         self.x, self.y = T.matrix("x", dtype="float32"), T.ivector("y")
         self.params, layer = [], self.x
-        sizes = [64, units, units, 10]
         for index, (before, after) in enumerate(zip(sizes, sizes[1:])):
             weights = random.normal(0, np.sqrt(2 / before), (before, after)).astype("float32")
             W = compiler.shared(weights, f"W{index}")
@@ -77,7 +77,8 @@ def main():
     train_digits, test_digits = read_digits()
     print(f"Digits of 8x8 pixels, {TITLE}; processes: {n}", flush=True)
 
-    network, alone = Network(options.units, options.seed), Network(options.units, options.seed)
+    sizes = [64, options.units, options.units, 10]
+    network, alone = Network(sizes, options.seed), Network(sizes, options.seed)
 
     def build(make, one):
         rule = {"update_rule": updates.adam, "learning_rate": options.learning_rate}
