@@ -1,6 +1,7 @@
 """The graph compiler of this environment, by names for tests that run with either compiler.
 
-With PyTensor, the test files in `OF_BOTH` are run, and no others: those are about Theano alone.
+With PyTensor, the test files in `OF_BOTH` are run, and no others: those are about Theano alone, or about
+what knows no compiler. The tests in `SLOW` then count as slow.
 """
 
 import contextlib
@@ -24,8 +25,6 @@ OF_BOTH = (
     "test_collectives_oracle.py",
     "test_compiler.py",
     "test_containers.py",
-    "test_controller.py",
-    "test_data.py",
     "test_demos.py",
     "test_engines.py",
     "test_failures.py",
@@ -36,7 +35,6 @@ OF_BOTH = (
     "test_graphs_of_steps.py",
     "test_in_sync.py",
     "test_lifecycle.py",
-    "test_messages.py",
     "test_ops.py",
     "test_ops_calls.py",
     "test_ops_gradients.py",
@@ -53,6 +51,19 @@ OF_BOTH = (
     "test_updates.py",
     "test_worlds.py",
     "test_pytensor.py",
+)
+
+#: Tests, by the start of their ids, that compile for long with PyTensor, or are hardly about the compiler.
+SLOW = (
+    "test_checkpoint.py::test_a_process_that_is_killed_while_saving",
+    "test_checkpoint.py::test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit[2]",
+    "test_checkpoint.py::test_saving_and_loading_take_one_more_copy_at_most",
+    "test_demos.py::test_the_demo_of_a_controller",
+    "test_failures.py::test_a_pause_of_the_whole_script",
+    "test_failures.py::test_ten_rounds_of_fork_and_close",
+    "test_ops.py::test_all_ranks_keep_one_order_in_every_mode[virtual machine, no optimization]",
+    "test_restart.py::test_thirty_restarts",
+    "test_train_rules.py::test_compiled_with_all_optimizations",
 )
 
 compiler, tt = names.package, names.tensor  # theano and theano.tensor, or pytensor and pytensor.tensor
@@ -159,7 +170,7 @@ def shared(value, name=None, broadcastable=None):
 
 
 __all__ = [
-    "NAME", "OF_BOTH", "ON_CPU", "Apply", "MergeOptimizer", "MissingInputError", "NullTypeGradError",
+    "NAME", "OF_BOTH", "ON_CPU", "SLOW", "Apply", "MergeOptimizer", "MissingInputError", "NullTypeGradError",
     "Op", "OpFromGraph", "RandomStreams", "Rop", "Streams", "UnusedInputError", "as_op", "change_flags",
     "clone", "compiler", "cross_entropy", "default_mode", "generic", "ifelse", "relu", "run_examples",
     "scan", "shared", "sigmoid", "softmax", "softplus", "sparse", "tt",
