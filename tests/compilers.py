@@ -53,7 +53,7 @@ OF_BOTH = (
     "test_pytensor.py",
 )
 
-#: Tests, by the start of their ids, that compile for long with PyTensor, or are hardly about the compiler.
+#: Tests, by the start of their ids, that compile for long with PyTensor, or are not about compilers.
 SLOW = (
     "test_checkpoint.py::test_a_process_that_is_killed_while_saving",
     "test_checkpoint.py::test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit[2]",
@@ -170,8 +170,8 @@ def shared(value, name=None, broadcastable=None):
 
 
 __all__ = [
-    "NAME", "OF_BOTH", "ON_CPU", "SLOW", "Apply", "MergeOptimizer", "MissingInputError", "NullTypeGradError",
-    "Op", "OpFromGraph", "RandomStreams", "Rop", "Streams", "UnusedInputError", "as_op", "change_flags",
-    "clone", "compiler", "cross_entropy", "default_mode", "generic", "ifelse", "relu", "run_examples",
-    "scan", "shared", "sigmoid", "softmax", "softplus", "sparse", "tt",
+    "NAME", "OF_BOTH", "ON_CPU", "SLOW", "Apply", "MergeOptimizer", "MissingInputError",
+    "NullTypeGradError", "Op", "OpFromGraph", "RandomStreams", "Rop", "Streams", "UnusedInputError",
+    "as_op", "change_flags", "clone", "compiler", "cross_entropy", "default_mode", "generic", "ifelse",
+    "relu", "run_examples", "scan", "shared", "sigmoid", "softmax", "softplus", "sparse", "tt",
 ]  # fmt: skip
