@@ -62,6 +62,11 @@ SLOW = (
     "test_failures.py::test_a_pause_of_the_whole_script",
     "test_failures.py::test_ten_rounds_of_fork_and_close",
     "test_ops.py::test_all_ranks_keep_one_order_in_every_mode[virtual machine, no optimization]",
+    "test_ops.py::test_reductions_are_those_of_numpy_for_every_operation_and_dtype[1 rank(s)",
+    "test_ops.py::test_reductions_are_those_of_numpy_for_every_operation_and_dtype[3 rank(s)",
+    "test_ops.py::test_reductions_are_those_of_numpy_for_every_operation_and_dtype[4 rank(s)",
+    "test_pytensor.py::test_batch_normalization_uses_the_rows_of_all_ranks[per-activation]",
+    "test_restart.py::test_an_interrupted_step_was_taken_completely_or_not_at_all",
     "test_restart.py::test_thirty_restarts",
     "test_train_rules.py::test_compiled_with_all_optimizations",
 )
