@@ -4,7 +4,6 @@ The requirements are in ``requirements/*.in``. The files ``requirements/*.txt`` 
 that are tested, with everything that these need in turn.
 """
 
-import os
 import re
 import runpy
 import sys
@@ -24,16 +23,13 @@ from setuptools import find_packages, setup  # noqa: E402
 VERSION = re.search(
     r'^__version__ = "(.+)"$', (HERE / "synkhronos" / "_version.py").read_text(), re.MULTILINE
 )
+# The compilers need different versions of NumPy. An extra can only add requirements, so neither is
+# required without one.
 COMPILERS = ("theano", "pytensor")
 EXTRAS = {
     "test": "tests",
     **{name: name for name in (*COMPILERS, "pymc", "demos", "keras", "mpi", "bench", "docs")},
 }
-
-# Theano and PyTensor need different versions of NumPy, so only one of them can be required.
-COMPILER = os.environ.get("SYNKHRONOS_COMPILER") or "theano"
-if COMPILER not in COMPILERS:
-    sys.exit(f"SYNKHRONOS_COMPILER: expected one of {', '.join(COMPILERS)}, got {COMPILER!r}")
 
 
 def read_requirements(name):
@@ -77,7 +73,7 @@ setup(
     packages=find_packages(include=["synkhronos", "synkhronos.*"]),
     package_data={"synkhronos": ["py.typed", "host/startup/*.py"]},
     python_requires=">=3.8,<3.12",
-    install_requires=read_requirements("library") + read_requirements(COMPILER),
+    install_requires=read_requirements("library"),
     extras_require={extra: read_requirements(file) for extra, file in EXTRAS.items()},
     entry_points={"console_scripts": ["synkhronos = synkhronos.__main__:main"]},
     zip_safe=False,

@@ -390,7 +390,7 @@ import json, synkhronos, threadpoolctl
 from synkhronos.host.compiler import NAME
 package = __import__(NAME + ".tensor")
 x = package.tensor.fmatrix()
-f = package.function([x], package.tensor.dot(x, x))  # loads what the compiler is linked to
+f = package.function([x], package.tensor.dot(x, x), mode="FAST_RUN")  # loads what it is linked to
 print(json.dumps([one for one in threadpoolctl.threadpool_info() if one["user_api"] == "blas"]))
 """
 

@@ -73,7 +73,7 @@ PUBLISHED = [
 ]
 # Rows that use devices, with two ranks. The other rows measure the host.
 ON_DEVICES = ["all_reduce", "call", "observing", "sliced_evaluation", "step_large", "step_small"]
-NOT_ROWS = {"commands", "common", "run", "steps"}
+NOT_ROWS = {"commands", "common", "run", "step_pytensor", "steps"}  # PyTensor has its own Python
 # Rows for the environment that has PyMC; the other rows need Theano.
 OF_PYMC = {"pymc_rows"}
 

@@ -12,9 +12,8 @@ when it has not for longer. What is tested at the end is the center with the bes
 import script
 
 script.need("sklearn")
-import synkhronos as synk  # before Theano
-import theano
-import theano.tensor as T
+import synkhronos as synk
+from script import T, compiler
 
 import numpy as np
 from sklearn.datasets import load_digits
@@ -85,12 +84,13 @@ def build(options):
     """Return the parameters, the learning rate, and the functions that train and that measure."""
     random = np.random.RandomState(options.seed)
     x, y = T.matrix("x", dtype="float64"), T.ivector("y")
-    W1 = theano.shared(random.normal(0, 0.1, (64, HIDDEN)), "W1")
-    W2 = theano.shared(random.normal(0, 0.1, (HIDDEN, 10)), "W2")
-    b1, b2 = theano.shared(np.zeros(HIDDEN), "b1"), theano.shared(np.zeros(10), "b2")
-    params, rate = [W1, b1, W2, b2], theano.shared(options.learning_rate, "rate")
-    probabilities = T.nnet.softmax(T.dot(T.tanh(T.dot(x, W1) + b1), W2) + b2)
-    loss = T.nnet.categorical_crossentropy(probabilities, y).mean()
+    W1 = compiler.shared(random.normal(0, 0.1, (64, HIDDEN)), "W1")
+    W2 = compiler.shared(random.normal(0, 0.1, (HIDDEN, 10)), "W2")
+    b1, b2 = compiler.shared(np.zeros(HIDDEN), "b1"), compiler.shared(np.zeros(10), "b2")
+    params, rate = [W1, b1, W2, b2], compiler.shared(options.learning_rate, "rate")
+    powers = T.exp(T.dot(T.tanh(T.dot(x, W1) + b1), W2) + b2)
+    probabilities = powers / powers.sum(axis=1, keepdims=True)
+    loss = -T.log(probabilities[T.arange(y.shape[0]), y]).mean()
     accuracy = T.eq(probabilities.argmax(axis=1), y).mean(dtype="float64")
     updates = [(param, param - rate * T.grad(loss, param)) for param in params]
     return (

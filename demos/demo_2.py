@@ -7,9 +7,8 @@ import tempfile
 from pathlib import Path
 
 import script
-import synkhronos as synk  # before Theano
-import theano
-import theano.tensor as T
+import synkhronos as synk
+from script import TITLE, T, compiler
 
 import numpy as np
 
@@ -24,7 +23,7 @@ def main():
     x = T.matrix("x", dtype="float32")
     y = T.ivector("y")
     expression = (x.sum(axis=1) * y).mean()
-    serial = theano.function([x, y], expression)
+    serial = compiler.function([x, y], expression)
     parallel = synk.function([x, y], expression)
     synk.distribute()
 
@@ -86,7 +85,7 @@ def main():
     print("  ", y_data)
 
     synk.close()
-    print("\nAll results equal those of plain Theano.")
+    print(f"\nAll results equal those of plain {TITLE}.")
 
 
 if __name__ == "__main__":

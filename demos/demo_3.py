@@ -6,9 +6,8 @@
 import textwrap
 
 import script
-import synkhronos as synk  # before Theano
-import theano
-import theano.tensor as T
+import synkhronos as synk
+from script import TITLE, T, compiler
 
 import numpy as np
 
@@ -21,13 +20,13 @@ def main():
     print(f"Demo 3: shared variables, on {n} process(es), including this one.")
 
     x = T.matrix("x")
-    s = theano.shared(np.ones(2), "s")
+    s = compiler.shared(np.ones(2), "s")
     update = synk.function([x], updates=[(s, T.sum(x * s, axis=0))])
     synk.distribute()
     x_value = np.repeat(np.arange(1.0, 2 * n + 1), 2).reshape(2 * n, 2)  # two rows per process
     x_data = synk.data(x_value)
 
-    print("\n1. The value of s after the same update with plain Theano, in the master only:")
+    print(f"\n1. The value of s after the same update with plain {TITLE}, in the master only:")
     update.as_theano(x_data)
     expected = s.get_value()
     print("   s =", expected)
@@ -78,7 +77,7 @@ def main():
     assert np.allclose(synk.gather(s)[:, 0], [4, *2 * np.arange(2, n + 1)])
 
     print("\n7. scatter splits rows over the processes. The shapes of the replicas may then differ.")
-    rows = theano.shared(np.zeros((1, 2)), "rows")
+    rows = compiler.shared(np.zeros((1, 2)), "rows")
     largest = synk.function([], (rows.max(), "max"))
     synk.distribute()
     values = np.arange(4 * n + 2.0).reshape(2 * n + 1, 2)
@@ -103,7 +102,7 @@ def main():
     assert np.array_equal(synk.get_value(n - 1, rows), values)
 
     synk.close()
-    print("\nAll results equal those of plain Theano and NumPy.")
+    print(f"\nAll results equal those of plain {TITLE} and NumPy.")
 
 
 if __name__ == "__main__":

@@ -4,9 +4,8 @@
 """
 
 import script
-import synkhronos as synk  # before Theano
-import theano
-import theano.tensor as T
+import synkhronos as synk
+from script import TITLE, T, compiler
 
 import numpy as np
 
@@ -20,7 +19,7 @@ def main():
 
     x, y = T.matrix("x"), T.vector("y")
     outputs = [T.sqr(x.sum(axis=1) - y).mean(), x[:, 0]]
-    serial = theano.function([x, y], outputs)
+    serial = compiler.function([x, y], outputs)
     parallel = synk.function([x, y], [outputs[0], (outputs[1], "gather")], name="f")
     synk.distribute()
     x_value, y_value = np.arange(20.0).reshape(10, 2), np.ones(10)
@@ -28,7 +27,7 @@ def main():
     x_data, y_data = synk.data(x_value), synk.data(y_value)
 
     def show(what, batch, rows):
-        """Print the rows that a call used, and compare the results with Theano on these rows."""
+        """Print the rows that a call used, and compare the results with the compiler on these rows."""
         loss, used = parallel(x_data, y_data, batch=batch)
         print(f"   {what:30} rows {used.astype(int).tolist()}, loss {loss:.2f}")
         expected_loss, expected_used = serial(x_value[rows], y_value[rows])
@@ -75,7 +74,7 @@ def main():
         print("   IndexError:", error)
 
     synk.close()
-    print("\nAll results equal those of plain Theano on the same rows.")
+    print(f"\nAll results equal those of plain {TITLE} on the same rows.")
 
 
 if __name__ == "__main__":

@@ -4,9 +4,8 @@
 """
 
 import script
-import synkhronos as synk  # before Theano
-import theano
-import theano.tensor as T
+import synkhronos as synk
+from script import TITLE, T, compiler
 
 import numpy as np
 
@@ -18,13 +17,13 @@ def main():
     n = script.fork(devices=options.devices or ["cpu"] * options.processes)
     print(f"Demo 5: data in shared variables, on {n} process(es), including this one.")
 
-    x, w = T.matrix("x"), theano.shared(np.ones(2), "w")
+    x, w = T.matrix("x"), compiler.shared(np.ones(2), "w")
     row_sums = T.dot(x, w)
-    serial = theano.function([x], [row_sums.mean(), row_sums])
+    serial = compiler.function([x], [row_sums.mean(), row_sums])
     x_value = np.repeat(np.arange(4.0 * n), 2).reshape(4 * n, 2)  # the sum of row i is 2 * i
 
     print("\n1. The data is in shared variables: scatter sends each process its rows once.")
-    x_rows = theano.shared(np.zeros((1, 2)), "x_rows")
+    x_rows = compiler.shared(np.zeros((1, 2)), "x_rows")
     parallel = synk.function(
         [],
         [row_sums.mean(), (row_sums, "gather")],
@@ -37,7 +36,7 @@ def main():
     assert synk.get_lengths(x_rows) == [4] * n
 
     def show(what, result, rows):
-        """Print the result of a call, and compare it with Theano on the same rows."""
+        """Print the result of a call, and compare it with the compiler on the same rows."""
         mean, sums = result
         print(f"   {what:32} {sums.tolist()}, mean {mean:g}")
         expected_mean, expected_sums = serial(x_value[rows])
@@ -75,7 +74,7 @@ def main():
     show("f() with w = [1, -1]:", parallel(), slice(2 * n, None))
 
     synk.close()
-    print("\nAll results equal those of plain Theano on the same rows.")
+    print(f"\nAll results equal those of plain {TITLE} on the same rows.")
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import importlib
 import importlib.util
 import math
 import os
@@ -20,8 +21,11 @@ def say_interrupted(kind, error, traceback):
 sys.excepthook = say_interrupted  # before the imports that take seconds
 
 import synkhronos as synk
+from synkhronos.host import compiler as used
 from synkhronos.host.progress import Progress
 
+NAME, TITLE = used.NAME, used.TITLE  # "theano" and "Theano", or those of PyTensor
+compiler, T = importlib.import_module(NAME), importlib.import_module(f"{NAME}.tensor")
 MOST_PROCESSES = 256
 
 

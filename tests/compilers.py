@@ -1,12 +1,19 @@
 """The graph compiler of this environment, by names for tests that run with either compiler.
 
-With PyTensor, the test files in `OF_BOTH` are run, and no others: those are about Theano alone.
+With PyTensor, the test files in `OF_BOTH` are run, and no others: those are about Theano alone, or about
+what knows no compiler. The tests in `SLOW` then count as slow.
 """
 
 import contextlib
+import doctest
+import functools
+import re
 import warnings
 
+import numpy as np
+
 from synkhronos.engines import names
+from synkhronos.engines.names import clone
 from synkhronos.host.compiler import NAME
 
 #: The test files that are about PyTensor alone.
@@ -14,28 +21,78 @@ OF_PYTENSOR = ("test_pymc.py", "test_pytensor.py", "test_rows_potential.py")
 
 #: The test files that run with PyTensor.
 OF_BOTH = (
+    "test_bad_input.py",
     "test_call.py",
+    "test_center.py",
+    "test_checkpoint.py",
     "test_collectives_oracle.py",
     "test_compiler.py",
     "test_containers.py",
+    "test_demos.py",
     "test_engines.py",
+    "test_failures.py",
+    "test_faults.py",
     "test_function_oracle.py",
+    "test_functions.py",
     "test_generators.py",
+    "test_graphs_of_steps.py",
+    "test_in_sync.py",
+    "test_lifecycle.py",
+    "test_ops.py",
+    "test_ops_calls.py",
+    "test_ops_gradients.py",
+    "test_outputs.py",
+    "test_parallel_function.py",
+    "test_restart.py",
+    "test_rules.py",
+    "test_rules_train.py",
     "test_spmd.py",
     "test_stateful.py",
+    "test_train.py",
+    "test_train_rules.py",
     "test_uneven.py",
+    "test_updates.py",
     "test_worlds.py",
     *OF_PYTENSOR,
+)
+
+#: Tests, by the start of their ids, that compile for long with PyTensor, or are not about compilers.
+SLOW = (
+    "test_checkpoint.py::test_a_process_that_is_killed_while_saving",
+    "test_checkpoint.py::test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit[2]",
+    "test_checkpoint.py::test_saving_and_loading_take_one_more_copy_at_most",
+    "test_demos.py::test_the_demo_of_a_controller",
+    "test_failures.py::test_a_pause_of_the_whole_script",
+    "test_failures.py::test_ten_rounds_of_fork_and_close",
+    "test_ops.py::test_all_ranks_keep_one_order_in_every_mode[virtual machine, no optimization]",
+    "test_ops.py::test_reductions_are_those_of_numpy_for_every_operation_and_dtype[1 rank(s)",
+    "test_ops.py::test_reductions_are_those_of_numpy_for_every_operation_and_dtype[3 rank(s)",
+    "test_ops.py::test_reductions_are_those_of_numpy_for_every_operation_and_dtype[4 rank(s)",
+    "test_pytensor.py::test_batch_normalization_uses_the_rows_of_all_ranks[per-activation]",
+    "test_restart.py::test_an_interrupted_step_was_taken_completely_or_not_at_all",
+    "test_restart.py::test_thirty_restarts",
+    "test_train_rules.py::test_compiled_with_all_optimizations",
 )
 
 compiler, tt = names.package, names.tensor  # theano and theano.tensor, or pytensor and pytensor.tensor
 
 if NAME == "pytensor":
     import pytensor.sparse as sparse
+    from pytensor.compile.builders import OpFromGraph
+    from pytensor.compile.ops import wrap_py as as_op
+    from pytensor.compile.rebuild import UnusedInputError
+    from pytensor.gradient import NullTypeGradError, pushforward
     from pytensor.graph.basic import Apply
     from pytensor.graph.op import Op
+    from pytensor.graph.utils import MissingInputError
+    from pytensor.graph.rewriting.basic import MergeOptimizer
+    from pytensor.ifelse import ifelse
+    from pytensor.link.c.type import generic
     from pytensor.tensor.random.utils import RandomStream
 
+    change_flags = compiler.config.change_flags
+    sigmoid, softplus = tt.sigmoid, tt.softplus
+    Rop = functools.partial(pushforward, use_op_pushforward=True)
     ON_CPU = None
 
     def RandomStreams(seed):  # noqa: N802
@@ -44,8 +101,13 @@ if NAME == "pytensor":
             warnings.simplefilter("ignore", FutureWarning)  # shared generators are preferred to it
             return RandomStream(seed)
 
+    Streams = RandomStreams  # whose states are arrays, if there are such
+
     def relu(x):
         return tt.maximum(x, 0)
+
+    def softmax(x):
+        return tt.special.softmax(x, axis=1)
 
     @contextlib.contextmanager
     def default_mode(mode):
@@ -57,9 +119,20 @@ else:
     import theano.sparse as sparse
     from theano import Apply, Op
     from theano.compile import get_default_mode, get_mode
+    from theano.compile.builders import OpFromGraph
+    from theano.compile.ops import as_op
+    from theano.gof import MergeOptimizer
+    from theano.gof.fg import MissingInputError
+    from theano.gradient import NullTypeGradError
+    from theano.gof.type import generic
+    from theano.ifelse import ifelse
+    from theano.sandbox.rng_mrg import MRG_RandomStreams as Streams
     from theano.tensor.shared_randomstreams import RandomStreams
 
-    relu = tt.nnet.relu
+    UnusedInputError = compiler.compile.UnusedInputError
+    change_flags = compiler.change_flags
+    Rop = tt.Rop
+    relu, softmax, sigmoid, softplus = tt.nnet.relu, tt.nnet.softmax, tt.nnet.sigmoid, tt.nnet.softplus
     #: Serial functions compute on the CPU, even if others are compiled for a device.
     ON_CPU = get_default_mode().excluding("gpuarray")
 
@@ -74,7 +147,39 @@ else:
             module.instantiated_default_mode = before
 
 
+
+def cross_entropy(probabilities, labels):
+    """Return the loss of each row, whose label is the number of a column."""
+    if NAME == "theano":
+        return tt.nnet.categorical_crossentropy(probabilities, labels)
+    return -tt.log(probabilities)[tt.arange(labels.shape[0]), labels]
+
+
+def run_examples(docstring, name, names=None):
+    """Run the examples of a docstring, which import Theano, with the compiler; return their number."""
+    text = re.sub(r"\btheano\b", NAME, docstring)
+    test = doctest.DocTestParser().get_doctest(text, names or {}, name, None, 0)
+    failed, tried = doctest.DocTestRunner().run(test)
+    assert not failed, name
+    return tried
+
+
+def scan(step, **kwargs):
+    """Return what a loop returns, without the updates of random streams."""
+    if NAME == "theano":
+        return compiler.scan(step, **kwargs)[0]
+    return compiler.scan(step, **kwargs, return_updates=False)
+
+
+def shared(value, name=None, broadcastable=None):
+    """Return a shared tensor, with the axes that are broadcast, if they are given."""
+    value = np.asarray(value)
+    return names.shared(value, name, broadcastable or (False,) * value.ndim)
+
+
 __all__ = [
-    "NAME", "OF_BOTH", "OF_PYTENSOR", "ON_CPU", "Apply", "Op", "RandomStreams", "compiler",
-    "default_mode", "relu", "sparse", "tt",
+    "NAME", "OF_BOTH", "OF_PYTENSOR", "ON_CPU", "SLOW", "Apply", "MergeOptimizer", "MissingInputError",
+    "NullTypeGradError", "Op", "OpFromGraph", "RandomStreams", "Rop", "Streams", "UnusedInputError",
+    "as_op", "change_flags", "clone", "compiler", "cross_entropy", "default_mode", "generic", "ifelse",
+    "relu", "run_examples", "scan", "shared", "sigmoid", "softmax", "softplus", "sparse", "tt",
 ]  # fmt: skip

@@ -28,7 +28,7 @@ from synkhronos.transports.local import LocalTransport
 from synkhronos.transports.naive import NaiveTransport
 
 # After synkhronos, which has the compiler find a BLAS.
-from compilers import NAME, OF_BOTH, OF_PYTENSOR, default_mode
+from compilers import NAME, OF_BOTH, OF_PYTENSOR, SLOW, default_mode
 from prelude import run_file
 
 compiler.precompile_headers()
@@ -44,6 +44,15 @@ def pytest_ignore_collect(collection_path):
     if NAME == "pytensor" and collection_path.name.startswith("test_"):
         return collection_path.name not in OF_BOTH or None
     return collection_path.name in OF_PYTENSOR and NAME != "pytensor" or None
+
+
+@pytest.hookimpl(tryfirst=True)  # before tests are selected by their marks
+def pytest_collection_modifyitems(items):
+    """With PyTensor, mark more tests as slow."""
+    for item in items:
+        name = item.nodeid.rpartition("/")[2]
+        if NAME == "pytensor" and name.startswith(SLOW):
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(scope="module")

@@ -216,7 +216,7 @@ def serve():
     globals()[_IN_CHILD] = True
     descriptor, *modules = sys.argv[1:]
     for name in modules:
-        if importlib.util.find_spec(name) is not None:
+        if importlib.util.find_spec(name.partition(".")[0]) is not None:
             importlib.import_module(name)
     wait_briefly_for_the_compile_lock()
     read_compile_cache()

@@ -3,8 +3,7 @@
 import numpy as np
 
 import synkhronos as synk
-import theano
-import theano.tensor as T
+from compilers import compiler, cross_entropy, softmax, tt
 
 ROWS = 41
 COLUMNS = 5
@@ -32,22 +31,22 @@ class Network:
         rng = np.random.RandomState(seed)
 
         def shared(name, *shape):
-            return theano.shared((rng.randn(*shape) / 2).astype(dtype), name)
+            return compiler.shared((rng.randn(*shape) / 2).astype(dtype), name)
 
-        self.x, self.y = T.matrix("x", dtype), T.ivector("y")
+        self.x, self.y = tt.matrix("x", dtype=dtype), tt.ivector("y")
         self.params = [
             shared("w1", COLUMNS, 4), shared("b1", 4), shared("w2", 4, CLASSES), shared("b2", CLASSES)
         ]  # fmt: skip
         w1, b1, w2, b2 = self.params
-        self.hidden = T.tanh(T.dot(self.x, w1) + b1)
-        self.probabilities = T.nnet.softmax(T.dot(self.hidden, w2) + b2)
-        self.losses = T.nnet.categorical_crossentropy(self.probabilities, self.y)
+        self.hidden = tt.tanh(tt.dot(self.x, w1) + b1)
+        self.probabilities = softmax(tt.dot(self.hidden, w2) + b2)
+        self.losses = cross_entropy(self.probabilities, self.y)
         self.loss = self.losses.mean()
-        self.penalty = 0.01 * sum(T.sqr(param).sum() for param in self.params)
-        self.accuracy = T.eq(T.argmax(self.probabilities, axis=1), self.y).mean(dtype=dtype)
+        self.penalty = 0.01 * sum(tt.sqr(param).sum() for param in self.params)
+        self.accuracy = tt.eq(tt.argmax(self.probabilities, axis=1), self.y).mean(dtype=dtype)
 
     def shared(self, value, name=None):
-        return theano.shared(np.asarray(value, self.params[0].dtype), name)
+        return compiler.shared(np.asarray(value, self.params[0].dtype), name)
 
 
 def assert_same_values(ours, theirs, **tolerances):

@@ -9,6 +9,8 @@ from argparse import Namespace
 import pytest
 from conftest import ROOT
 
+from synkhronos.host.compiler import NAME, TITLE
+
 LINES = {
     1: {
         2: [
@@ -52,7 +54,7 @@ def test_demo_shows_its_points(run_demo, number, n):
     assert not done.stderr
     assert done.stdout.startswith(f"Demo {number}: ")
     assert f"on {n} process(es)" in done.stdout.splitlines()[0]
-    assert done.stdout.splitlines()[-1].startswith("All results equal those of plain Theano")
+    assert done.stdout.splitlines()[-1].startswith(f"All results equal those of plain {TITLE}")
     for line in LINES[number][n]:
         assert line in done.stdout
 
@@ -115,9 +117,18 @@ def test_the_demo_of_a_controller_tells_what_it_decides(run_demo):
     assert any(line.split()[0] == accuracy[2] for line in validations)
 
 
+def test_the_network_for_digits_equals_that_on_one_process(run_demo):
+    pytest.importorskip("sklearn")
+    done = run_demo(ROOT / "demos" / "digits_mlp.py", "--epochs", 4, "--batch", 20)
+    lines = done.stdout.splitlines()
+    assert lines[0] == f"Digits of 8x8 pixels, {TITLE}; processes: 2"
+    assert lines[-1] == f"The loss of the first epoch equals that of plain {TITLE} on one process."
+    assert float(re.search(r"^epoch 4: .* accuracy ([0-9.]+)%", done.stdout, re.MULTILINE)[1]) > 90
+
+
 def test_the_keras_demo_equals_keras(run_demo, tmp_path):
     pytest.importorskip("sklearn")
-    if importlib.util.find_spec("keras") is None:
+    if NAME != "theano" or importlib.util.find_spec("keras") is None:
         pytest.skip("Keras is not installed: pip install keras==2.3.1")
     arguments = ["--processes", 2, "--epochs", 2, "--units", 8]
     done = run_demo(

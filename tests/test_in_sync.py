@@ -2,10 +2,7 @@
 
 import numpy as np
 import pytest
-import theano
-import theano.tensor as tt
-from theano.sandbox.rng_mrg import MRG_RandomStreams
-from theano.tensor.shared_randomstreams import RandomStreams
+from compilers import RandomStreams, Streams, compiler, tt
 
 import synkhronos as synk
 from synkhronos.world.world import current_world
@@ -23,8 +20,8 @@ def mismatch(*args):
 def variables(world_of):
     """Two variables with the same name, and others, on three ranks, of which 1 is the master."""
     world_of(3, master_rank=1)
-    first, second = (theano.shared(np.array([1.0, 2.0]), "w") for _ in range(2))
-    count = theano.shared(np.int64(3), "count")
+    first, second = (compiler.shared(np.array([1.0, 2.0]), "w") for _ in range(2))
+    count = compiler.shared(np.int64(3), "count")
     synk.function([], [first.sum() + second.sum(), (count, "sum")])
     synk.distribute()
     return first, second, count
@@ -68,7 +65,7 @@ def test_bits_count_and_so_do_shapes(variables):
 
 def test_many_variables_are_named_though_not_all_are_measured(world_of):
     world_of(2)
-    several = [theano.shared(np.zeros(2), f"v{number}") for number in range(14)]
+    several = [compiler.shared(np.zeros(2), f"v{number}") for number in range(14)]
     synk.function([], sum(one.sum() for one in several))
     synk.set_value(1, several, [np.ones(2)] * 14)
     error = mismatch()
@@ -77,11 +74,11 @@ def test_many_variables_are_named_though_not_all_are_measured(world_of):
     assert len(lines) == 14 and sum("by up to" in line for line in lines) == 10
 
 
-@pytest.mark.parametrize("make_streams", [MRG_RandomStreams, RandomStreams])
+@pytest.mark.parametrize("make_streams", [Streams, RandomStreams])
 def test_streams_and_each_ranks_own_rows_are_left_out(world_of, make_streams):
     world_of(2)
-    scattered, sliceable = (theano.shared(np.zeros((1, 2)), name) for name in ("rows", "sliceable"))
-    outputs = [scattered.sum(), sliceable.sum(), make_streams(1).uniform((2,))]
+    scattered, sliceable = (compiler.shared(np.zeros((1, 2)), name) for name in ("rows", "sliceable"))
+    outputs = [scattered.sum(), sliceable.sum(), make_streams(1).uniform(size=(2,))]
     synk.function([], [(one, "gather" if one.ndim else "sum") for one in outputs],
                   sliceable_shareds=[sliceable])()  # fmt: skip
     synk.scatter(scattered, np.arange(4.0).reshape(2, 2))
@@ -97,7 +94,7 @@ def test_streams_and_each_ranks_own_rows_are_left_out(world_of, make_streams):
 
 def test_updates_and_set_value_on_the_master_are_found(world_of):
     world_of(2)
-    x, w, v = tt.dvector("x"), theano.shared(np.zeros(2), "w"), theano.shared(1.0, "v")
+    x, w, v = tt.dvector("x"), compiler.shared(np.zeros(2), "w"), compiler.shared(1.0, "v")
     f = synk.function([x], x.mean() + v, updates=[(w, w + x.mean())])
     f(np.ones(4))
     assert synk.in_sync()
@@ -111,12 +108,12 @@ def test_updates_and_set_value_on_the_master_are_found(world_of):
 
 def test_without_replicas_nothing_differs_and_no_worker_is_started(world_of):
     world_of(2)
-    w = theano.shared(np.zeros(2), "w")
+    w = compiler.shared(np.zeros(2), "w")
     assert synk.in_sync()
     synk.function([], w.sum())
     assert synk.in_sync() and synk.in_sync(w) and not current_world().started
     synk.distribute()
-    late = theano.shared(np.zeros(2), "late")
+    late = compiler.shared(np.zeros(2), "late")
     synk.function([], late.sum())
     assert synk.in_sync() and synk.in_sync([w, late])
     world_of(1)
@@ -127,7 +124,7 @@ def test_without_replicas_nothing_differs_and_no_worker_is_started(world_of):
 
 def test_wrong_arguments_and_places_are_refused(world_of):
     world_of(2)
-    w, other = theano.shared(np.zeros(2), "w"), theano.shared(np.zeros(2), "other")
+    w, other = compiler.shared(np.zeros(2), "w"), compiler.shared(np.zeros(2), "other")
     synk.function([], w.sum())
     with pytest.raises(TypeError, match="shared variables of tensors"):
         synk.in_sync(tt.dvector())
@@ -150,7 +147,8 @@ def test_wrong_arguments_and_places_are_refused(world_of):
 @pytest.mark.parametrize("size, master_rank", [(1, 0), (2, 1), (3, 0)])
 def test_any_variable_can_be_broadcast_at_any_time(world_of, size, master_rank):
     world_of(size, master_rank=master_rank)
-    before, after, unused = (theano.shared(np.zeros(2), name) for name in ("before", "after", "unused"))
+    names = ("before", "after", "unused")
+    before, after, unused = (compiler.shared(np.zeros(2), name) for name in names)
     synk.broadcast(before, [1.0, 2.0])
     assert before.get_value().tolist() == [1, 2] and not current_world().started
     f = synk.function([], (before.sum(), "sum"))
@@ -169,7 +167,7 @@ def test_any_variable_can_be_broadcast_at_any_time(world_of, size, master_rank):
 
 def test_a_broadcast_before_the_start_is_what_workers_begin_with(world_of):
     world_of(2)
-    w = theano.shared(np.zeros(2), "w")
+    w = compiler.shared(np.zeros(2), "w")
     f = synk.function([], (w, "gather"))
     synk.broadcast(w, [1, 2])
     assert not current_world().started
@@ -178,7 +176,7 @@ def test_a_broadcast_before_the_start_is_what_workers_begin_with(world_of):
 
 def test_a_broadcast_inside_fuse_keeps_its_place_also_before_the_start(world_of):
     world_of(2)
-    w, unused = theano.shared(np.zeros(2), "w"), theano.shared(0.0, "unused")
+    w, unused = compiler.shared(np.zeros(2), "w"), compiler.shared(0.0, "unused")
     f = synk.function([], (w, "gather"))
     with synk.fuse():
         first = f()
@@ -191,7 +189,7 @@ def test_a_broadcast_inside_fuse_keeps_its_place_also_before_the_start(world_of)
 
 def test_a_wrong_broadcast_changes_nothing(world_of):
     world_of(2)
-    w = theano.shared(np.zeros(2), "w")
+    w = compiler.shared(np.zeros(2), "w")
     for value, error in (([[1.0]], TypeError), (["a"], TypeError), ([1j, 2], TypeError)):
         with pytest.raises(error):
             synk.broadcast(w, value)

@@ -8,8 +8,7 @@ import threading
 
 import numpy as np
 import pytest
-import theano
-import theano.tensor as tt
+from compilers import compiler, tt
 from prelude import (
     ACTIONS,
     LONG,
@@ -201,7 +200,7 @@ def test_ranks_that_did_not_fail_have_made_their_updates_but_none_after_a_collec
     """Check the documented state of replicas after an exception. A broadcast makes them equal again."""
     world = open_world(3)
     x = tt.dvector("x")
-    before, after = (theano.shared(0.0, name=name) for name in ("before", "after"))
+    before, after = (compiler.shared(0.0, name=name) for name in ("before", "after"))
     compute = synk.function(
         [x], (Act()(x), "gather"), updates=[(before, before + 1)], mode="FAST_COMPILE"
     )

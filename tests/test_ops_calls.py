@@ -7,11 +7,9 @@ import time
 
 import numpy as np
 import pytest
-import theano
-import theano.tensor as tt
+from compilers import Apply, Op, Streams, as_op, compiler, tt
 from prelude import error_of
 from processes import own_process
-from theano.sandbox.rng_mrg import MRG_RandomStreams
 
 import synkhronos as synk
 from synkhronos.functions.peers import GraphPeers
@@ -34,13 +32,13 @@ def usable():
     return current_world().broken is None
 
 
-class Raise(theano.Op):
+class Raise(Op):
     """Returns its input, or raises an error on the rank whose row has a NaN."""
 
     __props__ = ()
 
     def make_node(self, x):
-        return theano.Apply(self, [x], [x.type()])
+        return Apply(self, [x], [x.type()])
 
     def perform(self, node, inputs, outputs):
         if np.isnan(inputs[0]).any():
@@ -62,7 +60,7 @@ class Doze(Raise):
 def statistics():
     """Return the inputs, outputs and updates of a function that is defined on no rows, too."""
     x, average, count, own = tt.dmatrix("x"), *(
-        theano.shared(value, name)
+        compiler.shared(value, name)
         for value, name in ((np.zeros(2), "average"), (0, "count"), (np.zeros(2), "own"))
     )
     mean = ops.all_reduce(x.mean(0), "avg")
@@ -117,13 +115,13 @@ def test_the_value_of_a_master_without_rows_is_refused_before_anything_starts(wo
 
 
 def test_what_cannot_be_computed_of_no_rows_is_computed_by_ranks_without_rows(world):
-    x, largest = tt.dmatrix("x"), theano.shared(np.zeros(2), "largest")
+    x, largest = tt.dmatrix("x"), compiler.shared(np.zeros(2), "largest")
     f = synk.function([x], updates=[(largest, ops.all_reduce((-x).max(0), "max"))])
     for rows in (ROWS, ROWS[:2], np.ones((1, 2))):
         for batch in (None, np.arange(len(rows))[::-1]):
             f(rows, batch=batch)
             np.testing.assert_allclose(synk.gather(largest), [(-rows).max(0)] * RANKS)
-    own = theano.shared(np.zeros((2, 2)), "rows")
+    own = compiler.shared(np.zeros((2, 2)), "rows")
     updates = [(largest, ops.all_reduce(own.max(0), "max"))]
     f = synk.function([], updates=updates, sliceable_shareds=[own])
     synk.scatter(own, ROWS)
@@ -136,8 +134,8 @@ def test_what_cannot_be_computed_of_no_rows_is_computed_by_ranks_without_rows(wo
 @pytest.mark.parametrize("num_slices, n_rows", [(2, 8), (3, 8), (3, 4), (5, 2), (2, 7)])
 def test_each_slice_is_combined_over_all_ranks(world, num_slices, n_rows):
     """Ranks with fewer rows than slices take part in the others' slices."""
-    x, average = tt.dmatrix("x"), theano.shared(np.zeros(2), "average")
-    own = theano.shared(np.zeros(2), "own")
+    x, average = tt.dmatrix("x"), compiler.shared(np.zeros(2), "average")
+    own = compiler.shared(np.zeros(2), "own")
     mean = ops.all_reduce(x.mean(0), "avg")
     updates = [(average, 0.25 * average + mean), (own, x.mean(0))]
     f = synk.function([x], [mean.sum(), (tt.sqr(x - mean).sum(), "sum")], updates=updates)
@@ -161,13 +159,13 @@ def test_each_slice_is_combined_over_all_ranks(world, num_slices, n_rows):
 
 
 def test_rows_of_sliceable_variables_and_windows_are_reduced(world):
-    rows = theano.shared(ROWS.copy(), name="rows")
+    rows = compiler.shared(ROWS.copy(), name="rows")
     f = synk.function([], (ops.all_reduce(rows.mean(0), "avg"), None), sliceable_shareds=[rows])
     synk.scatter(rows, ROWS)
     np.testing.assert_allclose(f(), ROWS.mean(0))
     np.testing.assert_allclose(f(batch_s=slice(0, 2)), ROWS[[0, 1, 3, 4, 6, 7]].mean(0))
     index, x = tt.lscalar("index"), tt.dmatrix("x")
-    data = theano.shared(ROWS)
+    data = compiler.shared(ROWS)
     f = synk.function(
         [index], ops.all_reduce(x.sum(0)), givens={x: data[index * 5 : (index + 1) * 5]}
     )
@@ -196,7 +194,7 @@ def test_check_compares_with_the_function_alone_and_audits_know_what_is_joint(op
 
 def test_what_only_collectives_use_may_differ_and_gives_no_warning(world, recwarn):
     """The ranks' values are combined in the graph, as by synk.all_reduce."""
-    x, w = tt.dmatrix("x"), theano.shared(np.zeros(2), "w")
+    x, w = tt.dmatrix("x"), compiler.shared(np.zeros(2), "w")
     f = synk.function([x], updates=[(w, w + x.mean(0))])
     combine = synk.function([x], x.mean(), updates=[(w, ops.all_reduce(w, "avg"))])
     for _ in range(70):
@@ -233,8 +231,8 @@ def test_a_profile_counts_the_waiting_inside_a_graph_once(world):
 
 
 def test_random_streams_and_checkpoints_work_with_collectives(world, tmp_path):
-    x, stream = tt.dmatrix("x"), MRG_RandomStreams(3)
-    average = theano.shared(np.zeros(2), "average")
+    x, stream = tt.dmatrix("x"), Streams(3)
+    average = compiler.shared(np.zeros(2), "average")
     noisy = x + stream.normal(x.shape)
     mean = ops.all_reduce(noisy.mean(0), "avg")
     f = synk.function([x], [(mean, None), (noisy, "gather")], updates=[(average, mean)])
@@ -251,7 +249,7 @@ def test_random_streams_and_checkpoints_work_with_collectives(world, tmp_path):
 
 @own_process
 def test_functions_that_workers_inherit_get_late_and_inherit_after_a_restart_are_the_same():
-    x, w = tt.dmatrix("x"), theano.shared(np.ones(2), name="w")
+    x, w = tt.dmatrix("x"), compiler.shared(np.ones(2), name="w")
 
     def build():
         centred = x - ops.all_reduce(x.mean(0), "avg")
@@ -304,8 +302,6 @@ def test_nobody_waits_for_a_rank_that_fails(world, position, failing):
 
 @own_process
 def test_a_rank_that_is_killed_inside_a_graph_breaks_the_world_and_a_restart_mends_it():
-    from theano.compile.ops import as_op
-
     synk.fork(2, use_gpu=False)
     x = tt.dmatrix("x")
 

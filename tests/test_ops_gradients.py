@@ -2,9 +2,7 @@
 
 import numpy as np
 import pytest
-import theano
-import theano.tensor as tt
-from theano.gradient import NullTypeGradError
+from compilers import NullTypeGradError, Rop, compiler, tt
 
 import synkhronos as synk
 from synkhronos.extensions import train
@@ -63,7 +61,7 @@ def loss_of(v, x, collective, loss_op):
 @pytest.mark.parametrize("collective", COLLECTIVES)
 def test_the_gradient_is_that_of_the_losses_of_all_ranks(world, collective, loss_op, order):
     """Each rank has its own rows and its own values, of unequal numbers where they are gathered."""
-    v, x = theano.shared(np.zeros((1, 2)), name="v"), tt.dmatrix("x")
+    v, x = compiler.shared(np.zeros((1, 2)), name="v"), tt.dmatrix("x")
     loss = loss_of(v, x, collective, loss_op)
     if order == 2:
         loss = tt.sqr(tt.grad(loss, v)).sum()
@@ -80,7 +78,7 @@ def test_the_gradient_is_that_of_the_losses_of_all_ranks(world, collective, loss
 
 
 def test_the_average_of_the_gradients_is_the_serial_one_for_unequal_numbers_of_rows(world):
-    v, x = theano.shared(np.array([0.5, 2.0]), name="v"), tt.dmatrix("x")
+    v, x = compiler.shared(np.array([0.5, 2.0]), name="v"), tt.dmatrix("x")
     for loss_op, mean in (("avg", lambda y: y.mean()), ("sum", lambda y: y.sum())):
         centre = ops.all_reduce(tt.exp(x * v).mean(0), "avg", loss_op=loss_op)
         largest = ops.all_reduce((x * v).max(0), "max", loss_op=loss_op)
@@ -96,22 +94,22 @@ def test_the_directional_derivative_of_linear_collectives_is_that_of_differences
     x, d = tt.dmatrix("x"), tt.dmatrix("d")
     y = ops.all_reduce(x.sum(0)) * ops.all_reduce(x.mean(0), "avg")
     y += ops.all_gather(x)[0] + ops.broadcast(x[0])
-    f = synk.function([x, d], [(y, None), (tt.Rop(y, x, d), None)])
+    f = synk.function([x, d], [(y, None), (Rop(y, x, d), None)])
     direction = np.random.RandomState(3).normal(size=ROWS.shape)
     above, below = (f(ROWS + sign * STEP * direction, direction)[0] for sign in (1, -1))
     np.testing.assert_allclose(f(ROWS, direction)[1], (above - below) / (2 * STEP), rtol=1e-6)
 
 
 def test_what_has_no_gradient_is_refused(world):
-    v = theano.shared(np.ones(2))
+    v = compiler.shared(np.ones(2))
     with pytest.raises(NullTypeGradError, match="all_reduce: 'prod' has no gradient; use exp"):
         tt.grad(ops.all_reduce(v, "prod").sum(), v)
     with pytest.raises(NotImplementedError, match="'max' has no R operation"):
-        tt.Rop(ops.all_reduce(v, "max"), v, v)
+        Rop(ops.all_reduce(v, "max"), v, v)
 
 
 def test_integers_have_a_gradient_of_zero(world):
-    x, v = tt.dmatrix("x"), theano.shared(np.ones(2), name="v")
+    x, v = tt.dmatrix("x"), compiler.shared(np.ones(2), name="v")
     count = ops.all_reduce(tt.cast(v, "int64").sum()) + ops.all_gather(tt.cast(v, "int8")).sum()
     loss = (v * count * x.mean()).sum()
     f = synk.function([x], tt.grad(loss, v))
@@ -128,7 +126,7 @@ def test_a_training_step_equals_the_serial_one(world, loss_op, total, num_slices
     x = tt.dmatrix("x")
 
     def script():
-        v, average = theano.shared(np.array([0.5, 2.0]), "v"), theano.shared(np.zeros(2), "average")
+        v, average = compiler.shared(np.array([0.5, 2.0]), "v"), compiler.shared(np.zeros(2), "average")
         centre = ops.all_reduce((x * v).mean(0), "avg", loss_op=loss_op)
         loss = total(tt.sqr(x * v - centre) + tt.sqr(x + v)) + 0.1 * tt.sqr(v).sum()
         return v, average, loss, [(average, 0.9 * average + 0.1 * centre)]
@@ -151,7 +149,7 @@ def test_a_training_step_equals_the_serial_one(world, loss_op, total, num_slices
 
 
 def test_a_step_refuses_collectives_for_losses_that_are_combined_otherwise(world):
-    x, v = tt.dmatrix("x"), theano.shared(np.ones(2), name="v")
+    x, v = tt.dmatrix("x"), compiler.shared(np.ones(2), name="v")
     loss = tt.sqr(x * v - ops.all_reduce((x * v).mean(0), "avg")).sum()
 
     def descend(gradients, params):

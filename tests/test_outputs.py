@@ -4,8 +4,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import theano
-import theano.tensor as tt
+from compilers import compiler, tt
 from oracle import WORLD_IDS, WORLDS
 
 import synkhronos as synk
@@ -25,17 +24,17 @@ class Pool:
         self.size, self.master_rank = size, master_rank
         x = tt.fmatrix("x")
         total = x.sum(axis=0)
-        self.serial = theano.function([x], total)
+        self.serial = compiler.function([x], total)
         self.every = synk.function([x], [(total, op) for op in OPS])
         self.halves = synk.function([x], (tt.cast(total, "float16"), "avg"))
         counts = tt.cast(total, "int8")
         self.counts = synk.function([x], [(counts, "sum"), (counts, "max")])
         self.turned = synk.function([x], ((2 * x).T, "sum"))
         self.lengths = synk.function([x], (x.flatten(), "sum"))
-        self.rows = theano.shared(np.zeros((0, N), "float32"), "rows")
+        self.rows = compiler.shared(np.zeros((0, N), "float32"), "rows")
         self.held = synk.function([], [(self.rows.sum(axis=0), op) for op in OPS],
                                   sliceable_shareds=[self.rows])
-        self.weights = theano.shared(np.arange(N, dtype="float32"), "weights")
+        self.weights = compiler.shared(np.arange(N, dtype="float32"), "weights")
         v = tt.fvector("v")
         table = tt.constant(np.arange(N, dtype="float32"))
         new = self.weights + 1

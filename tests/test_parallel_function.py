@@ -1,6 +1,5 @@
 """`parallel_function` against the ``theano.function`` that it replaces."""
 
-import doctest
 import inspect
 from collections import OrderedDict
 
@@ -17,12 +16,21 @@ from steps import (
 )
 
 import synkhronos as synk
-import theano
-import theano.sparse
-import theano.tensor as T
+from compilers import (
+    NAME,
+    RandomStreams,
+    Streams,
+    UnusedInputError,
+    clone,
+    compiler,
+    run_examples,
+    scan,
+    sigmoid,
+    softplus,
+    sparse,
+    tt,
+)
 from synkhronos.extensions import train
-from theano.sandbox.rng_mrg import MRG_RandomStreams
-from theano.tensor.shared_randomstreams import RandomStreams
 
 pytestmark = pytest.mark.usefixtures("in_python")
 
@@ -33,17 +41,21 @@ def ranks(world_of):
 
 
 class Scattered:
-    """A function of plain Theano, called as that on all ranks."""
+    """A function of the compiler alone, called as that on all ranks."""
 
     def __init__(self, inputs, outputs=None, loss=None, params=None, gradients=None, **kwargs):
         updates = kwargs.pop("updates", None) or []
         pairs = updates.items() if hasattr(updates, "items") else updates
         kwargs.pop("loss_op", None), kwargs.pop("bcast_inputs", None)
         updates = [tuple(update[:2]) for update in pairs]
-        self._function = theano.function(inputs, outputs, updates=updates, **kwargs)
+        self._keys = sorted(outputs) if isinstance(outputs, dict) else None  # PyTensor takes no dict
+        if self._keys is not None:
+            outputs = [outputs[key] for key in self._keys]
+        self._function = compiler.function(inputs, outputs, updates=updates, **kwargs)
 
     def __call__(self, *args, batch=None, num_slices=1, **named):
-        return self._function(*args, **named)
+        outputs = self._function(*args, **named)
+        return outputs if self._keys is None else dict(zip(self._keys, outputs))
 
 
 def compare(make_step, arguments=None, network_of=Network, **tolerances):
@@ -64,7 +76,7 @@ def compare(make_step, arguments=None, network_of=Network, **tolerances):
 def momentum(gradients, params, rate, make=list):
     updates = []
     for param, gradient in zip(params, gradients):
-        velocity = theano.shared(param.get_value() * 0)
+        velocity = compiler.shared(param.get_value() * 0)
         new = 0.9 * velocity - rate * gradient
         updates += [(velocity, new), (param, param + new)]
     return make(updates)
@@ -73,7 +85,7 @@ def momentum(gradients, params, rate, make=list):
 @pytest.mark.parametrize("make_updates", [list, dict, OrderedDict])
 def test_the_gradients_of_an_output_are_found(make_updates):
     def make_step(network, make):
-        gradients = T.grad(network.loss, network.params)
+        gradients = tt.grad(network.loss, network.params)
         updates = momentum(gradients, network.params, 0.1, make_updates)
         return make([network.x, network.y], network.loss, updates=updates)
 
@@ -83,14 +95,14 @@ def test_the_gradients_of_an_output_are_found(make_updates):
 def test_the_loss_may_be_any_output_or_none():
     def of_an_output(network, make):
         loss = network.loss + network.penalty
-        updates = momentum([T.grad(loss, one) for one in network.params], network.params, 0.1)
+        updates = momentum([tt.grad(loss, one) for one in network.params], network.params, 0.1)
         return make(
             [network.x, network.y], [network.accuracy, network.loss, loss, network.penalty],
             updates=updates,
         )  # fmt: skip
 
     def of_none(network, make):
-        updates = momentum(T.grad(network.loss, network.params), network.params, 0.1)
+        updates = momentum(tt.grad(network.loss, network.params), network.params, 0.1)
         return make([network.x, network.y], updates=updates, loss=network.loss, params=network.params)
 
     compare(of_an_output)
@@ -99,8 +111,8 @@ def test_the_loss_may_be_any_output_or_none():
 
 def test_gradients_may_be_given():
     def make_step(network, make):
-        gradients = T.grad(network.loss, network.params)
-        gradients = [gradient * (1 + T.sqr(one)) for one, gradient in zip(network.params, gradients)]
+        gradients = tt.grad(network.loss, network.params)
+        gradients = [gradient * (1 + tt.sqr(one)) for one, gradient in zip(network.params, gradients)]
         updates = momentum(gradients, network.params, 0.1)
         given = {"gradients": gradients, "params": network.params}
         return make([network.x, network.y], network.accuracy, updates=updates, **given)
@@ -120,11 +132,11 @@ def test_what_is_computed_from_gradients_has_its_serial_value():
     """Gradients are clipped after they were averaged; outputs may be computed from them."""
 
     def make_step(network, make):
-        gradients = T.grad(network.loss, network.params)
-        norm = T.sqrt(sum(T.sqr(one).sum() for one in gradients))
-        clipped = [one * T.minimum(1, 0.2 / norm) for one in gradients]
+        gradients = tt.grad(network.loss, network.params)
+        norm = tt.sqrt(sum(tt.sqr(one).sum() for one in gradients))
+        clipped = [one * tt.minimum(1, 0.2 / norm) for one in gradients]
         updates = momentum(clipped, network.params, 0.1)
-        outputs = {"loss": network.loss, "norm": norm, "perplexity": T.exp(network.loss)}
+        outputs = {"loss": network.loss, "norm": norm, "perplexity": tt.exp(network.loss)}
         return make([network.x, network.y], outputs, updates=updates)
 
     compare(make_step)
@@ -133,10 +145,10 @@ def test_what_is_computed_from_gradients_has_its_serial_value():
 def test_updates_may_use_the_loss():
     def make_step(network, make):
         rate, least = network.shared(0.2, "rate"), network.shared(9.0, "least")
-        gradients = T.grad(network.loss, network.params)
+        gradients = tt.grad(network.loss, network.params)
         updates = momentum(gradients, network.params, rate * network.loss)
-        updates += [(rate, T.switch(network.loss < least, rate * 1.05, rate * 0.5))]
-        updates += [(least, T.minimum(least, network.loss))]
+        updates += [(rate, tt.switch(network.loss < least, rate * 1.05, rate * 0.5))]
+        updates += [(least, tt.minimum(least, network.loss))]
         return make([network.x, network.y], network.loss, updates=updates), [rate, least]
 
     compare(make_step)
@@ -144,9 +156,9 @@ def test_updates_may_use_the_loss():
 
 def test_scalars_and_broadcast_inputs_keep_their_places():
     def make_step(network, make):
-        rate, mask = T.dscalar("rate"), T.dvector("mask")
-        loss = theano.clone(network.loss, {network.x: network.x * mask})
-        updates = momentum(T.grad(loss, network.params), network.params, rate)
+        rate, mask = tt.dscalar("rate"), tt.dvector("mask")
+        loss = clone(network.loss, {network.x: network.x * mask})
+        updates = momentum(tt.grad(loss, network.params), network.params, rate)
         inputs = [rate, network.x, mask, network.y]
         return make(inputs, loss, updates=updates, bcast_inputs=[mask])
 
@@ -157,16 +169,16 @@ def test_scalars_and_broadcast_inputs_keep_their_places():
 def test_inputs_by_name_and_lists_as_data():
     networks = [Network(), Network()]
     for network in networks:
-        network.rate = T.dscalar("rate")
+        network.rate = tt.dscalar("rate")
     ours, theirs = [
         make(
             [network.x, network.y], network.loss, bcast_inputs=[network.rate],
-            updates=momentum(T.grad(network.loss, network.params), network.params, network.rate),
+            updates=momentum(tt.grad(network.loss, network.params), network.params, network.rate),
         )
         if make is train.parallel_function
         else make(
             [network.x, network.y, network.rate], network.loss,
-            updates=momentum(T.grad(network.loss, network.params), network.params, network.rate),
+            updates=momentum(tt.grad(network.loss, network.params), network.params, network.rate),
         )
         for network, make in zip(networks, (train.parallel_function, Scattered))
     ]  # fmt: skip
@@ -180,11 +192,11 @@ def test_inputs_by_name_and_lists_as_data():
 
 def test_givens_and_options_of_theano():
     def make_step(network, make):
-        scaled, unused = T.fmatrix("scaled"), T.dvector("unused")
-        updates = momentum(T.grad(network.loss, network.params), network.params, 0.1)
+        scaled, unused = tt.fmatrix("scaled"), tt.dvector("unused")
+        updates = momentum(tt.grad(network.loss, network.params), network.params, 0.1)
         return make(
             [scaled, network.y, unused], network.loss, updates=updates,
-            givens={network.x: T.cast(scaled, "float64") / 2},
+            givens={network.x: tt.cast(scaled, "float64") / 2},
             allow_input_downcast=True, on_unused_input="ignore", name="train", mode="FAST_COMPILE",
         )  # fmt: skip
 
@@ -192,8 +204,8 @@ def test_givens_and_options_of_theano():
     network = Network()
     step = make_step(network, train.parallel_function)
     assert [function.name for function in step.functions] == ["train: gradient", "train: update"]
-    unused = T.dvector("unused")
-    with pytest.raises(theano.compile.UnusedInputError):
+    unused = tt.dvector("unused")
+    with pytest.raises(UnusedInputError):
         train.parallel_function([network.x, unused], network.x.sum())
 
 
@@ -203,30 +215,31 @@ def test_moving_averages_are_averaged_over_the_rows():
     def make_step(network, make):
         mean = network.shared(np.zeros(4), "mean")
         last = network.shared(0.0, "last")
-        updates = momentum(T.grad(network.loss, network.params), network.params, 0.1)
+        updates = momentum(tt.grad(network.loss, network.params), network.params, 0.1)
         updates += [(mean, 0.9 * mean + 0.1 * network.hidden.mean(axis=0))]
-        updates += [(last, T.sqr(network.x).mean())]
+        updates += [(last, tt.sqr(network.x).mean())]
         return make([network.x, network.y], network.loss, updates=updates), [mean, last]
 
     compare(make_step)
 
 
+@pytest.mark.filterwarnings("ignore:.*default_update:DeprecationWarning")
 def test_default_updates_are_averaged_as_well():
     """As of Lasagne's layer: the update of a variable that shares its value with another one."""
 
     def make_step(network, make):
         mean = network.shared(np.zeros(4), "mean")
-        running = theano.clone(mean, share_inputs=False)  # has the value of `mean`
+        running = mean.clone()  # has the value of `mean`
         running.default_update = 0.9 * running + 0.1 * network.hidden.mean(axis=0)
-        calls = theano.shared(0, "calls")
+        calls = compiler.shared(0, "calls")
         calls.default_update = calls + 1
         loss = network.loss + 0 * running.sum() + 0 * calls
-        updates = momentum(T.grad(loss, network.params), network.params, 0.1)
+        updates = momentum(tt.grad(loss, network.params), network.params, 0.1)
         step = make([network.x, network.y], loss, updates=updates)
         if make is train.parallel_function:
             reads.append(synk.function([], [(mean.dimshuffle("x", 0), "gather"), mean]))
         else:
-            reads.append(theano.function([], mean))
+            reads.append(compiler.function([], mean))
         return step, [running, calls]
 
     reads = []
@@ -236,8 +249,9 @@ def test_default_updates_are_averaged_as_well():
     assert mean.any()
 
 
+@pytest.mark.filterwarnings("ignore:.*default_update:DeprecationWarning")
 def test_default_updates_can_be_left_out():
-    x, count = T.dvector("x"), theano.shared(0.0, "count")
+    x, count = tt.dvector("x"), compiler.shared(0.0, "count")
     count.default_update = count + x.mean()
     for excluded, expected in ((True, 0), ([count], 0), (False, 2)):
         step = train.parallel_function([x], x.mean() + count, no_default_updates=excluded)
@@ -247,16 +261,16 @@ def test_default_updates_can_be_left_out():
 
 def test_counts_are_added_and_extremes_are_kept():
     def make_step(network, make):
-        count = theano.shared(np.int64(3), "count")
+        count = compiler.shared(np.int64(3), "count")
         total = network.shared(np.arange(5.0), "total")
         largest = network.shared(np.full(5, -9.0), "largest")
-        least = theano.shared(np.int32(9), "least")
-        updates = momentum(T.grad(network.loss, network.params), network.params, 0.1)
+        least = compiler.shared(np.int32(9), "least")
+        updates = momentum(tt.grad(network.loss, network.params), network.params, 0.1)
         updates += [
             (count, count + network.x.shape[0], "sum"),
             (total, total + network.x.sum(axis=0), "sum"),
-            (largest, T.maximum(largest, network.x.max(axis=0)), "max"),
-            (least, T.minimum(least, network.y.min()), "min"),
+            (largest, tt.maximum(largest, network.x.max(axis=0)), "max"),
+            (least, tt.minimum(least, network.y.min()), "min"),
         ]
         step = make([network.x, network.y], network.loss, updates=updates)
         return step, [count, total, largest, least]
@@ -265,7 +279,7 @@ def test_counts_are_added_and_extremes_are_kept():
 
 
 def test_a_rank_may_keep_its_own_value():
-    x, seen = T.dvector("x"), theano.shared(np.zeros(2), "seen")
+    x, seen = tt.dvector("x"), compiler.shared(np.zeros(2), "seen")
     step = train.parallel_function([x], updates=[(seen, x[:2], None)])
     step(np.arange(4.0))
     np.testing.assert_array_equal(synk.gather(seen), [[0, 1], [2, 3]])
@@ -275,7 +289,7 @@ def test_any_expression_can_be_reduced():
     def make_step(network, make):
         count = train.reduced(network.x.shape[0], "sum")
         scale = train.reduced(abs(network.x).max(axis=0), "max", shape=(COLUMNS,))
-        gradients = T.grad(network.losses.sum(), network.params)
+        gradients = tt.grad(network.losses.sum(), network.params)
         updates = momentum([one / count for one in gradients], network.params, 0.1)
         known = network.shared(np.zeros(COLUMNS), "known")
         updates += [(known, known + scale)]
@@ -291,9 +305,9 @@ def test_any_expression_can_be_reduced():
 def test_several_losses_in_one_function():
     def make_step(network, make):
         others = Network(seed=9)
-        loss = T.sqr(theano.clone(others.hidden, {others.x: network.x})).mean()
-        updates = momentum(T.grad(network.loss, network.params), network.params, 0.1)
-        updates += momentum(T.grad(loss, others.params[:2]), others.params[:2], 0.1)
+        loss = tt.sqr(clone(others.hidden, {others.x: network.x})).mean()
+        updates = momentum(tt.grad(network.loss, network.params), network.params, 0.1)
+        updates += momentum(tt.grad(loss, others.params[:2]), others.params[:2], 0.1)
         losses = [network.loss, loss]
         step = make([network.x, network.y], network.loss, updates=updates, loss=losses)
         return step, others.params[:2]
@@ -305,14 +319,14 @@ def test_an_index_into_givens_divides_the_rows_that_it_selects():
     """As in Theano's tutorials; the last minibatch is shorter, and one update uses the index."""
     networks, steps = [Network(), Network()], []
     x, y = digits()
-    index, size = T.lscalar("index"), 5
+    index, size = tt.lscalar("index"), 5
     rows = slice(index * size, (index + 1) * size)
-    for network, make in zip(networks, (train.parallel_function, theano.function)):
-        latest = theano.shared(np.int64(-1), "latest")
+    for network, make in zip(networks, (train.parallel_function, compiler.function)):
+        latest = compiler.shared(np.int64(-1), "latest")
         loss = network.loss + network.penalty
-        updates = momentum(T.grad(loss, network.params), network.params, 0.1 / (1 + index))
-        givens = {network.x: theano.shared(x[:13])[rows]}
-        givens[network.y] = T.cast(theano.shared(y[:13] * 1.0)[rows], network.y.dtype)
+        updates = momentum(tt.grad(loss, network.params), network.params, 0.1 / (1 + index))
+        givens = {network.x: compiler.shared(x[:13])[rows]}
+        givens[network.y] = tt.cast(compiler.shared(y[:13] * 1.0)[rows], network.y.dtype)
         outputs = [loss, network.accuracy, index + 1]
         steps.append(make([index], outputs, updates=[*updates, (latest, index)], givens=givens))
         network.params.append(latest)
@@ -324,12 +338,12 @@ def test_an_index_into_givens_divides_the_rows_that_it_selects():
 
 
 def test_an_index_may_select_the_rows_of_a_training_step():
-    networks, index = [Network(), Network()], T.lscalar("index")
+    networks, index = [Network(), Network()], tt.lscalar("index")
     x, y = digits()
     steps = []
     for network, make in zip(networks, (train.make_train_function, train.make_train_function_theano)):
         rows = slice(7 * index, 7 * index + 7)
-        givens = {network.x: theano.shared(x)[rows], network.y: theano.shared(y)[rows]}
+        givens = {network.x: compiler.shared(x)[rows], network.y: compiler.shared(y)[rows]}
         steps.append(make(network.loss, network.params, index, None, sgd, givens=givens))
     for step in range(4):
         assert_same_results(steps[0](step), steps[1](step))
@@ -337,7 +351,7 @@ def test_an_index_may_select_the_rows_of_a_training_step():
 
 
 def test_an_index_in_bcast_inputs_selects_of_each_rank_its_own_rows():
-    x, index, stored = T.dvector("x"), T.lscalar("index"), theano.shared(np.zeros(1), "stored")
+    x, index, stored = tt.dvector("x"), tt.lscalar("index"), compiler.shared(np.zeros(1), "stored")
     with pytest.raises(ValueError, match="no input is divided among the ranks"):
         train.parallel_function([], x.mean(), bcast_inputs=[index], givens={x: stored[index:]})
     function = train.parallel_function(
@@ -354,7 +368,7 @@ def sgd(gradients, params):
 def test_a_sum_with_a_penalty():
     def make_step(network, make):
         loss = network.losses.sum() + network.penalty
-        updates = momentum(T.grad(loss, network.params), network.params, 0.01)
+        updates = momentum(tt.grad(loss, network.params), network.params, 0.01)
         outputs = [loss, loss / 7, network.accuracy]
         return make([network.x, network.y], outputs, updates=updates, loss=loss, loss_op="sum")
 
@@ -365,13 +379,14 @@ def test_a_parameter_that_is_only_in_a_penalty():
     def make_step(network, make):
         extra = network.shared(np.arange(3.0), "extra")
         network.params.append(extra)
-        loss = network.loss + T.sqr(extra).sum()
-        updates = momentum(T.grad(loss, network.params), network.params, 0.1)
+        loss = network.loss + tt.sqr(extra).sum()
+        updates = momentum(tt.grad(loss, network.params), network.params, 0.1)
         return make([network.x, network.y], loss, updates=updates)
 
     compare(make_step)
 
 
+@pytest.mark.skipif(NAME == "pytensor", reason="loops there have no updates of streams")
 def test_gradients_with_constants_and_the_updates_of_a_loop():
     """As in contrastive divergence; here with noise that is the same on every rank and in the end."""
     network, serial = Network(), Network()
@@ -381,22 +396,22 @@ def test_gradients_with_constants_and_the_updates_of_a_loop():
         w, b = net.params[:2]
 
         def sample(state):
-            hidden = T.nnet.sigmoid(T.dot(state, w) + b) > 0.5 + 0 * streams.uniform((1,))[0]
-            return T.tanh(T.dot(hidden, w.T))
+            hidden = sigmoid(tt.dot(state, w) + b) > 0.5 + 0 * streams.uniform(size=(1,))[0]
+            return tt.tanh(tt.dot(hidden, w.T))
 
-        states, of_streams = theano.scan(sample, outputs_info=net.x, n_steps=2)
+        states, of_streams = compiler.scan(sample, outputs_info=net.x, n_steps=2)
         assert of_streams
         end = states[-1]
-        loss = T.nnet.softplus(T.dot(net.x, w) + b).mean() - T.nnet.softplus(T.dot(end, w) + b).mean()
-        slopes = T.grad(loss, net.params[:2], consider_constant=[end])
+        loss = softplus(tt.dot(net.x, w) + b).mean() - softplus(tt.dot(end, w) + b).mean()
+        slopes = tt.grad(loss, net.params[:2], consider_constant=[end])
         updates = momentum(slopes, net.params[:2], 0.1) + list(of_streams.items())
-        if make is theano.function:
+        if make is compiler.function:
             return make([net.x], loss, updates=updates)
         with pytest.raises(ValueError, match="train.gradients.expressions, params. marks those that"):
             make([net.x], loss, updates=updates)
         return make([net.x], loss, updates=updates, gradients=slopes, params=net.params[:2])
 
-    ours, theirs = make_step(network, train.parallel_function), make_step(serial, theano.function)
+    ours, theirs = make_step(network, train.parallel_function), make_step(serial, compiler.function)
     for rows in batches(6):
         assert_same_results(ours(digits()[0][rows]), theirs(digits()[0][rows]))
     assert_same_values(network.params[:2], serial.params[:2])
@@ -407,31 +422,32 @@ def test_a_loop():
 
     def make_step(network, make):
         recurrent = network.shared(np.eye(4) / 2, "recurrent")
-        states, _ = theano.scan(
-            lambda state, inputs, weights: T.tanh(T.dot(state, weights) + inputs),
-            outputs_info=T.zeros_like(network.hidden), non_sequences=[network.hidden, recurrent],
+        states = scan(
+            lambda state, inputs, weights: tt.tanh(tt.dot(state, weights) + inputs),
+            outputs_info=tt.zeros_like(network.hidden), non_sequences=[network.hidden, recurrent],
             n_steps=3,
         )  # fmt: skip
-        loss = T.sqr(states[-1] - T.extra_ops.to_one_hot(network.y, 4)).mean()
+        loss = tt.sqr(states[-1] - tt.extra_ops.to_one_hot(network.y, 4)).mean()
         del network.params[2:]
         params = [recurrent, *network.params]
-        step = make([network.x, network.y], loss, updates=momentum(T.grad(loss, params), params, 0.1))
+        step = make([network.x, network.y], loss, updates=momentum(tt.grad(loss, params), params, 0.1))
         return step, [recurrent]
 
     compare(make_step)
 
 
+@pytest.mark.skipif(NAME == "pytensor", reason="states of its streams cannot be broadcast")
 def test_random_numbers_in_the_updates_are_the_same_on_every_rank():
     """Noise that is added to the parameters, as in Langevin dynamics."""
 
     def make_step(network, make):
-        noise = MRG_RandomStreams(11)
+        noise = Streams(11)
         last = network.shared(np.zeros(3), "last")
         updates = [
-            (one, one - 0.1 * slope + 0.01 * noise.normal(one.get_value().shape))
-            for one, slope in zip(network.params, T.grad(network.loss, network.params))
+            (one, one - 0.1 * slope + 0.01 * noise.normal(size=one.get_value().shape))
+            for one, slope in zip(network.params, tt.grad(network.loss, network.params))
         ]
-        updates += [(last, noise.uniform((3,)))]
+        updates += [(last, noise.uniform(size=(3,)))]
         return make([network.x, network.y], network.loss, updates=updates), [last]
 
     compare(make_step)
@@ -439,12 +455,12 @@ def test_random_numbers_in_the_updates_are_the_same_on_every_rank():
 
 def test_a_chain_of_states_that_each_rank_keeps():
     """As in persistent contrastive divergence: each rank has chains of its own."""
-    network, streams = Network(), MRG_RandomStreams(12)
+    network, streams = Network(), Streams(12)
     chain = network.shared(np.zeros((6, COLUMNS)), "chain")
-    new = T.tanh(chain + streams.normal((6, COLUMNS)))
-    loss = T.sqr(network.hidden).mean() - T.dot(new, network.params[0]).mean()
+    new = tt.tanh(chain + streams.normal(size=(6, COLUMNS)))
+    loss = tt.sqr(network.hidden).mean() - tt.dot(new, network.params[0]).mean()
     del network.params[2:]
-    updates = momentum(T.grad(loss, network.params), network.params, 0.1)
+    updates = momentum(tt.grad(loss, network.params), network.params, 0.1)
     step = train.parallel_function([network.x], loss, updates=[*updates, (chain, new, None)])
     for rows in batches(5):
         step(digits()[0][rows])
@@ -463,13 +479,13 @@ def test_the_index_of_a_tutorial_selects_rows_of_shared_data():
     networks = [Network(), Network()]
     steps = []
     for network, make in zip(networks, (train.parallel_function, Scattered)):
-        index, size = T.lscalar("index"), T.lscalar("size")
+        index, size = tt.lscalar("index"), tt.lscalar("size")
         rows = slice(index * size, (index + 1) * size)
         rate = 0.1 / (1 + index)
         steps.append(make(
             [index, size], [network.loss, network.accuracy],
-            updates=momentum(T.grad(network.loss, network.params), network.params, rate),
-            givens={network.x: theano.shared(x)[rows], network.y: theano.shared(y)[rows]},
+            updates=momentum(tt.grad(network.loss, network.params), network.params, rate),
+            givens={network.x: compiler.shared(x)[rows], network.y: compiler.shared(y)[rows]},
         ))  # fmt: skip
     for _ in range(2):
         for index in range(9):  # the last has one row, which is less than one for each rank
@@ -479,17 +495,17 @@ def test_the_index_of_a_tutorial_selects_rows_of_shared_data():
 
 def test_wrapped_inputs_and_outputs():
     network = Network()
-    x_by_columns, rate = T.dmatrix("columns"), T.dscalar("rate")
-    loss = theano.clone(network.loss, {network.x: x_by_columns.T})
-    updates = momentum(T.grad(loss, network.params), network.params, rate)
+    x_by_columns, rate = tt.dmatrix("columns"), tt.dscalar("rate")
+    loss = clone(network.loss, {network.x: x_by_columns.T})
+    updates = momentum(tt.grad(loss, network.params), network.params, rate)
     step = train.parallel_function(
-        [synk.In(x_by_columns, axis=1), theano.In(network.y), theano.In(rate, value=0.1)],
-        [theano.Out(loss), synk.Out(network.y, "gather")],
+        [synk.In(x_by_columns, axis=1), compiler.In(network.y), synk.In(rate, value=0.1)],
+        [compiler.Out(loss), synk.Out(network.y, "gather")],
         updates=updates,
     )
     serial = Network()
-    updates = momentum(T.grad(serial.loss, serial.params), serial.params, 0.1)
-    other = theano.function([serial.x, serial.y], serial.loss, updates=updates)
+    updates = momentum(tt.grad(serial.loss, serial.params), serial.params, 0.1)
+    other = compiler.function([serial.x, serial.y], serial.loss, updates=updates)
     x, y = digits()
     for rows in batches(6):
         loss, labels = step(x[rows].T, y[rows])
@@ -501,15 +517,15 @@ def test_wrapped_inputs_and_outputs():
 def test_sliceable_shared_variables_hold_rows():
     network, serial = Network(), Network()
     x, y = digits()
-    shareds = [theano.shared(x, "x_rows"), theano.shared(y, "y_rows")]
-    updates = momentum(T.grad(network.loss, network.params), network.params, 0.1)
+    shareds = [compiler.shared(x, "x_rows"), compiler.shared(y, "y_rows")]
+    updates = momentum(tt.grad(network.loss, network.params), network.params, 0.1)
     step = train.parallel_function(
         [], network.loss, updates=updates, sliceable_shareds=shareds,
         givens=dict(zip([network.x, network.y], shareds)),
     )  # fmt: skip
     synk.scatter(shareds, [x, y])
-    updates = momentum(T.grad(serial.loss, serial.params), serial.params, 0.1)
-    other = theano.function([serial.x, serial.y], serial.loss, updates=updates)
+    updates = momentum(tt.grad(serial.loss, serial.params), serial.params, 0.1)
+    other = compiler.function([serial.x, serial.y], serial.loss, updates=updates)
     for _ in range(3):
         assert_same_results(step(), other(x, y))
     half = (len(x) + 1) // 2
@@ -521,7 +537,7 @@ def test_sliceable_shared_variables_hold_rows():
 def test_a_function_without_updates_is_a_function():
     network = Network()
     evaluate = train.parallel_function([network.x, network.y], [network.loss, network.accuracy])
-    serial = theano.function([network.x, network.y], [network.loss, network.accuracy])
+    serial = compiler.function([network.x, network.y], [network.loss, network.accuracy])
     assert_same_results(evaluate(*digits()), serial(*digits()))
     rows = [3, 1, -1]
     x, y = digits()
@@ -529,7 +545,7 @@ def test_a_function_without_updates_is_a_function():
 
 
 def test_outputs_that_do_not_depend_on_the_rows_may_have_any_dtype():
-    x, count = T.dvector("x"), theano.shared(5, "count")
+    x, count = tt.dvector("x"), compiler.shared(5, "count")
     step = train.parallel_function([x], [x.mean(), count], updates=[(count, count + 1)])
     assert_same_results(step([1.0, 2.0]), [np.array(1.5), np.array(5)])
     assert synk.gather(count).tolist() == [6, 6]
@@ -537,18 +553,18 @@ def test_outputs_that_do_not_depend_on_the_rows_may_have_any_dtype():
 
 # What cannot equal the serial step
 
-N = theano.shared(0, "n")
-F = theano.shared(0.0, "f")
-ROWS_KEPT = theano.shared(np.zeros((3, COLUMNS)), "rows")
-SPARSE = theano.shared(scipy.sparse.csr_matrix(np.zeros((3, COLUMNS))), "sparse")
+N = compiler.shared(0, "n")
+F = compiler.shared(0.0, "f")
+ROWS_KEPT = compiler.shared(np.zeros((3, COLUMNS)), "rows")
+SPARSE = compiler.shared(scipy.sparse.csr_matrix(np.zeros((3, COLUMNS))), "sparse")
 
 
 def slope(net):
-    return T.grad(net.loss, net.params[0])
+    return tt.grad(net.loss, net.params[0])
 
 
 def another_slope(net):
-    return T.grad(T.sqr(net.hidden).mean(), net.params[0])
+    return tt.grad(tt.sqr(net.hidden).mean(), net.params[0])
 
 
 def stepped(net, slope):
@@ -556,9 +572,9 @@ def stepped(net, slope):
 
 
 def adagrad(slope, param):
-    total = theano.shared(param.get_value() * 0, "total")
+    total = compiler.shared(param.get_value() * 0, "total")
     new = total + slope**2
-    return [(total, new), (param, param - slope / T.sqrt(new + 1e-3))]
+    return [(total, new), (param, param - slope / tt.sqrt(new + 1e-3))]
 
 
 REFUSED = {
@@ -567,11 +583,11 @@ REFUSED = {
         TypeError, "new value of n, int64, depends on input 'x'.*'sum'\\) adds up the changes",
     ),
     "a count": (
-        lambda net: [(F, F + T.cast(net.x.shape[0], "float64"))],
+        lambda net: [(F, F + tt.cast(net.x.shape[0], "float64"))],
         ValueError, "new value of f depends on input 'x' and is a sum over the rows",
     ),
     "a sum": (
-        lambda net: [(F, F + T.tanh(T.dot(net.x, net.params[0])).sum() / 100)],
+        lambda net: [(F, F + tt.tanh(tt.dot(net.x, net.params[0])).sum() / 100)],
         ValueError, "new value of f depends on input 'x' and is a sum over the rows",
     ),
     "rows": (
@@ -579,7 +595,7 @@ REFUSED = {
         ValueError, "new value of rows depends on input 'x' and has an item for each row",
     ),
     "an extreme": (
-        lambda net: [(F, T.maximum(F, net.x.mean()))],
+        lambda net: [(F, tt.maximum(F, net.x.mean()))],
         ValueError, "new value of f depends on input 'x', but no gradient of the loss was found",
     ),
     "another gradient": (
@@ -599,15 +615,15 @@ REFUSED = {
         ValueError, "Mark any other expression with train.reduced\\(\\)",
     ),
     "RandomStreams": (
-        lambda net: stepped(net, slope(net) + RandomStreams(1).normal(net.params[0].shape)),
-        TypeError, "RandomStreams cannot do this; use MRG_RandomStreams",
+        lambda net: stepped(net, slope(net) + RandomStreams(1).normal(size=net.params[0].shape)),
+        TypeError, "has to draw alike. (RandomStreams cannot|Give .shared, new, None)",
     ),
     "no tensor": (
-        lambda net: [(SPARSE, theano.sparse.csr_from_dense(net.x))],
-        TypeError, "new value of sparse.*only tensors can be combined",
+        lambda net: [(SPARSE, sparse.csr_from_dense(net.x))],
+        TypeError, "new value of .*parse.*only tensors can be combined",
     ),
     "a sum of bool": (
-        lambda net: [(theano.shared(np.array(False), "b"), T.any(net.x > 0), "sum")],
+        lambda net: [(compiler.shared(np.array(False), "b"), tt.any(net.x > 0), "sum")],
         TypeError, "changes of b cannot be added, as it is bool; use 'max'",
     ),
     "an unknown operation": (
@@ -628,7 +644,7 @@ def test_an_update_that_cannot_be_averaged_is_refused(name):
 def test_an_output_that_cannot_be_averaged_is_refused():
     network = Network()
     one = slope(network)
-    mixed = T.sqr(one).sum() * network.hidden.mean()
+    mixed = tt.sqr(one).sum() * network.hidden.mean()
     inputs, updates = [network.x, network.y], stepped(network, one)
     with pytest.raises(ValueError, match="outputs\\[1\\]: it uses a gradient, and besides depends on"):
         train.parallel_function(inputs, [network.loss, mixed], updates=updates)
@@ -637,10 +653,10 @@ def test_an_output_that_cannot_be_averaged_is_refused():
 
 
 def test_a_step_without_rows_is_refused():
-    index, w = T.lscalar("index"), theano.shared(1.0, "w")
+    index, w = tt.lscalar("index"), compiler.shared(1.0, "w")
     with pytest.raises(ValueError, match="no input is divided among the ranks"):
         train.parallel_function([index], w * index, updates=[(w, w + index)])
-    y, stored = T.dscalar("y"), theano.shared(np.arange(3.0))
+    y, stored = tt.dscalar("y"), compiler.shared(np.arange(3.0))
     with pytest.raises(ValueError, match="no input is divided among the ranks"):
         train.parallel_function([index], y, givens={y: stored[index]})
     with pytest.raises(ValueError, match="no input is divided among the ranks"):
@@ -652,14 +668,14 @@ def test_wrong_arguments_are_refused():
     inputs, loss, updates = [network.x, network.y], network.loss, stepped(network, slope(network))
     for arguments, keywords, error, message in (
         ((network.x, loss), {}, TypeError, "inputs: expected a list of variables"),
-        (([3], loss), {}, TypeError, "inputs: expected Theano variables, got 3"),
-        ((inputs, [3]), {}, TypeError, "outputs\\[0\\]: expected a Theano variable"),
+        (([3], loss), {}, TypeError, "inputs: expected variables, got 3"),
+        ((inputs, [3]), {}, TypeError, "outputs\\[0\\]: expected a variable or"),
         ((inputs, (loss, "avg", 1)), {}, ValueError, "give several outputs as a list"),
         ((inputs, loss), {"updates": 3}, TypeError, "updates: expected a dict, or a list"),
         ((inputs, loss), {"givens": [3]}, TypeError, "givens\\[0\\]: expected \\(variable, value\\)"),
         ((inputs, loss), {"givens": network.x}, TypeError, "givens: expected a dict"),
         ((inputs, loss), {"loss": network.losses}, ValueError, "loss: expected a scalar"),
-        ((inputs, loss), {"loss": 3.0}, TypeError, "loss: expected a scalar Theano expression"),
+        ((inputs, loss), {"loss": 3.0}, TypeError, "loss: expected a scalar expression"),
         ((inputs, loss), {"params": network.params[0]}, TypeError, "put a single parameter in a list"),
         ((inputs, loss), {"gradients": [slope(network)]}, ValueError, "as many params"),
         ((inputs, loss), {"gradients": [1], "params": [network.params[0]]}, TypeError, "gradients\\["),
@@ -682,7 +698,7 @@ def test_wrong_arguments_are_refused():
 
 def test_wrong_data_are_refused():
     network = Network()
-    unnamed = T.dvector()
+    unnamed = tt.dvector()
     step = train.parallel_function([unnamed, network.x], (network.x * unnamed[0]).mean())
     rows, x = np.ones(4), np.ones((4, COLUMNS))
     for args, named, message in (
@@ -702,6 +718,4 @@ def test_wrong_data_are_refused():
 def test_examples_print_what_they_show(name):
     synk.close()
     function = getattr(train, name)
-    test = doctest.DocTestParser().get_doctest(inspect.getdoc(function), {}, name, None, 0)
-    failed, tried = doctest.DocTestRunner().run(test)
-    assert tried and not failed
+    assert run_examples(inspect.getdoc(function), name)

@@ -4,13 +4,16 @@ import numpy as np
 import pytensor
 import pytensor.tensor as pt
 import pytest
-from compilers import RandomStreams
+from compilers import RandomStreams, default_mode
 from test_docs import test_examples_print_what_is_shown as check_page
 
 import synkhronos as synk
 from synkhronos.engines.base import PARTLY_SUM, ROWS, SUM
 from synkhronos.engines.pytensor_engine import PyTensorEngine
 from synkhronos.engines.rows import extents
+from synkhronos.extensions import batch_norm, train, updates
+
+NUMBA = {"mode": "NUMBA"}
 
 
 #: PyTensor 2.38, which PyMC needs, has shared generators too, but makes them otherwise.
@@ -146,6 +149,56 @@ def test_modes_that_do_not_survive_a_fork_are_refused(two, mode, name):
         synk.function([x], x.mean(), mode=mode)
 
 
+def test_collectives_in_graphs_are_c_code_where_numba_is_the_default(two):
+    mean = synk.ops.all_reduce(x.mean(axis=0), "avg")
+    outputs = [pt.sqr(x - mean).mean(), (x - mean, "gather")]
+    with pytest.raises(ValueError, match="mode: collectives in graphs .* use mode='CVM'"):
+        synk.function([x], outputs, mode="NUMBA")
+    rows = np.arange(14.0).reshape(7, 2)
+    with default_mode("NUMBA"):
+        f = synk.function([x], outputs)
+    square, centred = f(rows)
+    np.testing.assert_allclose(square, rows.var(axis=0).mean())
+    np.testing.assert_allclose(centred, rows - rows.mean(axis=0))
+
+
+def test_training_steps_of_numba_equal_the_serial_step(two):
+    data = [np.random.RandomState(0).normal(size=(41, 3)), np.random.RandomState(1).normal(size=41)]
+    made = []
+    for make in (train.make_train_function, train.make_train_function_theano):
+        u, target = pytensor.shared(np.ones(3), "u"), pt.dvector("target")
+        loss = pt.sqr(pt.dot(x, u) - target).mean()
+        made.append((u, make(loss, [u], x, target, updates.momentum, 0.1, function_options=NUMBA)))
+    (ours, step), (theirs, serial) = made
+    for rows in (slice(0, 40), [3, 1, 2, 7], 1, slice(40, 3, -2)):
+        np.testing.assert_allclose(step(*data, batch=rows), serial(*data, batch=rows))
+    for replica in synk.gather(ours):
+        np.testing.assert_allclose(replica, theirs.get_value())
+
+
+# Training
+
+
+@pytest.mark.parametrize("axes", ["per-activation", "spatial"])
+def test_batch_normalization_uses_the_rows_of_all_ranks(two, axes):
+    images = pt.dtensor4("images")
+    data = np.random.RandomState(0).normal(3, 2, size=(7, 2, 3, 4))
+    over = (0,) if axes == "per-activation" else (0, 2, 3)
+    mean, variance = data.mean(axis=over), data.var(axis=over)
+    old = [pytensor.shared(np.zeros(mean.shape)), pytensor.shared(np.ones(mean.shape))]
+    out, *_, new_mean, new_variance = batch_norm.batch_normalization_train(
+        images, np.full(mean.shape, 2.0), np.ones(mean.shape), axes, 1e-3, 0.25,
+        running_mean=old[0], running_var=old[1])  # fmt: skip
+    f = synk.function([images], (out, "gather"), updates=list(zip(old, (new_mean, new_variance))))
+    shape = [1 if axis in over else extent for axis, extent in enumerate(data.shape)]
+    expected = (data - mean.reshape(shape)) / np.sqrt(variance.reshape(shape) + 1e-3) * 2 + 1
+    np.testing.assert_allclose(f(data), expected)
+    count = data.size // mean.size
+    unbiased = variance * count / (count - 1)
+    for one, value in zip(old, (0.25 * mean, 0.75 + 0.25 * unbiased)):
+        np.testing.assert_allclose(synk.gather(one), [value] * 2)
+
+
 # Random generators
 
 
@@ -211,14 +264,12 @@ def test_a_default_value_is_an_option_of_the_librarys_own_input(two):
         synk.function([x], (x * scale).mean(), [kept])
 
 
-def test_devices_extensions_and_collectives_in_graphs_are_refused_in_words():
+def test_devices_and_keras_are_refused_in_words():
     assert synk.get_n_gpu() == 0
     with pytest.raises(ValueError, match="with PyTensor all ranks compute on the CPU"):
         synk.fork(2, use_gpu=True)
     with pytest.raises(ValueError, match="with PyTensor all ranks compute on the CPU"):
         synk.fork(devices=["cuda0", "cuda1"])
-    with pytest.raises(ImportError, match="are operations of Theano, and PyTensor is used"):
-        synk.ops.all_reduce(x)
     with pytest.raises(ImportError, match="builds graphs of Theano"):
         synk.extensions.keras  # noqa: B018
 

@@ -11,12 +11,9 @@ import time
 import numpy as np
 import psutil
 import pytest
-import theano
-import theano.tensor as tt
+from compilers import RandomStreams, Streams, compiler, tt
 from prelude import check_in_fork, error_of, later
 from processes import own_process
-from theano.sandbox.rng_mrg import MRG_RandomStreams
-from theano.tensor.shared_randomstreams import RandomStreams
 
 import synkhronos as synk
 
@@ -50,7 +47,7 @@ class Opened:
     def __init__(self, n=2, **kwargs):
         synk.fork(n, use_gpu=False, **kwargs)
         self.x = x = tt.dmatrix("x")
-        self.w = theano.shared(np.zeros(2), "w")
+        self.w = compiler.shared(np.zeros(2), "w")
         self.step = synk.function(
             [x], [(x.sum(axis=0), "sum"), (x[:, 0], "gather")],
             updates=[(self.w, self.w + x.sum(axis=0))], name="step", mode="FAST_COMPILE",
@@ -140,7 +137,7 @@ def test_every_rank_has_a_replica_of_its_own_again():
 
     world = open_world(2)
     w = world.w
-    big = theano.shared(np.zeros(1 << 22), "big")
+    big = compiler.shared(np.zeros(1 << 22), "big")
     touch = synk.function([], updates=[(big, big + 1)], mode="FAST_COMPILE")
     data = synk.data(np.ones((4, 2)))
     world.check(2, data)
@@ -235,7 +232,7 @@ def test_a_restart_needs_neither_functions_nor_started_workers():
     synk.fork(2, use_gpu=False)
     assert synk.restart() == 2 and synk.restart(1) == 1 and synk.restart(2) == 2
     data = synk.data(np.ones((4, 2)))
-    s = theano.shared(2.0)
+    s = compiler.shared(2.0)
     x = tt.dmatrix()
     f = synk.function([x], (x.sum() * s, "sum"), mode="FAST_COMPILE")
     synk.restart()
@@ -293,8 +290,8 @@ def test_an_interrupted_step_was_taken_completely_or_not_at_all():
     """Rank 1 is killed at 16 moments of two steps of gradient, all-reduce and update."""
     synk.fork(2, use_gpu=False)
     x = tt.dmatrix("x")
-    w, count = theano.shared(np.zeros(1_000_000), "w"), theano.shared(np.int64(0), "count")
-    flat = theano.shared(np.zeros(1_000_000), "flat")
+    w, count = compiler.shared(np.zeros(1_000_000), "w"), compiler.shared(np.int64(0), "count")
+    flat = compiler.shared(np.zeros(1_000_000), "flat")
     gradient = synk.function([x], updates=[(flat, tt.ones_like(w) * x.sum() / x.shape[0])])
     update = synk.function([], updates=[(w, w + flat), (count, count + 1)])
     data = synk.data(np.ones((5, 1)))
@@ -333,7 +330,7 @@ def print_drawn(make, interrupted):
     n = 3
     synk.fork(n, use_gpu=False)
     x = tt.dmatrix("x")
-    draw = synk.function([x], (make(5).uniform((x.shape[0], 3)), "gather"), mode="FAST_COMPILE")
+    draw = synk.function([x], (make(5).uniform(size=(x.shape[0], 3)), "gather"), mode="FAST_COMPILE")
     draw(np.ones((3 * n, 1)))
     draw(np.ones((3 * n, 1)))
     if interrupted:
@@ -348,7 +345,7 @@ def print_drawn(make, interrupted):
 
 def test_with_equal_shares_mrg_streams_go_on_as_if_nothing_had_happened(programs):
     whole, restarted = (
-        programs.run(print_drawn, MRG_RandomStreams, interrupted).check().stdout
+        programs.run(print_drawn, Streams, interrupted).check().stdout
         for interrupted in (False, True)
     )
     assert whole == restarted
@@ -362,7 +359,7 @@ def test_streams_of_numpy_are_independent_after_a_restart(programs):
 def test_thirty_restarts_leak_neither_files_nor_memory():
     world = open_world(2)
     step = world.step
-    big = theano.shared(np.zeros(1 << 20), "big")
+    big = compiler.shared(np.zeros(1 << 20), "big")
     touch = synk.function([], updates=[(big, big + 1)], mode="FAST_COMPILE")
     data = synk.data(np.ones((1 << 17, 2)))
     process = psutil.Process()

@@ -5,15 +5,14 @@ import time
 
 import numpy as np
 import pytest
-import theano
-import theano.tensor as tt
+from compilers import compiler, default_mode, tt
 
 import synkhronos as synk
 from synkhronos.extensions import rules, updates
 
 RANKS, STEPS, RATE = 3, 50, 0.05
 TOKEN = 1  # the tag of the messages by which ranks take turns
-PARAMS = [theano.shared(np.zeros(2), "w"), theano.shared(0.0, "b")]
+PARAMS = [compiler.shared(np.zeros(2), "w"), compiler.shared(0.0, "b")]
 FEATURES = np.random.RandomState(0).normal(size=(300, 2))
 TARGETS = FEATURES @ [2.0, -1.0] + 0.5
 START = [np.array([0.3, -0.2]), np.array(0.1)]
@@ -28,9 +27,7 @@ def step(open_world):
     open_world(RANKS, timeout=60)
     x, y = tt.dmatrix("x"), tt.dvector("y")
     loss = tt.sqr(tt.dot(x, PARAMS[0]) + PARAMS[1] - y).mean()
-    with pytest.MonkeyPatch.context() as patch:  # without C code
-        mode = theano.compile.get_mode("FAST_COMPILE")
-        patch.setattr(theano.compile.mode, "instantiated_default_mode", mode)
+    with default_mode("FAST_COMPILE"):  # without C code
         made = rules.make_step(loss, PARAMS, [x, y], updates.sgd, learning_rate=RATE)
         synk.distribute()
     return made

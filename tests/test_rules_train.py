@@ -9,8 +9,7 @@ import time
 
 import numpy as np
 import pytest
-import theano
-import theano.tensor as tt
+from compilers import compiler, default_mode, tt
 from processes import own_process
 
 import synkhronos as synk
@@ -27,20 +26,20 @@ class Model:
     """A linear model: its parameters, a step in two parts, a step in one, and the loss."""
 
     def __init__(self):
-        self.params = [theano.shared(START[0], "w"), theano.shared(START[1], "b")]
+        self.params = [compiler.shared(START[0], "w"), compiler.shared(START[1], "b")]
         self.x, self.y = tt.dmatrix("x"), tt.dvector("y")
         w, b = self.params
         loss = tt.sqr(tt.dot(self.x, w) + b - self.y).mean()
         self.step = rules.make_step(
             loss, self.params, [self.x, self.y], updates.adam, learning_rate=0.05
         )
-        gradients = zip(self.params, theano.grad(loss, self.params))
+        gradients = zip(self.params, compiler.grad(loss, self.params))
         new = updates.apply_momentum(
             [(one, one - 0.05 * each) for one, each in gradients], self.params, 0.5
         )
         self.function = synk.function([self.x, self.y], [loss, w.sum()], updates=new, name="step")
         self.loss = synk.function([self.x, self.y], {"error": loss, "count": tt.ones_like(b)})
-        self.other = theano.shared(np.zeros(3), "other")
+        self.other = compiler.shared(np.zeros(3), "other")
         self.without = synk.function([self.x, self.y], loss + 0 * self.other.sum())
         synk.distribute()
         self.state = [shared for shared in self.step.update.get_shared()]
@@ -71,9 +70,7 @@ def make_model(open_world):
         if size not in made:
             made.clear()
             open_world(size, timeout=60)
-            with pytest.MonkeyPatch.context() as patch:
-                mode = theano.compile.get_mode("FAST_COMPILE")
-                patch.setattr(theano.compile.mode, "instantiated_default_mode", mode)
+            with default_mode("FAST_COMPILE"):
                 made[size] = Model()
         return made[size]
 
@@ -368,7 +365,7 @@ def model_loss(model):
 
 
 def descent(model):
-    gradients = theano.grad(model_loss(model), model.params)
+    gradients = compiler.grad(model_loss(model), model.params)
     return [(one, one - 0.05 * each) for one, each in zip(model.params, gradients)]
 
 
@@ -402,7 +399,7 @@ def test_a_loss_that_is_no_number_stops_with_a_sentence(model):
 @own_process
 def test_the_first_interrupt_ends_with_a_record():
     synk.fork(2, use_gpu=False)
-    w, x = theano.shared(0.0, "w"), tt.dvector("x")
+    w, x = compiler.shared(0.0, "w"), tt.dvector("x")
     step = synk.function([x], w.sum(), updates=[(w, w + 0.1 * (x.mean() - w))], mode="FAST_COMPILE")
 
     def report(rank, rule, number, loss):
@@ -420,7 +417,7 @@ def test_the_first_interrupt_ends_with_a_record():
 @own_process
 def test_ranks_that_are_left_go_on_and_a_fresh_one_takes_over():
     synk.fork(3, use_gpu=False)
-    w, x = theano.shared(0.0, "w"), tt.dvector("x")
+    w, x = compiler.shared(0.0, "w"), tt.dvector("x")
     step = synk.function([x], w.sum(), updates=[(w, w + 0.1 * (x.mean() - w))], mode="FAST_COMPILE")
 
     def report(rank, rule, number, loss):

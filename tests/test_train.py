@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 import synkhronos as synk
-import theano
-import theano.tensor as T
+from compilers import UnusedInputError, compiler, cross_entropy, softmax, tt
 from synkhronos.extensions import train, updates
 
 ROWS = 53
@@ -21,14 +20,14 @@ def digits():
 
 def make_network(x, y):
     rng = np.random.RandomState(1)
-    w = theano.shared(rng.randn(6, 3).astype("float32"), "w")
-    b = theano.shared(np.zeros(3, "float32"), "b")
-    loss = T.nnet.categorical_crossentropy(T.nnet.softmax(x.dot(w) + b), y).mean()
+    w = compiler.shared(rng.randn(6, 3).astype("float32"), "w")
+    b = compiler.shared(np.zeros(3, "float32"), "b")
+    loss = cross_entropy(softmax(x.dot(w) + b), y).mean()
     return loss, [w, b]
 
 
 def make_both(rule, **kwargs):
-    x, y = T.fmatrix("x"), T.ivector("y")
+    x, y = tt.fmatrix("x"), tt.ivector("y")
     loss, params = make_network(x, y)
     parallel = train.make_train_function(loss, params, x, y, rule, **kwargs)
     loss, serial_params = make_network(x, y)
@@ -76,7 +75,7 @@ def test_the_gradients_may_be_separate_variables(world_of, digits):
 
 def test_inputs_may_be_lists(world_of, digits):
     world_of(2)
-    x, z, y = T.fmatrix("x"), T.fmatrix("z"), T.ivector("y")
+    x, z, y = tt.fmatrix("x"), tt.fmatrix("z"), tt.ivector("y")
     loss, params = make_network(x + z, y)
     step = train.make_train_function(loss, params, [x, z], y, updates.sgd, 0.1)
     loss, params = make_network(x, y)
@@ -145,8 +144,8 @@ def test_the_serial_step_takes_the_batches_that_the_parallel_step_takes(world_of
 def test_a_list_is_the_data_of_one_input(world_of):
     """A list of labels is one array; only a list of inputs has a list of arrays."""
     world_of(2)
-    x, z, y = T.dvector("x"), T.dvector("z"), T.ivector("y")
-    w = theano.shared(1.0, "w")
+    x, z, y = tt.dvector("x"), tt.dvector("z"), tt.ivector("y")
+    w = compiler.shared(1.0, "w")
 
     def make(x, y):
         return train.make_train_function((w * (x * y)).mean(), [w], x, y, updates.sgd, 0)
@@ -181,8 +180,8 @@ def test_a_list_is_the_data_of_one_input(world_of):
 @pytest.mark.usefixtures("in_python")
 def test_there_may_be_no_y(world_of):
     world_of(2)
-    x, rate, w = T.dvector("x"), T.dscalar("rate"), theano.shared(0.0, "w")
-    loss = T.sqr(x - w).mean()
+    x, rate, w = tt.dvector("x"), tt.dscalar("rate"), compiler.shared(0.0, "w")
+    loss = tt.sqr(x - w).mean()
     step = train.make_train_function(loss, [w], x, None, updates.sgd, rate, bcast_inputs=[rate])
     assert step([1.0, 3.0, 5.0], 0.5) == pytest.approx(35 / 3)
     np.testing.assert_allclose(synk.gather(w), [3, 3])
@@ -197,10 +196,10 @@ def test_there_may_be_no_y(world_of):
 @pytest.mark.usefixtures("in_python")
 def test_the_options_of_theano_can_be_given(world_of):
     world_of(2)
-    x, unused, w = T.fvector("x"), T.fvector("unused"), theano.shared(np.float32(0), "w")
-    loss = T.sqr(x - w).mean()
+    x, unused, w = tt.fvector("x"), tt.fvector("unused"), compiler.shared(np.float32(0), "w")
+    loss = tt.sqr(x - w).mean()
     arguments = (loss, [w], [x, unused], None, updates.sgd, 0.5)
-    with pytest.raises(theano.compile.UnusedInputError):
+    with pytest.raises(UnusedInputError):
         train.make_train_function(*arguments)
     data = [np.array([1.0, 3.0]), np.array([0.0, 0.0])]  # float64
     options = {"on_unused_input": "ignore", "name": "mine"}
@@ -217,9 +216,9 @@ def test_the_options_of_theano_can_be_given(world_of):
 @pytest.mark.usefixtures("in_python")
 def test_givens_replace_inputs(world_of):
     world_of(2)
-    x, raw, w = T.dvector("x"), T.ivector("raw"), theano.shared(0.0, "w")
+    x, raw, w = tt.dvector("x"), tt.ivector("raw"), compiler.shared(0.0, "w")
     for make in (train.make_train_function, train.make_train_function_theano):
-        step = make(T.sqr(x - w).mean(), [w], raw, None, updates.sgd, 0.5, givens={x: raw / 2.0})
+        step = make(tt.sqr(x - w).mean(), [w], raw, None, updates.sgd, 0.5, givens={x: raw / 2.0})
         assert step([2, 6]) == 5
         assert w.get_value() == 2
         w.set_value(0.0)

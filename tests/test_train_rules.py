@@ -13,8 +13,7 @@ from steps import (
 )
 
 import synkhronos as synk
-import theano
-import theano.tensor as T
+from compilers import NAME, Streams, change_flags, clone, compiler, default_mode, sigmoid, tt
 from synkhronos.extensions import train, updates
 
 pytestmark = pytest.mark.usefixtures("in_python")
@@ -29,6 +28,10 @@ def lasagne_updates():
     return pytest.importorskip("lasagne.updates")
 
 
+def an_adam():
+    return lasagne_updates().adam if NAME == "theano" else updates.adam
+
+
 def by_gradients(gradients, params, rate):
     return [(param, param - rate * one) for param, one in zip(params, gradients)]
 
@@ -37,10 +40,10 @@ def by_loss(cost, params, rate):
     """As in the scripts that compute the gradients in the rule; each for itself, with clipping."""
     new = OrderedDict()
     for param in params:
-        gradient = T.clip(T.grad(cost=cost, wrt=param), -0.05, 0.05)
-        average = theano.shared(param.get_value() * 0)
+        gradient = tt.clip(tt.grad(cost=cost, wrt=param), -0.05, 0.05)
+        average = compiler.shared(param.get_value() * 0)
         new[average] = 0.9 * average + 0.1 * gradient**2
-        new[param] = param - rate * gradient / T.sqrt(new[average] + 1e-4)
+        new[param] = param - rate * gradient / tt.sqrt(new[average] + 1e-4)
     return new
 
 
@@ -49,7 +52,7 @@ def by_neither(what, where, rate):
 
 
 def loss_by_another_name(objective, weights, rate):
-    return by_gradients(T.grad(objective, weights), weights, rate)
+    return by_gradients(tt.grad(objective, weights), weights, rate)
 
 
 class ParametersFirst:
@@ -57,29 +60,29 @@ class ParametersFirst:
         self.rate = rate
 
     def __call__(self, params, cost):
-        return by_gradients(T.grad(cost, params), params, self.rate)
+        return by_gradients(tt.grad(cost, params), params, self.rate)
 
 
 class Optimizer:
     """With the interface, and the way to compute, of the optimizers of Keras 2.3.1."""
 
     def __init__(self, rate, clipnorm):
-        self.rate = theano.shared(rate, "rate")
-        self.iterations = theano.shared(np.int64(0), "iterations")
+        self.rate = compiler.shared(rate, "rate")
+        self.iterations = compiler.shared(np.int64(0), "iterations")
         self.clipnorm = clipnorm
         self.weights = [self.iterations]
 
     def get_gradients(self, loss, params):
-        gradients = T.grad(loss, params)
-        norm = T.sqrt(sum(T.sum(T.square(one)) for one in gradients))
-        large = T.ge(norm, self.clipnorm)
-        return [T.switch(large, one * self.clipnorm / norm, one) for one in gradients]
+        gradients = tt.grad(loss, params)
+        norm = tt.sqrt(sum(tt.sum(tt.square(one)) for one in gradients))
+        large = tt.ge(norm, self.clipnorm)
+        return [tt.switch(large, one * self.clipnorm / norm, one) for one in gradients]
 
     def get_updates(self, loss, params):
         gradients = self.get_gradients(loss, params)
         found = [(self.iterations, self.iterations + 1)]
-        rate = self.rate / (1.0 + 0.1 * T.cast(self.iterations, "float64"))
-        moments = [theano.shared(np.zeros(one.get_value().shape)) for one in params]
+        rate = self.rate / (1.0 + 0.1 * tt.cast(self.iterations, "float64"))
+        moments = [compiler.shared(np.zeros(one.get_value().shape)) for one in params]
         self.weights = [self.iterations, *moments]
         for param, gradient, moment in zip(params, gradients, moments):
             velocity = 0.9 * moment - rate * gradient
@@ -171,28 +174,24 @@ def test_apply_momentum_of_lasagne_to_any_updates():
     compare(make_step)
 
 
-def test_compiled_with_all_optimizations(monkeypatch):
-    monkeypatch.setattr(
-        theano.compile.mode, "instantiated_default_mode", theano.compile.get_mode("FAST_RUN")
-    )
-
+def test_compiled_with_all_optimizations():
     def make_step(network, make):
         return make(
             network.loss + network.penalty, network.params, network.x, network.y,
-            lasagne_updates().adam, 0.05, outputs=[network.accuracy],
+            an_adam(), 0.05, outputs=[network.accuracy],
         )  # fmt: skip
 
-    with theano.change_flags(floatX="float32"):
+    with change_flags(floatX="float32"), default_mode("FAST_RUN"):
         compare(make_step, lambda: Network("float32"), tolerances={"rtol": 2e-3, "atol": 1e-5})
 
 
 @pytest.mark.parametrize("rule", [updates.sgd, by_gradients, by_loss])
 def test_outputs_follow_the_loss(rule):
     def make_step(network, make):
-        norm = T.sqrt(sum(T.sqr(one).sum() for one in T.grad(network.loss, network.params)))
+        norm = tt.sqrt(sum(tt.sqr(one).sum() for one in tt.grad(network.loss, network.params)))
         return make(
             network.loss, network.params, network.x, network.y, rule, 0.05,
-            outputs=[network.accuracy, norm, T.exp(network.loss), network.penalty],
+            outputs=[network.accuracy, norm, tt.exp(network.loss), network.penalty],
         )  # fmt: skip
 
     compare(make_step)
@@ -205,7 +204,7 @@ def test_outputs_have_operations():
         outputs=[(network.hidden, "gather"), (network.x.max(), "max"), (network.x.sum(), "c_sum")],
     )  # fmt: skip
     x, y = digits()
-    hidden = theano.function([network.x], network.hidden)(x)
+    hidden = compiler.function([network.x], network.hidden)(x)
     result = step(x, y)
     np.testing.assert_allclose(result[1], hidden)
     np.testing.assert_allclose(result[2:], [x.max(), x.sum()])
@@ -216,7 +215,7 @@ def test_further_updates_are_averaged_by_rows():
 
     def make_step(network, make):
         mean = network.shared(np.zeros(4), "mean")
-        count = theano.shared(np.int64(0), "count")
+        count = compiler.shared(np.int64(0), "count")
         averages.append([mean, count])
         moving = [
             (mean, 0.9 * mean + 0.1 * network.hidden.mean(axis=0)),
@@ -235,7 +234,7 @@ def test_a_learning_rate_may_be_a_shared_variable_or_an_input():
     rates = []
 
     def make_step(network, make):
-        shared_rate, rate = network.shared(0.3, "shared_rate"), T.dscalar("rate")
+        shared_rate, rate = network.shared(0.3, "shared_rate"), tt.dscalar("rate")
         rates.append(shared_rate)
         return make(
             network.loss, network.params, network.x, network.y, by_gradients, rate * shared_rate,
@@ -284,7 +283,7 @@ def test_a_sum_may_have_parameters_that_are_only_in_the_penalty():
     def make_step(network, make):
         extra = network.shared(np.arange(3.0), "extra")
         network.params.append(extra)
-        loss = network.losses.sum() + T.sqr(extra).sum()
+        loss = network.losses.sum() + tt.sqr(extra).sum()
         return make(loss, network.params, network.x, network.y, updates.sgd, 0.01, loss_op="sum")
 
     compare(make_step)
@@ -294,8 +293,8 @@ def test_a_scaled_sum_of_a_loss_and_penalties():
     def make_step(network, make):
         w1, b1, w2, b2 = network.params
         data = network.losses.sum()
-        loss = 0.5 * (data - 0.01 * T.sqr(w1).sum() + abs(w2).sum() * 0.02) / 2 + T.sqr(b1).sum()
-        loss = T.cast(loss, "float64") - (-(0.1 * T.sqr(b2)).sum())
+        loss = 0.5 * (data - 0.01 * tt.sqr(w1).sum() + abs(w2).sum() * 0.02) / 2 + tt.sqr(b1).sum()
+        loss = tt.cast(loss, "float64") - (-(0.1 * tt.sqr(b2)).sum())
         return make(loss, network.params, network.x, network.y, by_gradients, 0.02, loss_op="sum")
 
     compare(make_step)
@@ -307,12 +306,12 @@ def test_the_master_may_be_any_rank_and_have_no_rows(world_of, rule):
     counts = []
 
     def make_step(network, make):
-        count = theano.shared(0, "count")
+        count = compiler.shared(0, "count")
         counts.append(count)
         loss = network.losses.sum() + network.penalty
         return make(
             loss, network.params, network.x, network.y, rule, 0.02, loss_op="sum",
-            outputs=[network.accuracy, T.sqrt(loss), network.penalty],
+            outputs=[network.accuracy, tt.sqrt(loss), network.penalty],
             updates=[(count, count + network.x.shape[0], "sum")],
         )  # fmt: skip
 
@@ -322,7 +321,7 @@ def test_the_master_may_be_any_rank_and_have_no_rows(world_of, rule):
 
 def test_a_rule_of_the_same_interface_with_unknown_gradients_refuses_a_penalty_in_a_sum():
     def rule(loss, params):
-        return updates.sgd(T.grad(2 * loss, params), params, 0.01)
+        return updates.sgd(tt.grad(2 * loss, params), params, 0.01)
 
     network = Network()
     loss = network.losses.sum()
@@ -336,7 +335,7 @@ def test_a_rule_of_the_same_interface_with_unknown_gradients_refuses_a_penalty_i
 @pytest.mark.parametrize("rule", [updates.adam, by_loss], ids=["ours", "another"])
 def test_slices_do_not_change_the_step(rule):
     networks = [Network(), Network()]
-    counts = [theano.shared(0, "count") for _ in networks]
+    counts = [compiler.shared(0, "count") for _ in networks]
     steps = [
         train.make_train_function(
             network.losses.sum() + network.penalty, network.params, network.x, network.y, rule, 0.02,
@@ -354,13 +353,11 @@ def test_slices_do_not_change_the_step(rule):
 
 
 def test_ranks_draw_their_own_dropout_and_have_the_same_parameters():
-    from theano.sandbox.rng_mrg import MRG_RandomStreams
-
     network = Network()
-    kept = MRG_RandomStreams(6).binomial(network.x.shape, p=0.5, dtype="float64")
-    loss = theano.clone(network.loss, {network.x: network.x * kept})
+    kept = tt.cast(Streams(6).uniform(size=network.x.shape) < 0.5, "float64")
+    loss = clone(network.loss, {network.x: network.x * kept})
     step = train.make_train_function(
-        loss, network.params, network.x, network.y, lasagne_updates().adam, 0.01,
+        loss, network.params, network.x, network.y, an_adam(), 0.01,
         outputs=[(kept, "gather")],
     )  # fmt: skip
     for _ in range(3):
@@ -375,17 +372,17 @@ def test_ranks_draw_their_own_dropout_and_have_the_same_parameters():
 def test_a_gan_is_two_functions_that_share_parameters():
     def make_steps(make):
         rng = np.random.RandomState(7)
-        x, z = T.dmatrix("x"), T.dmatrix("z")
-        generator = [theano.shared(rng.randn(2, 5) / 2, "g"), theano.shared(np.zeros(5), "gb")]
-        judge = [theano.shared(rng.randn(5, 1) / 2, "d"), theano.shared(np.zeros(1), "db")]
-        made = T.tanh(T.dot(z, generator[0]) + generator[1])
+        x, z = tt.dmatrix("x"), tt.dmatrix("z")
+        generator = [compiler.shared(rng.randn(2, 5) / 2, "g"), compiler.shared(np.zeros(5), "gb")]
+        judge = [compiler.shared(rng.randn(5, 1) / 2, "d"), compiler.shared(np.zeros(1), "db")]
+        made = tt.tanh(tt.dot(z, generator[0]) + generator[1])
         of_real, of_made = [
-            T.nnet.sigmoid(T.dot(one, judge[0]) + T.addbroadcast(judge[1].dimshuffle("x", 0), 1))
+            sigmoid(tt.dot(one, judge[0]) + judge[1].sum())
             for one in (x, made)
         ]
-        loss_of_judge = -T.log(of_real).mean() - T.log(1 - of_made).mean()
-        loss_of_generator = -T.log(of_made).mean()
-        adam = lasagne_updates().adam
+        loss_of_judge = -tt.log(of_real).mean() - tt.log(1 - of_made).mean()
+        loss_of_generator = -tt.log(of_made).mean()
+        adam = an_adam()
         return generator + judge, [
             make(loss_of_judge, judge, [x, z], None, adam, 0.02, outputs=loss_of_generator),
             make(loss_of_generator, generator, z, None, adam, 0.02),

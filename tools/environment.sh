@@ -222,6 +222,7 @@ make_second() {
         "$second/bin/python" -m pip --disable-pip-version-check install \
             --requirement requirements/library.txt --requirement "requirements/$1.txt" \
             --constraint requirements/tests.txt pytest pytest-xdist hypothesis packaging \
+            --constraint requirements/demos.txt scikit-learn tqdm \
             >>"$second/environment.log" 2>&1; then
         echo "$root" >"$("$second/bin/python" -c \
             'import sysconfig; print(sysconfig.get_paths()["purelib"])')/synkhronos.pth"

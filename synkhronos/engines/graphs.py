@@ -12,6 +12,14 @@ from synkhronos.engines.containers import report_assignments
 from synkhronos.engines.dependence import analyze
 from synkhronos.engines.names import SharedVariable, Variable
 from synkhronos.engines.pickles import GraphPickler, GraphUnpickler, MainNames, with_deep_stack
+from synkhronos.engines.theano_collectives import ALONE, PeersType
+from synkhronos.engines.theano_order import (
+    check_order,
+    find_peers,
+    in_order,
+    takes_from_master,
+    takes_peers,
+)
 from synkhronos.engines.windows import cut_windows
 from synkhronos.host import compiler
 
@@ -83,7 +91,16 @@ class GraphEngine(Engine):
         # These come first: the compiler then substitutes them everywhere, including other givens and
         # the default updates of shared variables, such as random streams.
         givens = [*zip(sliceable, rows), *givens]
-        compiled = self.compile([*inputs, *rows], outputs, updates, givens, **kwargs)
+        inputs = [*inputs, *rows]
+        expressions = [*outputs, *(new for _, new in [*updates, *givens])]
+        has_peers = find_peers(expressions, kwargs.get("no_default_updates"))
+        if has_peers:
+            inputs = [*inputs, PeersType()("peers")]
+            givens = [(ALONE, inputs[-1]), *givens]
+            kwargs["mode"] = in_order(self.mode_for_collectives(kwargs.get("mode")))
+        compiled = self.compile(inputs, outputs, updates, givens, **kwargs)
+        if has_peers:
+            check_order(compiled)
         # Arguments have been checked before they were scattered. Checking again takes 40% of a small
         # call. https://theano-pymc.readthedocs.io/en/latest/tutorial/faq_tutorial.html
         compiled.trust_input = True
@@ -92,6 +109,16 @@ class GraphEngine(Engine):
     @abstractmethod
     def compile(self, inputs, outputs, updates, givens, **kwargs):
         """Compile a function; `updates` and `givens` are lists of pairs."""
+
+    def mode_for_collectives(self, mode):
+        """Return the mode of a function with collectives, for which this mode was given."""
+        return mode
+
+    def has_collectives(self, compiled):
+        return takes_peers(compiled)
+
+    def uses_master(self, compiled):
+        return takes_from_master(compiled)
 
     def cut_windows(self, givens, inputs):
         return cut_windows(givens, inputs)

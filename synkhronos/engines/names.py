@@ -1,9 +1,15 @@
-"""The names of the graph compiler: all that the engines use of Theano and of PyTensor alike.
+"""The names of the graph compiler: all that is used of Theano and of PyTensor alike.
 
-PyTensor continues Theano, so most names differ only in the module where they are. Tuples hold the
-kinds of operations that a rule of `rows` or `dependence` is for; the compiler has none if it is empty.
+The engines use them, and the extensions. PyTensor continues Theano, so most names differ only in the
+module where they are. Tuples hold the kinds of operations that a rule is for; the compiler has none if
+one is empty.
 """
 
+from synkhronos.engines.operation import Apply as Apply
+from synkhronos.engines.operation import with_pattern as with_pattern
+from synkhronos.engines.theano_buckets import Ready
+from synkhronos.engines.theano_collectives import Collective as Collective
+from synkhronos.engines.theano_collectives import is_peers as is_peers
 from synkhronos.host import compiler
 
 if compiler.NAME == "pytensor":
@@ -14,7 +20,11 @@ if compiler.NAME == "pytensor":
     from pytensor.compile.ops import ViewOp
     from pytensor.compile.sharedvalue import SharedVariable
     from pytensor.graph.basic import Constant, Variable
+    from pytensor.graph.replace import clone_replace as clone
+    from pytensor.graph.rewriting.basic import GraphRewriter as GraphRewriter
+    from pytensor.graph.rewriting.basic import SequentialGraphRewriter
     from pytensor.graph.traversal import ancestors, graph_inputs, io_toposort
+    from pytensor.ifelse import IfElse
     from pytensor.link.basic import Container
     from pytensor.link.c.type import Generic
     from pytensor.raise_op import CheckAndRaise
@@ -28,8 +38,11 @@ if compiler.NAME == "pytensor":
     )
     from pytensor.tensor.blas import BatchedDot
     from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
-    from pytensor.tensor.math import Argmax, Dot
+    from pytensor.tensor.extra_ops import cpu_contiguous
+    from pytensor.tensor.math import Argmax, Dot, Sum
+    from pytensor.tensor.math import reciprocal as inv
     from pytensor.tensor.random.op import RandomVariable
+    from pytensor.tensor.random.type import RandomType as GeneratorType
     from pytensor.tensor.shape import Reshape, Shape, Shape_i, SpecifyShape
     from pytensor.tensor.special import LogSoftmax, Softmax
     from pytensor.tensor.subtensor import (
@@ -49,7 +62,7 @@ if compiler.NAME == "pytensor":
         from pytensor.compile.function.pfunc import construct_pfunc_ins_and_outs as ins_and_outs
         from pytensor.compile.function.types import Function
 
-    Collective = ()
+    HAS_MRG = False  # streams whose states are arrays
     Reciprocal = scalar.Reciprocal
     MEANS, POOLS, CONVOLUTIONS = (), (), ()
     BY_ROW, LINEAR_BY_ROW = (), ()
@@ -57,15 +70,25 @@ if compiler.NAME == "pytensor":
     LARGEST = (Argmax,)
     RANDOM = (RandomVariable,)
     COPIES = (SpecifyShape, ViewOp, CheckAndRaise, TensorFromScalar, ScalarFromTensor)
-    VIEWS = (DimShuffle, SpecifyShape, Subtensor, IncSubtensor, Join)
+    VIEWS = (DimShuffle, SpecifyShape, Subtensor, IncSubtensor, Join, Ready)
+    LINEAR = (DimShuffle, Sum, SpecifyShape, ViewOp)
+
+    def then(first, second):
+        """Return a rewriter that applies two, one after the other."""
+        return SequentialGraphRewriter(first, second)
+
+    def shared(value, name, broadcastable):
+        """Return a shared tensor whose type fixes the axes that are broadcast, and no other extent."""
+        shape = tuple(1 if is_one else None for is_one in broadcastable)
+        return package.shared(value, name=name, shape=shape)
+
+    def gradients(loss, wrt):
+        """Return the gradients of a loss; None for a variable on which it does not depend."""
+        return package.grad(loss, wrt, disconnected_inputs="ignore", return_disconnected="none")
 
     def constant_idx(node):
         """Return the index of a `Subtensor`, with numbers in place of constants."""
         return get_constant_idx(node.op.idx_list, node.inputs, True, True)
-
-    def is_peers(variable):
-        """Whether this is an input for the other ranks, which collectives in graphs take."""
-        return False
 
     def is_read(compiled, variable):
         """Whether an input of an optimized graph is used in it."""
@@ -74,15 +97,17 @@ if compiler.NAME == "pytensor":
 else:
     import theano as package
     import theano.tensor as tensor
-    from theano import In, Out, scalar
+    from theano import In, Out, clone, scalar
     from theano.compile.function_module import Function
     from theano.compile.ops import Rebroadcast, Shape, Shape_i, SpecifyShape, ViewOp
     from theano.compile.sharedvalue import SharedVariable
-    from theano.gof import Constant, Variable
+    from theano.gof import Constant, SeqOptimizer, Variable
+    from theano.gof import Optimizer as GraphRewriter
     from theano.gof.graph import ancestors, io_toposort
     from theano.gof.graph import inputs as graph_inputs
     from theano.gof.link import Container
     from theano.gof.type import Generic
+    from theano.ifelse import IfElse
     from theano.sandbox.rng_mrg import mrg_uniform_base
     from theano.tensor import TensorType
     from theano.tensor.basic import (
@@ -96,13 +121,15 @@ else:
         Reshape,
         ScalarFromTensor,
         TensorFromScalar,
+        inv,
     )
     from theano.tensor.blas import BatchedDot
-    from theano.tensor.elemwise import CAReduce, DimShuffle, Elemwise
-    from theano.tensor.extra_ops import CpuContiguous
+    from theano.tensor.elemwise import CAReduce, DimShuffle, Elemwise, Sum
+    from theano.tensor.extra_ops import CpuContiguous, cpu_contiguous
     from theano.tensor.nnet import abstract_conv, nnet
     from theano.tensor.opt import Assert, MakeVector
     from theano.tensor.raw_random import RandomFunction
+    from theano.tensor.raw_random import RandomStateType as GeneratorType
     from theano.tensor.signal.pool import Pool
     from theano.tensor.subtensor import (
         AdvancedSubtensor,
@@ -112,9 +139,7 @@ else:
         get_idx_list,
     )
 
-    from synkhronos.engines.theano_buckets import Ready
-    from synkhronos.engines.theano_collectives import Collective, is_peers
-
+    HAS_MRG = True
     Reciprocal = scalar.Inv
     MEANS, POOLS, CONVOLUTIONS = (Mean,), (Pool,), (abstract_conv.AbstractConv,)
     BY_ROW = (nnet.Softmax, nnet.LogSoftmax, nnet.SoftmaxWithBias, nnet.CrossentropyCategorical1Hot)
@@ -126,6 +151,19 @@ else:
         Rebroadcast, SpecifyShape, ViewOp, Assert, CpuContiguous, TensorFromScalar, ScalarFromTensor,
     )  # fmt: skip
     VIEWS = (DimShuffle, Rebroadcast, Subtensor, IncSubtensor, Join, Ready)
+    LINEAR = (DimShuffle, Sum, Rebroadcast, ViewOp)
+
+    def then(first, second):
+        """Return a rewriter that applies two, one after the other."""
+        return SeqOptimizer([first, second])
+
+    def shared(value, name, broadcastable):
+        """Return a shared tensor whose type fixes the axes that are broadcast, and no other extent."""
+        return package.shared(value, name=name, broadcastable=tuple(broadcastable))
+
+    def gradients(loss, wrt):
+        """Return the gradients of a loss; None for a variable on which it does not depend."""
+        return package.grad(loss, wrt, disconnected_inputs="ignore", return_disconnected="None")
 
     def constant_idx(node):
         """Return the index of a `Subtensor`, with numbers in place of constants."""

@@ -57,6 +57,16 @@ class PyTensorEngine(GraphEngine):
         self._sources[compiled.maker] = specifications, outputs
         return compiled
 
+    def mode_for_collectives(self, mode):
+        if isinstance(get_mode(mode).linker, NumbaLinker):
+            if mode is not None:
+                raise ValueError(
+                    "function: mode: collectives in graphs (synkhronos.ops) call the other ranks from "
+                    "Python, which functions of Numba cannot; use mode='CVM', or leave out the mode"
+                )
+            return get_mode("CVM")
+        return mode
+
     def source(self, compiled):
         return self._sources[compiled.maker]
 

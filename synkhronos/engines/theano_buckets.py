@@ -11,10 +11,10 @@ import itertools
 import math
 
 import numpy as np
-import theano.tensor as tt
-from theano.tensor import TensorType
 
 from synkhronos.arithmetic.buckets import Buckets, divide
+from synkhronos.engines.operation import TensorType
+from synkhronos.engines.operation import tensor as tt
 from synkhronos.engines.theano_collectives import Collective
 
 _numbers = itertools.count()
@@ -89,8 +89,8 @@ def fill(vector, expressions, shapes, op, wire, is_ahead):
 def soonest(fgraph):
     """Return the operations of a graph in an order in which each bucket is ready as soon as possible.
 
-    It is a schedule for a linker of Theano. By Theano's own, gradients of several layers may be computed
-    before the first of them is put into the vector.
+    It is a schedule for a linker of the compiler. By its own, gradients of several layers may be
+    computed before the first of them is put into the vector.
     """
     order = fgraph.toposort()
     places = {node: place for place, node in enumerate(order)}

@@ -1,8 +1,8 @@
-"""Collectives as operations of Theano, and the order in which all ranks run them.
+"""Collectives as operations of Theano and of PyTensor, and the order in which all ranks run them.
 
 The other ranks are a value of the graph: the *peers*, an object that a call passes as the last argument.
 Each collective takes the peers and an array, and returns the peers and an array. In what a script builds
-they come from the shared variable `ALONE`, whose value is None. So a plain ``theano.function``, and
+they come from the shared variable `ALONE`, whose value is None. So a plain function of the compiler, and
 every serial call of a parallel function, which passes None, compute with collectives that return what
 they are given.
 
@@ -12,14 +12,22 @@ on rank s has to be the sum of the gradients of l_r, each times n_r / n_s ("avg"
 linear collective this is the adjoint in the inner product with the weights n_r, or with equal weights.
 """
 
-import theano
-import theano.tensor as tt
-from theano.compile.ops import Shape_i
-from theano.compile.sharedvalue import SharedVariable
-from theano.gof.type import Generic
-from theano.gradient import DisconnectedType, grad_not_implemented
-
 from synkhronos.arithmetic.operations import find_operation
+from synkhronos.engines.operation import (
+    Apply,
+    AsTensorError,
+    DisconnectedType,
+    Generic,
+    Op,
+    Shape_i,
+    SharedVariable,
+    continuous_dtypes,
+    grad_not_implemented,
+    of_any_rows,
+    package,
+    with_pattern,
+)
+from synkhronos.engines.operation import tensor as tt
 
 NOT_IN_SCAN = (
     "a collective is inside scan or OpFromGraph, which ranks may repeat a different number of times; "
@@ -45,7 +53,7 @@ class PeersType(Generic):
 
     @property
     def dtype(self):
-        # Theano asks for it when it differentiates a scan.
+        # Compilers ask for it when they differentiate a scan.
         raise AttributeError(f"this value has no dtype; {NOT_IN_SCAN}")
 
 
@@ -61,14 +69,14 @@ class _Alone(SharedVariable):
         return _get_alone, ()
 
 
-ALONE = _Alone("alone", PeersType(), None, False)
+ALONE = _Alone(name="alone", type=PeersType(), value=None, strict=False)
 
 
 def _get_alone():
     return ALONE
 
 
-class Collective(theano.Op):
+class Collective(Op):
     """An operation on an array of every rank: ``(peers, array, ...)`` to ``(peers, array)``.
 
     Parameters
@@ -101,12 +109,12 @@ class Collective(theano.Op):
         return "weighted_sum" if self.loss_op == "avg" else "sum"
 
     def make_node(self, peers, array, *others):
-        return theano.Apply(self, [peers, array, *others], [peers.type(), self._type(array.type)()])
+        return Apply(self, [peers, array, *others], [peers.type(), self._type(array.type)()])
 
     def _type(self, kind):
         return kind
 
-    def do_constant_folding(self, node):
+    def do_constant_folding(self, *context):
         return False
 
     def connection_pattern(self, node):
@@ -117,16 +125,20 @@ class Collective(theano.Op):
         outputs[0][0] = peers
         outputs[1][0] = array.copy() if peers is None else self._run(peers, array, *others)
 
-    def infer_shape(self, node, shapes):
-        return [None, shapes[1]]
+    def infer_shape(self, *context):
+        *_, node, shapes = context  # PyTensor gives the graph as well
+        return [None, self._shape(node, shapes)]
+
+    def _shape(self, node, shapes):
+        return shapes[1]
 
     def grad(self, inputs, gradients):
         """Return the gradients of the inputs, of which only the array has one."""
         array = inputs[1]
-        if array.dtype in tt.continuous_dtypes:
+        if array.dtype in continuous_dtypes:
             gradient = self._gradient(inputs, gradients[1])
         else:
-            gradient = array.zeros_like(dtype=theano.config.floatX)
+            gradient = array.zeros_like(dtype=package.config.floatX)
         rest = [DisconnectedType()() for _ in inputs[2:]]
         return [DisconnectedType()(), gradient, *rest]
 
@@ -137,6 +149,18 @@ class Collective(theano.Op):
 
     def _derivative(self, inputs, tangent):
         return self.of(tangent, *inputs[2:], peers=inputs[0])
+
+    # The names and arguments of PyTensor
+
+    def pullback(self, inputs, outputs, gradients):
+        """See `grad`."""
+        return self.grad(inputs, gradients)
+
+    def pushforward(self, inputs, outputs, tangents):
+        """See `R_op`."""
+        absent = [isinstance(one.type, DisconnectedType) for one in tangents]
+        found = self.R_op(inputs, [None if gone else one for one, gone in zip(tangents, absent)])
+        return [DisconnectedType()() if one is None else one for one in found]
 
 
 class AllReduce(Collective):
@@ -170,7 +194,7 @@ class AllReduce(Collective):
             return grad_not_implemented(
                 self, 1, array, "all_reduce: 'prod' has no gradient; use exp of the sum of log(x)"
             )
-        # As of Theano's maximum: where several ranks have the extreme value, all get the gradient.
+        # As of the compiler's maximum: where several ranks have the extreme value, all get the gradient.
         is_extreme = tt.eq(array, self.of(array, peers=peers))
         return is_extreme * AllReduce(self._sum, self.loss_op).of(gradient, peers=peers)
 
@@ -186,18 +210,18 @@ class AllGather(Collective):
     is_same_everywhere = True
 
     def _type(self, kind):
-        return kind.clone(broadcastable=(False, *kind.broadcastable[1:]))
+        return of_any_rows(kind)
 
     def _run(self, peers, array):
         return peers.all_gather(array, self.number)
 
-    def infer_shape(self, node, shapes):
-        return [None, (Shape_i(0)(node.outputs[1]), *shapes[1][1:])]
+    def _shape(self, node, shapes):
+        return (Shape_i(0)(node.outputs[1]), *shapes[1][1:])
 
     def _gradient(self, inputs, gradient):
         peers, array = inputs
         own = OwnRows(self.loss_op).of(gradient, array.shape[0], peers=peers)
-        return tt.patternbroadcast(own, array.broadcastable)
+        return with_pattern(own, array.broadcastable)
 
 
 class OwnRows(Collective):
@@ -207,10 +231,10 @@ class OwnRows(Collective):
         return peers.own_rows(array, self._sum, int(n_rows), self.number)
 
     def _type(self, kind):
-        return kind.clone(broadcastable=(False, *kind.broadcastable[1:]))
+        return of_any_rows(kind)
 
-    def infer_shape(self, node, shapes):
-        return [None, (node.inputs[2], *shapes[1][1:])]
+    def _shape(self, node, shapes):
+        return (node.inputs[2], *shapes[1][1:])
 
     def _gradient(self, inputs, gradient):
         return AllGather(self.loss_op).of(gradient, peers=inputs[0])
@@ -224,9 +248,8 @@ class Broadcast(Collective):
     def _run(self, peers, array):
         return peers.broadcast(array, self.number)
 
-    def infer_shape(self, node, shapes):
-        shape = [Shape_i(axis)(node.outputs[1]) for axis in range(node.outputs[1].ndim)]
-        return [None, tuple(shape)]
+    def _shape(self, node, shapes):
+        return tuple(Shape_i(axis)(node.outputs[1]) for axis in range(node.outputs[1].ndim))
 
     def _gradient(self, inputs, gradient):
         peers, array = inputs
@@ -243,8 +266,8 @@ class ToMaster(Collective):
         total = peers.all_reduce(array, self._sum, self.number)
         return total if peers.is_master else peers.zeros_like(like)
 
-    def infer_shape(self, node, shapes):
-        return [None, shapes[2]]
+    def _shape(self, node, shapes):
+        return shapes[2]
 
     def _gradient(self, inputs, gradient):
         return Broadcast(self.loss_op).of(gradient, peers=inputs[0])
@@ -272,7 +295,7 @@ def broadcast(x, loss_op):
 def _tensor(x, what):
     try:
         x = tt.as_tensor_variable(x)
-    except (TypeError, ValueError, tt.AsTensorError) as error:
+    except (TypeError, ValueError, AsTensorError) as error:
         raise TypeError(f"{what}: expected a tensor, got {x!r}") from error
     return x
 

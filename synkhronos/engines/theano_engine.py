@@ -15,15 +15,7 @@ from theano.tensor.shared_randomstreams import RandomStreams
 from synkhronos._errors import SynkhronosError
 from synkhronos.arithmetic.streams import jump_mrg
 from synkhronos.engines.graphs import GraphEngine
-from synkhronos.engines.theano_collectives import ALONE, PeersType
 from synkhronos.engines.theano_modules import ModuleLog, add_modules, make_cacheable
-from synkhronos.engines.theano_order import (
-    check_order,
-    find_peers,
-    in_order,
-    takes_from_master,
-    takes_peers,
-)
 from synkhronos.host import compile_cache
 
 # The linkers that can compute a subset of the outputs.
@@ -50,23 +42,8 @@ class TheanoEngine(GraphEngine):
         return isinstance(kind, SparseType)
 
     def compile(self, inputs, outputs, updates, givens, **kwargs):
-        expressions = [*outputs, *(new for _, new in [*updates, *givens])]
-        has_peers = find_peers(expressions, kwargs.get("no_default_updates"))
-        if has_peers:
-            inputs = [*inputs, PeersType()("peers")]
-            givens = [(ALONE, inputs[-1]), *givens]
-            kwargs["mode"] = in_order(kwargs.get("mode"))
         make_cacheable()
-        compiled = _compile(inputs, outputs, updates=OrderedDict(updates), givens=givens, **kwargs)
-        if has_peers:
-            check_order(compiled)
-        return compiled
-
-    def has_collectives(self, compiled):
-        return takes_peers(compiled)
-
-    def uses_master(self, compiled):
-        return takes_from_master(compiled)
+        return _compile(inputs, outputs, updates=OrderedDict(updates), givens=givens, **kwargs)
 
     # Pickles
 

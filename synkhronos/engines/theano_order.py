@@ -5,9 +5,8 @@ peers from the one before it, and a number. This chain is part of the graph. So 
 and so do the ranks that get the graph as a pickle.
 """
 
-import theano
-from theano.ifelse import IfElse
-
+from synkhronos.engines import names
+from synkhronos.engines.names import GraphRewriter, IfElse, Variable, ancestors
 from synkhronos.engines.theano_buckets import soonest
 from synkhronos.engines.theano_collectives import ALONE, NOT_IN_SCAN, Collective, is_peers
 
@@ -19,11 +18,11 @@ def find_peers(roots, no_default_updates):
     ----------
     roots : list of variables
     no_default_updates : bool or list of shared variables
-        As the option of ``theano.function``.
+        As the option of the compiler's ``function``.
     """
-    seen, waiting = set(), [one for one in roots if isinstance(one, theano.gof.Variable)]
+    seen, waiting = set(), [one for one in roots if isinstance(one, Variable)]
     while waiting:
-        new = set(theano.gof.graph.ancestors(waiting)) - seen
+        new = set(ancestors(waiting)) - seen
         if ALONE in new:
             return True
         seen |= new
@@ -38,7 +37,7 @@ def find_peers(roots, no_default_updates):
     return False
 
 
-class Ordering(theano.gof.Optimizer):
+class Ordering(GraphRewriter):
     """Gives the collectives of a graph their order: the peers of each come from the one before."""
 
     def add_requirements(self, fgraph):
@@ -56,14 +55,14 @@ class Ordering(theano.gof.Optimizer):
 
 def in_order(mode):
     """Return a mode that orders the collectives of a graph after all its own optimizations."""
-    mode = theano.compile.get_mode(mode)
+    mode = names.package.compile.mode.get_mode(mode)
     last = Ordering()
     optimizer = mode.provided_optimizer
-    if isinstance(optimizer, theano.gof.Optimizer):
-        ordered = mode.clone(optimizer=theano.gof.SeqOptimizer([optimizer, last]))
+    if isinstance(optimizer, GraphRewriter):
+        ordered = mode.clone(optimizer=names.then(optimizer, last))
     else:
         ordered = mode.register((last, 1e6))
-    if isinstance(ordered.linker, theano.gof.vm.VM_Linker):
+    if hasattr(ordered.linker, "schedule"):
         ordered.linker.schedule = soonest  # the mode is new, and so is its linker
     return ordered
 
@@ -97,7 +96,8 @@ def _check_not_lazy(fgraph, collectives):
         if node not in needed:
             raise ValueError(
                 f"function: {node} is computed for one branch of an ifelse only, which other ranks may "
-                f"not take; use theano.tensor.switch, which computes both, or let an output use it"
+                f"not take; use {names.tensor.__name__}.switch, which computes both, or let an output "
+                f"use it"
             )
 
 

@@ -1,4 +1,4 @@
-"""Tools for training and inference, built only on the public names of Synkhronos.
+"""Tools for training and inference, built on the public names of Synkhronos and the graph compiler's.
 
 ``batch_norm``
     Batch normalization over the rows of all ranks.
@@ -6,13 +6,15 @@
     Update rules that keep the gradient of all parameters in one flat vector.
 ``train``
     Training steps, built from a loss, its parameters and any update rule, or from the arguments of a
-    script's own ``theano.function``.
+    script's own ``theano.function`` or ``pytensor.function``.
 ``rules``
     Training rules for ranks that train at their own pace, and the loop for them.
 ``keras``
     Models of Keras 2.3.1 on all ranks.
 ``pymc``
-    Models of PyMC 5 on all ranks. This module is for PyTensor, and the others for Theano.
+    Models of PyMC 5 on all ranks.
+
+``keras`` is for Theano, ``pymc`` for PyTensor, and the others for both.
 
 Each module is imported when it is first used, as ``synk.extensions.train`` or by an ``import``. So Keras
 is needed only for ``keras``. ``train`` uses the folder ``steps``, and ``keras`` the folder
@@ -21,16 +23,17 @@ is needed only for ``keras``. ``train`` uses the folder ``steps``, and ``keras``
 
 import importlib as _importlib
 import typing as _typing
-from importlib.util import find_spec as _find_spec
 
-_THEANO, _PYTENSOR = ("theano", "Theano"), ("pytensor", "PyTensor")
+from synkhronos.host import compiler as _compiler
+
+#: The modules, and the compiler that a module is for.
 _MODULES = {
-    "batch_norm": _THEANO,
-    "keras": _THEANO,
-    "pymc": _PYTENSOR,
-    "rules": _THEANO,
-    "train": _THEANO,
-    "updates": _THEANO,
+    "batch_norm": None,
+    "keras": "Theano",
+    "pymc": "PyTensor",
+    "rules": None,
+    "train": None,
+    "updates": None,
 }
 
 if _typing.TYPE_CHECKING:
@@ -45,9 +48,11 @@ else:
     def __getattr__(name):
         if name not in _MODULES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        package, title = _MODULES[name]
-        if _find_spec(package) is None:
-            raise ImportError(f"{__name__}.{name} builds graphs of {title}, which is not installed")
+        title = _MODULES[name]
+        if title is not None and _compiler.TITLE != title:
+            raise ImportError(
+                f"{__name__}.{name} builds graphs of {title}, and {_compiler.TITLE} is used"
+            )
         return _importlib.import_module(f"{__name__}.{name}")
 
 

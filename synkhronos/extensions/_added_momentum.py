@@ -6,9 +6,8 @@ from collections import OrderedDict
 from typing import Any, Callable, Iterable, Mapping, Sequence, Union
 
 import numpy
-from theano.compile.sharedvalue import SharedVariable
-from theano.gof import Variable
 
+from synkhronos.engines.names import SharedVariable, Variable
 from synkhronos.extensions._flat_gradient import checked_parameters, is_state, new_state, scalar
 
 Hyper = Union[float, Variable]

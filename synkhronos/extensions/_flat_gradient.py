@@ -13,11 +13,10 @@ from numbers import Real
 from typing import Any, Iterable, Iterator, List, Sequence, Tuple
 
 import numpy
-import theano
-import theano.tensor as tt
-from theano.compile.sharedvalue import SharedVariable
-from theano.gof import Variable
 
+from synkhronos.engines import names
+from synkhronos.engines.names import SharedVariable, Variable
+from synkhronos.engines.names import tensor as tt
 from synkhronos.extensions.steps.layout import Layout
 
 FLOAT_DTYPES = ("float32", "float64")
@@ -47,12 +46,12 @@ def checked_parameters(params: Iterable[SharedVariable]) -> list[SharedVariable]
         if not isinstance(param, SharedVariable) or not hasattr(param.type, "broadcastable"):
             raise TypeError(
                 f"{which}: expected a shared tensor variable, got {type(param).__name__} {param}; "
-                "create it with theano.shared(array)"
+                f"create it with {names.package.__name__}.shared(array)"
             )
         if param.dtype not in FLOAT_DTYPES:
             raise TypeError(
                 f"{which}: expected dtype float32 or float64, got {param.dtype}; "
-                "store the parameter as array.astype(theano.config.floatX)"
+                f"store the parameter as array.astype({names.package.__name__}.config.floatX)"
             )
         if param in first_position:
             raise ValueError(
@@ -102,8 +101,9 @@ def _checked_gradients(
     for position, (gradient, param) in enumerate(zip(gradients, params)):
         if not isinstance(gradient, Variable) or not hasattr(gradient.type, "broadcastable"):
             raise TypeError(
-                f"loss[{position}]: expected a gradient expression (a Theano tensor), got "
-                f"{type(gradient).__name__}; pass theano.grad(loss, params), or the loss itself"
+                f"loss[{position}]: expected a gradient expression (a tensor variable), got "
+                f"{type(gradient).__name__}; pass {names.package.__name__}.grad(loss, params), or the "
+                f"loss itself"
             )
         if gradient.ndim != param.ndim:
             raise ValueError(
@@ -118,7 +118,7 @@ def check_loss(loss: Any) -> None:
     """Raise an error unless `loss` is a scalar float expression."""
     if not isinstance(loss, Variable) or not hasattr(loss.type, "broadcastable"):
         raise TypeError(
-            "loss: expected a scalar Theano expression or a list of gradients, got "
+            "loss: expected a scalar expression or a list of gradients, got "
             f"{type(loss).__name__}"
         )
     if loss.ndim != 0:
@@ -135,9 +135,7 @@ def check_loss(loss: Any) -> None:
 
 def _computed_gradients(loss: Any, params: Sequence[SharedVariable]) -> list[Variable]:
     check_loss(loss)
-    gradients = theano.grad(
-        loss, list(params), disconnected_inputs="ignore", return_disconnected="None"
-    )
+    gradients = names.gradients(loss, list(params))
     disconnected = [
         described(param, position)
         for position, (param, gradient) in enumerate(zip(params, gradients))
@@ -160,14 +158,14 @@ def scalar(name: str, value: Any, dtype: str) -> Variable:
         ndim = value.ndim
     else:
         raise TypeError(
-            f"{name}: expected a number or a scalar Theano variable, got {type(value).__name__}"
+            f"{name}: expected a number or a scalar variable, got {type(value).__name__}"
         )
     if ndim != 0:
         raise ValueError(
             f"{name}: expected a scalar, got {ndim} dimension(s); one value applies to all "
             "parameters"
         )
-    # A float64 scalar would make Theano compute, and store, float32 parameters in float64.
+    # A float64 scalar would have float32 parameters in float64.
     if isinstance(value, Variable):
         return tt.cast(value, dtype)
     return tt.constant(value.astype(dtype))
@@ -175,7 +173,7 @@ def scalar(name: str, value: Any, dtype: str) -> Variable:
 
 def new_state(name: str, value: numpy.ndarray, broadcastable: Sequence[bool]) -> SharedVariable:
     """Return a shared variable for optimizer state, which `is_state` recognizes."""
-    state = theano.shared(value, name=name, broadcastable=tuple(broadcastable))
+    state = names.shared(value, name, broadcastable)
     state.tag.optimiser_state = True
     return state
 
@@ -186,13 +184,13 @@ def is_state(variable: Variable) -> bool:
 
 
 def materialized(vector: Variable) -> Variable:
-    """Return `vector` such that Theano computes it in a separate operation.
+    """Return `vector` such that it is computed in a separate operation.
 
-    Theano merges sums (``accumulator + g**2 + epsilon``) and fuses subsequent operations into one loop.
+    Compilers merge sums (``accumulator + g**2 + epsilon``) and fuse subsequent operations into one loop.
     gcc does not vectorize a loop over more than two vectors and two scalars, and its square roots and
     divisions then take four times as long. The contiguity check creates only a view here.
     """
-    return tt.extra_ops.cpu_contiguous(vector)
+    return names.cpu_contiguous(vector)
 
 
 class FlatGradient:

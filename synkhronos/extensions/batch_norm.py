@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from typing import Any, Literal, NamedTuple, Sequence, Union
 
-import theano.tensor as tt
-from theano.gof import Variable
-
 import synkhronos as synk
+from synkhronos.engines.names import Variable, inv
+from synkhronos.engines.names import tensor as tt
 
 Axes = Union[Literal["per-activation", "spatial"], Sequence[int]]
 
@@ -75,7 +74,7 @@ def moments(
     >>> synk.close()
     """
     inputs = tt.as_tensor_variable(inputs)
-    if inputs.dtype not in tt.float_dtypes:
+    if not inputs.dtype.startswith("float"):
         raise TypeError(f"batch_norm: expected a float tensor, got {inputs} of {inputs.dtype}")
     axes = _axes_of(axes, inputs.ndim)
 
@@ -173,7 +172,7 @@ def batch_normalization_train(
                 f"without the axes {axes}, got {one.ndim}"
             )
     mean, variance, count = moments(inputs, axes, loss_op=loss_op)
-    invstd = tt.inv(tt.sqrt(variance + tt.cast(epsilon, inputs.dtype)))
+    invstd = inv(tt.sqrt(variance + tt.cast(epsilon, inputs.dtype)))
     pattern = _pattern(axes, inputs.ndim)
     scale, shift, centre = ((one.dimshuffle(pattern)) for one in (invstd * gamma, beta, mean))
     out = (inputs - centre) * scale + shift

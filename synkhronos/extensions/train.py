@@ -13,10 +13,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal, Sequence, Union
 
-from theano.compile.sharedvalue import SharedVariable
-from theano.gof import Variable
-
 import synkhronos as synk
+from synkhronos.engines.names import SharedVariable, Variable
 from synkhronos.extensions.steps.arguments import Inputs
 from synkhronos.extensions.steps.marks import gradients, reduced
 from synkhronos.extensions.steps.plan import make_plan
@@ -294,7 +292,7 @@ def make_train_function_theano(
         overlap,
     )
     script, inputs, options = script_of_training(arguments, loss, params, update_rule, args, kwargs)
-    step = SerialStep(script, inputs, options.theano)
+    step = SerialStep(script, inputs, options.compiler)
     return TrainFunction(step, inputs, outputs is None)
 
 

@@ -23,11 +23,10 @@ from __future__ import annotations
 from typing import Iterable, Sequence, Tuple, Union
 
 import numpy
-import theano
-import theano.tensor as tt
-from theano.compile.sharedvalue import SharedVariable
-from theano.gof import Variable
 
+from synkhronos.engines import names
+from synkhronos.engines.names import SharedVariable, Variable
+from synkhronos.engines.names import tensor as tt
 from synkhronos.extensions._added_momentum import apply_momentum, apply_nesterov_momentum
 from synkhronos.extensions._flat_gradient import (
     FlatGradient,
@@ -142,13 +141,13 @@ def sgd_nonflat(
     params = checked_parameters(params)
     grad_updates, param_updates, grad_shared = [], [], []
     for position, (param, expression) in enumerate(zip(params, gradients_of(loss, params))):
-        gradient = theano.shared(
+        gradient = names.shared(
             numpy.zeros_like(param.get_value(borrow=True)),
-            name=f"gradient_{param.name or position}",
-            broadcastable=param.broadcastable,
+            f"gradient_{param.name or position}",
+            param.broadcastable,
         )
         rate = scalar("learning_rate", learning_rate, param.dtype)
-        grad_updates.append((gradient, tt.patternbroadcast(expression, param.broadcastable)))
+        grad_updates.append((gradient, names.with_pattern(expression, param.broadcastable)))
         param_updates.append((param, param - rate * gradient))
         grad_shared.append(gradient)
     return grad_updates, param_updates, grad_shared

@@ -1,10 +1,10 @@
 """Collectives in graphs: operations in which all ranks meet while they compute a function.
 
-They are Theano operations with gradients, defined in ``collectives``. In a function
+They are operations with gradients, defined in ``collectives``. In a function
 built with ``synkhronos.function`` the ranks combine their values at each of them. Without other ranks an
-operation returns its input: with one process, in ``as_theano()``, and in every plain
-``theano.function``, also while there are other processes. So the same graph computes alone on all rows
-what all ranks compute together.
+operation returns its input: with one process, in ``as_theano()``, and in every plain function of the
+compiler, also while there are other processes. So the same graph computes alone on all rows what all
+ranks compute together.
 
 All ranks run the collectives of a function in one order, which is fixed when the function is compiled.
 A collective inside ``scan`` or ``OpFromGraph``, or in one branch of ``ifelse`` only, is refused when the

@@ -1,22 +1,14 @@
-"""Collectives in graphs, for all graph compilers that have them: Theano."""
+"""Collectives in graphs."""
 
 from __future__ import annotations
 
 from typing import Literal, Sequence
 
 from synkhronos._typing import ReduceOp, SharedVariable, Variable
-from synkhronos.host import compiler
-
-if compiler.NAME != "theano":
-    raise ImportError(
-        f"synkhronos.ops: collectives in graphs are operations of Theano, and {compiler.TITLE} is used; "
-        f"combine outputs by operations such as (output, 'sum'), or variables by synkhronos.all_reduce()"
-    )
-
-from synkhronos.arithmetic.operations import find_operation  # noqa: E402
-from synkhronos.comms.formats import Format, PowerSGD, check_format  # noqa: E402
-from synkhronos.engines import theano_buckets, theano_collectives  # noqa: E402
-from synkhronos.world.world import current_world  # noqa: E402
+from synkhronos.arithmetic.operations import find_operation
+from synkhronos.comms.formats import Format, PowerSGD, check_format
+from synkhronos.engines import theano_buckets, theano_collectives
+from synkhronos.world.world import current_world
 
 
 def all_reduce(x: Variable, op: ReduceOp = "sum", *, loss_op: Literal["avg", "sum"] = "avg") -> Variable:

@@ -43,7 +43,7 @@ def run(seeds, jobs=2, limit=LIMIT, prelude="", tell=lambda result: None):
             text=True,
             env={
                 **os.environ,
-                "PYTHONPATH": os.pathsep.join([str(ROOT), str(HERE)]),
+                "PYTHONPATH": os.pathsep.join([str(ROOT), str(HERE.parent), str(HERE)]),
                 "SYNKHRONOS_PROGRESS": "0",  # what takes long depends on the machine
                 "MPI4PY_RC_INITIALIZE": "0",  # or Theano initializes MPI, which starts a process
             },

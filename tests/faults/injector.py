@@ -16,8 +16,7 @@ from unittest import mock
 import numpy as np
 import program
 import psutil
-import theano
-import theano.tensor as T
+from compilers import Apply, Op, tt
 from scenarios import EXIT_CODE, PROGRAM, SIGNALS, STEPS
 
 from synkhronos.functions import call as _call
@@ -59,14 +58,14 @@ class Board:
             self._numbers[Board.NAMES.index(name)] = value
 
 
-class Point(theano.Op):
+class Point(Op):
     """The identity operation. It calls ``Point.reach()`` when it is computed."""
 
     __props__ = ()
     reach = staticmethod(lambda: None)
 
     def make_node(self, x):
-        return theano.Apply(self, [x], [T.dvector()])
+        return Apply(self, [x], [tt.dvector()])
 
     def perform(self, node, inputs, outputs):
         Point.reach()

@@ -24,8 +24,7 @@ import synkhronos as synk
 import numpy as np
 import program
 import psutil
-import theano
-import theano.tensor as T
+from compilers import compiler, tt
 from injector import Board, Fault, Injector, Point
 from program import FADES
 from scenarios import (
@@ -52,9 +51,9 @@ class Ranks:
         self.size, self.in_thread = fault.size, fault.in_thread
         synk.fork(fault.size, use_gpu=False, master_rank=fault.master_rank, timeout=fault.timeout)
         self.values = np.arange(6.0)
-        self.x = T.dvector("x")
-        self.w = theano.shared(self.values, name="w")
-        self.rows = theano.shared(np.zeros(1), name="rows")
+        self.x = tt.dvector("x")
+        self.w = compiler.shared(self.values, name="w")
+        self.rows = compiler.shared(np.zeros(1), name="rows")
         self.inputs = np.arange(2.0 * self.size)
         total = self.w.sum() + 0 * self.rows.sum()
         self.f = self.compiled(Point()(self.x) * 2, "gather", (total, "sum"))
@@ -83,7 +82,7 @@ class Ranks:
             raise errors[0]
 
     def distribute_again(self):
-        late = theano.shared(1.0, name="late")
+        late = compiler.shared(1.0, name="late")
         function = self.compiled(self.x + late, "gather")
         synk.distribute()
         self.late = function
@@ -138,9 +137,9 @@ class ProgramRanks(Ranks):
     def __init__(self, fault):
         super().__init__(fault)
         self.fault = fault
-        self.count = theano.shared(np.zeros(program.ITEMS, "int64"), "count")
-        self.weights = theano.shared(np.zeros(program.ITEMS), "weights")
-        self.go = theano.shared(np.zeros(1), "go")
+        self.count = compiler.shared(np.zeros(program.ITEMS, "int64"), "count")
+        self.weights = compiler.shared(np.zeros(program.ITEMS), "weights")
+        self.go = compiler.shared(np.zeros(1), "go")
         self.used = self.compiled(self.x * self.go, "gather", *((one.sum(), "sum") for one in (
             self.count, self.weights)))  # fmt: skip
 

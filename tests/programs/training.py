@@ -9,11 +9,8 @@ import sys
 
 import synkhronos as synk
 import numpy as np
-import theano
-import theano.tensor as tt
+from compilers import RandomStreams, Streams, compiler, default_mode, tt
 from synkhronos.extensions import train, updates
-from theano.sandbox.rng_mrg import MRG_RandomStreams
-from theano.tensor.shared_randomstreams import RandomStreams
 
 STEPS, SAVED = 12, 5
 
@@ -21,24 +18,21 @@ STEPS, SAVED = 12, 5
 def network(rng):
     """Return inputs, parameters and loss, with random streams of both kinds."""
     x, y = tt.fmatrix("x"), tt.fvector("y")
-    w1 = theano.shared(rng.randn(20, 30).astype("float32") / 5, "w")
-    w2 = theano.shared(rng.randn(30).astype("float32") / 5, "w")
-    kept = MRG_RandomStreams(5).binomial((x.shape[0], 30), p=0.5, dtype="float32")
-    noise = RandomStreams(6).normal((x.shape[0],), dtype="float32")
+    w1 = compiler.shared(rng.randn(20, 30).astype("float32") / 5, "w")
+    w2 = compiler.shared(rng.randn(30).astype("float32") / 5, "w")
+    kept = tt.cast(Streams(5).uniform(size=(x.shape[0], 30)) < 0.5, "float32")
+    noise = tt.cast(RandomStreams(6).normal(size=(x.shape[0],)), "float32")
     hidden = tt.tanh(tt.dot(x, w1)) * kept
     loss = tt.sqr(tt.dot(hidden, w2) + np.float32(0.1) * noise - y).mean()
     return [x, y], [w1, w2], loss
 
 
 def print_training(n, mode):
-    # Cover both compiled code and NumPy code.
-    theano.compile.mode.instantiated_default_mode = theano.compile.get_mode(
-        "FAST_RUN" if n == 2 else "FAST_COMPILE"
-    )
     synk.fork(n, use_gpu=False)
     (x, y), params, loss = network(np.random.RandomState(1))
-    step = train.make_train_function(loss, params, x, y, updates.nesterov_momentum, 0.01)
-    synk.distribute()
+    with default_mode("FAST_RUN" if n == 2 else "FAST_COMPILE"):  # compiled code, and NumPy code
+        step = train.make_train_function(loss, params, x, y, updates.nesterov_momentum, 0.01)
+        synk.distribute()
     shuffle = np.random.RandomState(2)
     rows = synk.data(shuffle.randn(53, 20).astype("float32"))
     targets = synk.data(shuffle.randn(53).astype("float32"))

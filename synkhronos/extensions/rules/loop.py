@@ -9,9 +9,9 @@ import time
 from typing import Any, Callable, NamedTuple
 
 import numpy
-from theano.compile.sharedvalue import SharedVariable
 
 import synkhronos as synk
+from synkhronos.engines.names import SharedVariable
 from synkhronos.extensions.rules.checkpoint import Saved
 from synkhronos.extensions.rules.progress import Progress
 from synkhronos.extensions.rules.rule import Rule

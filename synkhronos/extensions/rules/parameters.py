@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Mapping, Sequence
 
 import numpy
-from theano.compile.sharedvalue import SharedVariable
 
 import synkhronos as synk
+from synkhronos.engines.names import SharedVariable
 
 Params = Sequence[SharedVariable]
 

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Sequence
 
-import theano
-from theano.compile.sharedvalue import SharedVariable
-from theano.gof import Variable
-
 import synkhronos as synk
+from synkhronos.engines.names import In, SharedVariable, Variable
 from synkhronos.extensions._flat_gradient import FlatGradient, checked_parameters
 from synkhronos.extensions.steps.rules import apply_rule
 
@@ -128,5 +125,5 @@ def updated_by(step: Any) -> set[SharedVariable]:
         one.variable
         for function in functions
         for one in function.maker.expanded_inputs
-        if isinstance(one, theano.In) and one.update is not None
+        if isinstance(one, In) and one.update is not None
     }

@@ -7,9 +7,9 @@ import os
 from typing import Any, Callable, NamedTuple, Sequence
 
 import numpy
-from theano.compile.sharedvalue import SharedVariable
 
 import synkhronos as synk
+from synkhronos.engines.names import SharedVariable
 from synkhronos.extensions._flat_gradient import checked_parameters
 from synkhronos.extensions.rules import checkpoint as checkpoints
 from synkhronos.extensions.rules.checkpoint import Saved

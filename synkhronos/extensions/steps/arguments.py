@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Mapping, NamedTuple, Sequence
 
-from theano.gof import Variable
+from synkhronos.engines.names import Variable
 
 #: Stands for an input to which a call gives no data.
 MISSING = object()
@@ -25,10 +25,10 @@ def group_of(keyword: str | None, inputs: Any) -> Group:
 
 
 def variable_of(given: Any) -> Variable:
-    """Return the variable of an input, which may have a wrapper such as ``theano.In``."""
+    """Return the variable of an input, which may have a wrapper such as ``synk.In``."""
     variable = given if isinstance(given, Variable) else getattr(given, "variable", None)
     if not isinstance(variable, Variable):
-        raise TypeError(f"inputs: expected Theano variables, got {given!r}")
+        raise TypeError(f"inputs: expected variables, got {given!r}")
     return variable
 
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 import logging
 from typing import Iterable, NamedTuple, Sequence
 
-import theano
-from theano.compile.sharedvalue import SharedVariable
-from theano.gof import Variable
-
+from synkhronos.engines import names
+from synkhronos.engines.names import SharedVariable, Variable
 from synkhronos.extensions._flat_gradient import FLOAT_DTYPES
 from synkhronos.extensions.steps import refusals
 from synkhronos.extensions.steps.dependence import Dependence
@@ -62,7 +60,7 @@ class Cuts:
 
     def add_gradients_of(self, loss: Variable, params: Sequence[SharedVariable]) -> None:
         """Cut at a loss and at its gradients."""
-        self.add_gradients(_gradients(loss, params), params)
+        self.add_gradients(names.gradients(loss, list(params)), params)
         self.add_loss(loss, params)
 
     def add_gradients_of_losses_in(
@@ -75,7 +73,7 @@ class Cuts:
         numbers = {self._numbering.of(one) for one in inputs_first(expressions)}
         for output in outputs:
             try:
-                gradients = _gradients(output, params)
+                gradients = names.gradients(output, list(params))
             except Exception as error:  # of any kind, as each operation may refuse in its own way
                 _logger.debug("output %s is no loss: %s", output, error)
                 continue
@@ -108,12 +106,6 @@ class Cuts:
         else:
             return None
         return Cut(expression, op, shape, (self._numbering.of(expression), op), is_gradient)
-
-
-def _gradients(loss, params):
-    return theano.grad(
-        loss, list(params), disconnected_inputs="ignore", return_disconnected="None"
-    )
 
 
 def is_float_scalar(variable: Variable) -> bool:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Container, Iterable, Mapping, Sequence
 
-from theano.gof import Variable
-
+from synkhronos.engines.names import Variable
 from synkhronos.extensions.steps.graphs import (
     inputs_first,
     is_fill_of_one_number,
@@ -21,7 +20,7 @@ class Dependence:
     ----------
     sources : list of variables
     givens : dict
-        Theano's substitutions: a variable depends on what replaces it.
+        The compiler's substitutions: a variable depends on what replaces it.
     cuts : container of variables
         Variables that count as independent, whatever they are computed from.
     """
@@ -92,7 +91,7 @@ def rebuilt(
     parents = Dependence((), givens).parents
     for variable in inputs_first(variables, parents, done=copies):
         node = variable.owner
-        if node is None or variable in givens:  # which Theano replaces when it compiles
+        if node is None or variable in givens:  # which the compiler replaces when it compiles
             copies[variable] = variable
         elif is_fill_of_one_number(node):
             copies[variable] = copies[node.inputs[1]]

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from typing import Any, Hashable
 
-from theano.gof import Constant, Variable
-
+from synkhronos.engines.names import Constant, Variable
 from synkhronos.extensions.steps.graphs import inputs_first
 
 
 class Numbering:
     """Gives equal numbers to expressions that are equal in structure.
 
-    ``theano.grad`` builds a new graph whenever it is called, so a gradient that an update rule has
-    computed is another variable than the gradient of the same loss computed again. Numbers are given
+    A compiler's ``grad`` builds a new graph whenever it is called, so a gradient that an update rule
+    has computed is another variable than the gradient of the same loss computed again. Numbers are given
     to each operation and the numbers of its operands, as in value numbering by a compiler.
     """
 

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from typing import Any, Callable, Container, Iterable, Iterator, Mapping, Sequence
 
-from theano.compile.sharedvalue import SharedVariable
-from theano.gof import Apply, Variable
-from theano.scalar import Second
-from theano.tensor.elemwise import DimShuffle, Elemwise
-from theano.tensor.raw_random import RandomStateType
-from theano.tensor.subtensor import Subtensor, get_idx_list
+from synkhronos.engines.names import (
+    Apply,
+    DimShuffle,
+    Elemwise,
+    GeneratorType,
+    SharedVariable,
+    Subtensor,
+    Variable,
+    get_idx_list,
+    scalar,
+)
 
 
 def operands(variable: Variable) -> Sequence[Variable]:
@@ -20,7 +25,7 @@ def operands(variable: Variable) -> Sequence[Variable]:
 def operands_with(
     givens: Mapping[Variable, Variable],
 ) -> Callable[[Variable], Sequence[Variable]]:
-    """Return a function like `operands` for graphs in which Theano will substitute `givens`."""
+    """Return a function like `operands` for graphs in which the compiler will substitute `givens`."""
 
     def parents(variable: Variable) -> Sequence[Variable]:
         return (givens[variable],) if variable in givens else operands(variable)
@@ -57,7 +62,7 @@ def is_fill_of_one_number(node: Apply) -> bool:
     """
     return (
         isinstance(node.op, Elemwise)
-        and isinstance(node.op.scalar_op, Second)
+        and isinstance(node.op.scalar_op, scalar.Second)
         and all(node.inputs[0].type.broadcastable)
         and node.inputs[1].type == node.outputs[0].type
     )
@@ -98,7 +103,7 @@ def _selected_rows(variable: Variable) -> Any:
 def is_random_state(variable: Any) -> bool:
     """Whether this is a shared variable that holds the state of a random stream."""
     return isinstance(variable, SharedVariable) and (
-        isinstance(variable.type, RandomStateType) or getattr(variable.tag, "is_rng", False)
+        isinstance(variable.type, GeneratorType) or getattr(variable.tag, "is_rng", False)
     )
 
 

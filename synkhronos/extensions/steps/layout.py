@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Iterator, Sequence
 
 import numpy
-import theano
-import theano.tensor as tt
-from theano.compile.sharedvalue import SharedVariable
-from theano.gof import Variable
+
+from synkhronos.engines import names
+from synkhronos.engines.names import SharedVariable, Variable
+from synkhronos.engines.names import tensor as tt
 
 
 class Layout:
@@ -36,7 +36,7 @@ class Layout:
 
     def new_vector(self, dtype: str, name: str) -> SharedVariable:
         """Return a shared vector of zeros for the arrays. It knows their shapes."""
-        vector = theano.shared(numpy.zeros(self.size, dtype), name=name)
+        vector = names.shared(numpy.zeros(self.size, dtype), name, (False,))
         vector.tag.pieces = tuple(tuple(map(int, shape)) for shape in self._shapes)
         return vector
 
@@ -45,7 +45,7 @@ class Layout:
         start = 0
         for shape, broadcastable, end in zip(self._shapes, self._broadcastable, self._ends):
             piece = tt.reshape(vector[start:end], shape, ndim=len(shape))
-            yield tt.patternbroadcast(piece, broadcastable)
+            yield names.with_pattern(piece, broadcastable)
             start = end
 
     def filled(self, vector: Variable, expressions: Sequence[Variable]) -> Variable:

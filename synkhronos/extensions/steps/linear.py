@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from typing import Container, Iterator, Optional, Sequence, Tuple
 
-import theano.tensor as tt
-from theano import scalar
-from theano.compile.ops import Rebroadcast, ViewOp
-from theano.gof import Apply, Variable
-from theano.tensor.elemwise import DimShuffle, Elemwise, Sum
-
+from synkhronos.engines import names
+from synkhronos.engines.names import Apply, DimShuffle, Elemwise, Sum, Variable, ViewOp, scalar
+from synkhronos.engines.names import tensor as tt
 from synkhronos.extensions.steps.dependence import Dependence
 from synkhronos.extensions.steps.graphs import inputs_first, is_fill_of_one_number
 
@@ -28,9 +25,9 @@ def linear_operands(node: Apply | None, local: Dependence) -> Sequence[Variable]
         return node.inputs[1:]
     if isinstance(node.op, Elemwise):
         return _linear_in_each_element(node, local)
-    if isinstance(node.op, tt.Reshape):
+    if isinstance(node.op, names.Reshape):
         return () if local.of(node.inputs[1]) else node.inputs[:1]
-    if isinstance(node.op, (DimShuffle, Sum, Rebroadcast, ViewOp)):
+    if isinstance(node.op, names.LINEAR):
         return node.inputs
     return ()
 
@@ -69,10 +66,10 @@ def has_rows(variable: Variable, rows: Container[Variable], local: Dependence) -
     """
     while variable not in rows:
         node = variable.owner
-        if node is None or not isinstance(node.op, (Elemwise, tt.Dot)):
+        if node is None or not isinstance(node.op, (Elemwise, names.Dot)):
             return False
         inputs = [one for one in node.inputs if local.of(one)]
-        if len(inputs) != 1 or (isinstance(node.op, tt.Dot) and inputs[0] is not node.inputs[0]):
+        if len(inputs) != 1 or (isinstance(node.op, names.Dot) and inputs[0] is not node.inputs[0]):
             return False
         variable = inputs[0]
     return True

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Iterable, Sequence
 
-from theano.compile.ops import ViewOp
-from theano.compile.sharedvalue import SharedVariable
-from theano.gof import Variable
-
+from synkhronos.engines.names import SharedVariable, Variable, ViewOp
 from synkhronos.extensions._flat_gradient import checked_parameters, gradients_of
 from synkhronos.extensions.steps.graphs import inputs_first
 
@@ -130,8 +127,8 @@ def reduced(expression: Variable, op: str = "avg", shape: Sequence[int] = ()) ->
     """
     if not isinstance(expression, Variable) or not hasattr(expression.type, "broadcastable"):
         raise TypeError(
-            f"reduced: expected a Theano tensor, got {type(expression).__name__}; numbers are the same "
-            f"on every rank and need no mark"
+            f"reduced: expected a tensor variable, got {type(expression).__name__}; numbers are the "
+            f"same on every rank and need no mark"
         )
     check_operation(op, "reduced", "op", expression.dtype)
     shape = tuple(int(extent) for extent in shape)

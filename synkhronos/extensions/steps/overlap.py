@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from theano.compile.sharedvalue import SharedVariable
-from theano.gof import Variable
-
 import synkhronos as synk
+from synkhronos.engines.names import SharedVariable, Variable
 from synkhronos.extensions.steps.plan import Plan
 
 

@@ -10,10 +10,8 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy
-from theano.compile.sharedvalue import SharedVariable
-from theano.gof import Variable
-from theano.tensor.raw_random import RandomStateType
 
+from synkhronos.engines.names import GeneratorType, SharedVariable, Variable
 from synkhronos.extensions.steps import refusals as refusals
 from synkhronos.extensions.steps.cuts import Cut
 from synkhronos.extensions.steps.dependence import Dependence, rebuilt
@@ -300,7 +298,7 @@ class _Planner:
             mask = self.local.of(update.new)
             if mask & by_rank:
                 raise refusals.drawn_twice(update.target, self.local, mask & by_rank)
-            if any(isinstance(one.type, RandomStateType) for one in self.local.sources_in(mask)):
+            if any(isinstance(one.type, GeneratorType) for one in self.local.sources_in(mask)):
                 raise refusals.not_broadcast(update.target, self.local, mask)
             together |= mask
         return self.local.sources_in(together)

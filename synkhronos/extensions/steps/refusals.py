@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from theano.gof import Variable
-
+from synkhronos.engines.names import HAS_MRG, Variable
 from synkhronos.extensions.steps.dependence import Dependence
 
 _OPERATIONS = (
@@ -13,7 +12,7 @@ _OPERATIONS = (
 
 _MARKED = (
     "train.gradients(loss, params) computes marked gradients, and train.gradients(expressions, params) "
-    "marks those that theano.grad returned with further arguments, such as consider_constant"
+    "marks those that grad() returned with further arguments, such as consider_constant"
 )
 
 
@@ -95,10 +94,10 @@ def drawn_twice(target: Variable, local: Dependence, mask: int) -> ValueError:
 
 def not_broadcast(target: Variable, local: Dependence, mask: int) -> TypeError:
     """An update is random, and the state of its stream is not an array."""
+    remedy = "RandomStreams cannot do this; use MRG_RandomStreams, or give" if HAS_MRG else "Give"
     return TypeError(
         f"updates: the new value of {target} depends on random numbers, {local.labels_in(mask)}, which "
-        f"every rank has to draw alike. RandomStreams cannot do this; use MRG_RandomStreams, or give "
-        f"(shared, new, None) to let each rank keep its own value"
+        f"every rank has to draw alike. {remedy} (shared, new, None) to let each rank keep its own value"
     )
 
 
@@ -107,7 +106,7 @@ def unknown_penalty() -> ValueError:
     return ValueError(
         "loss_op: the loss contains a term that is the same on every rank, which a sum over the ranks "
         "would contain once per rank, and the gradients of the update rule are not those of "
-        "theano.grad(loss, params), so that this term cannot be found in them. Use a rule that returns "
+        "grad(loss, params), so that this term cannot be found in them. Use a rule that returns "
         "updates, or one that takes gradients"
     )
 

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, Sequence
 
 import numpy
-from theano.gof import Variable
 
 import synkhronos as synk
+from synkhronos.engines.names import Variable
 from synkhronos.extensions._flat_gradient import check_loss, checked_parameters
 from synkhronos.extensions.steps.arguments import Inputs, group_of, variable_of
 from synkhronos.extensions.steps.cuts import Cuts, is_float_scalar, is_float_tensor
@@ -151,11 +151,11 @@ def _check_gradients(gradients, params):
     if not isinstance(gradients, (list, tuple)) or params is None or len(gradients) != len(params):
         raise ValueError(
             "gradients: expected a list of gradient expressions, and as many params in the same order, "
-            "as in gradients=theano.grad(loss, params), params=params"
+            "as in gradients=grad(loss, params), params=params"
         )
     for position, one in enumerate(gradients):
         if not isinstance(one, Variable):
-            raise TypeError(f"gradients[{position}]: expected a Theano expression, got {one!r}")
+            raise TypeError(f"gradients[{position}]: expected an expression, got {one!r}")
 
 
 def _completed(script: Script, inputs: Inputs, arguments: Arguments) -> tuple[Script, Options]:

@@ -6,9 +6,7 @@ import inspect
 from collections.abc import Mapping
 from typing import Any, Callable, NamedTuple, Sequence
 
-from theano.compile.sharedvalue import SharedVariable
-from theano.gof import Variable
-
+from synkhronos.engines.names import SharedVariable, Variable
 from synkhronos.extensions.steps.marks import gradients
 
 

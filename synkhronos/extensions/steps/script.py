@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Sequence
 
-import theano
-from theano.compile.sharedvalue import SharedVariable
-from theano.gof import Variable
-
+from synkhronos.engines.names import SharedVariable, Variable, package
 from synkhronos.extensions.steps.cuts import Cuts
 from synkhronos.extensions.steps.graphs import inputs_first, is_random_state, operands_with
 from synkhronos.extensions.steps.marks import check_operation
@@ -115,21 +112,21 @@ def parse_output(given: Any, where: str) -> Output:
     elif not isinstance(given, Variable):
         variable, has_op = getattr(given, "variable", given), hasattr(given, "op")
     if not isinstance(variable, Variable):
-        raise TypeError(f"{where}: expected a Theano variable or (variable, op), got {given!r}")
+        raise TypeError(f"{where}: expected a variable or (variable, op), got {given!r}")
     return Output(given, variable, has_op)
 
 
 def parse_givens(givens: Any) -> dict[Variable, Variable]:
     """Return a dict from each variable to the variable that replaces it."""
-    pairs = givens.items() if isinstance(givens, Mapping) else givens or ()
-    if isinstance(pairs, (str, Variable)):
+    if isinstance(givens, (str, Variable)):
         raise TypeError(f"givens: expected a dict or a list of pairs, got {givens!r}")
+    pairs = givens.items() if isinstance(givens, Mapping) else givens or ()
     parsed = {}
     for position, pair in enumerate(pairs):
         if not isinstance(pair, (tuple, list)) or len(pair) != 2 or not isinstance(pair[0], Variable):
             raise TypeError(f"givens[{position}]: expected (variable, value), got {pair!r}")
         old, new = pair
-        parsed[old] = new if isinstance(new, Variable) else theano.shared(new)
+        parsed[old] = new if isinstance(new, Variable) else package.shared(new)
     return parsed
 
 
@@ -141,7 +138,7 @@ def with_default_updates(
 ) -> list[Update]:
     """Return the updates, and the default updates of shared variables that are used.
 
-    Those of random streams are left to Theano, as each rank has its own streams.
+    Those of random streams are left to the compiler, as each rank has its own streams.
     """
     complete = list(updates)
     if excluded is True:

@@ -1,12 +1,12 @@
-"""A training step with plain Theano, for one process."""
+"""A training step of the compiler alone, for one process."""
 
 from __future__ import annotations
 
 from typing import Any, Mapping, Sequence
 
 import numpy
-import theano
 
+from synkhronos.engines.names import clone, package
 from synkhronos.extensions.steps.arguments import MISSING, Inputs
 from synkhronos.extensions.steps.script import Script
 
@@ -23,12 +23,12 @@ class SerialStep:
         if gradients:
             if script.n_further or not all(self._scattered):
                 # Further updates read the values before the step, whichever function computes them.
-                news = theano.clone([new for _, new in pairs], replace=dict(gradients))
+                news = clone([new for _, new in pairs], replace=dict(gradients))
                 pairs = [(target, new) for (target, _), new in zip(pairs, news)]
             else:  # as on all ranks: first the gradient, then the update
-                self._update = theano.function([], updates=pairs, **{**options, "name": "update"})
+                self._update = package.function([], updates=pairs, **{**options, "name": "update"})
                 pairs = gradients
-        self._function = theano.function(
+        self._function = package.function(
             inputs.given,
             [one.variable for one in script.outputs],
             updates=pairs,
@@ -55,5 +55,5 @@ class SerialStep:
 
 def _rows_of(value, rows):
     if isinstance(value, (list, tuple)):
-        return numpy.asarray(value)[rows].tolist()  # Theano casts lists, and no arrays
+        return numpy.asarray(value)[rows].tolist()  # the compiler casts lists, and no arrays
     return value[rows]

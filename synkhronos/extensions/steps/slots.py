@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy
-import theano
-import theano.tensor as tt
-from theano.compile.sharedvalue import SharedVariable
-from theano.gof import Variable
 
+from synkhronos.engines import names
+from synkhronos.engines.names import SharedVariable, Variable
+from synkhronos.engines.names import tensor as tt
 from synkhronos.extensions.steps.layout import Layout
 
 Place = tuple  # (dtype, op, is_gradient, position)
@@ -48,7 +47,7 @@ class Slots:
         """Return a new shared variable for an expression of the type of `like`, to be reduced."""
         value = numpy.zeros_like(like.get_value(borrow=True))
         name = f"new_{like.name}" if like.name else None
-        shared = theano.shared(value, name=name, broadcastable=like.type.broadcastable)
+        shared = names.shared(value, name, like.type.broadcastable)
         self.add_update(shared, new, op)
         return shared
 

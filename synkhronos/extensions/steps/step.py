@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple, Sequence
 
-from theano.compile.sharedvalue import SharedVariable
-from theano.gof import Variable
-
 import synkhronos as synk
+from synkhronos.engines import names
+from synkhronos.engines.names import SharedVariable, Variable
 from synkhronos.extensions.steps.arguments import Inputs
 from synkhronos.extensions.steps.graphs import inputs_first, operands_with
 from synkhronos.extensions.steps.overlap import overlapped
@@ -25,8 +24,8 @@ class Options(NamedTuple):
     givens : dict
     not_default : list of shared variables
         Those whose default updates are among the updates of the plan.
-    theano : dict
-        Keywords of ``theano.function``.
+    compiler : dict
+        Keywords of the compiler's own ``function``.
     wire : str, PowerSGD, TopK or None
         In what form gradients travel between machines.
     overlap : bool
@@ -37,7 +36,7 @@ class Options(NamedTuple):
     sliceable: list[SharedVariable]
     givens: dict[Variable, Variable]
     not_default: list[SharedVariable]
-    theano: dict[str, Any]
+    compiler: dict[str, Any]
     wire: Any = None
     overlap: bool = False
 
@@ -55,7 +54,7 @@ class _Builder:
     def __init__(self, inputs: Inputs, options: Options) -> None:
         self.inputs, self.options = inputs, options
         self._parents = operands_with(options.givens)
-        self._keywords = dict(options.theano)
+        self._keywords = dict(options.compiler)
         self._name = self._keywords.pop("name", None)
         excluded = self._keywords.get("no_default_updates", False)
         if options.not_default and excluded is not True:
@@ -111,7 +110,7 @@ class Step:
         later_use = [
             builder.used([*outputs, *(new for _, new in updates)]) for _, outputs, updates in later
         ]
-        # An input that nothing uses is left to the first function, and so to Theano.
+        # An input that nothing uses is left to the first function, and so to the compiler.
         only_later = set().union(*later_use) - rows_use
         indices = [i for i, one in enumerate(inputs.variables) if one not in only_later]
         self._rows = builder.build(
@@ -170,6 +169,6 @@ def _reductions(plan: Plan, wire: Any) -> list[tuple[str, list[SharedVariable], 
             if form is not None and one.dtype != "float32":
                 raise TypeError(
                     f"wire: expected float32 gradients, got {one.dtype}; use float32 parameters "
-                    f"(THEANO_FLAGS=floatX=float32), or leave out wire="
+                    f"({names.package.__name__.upper()}_FLAGS=floatX=float32), or leave out wire="
                 )
     return found
