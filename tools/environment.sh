@@ -212,26 +212,28 @@ PYTHON
 }
 
 make_second() {
-    # Creates .venv-$1 anew, with the packages of requirements/$1.txt and those that the tests need.
+    # Creates .venv-$1 anew, with the packages of requirements/$1.txt, those that the tests need, and
+    # what the other arguments name to pip.
     second=$root/.venv-$1
     python=$(find_python)
     rm -rf "$second"
     say "making .venv-$1"
     mkdir "$second"
+    name=$1
+    shift
     if "$python" -m venv "$second" >>"$second/environment.log" 2>&1 &&
         "$second/bin/python" -m pip --disable-pip-version-check install \
-            --requirement requirements/library.txt --requirement "requirements/$1.txt" \
-            --constraint requirements/tests.txt pytest pytest-xdist hypothesis packaging \
-            --constraint requirements/demos.txt scikit-learn tqdm \
+            --requirement requirements/library.txt --requirement "requirements/$name.txt" \
+            --constraint requirements/tests.txt pytest pytest-xdist hypothesis packaging "$@" \
             >>"$second/environment.log" 2>&1; then
         echo "$root" >"$("$second/bin/python" -c \
             'import sysconfig; print(sysconfig.get_paths()["purelib"])')/synkhronos.pth"
         echo "$wanted" >"$second/made-from"
-        say "ready: .venv-$1"
+        say "ready: .venv-$name"
     else
         tail -n 3 "$second/environment.log" >&2
         rm -rf "$second"
-        say "left out, as that failed: .venv-$1"
+        say "left out, as that failed: .venv-$name"
     fi
 }
 
@@ -271,5 +273,6 @@ fi
 is_made "$wanted" || make_environment
 [ "$with_opencl" = no ] || install_opencl
 [ "$with_mpi" = no ] || install_mpi
-[ "$with_pytensor" = no ] || has_second pytensor || make_second pytensor
+[ "$with_pytensor" = no ] || has_second pytensor ||
+    make_second pytensor --constraint requirements/demos.txt scikit-learn tqdm
 [ "$with_pymc" = no ] || has_second pymc || make_second pymc
