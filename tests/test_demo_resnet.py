@@ -459,6 +459,14 @@ def test_20_synchronized_steps_equal_the_serial_ones(demo, double, world_of, pro
     assert_equals_serial_training(demo, world_of, options, processes, 20, 1e-5)
 
 
+@pytest.mark.slow
+def test_20_synchronized_steps_of_the_full_network_equal_the_serial_ones(demo, double, world_of):
+    """ResNet-50 on images of 224 pixels."""
+    options = demo.command_line.parser("test").parse_args(["--small", "--sync-batch-norm"])
+    demo.command_line.complete(options, 2)
+    assert_equals_serial_training(demo, world_of, options, 2, 20, 1e-5)
+
+
 def test_the_main_script_trains_with_the_statistics_of_all_ranks(run_demo):
     arguments = [*TINY, "--blocks", "1", "--processes", "2", "--sync-batch-norm"]
     done = run_demo(DEMO / "train_resnet.py", *arguments, timeout=300)

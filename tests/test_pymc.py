@@ -128,7 +128,7 @@ def test_value_and_gradient_are_those_of_the_model(two, make):
     assert_equal(model, parallel)
 
 
-@pytest.mark.parametrize("mode", ["CVM", "NUMBA"])
+@pytest.mark.parametrize("mode", [pytest.param("CVM", marks=pytest.mark.slow), "NUMBA"])
 def test_the_sampler_and_the_ranks_may_use_compiled_code(two, mode):
     model = hierarchical()
     assert_equal(model, parallelize(model, mode=mode), mode)
