@@ -23,8 +23,8 @@ PROCESSES = {"multiprocessing", "subprocess", "signal", "threadpoolctl", "psutil
 COMPILERS = {"theano", "pygpu", "pytensor", "lasagne"}
 #: Besides the public names, the extensions use these: the compiler, and which one it is.
 OF_THE_COMPILER = {"synkhronos.engines.names", "synkhronos.host.compiler"}
-#: The extensions that import a compiler by its own name.
-OF_KERAS = re.compile(r"synkhronos\.extensions\.keras")
+#: The extensions that are for one compiler, and import it by its own name.
+OF_ONE_COMPILER = re.compile(r"synkhronos\.extensions\.(keras|pymc)")
 EVERYWHERE = {"_errors", "_html", "_typing", "_version"}
 MUTATORS = {
     "add", "append", "clear", "discard", "extend", "insert", "move_to_end", "pop", "popitem",
@@ -189,11 +189,11 @@ def test_pygpu_is_imported_in_two_places_only():
     assert importing <= ALLOWED_FOR_PYGPU
 
 
-def test_compilers_are_imported_in_engines_and_for_keras_only():
+def test_compilers_are_imported_in_engines_and_for_keras_and_pymc_only():
     for name, found in IMPORTS.items():
         allowed = {"pygpu"} if name in ALLOWED_FOR_PYGPU else set()
         if top_level(found) & COMPILERS - allowed:
-            assert room(name) == "engines" or OF_KERAS.match(name), name
+            assert room(name) == "engines" or OF_ONE_COMPILER.match(name), name
 
 
 @pytest.mark.parametrize("name", [name for name in FILES if room(name) == "extensions"])

@@ -18,7 +18,7 @@ do not depend on its own rows.
 
 The functions are imported when they are first used.
 
-May import: ``arithmetic``, ``comms``, ``engines``, ``host``, ``world``.
+May import: ``arithmetic``, ``comms``, ``engines``, ``world``.
 """
 
 import typing as _typing
