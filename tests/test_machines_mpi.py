@@ -115,7 +115,7 @@ def outcomes(machines, tmp_path_factory):
         "-m", "pytest", "-q", "-p", "over_machines", "-p", "no:cacheprovider", f"--results={results}",
         "-o", "faulthandler_timeout=40", "-k", chosen,
         *[ROOT / "tests" / f"{name}.py" for name in SUITE],
-        timeout=200, cwd=ROOT, tasks=2,
+        timeout=600, cwd=ROOT, tasks=2,
         environment={"EXAMPLES": "0.1", **COURIERS},
     )  # fmt: skip
     assert results.exists(), done.output
@@ -195,7 +195,7 @@ def found(machines, tmp_path_factory):
     script, both = FOLDER / "programs" / "same_on_machines.py", []
     runs = (
         lambda own: run_file(script, own, cwd=folder),
-        lambda own: machines.run(script, own, cwd=folder, environment=environment, timeout=120).check(),
+        lambda own: machines.run(script, own, cwd=folder, environment=environment, timeout=500).check(),
     )
     for number, run in enumerate(runs):
         own = folder / str(number)

@@ -30,7 +30,7 @@ def machines():
 def run(machines, folder, *arguments):
     """Run the script on three machines with two ranks each; return what it prints last."""
     done = machines.run(
-        SCRIPT, *arguments, cwd=folder, tasks=2, mpi=["--with-ft", "ulfm"], timeout=100,
+        SCRIPT, *arguments, cwd=folder, tasks=2, mpi=["--with-ft", "ulfm"], timeout=300,
         environment={"SYNKHRONOS_SPARE_TASKS": "1", "SYNKHRONOS_RANKS": "2"},
     )  # fmt: skip
     return done.check().output.splitlines()[-1]
