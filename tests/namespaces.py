@@ -302,7 +302,7 @@ class Machines:
         variables = {"PATH": os.environ["PATH"], "HOME": os.environ["HOME"], **given}
         return Job(self, command, variables, folder)
 
-    def run(self, *program, timeout=60, **options):
+    def run(self, *program, timeout=180, **options):
         """Run a job to its end; return what it was, a `Done`. The arguments are those of `start`."""
         return self.start(*program, **options).wait(timeout)
 

@@ -45,7 +45,7 @@ def checked(machines, tmp_path_factory):
 
 def run_checks(machines, folder, *only):
     script = FOLDER / "programs" / "checks_between_machines.py"
-    machines.run(script, 1, folder, *only, plain=True, timeout=120).check()
+    machines.run(script, 1, folder, *only, plain=True, timeout=300).check()
     assert not machines.left()
     return json.loads((folder / "results.json").read_text())
 
@@ -169,7 +169,7 @@ def test_demos_train_on_machines(demo, machines, tmp_path):
     script = ROOT / "demos" / "lasagne_mnist" / f"train_mnist_{demo}.py"
     done = machines.run(
         script, "--data", "sklearn", "--epochs", "6", "--model", "mlp",
-        cwd=tmp_path, tasks=2, environment={**COURIERS, "SYNKHRONOS_RANKS": "2"}, timeout=120,
+        cwd=tmp_path, tasks=2, environment={**COURIERS, "SYNKHRONOS_RANKS": "2"}, timeout=300,
     )  # fmt: skip
     [accuracy] = re.findall(r"^Test:.* accuracy ([\d.]+)%$", done.check().output, re.MULTILINE)
     assert float(accuracy) > 80, done.output
