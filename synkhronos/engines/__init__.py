@@ -8,11 +8,12 @@ results depend on, and ``rows`` how they depend on the number of rows, with ``de
 
 ``pytensor_engine`` runs PyTensor on NumPy arrays. ``theano_cpu`` and ``theano_gpu`` run Theano on NumPy
 arrays and on the arrays of a GPU; their common code is in ``theano_engine`` and ``theano_modules``.
-``theano_collectives`` has collectives as operations in graphs, of either compiler, by ``operation``;
-``theano_gpu_collectives`` has those of arrays on a GPU, ``theano_buckets`` one that waits for nobody,
-and ``theano_order`` gives them their order. ``theano_kernels`` and ``cuda_context`` work around defects
-in the GPU code of Theano and libgpuarray. ``theano_scan`` and ``theano_downsample`` are loaded by the
-names of modules of Theano, see ``host/imports``. Engines know nothing about processes.
+``collectives`` are operations in graphs of either compiler, whose classes ``operation`` names;
+``buckets`` is one that waits for nobody, and ``order`` gives them their order.
+``theano_gpu_collectives`` replaces them for arrays on a GPU. ``theano_kernels`` and ``cuda_context``
+work around defects in the GPU code of Theano and libgpuarray. ``theano_scan`` and ``theano_downsample``
+are loaded by the names of modules of Theano, see ``host/imports``. Engines know nothing about
+processes.
 
 May import: ``arithmetic``, ``host``.
 """

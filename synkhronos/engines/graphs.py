@@ -8,18 +8,18 @@ import numpy as np
 
 from synkhronos.engines import names
 from synkhronos.engines.base import Engine, InputType, TensorType, WrappedInput
+from synkhronos.engines.collectives import ALONE, PeersType
 from synkhronos.engines.containers import report_assignments
 from synkhronos.engines.dependence import analyze
 from synkhronos.engines.names import SharedVariable, Variable
-from synkhronos.engines.pickles import GraphPickler, GraphUnpickler, MainNames, with_deep_stack
-from synkhronos.engines.theano_collectives import ALONE, PeersType
-from synkhronos.engines.theano_order import (
+from synkhronos.engines.order import (
     check_order,
     find_peers,
     in_order,
     takes_from_master,
     takes_peers,
 )
+from synkhronos.engines.pickles import GraphPickler, GraphUnpickler, MainNames, with_deep_stack
 from synkhronos.engines.windows import cut_windows
 from synkhronos.host import compiler
 

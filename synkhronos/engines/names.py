@@ -5,11 +5,11 @@ module where they are. Tuples hold the kinds of operations that a rule is for; t
 one is empty.
 """
 
+from synkhronos.engines.buckets import Ready
+from synkhronos.engines.collectives import Collective as Collective
+from synkhronos.engines.collectives import is_peers as is_peers
 from synkhronos.engines.operation import Apply as Apply
 from synkhronos.engines.operation import with_pattern as with_pattern
-from synkhronos.engines.theano_buckets import Ready
-from synkhronos.engines.theano_collectives import Collective as Collective
-from synkhronos.engines.theano_collectives import is_peers as is_peers
 from synkhronos.host import compiler
 
 if compiler.NAME == "pytensor":

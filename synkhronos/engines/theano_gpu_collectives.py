@@ -8,7 +8,7 @@ ranks' communicator.
 from theano.gpuarray.basic_ops import as_gpuarray_variable
 from theano.gpuarray.opt import op_lifter, register_opt
 
-from synkhronos.engines.theano_collectives import (
+from synkhronos.engines.collectives import (
     AllGather,
     AllReduce,
     Broadcast,

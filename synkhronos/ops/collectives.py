@@ -7,7 +7,7 @@ from typing import Literal, Sequence
 from synkhronos._typing import ReduceOp, SharedVariable, Variable
 from synkhronos.arithmetic.operations import find_operation
 from synkhronos.comms.formats import Format, PowerSGD, check_format
-from synkhronos.engines import theano_buckets, theano_collectives
+from synkhronos.engines import buckets, collectives
 from synkhronos.world.world import current_world
 
 
@@ -74,7 +74,7 @@ def all_reduce(x: Variable, op: ReduceOp = "sum", *, loss_op: Literal["avg", "su
     array(4.66666667)
     >>> synk.close()
     """
-    return theano_collectives.all_reduce(x, op, loss_op)
+    return collectives.all_reduce(x, op, loss_op)
 
 
 def all_gather(x: Variable, *, loss_op: Literal["avg", "sum"] = "avg") -> Variable:
@@ -114,7 +114,7 @@ def all_gather(x: Variable, *, loss_op: Literal["avg", "sum"] = "avg") -> Variab
            [2., 2., 8.]])
     >>> synk.close()
     """
-    return theano_collectives.all_gather(x, loss_op)
+    return collectives.all_gather(x, loss_op)
 
 
 def broadcast(x: Variable, *, loss_op: Literal["avg", "sum"] = "avg") -> Variable:
@@ -151,7 +151,7 @@ def broadcast(x: Variable, *, loss_op: Literal["avg", "sum"] = "avg") -> Variabl
     array([0., 1., 3.])
     >>> synk.close()
     """
-    return theano_collectives.broadcast(x, loss_op)
+    return collectives.broadcast(x, loss_op)
 
 
 def in_buckets(
@@ -238,8 +238,8 @@ def in_buckets(
             f"in_buckets: shapes: expected one for each of {len(expressions)} expressions, at least "
             f"one, got {len(shapes)}"
         )
-    return theano_buckets.fill(vector, expressions, shapes, op, wire, _can_reduce_ahead(vector))
+    return buckets.fill(vector, expressions, shapes, op, wire, _can_reduce_ahead(vector))
 
 
 def _can_reduce_ahead(vector):
-    return current_world().transport.ahead is not None and theano_buckets.is_on_host(vector)
+    return current_world().transport.ahead is not None and buckets.is_on_host(vector)

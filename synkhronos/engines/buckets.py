@@ -13,9 +13,9 @@ import math
 import numpy as np
 
 from synkhronos.arithmetic.buckets import Buckets, divide
+from synkhronos.engines.collectives import Collective
 from synkhronos.engines.operation import TensorType
 from synkhronos.engines.operation import tensor as tt
-from synkhronos.engines.theano_collectives import Collective
 
 _numbers = itertools.count()
 

@@ -6,9 +6,9 @@ and so do the ranks that get the graph as a pickle.
 """
 
 from synkhronos.engines import names
+from synkhronos.engines.buckets import soonest
+from synkhronos.engines.collectives import ALONE, NOT_IN_SCAN, Collective, is_peers
 from synkhronos.engines.names import GraphRewriter, IfElse, Variable, ancestors
-from synkhronos.engines.theano_buckets import soonest
-from synkhronos.engines.theano_collectives import ALONE, NOT_IN_SCAN, Collective, is_peers
 
 
 def find_peers(roots, no_default_updates):
