@@ -9,10 +9,12 @@ import numpy as np
 
 from synkhronos.transports.machines.links import as_bytes
 
-LENGTHS = [0, 1, 7, 4096, 65_536, 5_000_000]
+# Some are multiples of the pieces in which MPI sends, or about as long.
+LENGTHS = [0, 1, 7, 4096, 49_151, 49_152, 65_536, 98_304, 294_912, 294_913, 5_000_000]
 ARRAYS = [
     np.float64(3.5), np.zeros(0), np.zeros((0, 3), "int8"), np.arange(6, dtype="int16").reshape(2, 3),
     np.array(True), np.arange(4) * 1j, np.random.default_rng(0).normal(size=625_000),
+    np.arange(12_288, dtype="float32"), np.arange(20_000).reshape(4, 5000),
 ]  # fmt: skip
 TAGS = 100, 101, (1 << 20) * 3 + 15  # the largest is as large as those of commands
 
@@ -81,7 +83,7 @@ def check_what_was_sent_as_an_array_is_received_as_bytes_and_the_other_way(links
 
 
 def check_messages_with_one_tag_arrive_in_order(links):
-    lengths = [5_000_000, 0, 10, 70_000, 1, 300_000] * 5
+    lengths = [5_000_000, 0, 49_152, 10, 98_304, 70_000, 1, 300_000] * 5
     for to in others(links):
         for turn, length in enumerate(lengths):
             links.send(to, 100, text(links, length, turn))
@@ -132,7 +134,7 @@ def check_a_message_from_anyone_says_from_whom(links):
 
 def check_discarded_messages_are_gone_and_others_are_not(links):
     for to in others(links):
-        for length in (0, 10, 500_000):
+        for length in (0, 10, 100_000, 500_000):
             links.send(to, 100, bytes(length))
         links.send(to, 101, b"kept")
     for rank in others(links):

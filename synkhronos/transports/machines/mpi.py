@@ -1,6 +1,11 @@
 """Messages between leaders by MPI, through mpi4py, which only this module imports.
 
 MPI works only while one of its functions is called, so a leader polls while it waits.
+
+Above a limit, 64 kB over TCP, OpenMPI sends the first bytes of a message, and the others when the
+receiver has answered. For messages of about that size this takes two to four times as long as several
+shorter ones, so they are sent in pieces. All pieces but the last one have the same length; the last one
+is shorter, and may be empty.
 """
 
 from __future__ import annotations
@@ -20,6 +25,8 @@ rc.initialize = rc.finalize = False
 
 from mpi4py import MPI  # noqa: E402
 
+_PIECE = 3 << 14  # bytes
+_MOST_IN_PIECES = 6 * _PIECE
 _CHUNK = LONGEST  # bytes; MPI counts are C ints
 _NAP = 0.02  # seconds
 _LOST = (MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING, MPI.ERR_REVOKED)
@@ -52,6 +59,7 @@ class MpiLinks(Links):
         self.rank, self.size = comm.rank, comm.size
         self._numbers = itertools.count()
         self._sending = {}  # by number: the requests, and the memory
+        self._pieces = {}  # by source and tag: those of the message that is being received
         self._pid = os.getpid()
 
     def lost(self):
@@ -69,8 +77,7 @@ class MpiLinks(Links):
         view = as_bytes(data)
         try:
             requests = [
-                self._comm.Isend([view[start : start + _CHUNK], MPI.BYTE], to, tag)
-                for start in range(0, max(view.size, 1), _CHUNK)
+                self._comm.Isend([piece, MPI.BYTE], to, tag) for piece in _pieces_of(view)
             ]
         except MPI.Exception as error:
             raise self._or_lost(error) from None
@@ -89,6 +96,16 @@ class MpiLinks(Links):
             self.is_sent(number)
 
     def receive(self, source, tag):
+        while (received := self._receive_piece(source, tag)) is not None:
+            sender, piece = received
+            pieces = self._pieces.setdefault((sender, tag), [])
+            pieces.append(piece)
+            if len(piece) != _PIECE:
+                del self._pieces[sender, tag]
+                return sender, piece if len(pieces) == 1 else b"".join(pieces)
+        return None
+
+    def _receive_piece(self, source, tag):
         status = MPI.Status()
         source = MPI.ANY_SOURCE if source is None else source
         try:
@@ -105,16 +122,24 @@ class MpiLinks(Links):
         view = as_bytes(array)
         try:
             requests = [
-                self._comm.Irecv([view[start : start + _CHUNK], MPI.BYTE], source, tag)
-                for start in range(0, max(view.size, 1), _CHUNK)
+                self._comm.Irecv([piece, MPI.BYTE], source, tag) for piece in _pieces_of(view)
             ]
         except MPI.Exception as error:
             raise self._or_lost(error) from None
         return _MpiReceipt(self, requests)
 
     def discard(self, tag):
-        while self.receive(None, tag) is not None:
+        while self._receive_piece(None, tag) is not None:
             pass
+        for key in [key for key in self._pieces if key[1] == tag]:
+            del self._pieces[key]
+
+
+def _pieces_of(view):
+    """Return views of the parts of a message that are messages of MPI."""
+    step = _PIECE if _PIECE <= view.size <= _MOST_IN_PIECES else _CHUNK
+    count = view.size // step + 1 if step == _PIECE else max(-(-view.size // step), 1)
+    return [view[turn * step : (turn + 1) * step] for turn in range(count)]
 
 
 class _MpiReceipt(Receipt):
