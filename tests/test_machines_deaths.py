@@ -6,7 +6,7 @@ import time
 
 import pytest
 from checks.children import wait_until
-from namespaces import Machines, why_no_mpi, why_no_namespaces
+from namespaces import OPENMPI_5, Machines, why_no_mpi, why_no_namespaces, why_no_openmpi_5
 from processes import FOLDER
 
 WHY_NOT = why_no_mpi() or why_no_namespaces()
@@ -142,6 +142,17 @@ def test_a_cut_link_ends_the_job_on_both_sides(dying, tmp_path, moment):
     dying.cut(1)
     code, output = job.end()
     assert code != 0 and "machine-b" in output, output
+
+
+@pytest.mark.skipif(bool(why_no_openmpi_5()), reason=why_no_openmpi_5())
+@pytest.mark.parametrize("loss", ["kill", *slow("cut")])
+def test_a_lost_machine_ends_a_job_of_openmpi_5_with_an_error(tmp_path, loss):
+    with Machines(2, prefix=OPENMPI_5) as machines:
+        job = Job(machines, tmp_path, "meet")
+        job.now()
+        getattr(machines, loss)(1)
+        code, output = job.end()
+        assert code == 1 and "machine-b" in output, output
 
 
 def test_an_exception_of_a_rank_comes_with_its_traceback_and_the_world_goes_on(lasting, tmp_path):

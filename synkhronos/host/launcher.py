@@ -5,6 +5,7 @@ session of its own, so that Ctrl-C reaches only ``launch``: mpirun itself would 
 ``launch`` passes it on as the signal `INTERRUPT`, for which the script has a handler (``host/job``).
 """
 
+import contextlib
 import ctypes
 import importlib.util
 import os
@@ -37,8 +38,11 @@ _ALLOCATIONS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "PE_HOSTFILE", "LOADL_
 # With these, the kernel finds within about three seconds that another machine cannot be reached, and
 # mpirun ends the job. With OpenMPI's own values, this takes minutes.
 _KEEPALIVE = {"time": 1, "intvl": 1, "probes": 2}
+# When OpenMPI 5.0.11's mpirun has lost a machine, it ends the job and returns 0, but it says this.
+_LOST = b"has lost communication with a remote daemon"
 _PR_SET_PDEATHSIG = 1
 _LOOK = 0.5  # seconds between two looks whether the terminal is ours
+_LAST = 1.0  # seconds for what mpirun has written last
 
 
 class Mpirun(NamedTuple):
@@ -161,7 +165,8 @@ def passed(environ: Mapping[str, str]) -> List[str]:
 def run(line: Sequence[str], environ: Optional[Dict[str, str]] = None) -> int:
     """Run a ``mpirun`` line until it ends, and pass signals on to it; return the exit code.
 
-    SIGTERM and SIGHUP end the job. If this process dies, so does the job.
+    SIGTERM and SIGHUP end the job. If this process dies, so does the job. The exit code is 1 if mpirun
+    returns 0, but has lost a machine.
     """
     signals = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2}
     signals = {one for one in signals if signal.getsignal(one) != signal.SIG_IGN}
@@ -176,6 +181,7 @@ def run(line: Sequence[str], environ: Optional[Dict[str, str]] = None) -> int:
         line,
         env=environ,
         stdin=subprocess.PIPE if terminal else None,
+        stderr=subprocess.PIPE,
         start_new_session=True,
         preexec_fn=prepare,
     )
@@ -183,10 +189,29 @@ def run(line: Sequence[str], environ: Optional[Dict[str, str]] = None) -> int:
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     if terminal:
         threading.Thread(target=_pass_terminal, args=(process.stdin,), daemon=True).start()
+    has_lost = threading.Event()
+    errors = threading.Thread(target=_pass_errors, args=(process.stderr, has_lost), daemon=True)
+    errors.start()
     code = process.wait()
+    errors.join(_LAST)  # what mpirun has started may live on, and hold the pipe
     if ended_by:
         return 128 + ended_by[0]
-    return code if code >= 0 else 128 - code
+    return (code or int(has_lost.is_set())) if code >= 0 else 128 - code
+
+
+def _pass_errors(pipe, has_lost):
+    """Write to stderr what mpirun writes there; set `has_lost` if it has lost a machine."""
+    known = b""
+    while True:
+        data = os.read(pipe.fileno(), 1 << 16)
+        if not data:
+            return
+        known = known[-len(_LOST) :] + data
+        if _LOST in known:
+            has_lost.set()
+        with contextlib.suppress(OSError):  # nobody reads it
+            while data:
+                data = data[os.write(2, data) :]
 
 
 def _pass_signals(process, signals):

@@ -19,6 +19,7 @@ from theano.tensor.shared_randomstreams import RandomStreams
 
 PROMISED = 2.0  # seconds to the error
 SOON = 0.5  # seconds
+TASK = "OMPI_COMM_WORLD_RANK"
 ROWS = np.arange(24.0).reshape(8, 3)
 
 
@@ -79,8 +80,10 @@ def kill_soon(rank, number, courier):
     """On one rank: kill its process soon, or the courier of the machine that it leads."""
     if rank.rank == number:
         pid = os.getpid()
-        if courier:  # mpirun has started it after the leader
-            pid = min(one.pid for one in psutil.Process().parent().children() if one.pid > pid)
+        if courier:  # the task after the leader's
+            task = str(int(os.environ[TASK]) + 1)
+            tasks = psutil.Process().parent().children()
+            [pid] = [one.pid for one in tasks if one.environ().get(TASK) == task]
         threading.Timer(SOON, os.kill, [pid, signal.SIGKILL]).start()
 
 
