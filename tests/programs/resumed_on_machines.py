@@ -7,21 +7,20 @@ import hashlib
 import os
 import sys
 
-from overlap_on_machines import X, Y, made, values
-
 import synkhronos as synk
-from synkhronos.extensions import updates
+import numpy as np
+import theano
+import theano.tensor as tt
+from synkhronos.extensions import train, updates
 
+WIDTH = 300
+X = np.random.RandomState(0).randn(13, WIDTH).astype("float32")
 FORMATS = ("int8", synk.TopK(0.1), synk.PowerSGD(4))
 
 
 def main(path):
     synk.fork(4, use_gpu=False, timeout=30)
-    networks = [
-        made(updates.momentum, 0.1, overlap=overlap, wire=wire)
-        for wire in FORMATS
-        for overlap in (False, True)
-    ]
+    networks = [made(wire, overlap) for wire in FORMATS for overlap in (False, True)]
     digests = []
     if not os.path.exists(path):
         take_steps(networks)
@@ -35,12 +34,27 @@ def main(path):
     print(*digests[0])
 
 
+def made(wire, overlap):
+    """Return a training step, and its parameters."""
+    rng = np.random.RandomState(1)
+    x, params = tt.fmatrix("x"), []
+    out = x
+    for _ in range(3):
+        params.append(theano.shared((rng.randn(WIDTH, WIDTH) / 20).astype("float32")))
+        out = tt.tanh(out.dot(params[-1]))
+    loss = tt.sqr(out - x).mean()
+    step = train.make_train_function(
+        loss, params, x, None, updates.momentum, 0.1, wire=wire, overlap=overlap
+    )
+    return step, params
+
+
 def take_steps(networks):
     """Take some steps with each network; return a digest of the parameters of each."""
     for _ in range(3):
         for step, _ in networks:
-            step(X, Y)
-    contents = [b"".join(one.tobytes() for one in values(params)) for _, params in networks]
+            step(X)
+    contents = [b"".join(one.get_value().tobytes() for one in params) for _, params in networks]
     return [hashlib.blake2b(one, digest_size=8).hexdigest() for one in contents]
 
 
