@@ -194,6 +194,7 @@ def rewritten(path, change, arrays=None):
         (lambda kept: kept.update(wire=["TopK", 3]), {}),
         (lambda kept: kept.update(wire=None), {}),
         (lambda kept: kept.update(counts=[-1]), {}),
+        (lambda kept: kept.update(counts=[1 << 63]), {}),
         (lambda kept: kept.update(counts=["many"]), {}),
         (lambda kept: kept.update(counts=3), {}),
         (lambda kept: None, {"kept_0_machine_1": np.zeros(SHAPE, "float32")}),

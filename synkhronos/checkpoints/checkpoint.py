@@ -86,6 +86,8 @@ def save(
 ) -> None:
     """Write all shared variables and random streams of all ranks to a file.
 
+    On several machines, it also contains what each machine keeps for wire formats (error feedback).
+
     The new file replaces an existing one only when it is complete: if the process is killed meanwhile,
     either the old or the new file exists. It is an ``.npz`` file without pickles.
 
@@ -235,6 +237,9 @@ def load(path: PathLike) -> dict[str, Any]:
     again from those of the master. Shapes must be equal to those in the file. Only if the ranks had
     different values, such as scattered rows, may the number of rows differ. If the file does not match,
     nothing is changed.
+
+    What the machines kept for wire formats is restored, too. On another number of machines, the first
+    one gets the sum of what had not been sent; on one machine it is ignored.
 
     Parameters
     ----------

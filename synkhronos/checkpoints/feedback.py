@@ -204,8 +204,9 @@ def read(world: Any, reader: Any, saved: Sequence[Feedback], by_key: dict[Key, i
             number, wire = by_key[one.key], from_json(one.wire)
         buckets = here.engine.buckets_of(here.shareds[number]) if one.in_buckets else None
         owner = Owner(number, wire, buckets)
-        sizes = None
-        if one.in_buckets == (buckets is not None and buckets.wire == wire and here.ahead is not None):
+        if one.in_buckets and (buckets is None or buckets.wire != wire or here.ahead is None):
+            sizes = None
+        else:
             sizes = _sizes(here, owner, one.counts)
         if sizes is None:
             _logger.warning(

@@ -152,9 +152,10 @@ def interpret(description: Any) -> Manifest:
         raise ValueError("a variable occurs twice")
     kept = [Feedback(*one) for one in description.get("kept", [])]
     for one in kept:
+        are_counts = all(isinstance(count, int) and 0 <= count < 1 << 62 for count in one.counts)
         if one.key not in {entry.key for entry in entries}:
             raise ValueError(f"something is kept for {label(one.key)}, which is not in the file")
-        if not one.members or not all(isinstance(count, int) and count >= 0 for count in one.counts):
+        if not one.members or not are_counts:
             raise ValueError(f"{label(one.key)}: {len(one.members)} arrays kept, counts {one.counts}")
     return Manifest(ranks, master_rank, entries, left_out, kept)
 
