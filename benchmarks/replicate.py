@@ -49,7 +49,10 @@ def build(options):
 def network(quick):
     """Return the options of ResNet-50, or of a network a tenth as deep, for a quick run."""
     blocks = [1, 1] if quick else [3, 4, 6, 3]
-    return argparse.Namespace(seed=1, size=32 if quick else 224, classes=1000, blocks=blocks, width=64)
+    size = 32 if quick else 224
+    return argparse.Namespace(
+        seed=1, size=size, classes=1000, blocks=blocks, width=64, sync_batch_norm=False
+    )
 
 
 # Contestants

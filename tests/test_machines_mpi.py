@@ -145,6 +145,20 @@ def test_gradients_travel_while_the_ranks_compute(machines, tmp_path):
     assert not machines.left()
 
 
+def test_steps_in_wire_formats_are_resumed_bit_for_bit(machines, tmp_path):
+    found = []
+    for _ in range(2):
+        done = machines.run(
+            FOLDER / "programs" / "resumed_on_machines.py", tmp_path / "checkpoint.npz", cwd=tmp_path,
+            tasks=2, environment=COURIERS, timeout=200,
+        )  # fmt: skip
+        found.append(done.check().output.splitlines()[-1].split())
+    assert found[0] == found[1] and len({*found[0]}) == len(found[0]) == 6
+    with np.load(tmp_path / "checkpoint.npz") as file:
+        assert sum(name.startswith("kept_") and "machine" in name for name in file.files) == 12
+    assert not machines.left()
+
+
 @pytest.mark.parametrize("rank, moment", [(3, "use"), pytest.param(1, "meet", marks=pytest.mark.slow)])
 def test_a_script_goes_on_after_a_restart(rank, moment, machines, tmp_path):
     done = machines.run(

@@ -40,7 +40,11 @@ class Buckets(NamedTuple):
     @property
     def size(self) -> int:
         """The length of the vector."""
-        return sum(map(_size, self.shapes))
+        return sum(self.sizes())
+
+    def sizes(self) -> list[int]:
+        """Return the length of each bucket."""
+        return [_size(shapes) for shapes in self.shapes]
 
     def slices(self) -> list[slice]:
         """Return where each bucket is in the vector; the first one is at the end."""

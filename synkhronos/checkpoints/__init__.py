@@ -1,7 +1,7 @@
 """Checkpoints: files with the shared variables and random streams of all ranks.
 
-``checkpoint`` has ``save`` and ``load``; ``manifest`` describes the arrays of a checkpoint; ``archive``
-reads and writes the file.
+``checkpoint`` has ``save`` and ``load``; ``feedback`` is what machines keep for wire formats;
+``manifest`` describes the arrays of a checkpoint; ``archive`` reads and writes the file.
 
-May import: ``arithmetic``, ``stores``, ``world``, ``functions``.
+May import: ``arithmetic``, ``comms``, ``stores``, ``world``, ``functions``.
 """

@@ -9,7 +9,7 @@ import numpy as np
 from synkhronos._typing import PathLike, SharedVariables
 from synkhronos.arithmetic.comparison import digest
 from synkhronos.arithmetic.streams import state_from_array
-from synkhronos.checkpoints import archive, manifest
+from synkhronos.checkpoints import archive, feedback, manifest
 from synkhronos.checkpoints.manifest import Entry, Manifest
 from synkhronos.functions.agreement import agreement_of
 from synkhronos.functions.replicate import replicate
@@ -68,7 +68,8 @@ class _Restore(Command):
         ]
 
     def run(self, here):
-        here.wires.clear()
+        for key in [key for key in here.wires if key[0] in self.numbers]:
+            del here.wires[key]
         for number, handles in zip(self.numbers, self.handles):
             handle = handles[here.rank if len(handles) > 1 else 0]
             here.engine.restore(here.shareds[number], here.store.get(handle))
@@ -84,6 +85,8 @@ def save(
     without: SharedVariables = (),
 ) -> None:
     """Write all shared variables and random streams of all ranks to a file.
+
+    On several machines, it also contains what each machine keeps for wire formats (error feedback).
 
     The new file replaces an existing one only when it is complete: if the process is killed meanwhile,
     either the old or the new file exists. It is an ``.npz`` file without pickles.
@@ -142,11 +145,17 @@ def save(
     replicate(world)
     keys = _keys(world)
     entries = _entries(world, numbers, keys)
-    saved = Manifest(world.size, world.master_rank, entries, [keys[one] for one in left_out])
+    kept = feedback.find(world, numbers, keys)
+    saved = Manifest(
+        world.size, world.master_rank, entries, [keys[one] for one in left_out],
+        [described for _, described in kept],
+    )  # fmt: skip
 
     def arrays():
         for number, entry in zip(numbers, entries):
             yield from zip(entry.members, _values(world, number, entry))
+        for one in kept:
+            yield from feedback.arrays(world, *one)
         yield from extra_arrays.items()
 
     archive.write(path, manifest.describe(saved, described), arrays())
@@ -229,6 +238,9 @@ def load(path: PathLike) -> dict[str, Any]:
     different values, such as scattered rows, may the number of rows differ. If the file does not match,
     nothing is changed.
 
+    What the machines kept for wire formats is restored, too. On another number of machines, the first
+    one gets the sum of what had not been sent; on one machine it is ignored.
+
     Parameters
     ----------
     path : str or path-like
@@ -272,12 +284,15 @@ def load(path: PathLike) -> dict[str, Any]:
         replicate(world)
         _check_fit(world, numbers, entries)
         values = [_read(world, reader, *one) for one in zip(numbers, entries)]
+        kept = feedback.read(world, reader, saved.kept, by_key)
         with reader.interpreting():
             extra = manifest.unpack(reader.description, reader.read)
     handles = [[world.here.store.put(array) for array in arrays] for arrays in values]
     world.run(_Restore(numbers, handles, [one for one in streams if one in numbers]))
     agreement_of(world).restored([one for one, each in zip(numbers, handles) if len(each) == 1])
+    feedback.restore_all(world, kept, numbers)
     values.clear()
+    kept.clear()
     world.here.store.trim()
     return extra
 

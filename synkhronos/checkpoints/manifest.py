@@ -51,6 +51,38 @@ class Entry(NamedTuple):
         return self._replace(shapes=[self.shapes[rank]], members=[self.members[rank]])
 
 
+class Feedback(NamedTuple):
+    """The description of what machines keep for a variable and a wire format.
+
+    Attributes
+    ----------
+    name, nth : str or None, int
+        The key of the variable.
+    wire : object
+        The format, for JSON.
+    in_buckets : bool
+        Whether the couriers keep it, for each bucket of a vector.
+    counts : list of int
+        How often the variable was reduced in the format, or each bucket.
+    members : list of str
+        The arrays in the file with what was not sent, one per machine.
+    factors : str or None
+        The array with what all machines have alike.
+    """
+
+    name: str | None
+    nth: int
+    wire: Any
+    in_buckets: bool
+    counts: list[int]
+    members: list[str]
+    factors: str | None
+
+    @property
+    def key(self) -> Key:
+        return self.name, self.nth
+
+
 class Manifest(NamedTuple):
     """The description of a checkpoint.
 
@@ -60,12 +92,15 @@ class Manifest(NamedTuple):
         Of the world that was saved.
     entries : list of Entry
     left_out : list of keys
+    kept : list of Feedback
+        Empty in files of the time before it was saved.
     """
 
     ranks: int
     master_rank: int
     entries: list[Entry]
     left_out: list[Key]
+    kept: list[Feedback]
 
 
 def keys(names: Iterable[str | None]) -> list[Key]:
@@ -115,7 +150,14 @@ def interpret(description: Any) -> Manifest:
     left_out = [(name, nth) for name, nth in description["left_out"]]
     if len({*left_out, *(entry.key for entry in entries)}) < len(left_out) + len(entries):
         raise ValueError("a variable occurs twice")
-    return Manifest(ranks, master_rank, entries, left_out)
+    kept = [Feedback(*one) for one in description.get("kept", [])]
+    for one in kept:
+        are_counts = all(isinstance(count, int) and 0 <= count < 1 << 62 for count in one.counts)
+        if one.key not in {entry.key for entry in entries}:
+            raise ValueError(f"something is kept for {label(one.key)}, which is not in the file")
+        if not one.members or not are_counts:
+            raise ValueError(f"{label(one.key)}: {len(one.members)} arrays kept, counts {one.counts}")
+    return Manifest(ranks, master_rank, entries, left_out, kept)
 
 
 def check_same_variables(manifest: Manifest, here: Sequence[Key]) -> None:

@@ -7,7 +7,7 @@ an all-reduce of all ranks, so on two machines the bits are the same; on more, s
 
 from __future__ import annotations
 
-from typing import Any, Sequence
+from typing import Sequence
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from synkhronos.arithmetic.buckets import Buckets
 from synkhronos.arithmetic.operations import find_operation
 from synkhronos.comms.formats import make_wire
 from synkhronos.comms.linked import Linked, LinkedCommunicator
-from synkhronos.comms.wires import WireReduction
+from synkhronos.comms.wires import Wire, WireReduction
 
 
 class BucketCommunicator:
@@ -30,7 +30,7 @@ class BucketCommunicator:
     def __init__(self, group: Linked) -> None:
         self._linked = LinkedCommunicator(group)
         self._wires = WireReduction(self._linked)
-        self._kept: dict[tuple[int, int], Any] = {}  # by the numbers of the vector and of the bucket
+        self._kept: dict[int, list[Wire]] = {}  # by the number of the vector
 
     def all_reduce(
         self,
@@ -63,13 +63,13 @@ class BucketCommunicator:
         if buckets.wire is None:
             [reduced] = self._linked.all_reduce([own], buckets.op, total)
         else:
-            wire = self._wire(buckets, number)
+            wire = self.wires(buckets)[number]
             [reduced] = self._wires.all_reduce([own], buckets.op, total, [wire])
         if reduced is not own:
             own[...] = reduced
 
-    def _wire(self, buckets, number):
-        key = buckets.number, number
-        if key not in self._kept:
-            self._kept[key] = make_wire(buckets.wire, buckets.shapes[number])
-        return self._kept[key]
+    def wires(self, buckets: Buckets) -> list[Wire]:
+        """Return what is kept for each bucket of a vector, whose format is not None."""
+        if buckets.number not in self._kept:
+            self._kept[buckets.number] = [make_wire(buckets.wire, shapes) for shapes in buckets.shapes]
+        return self._kept[buckets.number]

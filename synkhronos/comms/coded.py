@@ -32,11 +32,18 @@ class CodedWire(Wire):
     def reset(self):
         self.count, self._rest = 0, None
 
+    @property
+    def _code(self):
+        return CODES[self.format]
+
+    def state(self):
+        if self._code.has_feedback and self._rest is None:
+            self._rest = np.zeros(self._size, np.float32)
+        return super().state() if self._rest is None else (self._rest, super().state()[1])
+
     def all_reduce(self, wires, array, scale, are_alike):
-        code = CODES[self.format]
-        if code.has_feedback and self._rest is None:
-            self._rest = np.zeros(array.size, np.float32)
-        _Exchange(wires, code, array, scale, self._rest).run()
+        rest = self.state()[0] if self._code.has_feedback else None
+        _Exchange(wires, self._code, array, scale, rest).run()
 
 
 class _Exchange:

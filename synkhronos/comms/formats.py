@@ -160,6 +160,24 @@ def check_arrays(
         )
 
 
+def to_json(wire: Format) -> Any:
+    """Return a value for JSON, from which `from_json` makes the format."""
+    if isinstance(wire, PowerSGD):
+        return ["PowerSGD", int(wire.rank), wire.shapes]
+    return ["TopK", float(wire.fraction)] if isinstance(wire, TopK) else wire
+
+
+def from_json(value: Any) -> Format:
+    """Return the format that `to_json` was given. The value is not trusted."""
+    if isinstance(value, list):
+        name, *arguments = value
+        value = {"PowerSGD": PowerSGD, "TopK": TopK}[name](*arguments)
+    wire = check_format(value, "sum")
+    if wire is None:
+        raise ValueError("no wire format")
+    return wire
+
+
 def make_wire(wire: Format, pieces: Sequence[Sequence[int]]) -> Wire:
     """Return a new `Wire` for an array that holds arrays of the shapes `pieces`."""
     if isinstance(wire, PowerSGD):

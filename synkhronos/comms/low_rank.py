@@ -43,6 +43,10 @@ class LowRankWire(Wire):
     def reset(self):
         self.count, self._matrices = 0, None
 
+    def state(self):
+        self._start()
+        return self._rests.all, self._factors.all
+
     def signature(self):
         return self._start()
 
@@ -51,22 +55,26 @@ class LowRankWire(Wire):
         if self._matrices is not None:
             return self._signature
         rank, start = self.format.rank, 0
-        self._matrices, self._exact = [], []
+        matrices, self._exact = [], []
         for shape in self._shapes:
             stop = start + math.prod(shape)
             rows, columns = shape[0] if shape else 1, math.prod(shape[1:])
             if rank * (rows + columns) < rows * columns:
-                self._matrices.append(_Matrix(slice(start, stop), (rows, columns), rank))
+                matrices.append((slice(start, stop), (rows, columns)))
             elif stop > start:
                 self._exact.append(slice(start, stop))
             start = stop
-        self._lefts = _Joined(
-            [(rank, one.shape[0]) for one in self._matrices]
-            + [(one.stop - one.start,) for one in self._exact]
+        shapes = [shape for _, shape in matrices]
+        self._rests, self._factors, self._rights = (
+            _Joined(each) for each in (shapes, *2 * [[(rank, columns) for _, columns in shapes]])
         )
-        self._rights = _Joined([(rank, one.shape[1]) for one in self._matrices])
+        kept = zip(matrices, self._rests.each, self._factors.each)
+        self._matrices = [_Matrix(*one, rest, right) for one, rest, right in kept]
+        self._lefts = _Joined(
+            [(rank, rows) for rows, _ in shapes] + [(one.stop - one.start,) for one in self._exact]
+        )
         self._own = np.empty_like(self._rights.all)
-        self._signature = signature([one.shape for one in self._matrices], rank)
+        self._signature = signature(shapes, rank)
         return self._signature
 
     def all_reduce(self, wires, array, scale, are_alike):
@@ -110,15 +118,14 @@ class LowRankWire(Wire):
 class _Matrix:
     """What is kept for a matrix: where it is in the array, its rest, and its right factor."""
 
-    def __init__(self, place, shape, rank):
+    def __init__(self, place, shape, rest, right):
         self.place, self.shape = place, shape
-        self._first = first_factor(shape[1], rank, place.start)
-        self.rest = np.empty(shape, np.float32)
+        self.rest, self.right = rest, right
+        self._first = first_factor(shape[1], len(right), place.start)
         self.reset()
 
     def reset(self):
-        self.right = self._first.copy()
-        self.rest[...] = 0
+        self.right[...], self.rest[...] = self._first, 0
 
     def keep(self, right):
         """Let the next step begin with a factor. Rows of zeros would remain zero for ever."""

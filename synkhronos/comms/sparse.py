@@ -19,10 +19,13 @@ class SparseWire(Wire):
     def reset(self):
         self.count, self._rest = 0, None
 
-    def all_reduce(self, wires, array, scale, are_alike):
+    def state(self):
         if self._rest is None:
-            self._rest = np.zeros(array.size, np.float32)
-        rest = self._rest
+            self._rest = np.zeros(self._size, np.float32)
+        return self._rest, super().state()[1]
+
+    def all_reduce(self, wires, array, scale, are_alike):
+        rest, _ = self.state()
         if scale:
             if scale != 1:
                 array *= np.float32(scale)

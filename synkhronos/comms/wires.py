@@ -26,6 +26,7 @@ from synkhronos.comms.linked import LinkedCommunicator
 SMALL = 1 << 16
 
 _ALIGNMENT = 16  # bytes
+_NOTHING = np.empty(0, np.float32)
 
 
 class Wire(ABC):
@@ -53,6 +54,14 @@ class Wire(ABC):
     @abstractmethod
     def reset(self) -> None:
         """Forget what this leader keeps."""
+
+    def state(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return the vectors that this leader keeps, which are zero or new if it has kept nothing.
+
+        The first has the shares that it has not sent. The second is the same in all leaders. Both are
+        empty if the format keeps nothing. `prepare` was called before.
+        """
+        return _NOTHING, _NOTHING
 
     def signature(self) -> bytes:
         """Return bytes that all leaders compare: the algorithm may depend on whether they differ."""

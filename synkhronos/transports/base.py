@@ -50,6 +50,10 @@ class Transport(ABC):
         Whether programs can use ``store.commons`` for what belongs to no rank.
     is_home : bool
         Whether the commons of this rank have what is in one place only, such as a center.
+    machine : int
+        The number of this rank's machine; the master's has the number 0.
+    is_leader : bool
+        Whether this rank is the one that speaks to other machines.
     ranks_here : int
         The number of ranks that share this machine, and so its cores.
     while_waiting : callable
@@ -79,6 +83,7 @@ class Transport(ABC):
     can_replace: bool = False
     has_commons: bool = True
     is_home: bool = True
+    machine: int = 0
     ranks_here: int
     labels: Sequence[int]
     while_waiting: Callable[[], None] = staticmethod(lambda: None)
@@ -86,6 +91,10 @@ class Transport(ABC):
     in_program: bool = False
     on_death: Callable[[dict[int, str]], None] | None = None
     ahead: Any = None
+
+    @property
+    def is_leader(self) -> bool:
+        return self.rank == self.master_rank
 
     @property
     def distance(self) -> int:

@@ -109,12 +109,16 @@ class Here:
 
     def wire(self, number: int, wire: Any, shape: Sequence[int]) -> Wire:
         """Return what this rank keeps of reductions of a shared variable in a wire format."""
-        pieces = self.engine.pieces_of(self.shareds[number]) or (tuple(shape),)
+        pieces = self.pieces(number, shape)
         kept = self.wires.get((number, wire))
         if kept is None or kept[0] != pieces:
             kept = self.wires[number, wire] = pieces, make_wire(wire, pieces)
         kept[1].check(math.prod(shape))
         return kept[1]
+
+    def pieces(self, number: int, shape: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+        """Return the shapes of the arrays that a shared variable of some shape holds."""
+        return self.engine.pieces_of(self.shareds[number]) or (tuple(shape),)
 
     def keep_replicas(self) -> None:
         """Keep replicas alive until the master sends a command to drop them."""

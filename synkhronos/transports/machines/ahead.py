@@ -19,13 +19,13 @@ import numpy as np
 from synkhronos._errors import CollectiveAbortedError
 from synkhronos.arithmetic.buckets import Buckets
 from synkhronos.arithmetic.operations import find_operation
-from synkhronos.comms.buckets import BucketCommunicator
+from synkhronos.comms.kept import Kept
 from synkhronos.stores.commons import Commons
 from synkhronos.transports.machines.courier import Courier, Desk
-from synkhronos.transports.machines.leaders import LONGEST_NAP, SHARE, SHORTEST_NAP, Leaders
+from synkhronos.transports.machines.kept import CopyKept, Shelf, communicator_of, vector
+from synkhronos.transports.machines.leaders import LONGEST_NAP, SHARE, SHORTEST_NAP
 
 _READY, _ROWS = range(2)  # columns of the table; the last row has in the first one what is reduced
-_KEPT = "ahead"
 
 
 class Running(NamedTuple):
@@ -143,6 +143,23 @@ class Ahead:
             self._wait(lambda number=number: table[-1, _READY] > number)
             out[place] = vectors[self._first][place]
 
+    def kept(self, buckets: Buckets) -> Kept:
+        """In the leader, once in a command: return what the courier keeps for the format of a vector."""
+        found = self._copy_kept(buckets, is_given=False).get()
+        return found._replace(rest=found.rest.copy(), factors=found.factors.copy())
+
+    def keep(self, buckets: Buckets, kept: Kept) -> None:
+        """In the leader, once in a command: let the courier keep this."""
+        Shelf(self._courier.commons, buckets).put(kept)
+        self._copy_kept(buckets, is_given=True)
+
+    def _copy_kept(self, buckets, is_given):
+        leaders, shelf = self._inside.leaders, Shelf(self._courier.commons, buckets)
+        self._table = shelf.table
+        self._courier.start(leaders.number, CopyKept(buckets, is_given))
+        leaders.wait_inside(shelf.is_done)
+        return shelf
+
     def _wait(self, ready):
         leaders = self._inside.leaders
         if leaders is not None:
@@ -179,11 +196,7 @@ class ReduceAhead:
         self._buckets, self._size, self._first = buckets, size, first
 
     def run(self, desk: Desk) -> None:
-        if _KEPT not in desk.kept:
-            leaders = Leaders(desk.links)
-            leaders.may_poll = False  # the ranks need the cores
-            desk.kept[_KEPT] = leaders, BucketCommunicator(leaders)
-        leaders, communicator = desk.kept[_KEPT]
+        leaders, communicator = communicator_of(desk)
         leaders.watch = lambda inside: _check(desk)
         leaders.begin(desk.number)
         try:
@@ -208,13 +221,6 @@ def _check(desk):
 
 
 def _memory(commons: Commons, buckets: Buckets, size: int) -> tuple[list[np.ndarray], np.ndarray]:
-    """Return the vectors of the ranks of a machine, and the table.
-
-    Vectors of the same size have the same memory. Between commands nothing refers to it, so it can be
-    freed at the end of a program.
-    """
-    name = f"ahead {buckets.dtype} {buckets.size}"
-    vectors = [
-        commons.array(f"{name} {rank}", buckets.size, buckets.dtype) for rank in range(size)
-    ]
+    """Return the vectors of the ranks of a machine, and the table."""
+    vectors = [vector(commons, buckets, rank) for rank in range(size)]
     return vectors, commons.array("ahead", (size + 1, 2), np.int64)

@@ -1,0 +1,262 @@
+"""What machines keep for wire formats, in checkpoints: error feedback, and the factors of `PowerSGD`.
+
+It belongs to a variable, a format and a machine, and only the leader of a machine has it; or the courier
+of the machine, for a vector that is reduced in buckets while the ranks compute.
+
+On as many machines as before, each gets what it had. Otherwise the first machine gets the sum of what
+had not been sent, and the others nothing: what is kept is in units of the result, so all that counts is
+the sum.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from typing import Any, Iterator, NamedTuple, Sequence
+
+import numpy as np
+
+from synkhronos.arithmetic.buckets import Buckets
+from synkhronos.checkpoints.manifest import Feedback, Key, label
+from synkhronos.comms.formats import Format, from_json, make_wire, to_json
+from synkhronos.comms.kept import Kept, kept_by, lengths, restore
+from synkhronos.comms.wires import Wire
+from synkhronos.stores.needs import Need
+from synkhronos.world.here import Command, Here
+
+_logger = logging.getLogger("synkhronos")
+
+
+class Owner(NamedTuple):
+    """To what something that is kept belongs.
+
+    Attributes
+    ----------
+    number : int
+        Of the shared variable.
+    wire : Format
+    buckets : Buckets or None
+        In which the couriers reduce it, if it is they who keep it.
+    """
+
+    number: int
+    wire: Format
+    buckets: Buckets | None
+
+    def new_wires(self, here: Here) -> tuple[list[Wire], list[int]]:
+        """Return new wires as those that keep it, and the sizes of their arrays."""
+        if self.buckets is not None:
+            return [make_wire(self.wire, one) for one in self.buckets.shapes], self.buckets.sizes()
+        shape = here.engine.storage(here.shareds[self.number]).shape
+        return [make_wire(self.wire, here.pieces(self.number, shape))], [math.prod(shape)]
+
+    def kept(self, here: Here) -> Kept:
+        """Return what this leader keeps."""
+        if self.buckets is not None:
+            return here.ahead.kept(self.buckets)
+        found = here.wires.get((self.number, self.wire))
+        return kept_by([] if found is None else found[1:])
+
+    def keep(self, here: Here, kept: Kept) -> None:
+        """Let this leader keep something."""
+        if self.buckets is not None:
+            here.ahead.keep(self.buckets, kept)
+            return
+        shape = here.engine.storage(here.shareds[self.number]).shape
+        restore([here.wire(self.number, self.wire, shape)], [math.prod(shape)], kept)
+
+
+class _Find(Command):
+    """Return, on each leader, its machine, the counts, and how long the vectors are."""
+
+    def __init__(self, owner):
+        self.owner = owner
+
+    def run(self, here):
+        if here.transport.is_leader:
+            kept = self.owner.kept(here)
+            return here.transport.machine, kept.counts, kept.rest.size, kept.factors.size
+
+
+class _Send(Command):
+    """Send what each leader keeps to the master; the factors, which all have alike, are the master's."""
+
+    def __init__(self, owner):
+        self.owner = owner
+
+    def run(self, here):
+        if here.is_master:
+            return self.owner.kept(here)[1:]
+        return here.send(self.owner.kept(here).rest) if here.transport.is_leader else None
+
+
+class _Leaders(Command):
+    """Return the machine of each rank that is a leader."""
+
+    def run(self, here):
+        return here.transport.machine if here.transport.is_leader else None
+
+
+class _Keep(Command):
+    """Let the leaders keep something.
+
+    Parameters
+    ----------
+    owner : Owner
+    counts : list of int
+    rests : dict
+        Handles by rank. Leaders that are not in it get zeros.
+    factors : Handle or None
+    """
+
+    def __init__(self, owner, counts, rests, factors):
+        self.owner, self.counts, self.rests, self.factors = owner, counts, rests, factors
+
+    def needs(self, ranks, size):
+        own = [self.rests[rank] for rank in ranks if rank in self.rests]
+        return [Need(handle) for handle in (*own, self.factors) if handle is not None]
+
+    def run(self, here):
+        if here.transport.is_leader:
+            handles = self.rests.get(here.rank), self.factors
+            arrays = [np.empty(0) if one is None else here.store.get(one) for one in handles]
+            self.owner.keep(here, Kept(self.counts, *arrays))
+
+
+# Saving
+
+
+def find(world: Any, numbers: Sequence[int], keys: dict[int, Key]) -> list[tuple[Owner, Feedback]]:
+    """Return what the machines keep for shared variables with these numbers, and its descriptions."""
+    found: list[tuple[Owner, Feedback]] = []
+    for owner in _of_leaders(world.here, numbers) + _of_couriers(world.here, numbers):
+        by_machine = sorted(one for one in world.run(_Find(owner)) if one is not None)
+        _, counts, rest, factors = by_machine[0]
+        # If the counts differ, a collective has failed, and all begin anew.
+        if rest and all(one[1] == counts for one in by_machine):
+            first = f"kept_{len(found)}"
+            members = [f"{first}_machine_{machine}" for machine, *_ in by_machine]
+            described = Feedback(
+                *keys[owner.number], to_json(owner.wire), owner.buckets is not None, counts, members,
+                f"{first}_factors" if factors else None,
+            )  # fmt: skip
+            found.append((owner, described))
+    return found
+
+
+def _of_leaders(here: Here, numbers: Sequence[int]) -> list[Owner]:
+    return [
+        Owner(number, wire, None)
+        for (number, wire), (_, kept) in here.wires.items()
+        if number in numbers and kept.count
+    ]
+
+
+def _of_couriers(here: Here, numbers: Sequence[int]) -> list[Owner]:
+    """Return what couriers may keep."""
+    if here.ahead is None:
+        return []
+    found = [(number, here.engine.buckets_of(here.shareds[number])) for number in numbers]
+    return [
+        Owner(number, buckets.wire, buckets)
+        for number, buckets in found
+        if buckets is not None and buckets.wire is not None
+    ]
+
+
+def arrays(world: Any, owner: Owner, described: Feedback) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield the arrays of what `find` has found, with their names in the file."""
+    machines = world.run(_Leaders())
+    sent = world.run(_Send(owner))
+    rest, factors = sent[world.master_rank]
+    for rank, machine in enumerate(machines):
+        if machine is not None:
+            own = rest if rank == world.master_rank else world.here.store.get(sent[rank])
+            yield described.members[machine], own
+    if described.factors is not None:
+        yield described.factors, factors
+
+
+# Loading
+
+
+class Given(NamedTuple):
+    """What a file has for the machines of a world: the arguments of `_Keep`, with arrays by machine."""
+
+    owner: Owner
+    counts: list[int]
+    rests: list[np.ndarray]
+    factors: np.ndarray | None
+
+
+def read(world: Any, reader: Any, saved: Sequence[Feedback], by_key: dict[Key, int]) -> list[Given]:
+    """Read what the machines of this world shall keep. It changes nothing.
+
+    What does not fit is left out, such as that of another format.
+    """
+    here = world.here
+    if not here.comm.over_cpu.has_wires:
+        return []
+    machines = sum(one is not None for one in world.run(_Leaders()))
+    found = {}
+    for one in saved:
+        with reader.interpreting():
+            number, wire = by_key[one.key], from_json(one.wire)
+        buckets = here.engine.buckets_of(here.shareds[number]) if one.in_buckets else None
+        owner = Owner(number, wire, buckets)
+        if one.in_buckets and (buckets is None or buckets.wire != wire or here.ahead is None):
+            sizes = None
+        else:
+            sizes = _sizes(here, owner, one.counts)
+        if sizes is None:
+            _logger.warning(
+                "load: what %r has kept for %s does not fit it any more, so it begins anew",
+                wire, label(one.key),
+            )  # fmt: skip
+            continue
+        found[owner] = _given(world, reader, owner, one, sizes, machines)
+    return list(found.values())
+
+
+def _sizes(here, owner, counts):
+    """Return how long the vectors of each machine must be; None if the variable has changed."""
+    try:
+        return lengths(*owner.new_wires(here), counts)
+    except ValueError:
+        return None
+
+
+def _given(world, reader, owner, described, sizes, machines):
+    def vector(member, size):
+        with reader.interpreting():
+            array = reader.read(member, world.here.store.empty)
+            if (array.shape, array.dtype) != ((size,), np.float32):
+                raise ValueError(f"array {member} is {array.dtype} {array.shape}, not float32 ({size},)")
+        return array
+
+    rests: list[np.ndarray] = []
+    for member in described.members:
+        rest = vector(member, sizes[0])
+        if len(described.members) == machines or not rests:
+            rests.append(rest)
+        else:
+            rests[0] += rest
+    factors = None if described.factors is None else vector(described.factors, sizes[1])
+    return Given(owner, described.counts, rests, factors)
+
+
+def restore_all(world: Any, given: Sequence[Given], numbers: Sequence[int]) -> None:
+    """Let the machines keep what was read; for other vectors with these numbers, couriers begin anew."""
+    if not world.here.comm.over_cpu.has_wires:
+        return
+    owners = [one.owner for one in given]
+    anew = [
+        Given(owner, [0] * len(owner.buckets.shapes), [], None)
+        for owner in _of_couriers(world.here, numbers)
+        if owner not in owners
+    ]
+    leaders = {machine: rank for rank, machine in enumerate(world.run(_Leaders()))}
+    store = world.here.store
+    for owner, counts, rests, factors in [*given, *anew]:
+        handles = {leaders[machine]: store.put(rest) for machine, rest in enumerate(rests)}
+        world.run(_Keep(owner, counts, handles, None if factors is None else store.put(factors)))
