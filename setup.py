@@ -11,8 +11,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 
-# pip would say only that the version of Python is wrong, not what to do; and newer versions of Python
-# come without setuptools.
+# pip would say only that the version of Python is wrong, not what to do.
 ENVIRONMENT = runpy.run_path(str(HERE / "synkhronos" / "host" / "environment.py"))
 COMPLAINT = ENVIRONMENT["python_complaint"](sys.version_info[:3])
 if COMPLAINT:
@@ -24,7 +23,8 @@ VERSION = re.search(
     r'^__version__ = "(.+)"$', (HERE / "synkhronos" / "_version.py").read_text(), re.MULTILINE
 )
 # The compilers need different versions of NumPy. An extra can only add requirements, so neither is
-# required without one.
+# required without one. On a Python that is too new for Theano, its extra installs nothing, and
+# importing the library says so.
 COMPILERS = ("theano", "pytensor")
 EXTRAS = {
     "test": "tests",
@@ -63,6 +63,8 @@ setup(
         "Programming Language :: Python :: 3.9",
         "Programming Language :: Python :: 3.10",
         "Programming Language :: Python :: 3.11",
+        "Programming Language :: Python :: 3.12",
+        "Programming Language :: Python :: 3.13",
         "Programming Language :: Python :: Implementation :: CPython",
         "Topic :: Scientific/Engineering :: Artificial Intelligence",
         "Topic :: Scientific/Engineering :: Mathematics",
@@ -72,7 +74,7 @@ setup(
     ],
     packages=find_packages(include=["synkhronos", "synkhronos.*"]),
     package_data={"synkhronos": ["py.typed", "host/startup/*.py"]},
-    python_requires=">=3.8,<3.12",
+    python_requires=">=3.8",
     install_requires=read_requirements("library"),
     extras_require={extra: read_requirements(file) for extra, file in EXTRAS.items()},
     entry_points={"console_scripts": ["synkhronos = synkhronos.__main__:main"]},

@@ -28,12 +28,20 @@ def run(tmp_path):
 @pytest.mark.parametrize("version", [(3, 8, 0), (3, 11, 2)])
 def test_supported_python_versions_pass(version):
     assert environment.python_complaint(version) is None
+    assert environment.theano_python_complaint(version) is None
+
+
+def test_newer_python_versions_pass_without_theano():
+    assert environment.python_complaint((3, 12, 0)) is environment.python_complaint((3, 14, 1)) is None
 
 
 @pytest.mark.parametrize("version", [(3, 7, 9), (3, 12, 0), (2, 7, 18)])
 def test_other_python_versions_are_named_with_what_is_expected(version):
-    complaint = environment.python_complaint(version)
-    assert "Python 3.8 to 3.11" in complaint
+    complaint = environment.theano_python_complaint(version)
+    if version < (3, 8):
+        assert environment.python_complaint(version) == complaint and "Python 3.8 or newer" in complaint
+    else:
+        assert "Python 3.8 to 3.11" in complaint and 'pip install "pytensor>=' in complaint
     for way in ("'uv venv --python 3.11'", "'python:3.11'", "Debian 12"):
         assert way in complaint
     assert ".".join(map(str, version)) in complaint
@@ -51,11 +59,13 @@ def test_other_numpy_versions_are_named_with_the_remedy(version):
     assert "pip install" in complaint
 
 
-@pytest.mark.parametrize("version", ["3.7.16", "3.12.1", "3.13.0"])
-@pytest.mark.parametrize("what", ["import", "setup.py"])
+@pytest.mark.parametrize(
+    "version, what",
+    [("3.7.16", "import"), ("3.7.16", "setup.py"), ("3.12.1", "import"), ("3.13.0", "import")],
+)
 def test_another_python_is_one_sentence_from_the_import_and_from_the_setup(run_python, version, what):
     done = run_python("other_python.py", version, what, check=False)
-    sentence = environment.python_complaint(tuple(map(int, version.split("."))))
+    sentence = environment.theano_python_complaint(tuple(map(int, version.split("."))))
     assert done.stderr.splitlines()[-1] == ("ImportError: " if what == "import" else "") + sentence
     assert what == "import" or done.stderr.count("\n") == 1
     assert done.returncode == 1 and done.stdout == ""
@@ -63,7 +73,7 @@ def test_another_python_is_one_sentence_from_the_import_and_from_the_setup(run_p
 
 def test_setup_asks_for_the_numpy_that_an_import_accepts():
     required = (ROOT / "requirements" / "theano.in").read_text()
-    wanted = re.search("^numpy(.*)$", required, re.MULTILINE).group(1)
+    wanted = re.search("^numpy(.*);", required, re.MULTILINE).group(1)
     oldest, too_new = (".".join(map(str, version)) for version in environment.NUMPY_VERSIONS)
     assert wanted == f">={oldest},<{too_new}"
 
@@ -80,6 +90,12 @@ def test_importing_theano_does_not_start_mpi_unless_the_user_asks_for_it(run, tm
     chosen = {} if value is None else {"MPI4PY_RC_INITIALIZE": value}
     printed = run("imports.py", "synkhronos", PYTHONPATH=f"{tmp_path}:{ROOT}", **chosen)
     assert printed.splitlines()[0] == f"{value or 0} 0"
+
+
+def test_setup_asks_for_theano_where_it_can_be_used():
+    newest = ".".join(map(str, environment.PYTHON_VERSIONS[1]))
+    lines = (ROOT / "requirements" / "theano.in").read_text().splitlines()[1:]
+    assert len(lines) == 3 and all(line.endswith(f'; python_version < "{newest}"') for line in lines)
 
 
 def test_importing_with_a_numpy_that_is_too_new_is_an_error_of_one_sentence(run):

@@ -69,11 +69,12 @@ class OnDevice:
     """An array of a device, which only copies."""
 
     def __init__(self, value):
-        self.value, self.flags = np.array(value), {"C_CONTIGUOUS": True}
+        self.value = np.array(value)
         self.shape, self.dtype = self.value.shape, self.value.dtype
 
-    def write(self, value):
+    def overwrite(self, value):
         self.value[...] = value
+        return self
 
 
 def reduce_on_device(transport, wire):
@@ -82,7 +83,9 @@ def reduce_on_device(transport, wire):
     def read(array, out):
         out[...] = array.value
 
-    comm = StagedCommunicator(transport.communicator(), transport.store, read, OnDevice)
+    comm = StagedCommunicator(
+        transport.communicator(), transport.store, read, OnDevice, OnDevice.overwrite
+    )
     assert comm.has_wires and comm.over_cpu is comm
     array = OnDevice(wires.draw(wire, 1, comm.rank))
     [reduced] = comm.all_reduce_in([make_wire(wire, wires.SHAPES)], [array], "sum")

@@ -135,7 +135,10 @@ def _weighted_mean(
 
 
 class Arithmetic:
-    """Arithmetic on NumPy arrays, in place where possible. An engine may have its own arithmetic."""
+    """Arithmetic on NumPy arrays. An engine may have its own arithmetic.
+
+    Methods return their result, which may use the memory of their first argument.
+    """
 
     def own(self, value: Any) -> Any:
         """Return a value of a compiled function as an array."""
@@ -145,17 +148,19 @@ class Arithmetic:
         """Return `array` itself if it has this dtype, else a converted copy."""
         return array.astype(dtype, copy=False)
 
-    def multiply(self, array: Any, factor: float) -> None:
-        """Multiply an array of floats by a number."""
+    def multiply(self, array: Any, factor: float) -> Any:
+        """Return the product of an array of floats and a number."""
         array *= array.dtype.type(factor)
+        return array
 
-    def divide(self, array: Any, divisor: float) -> None:
-        """Divide an array of floats by a number."""
+    def divide(self, array: Any, divisor: float) -> Any:
+        """Return the quotient of an array of floats and a number."""
         array /= array.dtype.type(divisor)
+        return array
 
-    def combine(self, operation: Operation, array: Any, other: Any) -> None:
-        """Set `array` to ``operation(array, other)``."""
-        operation.combine(array, other, out=array)
+    def combine(self, operation: Operation, array: Any, other: Any) -> Any:
+        """Return ``operation(array, other)``."""
+        return operation.combine(array, other, out=array)
 
     def concatenate(self, arrays: Sequence[Any], axis: int = 0) -> Any:
         """Concatenate arrays along an axis; scalars become the items of a vector."""
@@ -219,7 +224,7 @@ class Accumulator:
             self._weight += weight
             value = self._arithmetic.astype(value, np.promote_types(value.dtype, np.float32))
             if weight != self._unit:
-                self._arithmetic.multiply(value, weight / self._unit)
+                value = self._arithmetic.multiply(value, weight / self._unit)
         if self._value is None:
             self._value = value
         elif self._value.shape != value.shape:
@@ -228,7 +233,7 @@ class Accumulator:
                 f"shapes, {self._value.shape} and {value.shape}; use {self._remedy}"
             )
         else:
-            self._arithmetic.combine(operation, self._value, value)
+            self._value = self._arithmetic.combine(operation, self._value, value)
 
     def result(self, dtype: DTypeLike) -> Any:
         """Return the reduction of all values."""
@@ -237,7 +242,7 @@ class Accumulator:
         if self._operation is None:
             return self._value
         if self._operation.weighted and self._weight != self._unit:
-            self._arithmetic.divide(self._value, self._weight / self._unit)
+            self._value = self._arithmetic.divide(self._value, self._weight / self._unit)
         return self._arithmetic.astype(self._value, dtype)
 
 

@@ -155,7 +155,8 @@ class NcclCommunicator(Communicator):
             self._reduce_flat(flat.array, operation, root)
             if is_target:
                 if operation.weighted:
-                    self._arithmetic.divide(flat.array, sum(weights) if weighted else self.size)
+                    divisor = sum(weights) if weighted else self.size
+                    flat.array = self._arithmetic.divide(flat.array, divisor)
                 flat.unpack()
         return arrays
 
@@ -166,7 +167,7 @@ class NcclCommunicator(Communicator):
             else:
                 if not is_target:
                     flat.own()  # the arrays of these ranks do not change
-                self._arithmetic.multiply(flat.array, weight)
+                flat.array = self._arithmetic.multiply(flat.array, weight)
 
     def _reduce_flat(self, flat, operation, root):
         name = "sum" if operation.weighted else operation.name

@@ -21,12 +21,15 @@ class StagedCommunicator(Communicator):
         ``read(array, out)`` copies an array of the device into a NumPy array.
     to_device : callable
         ``to_device(value)`` copies a NumPy array to a new array on the device.
+    overwrite : callable
+        ``overwrite(array, value)`` copies a NumPy array to a given array on the device, if that can be
+        changed and has the same shape, else to a new one, and returns the array that has the values.
     """
 
-    def __init__(self, comm, store, read, to_device):
+    def __init__(self, comm, store, read, to_device, overwrite):
         super().__init__(comm.group)
         self._comm, self._store = comm, store
-        self._read, self._to_device = read, to_device
+        self._read, self._to_device, self._overwrite = read, to_device, overwrite
         self._stages = []  # the last collective's arrays in shared memory, by position
 
     def broadcast(self, arrays, root):
@@ -75,14 +78,8 @@ class StagedCommunicator(Communicator):
         return staged
 
     def _copy_back(self, arrays, values):
-        """Return the values, copied back to the device where necessary, in place for equal shapes."""
+        """Return the values, copied back to the device where necessary."""
         return [
-            value if isinstance(array, np.ndarray) else self._write(array, value)
+            value if isinstance(array, np.ndarray) else self._overwrite(array, value)
             for array, value in zip(arrays, values)
         ]
-
-    def _write(self, array, value):
-        if array.shape != value.shape or not array.flags["C_CONTIGUOUS"]:
-            return self._to_device(value)
-        array.write(value)
-        return array

@@ -340,13 +340,19 @@ class Engine(ABC):
         `store` and `write` are not the script. An engine that cannot notice it does nothing.
         """
 
+    def overwrite(self, array: Array, value: Array) -> Array:
+        """Return an array of the type of `array` with a copy of the values of another one.
+
+        It is `array` itself, overwritten, if that can be changed and has the same shape.
+        """
+        if array.shape != value.shape or not array.flags.writeable:
+            return np.array(value)
+        array[...] = value
+        return array
+
     def write(self, shared: SharedVariable, value: np.ndarray) -> None:
-        """Copy a NumPy array into a shared variable, in place if the shape is the same."""
-        storage = self.storage(shared)
-        if storage.shape == value.shape and storage.flags.writeable:
-            storage[...] = value
-        else:
-            self.store(shared, np.array(value))
+        """Copy a NumPy array into a shared variable, as `overwrite` does."""
+        self.store(shared, self.overwrite(self.storage(shared), value))
 
     def take(self, array: Array, rows: Rows, out: np.ndarray | None = None) -> Array:
         """Return rows of an array: a view for a ``range``, else a copy; of a NumPy array, in `out`."""

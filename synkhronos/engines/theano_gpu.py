@@ -97,14 +97,18 @@ class TheanoGpuEngine(TheanoEngine):
 
     # Arrays
 
-    def write(self, shared, value):
-        storage = self.storage(shared)
-        if not isinstance(storage, GpuArray):
-            super().write(shared, value)
-        elif storage.shape == value.shape and storage.flags["C_CONTIGUOUS"]:
-            storage.write(np.ascontiguousarray(value))
+    def overwrite(self, array, value):
+        if not isinstance(array, GpuArray):
+            return super().overwrite(array, value)
+        if isinstance(value, GpuArray) and array.shape == value.shape:
+            array[...] = value
+        elif isinstance(value, GpuArray):
+            return value.copy()
+        elif array.shape == value.shape and array.flags["C_CONTIGUOUS"]:
+            array.write(np.ascontiguousarray(value))
         else:
-            self.store(shared, self.to_device(value))
+            return self.to_device(value)
+        return array
 
     def take(self, array, rows, out=None):
         if not isinstance(array, GpuArray):
@@ -156,21 +160,18 @@ class GpuArithmetic(Arithmetic):
 
     def multiply(self, array, factor):
         if isinstance(array, GpuArray):
-            self._run(_MULTIPLY, array, factor)
-        else:
-            super().multiply(array, factor)
+            return self._run(_MULTIPLY, array, factor)
+        return super().multiply(array, factor)
 
     def divide(self, array, divisor):
         if isinstance(array, GpuArray):
-            self._run(_DIVIDE, array, divisor)
-        else:
-            super().divide(array, divisor)
+            return self._run(_DIVIDE, array, divisor)
+        return super().divide(array, divisor)
 
     def combine(self, operation, array, other):
         if isinstance(array, GpuArray):
-            self._run(_COMBINE[operation.name], array, other)
-        else:
-            super().combine(operation, array, other)
+            return self._run(_COMBINE[operation.name], array, other)
+        return super().combine(operation, array, other)
 
     def concatenate(self, arrays, axis=0):
         if all(isinstance(array, GpuArray) for array in arrays):
@@ -178,7 +179,7 @@ class GpuArithmetic(Arithmetic):
         return super().concatenate(arrays, axis)
 
     def _run(self, expression, array, other):
-        """Run a kernel on the items of `array` and of `other`, which is an array or one number."""
+        """Change `array` by a kernel on its items and those of `other`, an array or one number."""
         scalar = not isinstance(other, GpuArray)
         key = expression, array.dtype, scalar
         if key not in self._kernels:
@@ -188,6 +189,7 @@ class GpuArithmetic(Arithmetic):
             ]
             self._kernels[key] = GpuElemwise(self._context, expression, arguments, convert_f16=True)
         self._kernels[key](array, other)
+        return array
 
 
 def _place(output, on_host):

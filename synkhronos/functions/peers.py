@@ -193,7 +193,7 @@ class GraphPeers:
         else:
             result = self._reduce_large(items[0].place.number, array, operation)
         if factor != 1:
-            self._here.engine.arithmetic.multiply(result, factor)
+            result = self._here.engine.arithmetic.multiply(result, factor)
         return result
 
     def _reduce_large(self, number, array, operation):

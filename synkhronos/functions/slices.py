@@ -68,7 +68,7 @@ class Slices:
                 engine.store(shared, old)
         for accumulator, (_, shared, _), old in zip(news, updates, olds):
             if not accumulator.is_empty:
-                self._set(shared, old, accumulator.result(old.dtype))
+                engine.store(shared, engine.overwrite(old, accumulator.result(old.dtype)))
         dtypes = call.chosen(replica.output_dtypes) if self._n_rows else ()
         return [accumulator.result(dtype) for accumulator, dtype in zip(outputs, dtypes)]
 
@@ -86,12 +86,6 @@ class Slices:
             bounds = [share(n_rows, n_slices, index) for n_rows in by_rank]
             total = sum(stop - start for start, stop in bounds)
             yield stop - start, total, [column.slice(n_slices, index) for column in self._columns]
-
-    def _set(self, shared, old, new):
-        if new.shape == old.shape and old.flags.writeable:
-            old[...] = new
-        else:
-            self._here.engine.store(shared, new)
 
 
 def distinct(values: Sequence[Any]) -> list[Any]:

@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 from typing import Any, Dict, Optional, Sequence
 
-from synkhronos.host import compile_cache, compiler, doctor_pytensor, environment, heap
+from synkhronos.host import compile_cache, compiler, doctor_pytensor, environment, heap, preparation
 from synkhronos.host.doctor_gpus import check_cuda, check_gpus, check_nccl
 from synkhronos.host.doctor_mpi import check_mpi
 from synkhronos.host.machine import affinity, cores, cpu_quota, memory_room
@@ -71,7 +71,7 @@ print(json.dumps({
 def check_python() -> Result:
     """Check the version of Python."""
     version = sys.version_info[:3]
-    complaint = environment.python_complaint(version)
+    complaint = preparation.python_complaint()
     found = f"{'.'.join(map(str, version))} at {sys.executable}"
     if complaint:
         return Result("Python", PROBLEM, found, complaint)
@@ -106,7 +106,7 @@ def check_modules() -> Result:
 
 def _with_this_python(remedy):
     """Return the remedy, if this version of Python can be used; otherwise no package helps."""
-    is_wrong = environment.python_complaint(sys.version_info[:3])
+    is_wrong = preparation.python_complaint()
     return "use another version of Python first, as described above" if is_wrong else remedy
 
 

@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from typing import Iterable, List, Mapping, Optional, Sequence, Tuple
 
-PYTHON_VERSIONS = ((3, 8), (3, 12))
+PYTHON_VERSIONS = ((3, 8), (3, 12))  # with Theano; other compilers have no upper bound
 NUMPY_VERSIONS = ((1, 23), (1, 24))
 MPI_VARIABLES = ("MPI4PY_RC_INITIALIZE", "MPI4PY_RC_FINALIZE")
 LDFLAGS = "blas.ldflags"
@@ -42,7 +42,7 @@ def check() -> None:
     ImportError
         If Theano cannot work here. The message says why, and how to fix it.
     """
-    complaint = python_complaint(sys.version_info[:3]) or package_complaint()
+    complaint = theano_python_complaint(sys.version_info[:3]) or package_complaint()
     if complaint:
         raise ImportError(complaint)
 
@@ -77,13 +77,21 @@ def installed_theano_complaint() -> Optional[str]:
 
 def python_complaint(version: Sequence[int]) -> Optional[str]:
     """Return an error message if this version of Python cannot be used, else None."""
-    oldest, too_new = PYTHON_VERSIONS
-    if oldest <= tuple(version[:2]) < too_new:
+    if tuple(version[:2]) >= PYTHON_VERSIONS[0]:
         return None
     return (
-        "Synkhronos needs Python 3.8 to 3.11, since Theano 1.0.5 works on no other, and got "
-        f"Python {_dotted(version)}. Ways to get Python 3.11: an environment made by 'uv venv --python "
-        "3.11', the container image 'python:3.11', or Debian 12, whose python3 is 3.11."
+        f"Synkhronos needs Python 3.8 or newer, and got Python {_dotted(version)}. {_ways_to_python()}"
+    )
+
+
+def theano_python_complaint(version: Sequence[int]) -> Optional[str]:
+    """Return an error message if Theano cannot be used with this version of Python, else None."""
+    if tuple(version[:2]) < PYTHON_VERSIONS[1]:
+        return python_complaint(version)
+    return (
+        "With Theano, Synkhronos needs Python 3.8 to 3.11, since Theano 1.0.5 works on no newer one, "
+        f"and got Python {_dotted(version)}. PyTensor, which continues Theano, works on it: python -m "
+        f'pip install "pytensor>=2.38.2,<4". {_ways_to_python()}'
     )
 
 
@@ -205,6 +213,13 @@ def fresh_python(code: str) -> List[str]:
     user may have put a module there.
     """
     return [sys.executable, "-c", f"import sys; sys.path = [one for one in sys.path if one]\n{code}"]
+
+
+def _ways_to_python() -> str:
+    return (
+        "Ways to get Python 3.11: an environment made by 'uv venv --python 3.11', the container image "
+        "'python:3.11', or Debian 12, whose python3 is 3.11."
+    )
 
 
 def _dotted(version: Sequence[int]) -> str:

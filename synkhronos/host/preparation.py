@@ -28,7 +28,7 @@ def check() -> None:
 
 def complaint() -> Optional[str]:
     """Return an error message if a script could not use the compiler, else None."""
-    of_python = environment.python_complaint(sys.version_info[:3])
+    of_python = python_complaint()
     if compiler.NAME == "pytensor":
         return of_python or pytensor_environment.package_complaint()
     return (
@@ -36,6 +36,13 @@ def complaint() -> Optional[str]:
         or environment.package_complaint()
         or compile_cache.complaint(compile_cache.folder(os.environ))
     )
+
+
+def python_complaint() -> Optional[str]:
+    """Return an error message if the compiler cannot be used with this version of Python, else None."""
+    if compiler.NAME == "pytensor":
+        return environment.python_complaint(sys.version_info[:3])
+    return environment.theano_python_complaint(sys.version_info[:3])
 
 
 def set_flags(environ: MutableMapping[str, str]) -> None:

@@ -182,7 +182,9 @@ class Bind(Command):
         if kind == "opencl" and not here.is_master:
             _separate_pocl_cache(here.rank)
         _set_up(engine, here.device, here)
-        here.comm = StagedCommunicator(here.comm, here.store, engine.read, engine.to_device)
+        here.comm = StagedCommunicator(
+            here.comm, here.store, engine.read, engine.to_device, engine.overwrite
+        )
         if here.size == 1:
             return None
         if kind != "cuda":

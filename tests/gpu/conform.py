@@ -43,8 +43,9 @@ class OnDevice:
         self.engine = TheanoGpuEngine()
         self.engine.setup(devices[self.rank], announce=False)
         self.staged = StagedCommunicator(
-            self._over_cpu, self.transport.store, self.engine.read, self.engine.to_device
-        )
+            self._over_cpu, self.transport.store, self.engine.read, self.engine.to_device,
+            self.engine.overwrite,
+        )  # fmt: skip
         self.comm = self.staged
         if kind == "nccl":
             self.comm = nccl.join(self.staged, self.engine.context, self.engine.arithmetic)
