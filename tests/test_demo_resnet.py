@@ -490,7 +490,7 @@ def test_20_synchronized_steps_of_the_full_network_equal_the_serial_ones(
     """
     options = demo.command_line.parser("test").parse_args(["--small", "--sync-batch-norm"])
     demo.command_line.complete(options, 2)
-    options.size = 32  # pixels: the layers are the same, and a step takes a fortieth of the time
+    options.size = 32  # pixels: the layers are the same
     velocities = with_velocities(monkeypatch, demo.train_resnet_theano.lasagne.updates)
     own_velocities = with_velocities(monkeypatch, demo.train_resnet)
     serial = demo.network.build_model(options)
