@@ -145,7 +145,7 @@ FORMATS = {"float16": 0.01, "bfloat16": 0.01, "int8": 0.01, "PowerSGD(16)": 0.01
 def test_a_convolutional_network_learns_the_digits_as_fast():
     with Machines(2) as machines:
         script = FOLDER / "programs" / "wire_digits.py"
-        done = machines.run(script, 6, "None", *FORMATS, timeout=300).check()
+        done = machines.run(script, 6, 0, 1, "None", *FORMATS, timeout=300).check()
     [line] = [line for line in done.output.splitlines() if line.startswith("{")]
     losses = json.loads(line)
     exact = losses.pop("None")

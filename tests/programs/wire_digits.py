@@ -1,7 +1,8 @@
 """Trains a small convolutional network on scikit-learn's digits, once with each wire format.
 
-Prints a JSON object: for each format, the loss on the whole training set after every epoch. The first
-argument is the number of epochs, the others are the formats.
+Prints a JSON object: for each format, the loss on the whole training set after every epoch. The
+arguments are the number of epochs, the seeds of the weights and of the order of the images, and the
+formats.
 """
 
 import json
@@ -18,9 +19,9 @@ from theano.tensor.signal.pool import pool_2d
 BATCH = 64
 
 
-def network():
+def network(seed):
     """Return the loss, its parameters and its inputs: 8 x 8 pixels, two convolutions, two layers."""
-    rng = np.random.RandomState(0)
+    rng = np.random.RandomState(seed)
 
     def weights(*shape):
         inputs = np.prod(shape[1:]) if len(shape) == 4 else shape[0]
@@ -38,12 +39,12 @@ def network():
     return loss, [first, second, third, bias, last, last_bias], x, y
 
 
-def losses(wire, images, labels, epochs):
+def losses(wire, images, labels, epochs, seed, order_seed):
     """Train; return the loss on all digits after each epoch."""
-    loss, params, x, y = network()
+    loss, params, x, y = network(seed)
     step = train.make_train_function(loss, params, x, y, updates.momentum, 0.004, wire=wire)
     evaluate = synk.function([x, y], loss)
-    rng, found = np.random.RandomState(1), []
+    rng, found = np.random.RandomState(order_seed), []
     for _ in range(epochs):
         order = rng.permutation(len(labels))
         for start in range(0, len(order) - BATCH + 1, BATCH):
@@ -52,7 +53,7 @@ def losses(wire, images, labels, epochs):
     return found
 
 
-def main(epochs, *formats):
+def main(epochs, seed, order_seed, *formats):
     digits = load_digits()
     images = (digits.images[:, None] / 16).astype("float32")
     synk.fork(2, use_gpu=False)
@@ -61,7 +62,7 @@ def main(epochs, *formats):
     found = {}
     for text in formats:
         wire = eval(text, names) if "(" in text else None if text == "None" else text
-        found[text] = losses(wire, images, labels, int(epochs))
+        found[text] = losses(wire, images, labels, int(epochs), int(seed), int(order_seed))
     synk.close()
     print(json.dumps(found), flush=True)
 
