@@ -320,7 +320,8 @@ class Machines:
             "PYTHONPATH": os.pathsep.join(map(str, [before_path, ROOT, FOLDER])),
             "PYTHONFAULTHANDLER": "1",
             "PYTHONHASHSEED": "0", "PYTHONUNBUFFERED": "1", "SYNKHRONOS_PROGRESS": "0",
-            "THEANO_FLAGS": os.environ.get("THEANO_FLAGS", ""), **(environment or {}),
+            **{name: os.environ.get(name, "") for name in ("THEANO_FLAGS", "PYTENSOR_FLAGS")},
+            **(environment or {}),
         }  # fmt: skip
         program = program if plain else ("-m", "synkhronos", "run", *program)
         command, given = self.command(program, given, tasks, [*mpi, "--wdir", folder], btl)

@@ -6,10 +6,11 @@ import shutil
 import pytest
 
 from synkhronos.host import doctor_mpi
+from synkhronos.host.compiler import TITLE
 from synkhronos.host.probe import OK, PROBLEM, WARNING
 
 ABOUT = {
-    "Synkhronos": "1.0", "Python": "3.11.2", "NumPy": "1.23.5", "Theano": "1.0.5", "mpi4py": "4.1.2",
+    "Synkhronos": "1.0", "Python": "3.11.2", "NumPy": "1.23.5", TITLE: "1.0.5", "mpi4py": "4.1.2",
     "package": "/here/synkhronos/__init__.py",
 }  # fmt: skip
 

@@ -8,7 +8,7 @@ from checks import communicators, stores, transports, wires
 from checks.machines import ThreadedMachines
 from checks.ranks import Ranks
 
-from synkhronos._errors import WorldBrokenError
+from synkhronos._errors import SynkhronosError, WorldBrokenError
 from synkhronos.arithmetic.machines import fewer_on_machines, nearest_master, ranks_of_machines
 from synkhronos.comms.formats import make_wire
 from synkhronos.comms.staged import StagedCommunicator
@@ -17,6 +17,7 @@ from synkhronos.transports.machines.leaders import CONTROL, END, Leaders
 from synkhronos.transports.machines.naive import NaiveNetwork
 from synkhronos.transports.machines.transport import MachinesTransport
 from synkhronos.transports.naive import NaiveTransport
+from synkhronos.world.placement import Fact, check_versions
 
 WORLDS = {"1+1": ([1, 1], 0), "2+1": ([2, 1], 1), "1+2": ([1, 2], 2), "2+2+1": ([2, 2, 1], 3)}
 
@@ -115,6 +116,17 @@ def test_wire_format_between_four_machines(check):
         check(ranks)
     finally:
         ranks.close()
+
+
+def test_machines_with_other_versions_are_refused_by_name():
+    versions = ("1.0", "3.11.2", "2.4.6", "PyTensor 3.0.7")
+    first = Fact("a", versions, None, 1, 0, None)
+    check_versions([first, first._replace(host="b")])
+    for place, name in enumerate(("Synkhronos", "Python", "NumPy", "the graph compiler")):
+        others = tuple("0" if place == one else version for one, version in enumerate(versions))
+        words = f"^{name} has the version {versions[place]} on a and 0 on c; install the same version"
+        with pytest.raises(SynkhronosError, match=words):
+            check_versions([first, first, first._replace(host="c", versions=others)])
 
 
 def test_the_first_machine_has_the_master():

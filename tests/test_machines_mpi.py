@@ -4,6 +4,7 @@ A job takes seconds to start, so one job does the work of many tests here.
 """
 
 import json
+import os
 import pickle
 import re
 import threading
@@ -11,6 +12,7 @@ import threading
 import numpy as np
 import pytest
 from checks import communicators, links, stores, transports, wires
+from compilers import NAME
 from namespaces import Machines, why_no_mpi, why_no_namespaces
 from prelude import run_file
 from processes import FOLDER, ROOT
@@ -18,6 +20,17 @@ from processes import FOLDER, ROOT
 from synkhronos.transports.machines.naive import NaiveNetwork
 
 pytestmark = pytest.mark.skipif(bool(why_no_mpi()), reason=why_no_mpi())
+
+
+#: PyTensor's functions are C code, or compiled by Numba.
+SLOW_NUMBA = pytest.param("NUMBA", marks=pytest.mark.slow)
+
+
+def flags_of(mode):
+    """Return the environment in which functions are built in this mode if they have none."""
+    if NAME == "theano":
+        return {}
+    return {"PYTENSOR_FLAGS": f"{os.environ['PYTENSOR_FLAGS']},mode={mode}"}
 
 
 @pytest.fixture(scope="module")
@@ -159,11 +172,12 @@ def test_steps_in_wire_formats_are_resumed_bit_for_bit(machines, tmp_path):
     assert not machines.left()
 
 
+@pytest.mark.parametrize("mode", ["CVM", "NUMBA"] if NAME == "pytensor" else ["CVM"])
 @pytest.mark.parametrize("rank, moment", [(3, "use"), pytest.param(1, "meet", marks=pytest.mark.slow)])
-def test_a_script_goes_on_after_a_restart(rank, moment, machines, tmp_path):
+def test_a_script_goes_on_after_a_restart(rank, moment, mode, machines, tmp_path):
     done = machines.run(
         FOLDER / "programs" / "restarted_on_machines.py", "rank", rank, moment, 4, cwd=tmp_path,
-        tasks=2, environment={**COURIERS, "SYNKHRONOS_RANKS": "2"},
+        tasks=2, environment={**COURIERS, **flags_of(mode), "SYNKHRONOS_RANKS": "2"},
     )  # fmt: skip
     assert done.check().output.splitlines()[-1] == "restarted with 4 of 4", done.output
     assert not machines.left()
@@ -172,12 +186,13 @@ def test_a_script_goes_on_after_a_restart(rank, moment, machines, tmp_path):
 @pytest.mark.parametrize(
     "demo", ["demo_1", "demo_3", *(pytest.param(f"demo_{n}", marks=pytest.mark.slow) for n in (2, 4, 5))]
 )
-def test_demos_equal_plain_theano(demo, machines, tmp_path):
+def test_demos_equal_the_plain_compiler(demo, machines, tmp_path):
     script = ROOT / "demos" / f"{demo}.py"
     done = machines.run(script, cwd=tmp_path, tasks=2, environment={**COURIERS, "SYNKHRONOS_RANKS": "1"})
-    assert done.check().output.splitlines()[-1].startswith("All results equal those of plain Theano")
+    assert done.check().output.splitlines()[-1].startswith("All results equal those of plain")
 
 
+@pytest.mark.skipif(NAME != "theano", reason="Lasagne builds graphs of Theano")
 @pytest.mark.parametrize("demo", ["rules", pytest.param("cpu_data", marks=pytest.mark.slow)])
 def test_demos_train_on_machines(demo, machines, tmp_path):
     script = ROOT / "demos" / "lasagne_mnist" / f"train_mnist_{demo}.py"
@@ -198,17 +213,17 @@ def test_suite(name, outcomes):
 # The same as on one machine
 
 
-@pytest.fixture(scope="module")
-def found(machines, tmp_path_factory):
-    """What four ranks compute on one machine, and on two whose compile caches are cold."""
+@pytest.fixture(scope="module", params=["CVM", SLOW_NUMBA] if NAME == "pytensor" else ["CVM"])
+def found(request, machines, tmp_path_factory):
+    """What four ranks compute on one machine, and on two whose compile caches of Theano are cold."""
     folder = tmp_path_factory.mktemp("same")
-    environment = {}
-    if machines.apart:
-        flags = f"base_compiledir={folder},compiledir_format=%(hostname)s"
-        environment["THEANO_FLAGS"] = flags
+    flags = environment = flags_of(request.param)
+    if machines.apart and NAME == "theano":
+        cold = f"base_compiledir={folder},compiledir_format=%(hostname)s"
+        environment = {"THEANO_FLAGS": cold}
     script, both = FOLDER / "programs" / "same_on_machines.py", []
     runs = (
-        lambda own: run_file(script, own, cwd=folder),
+        lambda own: run_file(script, own, cwd=folder, environment=flags, timeout=300),
         lambda own: machines.run(script, own, cwd=folder, environment=environment, timeout=500).check(),
     )
     for number, run in enumerate(runs):
@@ -216,6 +231,8 @@ def found(machines, tmp_path_factory):
         own.mkdir()
         run(own)
         both.append(pickle.loads((own / "found.pickle").read_bytes()))
+        with np.load(next(own.glob("checkpoint*")), allow_pickle=False) as saved:
+            both[-1]["checkpoint"] = sorted(saved)
     return both
 
 
@@ -277,8 +294,6 @@ def test_a_profile_has_all_ranks_and_a_next_world_another_number(found):
     assert found[1]["size of the next world"] == 3
 
 
-def test_a_checkpoint_of_one_machine_is_that_of_two(found, machines, tmp_path_factory):
-    folder = tmp_path_factory.getbasetemp()
-    first, second = (np.load(next(folder.glob(f"same*/{number}/checkpoint*")), allow_pickle=False)
-                     for number in range(2))
-    assert sorted(first) == sorted(second) and len(first) > 2
+def test_a_checkpoint_of_one_machine_is_that_of_two(found):
+    first, second = (one["checkpoint"] for one in found)
+    assert first == second and len(first) > 2

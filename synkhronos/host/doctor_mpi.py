@@ -7,6 +7,7 @@ import sys
 from typing import Any, Dict, Iterator, List
 
 from synkhronos.host import launcher
+from synkhronos.host.compiler import TITLE
 from synkhronos.host.job_config import Job, JobError, make_job
 from synkhronos.host.probe import OK, PROBLEM, WARNING, ProbeError, Result, probe
 
@@ -31,14 +32,14 @@ for name, package in (("Synkhronos", "synkhronos._version"), ("NumPy", "numpy"),
         found[name] = f"{type(error).__name__}: {error}"
 try:
     from importlib.metadata import version
-    found["Theano"] = version("Theano")
+    found["COMPILER"] = version("COMPILER")
 except Exception as error:
-    found["Theano"] = f"{type(error).__name__}: {error}"
+    found["COMPILER"] = f"{type(error).__name__}: {error}"
 package = sys.modules.get("synkhronos")
 found["package"] = getattr(package, "__file__", None)
 found["name"] = socket.gethostname()
 print(json.dumps(found))
-"""
+""".replace("COMPILER", TITLE)
 
 ROUND_TRIPS = """
 import json, time
@@ -129,7 +130,7 @@ def remedy_of(host: str) -> str:
 
 def judge_host(host: str, about: Dict[str, Any], first: str, expected: Dict[str, Any]) -> Result:
     """Compare the output of `HOST` of one machine with that of the first one."""
-    names = ("Synkhronos", "Python", "NumPy", "Theano", "mpi4py")
+    names = ("Synkhronos", "Python", "NumPy", TITLE, "mpi4py")
     found = ", ".join(f"{name} {about[name]}" for name in names) + f", {about['package']}"
     missing = [name for name in names if "Error: " in about[name]]
     if missing:

@@ -23,7 +23,9 @@ from synkhronos._version import __version__
 from synkhronos.arithmetic.machines import fewer_on_machines, nearest_master, ranks_of_machines
 from synkhronos.engines.base import Engine
 from synkhronos.engines.cpu import CpuEngine
+from synkhronos.engines.names import package
 from synkhronos.host import job
+from synkhronos.host.compiler import TITLE
 from synkhronos.host.log import logger
 from synkhronos.host.machine import cores, use_cores
 from synkhronos.transports.local import LocalTransport
@@ -106,7 +108,7 @@ class Machines:
         tasks = max(1, self._tasks.tasks_here - job.spare_tasks())
         return Fact(
             socket.gethostname(),
-            (__version__, sys.version.split()[0], np.__version__),
+            (__version__, sys.version.split()[0], np.__version__, f"{TITLE} {package.__version__}"),
             job.ranks() or (tasks if tasks > 1 else None),
             cores(),
             get_n_gpu(),

@@ -20,7 +20,7 @@ class Fact(NamedTuple):
     ----------
     host : str
     versions : tuple of str
-        Of this package, of Python and of NumPy.
+        Of this package, of Python, of NumPy, and of the graph compiler with its name.
     ranks : int or None
         The number of its ranks, if the job says it.
     cores, gpus : int
@@ -29,7 +29,7 @@ class Fact(NamedTuple):
     """
 
     host: str
-    versions: tuple[str, str, str]
+    versions: tuple[str, str, str, str]
     ranks: int | None
     cores: int
     gpus: int
@@ -38,9 +38,9 @@ class Fact(NamedTuple):
 
 def check_versions(facts: Sequence[Fact]) -> None:
     """Raise a `SynkhronosError` if the machines have different versions."""
-    first = facts[0]
+    first, names = facts[0], ("Synkhronos", "Python", "NumPy", "the graph compiler")
     for fact in facts:
-        for name, own, other in zip(("Synkhronos", "Python", "NumPy"), first.versions, fact.versions):
+        for name, own, other in zip(names, first.versions, fact.versions):
             if own != other:
                 raise SynkhronosError(
                     f"{name} has the version {own} on {first.host} and {other} on {fact.host}; install "

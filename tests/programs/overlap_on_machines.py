@@ -1,10 +1,8 @@
 """Training steps on two machines with two ranks each, whose gradients travel while the ranks compute."""
 
 import numpy as np
-import theano
-import theano.tensor as tt
-
 import synkhronos as synk
+from compilers import Apply, Op, compiler, cross_entropy, softmax, tt
 from synkhronos.extensions import train, updates
 from synkhronos.world.world import current_world
 
@@ -14,13 +12,13 @@ X, Y = RNG.randn(ROWS, WIDTH).astype("float32"), RNG.randint(0, 5, ROWS).astype(
 BAD = 1000.0
 
 
-class Late(theano.Op):
+class Late(Op):
     """The identity; its gradient fails on a rank with a bad row, after the other gradients were sent."""
 
     __props__ = ()
 
     def make_node(self, w, x):
-        return theano.Apply(self, [w, x], [w.type()])
+        return Apply(self, [w, x], [w.type()])
 
     def perform(self, node, inputs, outputs):
         if type(self) is LateGradient and (inputs[1] == BAD).any():
@@ -43,11 +41,11 @@ def network():
     x, y, params = tt.fmatrix("x"), tt.ivector("y"), []
     out = x
     for width in (WIDTH, WIDTH, WIDTH, 5):
-        params.append(theano.shared((rng.randn(WIDTH, width) / 20).astype("float32")))
-        params.append(theano.shared(np.zeros(width, "float32")))
+        params.append(compiler.shared((rng.randn(WIDTH, width) / 20).astype("float32")))
+        params.append(compiler.shared(np.zeros(width, "float32")))
         w = Late()(params[0], x) if len(params) == 2 else params[-2]
         out = tt.tanh(out.dot(w) + params[-1])
-    loss = tt.nnet.categorical_crossentropy(tt.nnet.softmax(out), y).mean()
+    loss = cross_entropy(softmax(out), y).mean()
     return loss, params, x, y
 
 
@@ -128,8 +126,8 @@ def call(rank, f):
 
 def check_functions():
     """What cannot be completed is reduced as always, with the same result."""
-    x, w = tt.fmatrix("x"), theano.shared(np.ones((WIDTH, WIDTH), "float32"))
-    vector = theano.shared(np.zeros(WIDTH * WIDTH, "float32"), "vector")
+    x, w = tt.fmatrix("x"), compiler.shared(np.ones((WIDTH, WIDTH), "float32"))
+    vector = compiler.shared(np.zeros(WIDTH * WIDTH, "float32"), "vector")
     gradient = tt.grad(tt.sqr(x.dot(w)).mean(), w)
     new = synk.ops.in_buckets(vector, [gradient], [(WIDTH, WIDTH)])
     f = synk.function([x], updates=[(vector, new, "avg")])

@@ -4,11 +4,8 @@ import os
 import signal
 
 import numpy as np
-import theano
-import theano.tensor as tt
-from theano.tensor.shared_randomstreams import RandomStreams
-
 import synkhronos as synk
+from compilers import RandomStreams, compiler, tt
 
 KILLED, STEPS = (1, 3), 20
 
@@ -30,7 +27,7 @@ def program(rank, count, draw):
 
 def main():
     synk.fork(4, use_gpu=False, timeout=20)
-    count = theano.shared(np.zeros(300_000, "int64"), "count")
+    count = compiler.shared(np.zeros(300_000, "int64"), "count")
     scale = tt.dscalar("scale")
     draw = synk.function([], (RandomStreams(1).uniform(), "gather"), bcast_inputs=[])
     synk.function([scale], (count.sum() * scale, "sum"))

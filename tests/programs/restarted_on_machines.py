@@ -13,9 +13,7 @@ import time
 import numpy as np
 import psutil
 import synkhronos as synk
-import theano
-import theano.tensor as tt
-from theano.tensor.shared_randomstreams import RandomStreams
+from compilers import RandomStreams, compiler, tt
 
 PROMISED = 2.0  # seconds to the error
 SOON = 0.5  # seconds
@@ -25,11 +23,11 @@ ROWS = np.arange(24.0).reshape(8, 3)
 
 def main(what, number, moment, left):
     size = synk.fork(use_gpu=False)
-    x, w = tt.dmatrix("x"), theano.shared(np.zeros(3), "w")
+    x, w = tt.dmatrix("x"), compiler.shared(np.zeros(3), "w")
     step = synk.function(
         [x], [(x.sum(axis=0), "sum"), (x[:, 0], "gather")], updates=[(w, w + x.sum(axis=0))]
     )
-    draw = synk.function([], (RandomStreams(3).uniform((4,)), "gather"), bcast_inputs=[])
+    draw = synk.function([], (RandomStreams(3).uniform(size=(4,)), "gather"), bcast_inputs=[])
     data, constant = synk.data(ROWS), synk.data(ROWS, constant=True)
     (bound,) = step.set_input_shmems(ROWS)
     synk.distribute()

@@ -12,22 +12,18 @@ from pathlib import Path
 import synkhronos as synk
 import numpy as np
 import scipy.sparse
-import theano
-import theano.sparse
-import theano.tensor as tt
+from compilers import RandomStreams, Streams, compiler, sparse, tt
 from synkhronos.extensions import train, updates
-from theano.sandbox.rng_mrg import MRG_RandomStreams
-from theano.tensor.shared_randomstreams import RandomStreams
 
 RANKS, MASTER = 4, 1
 
 
 def inputs_of_every_kind(folder):
     """Return outputs for sparse inputs, files, minibatches, other axes and late functions."""
-    x, s = tt.dmatrix("x"), theano.sparse.csr_matrix("s")
-    w = theano.shared(np.arange(3.0), "w")
+    x, s = tt.dmatrix("x"), sparse.csr_matrix("s")
+    w = compiler.shared(np.arange(3.0), "w")
     f = synk.function([x], [(x * w, "gather"), (x.sum(axis=0), "sum"), x.mean(), (x.shape[0], None)])
-    sparse = synk.function([s], (theano.sparse.dense_from_sparse(s) * 2, "gather"))
+    dense = synk.function([s], (sparse.dense_from_sparse(s) * 2, "gather"))
     synk.distribute()
     rows = np.arange(33.0).reshape(11, 3)
     np.save(folder / "rows.npy", rows)
@@ -38,13 +34,13 @@ def inputs_of_every_kind(folder):
     return [
         *[f(given, batch=batch, num_slices=slices) for given in (rows, data, mapped)
           for batch in batches for slices in (1, 3)],
-        f(part), sparse(scipy.sparse.csr_matrix(rows)), late(data), late(mapped, batch=[3, 3, 9]),
+        f(part), dense(scipy.sparse.csr_matrix(rows)), late(data), late(mapped, batch=[3, 3, 9]),
     ]  # fmt: skip
 
 
 def rows_of_variables():
     """Return outputs for rows of sliceable variables, and the variables after collectives."""
-    rows, w = theano.shared(np.zeros(3)), theano.shared(np.array(2.0))
+    rows, w = compiler.shared(np.zeros(3)), compiler.shared(np.array(2.0))
     f = synk.function([], [(rows * w, "gather"), rows.mean()], sliceable_shareds=[rows])
     synk.distribute()
     synk.scatter(rows, np.arange(10.0))
@@ -62,7 +58,7 @@ def rows_of_variables():
 
 def draws(folder):
     """Return what both kinds of random streams draw, before and after a checkpoint is loaded."""
-    one, other = MRG_RandomStreams(5).uniform((3,)), RandomStreams(6).normal((3,))
+    one, other = Streams(5).uniform(size=(3,)), RandomStreams(6).normal(size=(3,))
     f = synk.function([], [(one, "gather"), (other, "gather")])
     found = [f(), f()]
     synk.save(folder / "checkpoint", {"step": 2})
@@ -78,7 +74,7 @@ def training():
     results = []
     for make in (train.make_train_function, train.make_train_function_theano):
         x, y = tt.dmatrix("x"), tt.dvector("y")
-        w = theano.shared(np.random.RandomState(1).randn(6), "w")
+        w = compiler.shared(np.random.RandomState(1).randn(6), "w")
         loss = tt.sqr(tt.tanh(x.dot(w)) - y).mean()
         step = make(loss, [w], x, y, updates.adam, 0.05)
         batches = [np.random.RandomState(turn).permutation(50)[: 20 + turn] for turn in range(6)]
@@ -93,9 +89,9 @@ def network():
     """Return a loss with its inputs and parameters, whose gradients are larger than 64 kB."""
     rng = np.random.RandomState(0)
     x, y = tt.fmatrix("x"), tt.fmatrix("y")
-    first = theano.shared(rng.randn(120, 160).astype("float32") / 11, "first")
-    bias = theano.shared(np.zeros(160, "float32"), "bias")
-    last = theano.shared(rng.randn(160, 8).astype("float32") / 13, "last")
+    first = compiler.shared(rng.randn(120, 160).astype("float32") / 11, "first")
+    bias = compiler.shared(np.zeros(160, "float32"), "bias")
+    last = compiler.shared(rng.randn(160, 8).astype("float32") / 13, "last")
     loss = tt.sqr(tt.tanh(x.dot(first) + bias).dot(last) - y).mean()
     return loss, [first, bias, last], x, y
 
@@ -132,8 +128,8 @@ def wires_in_a_program():
 
 def graphs_that_meet():
     """Return what functions with collectives compute, also on ranks and machines without rows."""
-    x, w = tt.dmatrix("x"), theano.shared(np.arange(1.0, 4.0), "w")
-    average = theano.shared(np.zeros(3), "average")
+    x, w = tt.dmatrix("x"), compiler.shared(np.arange(1.0, 4.0), "w")
+    average = compiler.shared(np.zeros(3), "average")
     mean = synk.ops.all_reduce((x * w).mean(axis=0), "avg")
     loss = tt.sqr(x - mean).mean() + synk.ops.all_gather(tt.tanh(x * w)).max()
     outputs = [loss, tt.grad(loss, w), (synk.ops.all_reduce(x.min(axis=0), "min"), None)]
@@ -174,7 +170,7 @@ def main(folder):
     found["checked training"] = training()
     synk.close()
     (folder / "found.pickle").write_bytes(pickle.dumps(found))
-    print(os.uname().nodename, theano.config.compiledir, flush=True)
+    print(os.uname().nodename, compiler.config.compiledir, flush=True)
 
 
 if __name__ == "__main__":
