@@ -221,6 +221,22 @@ def test_training_steps_equal_the_serial_step():
             np.testing.assert_allclose(replica, theirs.get_value())
 
 
+@own_process(timeout=120)
+def test_a_second_step_takes_variables_that_the_first_has_moved_to_the_device():
+    synk.fork(devices=TWO)
+    x, target, u = pt.dmatrix("x"), pt.dvector("target"), pytensor.shared(np.zeros(3), "u")
+    mean = pytensor.shared(np.zeros(3), "mean")
+    loss, wanted = pt.sqr(pt.dot(x, u) - target).mean(), np.zeros(3)
+    for rule in (updates.sgd, updates.adam):
+        step = train.make_train_function(
+            loss, [u], x, target, rule, 0.01, updates=[(mean, 0.5 * mean + x.mean(axis=0))]
+        )
+        step(ROWS, ROWS.sum(axis=1))
+        wanted = 0.5 * wanted + ROWS.mean(axis=0)
+        np.testing.assert_allclose(synk.gather(mean), [wanted, wanted])
+    assert synk.in_sync(u)
+
+
 # Random generators
 
 
