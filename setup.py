@@ -28,7 +28,7 @@ VERSION = re.search(
 COMPILERS = ("theano", "pytensor")
 EXTRAS = {
     "test": "tests",
-    **{name: name for name in (*COMPILERS, "pymc", "demos", "keras", "mpi", "bench", "docs")},
+    **{name: name for name in (*COMPILERS, "jax", "pymc", "demos", "keras", "mpi", "bench", "docs")},
 }
 
 

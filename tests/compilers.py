@@ -17,7 +17,7 @@ from synkhronos.engines.names import clone
 from synkhronos.host.compiler import NAME
 
 #: The test files that are about PyTensor alone.
-OF_PYTENSOR = ("test_pymc.py", "test_pytensor.py", "test_rows_potential.py")
+OF_PYTENSOR = ("test_jax.py", "test_pymc.py", "test_pytensor.py", "test_rows_potential.py")
 
 #: The test files that run with PyTensor.
 OF_BOTH = (
@@ -102,9 +102,13 @@ if NAME == "pytensor":
     from pytensor.graph.op import Op
     from pytensor.graph.utils import MissingInputError
     from pytensor.graph.rewriting.basic import MergeOptimizer
-    from pytensor.ifelse import ifelse
     from pytensor.link.c.type import generic
     from pytensor.tensor.random.utils import RandomStream
+
+    try:
+        from pytensor.conditional.op import ifelse
+    except ImportError:  # PyTensor 3.0
+        from pytensor.ifelse import ifelse
 
     change_flags = compiler.config.change_flags
     sigmoid, softplus = tt.sigmoid, tt.softplus

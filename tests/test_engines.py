@@ -14,6 +14,7 @@ from synkhronos.engines.cpu import CpuEngine
 
 class NaiveLab:
     dtype = "float64"
+    is_immutable = False
 
     ops = naive
 
@@ -32,6 +33,7 @@ class NaiveLab:
 
 class CompilerLab:
     dtype = "float64"
+    is_immutable = False
     streams = staticmethod(RandomStreams)
     ops = synk.ops  # not of PyTensor
 

@@ -20,7 +20,7 @@ from processes import ROOT
 import synkhronos as synk
 
 REQUIREMENTS = ROOT / "requirements"
-EXTRAS = {"bench", "demos", "docs", "keras", "mpi", "pymc", "pytensor", "test", "theano"}
+EXTRAS = {"bench", "demos", "docs", "jax", "keras", "mpi", "pymc", "pytensor", "test", "theano"}
 #: What setuptools adds to a source archive
 ADDED = {"PKG-INFO", "setup.cfg"}
 JUNK = [

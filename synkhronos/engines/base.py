@@ -159,10 +159,13 @@ class Engine(ABC):
         The arithmetic on its arrays.
     survives_fork : bool
         Whether compiled functions can be used in a forked process, which then inherits them.
+    in_use : str
+        If not, what this process uses once it is bound to a device, for error messages.
     """
 
     arithmetic: Arithmetic = NUMPY
     survives_fork: bool
+    in_use = "a GPU"
 
     @abstractmethod
     def setup(self, device: str, announce: bool = True) -> None:
@@ -388,6 +391,10 @@ class Engine(ABC):
             self.write(shared, array)
 
     # Random streams
+
+    def check_state(self, array: np.ndarray) -> None:
+        """Raise ``ValueError`` if an array from a file is not the state of a random stream."""
+        state_from_array(array)
 
     @abstractmethod
     def random_streams(self, compiled: Compiled) -> list[SharedVariable]:

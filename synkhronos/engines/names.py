@@ -24,7 +24,6 @@ if compiler.NAME == "pytensor":
     from pytensor.graph.rewriting.basic import GraphRewriter as GraphRewriter
     from pytensor.graph.rewriting.basic import SequentialGraphRewriter
     from pytensor.graph.traversal import ancestors, graph_inputs, io_toposort
-    from pytensor.ifelse import IfElse
     from pytensor.link.basic import Container
     from pytensor.link.c.type import Generic
     from pytensor.raise_op import CheckAndRaise
@@ -47,7 +46,6 @@ if compiler.NAME == "pytensor":
     from pytensor.tensor.special import LogSoftmax, Softmax
     from pytensor.tensor.subtensor import (
         AdvancedSubtensor,
-        AdvancedSubtensor1,
         IncSubtensor,
         Subtensor,
         get_constant_idx,
@@ -55,6 +53,15 @@ if compiler.NAME == "pytensor":
     )
     from pytensor.tensor.type import TensorType
 
+    try:
+        from pytensor.tensor.subtensor import AdvancedSubtensor1
+    except ImportError:  # PyTensor 3.3
+        AdvancedSubtensor1 = AdvancedSubtensor
+
+    try:
+        from pytensor.conditional.op import IfElse
+    except ImportError:  # PyTensor 3.0
+        from pytensor.ifelse import IfElse
     try:
         from pytensor.compile.executor import Function
         from pytensor.compile.rebuild import construct_function_ins_and_outs as ins_and_outs

@@ -37,14 +37,13 @@ class PyTensorEngine(GraphEngine):
         return type(kind).__name__ == "SparseTensorType"  # PyTensor imports these when they are used
 
     def compile(self, inputs, outputs, updates, givens, **kwargs):
-        mode = get_mode(kwargs.get("mode"))
-        _check_mode(mode)
+        mode = self.mode(kwargs.get("mode"))
         givens = [(old, _as_variable(old, new)) for old, new in givens]
         updates = {shared: _as_variable(shared, new) for shared, new in updates}
         options = {**kwargs, "mode": mode, "updates": updates, "givens": givens}
         compiled = pytensor.function(inputs, outputs, **options)
         for shared in self.random_streams(compiled):
-            check_has_substreams(self.storage(shared))
+            self.check_stream(shared)
         # PyTensor optimizes the graph in place, so what was given is kept in a copy.
         specifications, outputs = ins_and_outs(
             inputs,
@@ -56,6 +55,16 @@ class PyTensorEngine(GraphEngine):
         )
         self._sources[compiled.maker] = specifications, outputs
         return compiled
+
+    def mode(self, given):
+        """Return the mode in which a function is built, for the one that was given, or None."""
+        mode = get_mode(given)
+        _check_mode(mode)
+        return mode
+
+    def check_stream(self, shared):
+        """Raise ``TypeError`` if a shared generator has no substreams for the ranks."""
+        check_has_substreams(self.storage(shared))
 
     def mode_for_collectives(self, mode):
         if isinstance(get_mode(mode).linker, NumbaLinker):
@@ -88,14 +97,14 @@ class PyTensorEngine(GraphEngine):
     # Random streams
 
     def random_streams(self, compiled):
-        return [one for one in self.shareds(compiled) if isinstance(one.type, RandomType)]
+        return [one for one in self.shareds(compiled) if is_generator(one)]
 
     def seed(self, streams, seed):
         if isinstance(streams, RandomStream):
             streams.seed(seed)
             return [state for state, _ in streams.state_updates]
         shareds = streams if isinstance(streams, (list, tuple)) else [streams]
-        if not shareds or not all(_is_generator(one) for one in shareds):
+        if not shareds or not all(is_generator(one) for one in shareds):
             raise TypeError(
                 f"expected a RandomStream, or shared random generators, such as those of "
                 f"pytensor.tensor.random.shared_rng(), got {streams!r}"
@@ -104,8 +113,12 @@ class PyTensorEngine(GraphEngine):
             raise TypeError("reseed: seed: expected an int, as shared generators do not keep theirs")
         seeds = [seed] if streams is not shareds else np.random.SeedSequence(seed).spawn(len(shareds))
         for shared, own in zip(shareds, seeds):
-            self.store(shared, reseeded(self.storage(shared), own))
+            self.store(shared, self.reseeded(shared, own))
         return list(shareds)
+
+    def reseeded(self, shared, seed):
+        """Return a new generator in place of a shared one."""
+        return reseeded(self.storage(shared), seed)
 
 
 def _as_variable(old, new):
@@ -113,7 +126,8 @@ def _as_variable(old, new):
     return new if isinstance(new, Variable) else old.type.make_constant(old.type.filter(new))
 
 
-def _is_generator(variable):
+def is_generator(variable):
+    """Whether this is a shared variable with a random generator."""
     return hasattr(variable, "container") and isinstance(variable.type, RandomType)
 
 
@@ -123,7 +137,8 @@ def _check_mode(mode):
         name = type(linker).__name__.replace("Linker", "")
         raise ValueError(
             f"function: mode: {name} keeps threads and devices, which forked workers do not have, so "
-            f"its functions can hang there; use mode='NUMBA' or mode='CVM'"
+            f"its functions can hang there; use mode='NUMBA' or mode='CVM', or JAX by "
+            f"synk.fork(devices=['jax:cpu', 'jax:cpu'])"
         )
 
 

@@ -21,6 +21,9 @@ _logger = logging.getLogger("synkhronos")
 #: An environment variable. If it is 1, NCCL is tried even if several ranks share a GPU.
 SHARED_GPU = "SYNKHRONOS_NCCL_SHARED_GPU"
 
+#: The kinds of JAX's devices
+JAX = ("jax:cpu", "jax:cuda")
+
 _CROWD = 16  # processes per core that are more than anybody means
 
 _COUNT_GPUS = """
@@ -51,7 +54,7 @@ def get_n_gpu() -> int:
 def choose_devices(
     n_parallel: int | None, use_gpu: bool | None, devices: Sequence[str] | None
 ) -> list[str]:
-    """Return a list of Theano device names, one per rank, from the arguments of ``fork()``."""
+    """Return a list of device names, one per rank, from the arguments of ``fork()``."""
     if n_parallel is not None:
         n_parallel = check_int(n_parallel, "fork: n_parallel")
         if n_parallel < 1:
@@ -98,29 +101,53 @@ def check_devices(
     unknown = [device for device in devices if kind_of(device) is None]
     if unknown:
         raise ValueError(
-            f"fork: devices: expected names such as 'cpu', 'cuda0' or 'opencl0:0', got {unknown}"
+            f"fork: devices: expected names such as 'cpu', 'cuda0', 'opencl0:0' or 'jax:cpu', got "
+            f"{unknown}"
         )
     if len(kinds) > 1:
         raise ValueError(f"fork: devices: expected devices of one kind, got {devices}")
-    if use_gpu is not None and use_gpu is ("cpu" in kinds):
+    (kind,) = kinds
+    if use_gpu is not None and use_gpu is (kind in ("cpu", "jax:cpu")):
         raise ValueError(f"fork: use_gpu is {use_gpu}, but the devices are {devices}")
-    if "cpu" not in kinds and compiler.NAME == "pytensor":
-        raise ValueError(
-            f"fork: devices: with PyTensor all ranks compute on the CPU; expected 'cpu' for each, got "
-            f"{devices}"
-        )
-    if "cpu" not in kinds and find_spec("pygpu") is None:
-        raise ValueError(
-            f"fork: devices: {devices} need pygpu, which is not installed (Debian: python3-pygpu)"
-        )
+    if kind in JAX:
+        _check_jax(devices)
+    elif kind != "cpu":
+        _check_gpus(devices)
     return list(devices)
 
 
+def _check_gpus(devices):
+    if compiler.NAME == "pytensor":
+        raise ValueError(
+            f"fork: devices: with PyTensor all ranks compute on the CPU; expected 'cpu' for each, or "
+            f"devices of JAX, such as 'jax:cpu', got {devices}"
+        )
+    if find_spec("pygpu") is None:
+        raise ValueError(
+            f"fork: devices: {devices} need pygpu, which is not installed (Debian: python3-pygpu)"
+        )
+
+
+def _check_jax(devices):
+    if compiler.NAME != "pytensor":
+        raise ValueError(
+            f"fork: devices: {devices} need PyTensor, and this process uses {compiler.TITLE}; import "
+            f"pytensor before synkhronos, or set SYNKHRONOS_COMPILER=pytensor"
+        )
+    if find_spec("jax") is None:
+        raise ValueError(
+            f"fork: devices: {devices} need JAX, which is not installed: python -m pip install jax"
+        )
+    if kind_of(devices[0]) == "jax:cuda" and len(set(devices)) < len(devices):
+        raise ValueError(f"fork: devices: JAX needs a GPU for each rank, got {devices}")
+
+
 def kind_of(device: str) -> str | None:
-    """Return ``"cpu"``, ``"cuda"`` or ``"opencl"``; None if it is not the name of a device."""
-    if device == "cpu":
-        return "cpu"
-    for kind, is_number in (("cuda", _is_number), ("opencl", _is_pair)):
+    """Return ``"cpu"``, ``"cuda"``, ``"opencl"``, or one of `JAX`; None if it is no device's name."""
+    if device in ("cpu", "jax:cpu"):
+        return device
+    kinds = (("cuda", _is_number), ("opencl", _is_pair), ("jax:cuda", str.isdecimal))
+    for kind, is_number in kinds:
         if device.startswith(kind) and is_number(device[len(kind) :]):
             return kind
     return None
@@ -185,7 +212,7 @@ class Bind(Command):
         here.comm = StagedCommunicator(
             here.comm, here.store, engine.read, engine.to_device, engine.overwrite
         )
-        if here.size == 1:
+        if here.size == 1 or kind in JAX:
             return None
         if kind != "cuda":
             return "the devices are not CUDA devices"

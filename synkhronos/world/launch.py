@@ -67,8 +67,8 @@ def fork(
     """Set up `n` processes: this one, the master, and ``n - 1`` workers.
 
     On the CPU, the workers are started by the first ``distribute()``, or by the first call that needs
-    them, so that they inherit the compiled functions. On GPUs they are started immediately, and each
-    rank is bound to its device; call `fork` before anything else uses a GPU.
+    them, so that they inherit the compiled functions. On GPUs and with JAX they are started immediately,
+    and each rank is bound to its device; call `fork` before anything else uses a GPU or JAX.
 
     Parameters
     ----------
@@ -84,7 +84,8 @@ def fork(
     max_n_var, max_dim : int
         Ignored; accepted for compatibility.
     devices : list of str, optional
-        One Theano device per rank, such as ``["cuda0", "cuda1"]``. A device may be repeated.
+        One device per rank: of Theano, such as ``["cuda0", "cuda1"]``, where a device may be repeated;
+        or of JAX, by which PyTensor then compiles, such as ``["jax:cpu", "jax:cpu"]``.
     timeout : float, optional
         The time in seconds after which a barrier fails. By default there is no limit as long as every
         process lives.
@@ -109,7 +110,7 @@ def fork(
     TypeError, ValueError
         If an argument is wrong, or a device cannot be used.
     RuntimeError
-        If this process already uses a GPU, also of processes that were to be replaced.
+        If this process already uses a GPU or JAX, also of processes that were to be replaced.
     SynkhronosError
         If the system refuses a resource. The message says which limit was reached, and what to do.
 
@@ -189,8 +190,8 @@ def _check_replaceable(world, restart):
         )
     if not world.workers_inherit:
         raise RuntimeError(
-            "fork(restart=True): this process uses a GPU, so no worker can be forked from it any more; "
-            "start the script again"
+            f"fork(restart=True): this process uses {world.here.engine.in_use}, so no worker can be "
+            f"forked from it any more; start the script again"
         )
 
 
@@ -214,7 +215,7 @@ def close() -> None:
     """End the workers and free all shared memory. It is called automatically when the script exits.
 
     Shared variables keep the master's values. Functions and `Data` cannot be used afterwards. `fork` can
-    be called again, except for several processes on GPUs.
+    be called again, except for several processes on GPUs or with JAX.
 
     Raises
     ------

@@ -34,7 +34,7 @@ from synkhronos.transports.machines.courier import TaskCourier
 from synkhronos.transports.machines.leaders import BROKEN, CONTROL, Leaders
 from synkhronos.transports.machines.links import LostError
 from synkhronos.transports.machines.transport import NO_COURIER, MachinesTransport
-from synkhronos.world.devices import get_n_gpu, kind_of
+from synkhronos.world.devices import JAX, get_n_gpu, kind_of
 from synkhronos.world.placement import Fact, check_versions, place
 from synkhronos.world.threads import ThreadLimits, use_more_cores
 from synkhronos.world.world import World, enter_world
@@ -282,8 +282,13 @@ class Machines:
 
 def make_engine(devices: Sequence[str]) -> Engine:
     """Return the engine for devices, which are of one kind."""
-    if kind_of(devices[0]) == "cpu":
+    kind = kind_of(devices[0])
+    if kind == "cpu":
         return CpuEngine()
+    if kind in JAX:
+        from synkhronos.engines.pytensor_jax import PyTensorJaxEngine
+
+        return PyTensorJaxEngine()
     from synkhronos.engines.theano_gpu import TheanoGpuEngine
 
     return TheanoGpuEngine()

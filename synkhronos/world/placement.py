@@ -10,7 +10,7 @@ from synkhronos._errors import SynkhronosError
 from synkhronos.arithmetic.machines import ranks_of_machines
 from synkhronos.arithmetic.partition import shares
 from synkhronos.host import job
-from synkhronos.world.devices import check_devices
+from synkhronos.world.devices import JAX, check_devices, kind_of
 
 
 class Fact(NamedTuple):
@@ -60,6 +60,7 @@ def place(
         return _devices_of_job(facts, n_parallel, use_gpu)
     if devices is not None:
         devices = check_devices(n_parallel, use_gpu, devices)
+        _check_for_machines(devices)
         n_parallel = len(devices)
     if n_parallel is not None and n_parallel < number:
         raise ValueError(
@@ -90,8 +91,15 @@ def _devices_of_job(facts, n_parallel, use_gpu):
     without = [fact.host for fact in facts if not fact.devices]
     if without:
         raise ValueError(f"fork: {job.DEVICES} names no devices on {', '.join(without)}")
-    check_devices(n_parallel, use_gpu, [one for fact in facts for one in fact.devices])
+    every = [one for fact in facts for one in fact.devices]
+    check_devices(n_parallel, use_gpu, every)
+    _check_for_machines(every)
     return [fact.devices for fact in facts]
+
+
+def _check_for_machines(devices):
+    if kind_of(devices[0]) in JAX:
+        raise ValueError(f"fork: devices: those of JAX are for a single machine, got {devices}")
 
 
 def by_rank(by_machine: Sequence[list], master_rank: int) -> list:

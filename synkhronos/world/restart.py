@@ -44,8 +44,8 @@ def restart(n_parallel: int | None = None) -> int:
     TypeError, ValueError
         If the number of processes is not an int, or out of range.
     RuntimeError
-        On GPUs, where the process cannot be forked again; `load` a checkpoint in a new run instead.
-        Also inside a ``fuse()`` or ``profile()`` block, and in a process forked from the master.
+        On GPUs and with JAX, where the process cannot be forked again; `load` a checkpoint in a new run
+        instead. Also inside a ``fuse()`` or ``profile()`` block, or in a process forked from the master.
 
     Examples
     --------
@@ -96,8 +96,8 @@ def _check_possible(world: World) -> None:
     """Raise if workers cannot be forked now."""
     if not world.here.engine.survives_fork:
         raise RuntimeError(
-            "restart(): this process uses a GPU, so no worker can be forked from it any more; save() "
-            "checkpoints, and load() the last one in a new run of the script"
+            f"restart(): this process uses {world.here.engine.in_use}, so no worker can be forked from "
+            f"it any more; save() checkpoints, and load() the last one in a new run of the script"
         )
     if not world.transport.is_master_process():
         raise RuntimeError(

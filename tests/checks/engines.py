@@ -3,11 +3,13 @@
 Each check takes a `lab`, which has an `engine` and creates the variables of its graphs:
 ``tensor(name, ndim)`` returns an input of dtype ``lab.dtype``; there are also ``shared(value, name)``,
 ``streams(seed)`` and ``uniform(streams, size)``. Variables support ``+``, ``-``, ``*``, ``mean(axis)``
-and ``sum(axis)``.
+and ``sum(axis)``. ``is_immutable`` says that the engine's arrays cannot be changed.
 """
 
 import numpy as np
 import pytest
+
+from synkhronos.arithmetic.operations import OPERATIONS
 
 
 def build(lab, inputs, outputs, updates=(), givens=None, sliceable=(), **kwargs):
@@ -113,10 +115,37 @@ def check_writing_is_in_place_where_the_shape_is_the_same(lab):
     w = lab.shared(numbers(lab, 4), "w")
     storage = lab.engine.storage(w)
     lab.engine.write(w, numbers(lab, 4) * 3)
-    assert lab.engine.storage(w) is storage
+    if not lab.is_immutable:
+        assert lab.engine.storage(w) is storage
     np.testing.assert_array_equal(value_of(lab, w), numbers(lab, 4) * 3)
     lab.engine.write(w, numbers(lab, 2))
     np.testing.assert_array_equal(value_of(lab, w), numbers(lab, 2))
+
+
+def check_an_array_that_is_overwritten_has_the_values_of_the_other(lab):
+    for value in (numbers(lab, 3) * 2, lab.engine.to_device(numbers(lab, 3) * 2), numbers(lab, 5)):
+        array = lab.engine.to_device(numbers(lab, 3))
+        result = lab.engine.overwrite(array, value)
+        assert (result is array) == (value.shape == (3,) and not lab.is_immutable)
+        assert type(result) is type(array) and result is not value or lab.is_immutable
+        np.testing.assert_array_equal(np.array(lab.engine.to_host(result)), np.asarray(value))
+
+
+def check_arithmetic_returns_its_result(lab):
+    arithmetic, up = lab.engine.arithmetic, lab.engine.to_device
+    results = {
+        "multiply": arithmetic.multiply(up(numbers(lab, 3)), 2),
+        "divide": arithmetic.divide(up(numbers(lab, 3)), 2),
+        "add": arithmetic.combine(OPERATIONS["sum"], up(numbers(lab, 3)), up(numbers(lab, 3) * 3)),
+        "minimum": arithmetic.combine(OPERATIONS["min"], up(numbers(lab, 3)), up(numbers(lab, 3)[::-1])),
+    }
+    for name, wanted in (
+        ("multiply", [2, 4, 6]), ("divide", [0.5, 1, 1.5]), ("add", [4, 8, 12]), ("minimum", [1, 2, 1]),
+    ):  # fmt: skip
+        np.testing.assert_array_equal(np.array(lab.engine.to_host(results[name])), wanted)
+        assert results[name].dtype == lab.dtype
+    joined = arithmetic.concatenate([up(numbers(lab, 2)), up(numbers(lab, 1))])
+    np.testing.assert_array_equal(np.array(lab.engine.to_host(joined)), [1, 2, 1])
 
 
 def check_rows_are_taken_as_by_numpy(lab):

@@ -80,6 +80,7 @@ class DeviceLab:
     """The `lab` that the checks of engines need, for this device."""
 
     dtype = "float32"
+    is_immutable = False
     streams = MRG_RandomStreams
     ops = synk.ops
 

@@ -42,7 +42,7 @@ class RowsValue(_OfRows):
     def make_node(self, *values):
         return Apply(self, self._inputs(values), self._outputs())
 
-    def infer_shape(self, fgraph, node, shapes):
+    def infer_shape(self, *context):
         return [()]
 
     def perform(self, node, inputs, output_storage):
@@ -61,7 +61,8 @@ class RowsSum(_OfRows):
         gradients = [inputs[index].type() for index in self.rows.wrt]
         return Apply(self, inputs, [*self._outputs(), *gradients])
 
-    def infer_shape(self, fgraph, node, shapes):
+    def infer_shape(self, *context):
+        shapes = context[-1]  # PyTensor 2 gives the graph as well
         return [(), *(shapes[index] for index in self.rows.wrt)]
 
     def perform(self, node, inputs, output_storage):

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import numpy
-
 from synkhronos.engines.names import GeneratorType, SharedVariable, Variable
 from synkhronos.extensions.steps import refusals as refusals
 from synkhronos.extensions.steps.cuts import Cut
@@ -258,7 +256,7 @@ class _Planner:
         targets = Dependence([one.target for one in updates], self.givens)
         kept: list[Any] = []
         for target, new, op, has_op in updates:
-            if not isinstance(target.get_value(borrow=True), numpy.ndarray):
+            if not hasattr(target.get_value(borrow=True), "__array__"):
                 raise refusals.not_a_tensor(target, self.local, self.local.of(new))
             if not has_op:
                 self._check_average(target, new, targets)
