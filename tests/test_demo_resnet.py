@@ -140,7 +140,7 @@ def assert_close(got, expected):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("processes, slices", [(1, 1), (2, 2)])
+@pytest.mark.parametrize("processes, slices", [pytest.param(1, 1, marks=pytest.mark.slow), (2, 2)])
 def test_a_step_equals_the_serial_one_where_every_share_has_the_same_statistics(
     demo, world_of, processes, slices
 ):
@@ -442,7 +442,7 @@ def assert_equals_serial_training(demo, world_of, options, processes, steps, rto
             np.testing.assert_allclose(value, wanted, rtol=rtol, atol=rtol)
 
 
-@pytest.mark.parametrize("processes, rows", [(2, 5), (3, 5), (4, 3)])
+@pytest.mark.parametrize("processes, rows", [(2, 5), pytest.param(3, 5, marks=pytest.mark.slow), (4, 3)])
 def test_synchronized_steps_equal_the_serial_ones_for_any_numbers_of_rows(
     demo, double, world_of, processes, rows
 ):
