@@ -175,6 +175,9 @@ wrong("fork: an argument that there is not", TypeError, "n_gpus",
       lambda e: synk.fork(n_gpus=2), state="unforked")  # fmt: skip
 wrong("fork: twice", synk.AlreadyForkedError, ("fork()", "synk.close() first"),
       lambda e: synk.fork(2, use_gpu=False))  # fmt: skip
+if NAME == "theano":
+    wrong("fork: devices of JAX", ValueError, ("devices", "need PyTensor", "this process uses Theano"),
+          lambda e: synk.fork(devices=["jax:cpu"] * 2), state="unforked")  # fmt: skip
 if NAME == "theano" and importlib.util.find_spec("pygpu") is None:
     wrong("fork: use_gpu without pygpu", ValueError, ("use_gpu=True", "pygpu is not installed"),
           lambda e: synk.fork(2, use_gpu=True), state="unforked")  # fmt: skip

@@ -352,6 +352,27 @@ def test_devices_of_jax_are_checked_before_anything_starts():
         place([fact._replace(devices=["jax:cpu"]) for fact in facts], None, None, None)
 
 
+def test_without_jax_the_error_says_how_to_install_it(monkeypatch):
+    monkeypatch.setattr("synkhronos.world.devices.find_spec", lambda name: None)
+    with pytest.raises(ValueError, match="need JAX, which is not installed: python -m pip install"):
+        synk.fork(devices=TWO)
+
+
+@pytest.mark.parametrize("visible, wanted", [(None, "1"), ("3,5", "5"), ("3", None)])
+def test_a_rank_sees_one_gpu_of_those_that_it_may_use(monkeypatch, visible, wanted):
+    from synkhronos.engines.pytensor_jax import _show_only
+
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible or "")
+    if visible is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    if wanted is None:
+        with pytest.raises(ValueError, match="CUDA_VISIBLE_DEVICES=3 has no GPU number 1"):
+            _show_only(1)
+    else:
+        _show_only(1)
+        assert os.environ["CUDA_VISIBLE_DEVICES"] == wanted
+
+
 @own_process
 def test_a_process_that_has_used_jax_forks_no_more_but_computes_alone():
     synk.fork(devices=TWO)
