@@ -11,10 +11,7 @@ import synkhronos as synk
 from synkhronos.engines.base import PARTLY_SUM, ROWS, SUM
 from synkhronos.engines.pytensor_engine import PyTensorEngine
 from synkhronos.engines.rows import extents
-from synkhronos.extensions import batch_norm, train, updates
-
-NUMBA = {"mode": "NUMBA"}
-
+from synkhronos.extensions import batch_norm
 
 #: PyTensor 2.38, which PyMC needs, has shared generators too, but makes them otherwise.
 of_pytensor_3 = pytest.mark.skipif(not hasattr(pt.random, "shared_rng"), reason="needs PyTensor 3")
@@ -160,20 +157,6 @@ def test_collectives_in_graphs_are_c_code_where_numba_is_the_default(two):
     square, centred = f(rows)
     np.testing.assert_allclose(square, rows.var(axis=0).mean())
     np.testing.assert_allclose(centred, rows - rows.mean(axis=0))
-
-
-def test_training_steps_of_numba_equal_the_serial_step(two):
-    data = [np.random.RandomState(0).normal(size=(41, 3)), np.random.RandomState(1).normal(size=41)]
-    made = []
-    for make in (train.make_train_function, train.make_train_function_theano):
-        u, target = pytensor.shared(np.ones(3), "u"), pt.dvector("target")
-        loss = pt.sqr(pt.dot(x, u) - target).mean()
-        made.append((u, make(loss, [u], x, target, updates.momentum, 0.1, function_options=NUMBA)))
-    (ours, step), (theirs, serial) = made
-    for rows in (slice(0, 40), [3, 1, 2, 7], 1, slice(40, 3, -2)):
-        np.testing.assert_allclose(step(*data, batch=rows), serial(*data, batch=rows))
-    for replica in synk.gather(ours):
-        np.testing.assert_allclose(replica, theirs.get_value())
 
 
 # Training
