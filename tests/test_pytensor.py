@@ -121,15 +121,21 @@ def test_numbers_may_be_updates_and_givens(two):
 # Numba
 
 
-def test_numba_compiles_a_function_once_whatever_the_layout_of_its_arguments(two):
-    f = synk.function([x], [(x.sum(axis=0), "sum"), (x * 2, "gather")], mode="NUMBA")
+def test_numba_compiles_a_function_once_whatever_the_layout_of_its_arrays(two):
+    table = pytensor.shared(np.asfortranarray(np.ones((3, 2))), "table")
+    outputs = [(x.sum(axis=0), "sum"), (pt.dot(x, table), "gather")]
+    f = synk.function([x], outputs, mode="NUMBA")
     rows = np.arange(24.0).reshape(8, 3)
-    for given in (rows, rows[::2], np.asfortranarray(rows), np.repeat(rows, 2, axis=1)[:, ::2]):
-        total, double = f(given)
+    for given in (np.asfortranarray(rows), rows, rows[::2], np.repeat(rows, 2, axis=1)[:, ::2]):
+        value = given[:3, :2].copy(order="K")
+        table.set_value(value, borrow=True)
+        synk.set_value(1, table, value)  # the master is rank 0
+        total, product = f(given)
         np.testing.assert_array_equal(total, given.sum(axis=0))
-        np.testing.assert_array_equal(double, 2 * given)
+        np.testing.assert_array_equal(product, given.dot(value))
     (total,) = f(rows, output_subset=[0], batch=slice(6, 0, -2))
     np.testing.assert_array_equal(total, rows[6:0:-2].sum(axis=0))
+    assert len(f.replica.compiled.vm.jit_fn.signatures) == 1
 
 
 def test_functions_of_numba_are_sent_to_workers_that_run(two):
