@@ -17,7 +17,9 @@ from synkhronos.engines.names import clone
 from synkhronos.host.compiler import NAME
 
 #: The test files that are about PyTensor alone.
-OF_PYTENSOR = ("test_jax.py", "test_pymc.py", "test_pytensor.py", "test_rows_potential.py")
+OF_PYTENSOR = (
+    "test_jax.py", "test_modes.py", "test_pymc.py", "test_pytensor.py", "test_rows_potential.py",
+)  # fmt: skip
 
 #: The test files that run with PyTensor.
 OF_BOTH = (

@@ -89,8 +89,10 @@ class PyTensorEngine(GraphEngine):
 
     def call(self, compiled, arguments, subset=None):
         if isinstance(compiled.maker.linker, NumbaLinker):
-            # Numba compiles a function again for each layout of its arguments, which takes long.
+            # Numba compiles a function again for each layout of its arrays, which takes long.
             arguments = [_plain(argument) for argument in arguments]
+            for container in compiled.input_storage:
+                container.storage[0] = _plain(container.storage[0])
         outputs = compiled(*arguments)
         return outputs if subset is None else [outputs[index] for index in subset]
 
