@@ -202,7 +202,7 @@ class _Batch:
         for index, place in zip(self.small, self._places):
             shape, dtype = self.types[index]
             arrays = [np.frombuffer(item, np.uint8)[place].view(dtype).reshape(shape) for item in items]
-            self.arrays[index][...] = operation.reduce(arrays, weights)
+            operation.reduce_into(self.arrays[index], arrays, weights)
 
 
 class _Reduction:
