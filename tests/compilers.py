@@ -1,12 +1,14 @@
 """The graph compiler of this environment, by names for tests that run with either compiler.
 
 With PyTensor, the test files in `OF_BOTH` are run, and no others: those are about Theano alone, or about
-what knows no compiler. The tests in `SLOW` then count as slow.
+what knows no compiler. The tests in `SLOW` then count as slow. With ``FAST_COMPILE=NUMBA`` in the
+environment, Numba compiles the functions that tests build in the mode ``FAST_COMPILE``.
 """
 
 import contextlib
 import doctest
 import functools
+import os
 import re
 import warnings
 
@@ -105,6 +107,10 @@ if NAME == "pytensor":
     from pytensor.ifelse import ifelse
     from pytensor.link.c.type import generic
     from pytensor.tensor.random.utils import RandomStream
+
+    if "FAST_COMPILE" in os.environ:
+        modes = compiler.compile.mode.predefined_modes
+        modes["FAST_COMPILE"] = modes[os.environ["FAST_COMPILE"]]
 
     change_flags = compiler.config.change_flags
     sigmoid, softplus = tt.sigmoid, tt.softplus
