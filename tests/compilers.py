@@ -75,6 +75,12 @@ SLOW = (
     "test_failures.py::test_slow_ranks_within_the_timeout_are_waited_for",
     "test_failures.py::test_ten_rounds_of_fork_and_close",
     "test_faults.py",
+    *(
+        f"test_machines.py::test_{what}[{machines}"
+        for what in ("communicator", "store", "transport", "wire_format")
+        for machines in ("1+1", "1+2", "2+2")
+    ),
+    "test_machines.py::test_wire_format_between",
     "test_machines_mpi.py::test_conformance",
     "test_machines_mpi.py::test_demos",
     "test_machines_mpi.py::test_fresh_ranks",
