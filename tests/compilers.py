@@ -1,12 +1,14 @@
 """The graph compiler of this environment, by names for tests that run with either compiler.
 
 With PyTensor, the test files in `OF_BOTH` are run, and no others: those are about Theano alone, or about
-what knows no compiler. The tests in `SLOW` then count as slow.
+what knows no compiler. The tests in `SLOW` then count as slow. With ``FAST_COMPILE=NUMBA`` in the
+environment, Numba compiles the functions that tests build in the mode ``FAST_COMPILE``.
 """
 
 import contextlib
 import doctest
 import functools
+import os
 import re
 import warnings
 
@@ -75,6 +77,12 @@ SLOW = (
     "test_failures.py::test_slow_ranks_within_the_timeout_are_waited_for",
     "test_failures.py::test_ten_rounds_of_fork_and_close",
     "test_faults.py",
+    *(
+        f"test_machines.py::test_{what}[{machines}"
+        for what in ("communicator", "store", "transport", "wire_format")
+        for machines in ("1+1", "1+2", "2+2")
+    ),
+    "test_machines.py::test_wire_format_between",
     "test_machines_mpi.py::test_conformance",
     "test_machines_mpi.py::test_demos",
     "test_machines_mpi.py::test_fresh_ranks",
@@ -111,6 +119,10 @@ if NAME == "pytensor":
         from pytensor.conditional.op import ifelse
     except ImportError:  # PyTensor 3.0
         from pytensor.ifelse import ifelse
+
+    if "FAST_COMPILE" in os.environ:
+        modes = compiler.compile.mode.predefined_modes
+        modes["FAST_COMPILE"] = modes[os.environ["FAST_COMPILE"]]
 
     change_flags = compiler.config.change_flags
     sigmoid, softplus = tt.sigmoid, tt.softplus

@@ -24,8 +24,9 @@ import synkhronos as synk
 from synkhronos.checkpoints import archive
 from synkhronos.world.world import current_world
 
+FLOAT16 = "float32" if os.environ.get("FAST_COMPILE") == "NUMBA" else "float16"  # it has none
 VALUES = {
-    "half": np.array([1.5, -0.0, np.nan, np.inf], "float16"),
+    "half": np.array([1.5, -0.0, np.nan, np.inf], FLOAT16),
     "number": np.array(2.5),
     "nothing": np.zeros((0, 3), "float32"),
     "flags": np.array([[True, False]]),

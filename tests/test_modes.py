@@ -5,6 +5,8 @@ Numba compiles for seconds, so each mode has one world of two ranks, and few fun
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 
@@ -13,6 +15,7 @@ import pytensor
 import pytensor.tensor as pt
 import pytest
 from compilers import RandomStreams, default_mode
+from processes import FOLDER
 from pytensor.raise_op import Assert
 
 import synkhronos as synk
@@ -323,3 +326,21 @@ def test_rules_train_with_functions_of_either_mode(made, mode):
             step, one.params, [ROWS, LABELS], rule, batch_size=2, epochs=30, seed=1, progress=False
         )
         assert loss(ROWS, LABELS) < before / 4
+
+
+# Other tests
+
+OTHERS = ("bad_input", "checkpoint", "failures", "restart", "rules_train", "spmd", "uneven", "updates")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OTHERS)
+def test_what_passes_in_python_passes_with_numba(name):
+    """Run the tests of a file with Numba in place of the Python code that they build."""
+    options = "-q", "-m", "not slow", "-p", "no:cacheprovider"
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *options, f"test_{name}.py"],
+        cwd=FOLDER, env={**os.environ, "FAST_COMPILE": "NUMBA"}, capture_output=True, text=True,
+        timeout=900,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
