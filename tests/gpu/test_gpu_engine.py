@@ -132,6 +132,7 @@ def test_slices_are_accumulated_on_the_device(world, mixed, monkeypatch):
         return to_host(self, array)
 
     f(*arguments(12 * world.size), num_slices=4)
+    f.watch = None  # in the first calls it looks at outputs, too
     monkeypatch.setattr(engine, "to_host", count)
     for num_slices in (1, 4):
         copies.clear()
