@@ -1,6 +1,7 @@
 """Conformance checks on several machines in one process, and tests of what they agree on."""
 
 import os
+import pickle
 
 import numpy as np
 import pytest
@@ -169,6 +170,29 @@ def test_what_is_for_the_next_world_is_kept_for_what_starts_it():
     with pytest.raises(WorldBrokenError, match="the master has ended the ranks"):
         transport.receive()
     assert leaders.receive(0, CONTROL, np.empty) == (0, ("start", "order"), [])
+
+
+def test_an_object_that_is_sent_again_is_pickled_once_and_its_arrays_are_the_new_ones(monkeypatch):
+    pickled, dumps = [], pickle.dumps
+    monkeypatch.setattr(pickle, "dumps", lambda *args: pickled.append(args[0]) or dumps(*args))
+    first, second = (Leaders(links) for links in NaiveNetwork(2).links())
+    got = []
+    large, same = np.arange(2000.0), ["order"]
+    for content, array in [
+        (same, np.arange(3)),
+        (same, np.arange(3) + 5),
+        (same, large),
+        (same, large + 1),
+        (["other"], np.arange(3)),
+    ]:
+        first.begin(first.number + 1)
+        first.send(1, CONTROL, content, [np.float32(first.number), array])
+        number, received, arrays = second.receive(0, CONTROL, np.empty)
+        assert number == first.number and received == content
+        assert [one.tolist() for one in arrays] == [number, array.tolist()]
+        got.append(received)
+    assert len(pickled) == 3
+    assert got[0] is got[1] and got[2] is got[3] and got[4] is not got[3]
 
 
 @pytest.mark.parametrize(

@@ -32,14 +32,23 @@ class Lasting:
         self._size = sum(map(len, machines))
         self._kept = [{} for _ in machines]  # for each machine by name, whether it keeps the array
         self._digests = {}  # of files
+        self._found = [(None, [])] * len(machines)  # what each machine needs for the last command
 
     # The master
 
     def still_needed(self, machine, needs):
-        """Return what a machine needs for a command and does not have, a list of `Need`."""
+        """Return what a machine needs for a command and does not have, a list of `Need`.
+
+        It is the same list for a command that is repeated, unless some of the arrays last.
+        """
         if needs is None:
             return []
-        found = combine(needs(self._machines[machine], self._size))
+        last, found = self._found[machine]
+        if needs != last:
+            found = combine(needs(self._machines[machine], self._size))
+            self._found[machine] = needs, found
+        if not any([lasts(need.handle) for need in found]):
+            return found
         return [one for one in [self._missing(machine, need) for need in found] if one is not None]
 
     def _missing(self, machine, need):

@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
+import struct
 import time
 from typing import Any, Callable, Sequence
 
@@ -42,6 +43,7 @@ LONGEST_NAP = 1e-3  # inside a command
 _LONGEST_IDLE_NAP = 5e-3
 
 _SMALL = 4096  # bytes of an array that is sent in the message that announces it
+_HEAD = struct.Struct("=qQ")  # of a message: the number of its command, and the length of the pickle
 
 
 class Leaders:
@@ -91,6 +93,9 @@ class Leaders:
         self.flag = 0
         self._broken: tuple[int, str] | None = None  # the number of the command, and the cause
         self._postponed: tuple[int, Any] | None = None
+        # By leader and tag: the last object with its arrays' types, pickled and not.
+        self._sent: dict[tuple[int, int], tuple[Any, Any, bytes]] = {}
+        self._received: dict[tuple[int, int], tuple[bytes, Any]] = {}
         self._receiving: set[Receipt] = set()
         self._between, self._inside = Patience(), Patience()
         self._resumed = time.monotonic()
@@ -109,12 +114,18 @@ class Leaders:
             self._take(notice)
 
     def send(self, to: int, tag: int, content: Any, arrays: Sequence[np.ndarray] = ()) -> None:
-        """Send an object, and C-contiguous arrays that must not change in this command."""
-        kinds = [
-            (array.shape, array.dtype.str, array.tobytes() if array.nbytes <= _SMALL else None)
-            for array in arrays
-        ]
-        self.links.send(to, tag, pickle.dumps((self.number, content, kinds), pickle.HIGHEST_PROTOCOL))
+        """Send an object, and C-contiguous arrays that must not change in this command.
+
+        If it is the same object as the last time, it is not pickled again.
+        """
+        kinds = [(array.shape, array.dtype.str, array.nbytes <= _SMALL) for array in arrays]
+        last, last_kinds, pickled = self._sent.get((to, tag), (None, None, b""))
+        if content is not last or kinds != last_kinds:
+            pickled = pickle.dumps((content, kinds), pickle.HIGHEST_PROTOCOL)
+            self._sent[to, tag] = content, kinds, pickled
+        small = [array.tobytes() for array in arrays if array.nbytes <= _SMALL]
+        head = _HEAD.pack(self.number, len(pickled))
+        self.links.send(to, tag, b"".join([head, pickled, *small]))
         for array in arrays:
             if array.nbytes > _SMALL:
                 self.links.send(to, tag, array)
@@ -128,6 +139,8 @@ class Leaders:
     ) -> tuple[int, Any, list[np.ndarray]]:
         """Wait for what `send` sent; return its command's number, the object and the arrays.
 
+        It is the same object as the last time if it was sent again; it must not be changed.
+
         Parameters
         ----------
         allocate : callable
@@ -138,14 +151,22 @@ class Leaders:
         if tag == CONTROL and self._postponed is not None:
             postponed, self._postponed = self._postponed, None
             return (*postponed, [])
-        head = self.wait(lambda: self.links.receive(source, tag), idle)[1]
-        number, content, kinds = pickle.loads(head)
+        message = self.wait(lambda: self.links.receive(source, tag), idle)[1]
+        number, length = _HEAD.unpack_from(message)
+        start = _HEAD.size + length
+        pickled = message[_HEAD.size : start]
+        last, found = self._received.get((source, tag), (None, None))
+        if pickled != last:  # the same call is often repeated
+            found = pickle.loads(pickled)
+            self._received[source, tag] = pickled, found
+        content, kinds = found
         arrays = [allocate(shape, dtype) for shape, dtype, _ in kinds]
-        for array, (*_, small) in zip(arrays, kinds):
-            if small is None:
-                self.wait(self.links.receive_into(source, tag, array).is_complete)
+        for array, (*_, is_small) in zip(arrays, kinds):
+            if is_small:
+                as_bytes(array)[...] = np.frombuffer(message, np.uint8, array.nbytes, start)
+                start += array.nbytes
             else:
-                as_bytes(array)[...] = np.frombuffer(small, np.uint8)
+                self.wait(self.links.receive_into(source, tag, array).is_complete)
         return number, content, arrays
 
     def postpone(self, number: int, content: Any) -> None:

@@ -75,6 +75,7 @@ class MachinesTransport(InProgram):
         self.store, self._job = store, job
         self._is_alone = local.size == 1  # on this machine
         self._others = [machine for machine in range(len(machines)) if machine != self.machine]
+        self._orders = [(COMMAND, None, None, None)] * len(machines)  # the last one to each leader
         self._has_aborted = False  # this rank, in this command
         self._lasting = Lasting(leaders, self.store, machines)
         self._flag = SpreadFlag(leaders)
@@ -181,8 +182,15 @@ class MachinesTransport(InProgram):
         self._post_here(payload, [], [])
         self.posted = True
         for machine, needed, sent in zip(self._others, wanted, arrays):
-            self.leaders.send(machine, CONTROL, (COMMAND, payload, needed, dropped), sent)
+            self.leaders.send(machine, CONTROL, self._order(machine, payload, needed, dropped), sent)
             self._lasting.mark_sent(machine, needed)
+
+    def _order(self, machine, payload, needed, dropped):
+        """Return the message to a leader: the same object for a command that is repeated."""
+        _, last_payload, last_needed, last_dropped = self._orders[machine]
+        if payload is not last_payload or needed is not last_needed or dropped != last_dropped:
+            self._orders[machine] = COMMAND, payload, needed, dropped
+        return self._orders[machine]
 
     def _post_here(self, payload, parts, dropped):
         if not self._is_alone:
