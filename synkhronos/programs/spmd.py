@@ -202,8 +202,8 @@ def spmd(
     ...         rank.call(step, data, batch=rows)
     ...         center.elastic(0.5)
     ...     return float(center.value())
-    >>> [round(value, 1) for value in synk.spmd(program, np.full(100, 3.0))]
-    [3.0, 3.0]
+    >>> [round(value) for value in synk.spmd(program, np.full(100, 3.0))]
+    [3, 3]
     >>> synk.close()
     """
     world = current_world()
