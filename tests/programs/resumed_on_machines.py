@@ -9,8 +9,7 @@ import sys
 
 import synkhronos as synk
 import numpy as np
-import theano
-import theano.tensor as tt
+from compilers import compiler, tt
 from synkhronos.extensions import train, updates
 
 WIDTH = 300
@@ -40,7 +39,7 @@ def made(wire, overlap):
     x, params = tt.fmatrix("x"), []
     out = x
     for _ in range(3):
-        params.append(theano.shared((rng.randn(WIDTH, WIDTH) / 20).astype("float32")))
+        params.append(compiler.shared((rng.randn(WIDTH, WIDTH) / 20).astype("float32")))
         out = tt.tanh(out.dot(params[-1]))
     loss = tt.sqr(out - x).mean()
     step = train.make_train_function(
