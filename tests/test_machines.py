@@ -177,13 +177,15 @@ def test_an_object_that_is_sent_again_is_pickled_once_and_its_arrays_are_the_new
     monkeypatch.setattr(pickle, "dumps", lambda *args: pickled.append(args[0]) or dumps(*args))
     first, second = (Leaders(links) for links in NaiveNetwork(2).links())
     got = []
-    large, same = np.arange(2000.0), ["order"]
+    large, same, long = np.arange(2000.0), ["order"], ["x" * 100_000]
     for content, array in [
         (same, np.arange(3)),
         (same, np.arange(3) + 5),
         (same, large),
         (same, large + 1),
         (["other"], np.arange(3)),
+        (long, np.arange(3)),
+        (long, np.arange(3)),
     ]:
         first.begin(first.number + 1)
         first.send(1, CONTROL, content, [np.float32(first.number), array])
@@ -191,7 +193,8 @@ def test_an_object_that_is_sent_again_is_pickled_once_and_its_arrays_are_the_new
         assert number == first.number and received == content
         assert [one.tolist() for one in arrays] == [number, array.tolist()]
         got.append(received)
-    assert len(pickled) == 3
+    assert len(pickled) == 5  # a long one is not kept
+    assert got[5] is not got[6]
     assert got[0] is got[1] and got[2] is got[3] and got[4] is not got[3]
 
 

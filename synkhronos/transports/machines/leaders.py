@@ -43,6 +43,7 @@ LONGEST_NAP = 1e-3  # inside a command
 _LONGEST_IDLE_NAP = 5e-3
 
 _SMALL = 4096  # bytes of an array that is sent in the message that announces it
+_KEPT = 1 << 16  # bytes of a pickle that is kept, in case that it is sent again
 _HEAD = struct.Struct("=qQ")  # of a message: the number of its command, and the length of the pickle
 
 
@@ -93,7 +94,7 @@ class Leaders:
         self.flag = 0
         self._broken: tuple[int, str] | None = None  # the number of the command, and the cause
         self._postponed: tuple[int, Any] | None = None
-        # By leader and tag: the last object with its arrays' types, pickled and not.
+        # By leader and tag: the last object with its arrays' types, pickled and not, if it is not large.
         self._sent: dict[tuple[int, int], tuple[Any, Any, bytes]] = {}
         self._received: dict[tuple[int, int], tuple[bytes, Any]] = {}
         self._receiving: set[Receipt] = set()
@@ -116,13 +117,14 @@ class Leaders:
     def send(self, to: int, tag: int, content: Any, arrays: Sequence[np.ndarray] = ()) -> None:
         """Send an object, and C-contiguous arrays that must not change in this command.
 
-        If it is the same object as the last time, it is not pickled again.
+        If it is the same object as the last time, and not large, it is not pickled again.
         """
         kinds = [(array.shape, array.dtype.str, array.nbytes <= _SMALL) for array in arrays]
         last, last_kinds, pickled = self._sent.get((to, tag), (None, None, b""))
         if content is not last or kinds != last_kinds:
             pickled = pickle.dumps((content, kinds), pickle.HIGHEST_PROTOCOL)
-            self._sent[to, tag] = content, kinds, pickled
+            if len(pickled) <= _KEPT:
+                self._sent[to, tag] = content, kinds, pickled
         small = [array.tobytes() for array in arrays if array.nbytes <= _SMALL]
         head = _HEAD.pack(self.number, len(pickled))
         self.links.send(to, tag, b"".join([head, pickled, *small]))
@@ -158,7 +160,8 @@ class Leaders:
         last, found = self._received.get((source, tag), (None, None))
         if pickled != last:  # the same call is often repeated
             found = pickle.loads(pickled)
-            self._received[source, tag] = pickled, found
+            if length <= _KEPT:
+                self._received[source, tag] = pickled, found
         content, kinds = found
         arrays = [allocate(shape, dtype) for shape, dtype, _ in kinds]
         for array, (*_, is_small) in zip(arrays, kinds):
