@@ -47,6 +47,7 @@ os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.g
 _DEVICES = "BENCHMARK_DEVICES"
 
 UNITS = {"µs": 1e6, "ms": 1e3, "s": 1.0}
+_PAUSE = 0.1  # seconds before a turn, in which threads of BLAS that still poll fall asleep
 
 
 # The result of a row
@@ -231,6 +232,7 @@ def take_turns(turns, rounds, title):
     for number in range(rounds):
         # Alternating order: nobody is always first, or always after the same contestant.
         for name in names if number % 2 == 0 else names[::-1]:
+            time.sleep(_PAUSE)
             results[name].append(turns[name]())
             bar.update()
     bar.close()
@@ -368,7 +370,8 @@ def _compiler():
     """Return the versions of the graph compiler of this environment, and of PyMC."""
     if importlib.util.find_spec("theano"):
         return {"theano": importlib.metadata.version("Theano")}
-    return {name: importlib.metadata.version(name) for name in ("pytensor", "pymc")}
+    installed = filter(importlib.util.find_spec, ("pytensor", "pymc"))
+    return {name: importlib.metadata.version(name) for name in installed}
 
 
 def _device_names():

@@ -1,7 +1,9 @@
 """pymc_rows: models of PyMC on 2 ranks, gradient and NUTS, against plain PyMC.
 
 Plain PyMC computes with one thread, and as its users run it, with as many threads of BLAS as there are
-cores. All compute the same: the gradient at the same points, and the same draws.
+cores. All compute the same: the gradient at the same points, and the same draws. For the gradient there
+is an ideal as well: processes of plain PyMC that know nothing of each other, each with its part of the
+rows, at the same time.
 """
 
 import functools
@@ -13,7 +15,7 @@ from common import Contestant, line
 
 RANKS, COLUMNS = 2, 10
 GOALS = {"normal": 1.7, "logistic": 1.4}
-DRAWS = {"tune": 20, "draws": 20}
+DRAWS = {10**5: 100, 10**6: 20}  # draws for tuning and as many after it, by the number of rows
 
 
 def main():
@@ -61,8 +63,8 @@ def inference(kind, rows, ranks):
         if what == "gradient":
             return common.seconds_of(lambda: gradient(start), number)
         drawn = pm.sample(
-            model=model, chains=1, cores=1, random_seed=1, progressbar=False,
-            compute_convergence_checks=False, nuts={"max_treedepth": 4}, **DRAWS,
+            model=model, chains=1, cores=1, tune=DRAWS[rows], draws=DRAWS[rows], random_seed=1,
+            progressbar=False, compute_convergence_checks=False, nuts={"max_treedepth": 4},
         )  # fmt: skip
         return drawn.posterior.attrs["sampling_time"]
 
@@ -74,7 +76,7 @@ def inference(kind, rows, ranks):
 
 def measure(options):
     sizes = [10**5] if options.quick else [10**5, 10**6]
-    rounds, number = (2, 5) if options.quick else (9, 20)
+    rounds, number = (2, 5) if options.quick else (9, 40)
     lines = []
     for kind in GOALS:
         for rows in sizes:
@@ -82,8 +84,8 @@ def measure(options):
     notes = [
         f"regressions on {COLUMNS} columns; gradient: the median of {number} evaluations of value and "
         f"gradient, {rounds} turns each",
-        f"NUTS: the sampling time that PyMC reports for {DRAWS['tune']} + {DRAWS['draws']} draws of one "
-        f"chain, at most 15 gradients each, 3 turns each",
+        f"NUTS: the sampling time that PyMC reports for one chain, at most 15 gradients a draw, 3 turns "
+        f"each; draws, and as many before for tuning: {DRAWS[10**5]} of 1e5 rows, {DRAWS[10**6]} of 1e6",
     ]
     return common.Result(f"PyMC's models on {RANKS} ranks", lines, notes)
 
@@ -94,14 +96,23 @@ def compare(kind, rows, rounds, number):
         "usual": Contestant(inference, kind, rows, None),
         "ranks": Contestant(inference, kind, rows, RANKS),
     }
+    apart = [
+        Contestant(inference, kind, rows // RANKS, None, environment=common.ONE_THREAD)
+        for _ in range(RANKS)
+    ]
+
+    def ideal():
+        for one in apart:
+            one.begin("gradient", number)
+        return RANKS / sum(1 / one.result() for one in apart)
+
     lines = []
-    with common.contestants(**made) as players:
+    with common.contestants(**made, **{f"ideal {k}": one for k, one in enumerate(apart)}):
         for what, turns in (("gradient", rounds), ("NUTS", min(rounds, 3))):
-            times = common.take_turns(
-                {name: functools.partial(one, what, number) for name, one in players.items()},
-                turns,
-                f"{kind}, {rows} rows, {what}",
-            )
+            called = {name: functools.partial(one, what, number) for name, one in made.items()}
+            if what == "gradient":
+                called["ideal"] = ideal
+            times = common.take_turns(called, turns, f"{kind}, {rows} rows, {what}")
             title, unit = f"{kind}, {rows:.0e} rows, {what}", "ms" if what == "gradient" else "s"
             title = title.replace("e+0", "e")
             lines += [
@@ -112,11 +123,17 @@ def compare(kind, rows, rounds, number):
                     at_least=GOALS[kind],
                 ),
             ]  # fmt: skip
+            if what == "gradient":
+                ratios = np.divide(times["ideal"], times["ranks"])
+                lines += [
+                    line(f"{title}: ideal, {RANKS} × half of the rows", unit, times["ideal"]),
+                    common.Line(f"{title}: ideal / {RANKS} ranks", "×", list(ratios)),
+                ]
     return lines
 
 
 def draw(figure, record):
-    chosen = [one for one in record["lines"] if "ranks" in one["what"]]
+    chosen = [one for one in record["lines"] if one["goal"]]
     axes = figure.subplots()
     places = np.arange(len(chosen))
     axes.barh(places, [one["ratio"] for one in chosen], color=common.COLOURS["synk"])

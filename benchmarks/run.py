@@ -4,17 +4,18 @@
     python benchmarks/run.py call start       # some
     python benchmarks/run.py --plot --quick   # with pictures; few repetitions
     python benchmarks/run.py --devices cuda0 cuda1 --results benchmarks/results/H200
-    .venv-pymc/bin/python benchmarks/run.py   # those of PyMC, which has its own environment
+    .venv-pytensor/bin/python benchmarks/run.py   # those of PyTensor, which has its own environment
+    .venv-pymc/bin/python benchmarks/run.py   # and of PyMC
 
 It writes results/ROW.json for each row and, with ``--plot``, results/ROW.png. All tables are written to
 results/README.md and, for the documentation, to results/tables.rst.
 """
 
 import argparse
-import importlib.util
 import json
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import common
@@ -73,16 +74,14 @@ PUBLISHED = [
 ]
 # Rows that use devices, with two ranks. The other rows measure the host.
 ON_DEVICES = ["all_reduce", "call", "observing", "sliced_evaluation", "step_large", "step_small"]
-NOT_ROWS = {"commands", "common", "run", "step_pytensor", "steps"}  # PyTensor has its own Python
-# Rows for the environment that has PyMC; the other rows need Theano.
-OF_PYMC = {"pymc_rows"}
+NOT_ROWS = {"commands", "common", "run", "steps"}
+# What rows need that has an environment of its own; the other rows need Theano.
+NEEDS = {"pymc_rows": "pymc", "step_pytensor": "pytensor"}
 
 
 def main():
     rows = {path.stem for path in HERE.glob("*.py")} - NOT_ROWS
-    has_pymc = importlib.util.find_spec("pymc") is not None
-    rows = sorted(rows & OF_PYMC if has_pymc else rows - OF_PYMC)
-    options = parse(rows)
+    options = parse(sorted(row for row in rows if find_spec(NEEDS.get(row, "theano"))))
     options.results.mkdir(parents=True, exist_ok=True)
     failed = []
     for row in (bar := tqdm(options.rows, unit="row")):

@@ -50,6 +50,25 @@ def test_the_gradient_is_that_of_the_sum(two):
         pt.grad(pt.grad(total, mean).sum(), mean)
 
 
+@pytest.mark.parametrize("bytes_at_once, slices", [(40, 4), (1, 164)])
+def test_many_rows_are_summed_in_slices(two, monkeypatch, bytes_at_once, slices):
+    monkeypatch.setattr("synkhronos.extensions.pymc.rows._SLICE", bytes_at_once)
+    asked = []
+    call = synk.Function.__call__
+
+    def counted(self, *arguments, num_slices=1):
+        asked.append(num_slices)
+        return call(self, *arguments, num_slices=num_slices)
+
+    monkeypatch.setattr(synk.Function, "__call__", counted)
+    mean = pt.dscalar("mean")
+    total = rows_potential(lambda mean, row: -pt.sqr(row - mean), [mean], [NUMBERS])
+    value, gradient = pytensor.function([mean], [total, pt.grad(total, mean)])(0.5)
+    np.testing.assert_allclose(value, -np.sum((NUMBERS - 0.5) ** 2))
+    np.testing.assert_allclose(gradient, 2 * np.sum(NUMBERS - 0.5))
+    assert asked == [slices]
+
+
 def test_what_is_no_sum_over_the_rows_is_an_error_when_it_is_evaluated(two):
     mean = pt.dscalar("mean")
     total = rows_potential(lambda mean, row: -pt.sqr(row - mean).mean(), [mean], [NUMBERS])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 from typing import Any, Sequence
@@ -13,6 +14,7 @@ from pytensor.compile.mode import Mode, get_mode
 import synkhronos as synk
 
 _TRIED = 1000  # rows on which a sum is tried
+_SLICE = 4 << 20  # bytes of a rank's rows at once, so that they and what they give stay in a cache
 _CHECKS = "local_check_parameter_to_ninf_switch"  # PyMC's: a wrong parameter has the probability 0
 
 
@@ -62,6 +64,7 @@ class Rows:
         given = get_mode(mode)
         self._mode = Mode(given.linker, given.provided_optimizer.including(checks))
         self._data = [_as_data(*pair) for pair in zip(variables, data)]
+        self._num_slices = max(1, sum(map(_n_bytes, self._data)) // (_SLICE * synk.size()))
         self._arguments: list[Any] = []  # the parameters as `Data`, when there are values
         self._functions = {True: self._build(True)}
         self._tried = False
@@ -141,7 +144,8 @@ class Rows:
             if not self._tried:
                 self.try_halves(values)
             self._send(values)
-            result = self._function(with_gradient)(*self._data, *self._arguments)
+            function = self._function(with_gradient)
+            result = function(*self._data, *self._arguments, num_slices=self._num_slices)
         except (synk.ClosedError, synk.NotForkedError) as error:
             raise synk.ClosedError(
                 f"{self.name}: its processes were closed; after synk.fork(), call parallelize() or "
@@ -197,6 +201,10 @@ def _check_lengths(name, variables, data):
         raise ValueError(f"{name}: data: expected arrays of equal numbers of rows, got {listed}")
     if not lengths or 0 in lengths.values():
         raise ValueError(f"{name}: data: expected at least one array, with at least one row")
+
+
+def _n_bytes(data):
+    return math.prod(data.shape) * data.dtype.itemsize
 
 
 def _as_data(variable, rows):
