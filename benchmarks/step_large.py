@@ -10,8 +10,8 @@ import argparse
 import functools
 
 import common
-import steps
-from steps import RANKS
+import training_steps
+from training_steps import RANKS
 
 import numpy as np
 
@@ -20,7 +20,7 @@ LEARNING_RATE, MOMENTUM = 0.01, 0.9
 
 
 def main():
-    common.main(__doc__, measure, steps.draw, add_options)
+    common.main(__doc__, measure, training_steps.draw, add_options)
 
 
 def add_options(parser):
@@ -68,7 +68,7 @@ def measure(options):
     rounds, each = (2, 1) if options.quick else (5, 2)
     title = f"ResNet-50, {pixels} x {pixels} pixels, {EACH} images a rank"
     ours, plain, load = (functools.partial(one, pixels) for one in (network, plain_network, images))
-    return steps.measure(
+    return training_steps.measure(
         title, ours, plain, load, RANKS * EACH, "images", rounds, each, speed_up=2.2
     )
 

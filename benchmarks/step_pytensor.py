@@ -9,9 +9,9 @@ that has PyTensor::
 """
 
 import common
-import steps
+import training_steps
 from common import COLOURS, ONE_THREAD, Contestant, Line
-from steps import KEPT, NOT_KEPT, RANKS
+from training_steps import KEPT, NOT_KEPT, RANKS
 
 import numpy as np
 
@@ -52,7 +52,7 @@ def contestants_of(mode):
 
     def serial(batch, of_malloc, number=0):
         return Contestant(
-            steps.serial, network, digits, batch, number, environment=environment(of_malloc)
+            training_steps.serial, network, digits, batch, number, environment=environment(of_malloc)
         )
 
     def apart(of_malloc):
@@ -63,7 +63,9 @@ def contestants_of(mode):
         del ranks[name]
     return {
         f"{mode} one": [serial(BATCH, KEPT)],
-        f"{mode} synk": [Contestant(steps.replicated, network, digits, BATCH, environment=ranks)],
+        f"{mode} synk": [
+            Contestant(training_steps.replicated, network, digits, BATCH, environment=ranks)
+        ],
         f"{mode} ideal": apart(KEPT),
         f"{mode} bare": apart(NOT_KEPT),
     }

@@ -9,7 +9,7 @@ same time.
 import argparse
 
 import common
-import steps
+import training_steps
 
 import numpy as np
 
@@ -19,7 +19,7 @@ LEARNING_RATE, MOMENTUM = 0.01, 0.9
 
 
 def main():
-    common.main(__doc__, measure, steps.draw)
+    common.main(__doc__, measure, training_steps.draw)
 
 
 def network():
@@ -56,7 +56,7 @@ def digits():
 def measure(options):
     rounds, each = (4, 2) if options.quick else (15, 8)
     title = f"Lasagne's MNIST CNN, batch {BATCH}"
-    return steps.measure(
+    return training_steps.measure(
         title, network, plain_network, digits, BATCH, "rows", rounds, each, speed_up=2.3
     )
 
