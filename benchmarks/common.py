@@ -544,6 +544,17 @@ def find(record, what):
     return next(one for one in record["lines"] if one["what"] == what)
 
 
+def bars_and_goals(axes, lines):
+    """Draw the ratio of each line as a bar to the right, and its goal as a mark on it."""
+    places = np.arange(len(lines))
+    axes.barh(places, [one["ratio"] for one in lines], color=COLOURS["synk"])
+    goals = [float(one["goal"].strip("≤≥ ")) for one in lines]
+    axes.vlines(goals, places - 0.45, places + 0.45, COLOURS["goal"], linewidth=3, label="goal")
+    axes.set_yticks(places, [one["what"] for one in lines])
+    axes.invert_yaxis()
+    axes.legend()
+
+
 def bars(axes, lines, labels, colours, unit, right=1.3):
     """Draw lines as horizontal bars from the top: medians, whiskers at the quartiles, values."""
     places = range(len(lines))[::-1]

@@ -14,7 +14,6 @@ from multiprocessing.connection import Client, Listener
 from pathlib import Path
 
 import common
-from common import COLOURS
 
 sys.path.insert(0, str(common.ROOT / "tests"))
 
@@ -256,10 +255,8 @@ def _notes(rounds, traffic):
 def draw(figure, result):
     lines = [one for one in result["lines"] if one["ratio"] is not None]
     axes = figure.add_subplot()
-    axes.barh([one["what"] for one in lines][::-1], [one["ratio"] for one in lines][::-1],
-              color=COLOURS["synk"])  # fmt: skip
-    axes.axvline(1, color=COLOURS["goal"], linestyle="--")
-    axes.set_xlabel("time, relative to the line that it is compared with")
+    common.bars_and_goals(axes, lines)
+    axes.set_xlabel("time of Synkhronos, relative to what the table compares it with; at most the goal")
 
 
 if __name__ == "__main__":

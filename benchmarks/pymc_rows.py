@@ -133,15 +133,9 @@ def compare(kind, rows, rounds, number):
 
 
 def draw(figure, record):
-    chosen = [one for one in record["lines"] if one["goal"]]
     axes = figure.subplots()
-    places = np.arange(len(chosen))
-    axes.barh(places, [one["ratio"] for one in chosen], color=common.COLOURS["synk"])
-    for place, one in zip(places, chosen):
-        axes.plot([float(one["goal"][2:])] * 2, [place - 0.4, place + 0.4], color=common.COLOURS["goal"])
-    axes.set_yticks(places, [one["what"].partition(":")[0] for one in chosen])
-    axes.invert_yaxis()
-    axes.set_xlabel("times as fast as plain PyMC with one thread; the lines are the goals")
+    common.bars_and_goals(axes, [one for one in record["lines"] if one["goal"]])
+    axes.set_xlabel("times as fast as plain PyMC with one thread; at least the goal")
 
 
 if __name__ == "__main__":
