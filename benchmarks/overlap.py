@@ -218,8 +218,9 @@ def measure(options):
                 if kind == "no exchange":
                     lines[-1].goal, lines[-1].reached = "", None
     notes = [
-        f"{rounds} rounds of {STEPS} steps; {job.ranks // 2} rank(s) per machine, BLAS with one thread. "
-        f"The limit is tbf's, on what a machine sends.",
+        f"{rounds} rounds; steps in each: {', '.join(f'{name} {n}' for name, n in STEPS.items())}; "
+        f"{job.ranks // 2} rank(s) per machine, BLAS with one thread. The limit is tbf's, on what a "
+        f"machine sends.",
         "Ratios are speed-ups: the time of an ordinary step through that of the other.",
     ]
     return common.Result(
