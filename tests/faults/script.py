@@ -130,6 +130,15 @@ class Ranks:
     def close(self):
         synk.close()
 
+    def write_again(self):
+        """Set the variable that a collective may have been writing at the moment of the fault.
+
+        The failure model says that it may be partly written, also on other ranks.
+        """
+        self.w.set_value(self.values)
+        if synk.world.world.current_world().broken is None:
+            synk.broadcast(self.w)
+
 
 class ProgramRanks(Ranks):
     """A world in which a program runs."""
@@ -203,6 +212,8 @@ class Play:
                 raise error
             self.judge(ranks, error)
             if synk.world.world.world_exists() and self.fault.restarts:
+                if self.fault.seam == "moment":
+                    ranks.write_again()
                 synk.restart()
                 for step in self.again:
                     ranks.do(step)
@@ -266,6 +277,8 @@ class Play:
         if fault.is_inside:
             assert usable, "an exception in a command broke the world"
         if usable and self.step != "close":
+            if fault.seam == "moment":
+                ranks.write_again()
             for step in STEPS[1 if self.step in STEPS[:2] else 2 : -1]:
                 ranks.do(step)
         elif not usable and self.step != "close":
