@@ -4,6 +4,7 @@ import gc
 import multiprocessing
 import pickle
 import time
+import weakref
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from processes import own_process
 
 import synkhronos as synk
 from synkhronos.functions.peers import GraphPeers
+from synkhronos.functions.stages import Stages
 from synkhronos.world.world import current_world
 
 ops = synk.ops
@@ -420,3 +422,78 @@ def test_memory_of_collectives_is_freed_with_their_function(world):
     g = synk.function([x], x.mean())
     g(rows)
     assert number not in here.peers
+
+
+def test_results_of_large_arrays_are_the_callers_own(world):
+    """Large arrays are reduced in shared memory, which later calls use as soon as nobody else does."""
+    x, seen = tt.dmatrix("x"), compiler.shared(np.zeros(4000), "seen")
+    total, rows, first = ops.all_reduce(x.sum(0)), ops.all_gather(x), ops.broadcast(x[0])
+    f = synk.function([x], [(one, None) for one in (total, rows, first)], updates=[(seen, total, None)])
+    synk.distribute()
+    values = np.random.RandomState(1).normal(size=(6, 5, 4000))
+    kept = [f(value) for value in values]
+    parts = [f(value)[0][1:3] for value in values]  # of which only views are left
+    for value, results, part in zip(values, kept, parts):
+        np.testing.assert_allclose(results[0], value.sum(0))
+        np.testing.assert_array_equal(results[1], value)
+        np.testing.assert_array_equal(results[2], value[2])  # of the master, which has the second rows
+        np.testing.assert_array_equal(part, results[0][1:3])
+    np.testing.assert_array_equal(synk.gather(seen), [kept[-1][0]] * RANKS)
+
+
+@own_process
+def test_results_of_large_arrays_outlive_the_world():
+    synk.fork(2, use_gpu=False)
+    x = tt.dmatrix("x")
+    f = synk.function([x], (ops.all_reduce(x.sum(0)), None))
+    rows = np.random.RandomState(1).normal(size=(5, 4000))
+    result = f(rows)
+    synk.close()
+    synk.fork(2, use_gpu=False)
+    np.testing.assert_allclose(result, rows.sum(0))
+
+
+def stages():
+    """Return the stages of one process, and a list of all arrays that they have allocated."""
+    allocated = []
+
+    class Store:
+        def empty(self, shape, dtype):
+            allocated.append(np.empty(shape, dtype))
+            return allocated[-1]
+
+    return Stages(Store(), object), allocated
+
+
+def test_a_stage_is_used_again_once_no_view_of_its_array_is_left():
+    made, allocated = stages()
+    like = np.zeros((3, 4), "float16")
+    stage = made.take(0, like)
+    lent = stage.lend()
+    assert (lent.shape, lent.dtype) == (like.shape, like.dtype)
+    lent[...] = 7
+    np.testing.assert_array_equal(allocated[0], 7)
+    view = lent[1:].T
+    del lent
+    second = made.take(0, like)
+    assert second is not stage
+    lent = second.lend()
+    del view
+    assert made.take(0, like) is stage
+    assert len(allocated) == 2
+    del lent
+
+
+def test_stages_are_forgotten_if_their_arrays_are_kept_or_have_other_shapes():
+    made, allocated = stages()
+    kept = [made.take(number % 2, np.zeros(5)).lend() for number in range(50)]
+    for number, one in enumerate(kept):
+        one[...] = number
+    assert [one[0] for one in kept] == list(range(50))
+    for extent in range(50):
+        made.take(1, np.zeros(extent))
+    memory = [weakref.ref(one) for one in allocated]
+    del kept, one
+    allocated.clear()
+    gc.collect()
+    assert sum(one() is not None for one in memory) == 4

@@ -22,6 +22,7 @@ from synkhronos._errors import SynkhronosError
 from synkhronos._typing import Array
 from synkhronos.arithmetic.buckets import Buckets
 from synkhronos.arithmetic.operations import find_operation
+from synkhronos.functions.stages import Stages
 from synkhronos.world.here import Here
 
 _SMALL = 1 << 14  # bytes; arrays up to this size are part of the exchange
@@ -90,7 +91,7 @@ class GraphPeers:
     def __init__(self, here: Here, function: int) -> None:
         self._here, self._function, self.weight, self.is_whole = here, function, 0, True
         self._headers: dict[_Place, bytes] = {}
-        self._stages: dict[int | None, tuple] = {}  # memory and communicators for large arrays
+        self._stages = Stages(here.store, here.transport.communicator)  # for large arrays
 
     def __deepcopy__(self, memo: dict) -> GraphPeers:
         return self  # Theano's DebugMode copies all values
@@ -122,7 +123,7 @@ class GraphPeers:
         if _all_are_sent(items):
             values = [one.value for one in items if one.weight]
             return self._new(np.concatenate(values or [items[0].value[:0]]), array)
-        gathered = self._here.comm.all_gather([self._copy(array)])[0]
+        gathered = self._on_copy(lambda own, comm: comm.all_gather([own])[0], number, array)
         chosen = [value for value, one in zip(gathered, items) if one.weight]
         return self._here.engine.arithmetic.concatenate(chosen)
 
@@ -131,7 +132,7 @@ class GraphPeers:
         items, root = self._meet("broadcast", number, array), self._here.master_rank
         if _all_are_sent(items):
             return self._new(np.array(items[root].value), array)
-        return self._here.comm.broadcast([self._copy(array)], root)[0]
+        return self._on_copy(lambda own, comm: comm.broadcast([own], root)[0], number, array)
 
     def start(self, array: Array, buckets: Buckets, number: int) -> None:
         """See `synkhronos.engines.base.Peers`."""
@@ -197,28 +198,23 @@ class GraphPeers:
         return result
 
     def _reduce_large(self, number, array, operation):
-        """Reduce arrays through a communicator. A NumPy array is copied to the same memory each time."""
-        if isinstance(array, np.ndarray):
-            stage, comm = self._stages.get(number, (None, None))
-            if stage is None or (stage.shape, stage.dtype) != (array.shape, array.dtype):
-                stage = self._here.store.empty(array.shape, array.dtype)
-                comm = self._here.transport.communicator()
-                self._stages[number] = stage, comm
-            stage[...] = array
-        else:
-            stage, comm = array.copy("C"), self._here.comm
-        if not self.weight and not operation.weighted:
-            stage[...] = operation.neutral(array.dtype)
-        result = comm.all_reduce([stage], operation.name, self.weight)[0]
-        return np.array(result) if isinstance(array, np.ndarray) else result
+        """Reduce arrays through a communicator."""
 
-    def _copy(self, array):
-        """Return a copy of an array that a communicator may use, of a NumPy array in the store."""
+        def reduce(own, comm):
+            if not self.weight and not operation.weighted:
+                own[...] = operation.neutral(own.dtype)
+            return comm.all_reduce([own], operation.name, self.weight)[0]
+
+        return self._on_copy(reduce, number, array)
+
+    def _on_copy(self, collective, number, array):
+        """Return the result of a collective on a copy of an array, of a NumPy array on a stage."""
         if not isinstance(array, np.ndarray):
-            return array.copy("C")
-        copy = self._here.store.empty(array.shape, array.dtype)
-        copy[...] = array
-        return copy
+            return collective(array.copy("C"), self._here.comm)
+        stage = self._stages.take(number, array)
+        stage.array[...] = array
+        result = collective(stage.array, stage.comm)
+        return stage.lend() if result is stage.array else result
 
     def _new(self, value, like):
         """Return a NumPy array in the type of another array."""
