@@ -107,7 +107,7 @@ def test_a_dead_courier_ends_the_job(lasting, tmp_path, moment):
     assert code != 0 and "machine-b" in output and "signal 9" in output, output
 
 
-@pytest.mark.parametrize("moment, rank", [("center", 3), ("overlap", 3),
+@pytest.mark.parametrize("moment, rank", [("center", 3), ("again", 1), ("overlap", 3),
                                           *slow(("center", 1), ("overlap", 1))])  # fmt: skip
 def test_a_dead_rank_is_named_also_while_couriers_work(lasting, tmp_path, moment, rank):
     job = Job(lasting, tmp_path, moment, tasks=2, environment={"SYNKHRONOS_SPARE_TASKS": "1"})

@@ -18,7 +18,7 @@ from typing import NamedTuple, Sequence
 
 import numpy as np
 
-from synkhronos._errors import SynkhronosError, WorldBrokenError, text_of
+from synkhronos._errors import SynkhronosError, text_of
 from synkhronos._version import __version__
 from synkhronos.arithmetic.machines import fewer_on_machines, nearest_master, ranks_of_machines
 from synkhronos.engines.base import Engine
@@ -202,8 +202,6 @@ class Machines:
                     raise
                 self.leaders.links.acknowledge()
                 continue
-            except WorldBrokenError:
-                continue  # the end of a world that has ended here already
             if message[0] == _EXIT:
                 self._send_courier_home()
                 break
@@ -264,6 +262,7 @@ class Machines:
                 raise
         finally:
             self.leaders.watch = lambda inside: None
+            self.leaders.end_world()
 
     def finish(self) -> None:
         """Let the other tasks end, and end MPI."""

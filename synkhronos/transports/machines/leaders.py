@@ -101,6 +101,16 @@ class Leaders:
         self._between, self._inside = Patience(), Patience()
         self._resumed = time.monotonic()
 
+    # Worlds
+
+    def begin_world(self) -> None:
+        """Start a world with the command that has begun."""
+        self.first_number = self.number
+
+    def end_world(self) -> None:
+        """End the world; notices that belong to it are ignored from now on."""
+        self.first_number = self.number + 1
+
     # Commands
 
     def begin(self, number: int) -> None:
@@ -285,13 +295,13 @@ class Leaders:
         Raises
         ------
         WorldBrokenError
-            If a machine has lost a rank, or the master ends the world. `LostError`, if it has died.
+            If a machine has lost a rank, or the master ends the world: in each call until `end_world`,
+            as a program may catch it. `LostError`, if it has died.
         """
         while (received := self.links.receive(None, _NOTICE)) is not None:
             self._take(pickle.loads(received[1]))
-        broken, self._broken = self._broken, None
-        if broken is not None and broken[0] >= self.first_number:  # else of a world before this one
-            raise WorldBrokenError(broken[1])
+        if self._broken is not None and self._broken[0] >= self.first_number:  # of this world
+            raise WorldBrokenError(self._broken[1])
 
     def _take(self, notice):
         number, kind, machine, value = notice

@@ -93,7 +93,7 @@ class MachinesTransport(InProgram):
             leaders.may_poll = local.ranks_here <= cores()
             leaders.labels = [", ".join(map(str, ranks)) for ranks in machines]
             leaders.leave = self._abort_here
-            leaders.first_number = leaders.number
+            leaders.begin_world()
 
     @property
     def rank(self):
