@@ -6,7 +6,7 @@ import time
 import pytest
 
 from synkhronos.transports import waiting
-from synkhronos.transports.waiting import LEAST, LONGEST, SHARE, SHORTEST, Patience
+from synkhronos.transports.waiting import LEAST, LONGEST, SHARE, SHARED, SHORTEST, Patience
 
 
 class Clock:
@@ -106,6 +106,21 @@ def test_the_fraction_is_halved_restored_and_never_more_than_the_whole(poll):
     patience.learn(worked=0, waited=1)
     poll(patience, worked=0, posted=1e-5)
     assert patience.fraction == 1
+
+
+@pytest.mark.parametrize("taken, sleeps", [(2 * SHARED, True), (SHARED / 2, False)])
+def test_a_rank_that_shares_its_core_does_not_poll_in_the_next_wait(monkeypatch, taken, sleeps):
+    clock = Clock(posted=1e-3)
+
+    def let_others_run():
+        clock.now += taken
+
+    monkeypatch.setattr(waiting, "time", clock)
+    monkeypatch.setattr(waiting.os, "sched_yield", let_others_run)
+    patience = Patience()
+    assert patience.poll(clock.try_wait, 100.0, worked=1)
+    assert patience.poll(clock.try_wait, 100.0, worked=1) is not sleeps
+    assert patience.poll(clock.try_wait, 100.0, worked=1)
 
 
 def test_the_core_is_offered_to_others_at_each_look_at_the_clock(poll, monkeypatch):

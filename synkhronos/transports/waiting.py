@@ -6,6 +6,11 @@ core and delays other threads of the process, so its time is limited to `SHARE` 
 that the rank has just done, with a minimum of `SHORTEST` and a maximum of `LONGEST` seconds. After
 polling without success, a rank polls half as long the next time, down to `LEAST` of the limit. When a
 wait is shorter than the limit, the full limit applies again.
+
+A poll gives other processes the core. If it then takes long until the rank has it back, the rank shares
+the core, perhaps with another rank while a core is idle: the kernel does not move a process that has run
+less than half a millisecond ago. The kernel looks for an idle core when it wakes a process, so the rank
+does not poll in its next wait, but sleeps.
 """
 
 import os
@@ -15,6 +20,7 @@ SHARE = 0.25
 SHORTEST = 2e-4  # seconds
 LONGEST = 4e-2  # seconds
 LEAST = 1 / 64
+SHARED = 1e-4  # seconds for which a rank that shares its core may not have it
 
 _POLLS = range(32)  # polls between two readings of the clock; each takes about 80 nanoseconds
 
@@ -24,6 +30,7 @@ class Patience:
 
     def __init__(self):
         self.fraction = 1.0  # fraction of the limit
+        self._shares_core = False
 
     @staticmethod
     def limit(worked):
@@ -46,16 +53,22 @@ class Patience:
         bool
             Whether ``try_wait()`` returned 0.
         """
+        if self._shares_core:
+            self._shares_core = False
+            return False
         until = began + self.fraction * self.limit(worked)
         while True:
             for _ in _POLLS:
                 if not try_wait():
                     self.fraction = 1.0
                     return True
-            if time.monotonic() >= until:
+            now = time.monotonic()
+            if now >= until:
                 return False
             # Other threads may need the interpreter, and other processes this core.
             os.sched_yield()
+            if time.monotonic() - now > SHARED:
+                self._shares_core = True
 
     def learn(self, worked, waited):
         """Adjust the limit after a wait of this duration in which polling failed."""
