@@ -321,6 +321,8 @@ class Machines:
             "PYTHONFAULTHANDLER": "1",
             "PYTHONHASHSEED": "0", "PYTHONUNBUFFERED": "1", "SYNKHRONOS_PROGRESS": "0",
             **{name: os.environ.get(name, "") for name in ("THEANO_FLAGS", "PYTENSOR_FLAGS")},
+            # The kernels of BLAS, which it may not find by itself on a new processor
+            **{name: value for name, value in os.environ.items() if name.startswith("OPENBLAS_")},
             **(environment or {}),
         }  # fmt: skip
         program = program if plain else ("-m", "synkhronos", "run", *program)

@@ -49,10 +49,13 @@ def test_machines_with_variables_of_their_own_are_parts_of_the_line():
 def test_variables_of_this_machine_are_passed_unless_the_job_has_its_own():
     environ = dict.fromkeys(
         ["THEANO_FLAGS", "PYTHONPATH", "SYNKHRONOS_LOG", "NCCL_SOCKET_IFNAME", "OMP_NUM_THREADS", "HOME",
-         "SYNKHRONOS_TASK"], "1",
+         "OPENBLAS_CORETYPE", "MKL_CBWR", "SYNKHRONOS_TASK"], "1",
     )  # fmt: skip
     line = line_of(Job(["a"], 1, {"THEANO_FLAGS": "2"}, {}, []), environ, is_script=False)
-    names = ("NCCL_SOCKET_IFNAME", "OMP_NUM_THREADS", "PYTHONPATH", "SYNKHRONOS_LOG")
+    names = (
+        "MKL_CBWR", "NCCL_SOCKET_IFNAME", "OMP_NUM_THREADS", "OPENBLAS_CORETYPE", "PYTHONPATH",
+        "SYNKHRONOS_LOG",
+    )  # fmt: skip
     passed = "".join(f"-x {name} " for name in names)
     assert line == f"--map-by seq {ALWAYS}{passed}-x THEANO_FLAGS=2 -H a -n 1 PROGRAM"
 

@@ -27,8 +27,8 @@ INTERRUPT = signal.Signals[job.INTERRUPT]
 
 # The variables that all machines need, with the value that they have here
 _PASSED = ("PYTHONPATH", "PYTHONHASHSEED", "THEANO_FLAGS", "THEANORC", "PYTENSOR_FLAGS",
-           "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")  # fmt: skip
-_PASSED_PREFIXES = ("SYNKHRONOS_", "NCCL_")
+           "OMP_NUM_THREADS")  # fmt: skip
+_PASSED_PREFIXES = ("SYNKHRONOS_", "NCCL_", "OPENBLAS_", "MKL_")
 _OF_A_TASK = (job.TASK, job.LAUNCHED, job.SPARE)
 
 # The variables in which batch systems, or a user, tell mpirun the machines
