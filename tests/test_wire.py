@@ -72,6 +72,8 @@ def test_what_cannot_be_done_is_refused_before_anything_starts(variables, name, 
         (lambda: synk.PowerSGD(0), ValueError, "rank: expected at least 1, got 0"),
         (lambda: synk.PowerSGD(2.5), TypeError, "rank: expected an int, got 2.5"),
         (lambda: synk.PowerSGD(True), TypeError, "rank: expected an int, got True"),
+        (lambda: synk.PowerSGD(exact_steps=-1), ValueError, "exact_steps: expected at least 0, got -1"),
+        (lambda: synk.PowerSGD(exact_steps=0.5), TypeError, "exact_steps: expected an int, got 0.5"),
         (lambda: synk.PowerSGD(2, 7), TypeError, "shapes: expected a list of shapes"),
         (lambda: synk.PowerSGD(2, [3, 4]), TypeError, "shapes: expected a list of shapes"),
         (lambda: synk.TopK(0), ValueError, "above 0 and at most 1, got 0"),
@@ -90,6 +92,7 @@ def test_formats_are_values():
     one, other = synk.PowerSGD(2, [[3, 4], (5,)]), synk.PowerSGD(2, ((3, 4), [5]))
     assert one == other and hash(one) == hash(other) and one != synk.PowerSGD(2)
     assert repr(one) == "PowerSGD(rank=2, shapes=[(3, 4), (5,)])"
+    assert synk.PowerSGD(2, exact_steps=5) != synk.PowerSGD(2)
     assert synk.TopK(0.5) == synk.TopK(0.5) != synk.TopK(0.25)
 
 
@@ -137,7 +140,10 @@ def test_bsp_averages_gradients_in_a_format(variables):
 
 
 #: The largest difference of the losses of two runs, relative to the exact ones, after each epoch.
-FORMATS = {"float16": 0.01, "bfloat16": 0.01, "int8": 0.01, "PowerSGD(16)": 0.01, "PowerSGD(4)": 0.06}
+FORMATS = {
+    "float16": 0.01, "bfloat16": 0.01, "int8": 0.01, "PowerSGD(16)": 0.01,
+    "PowerSGD(8, exact_steps=56)": 0.01, "PowerSGD(4)": 0.06,
+}  # fmt: skip
 
 
 @pytest.mark.slow

@@ -147,6 +147,17 @@ def test_rows_become_orthonormal_and_dependent_ones_zero():
     assert not zeros.any()
 
 
+def test_several_matrices_become_orthonormal_as_each_by_itself():
+    several = np.random.default_rng(0).standard_normal((3, 4, 1001)).astype("float32")
+    several[0, 2] = 3 * several[0, 1]
+    several[1] = 0
+    each = several.copy()
+    low_rank.orthonormalize(several)
+    for one, expected in zip(several, each):
+        low_rank.orthonormalize(expected)
+        np.testing.assert_array_equal(one, expected)
+
+
 @pytest.mark.parametrize("shape", [(40, 30), (3, 70_000), (3000, 50), (1, 9)])
 @pytest.mark.parametrize("are_alike", [True, False])
 def test_a_step_takes_a_matrix_apart(shape, are_alike):

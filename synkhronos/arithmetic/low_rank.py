@@ -63,23 +63,30 @@ def transposed_times(matrix: np.ndarray, factor: np.ndarray, out: np.ndarray) ->
         out += np.matmul(factor[:, rows], matrix[rows])
 
 
-def orthonormalize(factor: np.ndarray) -> None:
-    """Make the rows of a matrix orthonormal, in place; one that depends on those before it becomes 0.
+def orthonormalize(factors: np.ndarray) -> None:
+    """Make the rows of matrices orthonormal, in place; one that depends on those before it becomes 0.
 
     Gram-Schmidt's method, twice for each row, in double precision.
+
+    Parameters
+    ----------
+    factors : numpy.ndarray
+        One matrix, or several of one shape: the last two axes are those of the matrices.
     """
-    wide = factor.astype(np.float64)
-    for row in range(len(wide)):
-        before = _total(wide[row] * wide[row])
+    wide = factors.astype(np.float64)
+    for row in range(wide.shape[-2]):
+        one = wide[..., row, :]
+        before = _total(one * one)
         for _ in range(2 if row else 0):
-            shares = _total(wide[:row] * wide[row])
-            for other, one in zip(wide[:row], shares):
-                wide[row] -= one * other
-        length = _total(wide[row] * wide[row])
+            shares = _total(wide[..., :row, :] * one[..., None, :])
+            for other in range(row):
+                one -= shares[..., other, None] * wide[..., other, :]
+        length = _total(one * one)
         # What single precision leaves of a dependent row is noise.
         is_independent = length > 1e-12 * before
-        wide[row] = wide[row] / np.sqrt(length) if is_independent else 0
-    factor[...] = wide
+        one /= np.sqrt(np.where(is_independent, length, 1))[..., None]
+        one[~is_independent] = 0
+    factors[...] = wide
 
 
 def _total(values):

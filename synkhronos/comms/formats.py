@@ -32,6 +32,9 @@ class PowerSGD:
         For a vector that holds several arrays, one after the other: their shapes. The gradient vectors
         of `synkhronos.extensions` know theirs. An array of more than two dimensions counts as a matrix
         with its first axis as rows.
+    exact_steps : int, default: 0
+        How often an array travels as it is before the first product: gradients change fastest in the
+        first steps of training.
 
     References
     ----------
@@ -43,13 +46,17 @@ class PowerSGD:
     >>> import synkhronos as synk
     >>> synk.PowerSGD(2)
     PowerSGD(rank=2)
+    >>> synk.PowerSGD(8, exact_steps=100)
+    PowerSGD(rank=8, exact_steps=100)
     """
 
     rank: int = 4
     shapes: Sequence[Sequence[int]] | None = None
+    exact_steps: int = 0
 
     def __post_init__(self) -> None:
-        _check_integer(self.rank, "PowerSGD: rank")
+        _check_integer(self.rank, "PowerSGD: rank", 1)
+        _check_integer(self.exact_steps, "PowerSGD: exact_steps", 0)
         if self.shapes is not None:
             try:
                 shapes = tuple(tuple(operator.index(one) for one in shape) for shape in self.shapes)
@@ -62,7 +69,8 @@ class PowerSGD:
 
     def __repr__(self) -> str:
         shapes = "" if self.shapes is None else f", shapes={list(self.shapes)}"
-        return f"PowerSGD(rank={self.rank}{shapes})"
+        exact_steps = f", exact_steps={self.exact_steps}" if self.exact_steps else ""
+        return f"PowerSGD(rank={self.rank}{shapes}{exact_steps})"
 
 
 @dataclass(frozen=True)
@@ -163,7 +171,7 @@ def check_arrays(
 def to_json(wire: Format) -> Any:
     """Return a value for JSON, from which `from_json` makes the format."""
     if isinstance(wire, PowerSGD):
-        return ["PowerSGD", int(wire.rank), wire.shapes]
+        return ["PowerSGD", int(wire.rank), wire.shapes, int(wire.exact_steps)]
     return ["TopK", float(wire.fraction)] if isinstance(wire, TopK) else wire
 
 
@@ -185,8 +193,8 @@ def make_wire(wire: Format, pieces: Sequence[Sequence[int]]) -> Wire:
     return SparseWire(wire) if isinstance(wire, TopK) else CodedWire(wire)
 
 
-def _check_integer(value, what):
+def _check_integer(value, what, least):
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
         raise TypeError(f"{what}: expected an int, got {value!r}")
-    if value < 1:
-        raise ValueError(f"{what}: expected at least 1, got {value}")
+    if value < least:
+        raise ValueError(f"{what}: expected at least {least}, got {value}")

@@ -73,12 +73,22 @@ class LowRankWire(Wire):
         self._lefts = _Joined(
             [(rank, rows) for rows, _ in shapes] + [(one.stop - one.start,) for one in self._exact]
         )
+        # The matrices with as many rows. Their left factors are made orthonormal together: these are so
+        # small that the number of NumPy's calls counts.
+        self._by_height = [
+            [number for number, (rows, _) in enumerate(shapes) if rows == common]
+            for common in sorted({rows for rows, _ in shapes})
+        ]
         self._own = np.empty_like(self._rights.all)
         self._signature = signature(shapes, rank)
         return self._signature
 
     def all_reduce(self, wires, array, scale, are_alike):
         self._start()
+        if self.count < self.format.exact_steps:
+            array[:] = array * np.float32(scale) if scale else 0
+            _add_up(wires, array)
+            return
         with np.errstate(over="ignore", invalid="ignore"):  # the matrix becomes NaN
             self._all_reduce(wires, array, scale, are_alike)
 
@@ -88,18 +98,22 @@ class LowRankWire(Wire):
             add_and_multiply(matrix.of(array), scale, matrix.rest, matrix.right, left)
         for place, one in zip(self._exact, exact):
             one[:] = array[place] * np.float32(scale) if scale else 0
-        self._add_up(wires, self._lefts)
+        _add_up(wires, self._lefts.all)
         for place, one in zip(self._exact, exact):
             array[place] = one
         is_finite = [bool(np.isfinite(left).all()) for left in lefts]
+        for numbers in self._by_height:
+            together = np.stack([lefts[number] for number in numbers])
+            orthonormalize(together)
+            for number, left in zip(numbers, together):
+                lefts[number][...] = left
         for matrix, left, right, is_fine in zip(self._matrices, lefts, self._rights.each, is_finite):
             if is_fine:
-                orthonormalize(left)
                 transposed_times(matrix.of(array), left, right)
             else:
                 right[...] = np.nan
         self._own[:] = self._rights.all
-        self._add_up(wires, self._rights)
+        _add_up(wires, self._rights.all)
         own = self._rights.split(self._own)
         for matrix, left, mine, right in zip(self._matrices, lefts, own, self._rights.each):
             if np.isfinite(right).all():
@@ -108,11 +122,6 @@ class LowRankWire(Wire):
             else:
                 array[matrix.place] = np.nan
                 matrix.reset()
-
-    def _add_up(self, wires, joined):
-        if joined.all.size:
-            [total] = wires.leaders.all_reduce([joined.all], "sum")
-            assert total is joined.all
 
 
 class _Matrix:
@@ -134,6 +143,13 @@ class _Matrix:
 
     def of(self, array):
         return array[self.place].reshape(self.shape)
+
+
+def _add_up(wires, vector):
+    """Set a vector to the sum of those of all leaders."""
+    if vector.size:
+        [total] = wires.leaders.all_reduce([vector], "sum")
+        assert total is vector
 
 
 class _Joined:
