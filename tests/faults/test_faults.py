@@ -88,17 +88,19 @@ from synkhronos.stores import commons
 from synkhronos.transports import children, liveness, local
 from synkhronos.world import world
 """
-# Locks as words in shared memory: the kernel releases none of them.
-NOBODY_RELEASES = """import mmap
-words = mmap.mmap(-1, 1 << 20)
+# Locks as words in shared memory: the kernel releases none of them. To test and set one takes a moment.
+NOBODY_RELEASES = """import mmap, multiprocessing
+words, moment = mmap.mmap(-1, 1 << 20), multiprocessing.Lock()
 def try_acquire(self, byte):
-    was_held, words[hash((byte,)) % len(words)] = words[hash((byte,)) % len(words)], 1
+    with moment:
+        was_held, words[hash((byte,)) % len(words)] = words[hash((byte,)) % len(words)], 1
     return not was_held
 def release(self, byte):
     words[hash((byte,)) % len(words)] = 0
 commons.LockFile.try_acquire, commons.LockFile.release = try_acquire, release
 commons.LockFile.is_free = lambda self, byte: not words[hash((byte,)) % len(words)]
 """
+NOBODY_IS_REPLACED = "spmd.replacing_dead = lambda *of: spmd.contextlib.nullcontext()"
 NOBODY_IS_STOPPED = "children.Children.find_stopped = lambda self: []"
 DEATH = {"step": "program", "rank": 1, "how": "SIGKILL", "on_death": "continue"}
 
@@ -116,7 +118,7 @@ DEATH = {"step": "program", "rank": 1, "how": "SIGKILL", "on_death": "continue"}
         ("world.World.renew = print", {"rank": 1, "how": "exit", "restarts": True}, "ended with 1"),
         (NOBODY_RELEASES, {**DEATH, "seam": "push", "others": ""}, "it hangs"),
         ("mailbox.Mailbox._recover = bool", {**DEATH, "seam": "receive", "others": ""}, "are lost"),
-        ("spmd.replacing_dead = spmd._commons", {**DEATH, "seam": "code"}, "a worker died: rank 1"),
+        (NOBODY_IS_REPLACED, {**DEATH, "seam": "code"}, "a worker died: rank 1"),
         ("spmd.Controller.end = bool", {**DEATH, "seam": "code"}, "controller is left"),
         (NOBODY_IS_STOPPED, {**DEATH, "seam": "code", "how": "stop"}, "it hangs"),
     ],
