@@ -253,7 +253,7 @@ def _notes(rounds, traffic):
 
 
 def draw(figure, result):
-    lines = [one for one in result["lines"] if one["ratio"] is not None]
+    lines = [one for one in result["lines"] if one["ratio"] is not None and one["goal"]]
     axes = figure.add_subplot()
     common.bars_and_goals(axes, lines)
     axes.set_xlabel("time of Synkhronos, relative to what the table compares it with; at most the goal")

@@ -14,7 +14,7 @@ from pytensor.compile.mode import Mode, get_mode
 import synkhronos as synk
 
 _TRIED = 1000  # rows on which a sum is tried
-_SLICE = 4 << 20  # bytes of a rank's rows at once, so that they and what they give stay in a cache
+_SLICE = 4 << 20  # bytes of rows in a slice, so that they and intermediate results stay in the cache
 _CHECKS = "local_check_parameter_to_ninf_switch"  # PyMC's: a wrong parameter has the probability 0
 
 
