@@ -11,7 +11,7 @@ that has PyTensor::
 import common
 import training_steps
 from common import COLOURS, ONE_THREAD, Contestant, Line
-from training_steps import KEPT, NOT_KEPT, RANKS
+from training_steps import KEPT, NOT_KEPT, RANKS, Apart
 
 import numpy as np
 
@@ -44,52 +44,48 @@ def digits():
 
 
 def contestants_of(mode):
-    """Return the contestants of a mode by name; the ideal has several, which run together."""
+    """Return by name: the contestants of a mode, and the groups that run at the same time."""
 
     def environment(of_malloc):
         chosen = {"SYNKHRONOS_COMPILER": "pytensor", "PYTENSOR_FLAGS": f"mode={mode}"}
         return {**ONE_THREAD, **of_malloc, **chosen}
 
-    def serial(batch, of_malloc, number=0):
+    def serial(batch, of_malloc, *of_rank):
         return Contestant(
-            training_steps.serial, network, digits, batch, number, environment=environment(of_malloc)
+            training_steps.serial, network, digits, batch, *of_rank, environment=environment(of_malloc)
         )
 
     def apart(of_malloc):
-        return [serial(BATCH // RANKS, of_malloc, number) for number in range(RANKS)]
+        return Apart(lambda *of_rank: serial(BATCH // RANKS, of_malloc, *of_rank))
 
     ranks = environment(KEPT)
     for name in ONE_THREAD:  # the library divides the threads itself
         del ranks[name]
-    return {
-        f"{mode} one": [serial(BATCH, KEPT)],
-        f"{mode} synk": [
-            Contestant(training_steps.replicated, network, digits, BATCH, environment=ranks)
-        ],
-        f"{mode} ideal": apart(KEPT),
-        f"{mode} bare": apart(NOT_KEPT),
+    made = {
+        "one": serial(BATCH, KEPT),
+        "synk": Contestant(training_steps.replicated, network, digits, BATCH, environment=ranks),
+        "ideal": apart(KEPT),
+        "bare": apart(NOT_KEPT),
     }
+    return {f"{mode} {name}": one for name, one in made.items()}
 
 
 def measure(options):
     rounds, each = (4, 5) if options.quick else (15, 20)
-    made = {name: both for mode in MODES for name, both in contestants_of(mode).items()}
-    players = {f"{name} {k}": one for name, both in made.items() for k, one in enumerate(both)}
+    made = {name: one for mode in MODES for name, one in contestants_of(mode).items()}
+    groups = {name: getattr(one, "players", [one]) for name, one in made.items()}
+    players = {f"{name} {k}": one for name, group in groups.items() for k, one in enumerate(group)}
     with common.contestants(**players):
-
-        def together(name):
-            for player in made[name]:
-                player.begin(each)
-            results = [player.result() for player in made[name]]
-            # Each makes its part of the rows in its time: what counts is the rows per second of all.
-            return len(results) / sum(1 / result["seconds"] for result in results)
-
-        turns = {name: lambda name=name: together(name) for name in made}
+        turns = {name: lambda one=one: one(each) for name, one in made.items()}
+        for mode in MODES:
+            turns[f"{mode} together"] = lambda ideal=made[f"{mode} ideal"]: ideal(each, True)
         turns = common.take_turns(turns, rounds, "steps")
-    seconds = {name: np.array(turns[name]) for name in turns}
+    seconds = {name: np.array([turn["seconds"] for turn in turns[name]]) for name in turns}
     notes = [
         f"per turn {each} steps after one to warm up, {rounds} turns each; one BLAS thread per process",
         "ratios are formed within each round; malloc keeps freed memory, unless it is said otherwise",
+        "step by step: each process waits for the other one before each step, which any exchange of "
+        "gradients requires",
     ]
     title = f"MLP {'-'.join(map(str, SIZES))}, batch {BATCH}"
     return common.Result(title, [line for mode in MODES for line in lines_of(mode, seconds)], notes)
@@ -97,22 +93,25 @@ def measure(options):
 
 def lines_of(mode, seconds):
     """Return the lines of a mode."""
-    one, own, ideal, bare = (seconds[f"{mode} {name}"] for name in ("one", "synk", "ideal", "bare"))
+    names = "one", "synk", "ideal", "together", "bare"
+    one, own, ideal, together, bare = (seconds[f"{mode} {name}"] for name in names)
     reached = bool(np.median(ideal / own) >= GOAL)
     return [
         common.line(f"{mode}: one process, {BATCH} rows", "ms", one),
         common.line(f"{mode}: synkhronos, {RANKS} ranks", "ms", own, one, "one process"),
         common.line(f"{mode}: ideal, {RANKS} × {BATCH // RANKS} rows", "ms", ideal),
+        common.line(f"{mode}: ideal, but step by step", "ms", together),
         common.line(f"{mode}: ideal, malloc as it is", "ms", bare),
         Line(f"{mode}: ideal / synkhronos", "×", list(ideal / own), goal=f"≥ {GOAL}", reached=reached),
+        Line(f"{mode}: step by step / synkhronos", "×", list(together / own)),
     ]
 
 
 def draw(figure, record):
     for axes, mode in zip(figure.subplots(1, len(MODES)), MODES):
-        one, own, ideal, _, ratio = [
-            line for line in record["lines"] if line["what"].startswith(f"{mode}:")
-        ]
+        lines = [line for line in record["lines"] if line["what"].startswith(f"{mode}:")]
+        one, own, ideal, *_ = lines
+        [ratio] = [line for line in lines if line["what"].endswith("ideal / synkhronos")]
         labels = ["one process", "ideal:\n2 processes apart", f"Synkhronos,\n{RANKS} ranks"]
         colours = [COLOURS[name] for name in ("other", "other light", "synk")]
         common.bars(axes, [one, ideal, own], labels, colours, "ms")

@@ -6,6 +6,7 @@ processes.
 """
 
 import mmap
+import multiprocessing
 import resource
 import time
 
@@ -40,20 +41,56 @@ def untouched(plain_network, data, batch):
     yield lambda steps: {"seconds": _time(step, arrays, batch, steps)}
 
 
-def serial(network, data, batch, number=0):
-    """Theano in one process on `batch` rows a step, on the device of rank `number`."""
+def serial(network, data, batch, number=0, counters=None):
+    """Theano in one process on `batch` rows a step, on the device of rank `number`.
+
+    With `counters`, the processes can be told to wait for each other before each step.
+    """
     from synkhronos.extensions import train
 
     common.use_device(number)
     step = train.make_train_function_theano(*network())
     arrays = data()
 
-    def turn(steps):
+    def step_together(*data, batch):
+        counters[number] += 1
+        while min(counters) < counters[number]:
+            pass
+        return step(*data, batch=batch)
+
+    def turn(steps, together=False):
         before = time.process_time()
-        seconds = _time(step, arrays, batch, steps)
+        seconds = _time(step_together if together else step, arrays, batch, steps)
         return {"seconds": seconds, "cpu": (time.process_time() - before) / (1 + steps)}
 
     yield turn
+
+
+class Apart:
+    """The ideal: a process for each rank with its part of the rows, all at the same time.
+
+    Parameters
+    ----------
+    make : callable
+        ``make(number, counters)`` returns the `Contestant` of a rank, which runs `serial`.
+    """
+
+    def __init__(self, make):
+        counters = multiprocessing.get_context("spawn").RawArray("q", RANKS)
+        self.players = [make(number, counters) for number in range(RANKS)]
+
+    def __call__(self, steps, together=False):
+        """Return the seconds of a step, and of processor time, as a mean of the processes.
+
+        By default the processes know nothing of each other. If they step `together`, each waits for
+        the other ones before each step, which any exchange of gradients requires.
+        """
+        for player in self.players:
+            player.begin(steps, together)
+        results = [player.result() for player in self.players]
+        # Each makes its part of the rows in its time: what counts is the rows per second of all.
+        seconds = RANKS / sum(1 / result["seconds"] for result in results)
+        return {"seconds": seconds, "cpu": np.mean([result["cpu"] for result in results])}
 
 
 def replicated(network, data, batch):
@@ -148,40 +185,33 @@ def measure(title, network, plain_network, data, batch, what, rounds, steps, spe
     each = batch // RANKS
 
     def apart(environment):
-        """The ideal: processes that know nothing of each other, each with its part of the rows."""
-        return [
-            Contestant(serial, network, data, each, number, environment={**ONE_THREAD, **environment})
-            for number in range(RANKS)
-        ]
+        environment = {**ONE_THREAD, **environment}
+        return Apart(
+            lambda *of_rank: Contestant(serial, network, data, each, *of_rank, environment=environment)
+        )
 
     alone = "untouched", "serial", "synk"
-    ideals = {"ideal": apart(KEPT), "ideal, malloc as it is": apart(NOT_KEPT)}
+    ideal, bare = apart(KEPT), apart(NOT_KEPT)
     with common.contestants(
         untouched=Contestant(untouched, plain_network, data, batch, environment=NOT_KEPT),
         serial=Contestant(serial, network, data, batch, environment={**ONE_THREAD, **KEPT}),
         synk=Contestant(replicated, network, data, batch, environment=KEPT),
-        **{f"{name} {k}": one for name, both in ideals.items() for k, one in enumerate(both)},
+        **{f"ideal {number}": one for number, one in enumerate(ideal.players)},
+        **{f"bare {number}": one for number, one in enumerate(bare.players)},
     ) as players:
-
-        def together(name):
-            for player in ideals[name]:
-                player.begin(steps)
-            results = [player.result() for player in ideals[name]]
-            # Each makes its part of the rows in its time: what counts is the rows per second of all.
-            seconds = RANKS / sum(1 / result["seconds"] for result in results)
-            return {"seconds": seconds, "cpu": np.mean([result["cpu"] for result in results])}
-
         turns = common.take_turns(
             {
                 **{name: lambda name=name: players[name](steps) for name in alone},
-                **{name: lambda name=name: together(name) for name in ideals},
+                "ideal": lambda: ideal(steps),
+                "together": lambda: ideal(steps, True),
+                "bare": lambda: bare(steps),
             },
             rounds,
             "steps",
         )
     parts = np.median([turn["parts"] for turn in turns["synk"]], axis=0)
     seconds = {name: np.array([turn["seconds"] for turn in turns[name]]) for name in turns}
-    own, ideal, bare = seconds["synk"], seconds["ideal"], seconds["ideal, malloc as it is"]
+    own, ideal, together = seconds["synk"], seconds["ideal"], seconds["together"]
     ideal_cpu = np.median([turn["cpu"] for turn in turns["ideal"]])
     lines = [
         common.line(f"Theano untouched, {batch} {what}", "ms", seconds["untouched"]),
@@ -190,7 +220,8 @@ def measure(title, network, plain_network, data, batch, what, rounds, steps, spe
             "synkhronos, 2 ranks", "ms", own, seconds["untouched"], "untouched", at_least=speed_up
         ),
         common.line(f"ideal, {RANKS} × {each} {what}", "ms", ideal),
-        common.line("ideal, malloc as it is", "ms", bare),
+        common.line("ideal, but step by step", "ms", together),
+        common.line("ideal, malloc as it is", "ms", seconds["bare"]),
         Line(
             "ideal / synkhronos",
             "×",
@@ -198,6 +229,7 @@ def measure(title, network, plain_network, data, batch, what, rounds, steps, spe
             goal="≥ 0.97",
             reached=bool(np.median(ideal / own) >= 0.97),
         ),
+        Line("step by step / synkhronos", "×", list(together / own)),
         Line("1 thread / synkhronos", "×", list(seconds["serial"] / own)),
         Line("untouched / ideal", "×", list(seconds["untouched"] / ideal)),
     ]
@@ -208,7 +240,8 @@ def measure(title, network, plain_network, data, batch, what, rounds, steps, spe
         "threads as cores, malloc as it is; the others one BLAS thread per process",
         f"memory kept: malloc keeps freed memory, and uses huge pages ({huge_pages('enabled')} by the "
         f"kernel's setting)",
-        "ratios are speed-ups within each round",
+        "ratios are speed-ups within each round; step by step: each process waits for the other one "
+        "before each step, which any exchange of gradients requires",
         "where a step of synkhronos goes: "
         + ", ".join(f"{name} {1e3 * seconds:.2f} ms" for name, seconds in split.items()),
         "gradient: {:.2f} and {:.2f} ms on the ranks, of CPU time {:.2f} and {:.2f} ms; a whole step "
