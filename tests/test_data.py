@@ -413,6 +413,22 @@ def test_names_and_shapes_are_shown(world):
     assert repr(synk.data([[1.5]], name="x")) == "<Data 'x': float64 (1, 1)>"
 
 
+@pytest.mark.parametrize("columns", [2, 3000])
+@pytest.mark.parametrize("batch", [None, slice(1, 9, 2), slice(8, 2, -1), [7, 0, 3, 3]], ids=str)
+def test_a_repeated_call_sees_what_has_changed(world, batch, columns):
+    data = synk.data(np.zeros((10, columns), "float32"))
+    rows = slice(None) if batch is None else batch
+    for value in range(1, 5):
+        data[:] = value * np.arange(1, 11)[:, None]
+        np.testing.assert_array_equal(world.rows(data, batch=batch), data.data[rows])
+    for value in range(5, 8):
+        data[:] = value * np.arange(1, 11)[:, None]
+        with synk.fuse():  # each machine gets the rows of both in one array
+            one, other = world.rows(data, batch=batch), world.rows(data, batch=4)
+        np.testing.assert_array_equal(one.result(), data.data[rows])
+        np.testing.assert_array_equal(other.result(), data.data[:4])
+
+
 def test_what_a_call_sees_is_what_the_data_hold_at_that_moment(world):
     made = synk.data(np.zeros((6, 2), "float32"))
     view = made.data

@@ -13,9 +13,15 @@ from synkhronos._errors import SynkhronosError, WorldBrokenError
 from synkhronos.arithmetic.machines import fewer_on_machines, nearest_master, ranks_of_machines
 from synkhronos.comms.formats import make_wire
 from synkhronos.comms.staged import StagedCommunicator
+from synkhronos.stores.machines import MachineHandle, MachinesStore, Part
+from synkhronos.stores.memory import SharedMemory
+from synkhronos.stores.naive import NaiveStore
 from synkhronos.stores.needs import Need, combine, positions
+from synkhronos.stores.shared import SharedMemoryStore
+from synkhronos.transports.machines.lasting import COMMAND
 from synkhronos.transports.machines.leaders import CONTROL, END, Leaders
 from synkhronos.transports.machines.naive import NaiveNetwork
+from synkhronos.transports.machines.orders import Orders
 from synkhronos.transports.machines.transport import MachinesTransport
 from synkhronos.transports.naive import NaiveTransport
 from synkhronos.world.placement import Fact, check_versions
@@ -176,7 +182,7 @@ def test_an_object_that_is_sent_again_is_pickled_once_and_its_arrays_are_the_new
     pickled, dumps = [], pickle.dumps
     monkeypatch.setattr(pickle, "dumps", lambda *args: pickled.append(args[0]) or dumps(*args))
     first, second = (Leaders(links) for links in NaiveNetwork(2).links())
-    got = []
+    got, former = [], (None, [])
     large, same, long = np.arange(2000.0), ["order"], ["x" * 100_000]
     for content, array in [
         (same, np.arange(3)),
@@ -189,13 +195,53 @@ def test_an_object_that_is_sent_again_is_pickled_once_and_its_arrays_are_the_new
     ]:
         first.begin(first.number + 1)
         first.send(1, CONTROL, content, [np.float32(first.number), array])
-        number, received, arrays = second.receive(0, CONTROL, np.empty)
+        number, received, arrays = second.receive(0, CONTROL, np.empty, former=former)
+        assert (arrays is former[1]) == (received is former[0])
+        former = received, arrays
         assert number == first.number and received == content
         assert [one.tolist() for one in arrays] == [number, array.tolist()]
         got.append(received)
     assert len(pickled) == 5  # a long one is not kept
     assert got[5] is not got[6]
     assert got[0] is got[1] and got[2] is got[3] and got[4] is not got[3]
+
+
+def test_arguments_last_as_long_as_what_came_with_the_command():
+    shared = SharedMemoryStore(SharedMemory(1))
+    store = MachinesStore(shared, 1, 1)
+    handle = MachineHandle(0, (0, 0), shared.put(np.arange(8.0)))
+    own = shared.put(np.arange(8.0))
+    parts = [Part(Need(handle, range(2, 6)), own)]
+    epochs = []
+    for given in (parts, parts, list(parts), parts):
+        store.begin()
+        store.keep_for_command(given)
+        assert store.rows(handle, range(3, 5)).tolist() == [1, 2]
+        epochs.append(store.epoch)
+    assert epochs[0] == epochs[1] and len(set(epochs)) == 3 and None not in epochs
+    store.keep_for_command([Part(Need(handle, np.array([0, 2, 5])), own)])
+    assert store.epoch is None  # a copy of the rows
+    naive = MachinesStore(NaiveStore(1), 1, 1)
+    naive.keep_for_command([])
+    assert naive.epoch is None
+    store.close(), naive.close()
+
+
+def test_a_command_that_is_repeated_is_framed_and_opened_once():
+    master, other = Orders(2), Orders(2)
+    payload, needed, parts = bytes(1000), [Need("data")], [Part(Need("data", range(3)), "own")]
+    first = master.message(1, payload, needed, [])
+    assert master.message(1, payload, needed, []) is first
+    assert first == (COMMAND, payload, needed, [])
+    for changed in ((bytes(999), needed, []), (payload, list(needed), []), (payload, needed, [3])):
+        message = master.message(1, *changed)
+        assert message[1:] == changed and message is not first
+    framed = [other.frame(payload, *rest) for rest in [(parts, [])] * 2 + [(parts, [3]), ([], [])]]
+    assert framed[0] is framed[1] and len(set(framed)) == 3
+    opened = [master.open(one) for one in framed]
+    assert opened[0] is opened[1]
+    assert opened == [(parts, [], payload)] * 2 + [(parts, [3], payload), ([], [], payload)]
+    assert other.frame(b"", (), ()) == b""
 
 
 @pytest.mark.parametrize(

@@ -116,7 +116,8 @@ class CallFunction(Command):
         self.batch_s = batch_s
         self.num_slices = num_slices
         self.subset = subset
-        self._prepared: Any = None  # this rank's arguments, if every call uses the same views
+        #: This rank's number of rows and arguments, valid in an epoch of the store
+        self._prepared: tuple[int | None, int, Any] = None, 0, None
 
     def __reduce__(self) -> tuple:
         return CallFunction, (
@@ -132,7 +133,9 @@ class CallFunction(Command):
     def run(self, here: Here) -> tuple[int, list | None]:
         """Return the number of rows of this rank, and its outputs, which are None without rows."""
         replica = here.functions[self.number]
-        n_rows, arguments = self._prepared or self._prepare(here, replica)
+        epoch, n_rows, arguments = self._prepared
+        if epoch is None or epoch != here.store.epoch:
+            n_rows, arguments = self._prepare(here, replica)
         here.rows[self.number] = n_rows
         if n_rows:
             values = self._compute(here, replica, arguments, n_rows)
@@ -206,12 +209,12 @@ class CallFunction(Command):
         if self.num_slices > 1 or not (n_rows or replica.has_collectives):
             return n_rows, columns
         arguments = [column.take(here) for column in columns]
-        if self._is_constant(replica) and here.store.is_shared:
-            self._prepared = n_rows, arguments
+        if self._is_constant(replica):
+            self._prepared = here.store.epoch, n_rows, arguments
         return n_rows, arguments
 
     def _is_constant(self, replica):
-        """Whether the arguments are the same views whenever this command is repeated."""
+        """Whether the arguments are the same views whenever this command is repeated in an epoch."""
         if replica.sliceable or replica.lengths is not None or type(self.rows) is np.ndarray:
             return False
         return not any([isinstance(handle, Composite) for handle in self.handles])

@@ -25,15 +25,16 @@ class Store(ABC):
     ----------
     ranks : int
         The number of ranks for which it has room.
-    is_shared : bool
-        Whether ranks get views of the original arrays, which reflect every change, instead of copies.
+    epoch : int or None
+        As long as this number is the same, the ranks get the same views for a handle and a range of
+        rows, command after command, and these reflect every change. With None they may get copies.
     commons : Commons
         The arrays and locks that belong to no rank.
     """
 
     ranks: int
     commons: Commons
-    is_shared: bool = False
+    epoch: int | None = None
 
     def __init__(self) -> None:
         self._files = MappedFiles()

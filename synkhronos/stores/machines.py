@@ -72,8 +72,6 @@ class MachinesStore(Store):
     local : Store
     machine, rank : int
         Of this rank.
-    has_master : bool
-        Whether this is the master's machine.
 
     Attributes
     ----------
@@ -81,16 +79,17 @@ class MachinesStore(Store):
         The keys of constant arrays of this rank that are needed no more.
     """
 
-    def __init__(self, local: Store, machine: int, rank: int, has_master: bool) -> None:
+    def __init__(self, local: Store, machine: int, rank: int) -> None:
         super().__init__()
         self.local, self._machine, self.rank = local, machine, rank
         self.ranks, self.commons = local.ranks, local.commons
-        self.is_shared = local.is_shared and has_master
-        self._numbers = itertools.count()
+        self.epoch = local.epoch
+        self._numbers, self._epochs = itertools.count(), itertools.count(1)
         self.dropped: list[tuple[int, int]] = []
         self._parts: dict[Hashable, Part] = {}
         self._lasting: dict[Hashable, Part] = {}
         self._exports: list[MachineHandle] | None = None
+        self._of_command: Sequence[Part] = ()  # what came with the last command
 
     def use(self, rank: int, commons: Commons | None) -> None:
         """Let this rank use the store, and these commons in place of those of the machine's own."""
@@ -187,6 +186,15 @@ class MachinesStore(Store):
         for part in parts:
             parts_by_name = self._lasting if part.need.lasts else self._parts
             parts_by_name[name_of(part.need.handle)] = part
+
+    def keep_for_command(self, parts: Sequence[Part]) -> None:
+        """Keep what came with a command: the same object for one that finds all in the same memory."""
+        if parts is not self._of_command:
+            self._of_command = parts
+            # Of other rows than a range there are no views.
+            are_views = all([type(part.need.rows) is not np.ndarray for part in parts])
+            self.epoch = next(self._epochs) if are_views and self.local.epoch is not None else None
+        self.keep(parts)
 
     def drop(self, keys: Iterable[tuple[int, int]]) -> None:
         """Forget lasting parts."""

@@ -37,7 +37,7 @@ class SharedMemoryStore(Store):
     memory : SharedMemory
     """
 
-    is_shared = True
+    epoch = 0
 
     def __init__(self, memory: SharedMemory) -> None:
         super().__init__()

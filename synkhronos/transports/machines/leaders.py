@@ -148,6 +148,7 @@ class Leaders:
         tag: int,
         allocate: Callable[[tuple[int, ...], str], np.ndarray],
         idle: bool = False,
+        former: tuple[Any, list[np.ndarray]] = (None, []),
     ) -> tuple[int, Any, list[np.ndarray]]:
         """Wait for what `send` sent; return its command's number, the object and the arrays.
 
@@ -159,6 +160,9 @@ class Leaders:
             ``allocate(shape, dtype)`` returns memory for an array.
         idle : bool
             Whether it may take any time.
+        former : (object, list of numpy.ndarray)
+            What a former call returned. If it is this object that was sent again, its arrays come into
+            the same memory.
         """
         if tag == CONTROL and self._postponed is not None:
             postponed, self._postponed = self._postponed, None
@@ -173,7 +177,9 @@ class Leaders:
             if length <= _KEPT:
                 self._received[source, tag] = pickled, found
         content, kinds = found
-        arrays = [allocate(shape, dtype) for shape, dtype, _ in kinds]
+        arrays = former[1]
+        if content is not former[0]:
+            arrays = [allocate(shape, dtype) for shape, dtype, _ in kinds]
         for array, (*_, is_small) in zip(arrays, kinds):
             if is_small:
                 as_bytes(array)[...] = np.frombuffer(message, np.uint8, array.nbytes, start)

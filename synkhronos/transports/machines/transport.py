@@ -28,6 +28,7 @@ from synkhronos.transports.machines.in_program import InProgram
 from synkhronos.transports.machines.lasting import COMMAND, FILE, Lasting
 from synkhronos.transports.machines.leaders import CONTROL, END, FINISHED, REPLY
 from synkhronos.transports.machines.meetings import Meetings, place
+from synkhronos.transports.machines.orders import Orders
 from synkhronos.transports.machines.watch import Watch
 
 NO_COURIER = NoCourier()
@@ -70,12 +71,12 @@ class MachinesTransport(InProgram):
         self._courier, self.is_home = courier, self.machine == 0
         self.has_commons = courier.commons is not None
         if store is None:
-            store = MachinesStore(local.store, self.machine, self.rank, self.is_home)
+            store = MachinesStore(local.store, self.machine, self.rank)
         store.use(self.rank, courier.commons)
         self.store, self._job = store, job
         self._is_alone = local.size == 1  # on this machine
         self._others = [machine for machine in range(len(machines)) if machine != self.machine]
-        self._orders = [(COMMAND, None, None, None)] * len(machines)  # the last one to each leader
+        self._orders = Orders(len(machines))
         self._has_aborted = False  # this rank, in this command
         self._lasting = Lasting(leaders, self.store, machines)
         self._flag = SpreadFlag(leaders)
@@ -179,23 +180,16 @@ class MachinesTransport(InProgram):
         self._begin(self.leaders.number + 1)
         arrays = [[self.store.cut(need) for need in one] for one in wanted]
         dropped = self._lasting.take_dropped()
-        self._post_here(payload, [], [])
+        self._post_here(payload, (), ())
         self.posted = True
         for machine, needed, sent in zip(self._others, wanted, arrays):
-            self.leaders.send(machine, CONTROL, self._order(machine, payload, needed, dropped), sent)
+            message = self._orders.message(machine, payload, needed, dropped)
+            self.leaders.send(machine, CONTROL, message, sent)
             self._lasting.mark_sent(machine, needed)
-
-    def _order(self, machine, payload, needed, dropped):
-        """Return the message to a leader: the same object for a command that is repeated."""
-        _, last_payload, last_needed, last_dropped = self._orders[machine]
-        if payload is not last_payload or needed is not last_needed or dropped != last_dropped:
-            self._orders[machine] = COMMAND, payload, needed, dropped
-        return self._orders[machine]
 
     def _post_here(self, payload, parts, dropped):
         if not self._is_alone:
-            frame = (parts, dropped, payload) if payload else None
-            self.local.post(pickle.dumps(frame, pickle.HIGHEST_PROTOCOL) if frame else b"")
+            self.local.post(self._orders.frame(payload, parts, dropped))
 
     def receive(self):
         self.posted = False
@@ -206,28 +200,34 @@ class MachinesTransport(InProgram):
         self._begin_ahead()
         if not frame:
             return frame
-        parts, dropped, payload = pickle.loads(frame)
+        parts, dropped, payload = self._orders.open(frame)
         self.store.drop(dropped)
-        self.store.keep(parts)
+        self.store.keep_for_command(parts)
         return payload
 
     def _receive_of_master(self):
-        parts = []
+        files, former = [], self._orders.received
         while True:
-            number, message, arrays = self.leaders.receive(0, CONTROL, self.store.empty, True)
+            number, message, arrays = self.leaders.receive(
+                0, CONTROL, self.store.empty, True, former
+            )
             if message[0] == COMMAND:
                 break
             if message[0] != FILE:
                 # The master has broken this world, and the notice has not been read yet.
                 self.leaders.postpone(number, message)
                 raise WorldBrokenError("the master has ended the ranks")
-            parts += self._lasting.find_file(*message[1:])
+            files += self._lasting.find_file(*message[1:])
         _, payload, wanted, dropped = message
         if self._ran_program:  # it has ended, on all ranks
             self._end_program()
         self._begin(number)
         self._meetings.drop(dropped)
-        self._post_here(payload, parts + self._meetings.keep(wanted, arrays), dropped)
+        if message is not former[0] or files:
+            self._orders.received = message, arrays
+            self._orders.parts = files + self._meetings.keep(wanted, arrays)
+        self.store.keep_for_command(self._orders.parts)
+        self._post_here(payload, self._orders.parts, dropped)
         return payload
 
     def _begin(self, number):
@@ -282,7 +282,7 @@ class MachinesTransport(InProgram):
             place(replies, self._machines[machine], given)
         if may_last:
             self._end_relay()
-        self.leaders.read_notices()
+            self.leaders.read_notices()  # requests to stop; others are read while it waits
         self._flag.pass_on()
         return replies
 
