@@ -193,7 +193,13 @@ def measure(options):
     times, jobs = {}, {}
     with Machines(2) as machines:
         try:
-            for kind, tasks in (("leaders", 1), ("call", 1), ("world", 1), ("flat", 2)):
+            for kind in ("leaders", "call"):
+                jobs[kind] = MpiJob(machines, kind)
+            # While there are no other jobs, which do not use much of the cores between their turns, but
+            # some.
+            times.update(_take_turns_of_calls(jobs, rounds))
+            jobs.pop("call").close()
+            for kind, tasks in (("world", 1), ("flat", 2)):
                 jobs[kind] = MpiJob(machines, kind, tasks)
             times.update(_take_turns(jobs, rounds, ""))
             sent = machines.sent_bytes(1)
@@ -207,6 +213,14 @@ def measure(options):
     return common.Result("two machines over TCP, float32", _lines(times), _notes(rounds, traffic))
 
 
+def _take_turns_of_calls(jobs, rounds):
+    turns = {
+        "round trip": lambda: jobs["leaders"]("round trip", None),
+        "call": lambda: jobs["call"]("call"),
+    }
+    return common.take_turns(turns, rounds, "calls between machines")
+
+
 def _take_turns(jobs, rounds, limit):
     turns = {}
     for size in BYTES:
@@ -215,8 +229,6 @@ def _take_turns(jobs, rounds, limit):
         turns["world", size + limit] = lambda size=size: jobs["world"]("all-reduce", size)
         turns["flat", size + limit] = lambda size=size: jobs["flat"]("mpi", size)
     if not limit:
-        turns["round trip"] = lambda: jobs["leaders"]("round trip", None)
-        turns["call"] = lambda: jobs["call"]("call")
         turns["idle"] = lambda: max(jobs["world"]("idle"))
     return common.take_turns(turns, rounds, "machines")
 

@@ -82,7 +82,8 @@ class MpiLinks(Links):
         except MPI.Exception as error:
             raise self._or_lost(error) from None
         number = next(self._numbers)
-        self._sending[number] = requests, data
+        if not _are_over(requests):  # a short message is sent at once
+            self._sending[number] = requests, data
         return number
 
     def is_sent(self, number):
