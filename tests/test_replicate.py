@@ -16,8 +16,10 @@ from theano.tensor.shared_randomstreams import RandomStreams
 
 import synkhronos as synk
 from synkhronos.engines.pickles import with_deep_stack
+from synkhronos.functions import arguments
 from synkhronos.functions.replicate import Replicate
 from synkhronos.world.here import Command
+from synkhronos.world.registry import Registry
 
 
 def test_workers_take_over_new_functions_without_compiling_anything(run_python, tmp_path):
@@ -96,6 +98,33 @@ def test_distribute_again_does_nothing_to_what_is_there(world_of, monkeypatch):
         patch.setattr(type(synk.world.world.current_world()), "run", None)  # forbid commands
         synk.distribute()
     assert synk.gather(s).tolist() == [1.0, 2.0]
+
+
+def test_a_step_does_not_look_through_what_the_workers_have(world_of, monkeypatch):
+    world_of(2)
+    x, w, sums = T.dvector("x"), theano.shared(1.0, "w"), theano.shared(0.0, "sums")
+    fill = synk.function([x], updates=[(sums, x.sum())], mode="FAST_COMPILE")
+    add = synk.function([], w * 1, updates=[(w, w + sums)], mode="FAST_COMPILE")
+    data = synk.data(np.ones(4))
+
+    def step(batch):
+        with synk.fuse():
+            fill(data, batch=batch)
+            synk.all_reduce(sums, weights=fill)
+            before = add()
+        return before.result()
+
+    assert step(2) == 1
+    searched, planned = [], []
+    find, plan = Registry.new_shareds, arguments.plan
+    monkeypatch.setattr(Registry, "new_shareds", lambda self: searched.append(1) or find(self))
+    monkeypatch.setattr(arguments, "plan", lambda *of: planned.append(of[1].name) or plan(*of))
+    assert [step(batch) for batch in (4, 4, 2)] == [2, 4, 6]
+    assert not searched and planned == [fill.name] * 3
+    assert add() == 7 and synk.in_sync(w)
+    theano.shared(0.0), synk.function([x], x.mean() + theano.shared(2.0), mode="FAST_COMPILE")
+    synk.all_reduce(sums)
+    assert searched
 
 
 def test_a_function_that_a_worker_cannot_take_over_can_be_tried_again(world_of, monkeypatch):

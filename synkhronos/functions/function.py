@@ -236,7 +236,8 @@ class Function:
         command, world = self._last, self._world
         if command is None or len(args) != len(command.handles):
             return None
-        if world.is_recording or world.closed:
+        # Inside fuse(), arrays may be freed before the command has run.
+        if (world.is_recording and args) or world.closed:
             return None
         for arg, handle in zip(args, command.handles):
             if type(arg) is not Data or arg.last_handle is not handle:

@@ -56,8 +56,9 @@ class Replicate(Command):
 def replicate(world: World) -> None:
     """Replicate everything that is new; start the workers first if they have not been started."""
     world.check_usable()
-    with world.defer_interrupt:
-        _replicate(world)
+    if world.registry.may_have_new or not world.started:
+        with world.defer_interrupt:
+            _replicate(world)
 
 
 def _replicate(world):

@@ -529,9 +529,10 @@ def _check_weights(world, operation, weights):
             f"leave them out, or use 'avg'"
         )
     if isinstance(weights, Function):
-        if not any(weights is function for function in world.registry.functions.values()):
+        replica = getattr(weights, "replica", None)  # a copy has none
+        if replica is None or world.registry.functions.get(replica.number) is not weights:
             raise ValueError(f"weights: {weights!r} is not a function of this world")
-        return weights.replica.number
+        return replica.number
     numbers = as_array(weights, None, "weights")
     fitting = numbers.shape == (world.size,) and numbers.dtype.kind != "c"
     if not fitting or not np.isfinite(numbers).all() or min(numbers) < 0 or not any(numbers):

@@ -44,6 +44,7 @@ class Registry:
         self._shareds: weakref.WeakValueDictionary[int, SharedVariable] = weakref.WeakValueDictionary()
         self._replicas: dict[int, Any] = {}
         self._count = itertools.count()
+        self._newest = -1  # the largest number so far
         self.token = os.urandom(8)
         self.n_functions = 0
         self._has_cycles = False  # whether dropped functions wait for Python's collector
@@ -61,7 +62,9 @@ class Registry:
 
     def new_number(self) -> int:
         """Return the next number."""
-        return next(self._count)
+        number = next(self._count)
+        self._newest = max(number, self._newest)
+        return number
 
     def add_shared(self, shared: SharedVariable) -> int:
         """Return the number of a shared variable, after registering it if necessary."""
@@ -90,6 +93,11 @@ class Registry:
         self.unsent.pop(number, None)
         if number < self.replicated:
             self.dropped.append(number)
+
+    @property
+    def may_have_new(self) -> bool:
+        """Whether there may be functions or shared variables that are not replicated yet."""
+        return self._newest >= self.replicated
 
     def new_shareds(self) -> dict[int, SharedVariable]:
         """Return the shared variables that are not replicated yet, by number."""
