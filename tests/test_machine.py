@@ -5,7 +5,8 @@ import os
 import pytest
 from processes import own_process
 
-from synkhronos.host.machine import affinity, control_groups, cores, cpu_quota
+from synkhronos.host import machine as machine_module
+from synkhronos.host.machine import affinity, control_groups, cores, cpu_quota, leave_core_of
 
 
 @pytest.fixture
@@ -73,3 +74,35 @@ def test_a_path_that_climbs_out_of_the_mount_does_no_harm(machine):
 def test_the_affinity_mask_counts():
     os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
     assert cores() == 1
+
+
+@own_process
+def test_a_thread_leaves_the_core_of_another_process_and_may_use_it_again(tmp_path, monkeypatch):
+    allowed, set_to = os.sched_getaffinity(0), []
+    set_affinity = os.sched_setaffinity
+    (tmp_path / "7").mkdir()
+
+    def leave(core):
+        set_to.clear()
+        fields = ["7", "(a name) of 2 words)", "R", *"1" * 35, str(core), *"0" * 13]
+        (tmp_path / "7" / "stat").write_text(" ".join(fields))
+        return leave_core_of(7, tmp_path)
+
+    def noted(process, cores):
+        set_to.append(set(cores))
+        set_affinity(process, cores)
+
+    monkeypatch.setattr(os, "sched_setaffinity", noted)
+    for own in allowed:
+        monkeypatch.setattr(machine_module, "_current_core", lambda own=own: own)
+        assert leave(own) == (len(allowed) > 1)
+        assert set_to == ([allowed - {own}, allowed] if len(allowed) > 1 else [])
+        assert leave(own + 1) is False and not set_to
+        assert leave_core_of(8, tmp_path) is False and not set_to
+    assert os.sched_getaffinity(0) == allowed
+    monkeypatch.setattr(machine_module, "_current_core", None)
+    assert leave(min(allowed)) is False
+    monkeypatch.undo()
+    assert machine_module._current_core() in allowed
+    set_affinity(0, {min(allowed)})
+    assert leave_core_of(os.getpid()) is False  # there is no other one

@@ -14,11 +14,14 @@ from hypothesis import strategies as st
 from oracle import examples
 
 from synkhronos._errors import WorldBrokenError
+from synkhronos.host.machine import cores
 from synkhronos.stores.memory import SharedMemory
+from synkhronos.transports import local
 from synkhronos.transports.box import Box
 from synkhronos.transports.local import LocalTransport
 from synkhronos.transports.milestones import Milestones
 from synkhronos.transports.naive import NaiveTransport
+from synkhronos.transports.waiting import LONGEST
 
 TRANSPORTS = [NaiveTransport, LocalTransport]
 WORLDS = [(1, 0), (2, 0), (2, 1), (3, 1), (5, 4)]
@@ -39,6 +42,31 @@ def ranks(request):
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__[len("check_"):])
 def test_transport(check, ranks):
     check(ranks)
+
+
+def wait_for_a_late_rank(transport, late):
+    """Let one rank be late; return its process, and the processes whose cores this rank has left."""
+    if transport.rank == late:
+        time.sleep(2 * LONGEST)
+    return os.getpid(), left.copy()
+
+
+left = []
+
+
+@pytest.mark.skipif(cores() < 2, reason="with one core, all ranks share it")
+def test_who_was_woken_leaves_the_core_of_the_rank_that_it_waited_for(monkeypatch):
+    monkeypatch.setattr(local, "leave_core_of", left.append)
+    ranks = Ranks(LocalTransport(2, 0, timeout=30))
+    left.clear()
+    try:
+        (master, _), (worker, own) = ranks.values(wait_for_a_late_rank, 1)
+        assert left == [worker] and set(own) <= {master}
+        time.sleep(2 * LONGEST)
+        (_, own) = ranks.values(wait_for_a_late_rank, 0)[1]
+        assert left == [worker] and own and set(own) == {master}
+    finally:
+        ranks.close()
 
 
 @pytest.mark.parametrize("make", TRANSPORTS, ids=lambda make: make.__name__)

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from synkhronos.transports import waiting
-from synkhronos.transports.waiting import LEAST, LONGEST, SHARE, SHARED, SHORTEST, Patience
+from synkhronos.transports.waiting import AFTER_MOVE, LEAST, LONGEST, SHARE, SHORTEST, Patience
 
 
 class Clock:
@@ -108,19 +108,21 @@ def test_the_fraction_is_halved_restored_and_never_more_than_the_whole(poll):
     assert patience.fraction == 1
 
 
-@pytest.mark.parametrize("taken, sleeps", [(2 * SHARED, True), (SHARED / 2, False)])
-def test_a_rank_that_shares_its_core_does_not_poll_in_the_next_wait(monkeypatch, taken, sleeps):
-    clock = Clock(posted=1e-3)
-
-    def let_others_run():
-        clock.now += taken
-
-    monkeypatch.setattr(waiting, "time", clock)
-    monkeypatch.setattr(waiting.os, "sched_yield", let_others_run)
+def test_a_rank_that_has_left_the_core_of_another_one_polls_for_longer_once(poll):
+    asked = []
     patience = Patience()
-    assert patience.poll(clock.try_wait, 100.0, worked=1)
-    assert patience.poll(clock.try_wait, 100.0, worked=1) is not sleeps
-    assert patience.poll(clock.try_wait, 100.0, worked=1)
+    for _ in range(10):
+        patience.learn(worked=0, waited=1)
+    patience.leave_core = lambda: asked.append(1) or True
+    patience.learn(worked=0, waited=1, has_core=False)
+    assert not asked and patience.fraction == LEAST
+    patience.learn(worked=0, waited=1)
+    assert asked and patience.fraction == AFTER_MOVE
+    assert poll(patience, worked=0, posted=0.9 * AFTER_MOVE * SHORTEST)[0]
+    assert not poll(patience, worked=0, posted=1.1 * SHORTEST)[0]
+    patience.learn(worked=0, waited=1)
+    success, took = poll(patience, worked=60, posted=1)
+    assert not success and took == pytest.approx(LONGEST, rel=0.01)
 
 
 def test_the_core_is_offered_to_others_at_each_look_at_the_clock(poll, monkeypatch):

@@ -1,9 +1,15 @@
 """How many cores and how much memory this process may use, given the limits of its control groups."""
 
 import contextlib
+import ctypes
 import os
 from pathlib import Path
 from typing import Iterable, List, Optional, Set
+
+#: Returns the number of the core on which the calling thread runs
+_current_core = getattr(ctypes.CDLL(None), "sched_getcpu", None)
+
+_CORE = 36  # of the fields of /proc/PID/stat, from the state on
 
 PROC = Path("/proc")
 CGROUPS = Path("/sys/fs/cgroup")
@@ -51,6 +57,28 @@ def affinity(processes: Iterable[int] = (0,)) -> int:
         with contextlib.suppress(OSError):
             found |= os.sched_getaffinity(process)
     return len(found)
+
+
+def leave_core_of(process: int, proc: Path = PROC) -> bool:
+    """Move the calling thread to another core that it may use, if a process was last on this one.
+
+    Returns
+    -------
+    bool
+        Whether it was moved.
+    """
+    if _current_core is None:
+        return False
+    own = _current_core()
+    with contextlib.suppress(OSError):  # it has ended, or cores were taken away in this moment
+        # After the name of the program, which may contain spaces; see proc(5).
+        fields = (proc / str(process) / "stat").read_bytes().rpartition(b")")[2].split()
+        allowed = os.sched_getaffinity(0)
+        if int(fields[_CORE]) == own and len(allowed) > 1:
+            os.sched_setaffinity(0, allowed - {own})
+            os.sched_setaffinity(0, allowed)
+            return True
+    return False
 
 
 def use_cores(numbers: Set[int], proc: Path = PROC) -> None:

@@ -20,7 +20,7 @@ import time
 
 from synkhronos._errors import CollectiveAbortedError
 from synkhronos.comms.shm import SharedMemoryCommunicator
-from synkhronos.host.machine import affinity, cores
+from synkhronos.host.machine import affinity, cores, leave_core_of
 from synkhronos.stores.memory import SharedMemory
 from synkhronos.stores.shared import SharedMemoryStore
 from synkhronos.transports import limits
@@ -81,6 +81,8 @@ class LocalTransport(WatchfulTransport):
         rounds = (size - 1).bit_length()
         self._barriers = [[Semaphore(memory) for _ in range(rounds)] for _ in range(size)]
         self._read = 0  # of the workers' replies to this command
+        self._awaited = None  # the rank whose reply the master waits for
+        self._between.leave_core = self._leave_core
         self._find_partners()
 
     def _make_boxes(self):
@@ -143,6 +145,7 @@ class LocalTransport(WatchfulTransport):
     def _become_worker(self, rank, prepare):
         self.rank = rank
         self._own_pid = os.getpid()
+        self._between.leave_core = functools.partial(leave_core_of, self._master_pid)
         self.store.memory.use_span(self.distance)  # the master has the first
         self._find_partners()
         self._check_master()
@@ -200,6 +203,10 @@ class LocalTransport(WatchfulTransport):
     def kill(self):
         self._children.kill()
 
+    def _leave_core(self):
+        worker = self._children.workers.get(self._awaited)
+        return worker is not None and leave_core_of(worker.pid)
+
     def is_master_process(self):
         return os.getpid() == self._master_pid
 
@@ -227,6 +234,7 @@ class LocalTransport(WatchfulTransport):
         replies = [None] * self.size
         waited = 0.0
         for rank in self._workers:
+            self._awaited = rank
             waited = self._wait(self._finishes[rank], self._between, waited)
             self._read += 1
             replies[rank] = self._replies[rank].get()
@@ -299,5 +307,5 @@ class LocalTransport(WatchfulTransport):
                 checked = now
                 waited = self._check_others(waited, patience is self._inside)
         self._resumed = now = time.monotonic()
-        patience.learn(worked, now - began)
+        patience.learn(worked, now - began, self._has_cores[0])
         return waited + min(now - checked, _LONGEST_SLEEP)

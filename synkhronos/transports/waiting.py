@@ -7,10 +7,9 @@ that the rank has just done, with a minimum of `SHORTEST` and a maximum of `LONG
 polling without success, a rank polls half as long the next time, down to `LEAST` of the limit. When a
 wait is shorter than the limit, the full limit applies again.
 
-A poll gives other processes the core. If it then takes long until the rank has it back, the rank shares
-the core, perhaps with another rank while a core is idle: the kernel does not move a process that has run
-less than half a millisecond ago. The kernel looks for an idle core when it wakes a process, so the rank
-does not poll in its next wait, but sleeps.
+In some virtual machines, Linux does not regard an idle core as available when it wakes a process, but
+puts it on the core of the one that wakes it, where it has to wait. Neither does it move a process that
+has run less than half a millisecond ago. So a rank that was woken leaves the other's core by itself.
 """
 
 import os
@@ -20,17 +19,26 @@ SHARE = 0.25
 SHORTEST = 2e-4  # seconds
 LONGEST = 4e-2  # seconds
 LEAST = 1 / 64
-SHARED = 1e-4  # seconds for which a rank that shares its core may not have it
+AFTER_MOVE = 5.0  # limits to poll once the rank is on another core: the others may be about to move, too
 
 _POLLS = range(32)  # polls between two readings of the clock; each takes about 80 nanoseconds
 
 
 class Patience:
-    """How long to poll in one kind of wait: between commands, or inside a command."""
+    """How long to poll in one kind of wait: between commands, or inside a command.
+
+    Attributes
+    ----------
+    fraction : float
+        The fraction of the limit.
+    leave_core : callable
+        Called after this rank has slept, to leave the core of the rank that has woken it. Returns
+        whether it has left it.
+    """
 
     def __init__(self):
-        self.fraction = 1.0  # fraction of the limit
-        self._shares_core = False
+        self.fraction = 1.0
+        self.leave_core = lambda: False
 
     @staticmethod
     def limit(worked):
@@ -53,10 +61,7 @@ class Patience:
         bool
             Whether ``try_wait()`` returned 0.
         """
-        if self._shares_core:
-            self._shares_core = False
-            return False
-        until = began + self.fraction * self.limit(worked)
+        until = began + min(self.fraction * self.limit(worked), LONGEST)
         while True:
             for _ in _POLLS:
                 if not try_wait():
@@ -67,12 +72,21 @@ class Patience:
                 return False
             # Other threads may need the interpreter, and other processes this core.
             os.sched_yield()
-            if time.monotonic() - now > SHARED:
-                self._shares_core = True
 
-    def learn(self, worked, waited):
-        """Adjust the limit after a wait of this duration in which polling failed."""
-        if waited < self.limit(worked):
+    def learn(self, worked, waited, has_core=True):
+        """Adjust the limit after a wait of this duration in which polling failed, and the rank slept.
+
+        Parameters
+        ----------
+        worked, waited : float
+            Seconds.
+        has_core : bool
+            Whether there is a core for each rank. If another rank was on this rank's core nevertheless,
+            the wait has lasted longer than it would have.
+        """
+        if has_core and self.leave_core():
+            self.fraction = AFTER_MOVE
+        elif waited < self.limit(worked):
             self.fraction = 1.0
         else:
             self.fraction = max(self.fraction / 2, LEAST)

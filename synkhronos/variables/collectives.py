@@ -529,10 +529,9 @@ def _check_weights(world, operation, weights):
             f"leave them out, or use 'avg'"
         )
     if isinstance(weights, Function):
-        replica = getattr(weights, "replica", None)  # a copy has none
-        if replica is None or world.registry.functions.get(replica.number) is not weights:
+        if (number := world.registry.number_of(weights)) is None:
             raise ValueError(f"weights: {weights!r} is not a function of this world")
-        return replica.number
+        return number
     numbers = as_array(weights, None, "weights")
     fitting = numbers.shape == (world.size,) and numbers.dtype.kind != "c"
     if not fitting or not np.isfinite(numbers).all() or min(numbers) < 0 or not any(numbers):

@@ -83,6 +83,12 @@ class Registry:
         self._replicas[number] = function.replica
         self._notice_drop(function, number)
 
+    def number_of(self, function: Any) -> int | None:
+        """Return the number of a function; None if it is not of this world, or a copy."""
+        replica = getattr(function, "replica", None)  # a copy has none
+        is_known = replica is not None and self.functions.get(replica.number) is function
+        return replica.number if is_known else None
+
     def _notice_drop(self, item: Any, number: int) -> None:
         weakref.finalize(item, self._drop, number).atexit = False
 
