@@ -10,6 +10,7 @@ import multiprocessing.context
 import os
 import resource
 import signal
+import sys
 import time
 from unittest import mock
 
@@ -34,6 +35,7 @@ from synkhronos.world import worker
 from synkhronos.world.here import Here
 
 HEADROOM = 16 << 20  # bytes that a rank may still allocate after its memory limit is set
+AGAIN = 1e-3  # seconds until an exception that Python has dropped is raised again
 
 
 class Fault(Exception):
@@ -108,6 +110,7 @@ class Injector:
         self.board.died_at = time.monotonic()
         how = self.scenario.how
         if how == "exception":
+            sys.unraisablehook = self.have_it_later
             raise Fault("nobody expects this")
         if how == "memory":
             self.exhaust_memory()
@@ -121,6 +124,14 @@ class Injector:
             os.kill(os.getpid(), number)
             if how != "stop" and not waits:
                 time.sleep(60)
+
+    def have_it_later(self, unraisable):
+        """Raise the exception again if Python has dropped it, as it does in ``__del__``."""
+        if unraisable.exc_type is not Fault:
+            sys.__unraisablehook__(unraisable)
+            return
+        self.board.armed += 1
+        signal.setitimer(signal.ITIMER_REAL, AGAIN)
 
     def send_others(self, number):
         """Send a signal to every other worker that has not ended."""

@@ -126,10 +126,36 @@ DEATH = {"step": "program", "rank": 1, "how": "SIGKILL", "on_death": "continue"}
 def test_the_harness_sees_what_is_wrong(mutation, fault, problem):
     """Break something in the library, and run the first scenario that shows it."""
     fault = {"step": "function", "master_rank": 0, **fault}
-    seed = next(
+    seeds = range(PROGRAMS, PROGRAMS + 10_000) if "seam" in fault else range(10_000)
+    (result,) = harness.run([first(seeds, fault)], 1, limit=10, prelude=f"{LIBRARY}\n{mutation}")
+    assert problem in result["problem"], result
+
+
+def first(seeds, fault):
+    """Return the first seed whose scenario has the given attributes."""
+    return next(
         seed
-        for seed in (range(PROGRAMS, PROGRAMS + 10_000) if "seam" in fault else range(10_000))
+        for seed in seeds
         if all(getattr(scenario(seed), name) == value for name, value in fault.items())
     )
-    (result,) = harness.run([seed], 1, limit=10, prelude=f"{LIBRARY}\n{mutation}")
-    assert problem in result["problem"], result
+
+
+STRIKES_IN_A_FINALIZER = """import injector
+have_it = injector.Injector.have_it
+class Finalized:
+    def __init__(self, injector):
+        self.injector = injector
+    def __del__(self):
+        have_it(self.injector)
+def strike_in_a_finalizer(self):
+    injector.Injector.have_it = have_it
+    Finalized(self)
+injector.Injector.have_it = strike_in_a_finalizer
+"""
+
+
+def test_an_exception_in_a_finalizer_which_python_drops_occurs_a_moment_later():
+    fault = {"how": "exception", "seam": "moment", "who": "worker", "others": "", "caught": True}
+    seed = first(range(10_000), fault)
+    (result,) = harness.run([seed], 1, prelude=STRIKES_IN_A_FINALIZER)
+    assert not result["problem"], result
