@@ -5,6 +5,7 @@ in the master, immediately and before any worker is involved. The message must s
 what was given. The call must not change anything, and the world must remain usable.
 """
 
+import copy
 import importlib.util
 import inspect
 import time
@@ -737,6 +738,8 @@ for name in ("reduce", "all_reduce"):
           lambda e, c=collective: c(e.w, weights=e.slicer), asks_ranks=True)  # fmt: skip
     wrong(f"{name}: weights of a closed world's function", ValueError, ("weights", "this world"),
           lambda e, c=collective: c(e.w, weights=e.closed.f))  # fmt: skip
+    wrong(f"{name}: weights of a copy of a function", ValueError, ("weights", "this world"),
+          lambda e, c=collective: c(e.w, weights=copy.copy(e.f)))  # fmt: skip
 for name in ("get_value", "set_value"):
     for rank, error, words in [
         (2, IndexError, ("0 to 1", "2")), (-1, IndexError, ("0 to 1", "-1")),
