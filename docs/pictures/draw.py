@@ -293,22 +293,25 @@ def speed(shade):
     }
     drawing = Drawing(shade, 14, 14.6)
     drawing.text(0.35, 0.6, "Training steps per second, relative to Theano", weight="bold")
+    medians = {}
+    for row in rows:
+        results = json.loads((ROOT / "benchmarks" / "results" / f"{row}.json").read_text())
+        times = [
+            next(line["samples"] for line in results["lines"] if line["what"].startswith(start))
+            for start in names
+        ]
+        medians[row] = [(np.median(np.divide(times[0], one)), np.median(one)) for one in times]
+    scale = 4.9 / max(ratio for each in medians.values() for ratio, _ in each)
     texts, y = [], 1.6
     for row, title in rows.items():
-        results = json.loads((ROOT / "benchmarks" / "results" / f"{row}.json").read_text())
-        times = {
-            name: next(line["samples"] for line in results["lines"] if line["what"].startswith(start))
-            for start, name in names.items()
-        }
         drawing.text(0.35, y + 0.2, title)
-        for position, (name, samples) in enumerate(times.items()):
-            ratio, time = np.median(np.divide(times["Theano, both cores"], samples)), np.median(samples)
-            top = y + 0.8 + 1.05 * position
+        for position, (name, (ratio, time)) in enumerate(zip(names.values(), medians[row])):
+            top, end = y + 0.8 + 1.05 * position, 5.5 + scale * ratio
             color = RANKS[0] if name.startswith("Synkhronos") else "empty"
             drawing.text(5.3, top + 0.5, name, align="right", fontsize=9)
-            drawing.cell(5.5, top, "", color, 1.7 * ratio)
-            drawing.text(5.7 + 1.7 * ratio, top + 0.5, f"{ratio:.2f} ×", fontsize=9, weight="bold")
-            drawing.text(7.1 + 1.7 * ratio, top + 0.5, f"({time:.0f} ms)", "muted", fontsize=9)
+            drawing.cell(5.5, top, "", color, scale * ratio)
+            drawing.text(end + 0.2, top + 0.5, f"{ratio:.2f} ×", fontsize=9, weight="bold")
+            drawing.text(end + 1.6, top + 0.5, f"({time:.0f} ms)", "muted", fontsize=9)
             texts.append(f"{title}, {name}: {ratio:.2f} times, {time:.0f} ms")
         y += 5.5
     machine = results["machine"]
