@@ -13,13 +13,12 @@ from synkhronos.arithmetic.partition import select, share
 from synkhronos.engines.base import Engine
 from synkhronos.functions.columns import Bound, Column
 from synkhronos.functions.copies import on_copies
+from synkhronos.functions.packed import pack
 from synkhronos.functions.peers import GraphPeers
 from synkhronos.functions.slices import Slices, distinct
 from synkhronos.stores.handle import Composite, Handle
 from synkhronos.stores.needs import Need
 from synkhronos.world.here import Command, Here
-
-_SMALL = 4096  # bytes; outputs up to this size are part of the reply
 
 
 class Replica(NamedTuple):
@@ -275,7 +274,7 @@ class CallFunction(Command):
             values = self._reduce_in_place(here, modes, values)
         packed = []  # faster than a comprehension for a few items
         for mode, value in zip(modes, values):
-            packed.append(_pack(here, mode, value))
+            packed.append(pack(here, mode, value))
         return packed
 
     def chosen(self, items: list[Any]) -> list[Any]:
@@ -322,28 +321,3 @@ def serial_arguments(
         length = min(int(one) for one in engine.call(replica.lengths, inputs))
         bounds = [np.array(0), np.array(length)]
     return [*inputs, *bounds, *rows, *([None] if replica.has_collectives else [])]
-
-
-def _pack(here, mode, value):
-    """Return a float, an array of the master, the parts of a small array, or a handle to a large one."""
-    if mode is None:
-        return here.engine.to_host(value) if here.is_master else None
-    if value is None:
-        return None
-    if value.ndim == 0 and value.dtype.kind == "f":
-        return value.item()
-    if here.is_master:
-        return here.engine.to_host(value)
-    if value.size * value.dtype.itemsize > _SMALL:
-        return here.send(value)
-    array = here.engine.to_host(value)
-    # Pickling the array itself takes ten times as long.
-    return array.dtype.str, array.shape, array.tobytes()
-
-
-def unpack(here: Here, packed: Any) -> Any:
-    """Return an output as the rank computed it: an array, which may be read-only, or a number."""
-    if isinstance(packed, tuple):
-        dtype, shape, data = packed
-        return np.ndarray(shape, dtype, data)
-    return here.store.get(packed) if isinstance(packed, Handle) else packed

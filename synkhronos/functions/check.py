@@ -19,8 +19,9 @@ from synkhronos.arithmetic.partition import take_along
 from synkhronos.functions import outputs, reasons
 from synkhronos.functions.agreement import agreement_of, label, labels, ranks_that_differ
 from synkhronos.functions.analysis import analyze
-from synkhronos.functions.call import CallFunction, serial_arguments, unpack
+from synkhronos.functions.call import CallFunction, serial_arguments
 from synkhronos.functions.copies import on_copies
+from synkhronos.functions.packed import unpack
 from synkhronos.functions.trial import DIFFERENT_SHAPE, SliceableRows, Tolerance, Trial
 from synkhronos.world.world import World
 

@@ -7,7 +7,7 @@ from typing import Any, Sequence
 import numpy as np
 
 from synkhronos.arithmetic.operations import GATHER, NUMPY, OPERATIONS, PIECE_BYTES
-from synkhronos.functions.call import unpack
+from synkhronos.functions.packed import unpack
 from synkhronos.world.world import World
 
 

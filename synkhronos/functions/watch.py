@@ -28,6 +28,7 @@ from synkhronos.engines.base import PARTLY_SUM, ROWS, SUM, Analysis
 from synkhronos.functions.agreement import Sampled, agreement_of, labels
 from synkhronos.functions.analysis import analyze, sources, uses
 from synkhronos.functions.audit import Audit
+from synkhronos.functions.packed import shape_of
 from synkhronos.functions.signature import Output
 from synkhronos.host import compiler
 from synkhronos.world.here import Command
@@ -233,7 +234,7 @@ class Watch:
             if counts is None or any(values[position] is None for _, values in by_rank):
                 continue
             for n_rows, values in by_rank:
-                if getattr(values[position], "shape", ())[:1] != (n_rows,):
+                if shape_of(values[position])[:1] != (n_rows,):
                     self._row_counts.pop(index, None)
                 counts.add(n_rows)
         agreeing = [index for index, counts in self._row_counts.items() if len(counts) > 1]

@@ -1,0 +1,55 @@
+"""The forms in which the outputs of a rank are sent to the master.
+
+===========================  ====================================================
+Output                       Form
+===========================  ====================================================
+the master's own             an array, not copied
+a floating-point scalar      a float
+an array of up to 4 kB       dtype, shape and bytes: pickling an array takes ten
+                             times as long
+a larger array               a handle to shared memory
+none, as without rows        None
+===========================  ====================================================
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from synkhronos.stores.handle import Handle
+from synkhronos.world.here import Here
+
+_SMALL = 4096  # bytes
+
+
+def pack(here: Here, mode: str | None, value: Any) -> Any:
+    """Return an output of this rank as it is sent. Without a mode, only the master's is."""
+    if mode is None:
+        return here.engine.to_host(value) if here.is_master else None
+    if value is None:
+        return None
+    if value.ndim == 0 and value.dtype.kind == "f":
+        return value.item()
+    if here.is_master:
+        return here.engine.to_host(value)
+    if value.size * value.dtype.itemsize > _SMALL:
+        return here.send(value)
+    array = here.engine.to_host(value)
+    return array.dtype.str, array.shape, array.tobytes()
+
+
+def unpack(here: Here, packed: Any) -> Any:
+    """Return an output as the rank computed it: an array, which may be read-only, or a number."""
+    if type(packed) is tuple:
+        dtype, shape, data = packed
+        return np.ndarray(shape, dtype, data)
+    return here.store.get(packed) if isinstance(packed, Handle) else packed
+
+
+def shape_of(packed: Any) -> tuple[int, ...]:
+    """Return the shape of an output that has been sent."""
+    if type(packed) is tuple:
+        return packed[1]
+    return getattr(packed, "shape", ())
