@@ -11,7 +11,7 @@ import sys
 from typing import List, Optional, Sequence
 
 from synkhronos._version import __version__
-from synkhronos.host import heap, imports, job, launcher, library_links, preparation
+from synkhronos.host import heap, imports, job, launcher, leftovers, library_links, preparation
 from synkhronos.host.doctor import CHECKS
 from synkhronos.host.doctor_mpi import check_hosts
 from synkhronos.host.job_config import Job, JobError, make_job
@@ -200,6 +200,8 @@ def run(program: Sequence[str]) -> int:
         A script, ``-m`` and a module or ``-c`` and code, with the arguments for it.
     """
     task = job.task_of(os.environ)
+    if task is not None:
+        leftovers.sweep()
     if task is not None and task.number > 0:  # the script runs in the first task only
         program = ["-c", SERVE]
         prepare_other_task(task)

@@ -259,7 +259,7 @@ class Machines:
 
     def command(self, program, environment, tasks=1, mpi=(), btl="tcp,self"):
         """Return the command that starts a program, the arguments of Python, and its environment."""
-        mpi = [*_mca(pml="ob1", btl=btl), *mpi]
+        mpi = [*_mca(pml="ob1", **({"btl": btl} if btl else {})), *mpi]
         agent = f"{sys.executable} -SE {FOLDER / 'keeper.py'} {self.folder}"
         if not self.apart:
             environment = {**environment, "SYNKHRONOS_TASKS_ARE_MACHINES": str(tasks)}
@@ -312,8 +312,8 @@ class Machines:
         plain : bool
         before_path : Path
             A folder whose modules are found first.
-        btl : str
-            How MPI sends bytes.
+        btl : str or None
+            How MPI sends bytes; None for OpenMPI's own choice.
         """
         folder = str(cwd or self.folder)
         given = {

@@ -155,6 +155,18 @@ def test_a_lost_machine_ends_a_job_of_openmpi_5_with_an_error(tmp_path, loss):
         assert code == 1 and "machine-b" in output, output
 
 
+def test_the_next_job_removes_what_a_killed_mpirun_has_left(lasting, tmp_path):
+    spare = {"SYNKHRONOS_SPARE_TASKS": "1"}
+    job = Job(lasting, tmp_path, "doze", tasks=2, btl=None, environment=spare)
+    [mpirun] = [pid for pid, line in lasting.processes(0).items() if line.startswith("mpirun")]
+    job.job.send(0, [mpirun], signal.SIGKILL)
+    assert job.job.wait(30).returncode == -signal.SIGKILL
+    wait_until(lambda: not lasting.processes(0) and not lasting.processes(1))
+    assert "vader_segment" in str(lasting.shared_memory(0))  # elsewhere, mpirun's daemon removes them
+    lasting.run("-c", "pass", tasks=2, btl=None, environment=spare).check()
+    assert not lasting.left()
+
+
 def test_an_exception_of_a_rank_comes_with_its_traceback_and_the_world_goes_on(lasting, tmp_path):
     job = Job(lasting, tmp_path, "raise")
     job.now()
