@@ -39,8 +39,6 @@ _TOOLS = ("ip", "tc", "unshare", "nsenter", "setpriv", "hostname")
 _LINK = "link0"  # a machine's interface
 # What mpirun says where its ssh has begun before it is given a process group, which changes nothing.
 _HARMLESS = re.compile(r"^\[.*\] plm:[rs]sh: Warning: setpgid\(.*\n", re.MULTILINE)
-# A dead connection between the daemons of mpirun is noticed after two seconds or so.
-_KEEPALIVE = {"oob_tcp_keepalive_time": 1, "oob_tcp_keepalive_intvl": 1, "oob_tcp_keepalive_probes": 2}
 
 
 class Done(NamedTuple):
@@ -257,7 +255,7 @@ class Machines:
 
     # Jobs
 
-    def command(self, program, environment, tasks=1, mpi=(), btl="tcp,self"):
+    def command(self, program, environment, tasks=1, mpi=(), btl="tcp,self", launch=None):
         """Return the command that starts a program, the arguments of Python, and its environment."""
         mpi = [*_mca(pml="ob1", **({"btl": btl} if btl else {})), *mpi]
         agent = f"{sys.executable} -SE {FOLDER / 'keeper.py'} {self.folder}"
@@ -269,31 +267,32 @@ class Machines:
         else:
             mpi = ["--prtemca", "plm_ssh_agent", agent, "--prtemca", "prte_if_include", _LINK,
                    *_mca(btl_tcp_if_include=_LINK), *mpi]  # fmt: skip
-        if self._prefix is not None:
-            return self._launch(program, environment, mpi)
+        if self._prefix is not None or launch is not None:
+            return self._launch(program, environment, mpi, launch or ())
         line = ["mpirun", "--allow-run-as-root", "--bind-to", "none", "--oversubscribe", *mpi]
         if self.apart:
-            line += [*_mca(**_KEEPALIVE), "-H", ",".join(f"{host}:{tasks}" for host in self.hosts),
-                     "--map-by", "node"]  # fmt: skip
+            line += ["-H", ",".join(f"{host}:{tasks}" for host in self.hosts), "--map-by", "node"]
         for name in environment:
             line += ["-x", name]
         return [*line, "-n", str(self.count * tasks), sys.executable, *map(str, program)], environment
 
-    def _launch(self, program, environment, mpi):
-        """The same for a script, which ``launch`` starts with OpenMPI 5."""
-        own = {
-            "LD_LIBRARY_PATH": str(self._prefix / "lib"),
-            "PATH": os.pathsep.join([str(self._prefix / "bin"), os.environ["PATH"]]),
-        }
+    def _launch(self, program, environment, mpi, options):
+        """The same for a script, which ``launch`` starts."""
+        own = {}
+        if self._prefix is not None:
+            own = {
+                "LD_LIBRARY_PATH": str(self._prefix / "lib"),
+                "PATH": os.pathsep.join([str(self._prefix / "bin"), os.environ["PATH"]]),
+            }
         hosts = ["--hosts", ",".join(self.hosts)] if self.apart else ["-n", str(self.count)]
-        for name in ("LD_LIBRARY_PATH", "PATH"):
+        for name in own:
             mpi += ["-x", name]
-        line = [sys.executable, "-m", "synkhronos", "launch", *hosts, "--mpi", shlex.join(mpi)]
+        line = [sys.executable, "-m", "synkhronos", "launch", *hosts, "--mpi", shlex.join(mpi), *options]
         return [*line, *map(str, program[3:])], {**environment, **own}
 
     def start(
         self, *program, environment=None, tasks=1, mpi=(), cwd=None, plain=False, before_path=ROOT,
-        btl="tcp,self",
+        btl="tcp,self", launch=None,
     ):  # fmt: skip
         """Start a job; return the `Job`.
 
@@ -314,6 +313,8 @@ class Machines:
             A folder whose modules are found first.
         btl : str or None
             How MPI sends bytes; None for OpenMPI's own choice.
+        launch : sequence of str, optional
+            Options of ``launch``, which starts the job then. With OpenMPI 5 it does so in any case.
         """
         folder = str(cwd or self.folder)
         given = {
@@ -326,7 +327,7 @@ class Machines:
             **(environment or {}),
         }  # fmt: skip
         program = program if plain else ("-m", "synkhronos", "run", *program)
-        command, given = self.command(program, given, tasks, [*mpi, "--wdir", folder], btl)
+        command, given = self.command(program, given, tasks, [*mpi, "--wdir", folder], btl, launch)
         variables = {"PATH": os.environ["PATH"], "HOME": os.environ["HOME"], **given}
         return Job(self, command, variables, folder)
 

@@ -23,7 +23,7 @@ def line_of(what, environ=None, **options):
 
 
 ALWAYS = (
-    "--mca oob_tcp_keepalive_time 1 --mca oob_tcp_keepalive_intvl 1 --mca oob_tcp_keepalive_probes 2 "
+    "--mca oob_tcp_keepalive_time 1 --mca oob_tcp_keepalive_intvl 1 --mca oob_tcp_keepalive_probes 4 "
     "--mca ess_base_forward_signals SIGURG,SIGUSR1,SIGUSR2 "
 )
 SCRIPT = "-x SYNKHRONOS_LAUNCHED=1 -x SYNKHRONOS_SPARE_TASKS=1 "

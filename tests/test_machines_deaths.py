@@ -3,6 +3,7 @@
 import json
 import signal
 import time
+from pathlib import Path
 
 import pytest
 from checks.children import wait_until
@@ -15,6 +16,9 @@ pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=f"no machines made of name
 SCRIPT = FOLDER / "programs" / "mortal.py"
 SLOW = pytest.mark.slow
 PROMISED = 5  # seconds from a death to the end of the job
+SILENT, ENDED = "it has not answered for", "its second process, or all of them, have died"
+#: Two tasks on each machine, a leader and a courier
+COURIERS = {"tasks": 2, "environment": {"SYNKHRONOS_SPARE_TASKS": "1"}}
 
 
 def slow(*values):
@@ -25,13 +29,22 @@ def slow(*values):
 class Job:
     """A job with four ranks on two machines, which have begun to compute.
 
+    Parameters
+    ----------
+    machines : Machines
+    folder : Path
+    moment : str
+        What the script does.
+    ranks : (int, int)
+        The number of ranks on each machine.
+
     Attributes
     ----------
     pids : list of int
         Of each rank, as its machine sees it.
     """
 
-    def __init__(self, machines, folder, moment, **options):
+    def __init__(self, machines, folder, moment, ranks=(2, 2), **options):
         self.machines = machines
         self.job = machines.start(SCRIPT, moment, folder, cwd=folder, **options)
         try:
@@ -40,7 +53,8 @@ class Job:
             self.job.wait(0)  # fails with what it has printed
         facts = json.loads((folder / "ranks").read_text())
         self.pids = [pid for pid, _ in facts]
-        assert [host for _, host in facts] == [machines.hosts[rank // 2] for rank in range(4)]
+        first, second = machines.hosts
+        assert [host for _, host in facts] == [first] * ranks[0] + [second] * ranks[1]
         time.sleep(0.5)  # they are in the midst of it
 
     def signal(self, rank, number):
@@ -57,6 +71,18 @@ class Job:
     def now(self):
         """Note the time of the death."""
         self._died = self.job.seconds
+
+
+def couriers(job, machine):
+    """Return the process ids of the courier of a job on a machine, in a list."""
+    ranks = job.pids[2:] if machine else job.pids[:2]
+    return [
+        pid
+        for pid, command in job.machines.processes(machine).items()
+        if "python" in command.split()[0]
+        and not {"keeper.py", "launch"} & {Path(word).name for word in command.split()}
+        and pid not in ranks
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -85,8 +111,18 @@ def test_a_dead_rank_is_named_and_the_script_can_go_on(lasting, tmp_path, moment
 
 
 @pytest.mark.parametrize("moment", ["call", *slow("meet", "idle")])
-def test_a_dead_leader_ends_the_job(lasting, tmp_path, moment):
-    job = Job(lasting, tmp_path, moment)
+def test_a_dead_leader_is_named_and_ends_the_job(lasting, tmp_path, moment):
+    job = Job(lasting, tmp_path, moment, launch=())
+    job.now()
+    job.signal(2, signal.SIGKILL)
+    code, output = job.end()
+    lost = f"machine {lasting.hosts[1]} (ranks 2, 3) was lost: its first process has died"
+    assert code != 0 and lost in output and "signal 9" in output, output
+    assert output.count("was lost") == 1, output
+
+
+def test_a_dead_leader_ends_the_job_without_couriers(lasting, tmp_path):
+    job = Job(lasting, tmp_path, "meet")
     job.now()
     job.signal(2, signal.SIGKILL)
     code, output = job.end()
@@ -94,23 +130,20 @@ def test_a_dead_leader_ends_the_job(lasting, tmp_path, moment):
 
 
 @pytest.mark.parametrize("moment", ["center", *slow("idle")])
-def test_a_dead_courier_ends_the_job(lasting, tmp_path, moment):
-    job = Job(lasting, tmp_path, moment, tasks=2, environment={"SYNKHRONOS_SPARE_TASKS": "1"})
-    [courier] = [
-        pid
-        for pid, command in lasting.processes(1).items()
-        if "python" in command.split()[0] and "keeper.py" not in command and pid not in job.pids[2:]
-    ]
+def test_a_dead_courier_is_named_and_ends_the_job(lasting, tmp_path, moment):
+    job = Job(lasting, tmp_path, moment, **COURIERS)
     job.now()
-    job.job.send(1, [courier], signal.SIGKILL)
+    job.job.send(1, couriers(job, 1), signal.SIGKILL)
     code, output = job.end()
-    assert code != 0 and "machine-b" in output and "signal 9" in output, output
+    lost = f"machine {lasting.hosts[1]} (ranks 2, 3) was lost: {ENDED}"
+    assert code != 0 and lost in output and "signal 9" in output, output
+    assert output.count("was lost") == 1, output
 
 
 @pytest.mark.parametrize("moment, rank", [("center", 3), ("again", 1), ("overlap", 3),
                                           *slow(("center", 1), ("overlap", 1))])  # fmt: skip
 def test_a_dead_rank_is_named_also_while_couriers_work(lasting, tmp_path, moment, rank):
-    job = Job(lasting, tmp_path, moment, tasks=2, environment={"SYNKHRONOS_SPARE_TASKS": "1"})
+    job = Job(lasting, tmp_path, moment, **COURIERS)
     job.now()
     job.signal(rank, signal.SIGKILL)
     code, output = job.end(limit=15)  # with another world
@@ -118,30 +151,77 @@ def test_a_dead_rank_is_named_also_while_couriers_work(lasting, tmp_path, moment
     assert f"rank {rank} (killed by SIGKILL)" in output, output
 
 
-def test_a_dead_master_ends_the_job(lasting, tmp_path):
-    job = Job(lasting, tmp_path, "doze")
+def test_a_dead_master_is_named_and_ends_the_job(lasting, tmp_path):
+    job = Job(lasting, tmp_path, "doze", launch=())
     job.now()
     job.signal(0, signal.SIGKILL)
     code, output = job.end()
-    assert code != 0 and "machine-a" in output and "signal 9" in output, output
+    lost = f"machine {lasting.hosts[0]} (ranks 0, 1) was lost: its first process has died"
+    assert code != 0 and lost in output and "signal 9" in output, output
+    assert output.count("was lost") == 1, output
+
+
+def test_a_job_that_is_ended_by_a_signal_has_lost_nothing(lasting, tmp_path):
+    job = Job(lasting, tmp_path, "doze", launch=())
+    [launcher] = [pid for pid, line in lasting.processes(0).items() if " launch " in line]
+    job.now()
+    job.job.send(0, [launcher], signal.SIGTERM)
+    code, output = job.end()
+    assert code == 128 + signal.SIGTERM and "lost" not in output, output
 
 
 @pytest.mark.parametrize("moment", ["call", *slow("meet")])
-def test_a_dead_machine_ends_the_job(dying, tmp_path, moment):
-    job = Job(dying, tmp_path, moment)
+def test_a_dead_machine_is_named_and_ends_the_job(dying, tmp_path, moment):
+    first, second = dying.hosts
+    config = tmp_path / "job.toml"
+    config.write_text(f"[ranks]\n{first} = 1\n{second} = 3\n")
+    job = Job(dying, tmp_path, moment, (1, 3), launch=["--config", str(config)])
     job.now()
     dying.kill(1)
     code, output = job.end()
-    assert code != 0 and "machine-b" in output, output
+    assert code != 0 and f"machine {second} (ranks 1, 2, 3) was lost: {ENDED}" in output, output
 
 
-@pytest.mark.parametrize("moment", ["call", *slow("meet")])
-def test_a_cut_link_ends_the_job_on_both_sides(dying, tmp_path, moment):
-    job = Job(dying, tmp_path, moment)
+@pytest.mark.parametrize("moment", ["call", *slow("meet", "overlap")])
+def test_a_cut_link_is_named_and_ends_the_job_on_both_sides(dying, tmp_path, moment):
+    job = Job(dying, tmp_path, moment, launch=())
     job.now()
     dying.cut(1)
     code, output = job.end()
-    assert code != 0 and "machine-b" in output, output
+    assert code != 0 and f"machine {dying.hosts[1]} (ranks 2, 3) was lost: {SILENT}" in output, output
+
+
+def test_a_launched_job_without_its_couriers_sees_a_cut_link(dying, tmp_path):
+    """By the connections between mpirun and its daemons, as before MPI has been initialized."""
+    job = Job(dying, tmp_path, "call", launch=())
+    for machine in range(2):
+        job.job.send(machine, couriers(job, machine), signal.SIGSTOP)
+    job.now()
+    dying.cut(1)
+    code, output = job.end(limit=10)
+    assert code != 0 and "lost communication with a remote daemon" in output, output
+
+
+@pytest.mark.parametrize("moment", ["call", *slow("meet", "center")])
+def test_couriers_see_a_cut_link_where_mpirun_does_not(dying, tmp_path, moment):
+    job = Job(dying, tmp_path, moment, **COURIERS)
+    job.now()
+    dying.cut(1)
+    code, output = job.end()
+    assert code != 0 and f"machine {dying.hosts[1]} (ranks 2, 3) was lost: {SILENT}" in output, output
+
+
+def test_a_machine_whose_processes_are_stopped_is_not_lost(lasting, tmp_path):
+    job = Job(lasting, tmp_path, "meet", **COURIERS)
+    stopped = [*job.pids[2:], *couriers(job, 1)]
+    job.job.send(1, stopped, signal.SIGSTOP)
+    time.sleep(5)  # longer than the limit
+    job.job.send(1, stopped, signal.SIGCONT)
+    assert "lost" not in job.job.output
+    job.now()
+    job.signal(3, signal.SIGKILL)
+    code, output = job.end(limit=15)  # with another world
+    assert code == 0 and "recovered" in output and "lost" not in output, output
 
 
 @pytest.mark.skipif(bool(why_no_openmpi_5()), reason=why_no_openmpi_5())

@@ -8,9 +8,10 @@ this process may use, and ``job`` tells whether it is a task of an MPI job. ``co
 whether Theano has room to compile, and ``ownership`` who else can change its code. ``libraries`` finds
 NVIDIA's libraries, and ``library_links`` creates links with the names that libgpuarray expects.
 ``launcher`` starts a job on the machines of ``job_config``, by mpirun, and ``prefixes`` puts the name of
-its machine before what a rank prints. ``leftovers`` removes the files of killed jobs. ``doctor``,
-``doctor_pytensor``, ``doctor_gpus`` and ``doctor_mpi`` report what is missing, by the subprocesses of
-``probe``. ``progress`` shows what takes long, ``theano_progress`` that a script's own
+its machine before what a rank prints. ``leftovers`` removes the files of killed jobs. ``connections``
+tells whether the other side of a TCP connection answers, and ``ending`` ends a job where one does not.
+``doctor``, ``doctor_pytensor``, ``doctor_gpus`` and ``doctor_mpi`` report what is missing, by the
+subprocesses of ``probe``. ``progress`` shows what takes long, ``theano_progress`` that a script's own
 ``theano.function`` compiles, and ``log`` writes the log.
 
 May import: nothing.

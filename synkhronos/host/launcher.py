@@ -35,9 +35,10 @@ _OF_A_TASK = (job.TASK, job.LAUNCHED, job.SPARE)
 _ALLOCATIONS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "PE_HOSTFILE", "LOADL_STEP_ID",
                 "OMPI_MCA_orte_default_hostfile")  # fmt: skip
 
-# With these, the kernel finds within about three seconds that another machine cannot be reached, and
-# mpirun ends the job. With OpenMPI's own values, this takes minutes.
-_KEEPALIVE = {"time": 1, "intvl": 1, "probes": 2}
+# With these, the kernel finds within about five seconds that another machine cannot be reached, and
+# mpirun ends the job; the couriers find it earlier, and tell more, but exist only when all machines have
+# met. With OpenMPI's own values, this takes minutes.
+_KEEPALIVE = {"time": 1, "intvl": 1, "probes": 4}
 # When OpenMPI 5.0.11's mpirun has lost a machine, it ends the job and returns 0, but it says this.
 _LOST = b"has lost communication with a remote daemon"
 _PR_SET_PDEATHSIG = 1

@@ -149,9 +149,11 @@ class Machines:
             local, store = former.local.successor(len(own), first), former.store
         courier = NO_COURIER if self._tasks.here is None else TaskCourier(self._tasks.here)
         self.leaders.links.names = [
-            f"machine {fact.host} (rank {', '.join(map(str, ranks))})"
+            f"machine {fact.host} (rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))})"
             for fact, ranks in zip(self.facts, ranges)
         ]
+        if self._tasks.here is not None:
+            couriers.tell_names(self._tasks.here, self.leaders.links.names)
         return MachinesTransport(
             local, self.leaders, ranges, world.master_rank, world.timeout, courier, self, store
         )
@@ -182,7 +184,7 @@ class Machines:
         """Lead this machine's ranks in one world after the other, or be its courier, to the end."""
         try:
             if self._tasks.couriers is not None:
-                couriers.serve(self._tasks.here, self._tasks.couriers)
+                couriers.serve(self._tasks.here, self._tasks.couriers, self._tasks.neighbours)
             if self.leaders is not None:
                 self._serve_worlds()
             self._tasks.finish()

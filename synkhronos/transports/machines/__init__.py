@@ -7,6 +7,7 @@ way to all ranks. ``lasting`` has the arrays that a machine keeps, ``flag`` is a
 ``watch`` what a leader looks at while it waits. ``in_program`` is the part of the transport for
 programs. The ``courier`` of a machine is a process that communicates while its ranks compute; ``ahead``
 lets it reduce what they compute, and ``kept`` has what it keeps for that from one step to the next.
+``neighbours`` are the machines that a courier watches, and reports when they are lost.
 
 May import: what ``transports`` may.
 """

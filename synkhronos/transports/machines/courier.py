@@ -13,7 +13,7 @@ import itertools
 import pickle
 import time
 from abc import ABC, abstractmethod
-from typing import Any, Callable, NamedTuple, Protocol
+from typing import Any, Callable, NamedTuple, Protocol, Sequence
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from synkhronos.stores.commons import Commons
 from synkhronos.stores.joint import Address, JointCommons
 from synkhronos.transports.liveness import has_ended
 from synkhronos.transports.machines.links import Links, LostError
+from synkhronos.transports.machines.neighbours import Neighbours
 from synkhronos.transports.semaphore import NBYTES, Semaphore
 
 _LEADER, _COURIER = 0, 1  # their ranks among the tasks of the machine
@@ -202,7 +203,13 @@ def send_home(links: Links) -> None:
         links.send(_COURIER, _TAG, pickle.dumps(None))
 
 
-def serve(here: Links, couriers: Links) -> None:
+def tell_names(links: Links, names: Sequence[str]) -> None:
+    """Tell the courier of this machine, if it lives, what messages to users call the machines."""
+    with contextlib.suppress(LostError):
+        links.send(_COURIER, _TAG, pickle.dumps(list(names)))
+
+
+def serve(here: Links, couriers: Links, neighbours: Neighbours) -> None:
     """Be the courier of this machine until `send_home`.
 
     Parameters
@@ -211,14 +218,27 @@ def serve(here: Links, couriers: Links) -> None:
         Between the tasks of this machine.
     couriers : Links
         Between the couriers of all machines.
+    neighbours : Neighbours
 
     Raises
     ------
     LostError
         If the leader has died.
     """
+    neighbours.report_when_ended()
+    try:
+        _serve(here, couriers, neighbours)
+    except LostError:
+        neighbours.report()
+        raise
+    finally:
+        neighbours.stop()
+
+
+def _serve(here, couriers, neighbours):
     joined: _Joined | None = None
     while True:
+        neighbours.look()
         received = here.receive(_LEADER, _TAG)
         if received is None:
             joined.wait() if joined else time.sleep(_IDLE)
@@ -226,13 +246,16 @@ def serve(here: Links, couriers: Links) -> None:
         content = pickle.loads(received[1])
         if content is None:
             return
+        if isinstance(content, list):
+            neighbours.names = content
+            continue
         place, number, work = content
         if joined is None or joined.place.world != place.world:
             if joined is not None:
                 joined.commons.close()
             joined = _join(place)
         if joined is not None:
-            joined.run(here, couriers, number, work)
+            joined.run(here, couriers, neighbours, number, work)
 
 
 def _join(place):
@@ -265,10 +288,13 @@ class _Joined:
         is_on_its_way = wanted and wanted != self._table[_SEEN]  # the bell comes before the message
         self.bell.wait(_NAP if is_on_its_way else _IDLE)
 
-    def run(self, here: Links, couriers: Links, number: int, work: bytes) -> None:
+    def run(
+        self, here: Links, couriers: Links, neighbours: Neighbours, number: int, work: bytes
+    ) -> None:
         table = self._table
 
         def is_over():
+            neighbours.look()
             return table[_WANTED] != number or bool(here.lost())  # the leader
 
         desk = Desk(self.commons, couriers, number, is_over, self.bell.wait, self._kept)

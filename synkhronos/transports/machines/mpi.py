@@ -19,7 +19,10 @@ import time
 
 from mpi4py import rc
 
+from synkhronos.host import ending
+from synkhronos.host.connections import connections
 from synkhronos.transports.machines.links import LONGEST, Links, LostError, Receipt, as_bytes
+from synkhronos.transports.machines.neighbours import Neighbour, Neighbours
 
 rc.initialize = rc.finalize = False
 
@@ -176,6 +179,32 @@ def failed_in(comm):
     return MPI.Group.Translate_ranks(failed, range(failed.size), comm.group) if failed.size else ()
 
 
+def _neighbours(couriers, leader):
+    """In each courier: return the watch over those before and after it in a ring."""
+    _swap(couriers, None)  # MPI connects two tasks when one sends something
+    own = Neighbour(couriers.rank, socket.gethostname(), list(connections()))
+    return Neighbours(own, _swap(couriers, own), leader, lambda: _end_job(leader))
+
+
+def _swap(comm, item):
+    """Return the items of the tasks before and after this one in a ring."""
+    before, after = [(comm.rank + step) % comm.size for step in (-1, 1)]
+    items = {
+        before: comm.sendrecv(item, after, source=before),
+        after: comm.sendrecv(item, before, source=after),
+    }
+    return [items[task] for task in sorted(items) if task != comm.rank]
+
+
+def _end_job(leader):
+    """End the job where machines do not answer; `abort` would wait for them."""
+    starter = ending.starter()
+    if starter is None:
+        abort()
+    else:
+        ending.end_job(starter, [leader, os.getpid()])
+
+
 class Tasks:
     """The tasks of an MPI job, and the machines on which they are. The first of each machine leads it.
 
@@ -193,6 +222,8 @@ class Tasks:
         None if there is not a courier on each machine.
     couriers : MpiLinks or None
         Between the couriers of all machines, for one of them.
+    neighbours : Neighbours or None
+        For a courier.
     tasks_here : int
         The number of tasks on this machine.
     cores : set of int
@@ -213,17 +244,18 @@ class Tasks:
     def _connect(self):
         world, role = self._world, self._role
         here = world.Split(self._machine)
-        roles = here.allgather(role)
+        roles, pids = zip(*here.allgather((role, os.getpid())))
         self.tasks_here = here.size
         self.cores = set().union(*here.allgather(os.sched_getaffinity(0)))
         leaders = world.Split(0 if role == _LEADER else MPI.UNDEFINED)
         couriers = world.Split(0 if role == _COURIER else MPI.UNDEFINED)
-        have_couriers = world.allreduce(roles[:2] == [_LEADER, _COURIER], MPI.LAND)
+        have_couriers = world.allreduce(roles[:2] == (_LEADER, _COURIER), MPI.LAND)
         self._here = MpiLinks(here)
         self._here.names = [f"task {one} of {socket.gethostname()}" for one in range(here.size)]
         self.links = MpiLinks(leaders) if role == _LEADER else None
         self.here = self._here if have_couriers and role in (_LEADER, _COURIER) else None
         self.couriers = MpiLinks(couriers) if have_couriers and role == _COURIER else None
+        self.neighbours = None if self.couriers is None else _neighbours(couriers, pids[_LEADER])
         self._end = world.Dup()
 
     def finish(self, limit=math.inf):

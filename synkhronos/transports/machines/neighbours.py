@@ -1,0 +1,142 @@
+"""The machines next to this one, which its courier watches: whether they answer.
+
+A courier does not compute, so it sees what a leader in a long call cannot. The couriers form a ring, so
+each machine is watched by two others, however many there are. What is watched is the connection that MPI
+has opened; the kernels of both machines see to it that something travels on it every second.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import signal
+import time
+from typing import Callable, Collection, Mapping, NamedTuple, Sequence
+
+from synkhronos.host.connections import Addresses, ask, connections, silence
+from synkhronos.transports.liveness import has_ended
+
+LIMIT = 3.0  # seconds of silence for which a machine counts as lost
+_SUSPECT = 1.5  # the same, if mpirun ends the job
+_LOOK = 0.25  # seconds between two looks
+# When mpirun ends a job, it ends the tasks of a machine, and a second later asks other machines for it.
+# If it does so because of a death, it asks at once.
+_AT_ONCE = 0.5  # seconds
+
+
+class Neighbour(NamedTuple):
+    """What a courier tells its neighbours.
+
+    Attributes
+    ----------
+    machine : int
+    host : str
+    connections : collection of Addresses
+        Of its process.
+    """
+
+    machine: int
+    host: str
+    connections: Collection[Addresses]
+
+
+class Neighbours:
+    """The watch over the machines next to this one.
+
+    Parameters
+    ----------
+    own : Neighbour
+        This machine.
+    others : sequence of Neighbour
+    leader : int
+        The process id of this machine's leader.
+    end : callable
+        Ends the job.
+
+    Attributes
+    ----------
+    names : mapping or list
+        What messages to users call the machines, by their numbers.
+    """
+
+    def __init__(
+        self, own: Neighbour, others: Sequence[Neighbour], leader: int, end: Callable[[], None]
+    ) -> None:
+        self.names: Mapping[int, str] | Sequence[str] = {
+            one.machine: f"machine {one.host}" for one in (own, *others)
+        }
+        self._machine, self._leader, self._end = own.machine, leader, end
+        self._watched = _between(own, others)
+        for _, _, descriptor in self._watched:
+            ask(descriptor)
+        self._next = time.monotonic()
+        self._closed: dict[int, float] = {}  # when this was seen, by machine
+        self._has_reported = False
+
+    def look(self) -> None:
+        """Report a lost machine, and end the job. It may be called at any time, and often."""
+        now = time.monotonic()
+        if now < self._next or self._has_reported:
+            return
+        self._next = now + _LOOK
+        for machine, seconds in self._silent(LIMIT).items():
+            if seconds == math.inf:  # for mpirun to see
+                self._closed.setdefault(machine, now)
+            else:
+                self.report(LIMIT)
+                self._end()
+                return
+
+    def report_when_ended(self) -> None:
+        """Report what is lost if mpirun ends the job: it sends SIGCONT a moment before SIGTERM."""
+        signal.signal(signal.SIGCONT, lambda number, frame: self.report())
+
+    def stop(self) -> None:
+        """Report nothing any more: the job comes to its end."""
+        self._has_reported = True
+
+    def report(self, limit: float = _SUSPECT) -> None:
+        """Write a line for each machine that is lost, once."""
+        if self._has_reported:
+            return
+        causes = {one[0]: self._cause(*one) for one in self._silent(limit).items()}
+        if has_ended(self._leader):
+            causes[self._machine] = "its first process has died"
+        lines = [
+            f"{self.names[machine]} was lost: {cause}\n" for machine, cause in causes.items() if cause
+        ]
+        if lines:
+            self._has_reported = True
+            with contextlib.suppress(OSError):  # nobody reads it
+                os.write(2, "".join(lines).encode())
+
+    def _cause(self, machine, seconds):
+        if seconds < math.inf:
+            return (
+                f"it has not answered for {seconds:.0f} seconds, so it has no power, or the network to "
+                f"it is interrupted"
+            )
+        now = time.monotonic()
+        is_first = now - self._closed.get(machine, now) < _AT_ONCE
+        return "its second process, or all of them, have died" if is_first else None
+
+    def _silent(self, limit):
+        """Return the machines that have been silent for longer, with the seconds."""
+        found: dict[int, float] = {}
+        for machine, addresses, descriptor in self._watched:
+            seconds = silence(descriptor, addresses)
+            if seconds > limit:
+                found[machine] = max(seconds, found.get(machine, 0))
+        return found
+
+
+def _between(own, others):
+    """Return the machine, addresses and descriptor of this process's connections to others."""
+    descriptors = connections()
+    return [
+        (other.machine, (here, there), descriptors[here, there])
+        for other in others
+        for there, here in other.connections
+        if (here, there) in descriptors and (here, there) in own.connections
+    ]
