@@ -34,6 +34,18 @@ for file in sys.stdout, sys.stderr:
 from synkhronos.world.machines import serve
 serve()
 """
+# The same as ``-m synkhronos``, but where there is no such module, the error names the machine.
+START = """
+import socket, sys
+try:
+    from synkhronos.__main__ import main
+except ImportError as error:
+    sys.exit(
+        f"{socket.gethostname()}: {sys.executable} cannot import synkhronos: {error}; install the same "
+        f"version on every machine, under the same path"
+    )
+sys.exit(main())
+"""
 #: The options of ``launch`` that have a value
 LAUNCH_OPTIONS = {
     "-n": "the number of machines",
@@ -137,10 +149,12 @@ def launch(parser: argparse.ArgumentParser, arguments: List[str]) -> int:
         if what.machines == 1 and not what.hosts:
             return launch_here(what, program, options.dry_run)
         launcher.check_machines(what)
-        line = [sys.executable, *interpreter_options(), "-m", "synkhronos", "run", *program]
+        python = [sys.executable, *interpreter_options()]
         if options.dry_run:
+            line = [*python, "-m", "synkhronos", "run", *program]
             print(shlex.join(launcher.command(what, line)))
             return 0
+        line = [*python, "-c", START, "run", *program]
         mpirun = launcher.find_mpirun()
         launcher.check_mpi4py()
     except JobError as error:

@@ -9,18 +9,16 @@ import pytest
 
 from synkhronos.host import leftovers
 
-OLD = time.time() - 60
-
 
 @pytest.fixture
 def make(tmp_path):
     """A function that makes a file in the folder, a minute old, and returns its name."""
 
-    def make(host=None, user=None, form="vader_segment.{host}.{user}.59b10001.{task}", task=0, when=OLD):
+    def make(host=None, user=None, form="vader_segment.{host}.{user}.59b10001.{task}", task=0, age=60):
         user = os.geteuid() if user is None else user
         path = tmp_path / form.format(host=host or socket.gethostname(), user=user, task=task)
         path.write_bytes(b"\0" * mmap.PAGESIZE)
-        os.utime(path, (when, when))
+        os.utime(path, (time.time() - age,) * 2)
         return path.name
 
     return make
@@ -43,7 +41,7 @@ def test_a_file_that_a_process_has_mapped_is_kept(make, tmp_path):
 @pytest.mark.parametrize(
     "facts",
     [
-        {"when": time.time() + 5},  # a job that starts
+        {"age": 0},  # a job that starts
         {"host": "another"},
         {"user": os.geteuid() + 1},
         {"form": "my_segment.{host}.{user}.1.{task}"},

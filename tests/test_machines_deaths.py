@@ -2,6 +2,7 @@
 
 import json
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from processes import FOLDER
 
 WHY_NOT = why_no_mpi() or why_no_namespaces()
 pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=f"no machines made of namespaces: {WHY_NOT}")
+
+needs_openmpi_5 = pytest.mark.skipif(bool(why_no_openmpi_5()), reason=why_no_openmpi_5())
 
 SCRIPT = FOLDER / "programs" / "mortal.py"
 SLOW = pytest.mark.slow
@@ -224,15 +227,79 @@ def test_a_machine_whose_processes_are_stopped_is_not_lost(lasting, tmp_path):
     assert code == 0 and "recovered" in output and "lost" not in output, output
 
 
-@pytest.mark.skipif(bool(why_no_openmpi_5()), reason=why_no_openmpi_5())
-@pytest.mark.parametrize("loss", ["kill", *slow("cut")])
-def test_a_lost_machine_ends_a_job_of_openmpi_5_with_an_error(tmp_path, loss):
+@needs_openmpi_5
+@pytest.mark.parametrize("loss, cause", [("kill", "lost"), *slow(("cut", f"was lost: {SILENT}"))])
+def test_a_lost_machine_ends_a_job_of_openmpi_5_with_an_error(tmp_path, loss, cause):
     with Machines(2, prefix=OPENMPI_5) as machines:
         job = Job(machines, tmp_path, "meet")
         job.now()
         getattr(machines, loss)(1)
         code, output = job.end()
-        assert code == 1 and "machine-b" in output, output
+        assert code != 0 and "machine-b" in output and cause in output, output
+
+
+@needs_openmpi_5
+@SLOW
+def test_a_dead_master_is_named_and_ends_a_job_of_openmpi_5(tmp_path):
+    with Machines(2, prefix=OPENMPI_5) as machines:
+        job = Job(machines, tmp_path, "doze")
+        job.now()
+        job.signal(0, signal.SIGKILL)
+        code, output = job.end()
+        lost = f"machine {machines.hosts[0]} (ranks 0, 1) was lost: its first process has died"
+        assert code != 0 and lost in output, output
+
+
+@SLOW
+def test_a_job_goes_on_over_a_slow_link(lasting, tmp_path):
+    lasting.limit("20mbit")
+    try:
+        done = lasting.run("-c", SLOWLY, launch=())
+    finally:
+        lasting.limit(None)
+    seconds, total = done.check().output.split()
+    assert float(seconds) > 3.5 and total == "6.0", done.output  # it was slow, and right
+
+
+SLOWLY = """
+import time
+import numpy as np
+import theano
+import synkhronos as synk
+
+def add_own_number(rank, w):
+    w.set_value(w.get_value() + rank.rank)
+
+if __name__ == "__main__":
+    synk.fork(4, use_gpu=False)
+    w = theano.shared(np.zeros(1_500_000), "w")  # 12 MB
+    synk.function([], w.sum())
+    synk.distribute()
+    synk.spmd(add_own_number, w)
+    began = time.monotonic()
+    synk.all_reduce(w, "sum")
+    print(time.monotonic() - began, np.unique(w.get_value())[0])
+"""
+
+
+@pytest.mark.parametrize("moment", ["save", *slow("step")])
+def test_a_new_run_resumes_from_the_last_checkpoint_bit_for_bit(of_each_version, tmp_path, moment):
+    machines, script = of_each_version, FOLDER / "programs" / "saving.py"
+    job = machines.start(script, tmp_path, moment, launch=())
+    try:
+        wait_until(lambda: (tmp_path / "now").exists())
+    except AssertionError:
+        job.wait(0)  # fails with what it has printed
+    [leader, *_] = sorted(
+        pid for pid, line in machines.processes(1).items() if "synkhronos.world.machines" in line
+    )
+    job.send(1, [leader], signal.SIGKILL)
+    done = job.wait(60)
+    assert done.returncode != 0 and "its first process has died" in done.output, done.output
+    assert not machines.left()
+    assert [path.name for path in tmp_path.glob("*.npz")] == ["run.npz"]
+    done = machines.run(script, tmp_path, "end", launch=()).check()
+    assert done.output.splitlines() == ["begins with 6", "begins with 0", "the same"], done.output
 
 
 def test_the_next_job_removes_what_a_killed_mpirun_has_left(lasting, tmp_path):
@@ -273,12 +340,50 @@ def test_ctrl_c_in_a_program_asks_all_machines_to_stop(lasting, tmp_path):
     assert code == 0 and "stopped [True, True, True, True]" in output, output
 
 
-def test_a_machine_with_another_version_is_refused_by_name(lasting, tmp_path):
-    (tmp_path / "sitecustomize.py").write_text(
-        "import socket, numpy\n"
-        "if socket.gethostname().startswith('machine-b'): numpy.__version__ = '1.23.99'\n"
-    )
-    done = lasting.run(SCRIPT, "raise", tmp_path, before_path=tmp_path)
+@pytest.fixture(params=["4", pytest.param("5", marks=[needs_openmpi_5, SLOW])])
+def of_each_version(request, lasting):
+    """Machines with OpenMPI 4 or 5."""
+    if request.param == "4":
+        yield lasting
+        return
+    with Machines(2, prefix=OPENMPI_5) as made:
+        yield made
+
+
+def test_a_machine_with_another_version_is_refused_by_name(of_each_version, tmp_path):
+    on_second_machine(tmp_path, "import numpy; numpy.__version__ = '1.23.99'")
+    done = of_each_version.run(SCRIPT, "raise", tmp_path, before_path=tmp_path)
     assert done.returncode != 0 and "and 1.23.99 on machine-b" in done.output, done.output
     assert "install the same version on every machine" in done.output
-    assert not lasting.left()
+    assert not of_each_version.left()
+
+
+def test_a_machine_without_the_package_is_named(of_each_version, tmp_path):
+    on_second_machine(tmp_path, "import sys; sys.modules['synkhronos'] = None")
+    done = of_each_version.run(SCRIPT, "raise", tmp_path, before_path=tmp_path, launch=())
+    host = of_each_version.hosts[1]
+    assert done.returncode != 0 and f"{host}: {sys.executable} cannot import" in done.output, done.output
+    assert "install the same version on every machine" in done.output
+    assert not of_each_version.left()
+
+
+def test_a_machine_without_a_module_of_the_script_is_named(of_each_version, tmp_path):
+    (tmp_path / "own_module.py").write_text("def program(rank):\n    return rank.rank\n")
+    on_second_machine(tmp_path, "import sys; sys.modules['own_module'] = None")
+    code = (
+        "import own_module, synkhronos as synk\n"
+        "if __name__ == '__main__':\n"
+        "    synk.fork(4, use_gpu=False)\n"
+        "    synk.spmd(own_module.program)\n"
+    )
+    done = of_each_version.run("-c", code, before_path=tmp_path, launch=())
+    assert done.returncode != 0 and of_each_version.hosts[1] in done.output, done.output
+    assert "own_module" in done.output
+    assert not of_each_version.left()
+
+
+def on_second_machine(folder, code):
+    """Let each Python on the second machine run this code at its start."""
+    (folder / "sitecustomize.py").write_text(
+        f"import socket\nif socket.gethostname().startswith('machine-b'):\n    {code}\n"
+    )
