@@ -53,7 +53,7 @@ class Job:
         try:
             wait_until(lambda: (folder / "ranks").exists())
         except AssertionError:
-            self.job.wait(0)  # fails with what it has printed
+            self.job.wait(1)  # fails with what it has printed
         facts = json.loads((folder / "ranks").read_text())
         self.pids = [pid for pid, _ in facts]
         first, second = machines.hosts
@@ -287,9 +287,9 @@ def test_a_new_run_resumes_from_the_last_checkpoint_bit_for_bit(of_each_version,
     machines, script = of_each_version, FOLDER / "programs" / "saving.py"
     job = machines.start(script, tmp_path, moment, launch=())
     try:
-        wait_until(lambda: (tmp_path / "now").exists())
+        wait_until(lambda: (tmp_path / "now").exists(), 120)
     except AssertionError:
-        job.wait(0)  # fails with what it has printed
+        job.wait(1)  # fails with what it has printed
     [leader, *_] = sorted(
         pid for pid, line in machines.processes(1).items() if "synkhronos.world.machines" in line
     )
@@ -299,7 +299,8 @@ def test_a_new_run_resumes_from_the_last_checkpoint_bit_for_bit(of_each_version,
     assert not machines.left()
     assert [path.name for path in tmp_path.glob("*.npz")] == ["run.npz"]
     done = machines.run(script, tmp_path, "end", launch=()).check()
-    assert done.output.splitlines() == ["begins with 6", "begins with 0", "the same"], done.output
+    first, *others = done.output.splitlines()
+    assert first in ("begins with 6", "begins with 7") and others == ["begins with 0", "the same"]
 
 
 def test_the_next_job_removes_what_a_killed_mpirun_has_left(lasting, tmp_path):
@@ -371,10 +372,13 @@ def test_a_machine_without_a_module_of_the_script_is_named(of_each_version, tmp_
     (tmp_path / "own_module.py").write_text("def program(rank):\n    return rank.rank\n")
     on_second_machine(tmp_path, "import sys; sys.modules['own_module'] = None")
     code = (
-        "import own_module, synkhronos as synk\n"
+        "import synkhronos as synk\n"
+        "def program(rank):\n"
+        "    import own_module\n"
+        "    return own_module.program(rank)\n"
         "if __name__ == '__main__':\n"
         "    synk.fork(4, use_gpu=False)\n"
-        "    synk.spmd(own_module.program)\n"
+        "    synk.spmd(program)\n"
     )
     done = of_each_version.run("-c", code, before_path=tmp_path, launch=())
     assert done.returncode != 0 and of_each_version.hosts[1] in done.output, done.output

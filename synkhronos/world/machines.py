@@ -219,6 +219,10 @@ class Machines:
 
     # After a machine was lost
 
+    def has_lost_script(self) -> bool:
+        """Whether the task that runs the script is known to have died."""
+        return self._tasks.has_script_died()
+
     def _go_on_with_the_living(self):
         """Master: after tasks have died, leave them and their machines out of the job."""
         if not self._tasks.have_died():
@@ -325,5 +329,9 @@ def serve() -> None:
             raise
         if not isinstance(error, LostError):  # of which others tell
             traceback.print_exc()
+        elif machines is not None and machines.has_lost_script():
+            from synkhronos.transports.machines.mpi import abort
+
+            abort()  # else mpirun waits for all tasks, and returns 0
         # The others are told of tasks that a signal has ended, and wait for those that have exited.
         os.kill(os.getpid(), signal.SIGKILL)

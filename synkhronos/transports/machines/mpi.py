@@ -289,6 +289,10 @@ class Tasks:
         """Whether tasks of the job are known to have died since the others met."""
         return bool(failed_in(self._world))
 
+    def has_script_died(self):
+        """Whether the first task of the job, which runs the script, is known to have died."""
+        return 0 in failed_in(self._world)
+
     def call_together(self):
         """Leader: let the other tasks of this machine leave `wait_for_leader`."""
         for task in range(1, self.tasks_here):
