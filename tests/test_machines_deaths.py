@@ -365,10 +365,10 @@ def test_a_machine_without_the_package_is_named(of_each_version, tmp_path):
     host = of_each_version.hosts[1]
     assert done.returncode != 0 and f"{host}: {sys.executable} cannot import" in done.output, done.output
     assert "install the same version on every machine" in done.output
-    assert not of_each_version.left()
+    assert not of_each_version.left(30)  # OpenMPI 5 leaves tasks that it has just started to themselves
 
 
-def test_a_machine_without_a_module_of_the_script_is_named(of_each_version, tmp_path):
+def test_a_module_that_a_machine_lacks_is_an_error_of_its_first_rank(of_each_version, tmp_path):
     (tmp_path / "own_module.py").write_text("def program(rank):\n    return rank.rank\n")
     on_second_machine(tmp_path, "import sys; sys.modules['own_module'] = None")
     code = (
@@ -381,8 +381,8 @@ def test_a_machine_without_a_module_of_the_script_is_named(of_each_version, tmp_
         "    synk.spmd(program)\n"
     )
     done = of_each_version.run("-c", code, before_path=tmp_path, launch=())
-    assert done.returncode != 0 and of_each_version.hosts[1] in done.output, done.output
-    assert "own_module" in done.output
+    error = "WorkerError: rank 2 raised ModuleNotFoundError: import of own_module"
+    assert done.returncode != 0 and error in done.output, done.output
     assert not of_each_version.left()
 
 

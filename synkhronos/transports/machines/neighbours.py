@@ -80,13 +80,13 @@ class Neighbours:
         if now < self._next or self._has_reported:
             return
         self._next = now + _LOOK
-        for machine, seconds in self._silent(LIMIT).items():
+        silent = self._silent(LIMIT)
+        for machine, seconds in silent.items():
             if seconds == math.inf:  # for mpirun to see
                 self._closed.setdefault(machine, now)
-            else:
-                self.report(LIMIT)
-                self._end()
-                return
+        if any(seconds < math.inf for seconds in silent.values()):
+            self._report(silent)
+            self._end()
 
     def report_when_ended(self) -> None:
         """Report what is lost if mpirun ends the job: it sends SIGCONT a moment before SIGTERM."""
@@ -96,11 +96,13 @@ class Neighbours:
         """Report nothing any more: the job comes to its end."""
         self._has_reported = True
 
-    def report(self, limit: float = _SUSPECT) -> None:
+    def report(self) -> None:
         """Write a line for each machine that is lost, once."""
-        if self._has_reported:
-            return
-        causes = {one[0]: self._cause(*one) for one in self._silent(limit).items()}
+        if not self._has_reported:
+            self._report(self._silent(_SUSPECT))
+
+    def _report(self, silent):
+        causes = {machine: self._cause(machine, seconds) for machine, seconds in silent.items()}
         if has_ended(self._leader):
             causes[self._machine] = "its first process has died"
         lines = [
@@ -125,10 +127,10 @@ class Neighbours:
         """Return the machines that have been silent for longer, with the seconds."""
         found: dict[int, float] = {}
         for machine, addresses, descriptor in self._watched:
-            seconds = silence(descriptor, addresses)
-            if seconds > limit:
-                found[machine] = max(seconds, found.get(machine, 0))
-        return found
+            seconds, other = silence(descriptor, addresses), found.get(machine, math.inf)
+            # MPI may have closed one of two connections at its start.
+            found[machine] = min(seconds, other) if math.inf in (seconds, other) else max(seconds, other)
+        return {machine: seconds for machine, seconds in found.items() if seconds > limit}
 
 
 def _between(own, others):
