@@ -201,6 +201,7 @@ def spmd(
     ...     for rows in rank.minibatches(len(data), batch_size=10, epochs=20, seed=0):
     ...         rank.call(step, data, batch=rows)
     ...         center.elastic(0.5)
+    ...     rank.barrier()
     ...     return float(center.value())
     >>> [round(value) for value in synk.spmd(program, np.full(100, 3.0))]
     [3, 3]
