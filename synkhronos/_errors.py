@@ -119,7 +119,7 @@ class MismatchError(SynkhronosError):
 
 
 class SynkhronosWarning(UserWarning):
-    """What a script does is allowed, but the results probably differ from those of one process.
+    """What a script does is allowed, but the results probably differ from a run on one process.
 
     The page "Checking results" of the documentation says when it is given.
     """

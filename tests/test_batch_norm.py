@@ -123,7 +123,7 @@ def test_running_averages_stay_equal_over_slices_and_uneven_shares(world, in_pyt
         ({"axes": (1, 2)}, "and among them 0, whose rows the ranks share"),
         ({"axes": (0, 4)}, "distinct axes below 4"),
         ({"axes": "channels"}, "expected 'per-activation', 'spatial' or numbers, got 'channels'"),
-        ({"gamma": np.ones((2, 3))}, "gamma: expected 1 dimensions, those of the input without"),
+        ({"gamma": np.ones((2, 3))}, "gamma: expected 1 dimensions, one for each axis"),
         ({"running_mean": np.ones(2)}, "both running_mean and running_var"),
     ],
 )

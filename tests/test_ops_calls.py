@@ -303,7 +303,7 @@ def test_nobody_waits_for_a_rank_that_fails(world, position, failing):
 
 
 @own_process
-def test_a_rank_that_is_killed_inside_a_graph_breaks_the_world_and_a_restart_mends_it():
+def test_a_rank_that_is_killed_inside_a_graph_breaks_the_world_and_restart_recovers_it():
     synk.fork(2, use_gpu=False)
     x = tt.dmatrix("x")
 

@@ -1,6 +1,6 @@
 """Arithmetic on row numbers, values and states of random generators.
 
-``partition`` determines the rows of each rank, ``minibatches`` those of a rank in each step, and
+``partition`` determines the rows of each rank, ``minibatches`` the rows of a rank in each step, and
 ``machines`` the ranks of each machine. ``buckets`` divides a vector into parts that are reduced one
 after another. ``operations`` defines the reductions, ``conversion`` converts the user's values to
 arrays, ``comparison`` compares arrays, and ``streams`` advances random generators. ``codes``,

@@ -40,7 +40,7 @@ def _sizes(values, out=None):
 
 
 def _lower_bound(values, count):
-    """Return a size that is probably a little smaller than those of the `count` largest numbers."""
+    """Return a size that is probably slightly below the sizes of the `count` largest numbers."""
     sample = _sizes(values[:: max(values.size // _SAMPLE, 1)].copy())
     wanted = sample.size * count / values.size
     rank = int(wanted + 4 * wanted**0.5 + 4)

@@ -33,7 +33,7 @@ def first_factor(columns: int, rank: int, seed: int) -> np.ndarray:
 
 
 def row_blocks(rows: int, columns: int) -> list[slice]:
-    """Return slices of the rows of a matrix, each of which fits in the cache."""
+    """Return slices of the rows of a matrix such that each slice fits in the cache."""
     step = max(1, _BLOCK // columns)
     return [slice(start, min(start + step, rows)) for start in range(0, rows, step)]
 
@@ -71,7 +71,7 @@ def orthonormalize(factors: np.ndarray) -> None:
     Parameters
     ----------
     factors : numpy.ndarray
-        One matrix, or several of one shape: the last two axes are those of the matrices.
+        One matrix, or several of one shape, on the last two axes.
     """
     wide = factors.astype(np.float64)
     for row in range(wide.shape[-2]):

@@ -192,7 +192,7 @@ class Given(NamedTuple):
 def read(world: Any, reader: Any, saved: Sequence[Feedback], by_key: dict[Key, int]) -> list[Given]:
     """Read what the machines of this world shall keep. It changes nothing.
 
-    What does not fit is left out, such as that of another format.
+    State that does not fit, such as the state of another format, is left out.
     """
     here = world.here
     if not here.comm.over_cpu.has_wires:

@@ -21,7 +21,7 @@ from synkhronos.comms.wires import Wire
 # Bytes of a chunk's code. OpenMPI sends up to 64 kB over TCP at once. With more it waits for an answer,
 # which comes behind all that the other leader is sending.
 _CHUNK = 60_000
-_UNIT = 256  # numbers, of which a chunk consists
+_UNIT = 256  # numbers per chunk
 _LAG = 4  # chunks
 _PARTS, _SUMS = range(2)  # streams of arrays
 

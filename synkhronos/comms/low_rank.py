@@ -146,7 +146,7 @@ class _Matrix:
 
 
 def _add_up(wires, vector):
-    """Set a vector to the sum of those of all leaders."""
+    """Set a vector to its sum over all leaders."""
     if vector.size:
         [total] = wires.leaders.all_reduce([vector], "sum")
         assert total is vector

@@ -3,11 +3,11 @@
 A leader's *share* of a reduction is its array, times its weight in an average. Each format is a class
 with the algorithm, whose object belongs to one array of one leader and holds what this leader keeps:
 the shares that it has not sent (error feedback), in units of the result. All sums are in float32. Each
-number of a result is computed once and sent, or by all leaders with operations of which IEEE 754 fixes
-the bits, so all of them have the same.
+number of a result is either computed once and sent, or computed by all leaders with operations whose
+results IEEE 754 fixes bit by bit. So all leaders have the same result.
 
-Before it, the leaders meet and compare their arrays, and how often they have reduced them. If one of
-them has lost what it kept, because a collective failed, all begin anew.
+Before an all-reduce, the leaders meet and compare their arrays, and how often they have reduced them. If
+one of them has lost what it kept because a collective failed, all of them start afresh.
 """
 
 from __future__ import annotations

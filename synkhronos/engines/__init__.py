@@ -6,7 +6,7 @@ names ``names`` provides, with ``pickles`` and ``containers``. ``dependence`` re
 results depend on, and ``rows`` how they depend on the number of rows, with ``degrees`` and ``shapes``.
 ``windows`` divides the rows that an index selects.
 
-``pytensor_engine`` runs PyTensor on NumPy arrays, and ``pytensor_jax`` on those of JAX. ``theano_cpu``
+``pytensor_engine`` runs PyTensor on NumPy arrays, and ``pytensor_jax`` on JAX arrays. ``theano_cpu``
 and ``theano_gpu`` run Theano on NumPy arrays and on the arrays of a GPU; their common code is in
 ``theano_engine`` and ``theano_modules``.
 ``collectives`` are operations in graphs of either compiler, whose classes ``operation`` names;

@@ -134,7 +134,7 @@ class Peers(Protocol):
         """Return the arrays of all ranks, concatenated along axis 0."""
 
     def own_rows(self, array: Array, op: str, n_rows: int, number: int | None) -> Array:
-        """Return `n_rows` rows of a reduction, after those of the ranks before this one."""
+        """Return `n_rows` rows of a reduction, after the rows of the ranks before this one."""
 
     def broadcast(self, array: Array, number: int | None) -> Array:
         """Return the array of the master."""

@@ -82,7 +82,7 @@ class Collective(Op):
     Parameters
     ----------
     loss_op : {"avg", "sum"}
-        How the losses of the ranks are combined, of which gradients are taken.
+        How the losses of the ranks, whose gradients are taken, are combined.
     number : int or None
         The position among the collectives of a function.
     """
@@ -133,7 +133,7 @@ class Collective(Op):
         return shapes[1]
 
     def grad(self, inputs, gradients):
-        """Return the gradients of the inputs, of which only the array has one."""
+        """Return the gradients of the inputs; only the array has one."""
         array = inputs[1]
         if array.dtype in continuous_dtypes:
             gradient = self._gradient(inputs, gradients[1])
@@ -169,7 +169,8 @@ class AllReduce(Collective):
     Parameters
     ----------
     op : str
-        A name of `synkhronos.arithmetic.operations.OPERATIONS`, or one of those of `Peers.all_reduce`.
+        A name of `synkhronos.arithmetic.operations.OPERATIONS`, or another operation of
+        `Peers.all_reduce`.
     """
 
     __props__ = ("op", "loss_op", "number")

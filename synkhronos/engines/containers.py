@@ -2,7 +2,7 @@
 
 ``set_value`` assigns to the attribute ``value`` of the variable's container; compiled functions write to
 the list inside it, and so does the engine. So a container of another class, which reports assignments,
-notices those of the script and nothing else, and a call costs nothing more.
+notices the script's assignments and nothing else, and adds no cost to a call.
 """
 
 import copyreg

@@ -25,7 +25,7 @@ from synkhronos.host import compiler
 
 
 class GraphEngine(Engine):
-    """A compiler whose graphs are those of Theano."""
+    """A compiler that uses Theano's graphs."""
 
     reducers = {}  # additional functions to pickle objects in graphs, by type
 

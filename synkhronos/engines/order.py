@@ -12,7 +12,7 @@ from synkhronos.engines.names import GraphRewriter, IfElse, Variable, ancestors
 
 
 def find_peers(roots, no_default_updates):
-    """Whether expressions contain collectives, also those of the default updates of shared variables.
+    """Whether expressions, or the default updates of their shared variables, contain collectives.
 
     Parameters
     ----------

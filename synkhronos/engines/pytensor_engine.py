@@ -108,8 +108,8 @@ class PyTensorEngine(GraphEngine):
         shareds = streams if isinstance(streams, (list, tuple)) else [streams]
         if not shareds or not all(is_generator(one) for one in shareds):
             raise TypeError(
-                f"expected a RandomStream, or shared random generators, such as those of "
-                f"pytensor.tensor.random.shared_rng(), got {streams!r}"
+                f"expected a RandomStream, or shared random generators, such as "
+                f"pytensor.tensor.random.shared_rng() returns, got {streams!r}"
             )
         if seed is None:
             raise TypeError("reseed: seed: expected an int, as shared generators do not keep theirs")

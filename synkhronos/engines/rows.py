@@ -257,7 +257,7 @@ class _Graph:
 
 
 def _of_tensor(bound):
-    """Return the tensor of which a bound of a slice is the scalar, or the bound itself."""
+    """Return the tensor that a bound of a slice was converted from, or the bound itself."""
     node = getattr(bound, "owner", None)
     is_scalar = node is not None and isinstance(node.op, names.ScalarFromTensor)
     return node.inputs[0] if is_scalar else bound
@@ -275,7 +275,7 @@ def _raised(degrees, by):
 
 
 def _other(values):
-    """Return the value of an operation of which nothing is known but that it is deterministic."""
+    """Return the value of an operation about which nothing is known except that it is deterministic."""
     fixed = all(one is not None and one.axis is None and one.degrees <= {0} for one in values)
     return FIXED if fixed else None
 

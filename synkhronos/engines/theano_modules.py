@@ -99,7 +99,7 @@ def _count():
 
 
 def add_modules(pickled):
-    """Add the modules of another process, each a pickle of its key and its file, to those of this."""
+    """Add the modules of another process to this one's. Each is a pickle of its key and its file."""
     cache = get_module_cache()
     for one in pickled:
         try:

@@ -82,7 +82,7 @@ def _source():
     code = Path(theano.__file__).with_name("scan_module").joinpath("c_code", f"{_NAME}.c").read_text()
     for old, new in _REPLACED:
         if code.count(old) != 1:
-            raise ValueError(f"the C code is not that of Theano 1.0.5: {code.count(old)} times {old!r}")
+            raise ValueError(f"the C code is not from Theano 1.0.5: {code.count(old)} times {old!r}")
         code = code.replace(old, new)
     return code
 
@@ -129,7 +129,7 @@ def _load():
     finally:
         release_lock()
     if module is None:
-        raise ValueError(f"the C code is not that of the version {version}")
+        raise ValueError(f"the C code is not from version {version}")
     return module
 
 

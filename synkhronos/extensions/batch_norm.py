@@ -42,8 +42,8 @@ def moments(
     Parameters
     ----------
     inputs : float tensor variable
-        Its rows, those of the function's inputs, are on axis 0. The extents of the other axes are the
-        same on every rank.
+        Axis 0 has the rows of the function's inputs. The extents of the other axes are the same on every
+        rank.
     axes : "per-activation", "spatial", or tuple of int
         The axes over which the mean is taken, axis 0 among them: ``(0,)``, or all but axis 1.
     loss_op : {"avg", "sum"}
@@ -168,8 +168,8 @@ def batch_normalization_train(
     for name, one in zip(names, (gamma, beta, *averages)):
         if one.ndim != inputs.ndim - len(axes):
             raise ValueError(
-                f"batch_norm: {name}: expected {inputs.ndim - len(axes)} dimensions, those of the input "
-                f"without the axes {axes}, got {one.ndim}"
+                f"batch_norm: {name}: expected {inputs.ndim - len(axes)} dimensions, one for each axis "
+                f"of the input except {axes}, got {one.ndim}"
             )
     mean, variance, count = moments(inputs, axes, loss_op=loss_op)
     invstd = inv(tt.sqrt(variance + tt.cast(epsilon, inputs.dtype)))

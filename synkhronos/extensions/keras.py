@@ -74,11 +74,11 @@ def parallelize(model: Any) -> Any:
     ``ValueError``, which says which loss or metric it is.
 
     Dropout and other noise are drawn from random streams of each rank. So no two ranks drop the same
-    units, and the numbers differ from those of one process.
+    units, and the numbers differ from a run on one process.
 
     Batch normalization uses the mean and the variance of each rank's own rows of the batch. The moving
     averages of the ranks are averaged, weighted by their rows, in every step, so they are the same on
-    all ranks. The numbers differ from those of one process, as with a smaller batch.
+    all ranks. The numbers differ from a run on one process, as with a smaller batch.
 
     What callbacks, ``set_weights``, ``load_weights``, ``K.set_value`` and ``K.batch_set_value`` set
     reaches every rank before the next batch. A variable's own ``set_value``, and another model that

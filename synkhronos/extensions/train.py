@@ -42,7 +42,7 @@ class TrainFunction:
     Attributes
     ----------
     functions : list of synkhronos.Function
-        The functions of which a step consists; empty for a step of plain Theano.
+        The functions that a step runs; empty for a step of plain Theano.
     """
 
     def __init__(self, step: Step | SerialStep, inputs: Inputs, is_single: bool) -> None:
@@ -90,7 +90,7 @@ class ParallelFunction:
     Attributes
     ----------
     functions : list of synkhronos.Function
-        The functions of which a call consists.
+        The functions that a call runs.
     """
 
     def __init__(self, step: Step, inputs: Inputs, form: bool | list[str]) -> None:
@@ -161,11 +161,11 @@ def make_train_function(
         - a rule of `synkhronos.extensions.updates`, or one with the same interface: called as
           ``update_rule(loss, params, *args, **kwargs)``, it returns
           ``(grad_updates, param_updates, grad_shared)``;
-        - a function that returns updates, as a dict or a list of pairs, such as those of
+        - a function that returns updates, as a dict or a list of pairs, such as the functions of
           ``lasagne.updates``. If the name of its first parameter contains "grad", it gets a list of
           gradients, else the loss. The parameters may also come first;
         - an object with the method ``get_updates(loss, params)``, such as Keras's optimizers;
-        - the updates themselves. Their gradients are those of `loss` by ``theano.grad``, or from
+        - the updates themselves. Their gradients must be gradients of `loss`, from ``theano.grad`` or
           :func:`gradients`.
     *args, **kwargs
         Passed to the update rule.
@@ -180,7 +180,7 @@ def make_train_function(
     givens : as in Theano, optional
         Substitutions in the graph.
     bcast_inputs : list of variables, optional
-        Inputs of which every rank gets the whole value, such as a learning rate. In a call they follow
+        Inputs whose whole value is sent to every rank, such as a learning rate. In a call they follow
         the data of `x` and `y`.
     loss_op : {"avg", "sum"}
         How the losses and gradients of the ranks are combined. Terms that are the same on every rank,
@@ -202,8 +202,8 @@ def make_train_function(
         ``train_minibatch(x_data, y_data, *bcast_data, batch=None, num_slices=1)`` takes a step on the
         rows `batch` and returns the loss before the step, as a 0-d array of the dtype of `loss`, or a
         list of the loss and the `outputs`. With `num_slices` each rank computes its gradient in slices;
-        the step is the same, and takes less memory. The arguments and errors are those of a call of a
-        `Function`.
+        the step is the same, and takes less memory. The arguments and errors are the same as for a call
+        of a `Function`.
 
     Raises
     ------
@@ -345,7 +345,7 @@ def parallel_function(
         How the losses and gradients of the ranks are combined: ``"avg"`` for losses that are means over
         the rows, ``"sum"`` for sums. In a sum, terms that are the same on every rank count once.
     bcast_inputs : list of variables, optional
-        Inputs of which every rank gets the whole value. Those that are not in `inputs` follow them.
+        Inputs whose whole value is sent to every rank. Inputs that are not in `inputs` follow them.
     sliceable_shareds : list of shared variables, optional
         As in ``synkhronos.function``.
     wire : {"float16", "bfloat16", "int8"}, PowerSGD or TopK, optional

@@ -146,7 +146,7 @@ class Agreement:
                     watch.wake()
 
     def was_harmless(self, world: World, number: int) -> None:
-        """Record that a value set on the master was that of the other ranks."""
+        """Record that a value set on the master equalled the value on the other ranks."""
         self.set_on_master.discard(number)
         self._harmless[number] = self._harmless.get(number, 0) + 1
         if self._harmless[number] == _HARMLESS:
@@ -187,7 +187,7 @@ def expected_equal(world: World) -> list[int]:
 
 
 def label(world: World, number: int) -> str:
-    """Return how messages refer to a shared variable; those of equal names are counted."""
+    """Return how messages refer to a shared variable; variables with equal names are numbered."""
     names = {each: shared.name or str(shared) for each, shared in world.here.shareds.items()}
     same = [each for each, name in names.items() if name == names[number]]
     return names[number] if len(same) == 1 else f"{names[number]} #{same.index(number) + 1}"
@@ -234,7 +234,7 @@ class Sampled(Command):
     ----------
     call : Command
     numbers : list of int
-        The shared variables of which each rank returns the shape and some elements.
+        The shared variables for which each rank returns the shape and some elements.
     """
 
     def __init__(self, call: Command, numbers: Sequence[int]) -> None:

@@ -78,7 +78,7 @@ class Audit:
             "synkhronos.extensions.train.make_train_function()"
         )
         raise MismatchError(
-            f"{self._name}: {when} this call the replicas of {labels(self._world, different)} are not "
-            f"those of the master on rank(s) {', '.join(map(str, ranks))}; {remedy}",
+            f"{self._name}: {when} this call the replicas of {labels(self._world, different)} differ "
+            f"from the master's on rank(s) {', '.join(map(str, ranks))}; {remedy}",
             [labels(self._world, [number]) for number in different],
         )

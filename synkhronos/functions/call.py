@@ -182,7 +182,7 @@ class CallFunction(Command):
             peers.weight, peers.is_whole = n_rows, self.num_slices == 1
         if n_rows:
             return here.engine.call(replica.compiled, [*arguments, peers], self.subset)
-        # Its own updates would be those of rows that are not its own.
+        # Its own updates would come from rows that belong to another rank.
         own = [here.shareds[number] for number, _ in replica.updates if number not in replica.joint]
         with on_copies(here, own):
             return here.engine.call(replica.compiled, [*arguments, peers], self.subset)

@@ -277,10 +277,10 @@ class Function:
     ) -> Comparison:
         """Compare a call with the serial function on the same rows and the same state.
 
-        The master computes the Theano function on all rows; rows of sliceable shared variables are
-        those of all ranks, in their order. All ranks compute the call. Outputs, and the new values of
-        updated shared variables on each rank, are compared. Then every rank has its former shared
-        variables and random streams again, also after an error.
+        The master computes the Theano function on all rows, including the rows of all ranks of sliceable
+        shared variables, in the order of the ranks. All ranks compute the call. Outputs, and the new
+        values of updated shared variables on each rank, are compared. Then every rank has its former
+        shared variables and random streams again, also after an error.
 
         Results that depend on random numbers cannot be compared with more than one rank, since the
         ranks draw different ones; nor can the master's own value (op None), one number per rank (op

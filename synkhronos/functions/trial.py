@@ -44,7 +44,7 @@ class Trial(Command):
     serial : dict
         A handle to the serial new value of each variable that is compared.
     used : list of int
-        The variables of which digests are returned.
+        The variables whose digests are returned.
     tolerance : Tolerance
     """
 

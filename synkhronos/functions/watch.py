@@ -1,4 +1,4 @@
-"""Warnings about results that probably differ from those of one process, in the first calls.
+"""Warnings in the first calls about results that probably differ from a run on one process.
 
 Outputs that are averaged because nothing else was said, and that the graph shows to be sums over the
 rows, are reported when the function is built. The rest is seen in calls: an output that has as many rows
@@ -91,7 +91,7 @@ def advise(function: Any, averaged: Sequence[tuple[int, str]], kind: str) -> Non
     noun = "output" if len(averaged) == 1 else "each of the outputs"
     warn(
         f"{function!r}: {noun} {listed} {what}, but is averaged over the ranks, which is the default: "
-        f"the result is not that of {compiler.NAME}.function(). {remedy[0].upper()}{remedy[1:]}. To "
+        f"the result differs from {compiler.NAME}.function(). {remedy[0].upper()}{remedy[1:]}. To "
         f"state that the average is meant, give it as (output, 'avg')"
     )
 
@@ -218,7 +218,7 @@ class Watch:
         names = labels(self._world, amounts)
         return (
             f"{self._function!r} uses {names}, whose replicas differ between the ranks, by up to "
-            f"{max(amounts.values()):.3g}: the result is not that of one process. "
+            f"{max(amounts.values()):.3g}: the result differs from one process. "
         )
 
     # Rows of outputs

@@ -129,7 +129,7 @@ def remedy_of(host: str) -> str:
 
 
 def judge_host(host: str, about: Dict[str, Any], first: str, expected: Dict[str, Any]) -> Result:
-    """Compare the output of `HOST` of one machine with that of the first one."""
+    """Compare the output of `HOST` on one machine with the output on the first machine."""
     names = ("Synkhronos", "Python", "NumPy", TITLE, "mpi4py")
     found = ", ".join(f"{name} {about[name]}" for name in names) + f", {about['package']}"
     missing = [name for name in names if "Error: " in about[name]]

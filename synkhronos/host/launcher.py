@@ -41,7 +41,7 @@ _KEEPALIVE = {"time": 1, "intvl": 1, "probes": 2}
 # When OpenMPI 5.0.11's mpirun has lost a machine, it ends the job and returns 0, but it says this.
 _LOST = b"has lost communication with a remote daemon"
 _PR_SET_PDEATHSIG = 1
-_LOOK = 0.5  # seconds between two looks whether the terminal is ours
+_POLL_INTERVAL = 0.5  # seconds between two looks whether the terminal is ours
 _LAST = 1.0  # seconds for what mpirun has written last
 
 
@@ -239,8 +239,8 @@ def _pass_terminal(pipe):
     with pipe:
         while True:
             if os.tcgetpgrp(0) != os.getpgrp():
-                time.sleep(_LOOK)  # in the background, where reading would stop this process
-            elif select.select([0], [], [], _LOOK)[0]:
+                time.sleep(_POLL_INTERVAL)  # in the background, where reading would stop this process
+            elif select.select([0], [], [], _POLL_INTERVAL)[0]:
                 typed = os.read(0, 4096)
                 if not typed:
                     return

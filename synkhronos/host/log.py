@@ -30,7 +30,7 @@ class LineHandler(logging.Handler):
     Parameters
     ----------
     descriptor : int, optional
-        The file descriptor; by default that of stderr.
+        The file descriptor; by default the descriptor of stderr.
 
     Attributes
     ----------

@@ -24,8 +24,8 @@ from synkhronos.programs.stripes import Stripes
 class Center:
     """A rank's access to the center of some shared variables. `Rank.center` returns it.
 
-    The first rank that asks for a center gives it the values of its variables. Every other rank's
-    variables get the values of the center, including those of a rank that takes a dead one's place.
+    The first rank that asks for a center gives it the values of its variables. The variables of every
+    other rank are set to the center's values; the same applies to a rank that replaces a dead one.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Center:
         self._buffers: dict[int, np.ndarray] = {}  # of variables that are not used in place
         layout = Layout(self._shapes, self._dtypes)
         self._parts = layout.parts
-        # The changes of one piece; those of half precision are computed in single.
+        # The changes of one piece; half-precision changes are computed in single precision.
         self._scratch = {dtype: np.empty(layout.largest[dtype], _wide(dtype)) for dtype in layout.totals}
         self._totals = layout.totals
         self._base: dict[np.dtype, np.ndarray] | None = None

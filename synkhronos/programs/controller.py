@@ -85,7 +85,7 @@ def state_of(commons: Commons) -> np.ndarray:
 
 
 def bells_of(commons: Commons, size: int) -> list[Semaphore]:
-    """Return a semaphore for each rank, which is posted with an answer, and that of the controller."""
+    """Return a semaphore for each rank, which is posted with each answer, and one for the controller."""
     return find_bells(commons, "controller", size + 1)
 
 
@@ -203,12 +203,12 @@ class Line:
                 f"rank.ask: the request or the info cannot be pickled: {error}; ask with numbers, text, "
                 f"arrays, or lists and dictionaries of these"
             ) from error
-        number = self._question.label()[0] + 1  # on from those of a rank that died in this place
+        number = self._question.label()[0] + 1  # continue after the numbers of a dead predecessor
         self._bell.drain()
         self._question.write(number, question)
         self._controllers_bell.post()
         while True:
-            is_there = self._answer.label()[0] == number  # and not that to the question before
+            is_there = self._answer.label()[0] == number  # and not the previous answer
             answer = self._answer.read() if is_there else None
             if answer is None:
                 self._wait()

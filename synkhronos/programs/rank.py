@@ -48,8 +48,8 @@ class Rank(Collectives):
     Attributes
     ----------
     random : numpy.random.Generator
-        Independent of those of the other ranks. It depends on the state of ``numpy.random`` in the
-        script, so ``numpy.random.seed`` makes it reproducible.
+        Independent of the generators of the other ranks. It depends on the state of ``numpy.random`` in
+        the script, so ``numpy.random.seed`` makes it reproducible.
     restarts : int
         How often this rank has died and was replaced in this program.
     """
@@ -254,7 +254,7 @@ class Rank(Collectives):
         """Return the center of shared variables: one copy that belongs to no rank.
 
         The first rank that asks for a center gives it its own values. The variables of every other rank
-        are set to the center's values, and so are those of a rank that replaces a dead one.
+        are set to the center's values, and the same applies to a rank that replaces a dead one.
 
         Parameters
         ----------
@@ -378,7 +378,7 @@ class Rank(Collectives):
 
     @property
     def clock(self) -> int:
-        """A number that this rank sets and all ranks can read, such as that of its steps; 0 at first.
+        """A number that this rank sets and all ranks can read, such as its step count; initially 0.
 
         It outlives the rank: a fresh rank that takes a dead one's place finds the number there.
         """

@@ -1,10 +1,10 @@
 """The stripes of a center that is on another machine, visited by way of the couriers.
 
-A rank writes what it asks for to a register, and the new contents of a stripe to memory beside it. The
-courier of its machine sends both to that of the center's machine (``relay/visitors``), which visits the
-stripe for the rank, and sends back what is in it. While the rank computes, the courier there holds the
-lock of the stripe. The request that stores a stripe also takes the next one, so that there is one round
-trip for each.
+A rank writes its request to a register, and the new contents of a stripe to memory beside it. The
+courier of its machine sends both to the courier of the center's machine (``relay/visitors``), which
+visits the stripe for the rank and sends back its contents. While the rank computes, the courier there
+holds the lock of the stripe. The request that stores a stripe also takes the next one, so that there is
+one round trip for each.
 """
 
 from __future__ import annotations

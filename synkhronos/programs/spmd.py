@@ -106,7 +106,7 @@ class Program(Command):
             commons = here.store.commons
             commons.pause = nap
             _ended(commons, here.size)[here.rank] = 1
-            commons.release_locks()  # those of centers, and what an interrupt has left
+            commons.release_locks()  # the locks of centers, and any left by an interrupt
         outcome = result, rank._reports.own, ended
         if here.is_master:
             return outcome

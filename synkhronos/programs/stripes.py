@@ -1,4 +1,4 @@
-"""Memory in pieces, the stripes, each of which changes at once, even if a rank is killed meanwhile.
+"""Memory in pieces called stripes. Each stripe changes atomically, even if a rank is killed meanwhile.
 
 A rank that changes a stripe holds its lock, but may be killed in the middle. So it writes the new
 contents to other memory, its spare, and then enters the spare into a table in the place of the old
@@ -200,7 +200,7 @@ class Stripes:
             self._members[last, _SPARE] = self._members[last, _FORMER]
 
     def _memory(self, number):
-        """Return a memory by its number: first those of the stripes, then one for each member."""
+        """Return a memory by its number: first the memories of the stripes, then one for each member."""
         while number > len(self._memories):
             spare = f"spare {len(self._memories) - self._count} of {self._nbytes} bytes"
             self._memories.append(self._array(spare, self._nbytes, "uint8"))

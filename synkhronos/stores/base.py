@@ -85,7 +85,7 @@ class Store(ABC):
             Row numbers, none negative and none out of range.
         out : numpy.ndarray, optional
             Memory for a copy of the rows, if a view is not possible; by default a new array. Its first
-            axis is that of the rows.
+            axis is the axis of the rows.
         axis : int, default: 0
             The axis of the rows.
         """

@@ -107,7 +107,7 @@ class Commons(ABC):
     def lock(self, index: int) -> Lock:
         """Return the lock with this number, ``0 <= index < N_LOCKS``. It costs nothing until it is used.
 
-        The numbers from ``2**20`` on are those of `locks`.
+        Numbers from ``2**20`` on are reserved for `locks`.
         """
 
     def locks(self, name: str, count: int) -> list[Lock]:

@@ -92,7 +92,7 @@ class MachinesStore(Store):
         self._of_command: Sequence[Part] = ()  # what came with the last command
 
     def use(self, rank: int, commons: Commons | None) -> None:
-        """Let this rank use the store, and these commons in place of those of the machine's own."""
+        """Let this rank use the store, and these commons in place of the machine's own commons."""
         self.rank = rank
         if self.commons is not self.local.commons:  # of a former courier
             self.commons.close()

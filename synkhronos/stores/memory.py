@@ -102,7 +102,7 @@ class SharedMemory:
     ----------
     ranks : int
         The number of ranks, which have the first spans. This process allocates from span 0 until it
-        calls `use_span`. The span `ranks` is that of the commons, the span ``ranks + 1`` is free for
+        calls `use_span`. The span `ranks` belongs to the commons, and the span ``ranks + 1`` is free for
         another process.
     file : int, optional
         The descriptor of a file without a name to map. It is empty, or the memory of another process.
@@ -139,7 +139,7 @@ class SharedMemory:
         self.use_span(0)
 
     def parts_of_span(self, index: int) -> tuple[int, int, int]:
-        """Return the start of a span, that of its part for blocks of a page or more, and its end."""
+        """Return where a span starts, where its part for large blocks starts, and where it ends."""
         start = index * self._span
         return start, start + self._span // 16, start + self._span
 

@@ -18,7 +18,7 @@ from synkhronos.world.here import Here
 def begun(
     engine: Engine, numbers: Sequence[int], variables: Sequence[SharedVariable]
 ) -> list[tuple[int, int]]:
-    """Return which variables are filled in buckets: their numbers, and those of the `Buckets`."""
+    """Return which variables are filled in buckets: their numbers, and the numbers of the `Buckets`."""
     found = [(one, engine.buckets_of(shared)) for one, shared in zip(numbers, variables)]
     return [(one, buckets.number) for one, buckets in found if buckets is not None]
 

@@ -10,7 +10,7 @@ from synkhronos.variables.collectives import Gather
 from synkhronos.variables.naming import numbers_of, resolve
 from synkhronos.world.world import World, current_world
 
-_MOST_MEASURED = 10  # variables of which the values are fetched, too
+_MOST_MEASURED = 10  # variables whose values are fetched, too
 
 
 def in_sync(shared_vars: SharedVariables | None = None) -> bool:

@@ -1,4 +1,4 @@
-"""The machines of an MPI job: how their leaders find each other, and what those of workers run.
+"""The machines of an MPI job: how their leaders find each other, and what the leaders of workers run.
 
 The script runs in the first task of the job. On every other machine, one task leads the ranks of the
 machine: it waits until the script calls ``fork()``, forks the ranks, and is one of them, until the
@@ -41,7 +41,7 @@ from synkhronos.world.world import World, enter_world
 
 _CLOSING = 2.0  # seconds for a worker to end by itself
 _LEAVING = 2.5  # seconds for the other machines to end at the end of the script
-# Messages between commands, besides those of the transport
+# Messages between commands, in addition to the transport's own messages
 _START, _TOGETHER, _EXIT = "start", "together", "exit"
 
 
@@ -321,7 +321,7 @@ def serve() -> None:
     except BaseException as error:
         if not job.survives_deaths():
             raise
-        if not isinstance(error, LostError):  # of which others tell
+        if not isinstance(error, LostError):  # which other ranks report
             traceback.print_exc()
         # The others are told of tasks that a signal has ended, and wait for those that have exited.
         os.kill(os.getpid(), signal.SIGKILL)

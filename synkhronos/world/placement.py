@@ -99,7 +99,7 @@ def _devices_of_job(facts, n_parallel, use_gpu):
 
 def _check_for_machines(devices):
     if kind_of(devices[0]) in JAX:
-        raise ValueError(f"fork: devices: those of JAX are for a single machine, got {devices}")
+        raise ValueError(f"fork: devices: devices of JAX are for a single machine, got {devices}")
 
 
 def by_rank(by_machine: Sequence[list], master_rank: int) -> list:

@@ -1,7 +1,7 @@
 """`restart`: replace all workers.
 
-A restart creates a new transport for the same store and starts the world again. On one machine, workers
-that are forked inherit the state of the master; those of other machines are sent all of it again. The
+A restart creates a new transport for the same store and starts the world again. On one machine, the
+forked workers inherit the state of the master; workers on other machines receive all of it again. The
 objects of the script do not change.
 """
 

@@ -164,7 +164,7 @@ def _change(target: SharedVariable, new: Variable, states: set[SharedVariable]) 
 class StepFunction:
     """Trains or evaluates on a batch on all ranks; returns the loss and the metrics.
 
-    Its attribute ``functions`` lists the functions of Synkhronos of which a call consists.
+    Its attribute ``functions`` lists the functions of Synkhronos that a call runs.
 
     Parameters
     ----------
@@ -228,7 +228,7 @@ class StepFunction:
         return [next(metrics if is_metric else own) for is_metric in self._order]
 
     def _try(self, values: Sequence[Any]) -> None:
-        """Compare the terms of this batch with those of its halves, in the phase of testing."""
+        """Compare the terms of this batch with the terms of its halves, in the test phase."""
         rows = [value for value, one in zip(values, self._data.inputs) if one.ndim]
         others = [numpy.zeros_like(value) for value in values if not value.ndim]
         self._trial.check(rows, others)

@@ -71,7 +71,7 @@ def operation_of(leaf: Variable, local: Dependence) -> str:
 
 
 def _operand(variable: Variable, local: Dependence) -> Variable | None:
-    """Return the operand of which a variable is a constant multiple, or None."""
+    """Return the operand that a variable is a constant multiple of, or None."""
     node = variable.owner
     if node is None:
         return None
@@ -116,9 +116,9 @@ def as_mean(
 
 
 class Trial:
-    """Compares terms of a batch with those of its two halves.
+    """Compares the terms of a batch with the terms of its two halves.
 
-    Random numbers are replaced by a constant, as parts of a batch draw others.
+    Random numbers are replaced by a constant, because parts of a batch draw different numbers.
 
     Parameters
     ----------
@@ -149,7 +149,7 @@ class Trial:
         )
 
     def check(self, rows: Sequence[Any], others: Sequence[Any]) -> None:
-        """Raise ``ValueError`` unless the terms of this batch follow from those of its halves."""
+        """Raise ``ValueError`` unless the terms of this batch follow from the terms of its halves."""
         length = rows[0].shape[0]
         half = (length + 1) // 2
         whole = self._function(*rows, *others)

@@ -38,7 +38,7 @@ class Setting:
         self.changed.update([x for x, _ in pairs])
 
     def send(self, variables: Iterable[SharedVariable]) -> None:
-        """Broadcast those of these variables that were set."""
+        """Broadcast the variables that were set."""
         if not self.changed:
             return
         stale = [one for one in variables if one in self.changed]

@@ -14,10 +14,10 @@ def parallelize(
 ) -> Any:
     """Return a model with the same posterior, whose rows of data are divided over all ranks.
 
-    Its free variables are those of `model`. In place of the observed variables it has a
+    It has the same free variables as `model`. In place of the observed variables it has a
     ``pm.Potential``, to which every rank contributes its rows, with the gradient. Sample with it by
-    ``pm.sample(model=..., cores=1)``, ``pm.fit`` or ``pm.find_MAP``. For the same seed the draws are
-    those of `model`, up to rounding.
+    ``pm.sample(model=..., cores=1)``, ``pm.fit`` or ``pm.find_MAP``. For the same seed the draws equal
+    the draws of `model`, up to rounding.
 
     Parameters
     ----------
@@ -32,7 +32,7 @@ def parallelize(
     observed : list of str, optional
         The observed variables to divide. The others remain as they are. By default, all.
     mode : str or Mode, optional
-        The mode of PyTensor in which the ranks compile, such as ``"NUMBA"``; by default that of
+        The mode of PyTensor in which the ranks compile, such as ``"NUMBA"``; by default the mode of
         PyTensor's settings.
 
     Returns

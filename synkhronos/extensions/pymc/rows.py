@@ -98,7 +98,7 @@ class Rows:
         return results
 
     def try_halves(self, values: Sequence[Any]) -> None:
-        """Raise ValueError unless the sums of two halves of the rows add up to that of all.
+        """Raise ValueError unless the sums over two halves of the rows add up to the sum over all rows.
 
         At most 1000 of the rows are tried, on this process.
         """

@@ -1,4 +1,4 @@
-"""The state of a training in a checkpoint: that of the rule on every rank, the position, the record."""
+"""The state of training in a checkpoint: the rule's state on every rank, the position, the record."""
 
 from __future__ import annotations
 

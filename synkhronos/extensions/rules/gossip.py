@@ -28,9 +28,9 @@ class GoSGD(Rule):
     .. math:: x_j \leftarrow \frac{\alpha_j x_j + \alpha_i x_i}{\alpha_j + \alpha_i}, \qquad
               \alpha_j \leftarrow \alpha_j + \alpha_i
 
-    The sum of the weights, with those of the messages on their way, is always 1. If the receiver's box
-    is full, or it has taken its last step, nothing is sent and the weight is kept. At the end, when all
-    ranks have taken their last steps, they add what is still on its way, and get the average of all
+    The sum of all weights, including the weights of messages in transit, is always 1. If the receiver's
+    box is full, or it has taken its last step, nothing is sent and the weight is kept. At the end, when
+    all ranks have taken their last steps, they add what is still on its way, and get the average of all
     parameters with these weights. In a program without collectives, that is with
     ``on_death="continue"``, each keeps its own instead; a rank that takes a dead one's place begins with
     the weight 0, and so with the first parameters that it gets.

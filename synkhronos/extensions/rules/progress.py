@@ -15,7 +15,7 @@ _INTERVAL = 0.2  # seconds between two reports, and updates on a terminal
 
 
 class Progress:
-    """Reports the loss and the rows of this rank to the master, which shows those of all.
+    """Reports the loss and the rows of this rank to the master, which shows the totals of all ranks.
 
     Parameters
     ----------

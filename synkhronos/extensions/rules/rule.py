@@ -86,7 +86,7 @@ class Rule:
         """
 
     def take_step(self, rank: synk.Rank, step: Any, data: Sequence[Any], rows: numpy.ndarray) -> Any:
-        """Take a step on this rank's own rows, and return its outputs, of which the first is the loss.
+        """Take a step on this rank's own rows, and return its outputs, the loss first.
 
         Parameters
         ----------

@@ -69,7 +69,7 @@ def make_step(
         The inputs of the loss.
     update : callable
         A rule of `synkhronos.extensions.updates`, or a function ``update(gradients, params, **hyper)``
-        that returns updates, such as those of ``lasagne.updates``.
+        that returns updates, such as the functions of ``lasagne.updates``.
     **hyper
         Hyper-parameters of `update`, such as ``learning_rate=0.1``; they may be shared variables.
 

@@ -69,7 +69,7 @@ class Cuts:
         outputs: Iterable[Variable],
         params: Sequence[SharedVariable],
     ) -> None:
-        """Cut at those outputs of which a gradient is in the expressions, and at their gradients."""
+        """Cut at the outputs whose gradients are in the expressions, and at these gradients."""
         numbers = {self._numbering.of(one) for one in inputs_first(expressions)}
         for output in outputs:
             try:

@@ -84,8 +84,8 @@ def rebuilt(
 ) -> list[Variable]:
     """Return expressions with variables replaced by others of the same type.
 
-    Variables of which only the shape is used, and this is that of one number, are left out: they count
-    as no dependence, and may have no replacement.
+    Scalar variables whose shape is all that is used are left out: they do not count as a dependence, and
+    may have no replacement.
     """
     copies = dict(replacements)
     parents = Dependence((), givens).parents

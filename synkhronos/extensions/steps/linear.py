@@ -100,7 +100,7 @@ def split(variable: Variable, local: Dependence) -> Parts:
 
 
 def _split(variable, operands, divided):
-    """Return the parts of a dependent variable, given those of its linear operands."""
+    """Return the parts of a dependent variable, given the parts of its linear operands."""
     node = variable.owner
     if all(divided[one][1] is None for one in operands):
         return variable, None

@@ -173,7 +173,7 @@ class _Planner:
     # Outputs
 
     def _outputs(self) -> tuple[list[Output], list[Variable], list[tuple[bool, int]]]:
-        """Return the outputs of the first phase, those of the last, and where each output is."""
+        """Return the outputs of the first phase and of the last phase, and where each output is."""
         first, last, places = [], [], []
         for position, output in enumerate(self.script.outputs):
             is_last = not output.has_op and self._is_last(position, output.variable)

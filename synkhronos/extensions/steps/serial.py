@@ -12,7 +12,7 @@ from synkhronos.extensions.steps.script import Script
 
 
 class SerialStep:
-    """The step that a step on all ranks equals. Its calls are those of a `Step`."""
+    """The serial step that a step on all ranks must equal. It is called like a `Step`."""
 
     def __init__(self, script: Script, inputs: Inputs, options: Mapping[str, Any]) -> None:
         self._inputs = inputs

@@ -14,7 +14,7 @@ _FOLDER = os.path.dirname(os.path.abspath(__file__))
 
 
 def _leave_path():
-    """Remove this folder from the path of this process, and from that of its children."""
+    """Remove this folder from the path of this process and of its children."""
     sys.path[:] = [folder for folder in sys.path if folder != _FOLDER]
     first, _, others = os.environ.get("PYTHONPATH", "").partition(os.pathsep)
     if first == _FOLDER:

@@ -1,4 +1,4 @@
-"""How the parts of a relay send to those of other machines."""
+"""How the parts of a relay send to their counterparts on other machines."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ class Running(NamedTuple):
 
 
 class Ahead:
-    """The reductions of one rank, of which one can be made in each command.
+    """The reductions of one rank; each command can make one of them.
 
     Parameters
     ----------

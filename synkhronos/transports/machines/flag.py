@@ -24,7 +24,7 @@ class SpreadFlag:
         self._flag = flag
 
     def pass_on(self) -> None:
-        """Raise the number to that of the other machines, or tell them if it is higher here."""
+        """Raise the number to the highest on the other machines, or tell them if it is higher here."""
         if self._flag is None:
             return
         own = int(self._flag[0])

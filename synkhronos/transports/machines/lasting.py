@@ -1,7 +1,8 @@
 """Arrays that other machines keep from command to command: constant ones, and files that they have.
 
-A constant array travels once to each machine that needs it. A file is mapped by a machine that has one
-of the same name and contents, as the digests say; otherwise its rows travel as those of other arrays.
+A constant array is sent once to each machine that needs it. A machine that has a file with the same name
+and contents, according to the digests, maps it; otherwise its rows are sent like the rows of other
+arrays.
 """
 
 from __future__ import annotations

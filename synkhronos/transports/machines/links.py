@@ -14,7 +14,7 @@ LONGEST = 1 << 30
 
 
 def as_bytes(data: bytes | np.ndarray) -> np.ndarray:
-    """Return the bytes of a C-contiguous array, a 1-d view, or those of a bytes object."""
+    """Return the bytes of a C-contiguous array or of a bytes object, as a 1-d view."""
     if isinstance(data, np.ndarray):
         return data.reshape(-1).view(np.uint8)
     return np.frombuffer(data, np.uint8)

@@ -59,7 +59,7 @@ class MpiLinks(Links):
         self.rank, self.size = comm.rank, comm.size
         self._numbers = itertools.count()
         self._sending = {}  # by number: the requests, and the memory
-        self._pieces = {}  # by source and tag: those of the message that is being received
+        self._pieces = {}  # by source and tag: the pieces of the message being received
         self._pid = os.getpid()
 
     def lost(self):
@@ -269,7 +269,7 @@ class Tasks:
             time.sleep(_NAP)
 
     def meet_again(self):
-        """Go on with the tasks that are left, all of which call this method; it waits for them."""
+        """Continue with the remaining tasks. All of them must call this method; it waits for them."""
         is_connected = False
         while not is_connected:
             self._world = self._world.Shrink()
