@@ -25,7 +25,7 @@ class Buckets(NamedTuple):
         Tells the vectors of a process apart.
     op : str
     wire : Format or None
-        In what form the buckets travel between machines.
+        The format in which the buckets are sent between machines.
     dtype : str
     shapes : tuple of tuple of tuple of int
         For each bucket, the shapes of its arrays, in the order of the vector.

@@ -1,8 +1,8 @@
 """A vector in a graph that is filled bucket by bucket, and reduced meanwhile.
 
-Nothing waits in the graph. An operation tells the peers that a bucket is ready, between the operations
-that fill this one and the next, and returns the vector itself. It is in the chain of the collectives, so
-all ranks tell of the buckets in the same order.
+Nothing waits in the graph. After filling a bucket, the graph runs an operation that notifies the other
+ranks that it is ready. The operation returns the vector itself. It is in the chain of the collectives,
+so all ranks announce the buckets in the same order.
 """
 
 from __future__ import annotations

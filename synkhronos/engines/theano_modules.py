@@ -7,9 +7,9 @@ so every process compiles it again. Second, a process that does not find a modul
 disk only while it holds the lock of the compile folder, and ranks poll that lock every five seconds.
 Therefore the master sends the files of its new modules to the ranks.
 
-Theano adds a key to a module's file of keys by writing the file anew. A process that starts meanwhile
-finds half of a file, and deletes the module, which others use. So importing this module lets Theano
-replace such a file in one step.
+Theano adds a key to a module's file of keys by rewriting the file. A process that starts meanwhile finds
+a partial file, and deletes the module, although other processes use it. So importing this module makes
+Theano replace such a file atomically.
 """
 
 import atexit

@@ -188,10 +188,10 @@ def make_train_function(
     function_options : dict, optional
         Passed to ``theano.function``, such as ``{"allow_input_downcast": True}``.
     wire : {"float16", "bfloat16", "int8"}, PowerSGD or TopK, optional
-        In what form gradients travel between machines, as in :func:`synkhronos.all_reduce`; by default
-        as they are. Needs float32 parameters.
+        The format in which gradients are sent between machines, as in :func:`synkhronos.all_reduce`; by
+        default as they are. Needs float32 parameters.
     overlap : bool, default: False
-        Whether gradients travel between machines while the ranks compute others. It has an effect
+        Whether gradients are sent between machines while the ranks compute others. It has an effect
         on CPUs of several machines that ``launch`` has connected, in calls without `num_slices`. The
         step is the same: to the last bit on two machines without `wire`, else to rounding. A rank
         without rows then computes on a row of another rank, as it does with collectives in graphs.
@@ -349,10 +349,10 @@ def parallel_function(
     sliceable_shareds : list of shared variables, optional
         As in ``synkhronos.function``.
     wire : {"float16", "bfloat16", "int8"}, PowerSGD or TopK, optional
-        In what form gradients travel between machines, as in :func:`synkhronos.all_reduce`; by default
-        as they are. Needs float32 parameters.
+        The format in which gradients are sent between machines, as in :func:`synkhronos.all_reduce`; by
+        default as they are. Needs float32 parameters.
     overlap : bool, default: False
-        Whether gradients travel between machines while the ranks compute others, as in
+        Whether gradients are sent between machines while the ranks compute others, as in
         :func:`make_train_function`.
     **kwargs
         Passed to ``theano.function``.

@@ -12,8 +12,8 @@ function.
 ``check`` compares a call with the serial function, by a ``trial`` of the call on every rank, which
 updates ``copies`` of shared variables, and ``reasons`` finds why they differ. ``agreement`` keeps track
 of the replicas of shared variables that are meant to be equal, with what ``analysis`` reads from graphs;
-``watch`` warns if they are not in the first calls of a function, and ``audit`` raises an error in every
-call.
+in the first calls of a function, ``watch`` warns if they are not equal, and in every call ``audit``
+raises an error if they are not.
 
 May import: ``arithmetic``, ``host``, ``stores``, ``engines``, ``world``, ``arrays``.
 """

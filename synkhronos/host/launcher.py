@@ -41,7 +41,7 @@ _KEEPALIVE = {"time": 1, "intvl": 1, "probes": 2}
 # When OpenMPI 5.0.11's mpirun has lost a machine, it ends the job and returns 0, but it says this.
 _LOST = b"has lost communication with a remote daemon"
 _PR_SET_PDEATHSIG = 1
-_POLL_INTERVAL = 0.5  # seconds between two looks whether the terminal is ours
+_POLL_INTERVAL = 0.5  # seconds between two checks of whether the terminal is ours
 _LAST = 1.0  # seconds for what mpirun has written last
 
 

@@ -197,8 +197,8 @@ class Center:
 
         .. math:: x_i \leftarrow x_i - d, \qquad \tilde{x} \leftarrow \tilde{x} + d
 
-        as in elastic averaging SGD [1]_. Half precision is computed in single. Afterwards `push` needs a
-        `pull`.
+        as in elastic averaging SGD [1]_. Half-precision values are computed in single precision. Call
+        `pull` before the next `push`.
 
         Parameters
         ----------

@@ -197,7 +197,7 @@ class Collectives:
         weight : float, optional
             This rank's weight in ``"avg"``; by default 1.
         wire : {"float16", "bfloat16", "int8"}, PowerSGD or TopK, optional
-            In what form arrays travel between machines, the same on every rank.
+            The format in which arrays are sent between machines; the same on every rank.
         """
         self._enter_meeting()
         numbers = self._numbers_of(shared_vars)

@@ -227,7 +227,7 @@ class Transport(ABC):
 
     @abstractmethod
     def attend(self, name: str, serve: Callable[[], None]) -> Attendant:
-        """Master: run ``serve()`` in parallel to the ranks, where the store can be used.
+        """Master: run ``serve()`` concurrently with the ranks, where the store can be used.
 
         It runs in a process of its own if the ranks do, and ends with the master at the latest.
         """

@@ -7,9 +7,9 @@ that the rank has just done, with a minimum of `SHORTEST` and a maximum of `LONG
 polling without success, a rank polls half as long the next time, down to `LEAST` of the limit. When a
 wait is shorter than the limit, the full limit applies again.
 
-In some virtual machines, Linux does not regard an idle core as available when it wakes a process, but
-puts it on the core of the one that wakes it, where it has to wait. Neither does it move a process that
-has run less than half a millisecond ago. So a rank that was woken leaves the other's core by itself.
+In some virtual machines, Linux does not regard an idle core as available when it wakes a process. It
+puts the process on the core of the waker, where it has to wait. It also does not migrate a process that
+ran within the last half millisecond. So a woken rank leaves the waker's core by itself.
 """
 
 import os

@@ -280,7 +280,7 @@ class Reduce(Command):
         count in its last call.
     nccl : bool
     wire : Format, optional
-        In what form the arrays travel between machines, if the target is "all".
+        The format in which the arrays are sent between machines, if the target is "all".
     begun : dict of int to int
         For variables by number: the number of the `Buckets` in which their reduction may have begun.
     """
@@ -452,11 +452,11 @@ def all_reduce(
         Weights for ``"avg"``: one number per rank, or a function, for the number of rows that each rank
         had in its last call. The average is then exact for batches that do not divide evenly.
     wire : {"float16", "bfloat16", "int8"}, PowerSGD or TopK, optional
-        In what form arrays travel between machines, for ``"avg"`` and ``"sum"`` of float32, so that
-        they take fewer bytes; by default as they are. Arrays of at most 64 kB travel as they are in any
-        case. Inside a machine it has no effect, so neither has it on a single machine. ``"int8"``,
-        `PowerSGD` and `TopK` keep what they leave out and add it to the next reduction of the variable
-        in the same format.
+        The format in which arrays are sent between machines, for ``"avg"`` and ``"sum"`` of float32, so
+        that they take fewer bytes; by default they are sent as they are. Arrays of at most 64 kB are
+        always sent as they are. It has no effect within a machine, and therefore none on a single
+        machine. ``"int8"``, `PowerSGD` and `TopK` keep what they leave out and add it to the next
+        reduction of the variable in the same format.
 
     Raises
     ------

@@ -95,7 +95,7 @@ class BSP(LocalSGD):
     average : {"gradients", "params"}
         ``"gradients"`` needs a step in two parts, of `make_step`.
     wire : {"float16", "bfloat16", "int8"}, PowerSGD or TopK, optional
-        In what form gradients travel between machines, as in :func:`synkhronos.all_reduce`.
+        The format in which gradients are sent between machines, as in :func:`synkhronos.all_reduce`.
 
     References
     ----------

@@ -1,4 +1,4 @@
-"""Update rules of any origin, converted to one form."""
+"""Update rules from any source, converted to a common form."""
 
 from __future__ import annotations
 

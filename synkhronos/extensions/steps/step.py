@@ -27,9 +27,9 @@ class Options(NamedTuple):
     compiler : dict
         Keywords of the compiler's own ``function``.
     wire : str, PowerSGD, TopK or None
-        In what form gradients travel between machines.
+        The format in which gradients are sent between machines.
     overlap : bool
-        Whether they travel while the ranks compute.
+        Whether they are sent while the ranks compute.
     """
 
     broadcast: list[Variable]
