@@ -1,8 +1,8 @@
 """Several machines on this one: network namespaces with hosts of their own, and MPI jobs on them.
 
 Each machine has its own network, host name, processes, ``/dev/shm`` and semaphores, and the files of
-this one. A bridge, in a namespace of its own, joins them. No namespace has a name, so nothing is left
-of them when their first processes have ended, which end with this process, however it ends.
+this one. A bridge, in a namespace of its own, joins them. No namespace has a name, so nothing is left of
+them when their first processes have ended. These end with this process, however it ends.
 
 Where this is not permitted, `Machines` are tasks on one host, each of which counts as a machine.
 """
@@ -331,7 +331,7 @@ class Machines:
         return Job(self, command, variables, folder)
 
     def run(self, *program, timeout=180, **options):
-        """Run a job to its end; return what it was, a `Done`. The arguments are those of `start`."""
+        """Run a job to its end; return a `Done`. The arguments are the same as for `start`."""
         return self.start(*program, **options).wait(timeout)
 
 

@@ -229,7 +229,7 @@ def run_file(file, *arguments, cwd, timeout=120, check=True, environment=None, c
     check : bool
         Whether to fail if the exit status is not 0.
     environment : dict, optional
-        Environment variables, in addition to those of this process. A value of None removes one.
+        Environment variables, in addition to the variables of this process. A value of None removes one.
     command : sequence of str, optional
         The start of a command that runs the rest of its arguments as a command, such as ``nice``.
 

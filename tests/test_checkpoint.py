@@ -591,7 +591,7 @@ def hostile_members(tmp_path):
     yield {state: npy(shape % (b"<u4", b"(628,)"), numbers.tobytes())}
 
 
-@pytest.mark.skipif(NAME == "pytensor", reason="the members are those of streams of Theano")
+@pytest.mark.skipif(NAME == "pytensor", reason="the members belong to streams of Theano")
 def test_hostile_arrays_are_refused_and_never_unpickled(small, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     small.set_value(np.ones(3))

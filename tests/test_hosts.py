@@ -89,7 +89,7 @@ def end_while_a_daemonic_thread_calls():
 
 def test_a_script_that_ends_while_a_daemonic_thread_calls_ends_quietly(programs):
     done = programs.run(end_while_a_daemonic_thread_calls).check()
-    assert done.stderr.count("Traceback") <= 1, done.stderr  # at most that of the thread
+    assert done.stderr.count("Traceback") <= 1, done.stderr  # at most the thread's
     assert "BusyError" not in done.stderr
 
 

@@ -269,7 +269,7 @@ def test_the_end_of_a_world_that_was_read_early_does_not_end_the_next_one():
     first.begin(4)
     first.notify(END, "ended")
     second.begin(3)
-    second.read_notices()  # that of a command that has not come yet
+    second.read_notices()  # the notice of a command that has not come yet
     second.begin(4)
     second.begin(5)
     second.begin_world()

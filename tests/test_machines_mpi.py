@@ -98,8 +98,8 @@ def test_naive_links(check, size):
 
 # What they cannot have: workers that start late, `Data` in memory that all ranks share, files of a
 # process on another machine, reports that are seen at once, boxes that are full at once, and sums of
-# small arrays by each rank. A sum over machines has another order. Deaths are those of leaders there,
-# which end the job.
+# small arrays by each rank. A sum over machines has another order. There, the processes that die are
+# leaders, which ends the job.
 SUITE = {
     "test_function_oracle": "",
     "test_collectives_oracle": "",
@@ -191,7 +191,7 @@ def test_a_script_goes_on_after_a_restart(rank, moment, mode, machines, tmp_path
 def test_demos_equal_the_plain_compiler(demo, machines, tmp_path):
     script = ROOT / "demos" / f"{demo}.py"
     done = machines.run(script, cwd=tmp_path, tasks=2, environment={**COURIERS, "SYNKHRONOS_RANKS": "1"})
-    assert done.check().output.splitlines()[-1].startswith("All results equal those of plain")
+    assert done.check().output.splitlines()[-1].startswith("All results match plain")
 
 
 @pytest.mark.skipif(NAME != "theano", reason="Lasagne builds graphs of Theano")
@@ -260,8 +260,8 @@ def test_the_ranks_are_on_both_machines(found, machines):
 
 
 @pytest.mark.parametrize("what", ["inputs", "variables", "draws", "graphs", "again"])
-def test_outputs_variables_and_random_numbers_are_those_of_one_machine(found, what):
-    # Averages are those of the machines' averages; C code is compiled with other options.
+def test_outputs_variables_and_random_numbers_are_the_same_as_on_one_machine(found, what):
+    # Averages are averages of the machines' averages; C code is compiled with other options.
     assert_equal(found[0][what], found[1][what], 0 if what == "draws" else 1e-12)
 
 

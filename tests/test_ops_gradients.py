@@ -122,7 +122,7 @@ RULE = [("avg", lambda x: x.mean()), ("sum", lambda x: x.sum())]
 @pytest.mark.parametrize("loss_op, total", RULE, ids=["avg", "sum"])
 @pytest.mark.parametrize("num_slices", [1, 2])
 def test_a_training_step_equals_the_serial_one(world, loss_op, total, num_slices):
-    """In slices, the statistics are those of the ranks' first slices, and so on; here they are equal."""
+    """Statistics are computed over the ranks' first slices, and so on; here they are equal."""
     x = tt.dmatrix("x")
 
     def script():

@@ -1,4 +1,4 @@
-"""Warnings about results that are probably not those of one process; and where there are none."""
+"""Warnings about results that probably differ from a run on one process, and when none are given."""
 
 import sys
 import warnings

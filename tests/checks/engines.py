@@ -239,7 +239,7 @@ def check_jumps_lead_to_streams_of_their_own(lab):
 
 
 class Peers:
-    """Two ranks with the same values, of which this is the first; it records its calls."""
+    """The first of two ranks with the same values; it records its calls."""
 
     is_master = True
 

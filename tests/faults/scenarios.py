@@ -175,7 +175,7 @@ class Scenario:
 
     @property
     def causes(self):
-        """Descriptions of which a `WorldBrokenError` about a worker must contain at least one."""
+        """Descriptions; a `WorldBrokenError` about a worker must contain at least one."""
         if self.how in EXCEPTIONS:
             return ("exit code 1",)
         return (f"exit code {EXIT_CODE}",) if self.how == "exit" else (SIGNALS[self.how],)

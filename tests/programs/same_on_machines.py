@@ -68,7 +68,7 @@ def draws(folder):
 
 
 def training():
-    """Return the losses and parameters of a few steps, and those of serial steps."""
+    """Return the losses and parameters of a few steps, and the same for serial steps."""
     rng = np.random.RandomState(0)
     images, labels = rng.randn(50, 6), rng.randn(50)
     results = []
@@ -122,7 +122,7 @@ def wires_in_a_program():
         rank.all_reduce(gradient, "avg", weight=1.0, wire=wire)
         return gradient.get_value()
 
-    # The rank of the gradient is at most that of the rows.
+    # The rank of the gradient is at most the rank of the rows.
     return [synk.spmd(average, wire)[3] for wire in (*WIRES[:3], synk.PowerSGD(8), synk.TopK(1.0))]
 
 
