@@ -19,7 +19,7 @@ SHARE = 0.25
 SHORTEST = 2e-4  # seconds
 LONGEST = 4e-2  # seconds
 LEAST = 1 / 64
-AFTER_MOVE = 5.0  # limits to poll once the rank is on another core: the others may be about to move, too
+AFTER_MOVE = 5.0  # limits to poll after a move to another core; other ranks may be about to move, too
 
 _POLLS = range(32)  # polls between two readings of the clock; each takes about 80 nanoseconds
 
@@ -32,8 +32,8 @@ class Patience:
     fraction : float
         The fraction of the limit.
     leave_core : callable
-        Called after this rank has slept, to leave the core of the rank that has woken it. Returns
-        whether it has left it.
+        Called after this rank has slept, to leave the core of the rank that woke it. Returns whether it
+        did.
     """
 
     def __init__(self):
@@ -82,7 +82,7 @@ class Patience:
             Seconds.
         has_core : bool
             Whether there is a core for each rank. If another rank was on this rank's core nevertheless,
-            the wait has lasted longer than it would have.
+            the wait was longer than it would otherwise have been.
         """
         if has_core and self.leave_core():
             self.fraction = AFTER_MOVE

@@ -76,7 +76,7 @@ class Machines:
     leaders : Leaders or None
         None for a task that leads no machine.
     facts : list of Fact
-        Of each machine.
+        The facts of each machine.
     """
 
     def __init__(self) -> None:
@@ -97,7 +97,7 @@ class Machines:
         self._world = None  # the last one
 
     def _use_all_cores(self):
-        """Use the cores of the other tasks of this machine, too, as they only wait."""
+        """Also use the cores of this machine's other tasks, which only wait."""
         if self._tasks.tasks_here > 1 and self._tasks.links is not None:
             before = cores()
             use_cores(self._tasks.cores)
@@ -129,7 +129,7 @@ class Machines:
         timeout: float | None,
         profile_workers: bool,
     ) -> MachinesTransport:
-        """Let the leaders of the other machines make their ranks; return the master's transport."""
+        """Let the leaders of the other machines start their ranks; return the master's transport."""
         self._world = _WorldOfJob(by_machine, master_rank, timeout, profile_workers)
         self._tell(_START, self._world)
         return self._transport(self._world)
@@ -159,14 +159,14 @@ class Machines:
     # After the end of a world
 
     def possible_sizes(self) -> range:
-        """Return the numbers of ranks with which the world can go on: see `Transport`."""
+        """Return the numbers of ranks with which the world can continue; see `Transport`."""
         self._go_on_with_the_living()
         return range(len(self._world.by_machine), sum(map(len, self._world.by_machine)) + 1)
 
     def successor(
         self, former: MachinesTransport, size: int, master_rank: int
     ) -> MachinesTransport:
-        """Let the leaders of the other machines make new ranks; return the master's transport.
+        """Let the leaders of the other machines start new ranks; return the master's transport.
 
         The master's rank is the largest one up to `master_rank` that its machine can have.
         """
@@ -179,7 +179,7 @@ class Machines:
     # The other machines
 
     def serve(self) -> None:
-        """Lead this machine's ranks in one world after the other, or be its courier, to the end."""
+        """Lead this machine's ranks in each world, or run as its courier, until the job ends."""
         try:
             if self._tasks.couriers is not None:
                 couriers.serve(self._tasks.here, self._tasks.couriers)
@@ -207,7 +207,7 @@ class Machines:
                 break
             if message[0] == _TOGETHER:
                 self._meet_again()
-            if message[0] == _START:  # else a command of a world that has ended here
+            if message[0] == _START:  # other commands belong to a world that has ended here
                 self.leaders.begin(number)
                 self._lead(message[1])
 
@@ -218,7 +218,7 @@ class Machines:
     # After a machine was lost
 
     def _go_on_with_the_living(self):
-        """Master: after tasks have died, leave them and their machines out of the job."""
+        """Master: after tasks have died, remove them and their machines from the job."""
         if not self._tasks.have_died():
             return
         lost = self.leaders.links.lost()
@@ -250,7 +250,7 @@ class Machines:
                 world.start()
                 world.work(transport)
             except BaseException:
-                transport.local.kill()  # they may compute for long
+                transport.local.kill()  # they may compute for a long time
                 raise
             finally:
                 transport.close(_CLOSING)
@@ -295,7 +295,7 @@ def make_engine(devices: Sequence[str]) -> Engine:
 
 @functools.lru_cache(maxsize=None)
 def machines_of_job() -> Machines | None:
-    """Return the machines of this process's MPI job; None if it is no task of a job."""
+    """Return the machines of this process's MPI job; None if it is not a task of a job."""
     return None if job.own_task() is None else Machines()
 
 
@@ -323,5 +323,5 @@ def serve() -> None:
             raise
         if not isinstance(error, LostError):  # which other ranks report
             traceback.print_exc()
-        # The others are told of tasks that a signal has ended, and wait for those that have exited.
+        # The other tasks are notified if a signal ends this one, but would wait for it if it exited.
         os.kill(os.getpid(), signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Where the ranks of several machines are, by the arguments of ``fork()`` and what the machines have."""
+"""Places ranks on several machines, given the arguments of ``fork()`` and what the machines have."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class Fact(NamedTuple):
     ----------
     host : str
     versions : tuple of str
-        Of this package, of Python, of NumPy, and of the graph compiler with its name.
+        The versions of this package, Python, NumPy, and the graph compiler with its name.
     ranks : int or None
-        The number of its ranks, if the job says it.
+        The number of its ranks, if the job specifies it.
     cores, gpus : int
     devices : list of str or None
-        The devices of its ranks, if the job says them.
+        The devices of its ranks, if the job specifies them.
     """
 
     host: str

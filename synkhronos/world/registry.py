@@ -84,7 +84,7 @@ class Registry:
         self._notice_drop(function, number)
 
     def number_of(self, function: Any) -> int | None:
-        """Return the number of a function; None if it is not of this world, or a copy."""
+        """Return the number of a function; None if it belongs to another world or is a copy."""
         replica = getattr(function, "replica", None)  # a copy has none
         is_known = replica is not None and self.functions.get(replica.number) is function
         return replica.number if is_known else None
@@ -128,7 +128,7 @@ class Registry:
         return results
 
     def mark_replicated(self, new: Sequence[int]) -> None:
-        """Record that the workers have what has these numbers, the last ones."""
+        """Record that the workers have the objects with these numbers, which are the latest."""
         self.replicated = max(new, default=self.replicated - 1) + 1
 
 
