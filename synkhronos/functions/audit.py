@@ -1,8 +1,9 @@
 """``fork(check=True)``: every call also compares the replicas, before and after it.
 
-Before the call, the variables whose values its results depend on must be equal on all ranks; after it,
-all variables but those that were last updated by what differs between the ranks: their own rows, random
-numbers, or other such variables. These must be equal again before their values are used.
+Before the call, the variables on whose values its results depend must be equal on all ranks. After the
+call, all variables must be equal except variables that were last updated from values that differ by
+rank: a rank's own rows, random numbers, or other such variables. These must be equal again before their
+values are used.
 """
 
 from __future__ import annotations

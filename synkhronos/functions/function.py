@@ -64,7 +64,7 @@ class Function:
 
     @property
     def specification(self) -> Specification:
-        """What is needed to call the replica of a rank; also in a copy."""
+        """What is needed to call the replica of a rank. Copies have it, too."""
         if self._specification is None:
             self._specification = specify(self)
         return self._specification
@@ -107,11 +107,11 @@ class Function:
         return _html.table(f"Function {self.name}", describe(self), ("", "name", "type", "ranks"))
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
-        # IPython would write the text by the class that `__class__` is.
+        # IPython would choose the text by the class in `__class__`.
         return {"text/plain": repr(self)}
 
     def __dir__(self) -> list[str]:
-        # object.__dir__ would list the names of `__class__`, which are the compiler's.
+        # object.__dir__ would list the attributes of `__class__`, a class of the compiler.
         return sorted({"name", "update_modes", *vars(Function)} - _INTERNAL)
 
     def get_shared(self) -> list[SharedVariable]:
@@ -245,7 +245,7 @@ class Function:
         return command
 
     def forget_last_call(self) -> None:
-        """Discard the last command, whose rows are those for the former number of ranks."""
+        """Discard the last command, whose rows were divided for the former number of ranks."""
         self._last = None
 
     def _usable_world(self):

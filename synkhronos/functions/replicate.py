@@ -159,7 +159,7 @@ class _TryToLoad(Command):
         try:
             here.engine.loads(here.store.get(self.payload), here.shareds)
         except (MemoryError, EOFError, SynkhronosError, pickle.UnpicklingError):
-            raise  # not because of the function: it can be tried again
+            raise  # not the function's fault; it can be tried again
         except Exception as error:  # any exception that an operation or a mode raises
             return f"{type(error).__name__}: {error}"
         return None

@@ -1,4 +1,4 @@
-"""The arguments of `function()`: checked, and converted to one form."""
+"""Checks the arguments of `function()` and converts them to a common form."""
 
 from __future__ import annotations
 

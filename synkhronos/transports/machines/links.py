@@ -21,7 +21,7 @@ def as_bytes(data: bytes | np.ndarray) -> np.ndarray:
 
 
 class LostError(WorldBrokenError):
-    """Other tasks have ended, and MPI goes on: with ULFM, without which MPI ends the job.
+    """Other tasks have ended, and MPI continues, which requires ULFM; without it, MPI ends the job.
 
     Parameters
     ----------
@@ -44,7 +44,7 @@ class Receipt(ABC):
 
     @abstractmethod
     def cancel(self) -> None:
-        """Do not write to the array any more."""
+        """Stop writing to the array."""
 
 
 class Links(ABC):
@@ -69,7 +69,7 @@ class Links(ABC):
         return ()
 
     def acknowledge(self) -> None:  # noqa: B027
-        """Let messages from any leader be received again, from those that are left."""
+        """Let messages from any of the remaining leaders be received again."""
 
     def lost_error(self) -> LostError:
         """Return the error for the leaders that have died."""
