@@ -64,7 +64,7 @@ def is_on_host(vector):
 def fill(vector, expressions, shapes, op, wire, is_ahead):
     """Return a vector with the values of expressions, written in place; see ``synkhronos.ops``.
 
-    If not `is_ahead`, nobody is told of the buckets.
+    If not `is_ahead`, other ranks are not notified of the buckets.
     """
     groups = divide(shapes, np.dtype(vector.dtype).itemsize)
     buckets = Buckets(
@@ -89,8 +89,8 @@ def fill(vector, expressions, shapes, op, wire, is_ahead):
 def soonest(fgraph):
     """Return the operations of a graph in an order in which each bucket is ready as soon as possible.
 
-    It is a schedule for a linker of the compiler. By its own, gradients of several layers may be
-    computed before the first of them is put into the vector.
+    It is a schedule for a linker of the compiler. With the compiler's own schedule, the gradients of
+    several layers may be computed before the first of them is put into the vector.
     """
     order = fgraph.toposort()
     places = {node: place for place, node in enumerate(order)}

@@ -1,10 +1,10 @@
 """Collectives as operations of Theano and of PyTensor, and the order in which all ranks run them.
 
 The other ranks are a value of the graph: the *peers*, an object that a call passes as the last argument.
-Each collective takes the peers and an array, and returns the peers and an array. In what a script builds
-they come from the shared variable `ALONE`, whose value is None. So a plain function of the compiler, and
-every serial call of a parallel function, which passes None, compute with collectives that return what
-they are given.
+Each collective takes the peers and an array, and returns the peers and an array. In a script's graphs
+they come from the shared variable `ALONE`, whose value is None. So in a plain function of the compiler,
+and in every serial call of a parallel function, which passes None, collectives return what they are
+given.
 
 Gradients: let rank r compute the loss l_r on n_r rows. The ranks' losses are combined to their average,
 weighted by n_r ("avg"), or to their sum ("sum"), and so are the ranks' gradients. Therefore the gradient
@@ -63,7 +63,7 @@ def is_peers(variable):
 
 
 class _Alone(SharedVariable):
-    """No other ranks. There is one such variable; copies and pickles of it are itself."""
+    """Stands for no other ranks. It is a singleton: copies and pickles of it are the same object."""
 
     def __reduce__(self):
         return _get_alone, ()
@@ -150,7 +150,7 @@ class Collective(Op):
     def _derivative(self, inputs, tangent):
         return self.of(tangent, *inputs[2:], peers=inputs[0])
 
-    # The names and arguments of PyTensor
+    # PyTensor's names and arguments
 
     def pullback(self, inputs, outputs, gradients):
         """See `grad`."""
@@ -195,7 +195,7 @@ class AllReduce(Collective):
             return grad_not_implemented(
                 self, 1, array, "all_reduce: 'prod' has no gradient; use exp of the sum of log(x)"
             )
-        # As of the compiler's maximum: where several ranks have the extreme value, all get the gradient.
+        # As for the compiler's maximum: if several ranks have the extreme value, all get the gradient.
         is_extreme = tt.eq(array, self.of(array, peers=peers))
         return is_extreme * AllReduce(self._sum, self.loss_op).of(gradient, peers=peers)
 

@@ -1,14 +1,14 @@
-"""How the values of a graph depend on the number of rows, as far as its operations tell.
+"""How the values of a graph depend on the number of rows, as far as its operations show.
 
-Suppose that every row of the data is there twice. A mean over the rows stays the same, a sum over the
+Suppose that every row of the data occurs twice. A mean over the rows stays the same, a sum over the
 rows doubles, and so does the number of rows. The *degree* of a term is the power of two that it is
 multiplied by: 0 for a mean, 1 for a sum, -1 for what is divided by the number of rows. A value may also
 have an axis of rows. Both follow from the operations, node by node: the degrees of factors are added,
-a sum over the axis of rows adds one. So ``(x * w).sum() / x.shape[0]`` has the degree 0, however it is
-written, and so has the gradient of a mean.
+and a sum over the axis of rows adds one. So ``(x * w).sum() / x.shape[0]`` has the degree 0, however it
+is written, and so has the gradient of a mean.
 
-Of an operation that is not listed here, the result is unknown, unless nothing in it depends on the
-number of rows. What is known is certain; an output is never taken for a sum by mistake.
+The result of an operation that is not listed here is unknown, unless none of its inputs depends on the
+number of rows. Known results are certain; an output is never taken for a sum by mistake.
 """
 
 import numpy as np

@@ -35,7 +35,7 @@ class _NoProperties(tuple):
 
 
 def make_cacheable():
-    """Let Theano cache operations without properties: all those that have been imported."""
+    """Let Theano cache all imported operations that have no properties."""
     kinds = [Op]
     while kinds:
         kind = kinds.pop()
@@ -77,7 +77,7 @@ class ModuleLog:
         self._known = self._sent = _count()
 
     def mark_none_known(self):
-        """Record that some ranks know none, because they are on other machines."""
+        """Record that some ranks know no modules, because they are on other machines."""
         self._known = self._sent = 0
 
     def unknown(self):

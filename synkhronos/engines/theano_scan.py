@@ -20,7 +20,7 @@ from theano.gof import cmodule
 from theano.gof.compilelock import get_lock, release_lock
 from theano.misc.windows import output_subprocess_Popen
 
-version = 0.296  # of the C file, as it states itself
+version = 0.296  # the version that the C file states
 
 _logger = logging.getLogger("synkhronos")
 _NAME = "scan_perform"  # of the file in Theano, and of the folder and the module in its cache
@@ -39,7 +39,7 @@ _REPLACED = (
 # Cython's shortcuts for calls and exceptions use fields of frames and threads that have changed.
 _FLAGS = ["-fwrapv", "-O2", "-fno-strict-aliasing", "-w"]
 _FLAGS += ["-DCYTHON_FAST_PYCALL=0", "-DCYTHON_FAST_THREAD_STATE=0"]
-# Names of NumPy's that it has under others since 1.7
+# Names that NumPy has changed since 1.7
 _FLAGS += [
     f"-DNPY_{name}=NPY_ARRAY_{name}"
     for name in "ENSUREARRAY ENSURECOPY ALIGNED WRITEABLE UPDATE_ALL C_CONTIGUOUS F_CONTIGUOUS".split()
@@ -134,7 +134,7 @@ def _load():
 
 
 def _perform_in_python(*arguments):
-    """Do what the loop in C does. Theano passes the same arguments to both."""
+    """Do the same as the loop in C. Theano passes the same arguments to both."""
     *_, inputs, outputs, scan, node = arguments
     return scan.execute(node, inputs, outputs)
 
