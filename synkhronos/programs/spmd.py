@@ -37,7 +37,7 @@ class Results(list):
     stopped : bool
         Whether the ranks were asked to stop, by ``rank.stop()`` or by Ctrl-C.
     interrupted : bool
-        Whether they were asked by Ctrl-C.
+        Whether they were asked to stop by Ctrl-C.
     """
 
     reports: list[list[dict[str, float]]]
@@ -51,7 +51,7 @@ class Program(Command):
     Parameters
     ----------
     handle : Handle or None
-        A handle to the pickled program for the workers.
+        A handle to the pickled program, for the workers.
     token : bytes
         Identifies the world.
     entropy : list of int
@@ -143,11 +143,10 @@ def spmd(
     **kwargs)``; the methods of ``rank``, a `Rank`, are all that a program needs of this package. Other
     public functions of the package cannot be used inside, with the exception of methods of `Data`.
 
-    The program is sent to the workers by value, with the values that its arguments and its global
-    variables have now, unless it belongs to an imported module (on several machines, also then). Shared
-    variables and functions in it mean each rank's own replicas. `Data`, and arrays of 64 kB or more, are
-    not copied for each rank: all ranks use the same memory, and such arrays are read-only in the
-    workers.
+    The program is sent to the workers by value, with the current values of its arguments and global
+    variables, unless it belongs to an imported module (on several machines, even then). Shared variables
+    and functions in it refer to each rank's own replicas. `Data`, and arrays of 64 kB or more, are not
+    copied for each rank: all ranks use the same memory, and such arrays are read-only in the workers.
 
     The first Ctrl-C asks all ranks to stop, as ``rank.stop()`` does; a second one ends them.
 
@@ -158,15 +157,15 @@ def spmd(
         Further arguments of the program.
     controller : callable, optional
         ``controller(request, rank_number, info)`` returns the answer to ``rank.ask(request, info)``. It
-        runs in a process of its own, which is a copy of the script at this point, and answers one
-        question after another, in the order of their arrival.
+        runs in a separate process, a copy of the script at this point, and answers one question at a
+        time, in the order of arrival.
     on_death : {"raise", "continue"}
         What happens if a rank dies. By default all ranks are ended and a `WorldBrokenError` is raised.
-        With ``"continue"``, for programs without collectives, the ranks that are left go on. On the CPU,
-        a fresh rank takes the dead one's place and begins the program again, with the values that the
-        master's replicas have then; a rank that dies again and again breaks the world. The master itself
-        is not replaced. On several machines, the first rank of each is not replaced, and a fresh rank
-        has the values of the first one of its machine.
+        With ``"continue"``, for programs without collectives, the remaining ranks continue. On the CPU,
+        a new rank replaces the dead one and starts the program again, with the current values of the
+        master's replicas; a rank that dies repeatedly breaks the world. The master itself is not
+        replaced. On several machines, the first rank of each machine is not replaced, and a new rank
+        starts with the values of the first rank of its machine.
 
     Returns
     -------
@@ -274,7 +273,7 @@ def _commons(world: World) -> Iterator[Commons]:
     """Return the commons; they are empty before and after the block."""
     commons = world.here.store.commons
     try:
-        commons.clear()  # an interrupt may have come before the end of the last program's
+        commons.clear()  # an interrupt may have prevented the cleanup of the last program
         commons.release_locks()
         yield commons
     finally:
@@ -283,7 +282,7 @@ def _commons(world: World) -> Iterator[Commons]:
 
 @contextlib.contextmanager
 def _answering(world: World, controller: Answer | None) -> Iterator[None]:
-    """Have a controller answer questions in the block."""
+    """Let a controller answer questions inside the block."""
     if controller is None:
         yield
         return
@@ -297,7 +296,7 @@ def _answering(world: World, controller: Answer | None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _asked_by_signal(world: World, stop: Stop) -> Iterator[None]:
-    """Have Ctrl-C ask the ranks to stop in the block."""
+    """Let Ctrl-C ask the ranks to stop inside the block."""
     deferred = world.defer_interrupt
     deferred.on_first = lambda: stop.ask(INTERRUPTED)
     if deferred.is_pending:

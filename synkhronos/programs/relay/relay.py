@@ -57,10 +57,10 @@ class Relay:
             if place.machine == _FIRST:  # its leader knows when all ranks have ended
                 for machine in place.others:
                     post.send(machine, _OVER)
-            post.discard()  # what nobody needs any more
+            post.discard()  # what is no longer needed
 
     def _turn(self, post, parts):
-        """Pass on what there is; return whether there was anything."""
+        """Pass on what is new; return whether there was anything."""
         is_active = False
         while (received := post.receive()) is not None:
             source, name, content = received
