@@ -37,7 +37,7 @@ Updates = Union[Mapping, Sequence[tuple]]
 
 
 class TrainFunction:
-    """A training step, made by :func:`make_train_function`. Call it with the data of a minibatch.
+    """A training step, created by :func:`make_train_function`. Call it with the data of a minibatch.
 
     Attributes
     ----------
@@ -57,8 +57,8 @@ class TrainFunction:
         Parameters
         ----------
         *data : array-like or Data, or list of these
-            The data of `x`, of `y`, and of each of `bcast_inputs`: one array, of which a list of
-            numbers is one form, or a list of arrays if a list of variables was given for `x` or `y`.
+            The data of `x`, of `y`, and of each of `bcast_inputs`: one array or list of numbers, or a
+            list of arrays if a list of variables was given for `x` or `y`.
         **data_by_name
             The same by the names of the variables, or as ``x_data`` and ``y_data``.
         batch : int, slice, 1-d array-like of int or bool, optional
@@ -85,7 +85,7 @@ class TrainFunction:
 
 
 class ParallelFunction:
-    """A function on all ranks, made by :func:`parallel_function`. Call it as the Theano function.
+    """A function on all ranks, created by :func:`parallel_function`. Call it like the Theano function.
 
     Attributes
     ----------
@@ -191,9 +191,9 @@ def make_train_function(
         The format in which gradients are sent between machines, as in :func:`synkhronos.all_reduce`; by
         default as they are. Needs float32 parameters.
     overlap : bool, default: False
-        Whether gradients are sent between machines while the ranks compute others. It has an effect
-        on CPUs of several machines that ``launch`` has connected, in calls without `num_slices`. The
-        step is the same: to the last bit on two machines without `wire`, else to rounding. A rank
+        Whether gradients are sent between machines while the ranks compute others. It has an effect on
+        CPUs of several machines that ``launch`` has connected, in calls without `num_slices`. The step
+        is the same: bit-identical on two machines without `wire`, otherwise up to rounding. A rank
         without rows then computes on a row of another rank, as it does with collectives in graphs.
 
     Returns
@@ -314,9 +314,9 @@ def parallel_function(
 ) -> ParallelFunction:
     """Build a function on all ranks that equals a ``theano.function``, updates included.
 
-    Replace ``theano.function`` in a script by it. The updates are cut at the gradients in them. Each
-    rank computes the gradients on its rows, they are averaged over the ranks, and every rank computes
-    the rest of the updates from the average. The parameters remain identical on all ranks.
+    Use it in a script in place of ``theano.function``. The updates are cut at the gradients in them.
+    Each rank computes the gradients on its rows, they are averaged over the ranks, and every rank
+    computes the rest of the updates from the average. The parameters remain identical on all ranks.
 
     Parameters
     ----------
@@ -335,7 +335,7 @@ def parallel_function(
     givens : as in Theano, optional
         Substitutions in the graph.
     loss : scalar variable, or list of these, optional
-        The losses whose gradients the updates contain. By default all scalar float outputs are tried.
+        The losses whose gradients the updates contain. By default, all scalar float outputs are tried.
     params : list of shared variables, optional
         The parameters of these gradients; by default all float variables in `updates`.
     gradients : list of variables, optional
@@ -368,9 +368,9 @@ def parallel_function(
     NotForkedError, ClosedError, WorldBrokenError
         If there are no processes that can be used.
     TypeError, ValueError
-        If an argument is wrong, or the function could not equal the serial one, as a new value depends
-        on the rows in a way that cannot be averaged. The message names the update or output, and says
-        what to do.
+        If an argument is wrong, or the function could not equal the serial function because a new value
+        depends on the rows in a way that cannot be averaged. The message names the update or output, and
+        says what to do.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Which of some sources an expression depends on, and expressions with parts replaced."""
+"""Finds on which sources an expression depends, and replaces parts of expressions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Dependence:
     givens : dict
         The compiler's substitutions: a variable depends on what replaces it.
     cuts : container of variables
-        Variables that count as independent, whatever they are computed from.
+        Variables that count as independent, no matter what they are computed from.
     """
 
     def __init__(

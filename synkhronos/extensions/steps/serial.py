@@ -55,5 +55,5 @@ class SerialStep:
 
 def _rows_of(value, rows):
     if isinstance(value, (list, tuple)):
-        return numpy.asarray(value)[rows].tolist()  # the compiler casts lists, and no arrays
+        return numpy.asarray(value)[rows].tolist()  # the compiler casts lists, but not arrays
     return value[rows]
