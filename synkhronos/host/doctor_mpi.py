@@ -99,7 +99,7 @@ def judge_mpi(version: str, about: Dict[str, str]) -> Result:
 
 
 def check_hosts(hosts: str) -> Iterator[Result]:
-    """Check the machines of a job: each is reached, has the same versions, and how far it is."""
+    """Check that each machine of a job is reachable and has the same versions; measure the latency."""
     try:
         what = make_job(None, None, hosts, None, None, None)
         mpirun = launcher.find_mpirun()
@@ -146,7 +146,7 @@ def judge_host(host: str, about: Dict[str, Any], first: str, expected: Dict[str,
 
 
 def check_round_trips(mpirun: str, hosts: List[str]) -> Result:
-    """Measure the time of a message from the first machine to each other one and back."""
+    """Measure the time of a message from the first machine to each other machine and back."""
     try:
         times = ask(mpirun, hosts, ROUND_TRIPS)["microseconds"]
     except ProbeError as error:
@@ -179,7 +179,7 @@ def ask(mpirun: str, hosts: List[str], code: str) -> Dict[str, Any]:
 
 
 def complaint_of(said: str) -> str:
-    """Return the line that tells most: the end of a traceback, or the first, which is often ssh's."""
+    """Return the most informative line: the end of a traceback, or the first, which is often ssh's."""
     lines = [line.strip() for line in said.splitlines() if line.strip(" -") and "Warning: " not in line]
     errors = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b", line)]
     return errors[-1] if errors else next(iter(lines), "")

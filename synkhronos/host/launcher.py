@@ -58,7 +58,7 @@ class Mpirun(NamedTuple):
 
     @property
     def survives_deaths(self) -> bool:
-        """Whether it can go on without tasks that have died: since OpenMPI 5."""
+        """Whether it can continue without tasks that have died; OpenMPI 5 and newer can."""
         return int(self.version.split(".")[0]) >= 5
 
 
@@ -95,7 +95,7 @@ def check_mpi4py() -> None:
 
 
 def check_machines(what: Job, environ: Mapping[str, str] = os.environ) -> None:
-    """Raise a `JobError` if nothing says on which machines the job is to run."""
+    """Raise a `JobError` if the machines of the job are not specified."""
     if what.machines == 1 or what.hosts or what.mpi or job.tasks_apart(environ):
         return
     if not any(name in environ for name in _ALLOCATIONS):
@@ -122,12 +122,12 @@ def command(
         What each machine runs, with its arguments.
     mpirun : str
     environ : mapping
-        Of this process.
+        The environment variables of this process.
     is_script : bool
-        Whether it is a script, which gets Ctrl-C, ranks, whose lines get the name of their machine, and
-        a courier on each machine.
+        Whether it is a script. Then it gets Ctrl-C, a courier on each machine, and ranks whose lines
+        begin with the name of their machine.
     survives_deaths : bool
-        Whether this mpirun can go on without tasks that have died, with ULFM.
+        Whether this mpirun can continue, with ULFM, without tasks that have died.
     """
     tasks = 2 if is_script else 1  # a rank that leads the machine, and its courier
     line = [mpirun, *(["--allow-run-as-root"] if os.geteuid() == 0 else []), "--bind-to", "none"]
@@ -163,7 +163,7 @@ def passed(environ: Mapping[str, str]) -> List[str]:
 
 
 def run(line: Sequence[str], environ: Optional[Dict[str, str]] = None) -> int:
-    """Run a ``mpirun`` line until it ends, and pass signals on to it; return the exit code.
+    """Run an ``mpirun`` line until it ends, and pass signals on to it; return the exit code.
 
     SIGTERM and SIGHUP end the job. If this process dies, so does the job. The exit code is 1 if mpirun
     returns 0, but has lost a machine.

@@ -95,7 +95,7 @@ class Store(ABC):
         return take_rows(array, rows, out)
 
     def _find(self, handle: Handle, rows: Rows) -> tuple[np.ndarray, Rows]:
-        """Return an array that has rows of a handle's array, and their numbers in it."""
+        """Return an array that contains rows of a handle's array, and the rows' numbers in it."""
         return self.get(handle), rows
 
     @abstractmethod

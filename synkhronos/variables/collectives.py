@@ -59,8 +59,8 @@ def broadcast(
     Parameters
     ----------
     shared_vars : shared variable, or list of these
-        Functions may use them, now or later, but need not. Before the workers are started, only the
-        master's value is set, which they will have as well.
+        Functions may use them, now or later, but do not have to. Before the workers are started, only
+        the master's value is set, which they will have as well.
     values : array-like or Data, or list of these, optional
         One value for each variable, of its ndim and of a dtype that can be cast safely to its dtype.
         By default the master's values are sent.
@@ -468,7 +468,7 @@ def all_reduce(
     ValueError
         If the ranks' shapes differ, the operation does not exist, no function uses a variable, the
         weights are negative, all zero or not one per rank, `weights` is given for an operation other
-        than ``"avg"``, or `wire` is no format or cannot be used for the operation or the variables.
+        than ``"avg"``, or `wire` is not a format or cannot be used for the operation or the variables.
 
     Examples
     --------
@@ -492,7 +492,7 @@ def all_reduce(
 
 
 def _plan_reduction(world, variables, op, target, weights, nccl, wire=None):
-    """Return the command; if it equals the last one, that object, which is already pickled."""
+    """Return the command; if it equals the last one, return that object, which is already pickled."""
     operation, numbers = find_operation(op), numbers_of(world, variables)
     command = Reduce(
         numbers,
@@ -514,7 +514,7 @@ def _plan_reduction(world, variables, op, target, weights, nccl, wire=None):
 
 
 def check_wire(engine: Engine, wire: Format | None, variables: Sequence[SharedVariable]) -> None:
-    """Raise if shared variables cannot travel in a wire format."""
+    """Raise if shared variables cannot be sent in a wire format."""
     if wire is not None:
         arrays = [engine.storage(variable) for variable in variables]
         check_arrays(wire, variables, arrays, [engine.pieces_of(variable) for variable in variables])

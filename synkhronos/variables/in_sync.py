@@ -16,14 +16,14 @@ _MOST_MEASURED = 10  # variables whose values are fetched, too
 def in_sync(shared_vars: SharedVariables | None = None) -> bool:
     """Check that all ranks have the same values of shared variables, bit for bit.
 
-    Each rank sends digests of its replicas, so little is transferred, whatever their size.
+    Each rank sends digests of its replicas, so little data is transferred, regardless of their size.
 
     Parameters
     ----------
     shared_vars : shared variable, or list of these, optional
-        Each must be used by a function built with `function`. By default all such variables, except
-        the states of random streams and what holds each rank's own rows: variables that were scattered,
-        and those that are sliceable.
+        Each must be used by a function built with `function`. By default all such variables, except the
+        states of random streams, and variables that hold each rank's own rows because they were
+        scattered or are sliceable.
 
     Returns
     -------
