@@ -246,7 +246,7 @@ def _given(world, reader, owner, described, sizes, machines):
 
 
 def restore_all(world: Any, given: Sequence[Given], numbers: Sequence[int]) -> None:
-    """Let the machines keep what was read. For other vectors, couriers start afresh."""
+    """Let the machines keep what was read; couriers start afresh for other vectors in `numbers`."""
     if not world.here.comm.over_cpu.has_wires:
         return
     owners = [one.owner for one in given]
