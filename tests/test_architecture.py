@@ -7,6 +7,7 @@ import sys
 import typing
 from pathlib import Path
 
+import mutation
 import pytest
 
 import synkhronos as synk
@@ -466,6 +467,26 @@ def test_functions_are_short(name):
                 docstring = first.end_lineno - first.lineno + 1
             length = function.end_lineno - function.lineno + 1 - docstring
             assert length <= LONGEST_FUNCTION, f"{function.name}: {length} lines"
+
+
+# Tests of the tests
+
+
+def test_every_module_of_three_folders_has_tests_for_its_mutants():
+    there = {
+        str(path.relative_to(ROOT))
+        for folder in mutation.FOLDERS
+        for path in (ROOT / folder).rglob("*.py")
+        if path.name != "__init__.py"  # docstrings only
+    }
+    assert there == {*mutation.TESTS, *mutation.EXCLUDED}
+    assert not {*mutation.TESTS} & {*mutation.EXCLUDED} and all(mutation.EXCLUDED.values())
+
+
+def test_the_tests_for_mutants_exist():
+    files = {words.split()[0] for listed in mutation.TESTS.values() for words in listed}
+    assert all(mutation.TESTS.values())
+    assert not [name for name in files if not (Path(mutation.__file__).parent / name).exists()]
 
 
 # Rules that find no violation must be able to find one.
