@@ -21,7 +21,8 @@ def run(tmp_path):
     def run_it(program, *arguments, **variables):
         unset = {"THEANO_FLAGS": None, "THEANORC": str(tmp_path / "no-theanorc")}
         unset.update(dict.fromkeys(environment.MPI_VARIABLES))  # this process has set them
-        done = run_file(program, *arguments, cwd=tmp_path, timeout=60, environment={**unset, **variables})
+        variables = {**unset, **variables}
+        done = run_file(program, *arguments, cwd=tmp_path, timeout=60, environment=variables)
         return done.stdout.strip()
 
     return run_it
