@@ -6,6 +6,9 @@ need PyTensor. PyMC is imported when `parallelize` is called.
 The rows stay on the ranks. An evaluation sends the values of the parameters to every rank, and the sum
 of the log-probability and of its gradient to the master, in one command. Priors, transformations and the
 sampler are the master's, as without ranks.
+
+``models`` finds the rows in a model, whose sum ``parallel`` replaces by that of ``rows`` on all ranks;
+``operation`` is this sum in a graph. ``potential`` makes one without a model.
 """
 
 from importlib.util import find_spec as _find_spec
