@@ -280,8 +280,9 @@ def profile(path: PathLike | None = None) -> Iterator[Profile]:
     measured = Profile()
     try:
         world.run(_Begin())
-        world.here.log.events.clear()  # they are about the wait for the workers in that command
-        world.here.log.replace_command(world, "run")
+        log = world.here.log
+        log.events.clear()  # they are about the wait for the workers in that command
+        log.replace_command(world, "run")
         yield measured
     finally:
         if world.here.log:
@@ -291,5 +292,5 @@ def profile(path: PathLike | None = None) -> Iterator[Profile]:
             measured._take([[Event(*event) for event in events] for events in by_rank])
             if path is not None:
                 measured.save(path)
-        else:
-            world.here.log = None
+        elif world.here.log:  # no command can run, but this rank must stop measuring
+            _End().run(world.here)

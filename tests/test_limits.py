@@ -295,6 +295,27 @@ def test_out_of_memory_on_one_rank_is_an_error_and_the_world_goes_on(rank):
     world.check_usable()
 
 
+@own_process
+def test_out_of_memory_for_a_replica_of_one_rank_is_an_error_that_names_it():
+    open_world(start=False)
+    n, rows = tt.lvector("n"), theano.shared(np.zeros((1, 8)), name="rows")
+    synk.function([], rows.sum())
+    limit = synk.function([n], LimitMemory()(n)[0], mode="FAST_COMPILE")
+    synk.distribute()
+    limit(np.array([0, 2 << 20]))
+    large = np.ones((1 << 20, 8))  # 64 MB
+    calls = {
+        "set_value": lambda: synk.set_value(1, rows, large),
+        "broadcast": lambda: (rows.set_value(large), synk.broadcast(rows)),
+        "all_gather": lambda: synk.all_gather(rows),
+    }
+    for name, call in calls.items():
+        error = error_of(call, 20)
+        assert type(error) is synk.WorkerError and error.rank == 1, (name, error)
+        assert error.type_name == "MemoryError"
+    assert synk.get_shapes(rows)[1] == (1, 8)
+
+
 class Echo(Command):
     """Carries `there` as its payload. Each worker returns `back` bytes."""
 

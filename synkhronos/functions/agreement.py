@@ -83,7 +83,8 @@ class Agreement:
         world = None if self._world is None else self._world()
         if world is None:
             return
-        world.remarks += list(dict.fromkeys(self.suspected.values()))
+        for issue_warning in dict.fromkeys(self.suspected.values()):
+            world.remark(issue_warning)
         for shared in world.here.shareds.values():
             world.here.engine.notice_writes(shared, None)
 

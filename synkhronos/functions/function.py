@@ -159,8 +159,9 @@ class Function:
         numpy.ndarray or list of numpy.ndarray
             The outputs, as the Theano function would return them: a list if `outputs` was a list. They
             have the dtypes of the output variables. A reduced output has the shape that it has on each
-            rank; an output with ``"gather"`` has the rows of all ranks. Inside a ``fuse()`` block, an
-            object whose ``result()`` returns this after the block.
+            rank. An output with ``"gather"`` has the rows of all ranks in its order, with the shape
+            ``(sum of rows, ...)``, or ``(n,)`` for a scalar on each of `n` ranks. Inside a ``fuse()``
+            block, an object whose ``result()`` returns this after the block.
 
         Raises
         ------

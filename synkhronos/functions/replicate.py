@@ -141,7 +141,7 @@ def _find_unpicklable(world, replicas, known):
         except MemoryError:
             raise
         except Exception as error:
-            world.registry.unsent[replica.number] = f"{type(error).__name__}: {error}"
+            world.registry.mark_unsent(replica.number, f"{type(error).__name__}: {error}")
 
 
 class _TryToLoad(Command):
@@ -174,7 +174,7 @@ def _find_unloadable(world, replicas, known):
             with _stored(world, world.here.engine.dumps(replica, known)) as payload:
                 reasons = world.run(_TryToLoad(payload))
             for reason in filter(None, reasons):
-                unsent[replica.number] = reason
+                world.registry.mark_unsent(replica.number, reason)
     return len(unsent) > before
 
 

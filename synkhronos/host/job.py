@@ -5,9 +5,8 @@ of the job. Nothing here imports mpi4py.
 """
 
 import atexit
-import importlib
 import os
-from typing import Dict, List, Mapping, MutableMapping, NamedTuple, Optional
+from typing import Callable, Dict, List, Mapping, MutableMapping, NamedTuple, Optional
 
 #: Environment variables of this package
 TASK = "SYNKHRONOS_TASK"  # the process id of a task
@@ -87,15 +86,15 @@ def devices(environ: Mapping[str, str] = os.environ) -> Optional[List[str]]:
     return [name.strip() for name in text.split(",")] if text else None
 
 
-def provide() -> None:
-    """Prepare a script: it gets Ctrl-C from ``launch``, and its end lets the other tasks end."""
+def provide(end: Callable[[], None]) -> None:
+    """Prepare a script: it gets Ctrl-C from ``launch``, and `end` lets the other tasks end after it."""
     if os.environ.pop(LAUNCHED, None) == "1":
         import signal  # takes a millisecond, so not for other scripts
 
         signal.signal(signal.Signals[INTERRUPT], _interrupt)
     task = own_task()
     if task is not None and task.number == 0:
-        atexit.register(_end_job)
+        atexit.register(_if_task, end)
 
 
 def _interrupt(number, frame):
@@ -109,7 +108,7 @@ def _interrupt(number, frame):
         os.kill(os.getpid(), signal.SIGINT)
 
 
-def _end_job():
+def _if_task(end):
+    """Call `end`, unless this is a child of the task."""
     if own_task() is not None:
-        # By name: nothing here knows about ranks.
-        importlib.import_module("synkhronos.world.machines").end()
+        end()

@@ -87,27 +87,15 @@ class Program(Command):
     def run(self, here: Here) -> Any:
         """Return ``(result, reports, ended)``, pickled in a worker."""
         world = current_world()
-        here.transport.in_program = world.in_program = True
-        here.transport.relay(Relay)
-        if not self.may_meet and not here.is_master:
-            here.transport.on_death = Replacing(world, _ended(here.store.commons, here.size))
         try:
-            program, args, kwargs = self.own or sending.unpack(here, world, self.handle)
-            rank = Rank(here, self.token, self.entropy, self.has_controller, self.may_meet)
-            result, ended = None, False
-            try:
-                result = program(rank, *args, **kwargs)
-            except StopProgram:
-                ended = True
-            finally:
-                rank._has_ended = True
+            with world.in_a_program():
+                outcome = self._run(here, world)
         finally:
-            world.in_program, here.restarts = False, 0
+            here.restarts = 0
             commons = here.store.commons
             commons.pause = nap
             _ended(commons, here.size)[here.rank] = 1
             commons.release_locks()  # the locks of centers, and any left by an interrupt
-        outcome = result, rank._reports.own, ended
         if here.is_master:
             return outcome
         try:
@@ -119,6 +107,23 @@ class Program(Command):
                 f"spmd: what the program returned on rank {here.rank} cannot be pickled: {error}; "
                 f"return arrays, numbers, or lists and dictionaries of these"
             ) from error
+
+    def _run(self, here, world):
+        """Return what the program returns, what it has reported, and whether it was ended."""
+        here.transport.in_program = True
+        here.transport.relay(Relay)
+        if not self.may_meet and not here.is_master:
+            here.transport.on_death = Replacing(world, _ended(here.store.commons, here.size))
+        program, args, kwargs = self.own or sending.unpack(here, world, self.handle)
+        rank = Rank(here, self.token, self.entropy, self.has_controller, self.may_meet)
+        result, ended = None, False
+        try:
+            result = program(rank, *args, **kwargs)
+        except StopProgram:
+            ended = True
+        finally:
+            rank._has_ended = True
+        return result, rank._reports.own, ended
 
     def describe(self, here: Here) -> str:
         return "program"

@@ -41,6 +41,8 @@ def in_sync(shared_vars: SharedVariables | None = None) -> bool:
         If a variable is not a shared tensor.
     ValueError
         If no function uses a variable, or a variable is given twice.
+    WorkerError
+        If a worker raised an exception, for example because memory ran out.
     RuntimeError
         Inside a ``fuse()`` block.
 

@@ -100,6 +100,10 @@ class Registry:
         if number < self.replicated:
             self.dropped.append(number)
 
+    def mark_unsent(self, number: int, reason: str) -> None:
+        """Record why a function cannot be sent to the workers."""
+        self.unsent[number] = reason
+
     @property
     def may_have_new(self) -> bool:
         """Whether there may be functions or shared variables that are not replicated yet."""

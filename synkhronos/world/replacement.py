@@ -62,11 +62,12 @@ class Replacing:
 @contextlib.contextmanager
 def replacing_dead(world: World, ended: np.ndarray) -> Iterator[None]:
     """Continue if workers die in a program in this block, and replace them if workers can be forked."""
-    world.transport.on_death = replacing = Replacing(world, ended)
+    replacing = Replacing(world, ended)
+    world.on_death(replacing)
     try:
         yield
     finally:
-        world.transport.on_death = None
+        world.on_death(None)
         complaint = replacing.complaint()
         if complaint is not None and world.broken is None:
             world.mark_broken(complaint)

@@ -5,5 +5,6 @@ to a common form, and ``refusals`` has the errors that say what cannot be done. 
 into what each rank computes on its rows and what follows the all-reduce; it uses ``cuts``, ``marks``,
 ``linear``, ``dependence``, ``equality`` and ``graphs``, which read and rewrite graphs, and ``slots`` and
 ``layout``, which place the values to be reduced in one vector. ``step`` carries out a plan on all ranks,
-``serial`` in one process, and ``arguments`` matches the data of a call.
+with ``overlap`` while gradients are reduced, and ``serial`` in one process. ``arguments`` matches the
+data of a call.
 """
