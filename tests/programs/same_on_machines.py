@@ -7,6 +7,7 @@ import os
 import pickle
 import socket
 import sys
+import time
 from pathlib import Path
 
 import synkhronos as synk
@@ -164,6 +165,12 @@ def main(folder):
     for category in ("compute", "reduce"):
         seconds = profile.seconds[:, :, profile.categories.index(category)].sum(axis=0)
         found[f"ranks that {category}"] = np.flatnonzero(seconds).tolist()
+    found["commands"] = [
+        [(one.step, one.start, one.start + one.seconds) for one in events if one.category == "command"]
+        for events in profile.events
+    ]
+    found["clock error"], found["profiled hosts"] = profile.clock_error, profile.hosts
+    found["clocks"] = synk.spmd(lambda rank: time.perf_counter())
     synk.close()
     synk.fork(3, use_gpu=False, check=True)
     found["size of the next world"] = len(hosts())
