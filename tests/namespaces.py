@@ -233,6 +233,25 @@ class Machines:
 
     # What is on a machine
 
+    @contextlib.contextmanager
+    def mounted(self, number, path, *what):
+        """Mount something at a path of one machine only, inside the block.
+
+        Parameters
+        ----------
+        number : int
+        path : Path
+        *what
+            The arguments of ``mount``, for example ``"--bind", other`` for another file, or
+            ``"-t", "tmpfs", "tmpfs"`` for an empty folder.
+        """
+        entered = ["nsenter", "-t", str(self._machines[number].pid), "-m", "-p"]
+        subprocess.run([*entered, "mount", *map(str, what), str(path)], check=True)
+        try:
+            yield
+        finally:
+            subprocess.run([*entered, "umount", str(path)], check=True)
+
     def kill(self, number):
         """Kill all processes of a machine at once. `start_machine` starts it again."""
         self._machines[number].close()

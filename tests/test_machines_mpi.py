@@ -174,6 +174,20 @@ def test_steps_in_wire_formats_are_resumed_bit_for_bit(machines, tmp_path):
     assert not machines.left()
 
 
+def test_a_machine_with_other_source_files_is_refused(machines, tmp_path):
+    if not machines.apart:
+        pytest.skip("tasks on one host have the same files")
+    script, changed = tmp_path / "script.py", tmp_path / "_html.py"
+    script.write_text("import synkhronos\nif __name__ == '__main__': synkhronos.fork(2, use_gpu=False)")
+    changed.write_text((ROOT / "synkhronos" / "_html.py").read_text() + "# changed\n")
+    with machines.mounted(1, ROOT / "synkhronos" / "_html.py", "--bind", changed):
+        done = machines.run(script, cwd=tmp_path)
+    first, second = machines.hosts
+    assert done.returncode != 0, done.output
+    assert f"Synkhronos has other source files on {first} than on {second}" in done.output
+    assert not machines.left()
+
+
 @pytest.mark.parametrize("mode", ["CVM", "NUMBA"] if NAME == "pytensor" else ["CVM"])
 @pytest.mark.parametrize("rank, moment", [(3, "use"), pytest.param(1, "meet", marks=pytest.mark.slow)])
 def test_a_script_goes_on_after_a_restart(rank, moment, mode, machines, tmp_path):

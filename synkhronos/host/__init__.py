@@ -1,16 +1,18 @@
 """The setup of the machine and of the process. Nothing here knows about ranks.
 
-``compiler`` chooses the graph compiler, and ``preparation`` prepares the process for it: ``environment``
-makes Theano importable, ``imports`` provides modules that Theano lacks, and ``pytensor_environment``
-finds a BLAS for PyTensor. ``heap`` makes malloc keep memory, ``signals`` defers Ctrl-C. The folder
-``startup`` does the same for ``python -m synkhronos run``. ``machine`` counts the cores and bytes that
-this process may use, and ``job`` tells whether it is a task of an MPI job. ``compile_cache`` checks
-whether Theano has room to compile, and ``ownership`` who else can change its code. ``libraries`` finds
-NVIDIA's libraries, and ``library_links`` creates links with the names that libgpuarray expects.
-``launcher`` starts a job on the machines of ``job_config``, by mpirun, and ``prefixes`` puts the name of
-its machine before what a rank prints. ``doctor``, ``doctor_pytensor``, ``doctor_gpus`` and
-``doctor_mpi`` report what is missing, by the subprocesses of ``probe``. ``progress`` shows what takes
-long, ``theano_progress`` that a script's own ``theano.function`` compiles, and ``log`` writes the log.
+``compiler`` chooses the graph compiler, and ``preparation`` prepares the process for it:
+``environment`` makes Theano importable, ``imports`` provides modules that Theano lacks, and
+``pytensor_environment`` finds a BLAS for PyTensor. ``heap`` makes malloc keep memory, ``signals``
+defers Ctrl-C. The folder ``startup`` does the same for ``python -m synkhronos run``. ``machine``
+counts the cores and bytes that this process may use, and ``job`` tells whether it is a task of an
+MPI job. ``compile_cache`` checks whether Theano has room to compile, and ``ownership`` who else can
+change its code. ``libraries`` finds NVIDIA's libraries, and ``library_links`` creates links with the
+names that libgpuarray expects. ``launcher`` starts a job on the machines of ``job_config``, by
+mpirun, and ``prefixes`` puts the name of its machine before what a rank prints; ``sources`` tells
+whether machines have the same code. ``doctor``, ``doctor_pytensor``, ``doctor_gpus`` and
+``doctor_mpi`` report what is missing, by the subprocesses of ``probe``. ``progress`` shows what
+takes long, ``theano_progress`` that a script's own ``theano.function`` compiles, and ``log`` writes
+the log.
 
 May import: nothing.
 """
