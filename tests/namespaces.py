@@ -100,6 +100,18 @@ def why_no_namespaces():
     return ""
 
 
+def what_is_missing():
+    """Return what tests of several machines lack here, in a line for the report; empty for nothing."""
+    if why_no_mpi():
+        return f"tests of several machines were left out: {why_no_mpi()}"
+    if why_no_namespaces():
+        return (
+            f"tasks on one host stood for machines, and tests of lost machines and links were left out, "
+            f"as namespaces are {why_no_namespaces()}"
+        )
+    return ""
+
+
 @functools.lru_cache(maxsize=None)
 def have_own_clocks():
     """Whether the clocks of the machines differ."""

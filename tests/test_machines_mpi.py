@@ -8,12 +8,14 @@ import os
 import pickle
 import re
 import threading
+from types import SimpleNamespace
 
+import conftest
 import numpy as np
 import pytest
 from checks import communicators, links, stores, transports, wires
 from compilers import NAME
-from namespaces import Machines, have_own_clocks, why_no_mpi, why_no_namespaces
+from namespaces import Machines, have_own_clocks, why_no_mpi
 from prelude import run_file
 from processes import FOLDER, ROOT
 
@@ -35,8 +37,6 @@ def flags_of(mode):
 
 @pytest.fixture(scope="module")
 def machines():
-    if why_no_namespaces():
-        print(f"tasks on one host stand for machines, as namespaces are {why_no_namespaces()}")
     with Machines(2) as made:
         yield made
 
@@ -330,3 +330,23 @@ def test_a_profile_has_the_clock_of_the_script(found, machines):
 def test_a_checkpoint_of_one_machine_is_that_of_two(found):
     first, second = (one["checkpoint"] for one in found)
     assert first == second and len(first) > 2
+
+
+# Where namespaces are not permitted
+
+
+@pytest.mark.parametrize("why, lines", [("", 0), ("not permitted: a reason", 1)])
+@pytest.mark.parametrize("file", ["test_machines_mpi.py", "test_clocks.py"])
+def test_the_report_says_if_tasks_stood_for_machines(monkeypatch, file, why, lines):
+    written = []
+
+    class Reporter:
+        stats = {"passed": [SimpleNamespace(nodeid=f"tests/{file}::test_any")], "": [object()]}
+
+        def write_line(self, line, **markup):
+            written.append(line)
+
+    monkeypatch.setattr("namespaces.why_no_namespaces", lambda: why)
+    conftest.pytest_terminal_summary(Reporter())
+    assert len(written) == (lines if file == "test_machines_mpi.py" else 0)
+    assert all("tasks on one host stood for machines" in line and why in line for line in written)
