@@ -3,6 +3,7 @@
 A job takes seconds to start, so one job does the work of many tests here.
 """
 
+import contextlib
 import json
 import os
 import pickle
@@ -117,6 +118,9 @@ SUITE = {
 }
 if NAME == "pytensor":
     del SUITE["test_collectives_oracle"]  # all of it is slow there
+else:
+    SUITE["test_batch_norm"] = "gradients and 7 or uneven_shares or layer or spatial"
+    SUITE["test_uneven"] = "slower_one and asleep and 2 or eight"
 
 
 @pytest.fixture(scope="module")
@@ -185,6 +189,33 @@ def test_a_machine_with_other_source_files_is_refused(machines, tmp_path):
     first, second = machines.hosts
     assert done.returncode != 0, done.output
     assert f"Synkhronos has other source files on {first} than on {second}" in done.output
+    assert not machines.left()
+
+
+def test_files_that_a_machine_lacks_or_has_with_other_contents_are_sent(machines, tmp_path):
+    if not machines.apart:
+        pytest.skip("tasks on one host have the same files")
+    rows = np.arange(40_000.0).reshape(1000, 40)
+    others = {"same": None, "changed": rows + (rows == 39_999), "shorter": rows[:999], "absent": None}
+    files = {name: tmp_path / name / "rows.npy" for name in others}
+    with contextlib.ExitStack() as mounts:
+        for name, other in others.items():
+            files[name].parent.mkdir()
+            np.save(files[name], rows)
+            if other is not None:
+                np.save(tmp_path / f"{name}.npy", other)
+                mounts.enter_context(
+                    machines.mounted(1, files[name], "--bind", tmp_path / f"{name}.npy")
+                )
+        mounts.enter_context(machines.mounted(1, files["absent"].parent, "-t", "tmpfs", "tmpfs"))
+        script = FOLDER / "programs" / "files_on_machines.py"
+        done = machines.run(script, *files.values(), cwd=tmp_path).check()
+    sent = json.loads(done.output.splitlines()[-1])
+    small = 4000  # bytes of messages without rows
+    for name, path in files.items():
+        wanted = [0, 0] if name == "same" else [rows.nbytes // 2, 495 * rows[0].nbytes]
+        found = [count - least for count, least in zip(sent[str(path)], wanted)]
+        assert all(0 <= one < small for one in found), (name, sent)
     assert not machines.left()
 
 
