@@ -282,6 +282,21 @@ class Machines:
                         found[pid] = command
         return found
 
+    def tasks(self, number):
+        """Return the task of the job that each process on a machine is, or was forked from.
+
+        The processes are numbered as this process sees them.
+        """
+        found, own = {}, os.stat(f"/proc/{self._machines[number].pid}/ns/pid").st_ino
+        for folder in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if os.stat(folder / "ns" / "pid").st_ino == own:
+                    variables = (folder / "environ").read_bytes().decode(errors="replace").split("\0")
+                    task = [one for one in variables if one.startswith("OMPI_COMM_WORLD_RANK=")]
+                    if task:
+                        found[int(folder.name)] = int(task[0].partition("=")[2])
+        return found
+
     def shared_memory(self, number):
         """Return the names in ``/dev/shm`` of a machine."""
         return sorted(os.listdir(f"/proc/{self._machines[number].pid}/root/dev/shm"))
