@@ -345,7 +345,7 @@ def test_devices_of_jax_are_checked_before_anything_starts():
             synk.fork(devices=devices)
     with pytest.raises(ValueError, match="use_gpu is True, but"):
         synk.fork(devices=TWO, use_gpu=True)
-    facts = [Fact(host, ("1", "3.11", "2"), 1, 1, 0, None) for host in "ab"]
+    facts = [Fact(host, ("1", "3.11", "2"), "", 1, 1, 0, None) for host in "ab"]
     with pytest.raises(ValueError, match="devices of JAX are for a single machine"):
         place(facts, None, None, TWO)
     with pytest.raises(ValueError, match="devices of JAX are for a single machine"):

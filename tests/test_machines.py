@@ -127,13 +127,15 @@ def test_wire_format_between_four_machines(check):
 
 def test_machines_with_other_versions_are_refused_by_name():
     versions = ("1.0", "3.11.2", "2.4.6", "PyTensor 3.0.7")
-    first = Fact("a", versions, None, 1, 0, None)
+    first = Fact("a", versions, "code", None, 1, 0, None)
     check_versions([first, first._replace(host="b")])
     for place, name in enumerate(("Synkhronos", "Python", "NumPy", "the graph compiler")):
         others = tuple("0" if place == one else version for one, version in enumerate(versions))
         words = f"^{name} has the version {versions[place]} on a and 0 on c; install the same version"
         with pytest.raises(SynkhronosError, match=words):
             check_versions([first, first, first._replace(host="c", versions=others)])
+    with pytest.raises(SynkhronosError, match="other source files on a than on c, though both .* 1.0;"):
+        check_versions([first, first, first._replace(host="c", digest="other")])
 
 
 def test_the_first_machine_has_the_master():

@@ -7,10 +7,10 @@ counts the cores and bytes that this process may use, and ``job`` tells whether 
 job. ``compile_cache`` checks whether Theano has room to compile, and ``ownership`` who else can change
 its code. ``libraries`` finds NVIDIA's libraries, and ``library_links`` creates links with the names that
 libgpuarray expects. ``launcher`` starts a job on the machines of ``job_config`` with mpirun, and
-``prefixes`` puts the name of its machine before the output of a rank. ``doctor``, ``doctor_pytensor``,
-``doctor_gpus`` and ``doctor_mpi`` report what is missing, using the subprocesses of ``probe``.
-``progress`` shows the progress of long steps, ``theano_progress`` shows that a script's own
-``theano.function`` compiles, and ``log`` writes the log.
+``prefixes`` puts the name of its machine before the output of a rank. ``sources`` tells whether machines
+have the same code. ``doctor``, ``doctor_pytensor``, ``doctor_gpus`` and ``doctor_mpi`` report what is
+missing, using the subprocesses of ``probe``. ``progress`` shows the progress of long steps,
+``theano_progress`` shows that a script's own ``theano.function`` compiles, and ``log`` writes the log.
 
 May import: nothing.
 """

@@ -453,7 +453,7 @@ class Rank(Collectives):
         if log is None:
             yield
             return
-        start = time.perf_counter()
+        start = log.clock()
         try:
             yield
         finally:

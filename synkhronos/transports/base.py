@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from typing import Any, Callable, Sequence
 
 import numpy as np
 
+from synkhronos.arithmetic.clocks import Reading
 from synkhronos.comms.base import Communicator
 from synkhronos.stores.base import Store
 from synkhronos.stores.needs import Needs
@@ -71,6 +73,8 @@ class Transport(ABC):
         Reduces vectors while this rank computes them, if another process can do so.
     posted : bool
         Whether another rank may have noticed the last `post` or `reply`, even if it raised.
+    clock : callable
+        Returns the time on this rank's machine in seconds.
     """
 
     rank: int
@@ -91,6 +95,7 @@ class Transport(ABC):
     in_program: bool = False
     on_death: Callable[[dict[int, str]], None] | None = None
     ahead: Any = None
+    clock: Callable[[], float] = staticmethod(time.perf_counter)
 
     @property
     def is_leader(self) -> bool:
@@ -241,6 +246,16 @@ class Transport(ABC):
 
     def spread(self, flag: np.ndarray) -> None:  # noqa: B027
         """Let all ranks see a number in the commons that any of them raises in this command."""
+
+    def compare_clocks(self) -> list[Reading]:
+        """Compare the master's clock with that of each machine: called by all ranks in a command.
+
+        Returns
+        -------
+        list of Reading
+            By machine, for the master; empty for other ranks, and if there is only one machine.
+        """
+        return []
 
     @abstractmethod
     def kill(self) -> None:

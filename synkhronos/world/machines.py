@@ -28,6 +28,7 @@ from synkhronos.host import job
 from synkhronos.host.compiler import TITLE
 from synkhronos.host.log import logger
 from synkhronos.host.machine import cores, use_cores
+from synkhronos.host.sources import digest_of
 from synkhronos.transports.local import LocalTransport
 from synkhronos.transports.machines import courier as couriers
 from synkhronos.transports.machines.courier import TaskCourier
@@ -109,6 +110,7 @@ class Machines:
         return Fact(
             socket.gethostname(),
             (__version__, sys.version.split()[0], np.__version__, f"{TITLE} {package.__version__}"),
+            digest_of(),
             job.ranks() or (tasks if tasks > 1 else None),
             cores(),
             get_n_gpu(),

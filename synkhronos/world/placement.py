@@ -21,6 +21,8 @@ class Fact(NamedTuple):
     host : str
     versions : tuple of str
         The versions of this package, Python, NumPy, and the graph compiler with its name.
+    digest : str
+        The digest of the source files of this package.
     ranks : int or None
         The number of its ranks, if the job specifies it.
     cores, gpus : int
@@ -30,6 +32,7 @@ class Fact(NamedTuple):
 
     host: str
     versions: tuple[str, str, str, str]
+    digest: str
     ranks: int | None
     cores: int
     gpus: int
@@ -37,7 +40,7 @@ class Fact(NamedTuple):
 
 
 def check_versions(facts: Sequence[Fact]) -> None:
-    """Raise a `SynkhronosError` if the machines have different versions."""
+    """Raise a `SynkhronosError` if the machines have different versions, or other source files."""
     first, names = facts[0], ("Synkhronos", "Python", "NumPy", "the graph compiler")
     for fact in facts:
         for name, own, other in zip(names, first.versions, fact.versions):
@@ -46,6 +49,11 @@ def check_versions(facts: Sequence[Fact]) -> None:
                     f"{name} has the version {own} on {first.host} and {other} on {fact.host}; install "
                     f"the same version on every machine"
                 )
+        if first.digest != fact.digest:
+            raise SynkhronosError(
+                f"Synkhronos has other source files on {first.host} than on {fact.host}, though both "
+                f"are of the version {first.versions[0]}; copy the package from one machine to the other"
+            )
 
 
 def place(

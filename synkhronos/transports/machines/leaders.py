@@ -78,6 +78,8 @@ class Leaders:
         The number of the first command of this world.
     flag : int
         The largest number of the notices `FLAG` of this command.
+    clock : callable
+        Returns the time on this machine in seconds. Machines have different ones.
     """
 
     def __init__(self, links: Links) -> None:
@@ -94,6 +96,7 @@ class Leaders:
         self._aborted = 0  # the first meeting that cannot be passed, from 1; 0 if all can
         self._finished: dict[int, int] = {}  # by finished leader: how many meetings it had passed
         self.flag = 0
+        self.clock: Callable[[], float] = time.perf_counter
         self._broken: tuple[int, str] | None = None  # the number of the command, and the cause
         self._postponed: tuple[int, Any] | None = None
         # By leader and tag: the last object with its arrays' types, pickled and not, if it is not large.
@@ -207,15 +210,20 @@ class Leaders:
         while distance < self.size:
             count = min(distance, self.size - distance)
             known = pickle.dumps(items[:count]) if count > 1 else items[0]
-            self.links.send((self.rank - distance) % self.size, self._tag(_MEETING), known)
-            source = (self.rank + distance) % self.size
-            received = self.wait_inside(
-                lambda source=source: self.links.receive(source, self._tag(_MEETING))
-            )[1]
+            self.tell((self.rank - distance) % self.size, known)
+            received = self.hear((self.rank + distance) % self.size)
             items += pickle.loads(received) if count > 1 else [received]
             distance *= 2
         self.passed += 1
         return [items[(rank - self.rank) % self.size] for rank in range(self.size)]
+
+    def tell(self, to: int, data: bytes) -> None:
+        """Send bytes to a leader, as a part of a meeting."""
+        self.links.send(to, self._tag(_MEETING), data)
+
+    def hear(self, source: int) -> bytes:
+        """Wait for what a leader tells this one."""
+        return self.wait_inside(lambda: self.links.receive(source, self._tag(_MEETING)))[1]
 
     def barrier(self) -> None:
         """Wait until every leader has called this method."""

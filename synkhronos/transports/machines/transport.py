@@ -22,6 +22,7 @@ from synkhronos.host.machine import cores
 from synkhronos.stores.machines import MachinesStore
 from synkhronos.stores.needs import Need
 from synkhronos.transports.machines.ahead import Ahead
+from synkhronos.transports.machines.clocks import compare_clocks
 from synkhronos.transports.machines.courier import NoCourier
 from synkhronos.transports.machines.flag import SpreadFlag
 from synkhronos.transports.machines.in_program import InProgram
@@ -293,6 +294,13 @@ class MachinesTransport(InProgram):
 
     def exchange(self, item):
         return self._meetings.exchange(item)
+
+    @property
+    def clock(self):
+        return self.leaders.clock
+
+    def compare_clocks(self):
+        return compare_clocks(self.leaders) if self.is_leader else []
 
     def abort(self):
         self._has_aborted = True
