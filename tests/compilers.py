@@ -48,6 +48,7 @@ OF_BOTH = (
     "test_ops.py",
     "test_ops_calls.py",
     "test_ops_gradients.py",
+    "test_ops_shapes.py",
     "test_outputs.py",
     "test_parallel_function.py",
     "test_restart.py",

@@ -211,15 +211,6 @@ def test_equal_collectives_are_merged_and_unused_ones_removed(two):
         assert following.inputs[0] is one.outputs[0]
 
 
-def test_a_shape_needs_no_collective_if_it_is_known(two):
-    x = matrix()
-    reduced, gathered = ops.all_reduce(x.sum(0)), ops.all_gather(x)
-    f = build([x], [(reduced.shape[0] * gathered.shape[1], None)], mode=compiler.Mode("vm", "fast_run"))
-    assert not collectives_in(f) and f(ROWS) == [9]
-    f = build([x], [(gathered.shape[0], None)], mode=compiler.Mode("vm", "fast_run"))
-    assert len(collectives_in(f)) == 1 and f(ROWS) == [7]
-
-
 def test_constants_are_not_reduced_when_the_function_is_compiled(two):
     x = matrix()
     total = ops.all_reduce(tt.constant(2.0)) + 0 * x.sum()
