@@ -181,9 +181,15 @@ def independent(x, w):
     ]
 
 
+OTHER_NUMBERS = [pytest.param(number, marks=pytest.mark.slow) for number in (1, 3, 4)]
+
+
 @pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
-def test_all_ranks_keep_one_order_in_every_mode(two, mode):
+@pytest.mark.parametrize("number", [2, *OTHER_NUMBERS], ids="{} rank(s)".format)
+def test_all_ranks_keep_one_order_in_every_mode(open_world, number, mode):
     """The workers get these functions as pickles, which DebugMode compiles anew."""
+    if not synk.is_forked() or synk.size() != number:
+        open_world(number)
     x, w = matrix(), compiler.shared(np.arange(1.0, 4.0), name="w")
     outputs = independent(x, w)
     new = w + 1e-3 * ops.all_reduce(x.sum(0))
