@@ -90,7 +90,7 @@ SLOW = (
     "test_machines_mpi.py::test_gradients_travel",
     "test_machines_mpi.py::test_links",
     "test_machines_mpi.py::test_suite",
-    "test_ops.py::test_all_ranks_keep_one_order_in_every_mode[2 rank(s)-virtual machine, no optimization]",
+    "test_ops.py::test_all_ranks_keep_one_order_in_every_mode[2 rank(s)-virtual machine, no",
     "test_ops.py::test_reductions_are_those_of_numpy_for_every_operation_and_dtype[1 rank(s)",
     "test_ops.py::test_reductions_are_those_of_numpy_for_every_operation_and_dtype[3 rank(s)",
     "test_ops.py::test_reductions_are_those_of_numpy_for_every_operation_and_dtype[4 rank(s)",

@@ -1,4 +1,4 @@
-"""Tests of the shapes of collectives in graphs: they are inferred without a collective if they can be."""
+"""Tests of the shapes of collectives in graphs, inferred without a collective if possible."""
 
 import numpy as np
 import pytest
@@ -61,7 +61,9 @@ def shapes_of(variables, x, mode):
     return [shape.tolist() for shape in f(ROWS)], nodes
 
 
-@pytest.mark.parametrize("makers, needed", [(KNOWN, 0), (UNKNOWN, len(UNKNOWN))], ids=["known", "not known"])
+@pytest.mark.parametrize(
+    "makers, needed", [(KNOWN, 0), (UNKNOWN, len(UNKNOWN))], ids=["known", "not known"]
+)
 def test_inferred_shapes_are_those_of_the_values(makers, needed):
     """Without optimizations, the values are computed for their shapes."""
     x = tt.dmatrix("x")
