@@ -9,14 +9,13 @@ from theano.tensor.nnet import bn
 import synkhronos as synk
 from synkhronos.extensions import batch_norm, train
 
-RANKS = 3
 IMAGES = np.random.RandomState(0).normal(3, 2, size=(7, 2, 3, 4))
+OTHERS = [pytest.param(number, marks=pytest.mark.slow) for number in (1, 2, 4)]
 
 
-@pytest.fixture
-def world(open_world):
-    if not synk.is_forked() or synk.size() != RANKS:
-        open_world(RANKS)
+@pytest.fixture(scope="module", params=[3, *OTHERS], ids="{} rank(s)".format)
+def world(open_world, request):
+    open_world(request.param)
 
 
 def by_theano(x, gamma, beta, axes, old):
