@@ -37,6 +37,7 @@ class JaxLab:
 
     dtype = "float64"
     is_immutable = True
+    fixable = (1, 4)
     shared = staticmethod(pytensor.shared)
     streams = staticmethod(RandomStreams)
 
@@ -47,7 +48,10 @@ class JaxLab:
         self.engine.setup("jax:cpu")
 
     def tensor(self, name, ndim):
-        return pt.tensor(name, dtype=self.dtype, shape=(None,) * ndim)
+        return self.fixed(name, (None,) * ndim)
+
+    def fixed(self, name, extents):
+        return pt.tensor(name, dtype=self.dtype, shape=extents)
 
     def uniform(self, streams, size):
         return streams.uniform(size=size)

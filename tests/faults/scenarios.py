@@ -301,3 +301,12 @@ def _in_program(seed, draw):
         again=bool(again),
         round=0 if seam in ("directory", "started", "reply", "fork") else draw.randrange(3),
     )
+
+
+def first(seeds, fault):
+    """Return the first seed whose scenario has the given attributes."""
+    return next(
+        seed
+        for seed in seeds
+        if all(getattr(scenario(seed), name) == value for name, value in fault.items())
+    )
