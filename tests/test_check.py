@@ -11,7 +11,7 @@ from theano.tensor.shared_randomstreams import RandomStreams
 import synkhronos as synk
 from synkhronos.world.world import current_world
 
-pytestmark = pytest.mark.usefixtures("in_python")
+pytestmark = pytest.mark.usefixtures("in_python", "in_threads")
 ROWS, TARGETS = np.arange(14.0).reshape(7, 2), np.array([1.0, 1, 1, 1, 0, 1, 0])
 x, y = tt.dmatrix("x"), tt.dvector("y")
 SIZES = [(1, 0), (2, 1), (3, 0)]
@@ -245,7 +245,7 @@ def test_wrong_arguments_are_refused_before_anything_runs(world):
     ]:  # fmt: skip
         with pytest.raises(error):
             f.check(ROWS, **options)
-    assert not current_world().started
+    assert not current_world().registry.replicated
     with synk.fuse(), pytest.raises(RuntimeError, match=r"check\(\): not inside a fuse"):
         f.check(ROWS)
     synk.close()
