@@ -97,6 +97,13 @@ def test_an_update_from_the_ranks_own_rows_is_named_with_its_reason(world):
     assert "their avg equals the serial value" in of_grad and "weights=function" in of_grad
 
 
+def test_an_update_of_another_shape_differs_though_all_its_values_are_equal(world):
+    w = theano.shared(np.zeros((2, 2)), "w")
+    f = synk.function([x], updates=[(w, 2 * x)])
+    error = mismatch(f, np.ones((2, 2)))  # one row on each rank
+    assert error.names == ["shared variable w"] and w.get_value().tolist() == [[0, 0], [0, 0]]
+
+
 def test_replicas_that_differed_before_are_the_reason(world):
     w = weights()
     f = synk.function([x, y], loss_of(w), updates=[(w, 2 * w)])
