@@ -153,6 +153,19 @@ def test_more_processes_than_the_machine_can_have_are_refused_before_any_starts(
     open_world().check_usable()
 
 
+@pytest.mark.parametrize(
+    "of_user, user, of_group, most",
+    [(50, 1000, None, 50), (50, 0, 60, 60), (50, 1000, 40, 40), (-1, 1000, 60, 60)],
+)
+def test_a_limit_of_the_user_on_processes_does_not_concern_root(
+    monkeypatch, of_user, user, of_group, most
+):
+    monkeypatch.setattr(limits.resource, "getrlimit", lambda _: (of_user, -1))
+    monkeypatch.setattr(limits.os, "geteuid", lambda: user)
+    monkeypatch.setattr(limits, "process_limit", lambda: of_group)
+    assert limits._most_by_processes() == most  # less than pid_max
+
+
 @own_process
 def test_too_few_files_is_an_error_that_says_the_limit_and_leaves_a_usable_world():
     world = open_world(6, start=False)

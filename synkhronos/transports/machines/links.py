@@ -64,9 +64,9 @@ class Links(ABC):
     size: int
     names: Sequence[str] = ()
 
+    @abstractmethod
     def lost(self) -> Collection[int]:
         """Return the leaders that are known to have died."""
-        return ()
 
     def acknowledge(self) -> None:  # noqa: B027
         """Let messages from any of the remaining leaders be received again."""
