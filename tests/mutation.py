@@ -66,6 +66,7 @@ TESTS = {
     "transports/waiting.py": ["test_waiting.py", "test_transports.py"],
     "transports/watchful.py": WORKERS,
     "transports/machines/ahead.py": COURIERS,
+    "transports/machines/clocks.py": ["test_clocks.py", *MACHINES],
     "transports/machines/courier.py": COURIERS,
     "transports/machines/flag.py": [*MACHINES, "test_relay.py"],
     "transports/machines/in_program.py": COURIERS,
