@@ -1,6 +1,6 @@
 """graph-collectives: sums over 2 ranks inside a graph, against the same sums as commands in ``fuse()``.
 
-A chain of 8 sums of 4 bytes to 4 MB is one function of which each operation is a collective; or it is 8
+A chain of 8 sums of 4 bytes to 4 MB is either one function in which each operation is a collective, or 8
 calls of ``synk.all_reduce`` on a variable, fused to one command, after one function. A function with a
 chain of 8 copies shows the part that is not communication.
 """

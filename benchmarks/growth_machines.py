@@ -2,8 +2,8 @@
 
 The constants are fitted to two machines, which are network namespaces, and the model is tried on three
 and four. Then it says how well training would scale with 4 GPUs a machine and 25 Gbit/s, for networks
-of which the time of a step is published (TensorFlow's benchmarks for a P100, 64 images), beside what
-Horovod has published (docs/benchmarks). In the model the ranks compute, then reduce; Horovod overlaps.
+whose step time is published (TensorFlow's benchmarks for a P100, 64 images), beside Horovod's published
+results (docs/benchmarks). In the model the ranks compute, then reduce; Horovod overlaps.
 """
 
 

@@ -3,6 +3,7 @@
 The machines are network namespaces (see ``tests/namespaces.py``), which need root's rights. The leaders'
 communicator and OpenMPI take turns in one job with a process per machine; two more jobs have two ranks
 per machine, ours and OpenMPI's four processes, and each row is repeated with a limit of 1 Gbit/s.
+Another job, with two ranks and a courier on each machine, waits.
 """
 
 import ast
@@ -14,6 +15,7 @@ from multiprocessing.connection import Client, Listener
 from pathlib import Path
 
 import common
+import waiting
 
 sys.path.insert(0, str(common.ROOT / "tests"))
 
@@ -23,7 +25,6 @@ BYTES = {"64 kB": 1 << 16, "5 MB": 5_000_000, "102 MB": 102_000_000}
 TIMES = {"64 kB": (200, 10), "5 MB": (10, 2), "102 MB": (2, 1)}
 GOALS = {"64 kB": 1.5, "5 MB": 1.0, "102 MB": 1.0}
 LIMITED = "1gbit"
-IDLE = 3.0  # seconds
 MESSAGES = 50  # sent one after the other
 
 
@@ -43,18 +44,26 @@ class MpiJob:
     def __init__(self, machines, kind, tasks=1):
         address = str(machines.folder / kind)
         with Listener(address, "AF_UNIX") as listener:
-            plain = kind in ("leaders", "flat")
+            plain, variables = kind in ("leaders", "flat"), common.ONE_THREAD
+            if kind == "waiting":
+                variables = {**variables, "SYNKHRONOS_SPARE_TASKS": "1"}
             paths = os.pathsep.join([str(common.ROOT), str(common.ROOT / "benchmarks")])
             self._job = machines.start(
                 Path(__file__).resolve(), "--be", kind, address, tasks=tasks, plain=plain,
-                environment={**common.ONE_THREAD, "PYTHONPATH": paths},
+                environment={**variables, "PYTHONPATH": paths},
                 # Shared memory between the processes of a machine.
                 btl="vader,tcp,self" if kind == "flat" else "tcp,self",
             )  # fmt: skip
             self._connection = listener.accept()
 
     def __call__(self, *asked):
+        self.ask(*asked)
+        return self.answer()
+
+    def ask(self, *asked):
         self._connection.send(asked)
+
+    def answer(self):
         try:
             return self._connection.recv()
         except EOFError:
@@ -98,10 +107,10 @@ def be_world(ranks):
         if what == "call":
             return common.seconds_of(lambda: function(rows), 300, 10)
         if what == "idle":
-            used = [np.array(synk.spmd(processor_time))]
-            time.sleep(IDLE)
-            used.append(np.array(synk.spmd(processor_time)))
-            return ((used[1] - used[0]) / IDLE)[1:].tolist()
+            synk.spmd(sleep, 0.0)  # so that the couriers have worked
+            return time.sleep(size)
+        if what == "program":
+            return synk.spmd(sleep, size)
         synk.broadcast(single[size], np.zeros(BYTES[size] // 4, "float32"))
         command = RepeatAllReduce(world.registry.numbers[single[size]], *TIMES[size])
         return world.run(command)[world.master_rank][0]
@@ -109,8 +118,8 @@ def be_world(ranks):
     return turn
 
 
-def processor_time(rank):
-    return time.process_time()
+def sleep(rank, seconds):
+    time.sleep(seconds)
 
 
 def be_peers(address):
@@ -199,6 +208,10 @@ def measure(options):
             # some.
             times.update(_take_turns_of_calls(jobs, rounds))
             jobs.pop("call").close()
+            jobs["waiting"] = MpiJob(machines, "waiting", tasks=2)
+            jobs["waiting"]("program", 0.0)  # the couriers join the ranks
+            waits = _take_turns_of_waits(machines, jobs["waiting"], rounds)
+            jobs.pop("waiting").close()
             for kind, tasks in (("world", 1), ("flat", 2)):
                 jobs[kind] = MpiJob(machines, kind, tasks)
             times.update(_take_turns(jobs, rounds, ""))
@@ -210,7 +223,8 @@ def measure(options):
         finally:
             for job in jobs.values():
                 job.close()
-    return common.Result("two machines over TCP, float32", _lines(times), _notes(rounds, traffic))
+    lines = [*_lines(times), *_lines_of_waits(waits)]
+    return common.Result("two machines over TCP, float32", lines, _notes(rounds, traffic))
 
 
 def _take_turns_of_calls(jobs, rounds):
@@ -221,6 +235,11 @@ def _take_turns_of_calls(jobs, rounds):
     return common.take_turns(turns, rounds, "calls between machines")
 
 
+def _take_turns_of_waits(machines, job, rounds):
+    turns = {state: lambda state=state: waiting.shares(machines, job, state) for state in waiting.STATES}
+    return common.take_turns(turns, max(rounds // 3, 2), "processes that wait")
+
+
 def _take_turns(jobs, rounds, limit):
     turns = {}
     for size in BYTES:
@@ -228,8 +247,6 @@ def _take_turns(jobs, rounds, limit):
             turns[what, size + limit] = lambda what=what, size=size: jobs["leaders"](what, size)
         turns["world", size + limit] = lambda size=size: jobs["world"]("all-reduce", size)
         turns["flat", size + limit] = lambda size=size: jobs["flat"]("mpi", size)
-    if not limit:
-        turns["idle"] = lambda: max(jobs["world"]("idle"))
     return common.take_turns(turns, rounds, "machines")
 
 
@@ -249,9 +266,18 @@ def _lines(times):
     lines.append(common.line("a round trip between two leaders", "µs", times["round trip"]))
     lines.append(common.line("a trivial call, 1 rank per machine", "µs", times["call"],
                              times["round trip"], "round trip", at_most=4))  # fmt: skip
-    idle = common.Line("an idle rank, of a core", "%", [100 * one for one in times["idle"]])
-    idle.goal, idle.reached = "≤ 2", idle.median <= 2
-    return [*lines, idle]
+    return lines
+
+
+def _lines_of_waits(waits):
+    lines = []
+    for state, name in waiting.STATES.items():
+        for role in waiting.ROLES:
+            percent = [100 * one[role] for one in waits[state]]
+            line = common.Line(f"{role}, {name}, of a core", "%", percent)
+            line.goal, line.reached = "≤ 2", line.median <= 2
+            lines.append(line)
+    return lines
 
 
 def _notes(rounds, traffic):

@@ -221,7 +221,7 @@ def measure(options):
         f"{rounds} rounds; steps in each: {', '.join(f'{name} {n}' for name, n in STEPS.items())}; "
         f"{job.ranks // 2} rank(s) per machine, BLAS with one thread. The limit is tbf's, on what a "
         f"machine sends.",
-        "Ratios are speed-ups: the time of an ordinary step through that of the other.",
+        "Ratios are speed-ups: the time of an ordinary step divided by the time of the other.",
     ]
     return common.Result(
         f"a training step on two machines over TCP, wire={options.wire!r}", lines, notes

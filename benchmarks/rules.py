@@ -1,9 +1,9 @@
 """rules: training rules: how fast they learn, what they cost, and a rank that is ten times slower.
 
 Learning: Lasagne's MNIST CNN on scikit-learn's digits, two ranks, validated after each epoch. Cost: the
-part of the time outside of steps, in the same training. A slow rank: steps of four ranks, of which one
-is ten times slower, in a window of time, against the three fast ranks alone. There a step of a fast rank
-takes 60 ms, most of which it sleeps, so that four ranks do not compete for two cores. The row
+part of the time outside of steps, in the same training. A slow rank: steps of four ranks, one of them
+ten times slower, in a window of time, against the three fast ranks alone. There a step of a fast rank
+takes 60 ms. It sleeps most of this time, so that four ranks do not compete for two cores. The row
 ``rules_resnet`` has learning and cost for a residual network.
 """
 
@@ -239,7 +239,7 @@ def measure_cost(what, players, seconds, rounds, lines):
 
 
 def _slow_rank(players, seconds, rounds, lines):
-    """Add lines of the steps of four ranks of which one is slow."""
+    """Add lines of the steps of four ranks, one of them slow."""
     slow, equal = [PACE] * 3 + [FACTOR * PACE], [PACE] * 4
     turns = {}
     for name in NAMES:

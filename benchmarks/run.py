@@ -4,7 +4,7 @@
     python benchmarks/run.py call start       # some
     python benchmarks/run.py --plot --quick   # with pictures; few repetitions
     python benchmarks/run.py --devices cuda0 cuda1 --results benchmarks/results/H200
-    .venv-pytensor/bin/python benchmarks/run.py   # those of PyTensor, which has its own environment
+    .venv-pytensor/bin/python benchmarks/run.py   # the rows of PyTensor, which has its own environment
     .venv-pymc/bin/python benchmarks/run.py   # and of PyMC
 
 It writes results/ROW.json for each row and, with ``--plot``, results/ROW.png. All tables are written to

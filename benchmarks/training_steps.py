@@ -1,8 +1,8 @@
 """What the rows of training steps share: the contestants, the comparison, the picture.
 
-A row gives ``network()``, the arguments of ``make_train_function``, ``plain_network()``, those of a
-``theano.function`` that trains, and ``data()``, images and labels; all are called in the contestants'
-processes.
+A row gives ``network()``, the arguments of ``make_train_function``; ``plain_network()``, the arguments
+of a ``theano.function`` that trains; and ``data()``, images and labels. All are called in the
+contestants' processes.
 """
 
 import mmap

@@ -193,8 +193,8 @@ def _lines(free, limited):
 def _notes(rounds):
     return [
         f"{rounds} rounds. The limit is tbf's, on what a machine sends.",
-        "Ratios of times are speed-ups: the time of float32 through that of the format.",
-        "The bytes are those of the network interface, with all headers.",
+        "Ratios of times are speed-ups: the time of float32 divided by the time of the format.",
+        "The bytes are counted at the network interface, with all headers.",
         "Normal random numbers in the shapes of ResNet-50's gradients.",
     ]
 

@@ -83,7 +83,7 @@ def main():
     print("   Each process updates its own replica; demo_3.py combines the replicas.")
 
     synk.close()
-    print(f"\nAll results equal those of plain {TITLE}.")
+    print(f"\nAll results match plain {TITLE}.")
 
 
 if __name__ == "__main__":

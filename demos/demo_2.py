@@ -80,12 +80,12 @@ def main():
         print("   f(x_file, y_data) =", parallel(x_file, y_data))
         assert np.allclose(parallel(x_file, y_data), serial(x_value, y_value))
 
-    print("\n7. free_memory frees the memory of one Data; synk.close frees that of all Data.")
+    print("\n7. free_memory frees the memory of one Data; synk.close frees the memory of all Data.")
     y_data.free_memory()
     print("  ", y_data)
 
     synk.close()
-    print(f"\nAll results equal those of plain {TITLE}.")
+    print(f"\nAll results match plain {TITLE}.")
 
 
 if __name__ == "__main__":

@@ -102,7 +102,7 @@ def main():
     assert np.array_equal(synk.get_value(n - 1, rows), values)
 
     synk.close()
-    print(f"\nAll results equal those of plain {TITLE} and NumPy.")
+    print(f"\nAll results match plain {TITLE} and NumPy.")
 
 
 if __name__ == "__main__":

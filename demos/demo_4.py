@@ -74,7 +74,7 @@ def main():
         print("   IndexError:", error)
 
     synk.close()
-    print(f"\nAll results equal those of plain {TITLE} on the same rows.")
+    print(f"\nAll results match plain {TITLE} on the same rows.")
 
 
 if __name__ == "__main__":

@@ -104,7 +104,7 @@ def main():
     first, *others = synk.gather(network.params[0])
     assert all(np.array_equal(first, other) for other in others)
     synk.close()
-    print(f"The loss of the first epoch equals that of plain {TITLE} on one process.")
+    print(f"The loss of the first epoch matches plain {TITLE} on one process.")
 
 
 if __name__ == "__main__":

@@ -89,7 +89,7 @@ def main():
     for name, values in expected.items():
         np.testing.assert_allclose(history[name], values, rtol=1e-2, atol=1e-2)
     print(
-        f"The history equals that of Keras on one process. Epochs after the first: {serial_time:.2f} s "
+        f"The history matches Keras on one process. Epochs after the first: {serial_time:.2f} s "
         f"on one process, {parallel_time:.2f} s on {n}"
     )
 

@@ -38,7 +38,7 @@ def fraction(below_one=False):
     return convert
 
 
-# The hyper-parameters of all rules. Their defaults are those of the rules.
+# The hyper-parameters of all rules. Their defaults are the rules' own defaults.
 HYPER = {
     "period": (script.whole(), "STEPS", "steps between two exchanges"),
     "average": (str, "WHAT", "what is averaged: gradients or params"),

@@ -24,7 +24,7 @@ import synkhronos as synk
 from synkhronos.host import compiler as used
 from synkhronos.host.progress import Progress
 
-NAME, TITLE = used.NAME, used.TITLE  # "theano" and "Theano", or those of PyTensor
+NAME, TITLE = used.NAME, used.TITLE  # "theano" and "Theano", or "pytensor" and "PyTensor"
 compiler, T = importlib.import_module(NAME), importlib.import_module(f"{NAME}.tensor")
 MOST_PROCESSES = 256
 

@@ -36,6 +36,7 @@ The layers of the source code follow, from top to bottom; a layer imports only l
 folder's docstring describes its contents.
 
 ===================  ==============================================================================
+``startup``          what ``python -m synkhronos run`` does before the first line of a script
 ``extensions``       update rules and training steps, built on the public names only
 ``ops``              collectives as operations in graphs
 ``programs``         programs that every rank runs at its own pace: center, messages, controller

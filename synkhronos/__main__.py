@@ -63,7 +63,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     Parameters
     ----------
     arguments : sequence of str, optional
-        The arguments after the program's name; by default those of this process.
+        The arguments after the program's name; by default the arguments of this process.
     """
     parser = argparse.ArgumentParser(prog="python -m synkhronos", description=DESCRIPTION)
     parser.add_argument("--version", action="version", version=f"Synkhronos {__version__}")

@@ -47,8 +47,8 @@ class FuseError(SynkhronosError, RuntimeError):
 class WorkerError(SynkhronosError):
     """An exception inside a worker; its traceback is part of the message.
 
-    The processes can still be used. The other ranks have made the updates of the call, except those that
-    follow a collective which this worker did not reach: no rank has made these.
+    The processes can still be used. The other ranks have made the updates of the call, except updates
+    after a collective that this worker did not reach, which no rank has made.
 
     Attributes
     ----------
@@ -98,11 +98,11 @@ class CollectiveAbortedError(SynkhronosError):
 
 
 class MissingRankError(SynkhronosError):
-    """This rank waited for a rank that has ended the program without coming to the same point."""
+    """This rank waited for a rank that has ended the program without reaching the same point."""
 
 
 class MismatchError(SynkhronosError):
-    """A result differs from the serial one, or replicas of a shared variable from the master's.
+    """A result differs from the serial result, or replicas of a variable from the master's.
 
     Attributes
     ----------
@@ -119,7 +119,7 @@ class MismatchError(SynkhronosError):
 
 
 class SynkhronosWarning(UserWarning):
-    """What a script does is allowed, but the results probably differ from those of one process.
+    """What a script does is allowed, but the results probably differ from a run on one process.
 
     The page "Checking results" of the documentation says when it is given.
     """

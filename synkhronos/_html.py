@@ -1,4 +1,4 @@
-"""Tables in HTML, as which notebooks show objects of this package."""
+"""HTML tables, with which notebooks show objects of this package."""
 
 from __future__ import annotations
 

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import json
-import time
-from typing import Iterator, NamedTuple
+import socket
+from typing import Iterator, NamedTuple, Sequence
 
 import numpy as np
 
 from synkhronos import _html
 from synkhronos._errors import FuseError
 from synkhronos._typing import PathLike
+from synkhronos.arithmetic.clocks import Reading, to_own
 from synkhronos.functions.replicate import replicate
 from synkhronos.world.here import Command
 from synkhronos.world.world import current_world
@@ -47,7 +48,7 @@ class Event(NamedTuple):
         One of `CATEGORIES`, or ``"command"`` for a whole command.
     name : str
     start, seconds : float
-        Start and duration, by ``time.perf_counter``, which the ranks of a machine share.
+        Start and duration, by the ``time.perf_counter`` of the machine on which the script runs.
     """
 
     step: int
@@ -70,6 +71,11 @@ class Profile:
         The events of each rank, in order.
     seconds : numpy.ndarray
         Time in seconds, float64 of shape ``(steps, ranks, categories)``; each command is one step.
+    hosts : list of str
+        The name of each rank's machine.
+    clock_error : float
+        By how many seconds the starts on other machines may be wrong, as their clocks are compared
+        with that of the script's machine; 0 if there are no others.
     """
 
     categories = CATEGORIES
@@ -77,6 +83,23 @@ class Profile:
     def __init__(self) -> None:
         self.events: list[list[Event]] = []
         self.seconds: np.ndarray = np.zeros((0, 0, len(CATEGORIES)))
+        self.hosts: list[str] = []
+        self.clock_error = 0.0
+        self._names_hosts = False
+
+    def _align(self, found: Sequence[_OfRank], begin: list[Reading], end: list[Reading]) -> None:
+        """Take what the ranks have measured, given the readings of each machine's clock, if any."""
+        self.hosts = [one.host for one in found]
+        self._names_hosts = len(begin) > 1
+        self.clock_error = max((one.error for one in (*begin, *end)), default=0.0)
+        by_rank = [[Event(*event) for event in one.events] for one in found]
+        for rank, (_, machine, _) in enumerate(found):
+            if machine:  # not the one of the script
+                pair = begin[machine], end[machine]
+                by_rank[rank] = [
+                    event._replace(start=to_own(*pair, event.start)) for event in by_rank[rank]
+                ]
+        self._take(by_rank)
 
     def _take(self, events: list[list[Event]]) -> None:
         self.events = events
@@ -141,8 +164,8 @@ class Profile:
         begin = min((event.start for by_rank in self.events for event in by_rank), default=0)
         trace = []
         for rank, by_rank in enumerate(self.events):
-            name = {"name": "process_name", "ph": "M", "pid": rank, "args": {"name": f"rank {rank}"}}
-            trace.append(name)
+            args = {"name": self._label(rank)}
+            trace.append({"name": "process_name", "ph": "M", "pid": rank, "args": args})
             for event in by_rank:
                 trace.append(
                     {
@@ -160,24 +183,28 @@ class Profile:
             json.dump({"traceEvents": trace, "displayTimeUnit": "ms"}, file)
 
 
-class _Log:
-    """The events recorded on this rank."""
+    def _label(self, rank):
+        return f"rank {rank} on {self.hosts[rank]}" if self._names_hosts else f"rank {rank}"
 
-    def __init__(self):
-        self.step = 0
+
+class _Log:
+    """The events recorded on this rank, by a clock."""
+
+    def __init__(self, clock):
+        self.step, self.clock = 0, clock
         self.events = []
         self._replaced = []
 
     def replace(self, owner, method, category):
         """Time every call of a method of one object."""
-        original = getattr(owner, method)
+        original, clock = getattr(owner, method), self.clock
 
         def timed(*args, **kwargs):
-            start = time.perf_counter()
+            start = clock()
             try:
                 return original(*args, **kwargs)
             finally:
-                seconds = time.perf_counter() - start
+                seconds = clock() - start
                 name = getattr(args[0], "name", None) if category == "compute" else method
                 self.events.append(Event(self.step, category, name or method, start, seconds))
 
@@ -186,7 +213,7 @@ class _Log:
 
     def add(self, category, name, start):
         """Add an event that ends now."""
-        self.events.append(Event(self.step, category, name, start, time.perf_counter() - start))
+        self.events.append(Event(self.step, category, name, start, self.clock() - start))
 
     def replace_command(self, owner, method):
         """Time every command, and count the commands as steps."""
@@ -209,7 +236,8 @@ class _Log:
 
 class _Begin(Command):
     def run(self, here):
-        here.log = log = _Log()
+        readings = here.transport.compare_clocks()
+        here.log = log = _Log(here.transport.clock)
         for category, name, method in _TIMED:
             owner = here if name is None else getattr(here, name)
             if hasattr(owner, method):
@@ -218,13 +246,27 @@ class _Begin(Command):
             log.replace(owner, method, category)
         if not here.is_master:
             log.replace_command(here, "execute")
+        return readings
+
+
+class _OfRank(NamedTuple):
+    events: list[tuple]
+    machine: int
+    host: str
 
 
 class _End(Command):
     def run(self, here):
-        log, here.log = here.log, None
-        log.stop()
-        return [tuple(event) for event in log.events]
+        events = _stop(here)
+        readings = here.transport.compare_clocks()
+        return _OfRank(events, here.transport.machine, socket.gethostname()), readings
+
+
+def _stop(here):
+    """Stop measuring on this rank, and return what was measured."""
+    log, here.log = here.log, None
+    log.stop()
+    return [tuple(event) for event in log.events]
 
 
 @contextlib.contextmanager
@@ -279,17 +321,18 @@ def profile(path: PathLike | None = None) -> Iterator[Profile]:
     replicate(world)
     measured = Profile()
     try:
-        world.run(_Begin())
-        world.here.log.events.clear()  # they are about the wait for the workers in that command
-        world.here.log.replace_command(world, "run")
+        begin = world.run(_Begin())[world.master_rank]
+        log = world.here.log
+        log.events.clear()  # they are about the wait for the workers in that command
+        log.replace_command(world, "run")
         yield measured
     finally:
         if world.here.log:
             world.here.log.stop()
         if world.broken is None and not world.closed:
-            by_rank = world.run(_End())
-            measured._take([[Event(*event) for event in events] for events in by_rank])
+            found, readings = zip(*world.run(_End()))
+            measured._align(found, begin, readings[world.master_rank])
             if path is not None:
                 measured.save(path)
-        else:
-            world.here.log = None
+        elif world.here.log:  # no command can run, but this rank must stop measuring
+            _stop(world.here)

@@ -1,7 +1,7 @@
 """Names for types in annotations.
 
-Theano has no stubs, so its variables are ``Any`` to a type checker, and match these types. What can be
-told without stubs are values that are no variables, and lists of variables.
+Theano has no stubs, so its variables are ``Any`` to a type checker, and match these types. Without
+stubs, a type checker can only tell values that are not variables, and lists of variables.
 """
 
 import os

@@ -1,14 +1,13 @@
 """The graph compiler of this environment, by names for tests that run with either compiler.
 
 With PyTensor, the test files in `OF_BOTH` are run, and no others: those are about Theano alone, or about
-what knows no compiler. The tests in `SLOW` then count as slow. With ``FAST_COMPILE=NUMBA`` in the
-environment, Numba compiles the functions that tests build in the mode ``FAST_COMPILE``.
+what knows no compiler. The tests in `SLOW` then count as slow. With a mode in ``PYTENSOR_FLAGS``, as in
+``mode=NUMBA``, the functions that tests build in the mode ``FAST_COMPILE`` are built in it, too.
 """
 
 import contextlib
 import doctest
 import functools
-import os
 import re
 import warnings
 
@@ -48,6 +47,7 @@ OF_BOTH = (
     "test_ops.py",
     "test_ops_calls.py",
     "test_ops_gradients.py",
+    "test_ops_shapes.py",
     "test_outputs.py",
     "test_parallel_function.py",
     "test_restart.py",
@@ -89,7 +89,7 @@ SLOW = (
     "test_machines_mpi.py::test_gradients_travel",
     "test_machines_mpi.py::test_links",
     "test_machines_mpi.py::test_suite",
-    "test_ops.py::test_all_ranks_keep_one_order_in_every_mode[virtual machine, no optimization]",
+    "test_ops.py::test_all_ranks_keep_one_order_in_every_mode[2 rank(s)-virtual machine, no",
     "test_ops.py::test_reductions_are_those_of_numpy_for_every_operation_and_dtype[1 rank(s)",
     "test_ops.py::test_reductions_are_those_of_numpy_for_every_operation_and_dtype[3 rank(s)",
     "test_ops.py::test_reductions_are_those_of_numpy_for_every_operation_and_dtype[4 rank(s)",
@@ -101,6 +101,8 @@ SLOW = (
 )
 
 compiler, tt = names.package, names.tensor  # theano and theano.tensor, or pytensor and pytensor.tensor
+#: Whether Numba compiles all functions that have no mode of their own.
+BY_NUMBA = NAME == "pytensor" and compiler.config.mode == "NUMBA"
 
 if NAME == "pytensor":
     import pytensor.sparse as sparse
@@ -120,9 +122,9 @@ if NAME == "pytensor":
     except ImportError:  # PyTensor 3.0
         from pytensor.ifelse import ifelse
 
-    if "FAST_COMPILE" in os.environ:
+    if compiler.config.mode != "Mode":  # the default
         modes = compiler.compile.mode.predefined_modes
-        modes["FAST_COMPILE"] = modes[os.environ["FAST_COMPILE"]]
+        modes["FAST_COMPILE"] = modes[compiler.config.mode]
 
     change_flags = compiler.config.change_flags
     sigmoid, softplus = tt.sigmoid, tt.softplus
@@ -153,6 +155,14 @@ if NAME == "pytensor":
         """Have functions without a mode built in this one."""
         with compiler.config.change_flags(mode=mode):
             yield
+
+    def check_mode(mode):
+        """Check that functions are built in this mode, unless tests name another than FAST_COMPILE."""
+        wanted = compiler.compile.get_mode(mode)
+        x = tt.dvector()
+        for given in (None, "FAST_COMPILE") if mode != "Mode" else (None,):
+            linker = compiler.function([x], x.sum(), mode=given).maker.linker
+            assert type(linker) is type(wanted.linker), (given, linker)
 
 else:
     import theano.sparse as sparse
@@ -217,8 +227,9 @@ def shared(value, name=None, broadcastable=None):
 
 
 __all__ = [
-    "NAME", "OF_BOTH", "OF_PYTENSOR", "ON_CPU", "SLOW", "Apply", "MergeOptimizer", "MissingInputError",
-    "NullTypeGradError", "Op", "OpFromGraph", "RandomStreams", "Rop", "Streams", "UnusedInputError",
-    "as_op", "change_flags", "clone", "compiler", "cross_entropy", "default_mode", "generic", "ifelse",
-    "relu", "run_examples", "scan", "shared", "sigmoid", "softmax", "softplus", "sparse", "tt",
+    "BY_NUMBA", "NAME", "OF_BOTH", "OF_PYTENSOR", "ON_CPU", "SLOW", "Apply", "MergeOptimizer",
+    "MissingInputError", "NullTypeGradError", "Op", "OpFromGraph", "RandomStreams", "Rop", "Streams",
+    "UnusedInputError", "as_op", "change_flags", "clone", "compiler", "cross_entropy", "default_mode",
+    "generic", "ifelse", "relu", "run_examples", "scan", "shared", "sigmoid", "softmax", "softplus",
+    "sparse", "tt",
 ]  # fmt: skip

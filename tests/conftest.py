@@ -55,6 +55,18 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.slow)
 
 
+def pytest_terminal_summary(terminalreporter):
+    """Say what tests of several machines lacked, if there were any."""
+    reports = [report for reports in terminalreporter.stats.values() for report in reports]
+    names = {report.nodeid.split("::")[0] for report in reports if getattr(report, "nodeid", None)}
+    paths = [ROOT / name for name in names if name.endswith(".py")]
+    if any("from namespaces import" in path.read_text() for path in paths if path.exists()):
+        import namespaces
+
+        if namespaces.what_is_missing():
+            terminalreporter.write_line(namespaces.what_is_missing(), yellow=True)
+
+
 @pytest.fixture(scope="module")
 def open_world():
     """A function that opens a world, closing the one before; all end with the module."""
@@ -95,6 +107,20 @@ def in_python():
     """Functions are built without C code, unless they have a mode: for tests of what they compute."""
     with default_mode("FAST_COMPILE"):
         yield
+
+
+@pytest.fixture
+def in_threads(monkeypatch):
+    """The ranks of worlds are threads: for tests of results, with ``in_python`` and a world per test.
+
+    That takes two thirds of the processor time. But threads inherit nothing: each rank gets its own
+    replicas as a pickle, which for functions with C code takes longer than a fork.
+    """
+
+    def make(machines, by_machine, master_rank, timeout, profile_workers):
+        return NaiveTransport(len(by_machine[0]), master_rank, timeout)
+
+    monkeypatch.setattr("synkhronos.world.launch._make_transport", make)
 
 
 @pytest.fixture(autouse=True, scope="module")

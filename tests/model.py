@@ -72,7 +72,7 @@ class World:
 
         A rank that fails does not take part in the following commands. The others continue until a
         command needs all ranks. If ranks have failed, raise the error that a script would see: the
-        master's, or else that of the lowest rank.
+        master's, or else the error of the lowest rank.
         """
         results = [[None] * self.size for _ in commands]
         failed = {}

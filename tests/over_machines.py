@@ -1,7 +1,8 @@
 """A plugin of pytest for tests that run in the first task of an MPI job, in worlds over its machines.
 
-It leaves out the tests that run programs in processes of their own, which are no tasks of the job, and
-skips those of a world of one rank. The option ``--results`` names a file for the outcome of each test.
+It leaves out the tests that run programs in separate processes, because these are not tasks of the job,
+and skips the tests of a world of one rank. The option ``--results`` names a file for the outcome of each
+test.
 """
 
 import functools

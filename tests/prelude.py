@@ -11,7 +11,7 @@ import traceback
 
 import numpy as np
 import psutil
-from processes import FOLDER, ROOT
+from processes import FOLDER, ROOT, restore_signals
 
 import synkhronos as synk
 from compilers import Apply, Op, compiler, tt
@@ -229,7 +229,7 @@ def run_file(file, *arguments, cwd, timeout=120, check=True, environment=None, c
     check : bool
         Whether to fail if the exit status is not 0.
     environment : dict, optional
-        Environment variables, in addition to those of this process. A value of None removes one.
+        Environment variables, in addition to the variables of this process. A value of None removes one.
     command : sequence of str, optional
         The start of a command that runs the rest of its arguments as a command, such as ``nice``.
 
@@ -265,9 +265,3 @@ def run_file(file, *arguments, cwd, timeout=120, check=True, environment=None, c
     left = [one.pid for one in psutil.process_iter(["cwd"]) if one.info["cwd"] == str(cwd)]
     assert all_gone_within(left, 1), left
     return done
-
-
-def restore_signals():
-    """Restore the default actions of signals that end a script, as if started from a terminal."""
-    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGQUIT):
-        signal.signal(number, signal.SIG_DFL)

@@ -241,11 +241,8 @@ def _be_program(request, stdout, stderr):
     os.dup2(stdout, 1), os.dup2(stderr, 2)
     os.close(stdout), os.close(stderr)
     os.setsid()  # signals to the group are for this program's processes alone
-    # As in a script that a terminal starts, whatever this process has inherited.
-    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGQUIT, signal.SIGPIPE):
-        signal.signal(number, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # as Python does
+    restore_signals()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # as Python does
     os.environ.clear()
     os.environ.update(request["environment"])
     os.chdir(request["cwd"])
@@ -256,6 +253,15 @@ def _be_program(request, stdout, stderr):
     args, kwargs = pickle.loads(request["arguments"])
     program(*args, **kwargs)
     faulthandler.cancel_dump_traceback_later()
+
+
+def restore_signals():
+    """Restore the actions of signals that end a script, as if a terminal had started this process.
+
+    A shell starts a command in the background, and nohup any command, with some of them ignored.
+    """
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_DFL)
 
 
 def wait_briefly_for_the_compile_lock():

@@ -7,6 +7,7 @@ import sys
 import typing
 from pathlib import Path
 
+import mutation
 import pytest
 
 import synkhronos as synk
@@ -63,6 +64,9 @@ def imports_of(name):
             for alias in node.names:
                 full = f"{package}.{alias.name}"
                 found.add(full if full in FILES else package)
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) == "importlib.import_module":
+            if isinstance(node.args[0], ast.Constant):
+                found.add(node.args[0].value)
     return found
 
 
@@ -135,12 +139,18 @@ def test_what_a_docstring_permits_is_below_in_the_map(folder):
         assert set(may_import(folder)) <= set(below)
 
 
-@pytest.mark.parametrize("folder", FOLDERS)
+@pytest.mark.parametrize("folder", sorted({name.rpartition(".")[0] for name in FILES} - {""}))
 def test_the_docstring_of_a_folder_names_its_modules(folder):
-    docstring = ast.get_docstring(TREES[f"synkhronos.{folder}"])
-    modules = {name.split(".")[2] for name in FILES if room(name) == folder and name.count(".") == 2}
+    docstring = ast.get_docstring(TREES[folder])
+    if folder == "synkhronos":  # the map of the layers, which another test reads
+        return
+    modules = {one for parent, _, one in map(split, FILES) if parent == folder}
     modules = {name for name in modules if not name.startswith("_")}
     assert modules <= set(re.findall(r"``(\w+)``", docstring)), folder
+
+
+def split(name):
+    return name.rpartition(".")
 
 
 def test_no_import_circles():
@@ -263,6 +273,30 @@ def changed_by(function):
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             if node.func.attr in MUTATORS and isinstance(node.func.value, ast.Name):
                 yield node.func.value.id, False
+
+
+def changes_of_a_world(tree):
+    """Yield the lines that assign or modify an attribute of a world, or of one of its objects.
+
+    A world is a variable or an attribute of this name.
+    """
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Attribute, ast.Subscript)) and not isinstance(node.ctx, ast.Load):
+            target = node
+        elif isinstance(node, ast.Call) and getattr(node.func, "attr", None) in MUTATORS:
+            target = node.func.value
+        else:
+            continue
+        while isinstance(target, (ast.Attribute, ast.Subscript)):
+            target = target.value
+            if getattr(target, "id", getattr(target, "attr", "")) in ("world", "_world"):
+                yield node.lineno
+                break
+
+
+@pytest.mark.parametrize("name", [name for name in FILES if name != "synkhronos.world.world"])
+def test_only_a_world_changes_its_attributes(name):
+    assert not list(changes_of_a_world(TREES[name]))
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -468,6 +502,26 @@ def test_functions_are_short(name):
             assert length <= LONGEST_FUNCTION, f"{function.name}: {length} lines"
 
 
+# Tests of the tests
+
+
+def test_every_module_of_three_folders_has_tests_for_its_mutants():
+    there = {
+        str(path.relative_to(ROOT))
+        for folder in mutation.FOLDERS
+        for path in (ROOT / folder).rglob("*.py")
+        if path.name != "__init__.py"  # docstrings only
+    }
+    assert there == {*mutation.TESTS, *mutation.EXCLUDED}
+    assert not {*mutation.TESTS} & {*mutation.EXCLUDED} and all(mutation.EXCLUDED.values())
+
+
+def test_the_tests_for_mutants_exist():
+    files = {words.split()[0] for listed in mutation.TESTS.values() for words in listed}
+    assert all(mutation.TESTS.values())
+    assert not [name for name in files if not (Path(mutation.__file__).parent / name).exists()]
+
+
 # Rules that find no violation must be able to find one.
 
 
@@ -481,6 +535,9 @@ def test_the_readers_of_code_find_what_they_look_for():
     changes = set(changed_by(tree.body[-1]))
     assert changes == {("TABLE", False), ("os", True), ("x", True)}
     assert local_names(tree.body[-1]) == {"x"}
+    changes = "world.x = 1\nself._world.here.y += 1\nworld.z[0] = 1\nworld.z.append(1)\n"
+    none = "x = world\nself._world = x\nworld.f(1).append(x)\nf(world.x).y = 1\n"
+    assert list(changes_of_a_world(ast.parse(changes + none))) == [1, 2, 3, 4]
     assert unannotated(tree.body[-1]) == ["x", "return"]
     assert documented_parameters("S.\n\nParameters\n----------\na, *b : int\n    A.\nc\n\nReturns\n"
                                  "-------\nint\n") == ["a", "b", "c"]  # fmt: skip

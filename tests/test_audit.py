@@ -12,7 +12,7 @@ from theano.sandbox.rng_mrg import MRG_RandomStreams
 import synkhronos as synk
 from synkhronos.world.launch import CHECK
 
-pytestmark = pytest.mark.usefixtures("in_python")
+pytestmark = pytest.mark.usefixtures("in_python", "in_threads")
 ROWS, TARGETS = np.arange(12.0).reshape(6, 2), np.array([1.0, 0, 1, 1, 0, 1])
 x, y = tt.dmatrix("x"), tt.dvector("y")
 

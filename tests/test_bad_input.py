@@ -72,7 +72,7 @@ def compile_functions(e):
 
 @pytest.fixture(scope="module")
 def env(open_world):
-    """Namespace of a world of two ranks, its functions and data, and those of a closed world."""
+    """Namespace of a world of two ranks, with its functions and data and a closed world's."""
     open_world(2)
     closed = SimpleNamespace(world=synk.world.world.current_world())
     compile_functions(closed)

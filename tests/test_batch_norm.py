@@ -9,14 +9,13 @@ from theano.tensor.nnet import bn
 import synkhronos as synk
 from synkhronos.extensions import batch_norm, train
 
-RANKS = 3
 IMAGES = np.random.RandomState(0).normal(3, 2, size=(7, 2, 3, 4))
+OTHERS = [pytest.param(number, marks=pytest.mark.slow) for number in (1, 2, 4)]
 
 
-@pytest.fixture
-def world(open_world):
-    if not synk.is_forked() or synk.size() != RANKS:
-        open_world(RANKS)
+@pytest.fixture(scope="module", params=[3, *OTHERS], ids="{} rank(s)".format)
+def world(open_world, request):
+    open_world(request.param)
 
 
 def by_theano(x, gamma, beta, axes, old):
@@ -123,7 +122,7 @@ def test_running_averages_stay_equal_over_slices_and_uneven_shares(world, in_pyt
         ({"axes": (1, 2)}, "and among them 0, whose rows the ranks share"),
         ({"axes": (0, 4)}, "distinct axes below 4"),
         ({"axes": "channels"}, "expected 'per-activation', 'spatial' or numbers, got 'channels'"),
-        ({"gamma": np.ones((2, 3))}, "gamma: expected 1 dimensions, those of the input without"),
+        ({"gamma": np.ones((2, 3))}, "gamma: expected 1 dimensions, one for each axis"),
         ({"running_mean": np.ones(2)}, "both running_mean and running_var"),
     ],
 )

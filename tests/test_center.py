@@ -260,7 +260,7 @@ def make_integers(store, value=0):
 
 
 def stripes_of(array):
-    """Return the values of the stripes, each of which must be the same in all its items."""
+    """Return the values of the stripes; all items of a stripe must be equal."""
     parts = [set(array[start : start + STRIPE // 8].tolist()) for start in range(0, SIZE, STRIPE // 8)]
     assert all(len(part) == 1 for part in parts), "a stripe is torn"
     return np.array([part.pop() for part in parts])

@@ -11,7 +11,7 @@ from theano.tensor.shared_randomstreams import RandomStreams
 import synkhronos as synk
 from synkhronos.world.world import current_world
 
-pytestmark = pytest.mark.usefixtures("in_python")
+pytestmark = pytest.mark.usefixtures("in_python", "in_threads")
 ROWS, TARGETS = np.arange(14.0).reshape(7, 2), np.array([1.0, 1, 1, 1, 0, 1, 0])
 x, y = tt.dmatrix("x"), tt.dvector("y")
 SIZES = [(1, 0), (2, 1), (3, 0)]
@@ -95,6 +95,13 @@ def test_an_update_from_the_ranks_own_rows_is_named_with_its_reason(world):
     assert "on rank(s) 0, 1" in of_w
     assert "their sum equals the serial value: call synk.all_reduce(variable, 'sum')" in of_total
     assert "their avg equals the serial value" in of_grad and "weights=function" in of_grad
+
+
+def test_an_update_of_another_shape_differs_though_all_its_values_are_equal(world):
+    w = theano.shared(np.zeros((2, 2)), "w")
+    f = synk.function([x], updates=[(w, 2 * x)])
+    error = mismatch(f, np.ones((2, 2)))  # one row on each rank
+    assert error.names == ["shared variable w"] and w.get_value().tolist() == [[0, 0], [0, 0]]
 
 
 def test_replicas_that_differed_before_are_the_reason(world):
@@ -245,7 +252,7 @@ def test_wrong_arguments_are_refused_before_anything_runs(world):
     ]:  # fmt: skip
         with pytest.raises(error):
             f.check(ROWS, **options)
-    assert not current_world().started
+    assert not current_world().registry.replicated
     with synk.fuse(), pytest.raises(RuntimeError, match=r"check\(\): not inside a fuse"):
         f.check(ROWS)
     synk.close()

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-from compilers import NAME, RandomStreams, Streams, compiler, tt
+from compilers import BY_NUMBA, NAME, RandomStreams, Streams, compiler, tt
 from prelude import run_file
 from processes import own_process
 from programs.training import print_training
@@ -24,7 +24,7 @@ import synkhronos as synk
 from synkhronos.checkpoints import archive
 from synkhronos.world.world import current_world
 
-FLOAT16 = "float32" if os.environ.get("FAST_COMPILE") == "NUMBA" else "float16"  # it has none
+FLOAT16 = "float32" if BY_NUMBA else "float16"  # it has none
 VALUES = {
     "half": np.array([1.5, -0.0, np.nan, np.inf], FLOAT16),
     "number": np.array(2.5),
@@ -591,7 +591,7 @@ def hostile_members(tmp_path):
     yield {state: npy(shape % (b"<u4", b"(628,)"), numbers.tobytes())}
 
 
-@pytest.mark.skipif(NAME == "pytensor", reason="the members are those of streams of Theano")
+@pytest.mark.skipif(NAME == "pytensor", reason="the members belong to streams of Theano")
 def test_hostile_arrays_are_refused_and_never_unpickled(small, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     small.set_value(np.ones(3))

@@ -49,9 +49,11 @@ def test_communicator(check, ranks):
 
 @pytest.mark.parametrize("check", wires.CHECKS, ids=lambda check: check.__name__[len("check_"):])
 @pytest.mark.parametrize(
-    "ranks", [(naive, 3), (shared_memory, 2), (alone, 1)], indirect=True,
-    ids=["naive-3", "shared_memory-2", "alone-1"],
-)  # fmt: skip
+    "ranks",
+    [(alone, 1), (naive, 3), *((shared_memory, size) for size in (1, 2, 3, 4))],
+    indirect=True,
+    ids=lambda param: f"{param[0].__name__}-{param[1]}",
+)
 def test_wire_formats_have_no_effect_on_one_machine(check, ranks):
     check(ranks)
 

@@ -2,8 +2,10 @@
 
 import pytest
 
+from processes import ROOT
 from synkhronos.host import compiler, pytensor_environment
 from synkhronos.host.compiler import VARIABLE, choose
+from synkhronos.host.environment import theano_python_complaint
 
 
 def installed(*names):
@@ -51,13 +53,24 @@ def test_pytensor_needs_numpy_2(version):
     assert pytensor_environment.numpy_complaint("2.0.0rc1") is None
 
 
-@pytest.mark.parametrize("version", ["2.18.6", "2.37.0", "4.0.0"])
+@pytest.mark.parametrize("version", ["2.18.6", "2.37.0", "2.38", "2.38.2", "4.0.0"])
 def test_other_versions_of_pytensor_are_named_with_the_remedy(version):
     complaint = pytensor_environment.version_complaint(version)
-    assert f"needs PyTensor 2.38 or 3, and got PyTensor {version}" in complaint
+    assert f"needs PyTensor 2.38.3 or newer, before 4, and got PyTensor {version}" in complaint
     assert "pip install" in complaint
-    assert pytensor_environment.version_complaint("3.0.7") is None
-    assert pytensor_environment.version_complaint("2.38.3") is None
+
+
+@pytest.mark.parametrize("version", ["2.38.3", "2.38.3rc1", "2.39", "3.0.7", "3.3.7.post1"])
+def test_these_versions_of_pytensor_are_accepted(version):
+    assert pytensor_environment.version_complaint(version) is None
+
+
+def test_the_requirement_of_pytensor_is_the_version_that_is_checked():
+    requirement = (ROOT / "requirements" / "pytensor.in").read_text()
+    oldest = ".".join(map(str, pytensor_environment.VERSIONS[0]))
+    complaints = pytensor_environment.version_complaint("2.0"), theano_python_complaint((3, 13))
+    for text in (requirement, *complaints):
+        assert f"pytensor>={oldest},<4" in text
 
 
 def test_a_blas_is_found_for_pytensor_unless_the_user_names_one(tmp_path, monkeypatch):

@@ -144,7 +144,7 @@ def assert_close(got, expected):
 def test_a_step_equals_the_serial_one_where_every_share_has_the_same_statistics(
     demo, world_of, processes, slices
 ):
-    """Each rank and slice gets the same rows, so that its statistics equal those of all rows."""
+    """Each rank and slice gets the same rows, so its statistics equal the statistics of all rows."""
     options = options_of(demo, "--slices", slices, processes=processes)
     x, y = minibatch(options, 3)
     x, y = np.tile(x, (processes * slices, 1, 1, 1)), np.tile(y, processes * slices)

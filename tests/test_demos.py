@@ -54,7 +54,7 @@ def test_demo_shows_its_points(run_demo, number, n):
     assert not done.stderr
     assert done.stdout.startswith(f"Demo {number}: ")
     assert f"on {n} process(es)" in done.stdout.splitlines()[0]
-    assert done.stdout.splitlines()[-1].startswith(f"All results equal those of plain {TITLE}")
+    assert done.stdout.splitlines()[-1].startswith(f"All results match plain {TITLE}")
     for line in LINES[number][n]:
         assert line in done.stdout
 
@@ -64,7 +64,7 @@ def test_demo_shows_its_points(run_demo, number, n):
 @pytest.mark.parametrize("number", LINES)
 def test_demo_runs_on_any_number_of_processes(run_demo, number, n):
     done = run_demo(ROOT / "demos" / f"demo_{number}.py", "-n", n)
-    assert "All results equal" in done.stdout
+    assert "All results match" in done.stdout
 
 
 @pytest.fixture
@@ -122,7 +122,7 @@ def test_the_network_for_digits_equals_that_on_one_process(run_demo):
     done = run_demo(ROOT / "demos" / "digits_mlp.py", "--epochs", 4, "--batch", 20)
     lines = done.stdout.splitlines()
     assert lines[0] == f"Digits of 8x8 pixels, {TITLE}; processes: 2"
-    assert lines[-1] == f"The loss of the first epoch equals that of plain {TITLE} on one process."
+    assert lines[-1] == f"The loss of the first epoch matches plain {TITLE} on one process."
     assert float(re.search(r"^epoch 4: .* accuracy ([0-9.]+)%", done.stdout, re.MULTILINE)[1]) > 90
 
 
@@ -134,5 +134,5 @@ def test_the_keras_demo_equals_keras(run_demo, tmp_path):
     done = run_demo(
         ROOT / "demos" / "keras_digits.py", *arguments, environment={"KERAS_HOME": str(tmp_path)}
     )
-    assert done.stdout.splitlines()[-1].startswith("The history equals that of Keras on one process.")
+    assert done.stdout.splitlines()[-1].startswith("The history matches Keras on one process.")
     assert done.stdout.startswith("epoch 1: loss ")

@@ -1,5 +1,6 @@
 """Tests of the doctor's checks, each with and without a problem."""
 
+import functools
 import sys
 
 import pytest
@@ -164,6 +165,34 @@ def test_little_memory_is_a_warning(monkeypatch):
     assert doctor.check_memory().state == doctor.WARNING
 
 
+BY_MADVISE = {"enabled": "always [madvise] never", "shmem_enabled": "always within_size [advise] never"}
+NEVER = {"enabled": "always madvise [never]", "shmem_enabled": "always within_size advise [never]"}
+
+
+@pytest.mark.parametrize(
+    ("switch", "has_glibc", "settings", "text"),
+    [
+        ("1", True, BY_MADVISE, "keeps freed memory; huge pages by the kernel's settings: heap madvise, "
+         "shared memory advise; scripts started by python -m synkhronos run use them"),
+        ("1", True, NEVER, "keeps freed memory; huge pages by the kernel's settings: heap never, shared "
+         "memory never"),
+        ("1", True, {}, "keeps freed memory; huge pages by the kernel's settings: heap never, shared "
+         "memory never"),
+        ("0", True, BY_MADVISE, "returns freed memory, as SYNKHRONOS_KEEP_MEMORY=0 is set; huge pages "
+         "by the kernel's settings: heap madvise, shared memory advise"),
+        ("1", False, NEVER, "returns freed memory, as the C library is not glibc; huge pages by the "
+         "kernel's settings: heap never, shared memory never"),
+    ],
+    ids=["madvise", "never", "a-kernel-without", "switched-off", "no-glibc"],
+)  # fmt: skip
+def test_what_malloc_does_is_reported(monkeypatch, tmp_path, switch, has_glibc, settings, text):
+    for name, setting in settings.items():
+        (tmp_path / name).write_text(f"{setting}\n")
+    of_folder = functools.partial(doctor.heap.huge_pages, folder=tmp_path)
+    monkeypatch.setattr(doctor.heap, "huge_pages", of_folder)
+    monkeypatch.setattr(doctor.heap, "_glibc", lambda: object() if has_glibc else None)
+    monkeypatch.setenv("SYNKHRONOS_KEEP_MEMORY", switch)
+    assert doctor.check_malloc() == doctor.Result("malloc", doctor.OK, text)
 
 
 def test_every_check_is_carried_out():

@@ -29,7 +29,7 @@ def held():
 
 
 def model(length=3):
-    """Return a function with two variables of its own, one of which it slices."""
+    """Return a function with two variables of its own. It slices one of them."""
     weights = theano.shared(np.ones(length), "weights")
     rows = theano.shared(np.ones((4, 1)), "rows")
     outputs = [(weights.sum() * rows.sum(), "sum")]

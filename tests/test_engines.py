@@ -5,7 +5,7 @@ import doctest
 import numpy as np
 import pytest
 from checks.engines import CHECKS
-from compilers import NAME, RandomStreams, compiler, tt
+from compilers import NAME, RandomStreams, compiler, default_mode, tt
 
 import synkhronos as synk
 from synkhronos.engines import naive
@@ -15,6 +15,7 @@ from synkhronos.engines.cpu import CpuEngine
 class NaiveLab:
     dtype = "float64"
     is_immutable = False
+    fixable = (1, 4)
 
     ops = naive
 
@@ -23,6 +24,9 @@ class NaiveLab:
 
     def tensor(self, name, ndim):
         return naive.Tensor(name, self.dtype, ndim)
+
+    def fixed(self, name, extents):
+        return naive.Tensor(name, self.dtype, len(extents), extents)
 
     shared = staticmethod(naive.Shared)
     streams = staticmethod(naive.Streams)
@@ -34,14 +38,19 @@ class NaiveLab:
 class CompilerLab:
     dtype = "float64"
     is_immutable = False
+    fixable = (1,) if NAME == "theano" else (1, 4)
     streams = staticmethod(RandomStreams)
-    ops = synk.ops  # not of PyTensor
+    ops = synk.ops
 
     def __init__(self):
         self.engine = CpuEngine()
 
     def tensor(self, name, ndim):
-        return tt.TensorType(self.dtype, (False,) * ndim)(name)
+        return self.fixed(name, (None,) * ndim)
+
+    def fixed(self, name, extents):
+        fixed = [one == 1 for one in extents] if NAME == "theano" else extents
+        return tt.TensorType(self.dtype, fixed)(name)
 
     shared = staticmethod(compiler.shared)
 
@@ -57,10 +66,11 @@ if NAME == "theano":
         streams = MRG_RandomStreams
 
     LABS.append(MrgLab)
+else:
+    from pytensor.compile.mode import get_default_mode
+    from pytensor.link.numba.linker import NumbaLinker
 
 ALL = [(make, check) for make in (NaiveLab, CompilerLab) for check in CHECKS]
-if NAME == "pytensor":  # has no collectives in graphs
-    ALL = [one for one in ALL if one[0] is NaiveLab or "collectives" not in one[1].__name__]
 ALL += [(make, check) for make in LABS[1:] for check in CHECKS if "streams" in check.__name__]
 
 
@@ -69,6 +79,16 @@ ALL += [(make, check) for make in LABS[1:] for check in CHECKS if "streams" in c
 )
 def test_engine(make, check):
     check(make())
+
+
+if NAME == "pytensor":
+
+    @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__.replace("check_", "", 1))
+    def test_engine_with_numba(check):
+        """Run the checks with functions of Numba, except those with collectives, which are C code."""
+        with default_mode("NUMBA"):
+            assert isinstance(get_default_mode().linker, NumbaLinker)
+            check(CompilerLab())
 
 
 @pytest.mark.parametrize("make", [NaiveLab, CompilerLab], ids=lambda make: make.__name__)

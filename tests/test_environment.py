@@ -1,6 +1,7 @@
 """Tests of how Theano is made importable: which flags have priority, and which BLAS is found."""
 
 import re
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -14,12 +15,14 @@ from synkhronos.host import environment
 def run(tmp_path):
     """Function that runs a program, and returns what it prints.
 
-    The program runs without settings of Theano other than the given environment variables.
+    The program runs without settings of Theano and of mpi4py other than the given environment variables.
     """
 
     def run_it(program, *arguments, **variables):
         unset = {"THEANO_FLAGS": None, "THEANORC": str(tmp_path / "no-theanorc")}
-        done = run_file(program, *arguments, cwd=tmp_path, environment={**unset, **variables})
+        unset.update(dict.fromkeys(environment.MPI_VARIABLES))  # this process has set them
+        variables = {**unset, **variables}
+        done = run_file(program, *arguments, cwd=tmp_path, timeout=60, environment=variables)
         return done.stdout.strip()
 
     return run_it
@@ -90,6 +93,12 @@ def test_importing_theano_does_not_start_mpi_unless_the_user_asks_for_it(run, tm
     chosen = {} if value is None else {"MPI4PY_RC_INITIALIZE": value}
     printed = run("imports.py", "synkhronos", PYTHONPATH=f"{tmp_path}:{ROOT}", **chosen)
     assert printed.splitlines()[0] == f"{value or 0} 0"
+
+
+@pytest.mark.skipif(find_spec("mpi4py") is None, reason="mpi4py is not installed")
+def test_theano_with_mpi4py_does_not_initialize_mpi_and_a_forked_child_can_end(run):
+    """With MPI initialized, the child would wait in MPI_Finalize for ever."""
+    assert run("theano_with_mpi.py") == "False 3"
 
 
 def test_setup_asks_for_theano_where_it_can_be_used():

@@ -14,9 +14,11 @@ from oracle import (
     batches,
     both,
     build,
+    collectives,
     combine,
     exact,
     examples,
+    of_master,
     parts,
     reductions,
     selected,
@@ -34,6 +36,8 @@ GRAPHS = {
     "training": (training, "float32"),
     "sliceable": (sliceable, "float64"),
     "both": (both, "float32"),
+    "collectives": (collectives, "float64"),
+    "of_master": (of_master, "float32"),
 }
 
 seeds = st.integers(0, 10**6)
@@ -281,6 +285,66 @@ def test_an_input_and_a_sliceable_shared_variable_are_sliced_together(
     got = pair.parallel(x, batch=batch, batch_s=batch_s, num_slices=num_slices)
     for one, other in zip(got, expected):
         assert_same(one, other, "float32")
+
+
+def serial_slices(pair, slices, scale, first):
+    """Return the serial outputs and new values of each slice, whose rows are listed by rank.
+
+    The rows of the rank `first` come first. Outputs with a row for each row are lists by rank, too.
+    """
+    values = [shared.get_value() for shared in pair.graph.shared.values()]
+    found = []
+    for by_rank in slices:
+        for shared, value in zip(pair.serial_graph.shared.values(), values):
+            shared.set_value(value)
+        order = [first, *range(first), *range(first + 1, len(by_rank))]
+        outputs = pair.serial(np.concatenate([by_rank[rank] for rank in order]), scale)
+        ends = np.cumsum([len(by_rank[rank]) for rank in order])[:-1]
+        for index, op in enumerate(pair.graph.ops):
+            if op == "gather":
+                rows = np.split(outputs[index], ends)
+                outputs[index] = [rows[order.index(rank)] for rank in range(len(by_rank))]
+        found.append((outputs, [one.get_value() for one in pair.serial_graph.shared.values()]))
+    return zip(*found)
+
+
+@given(data=st.data(), seed=seeds, n_rows=st.integers(1, 13), num_slices=st.integers(1, 5),
+       name=st.sampled_from(["collectives", "collectives", "of_master"]))
+@examples(50)
+def test_graphs_with_collectives_combine_the_same_slice_of_all_ranks(
+    pool, data, seed, n_rows, num_slices, name
+):
+    pair, rng = pool.pairs[name], np.random.default_rng(seed)
+    dtype = GRAPHS[name][1]
+    x, scale = exact(rng, (n_rows, 3), dtype), np.array(rng.integers(1, 9) / 4, dtype)
+    batch = data.draw(batches(n_rows), "batch")
+    chosen = selected(batch, x)
+    assume(len(chosen))
+    arrays = [(x, True), (scale, False)]
+    args, named = draw_arguments(data.draw, [*pair.graph.inputs, *pair.graph.bcast], arrays, batch)
+    options = dict(batch=batch, num_slices=num_slices, **named)
+    own = parts(chosen, pool.size)
+    number = min(num_slices, len(own[0]))
+    if name == "of_master" and len(own[pool.master_rank]) < number:
+        with pytest.raises(ValueError, match="the master's value"):
+            pair.parallel(*args, **options)
+        return
+    slices = list(zip(*(parts(rows, number) for rows in own)))
+    outputs, news = serial_slices(pair, slices, scale, pool.master_rank)
+    weights = [sum(map(len, by_rank)) for by_rank in slices]
+    got = pair.parallel(*args, **options)
+    for result, op, values in zip(got, pair.graph.ops, zip(*outputs)):
+        if op == "gather":  # the ranks' rows in the order of the ranks
+            values = [rows for by_slice in zip(*values) for rows in by_slice]
+        assert_same(result, combine(op, values, weights), dtype)
+    ops = {update[0].name: (update[2:] or ("avg",))[0] for update in pair.graph.updates}
+    shareds = list(pair.graph.shared.values())
+    for shared, values in zip(shareds, zip(*news)):
+        for rank in pool.ranks:
+            new = combine(ops.get(shared.name, "max"), values, weights)
+            assert_same(synk.get_value(rank, shared), new, shared.dtype)
+    # Reset the values, so that they stay small in the next example.
+    synk.broadcast(shareds, [np.ones_like(shared.get_value()) for shared in shareds])
 
 
 def test_batch_s_rows_that_a_rank_does_not_have_are_an_index_error(pool):

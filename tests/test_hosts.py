@@ -89,7 +89,7 @@ def end_while_a_daemonic_thread_calls():
 
 def test_a_script_that_ends_while_a_daemonic_thread_calls_ends_quietly(programs):
     done = programs.run(end_while_a_daemonic_thread_calls).check()
-    assert done.stderr.count("Traceback") <= 1, done.stderr  # at most that of the thread
+    assert done.stderr.count("Traceback") <= 1, done.stderr  # at most the thread's
     assert "BusyError" not in done.stderr
 
 
@@ -291,6 +291,7 @@ def test_in_jupyter_an_interrupted_cell_leaves_a_world_for_the_next(kernel):
     assert all_gone_within(workers, 3)
 
 
+# The text of a cell of a notebook.
 OPERATION = """
 import theano, theano.tensor as tt
 

@@ -62,7 +62,7 @@ def test_providing_them_again_changes_nothing():
 
 
 def test_the_folder_for_the_start_comes_first_in_the_path():
-    folder = str(imports.FILES[DOWNSAMPLE].parent.parent / "host" / "startup")
+    folder = str(imports.FILES[DOWNSAMPLE].parent.parent / "startup")
     assert imports.variables({}) == {"PYTHONPATH": folder}
     assert imports.variables({"PYTHONPATH": ""}) == {"PYTHONPATH": folder}
     assert imports.variables({"PYTHONPATH": "a:b"}) == {"PYTHONPATH": f"{folder}{os.pathsep}a:b"}

@@ -18,7 +18,7 @@ def mismatch(*args):
 
 @pytest.fixture
 def variables(world_of):
-    """Two variables with the same name, and others, on three ranks, of which 1 is the master."""
+    """Two variables with the same name, and others, on three ranks; rank 1 is the master."""
     world_of(3, master_rank=1)
     first, second = (compiler.shared(np.array([1.0, 2.0]), "w") for _ in range(2))
     count = compiler.shared(np.int64(3), "count")

@@ -37,6 +37,7 @@ class JaxLab:
 
     dtype = "float64"
     is_immutable = True
+    fixable = (1, 4)
     shared = staticmethod(pytensor.shared)
     streams = staticmethod(RandomStreams)
 
@@ -47,7 +48,10 @@ class JaxLab:
         self.engine.setup("jax:cpu")
 
     def tensor(self, name, ndim):
-        return pt.tensor(name, dtype=self.dtype, shape=(None,) * ndim)
+        return self.fixed(name, (None,) * ndim)
+
+    def fixed(self, name, extents):
+        return pt.tensor(name, dtype=self.dtype, shape=extents)
 
     def uniform(self, streams, size):
         return streams.uniform(size=size)
@@ -345,10 +349,10 @@ def test_devices_of_jax_are_checked_before_anything_starts():
             synk.fork(devices=devices)
     with pytest.raises(ValueError, match="use_gpu is True, but"):
         synk.fork(devices=TWO, use_gpu=True)
-    facts = [Fact(host, ("1", "3.11", "2"), 1, 1, 0, None) for host in "ab"]
-    with pytest.raises(ValueError, match="those of JAX are for a single machine"):
+    facts = [Fact(host, ("1", "3.11", "2"), "", 1, 1, 0, None) for host in "ab"]
+    with pytest.raises(ValueError, match="devices of JAX are for a single machine"):
         place(facts, None, None, TWO)
-    with pytest.raises(ValueError, match="those of JAX are for a single machine"):
+    with pytest.raises(ValueError, match="devices of JAX are for a single machine"):
         place([fact._replace(devices=["jax:cpu"]) for fact in facts], None, None, None)
 
 

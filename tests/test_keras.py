@@ -346,7 +346,7 @@ def test_batch_normalization_uses_the_rows_of_each_rank():
         unbiased = (3 * x[:3].var(ddof=1) + 2 * x[3:].var(ddof=1)) / 5
         np.testing.assert_allclose(variance, [0.75 + 0.25 * unbiased], rtol=0.01)
 
-    # The gradient is that of Keras on the rows of each rank.
+    # The gradient is Keras's gradient on the rows of each rank.
     gradients = []
     for rows in (x[:3], x[3:]):
         serial.set_weights(before)

@@ -18,6 +18,7 @@ from synkhronos.world.here import Command
 
 MAIN = sys.modules["__main__"]
 
+# The text of cells, which define operations in ``__main__`` while the workers run.
 SCALE = """
     import numpy as np
     import theano

@@ -12,13 +12,14 @@ import uuid
 import psutil
 import pytest
 from prelude import restore_signals
-from processes import ROOT
+from processes import FOLDER, ROOT
 
 pytestmark = [
     pytest.mark.skipif(shutil.which("mpirun") is None, reason="the tests need mpirun: openmpi-bin"),
     pytest.mark.skipif(importlib.util.find_spec("mpi4py") is None, reason="the tests need mpi4py"),
 ]
 
+PROGRAMS = FOLDER / "programs"
 MARK = "SYNKHRONOS_OF_TEST"  # a variable that all processes of a job have
 
 
@@ -28,8 +29,10 @@ def started(tmp_path):
     mark, processes = uuid.uuid4().hex, []
 
     def start(command, code, *arguments, **variables):
-        script = tmp_path / "script.py"
-        script.write_text(code)
+        script = code
+        if isinstance(code, str):
+            script = tmp_path / "script.py"
+            script.write_text(code)
         paths = [str(ROOT), os.environ.get("PYTHONPATH")]
         process = subprocess.Popen(
             [*command, str(script), *arguments],
@@ -69,7 +72,7 @@ LAUNCH = [sys.executable, "-m", "synkhronos", "launch", "-n", "2"]
 
 @pytest.fixture
 def launch(started):
-    """A function that runs code on two machines; it returns the exit code, stdout and stderr."""
+    """A function that runs a file or code on two machines; it returns the exit code and the output."""
 
     def run(code, *arguments, options=()):
         process = started([*LAUNCH, *options], code, *arguments)
@@ -84,29 +87,10 @@ def outcome(process, seconds=60):
     return process.returncode, printed.decode(), said.decode()
 
 
-PROGRAM = """
-import os, sys
-import synkhronos as synk
-
-def program(rank):
-    # What the first machine prints is passed on as it comes, so it would cut lines of the other.
-    for line in range(300 if rank.rank > 1 else 0):
-        print(rank.rank, line, "." * (line % 90), file=sys.stderr)
-    sys.stdout.write(f"printed by {rank.rank}\\n")
-    return os.environ["OMPI_COMM_WORLD_RANK"], os.environ.get("OWN")
-
-if __name__ == "__main__":
-    n = synk.fork(use_gpu=False)
-    sys.stderr.write("first\\rsecond\\n")
-    sys.stderr.flush()
-    print(n, synk.spmd(program), sys.argv[1:])
-"""
-
-
 def test_a_script_runs_on_two_machines_and_the_lines_of_the_other_begin_with_its_name(launch, tmp_path):
     (tmp_path / "job.toml").write_text("ranks = 4\nenvironment = {OWN = 'a b;c'}\n")
     options = ["--config", "job.toml", "--ranks", "2"]
-    code, printed, said = launch(PROGRAM, "-n", "3", options=options)
+    code, printed, said = launch(PROGRAMS / "launched_program.py", "-n", "3", options=options)
     assert code == 0, said
     ranks = [(machine, "a b;c") for machine in "0022"]  # the task of its leader
     expected = [f"4 {ranks} ['-n', '3']", "printed by 0", "printed by 1"]  # by two processes
@@ -132,35 +116,11 @@ ENDINGS = {
         1, "KeyError: 'lost'",
     ),
     "kills the leader of the other machine": (
-        """
-import os, signal
-import synkhronos as synk
-
-def program(rank):
-    if rank.rank == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
-    rank.barrier()
-
-if __name__ == "__main__":
-    synk.fork(2, use_gpu=False)
-    synk.spmd(program)
-""",
+        (PROGRAMS / "launched_kill.py", "2"),
         137, "rank 2 with PID",
     ),
     "kills a rank of the other machine": (
-        """
-import os, signal
-import synkhronos as synk
-
-def program(rank):
-    if rank.rank == 3:
-        os.kill(os.getpid(), signal.SIGKILL)
-    rank.barrier()
-
-if __name__ == "__main__":
-    synk.fork(4, use_gpu=False)
-    synk.spmd(program)
-""",
+        (PROGRAMS / "launched_kill.py", "4"),
         1, "a worker died: rank 3 (killed by SIGKILL)",
     ),
 }  # fmt: skip
@@ -172,44 +132,12 @@ QUICK = ("exits", "is killed")
 )
 def test_the_job_ends_as_its_script(launch, what):
     text, expected, part = ENDINGS[what]
-    code, _, said = launch(text)
+    code, _, said = launch(*([text] if isinstance(text, str) else text))
     assert (code, part in said) == (expected, True), said
 
 
-INTERRUPTED = """
-import sys, time
-import numpy as np
-import theano
-import theano.tensor as tt
-import synkhronos as synk
-
-class Sleep(theano.Op):
-    __props__ = ()
-
-    def make_node(self, x):
-        return theano.Apply(self, [x], [x.type()])
-
-    def perform(self, node, inputs, outputs):
-        if inputs[0].any():
-            print("sleeping", flush=True)
-            time.sleep(1.5)
-        outputs[0][0] = inputs[0]
-
-if __name__ == "__main__":
-    synk.fork(2, use_gpu=False)
-    x = tt.vector("x")
-    f = synk.function([x], (Sleep()(x), "gather"), mode="FAST_COMPILE")
-    synk.distribute()
-    try:
-        f(np.ones(4))
-    except KeyboardInterrupt:
-        print("interrupted", f(np.zeros(4)), flush=True)
-        raise
-"""
-
-
 def interrupt(started, *pauses):
-    process = started([*LAUNCH, "--ranks", "1"], INTERRUPTED)
+    process = started([*LAUNCH, "--ranks", "1"], PROGRAMS / "launched_sleep.py")
     assert process.stdout.readline() == b"sleeping\n", process.stderr.read()
     for pause in pauses:
         time.sleep(pause)
@@ -232,7 +160,7 @@ def test_the_second_interrupt_ends_the_command(started):
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
 def test_a_signal_that_ends_the_launcher_ends_the_job(started, number):
-    process = started([*LAUNCH, "--ranks", "1"], INTERRUPTED)
+    process = started([*LAUNCH, "--ranks", "1"], PROGRAMS / "launched_sleep.py")
     assert process.stdout.readline() == b"sleeping\n", process.stderr.read()
     began = time.monotonic()
     process.send_signal(number)
@@ -241,25 +169,12 @@ def test_a_signal_that_ends_the_launcher_ends_the_job(started, number):
     assert time.monotonic() - began < 5
 
 
-CORES = """
-import os
-import synkhronos as synk
-
-def program(rank):
-    return len(os.sched_getaffinity(0))
-
-if __name__ == "__main__":
-    before = len(os.sched_getaffinity(0))
-    print(before, synk.fork(use_gpu=False), synk.spmd(program))
-"""
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="the test needs two cores")
 def test_tasks_that_are_bound_to_cores_become_ranks_that_have_all_of_them(started):
     root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
     mpirun = ["mpirun", *root, "--oversubscribe", "--bind-to", "core", "-n", "2"]
     run = [sys.executable, "-m", "synkhronos", "run"]
-    process = started([*mpirun, *run], CORES, SYNKHRONOS_TASKS_ARE_MACHINES="")
+    process = started([*mpirun, *run], PROGRAMS / "launched_cores.py", SYNKHRONOS_TASKS_ARE_MACHINES="")
     code, printed, said = outcome(process)
     assert (code, printed) == (0, "1 2 [2, 2]\n"), said

@@ -1,4 +1,4 @@
-"""Tests of which NVIDIA libraries are chosen, and whether the loader finds them, with fake files."""
+"""Tests of how NVIDIA libraries are chosen, and whether the loader finds them, with fake files."""
 
 import ctypes
 import os

@@ -153,6 +153,19 @@ def test_more_processes_than_the_machine_can_have_are_refused_before_any_starts(
     open_world().check_usable()
 
 
+@pytest.mark.parametrize(
+    "of_user, user, of_group, most",
+    [(50, 1000, None, 50), (50, 0, 60, 60), (50, 1000, 40, 40), (-1, 1000, 60, 60)],
+)
+def test_a_limit_of_the_user_on_processes_does_not_concern_root(
+    monkeypatch, of_user, user, of_group, most
+):
+    monkeypatch.setattr(limits.resource, "getrlimit", lambda _: (of_user, -1))
+    monkeypatch.setattr(limits.os, "geteuid", lambda: user)
+    monkeypatch.setattr(limits, "process_limit", lambda: of_group)
+    assert limits._most_by_processes() == most  # less than pid_max
+
+
 @own_process
 def test_too_few_files_is_an_error_that_says_the_limit_and_leaves_a_usable_world():
     world = open_world(6, start=False)
@@ -293,6 +306,27 @@ def test_out_of_memory_on_one_rank_is_an_error_and_the_world_goes_on(rank):
     assert allocate(np.array([2, 2])) == 0
     assert len(huge(rows(2, 4 << 20))) == (4 << 20) + 2
     world.check_usable()
+
+
+@own_process
+def test_out_of_memory_for_a_replica_of_one_rank_is_an_error_that_names_it():
+    open_world(start=False)
+    n, rows = tt.lvector("n"), theano.shared(np.zeros((1, 8)), name="rows")
+    synk.function([], rows.sum())
+    limit = synk.function([n], LimitMemory()(n)[0], mode="FAST_COMPILE")
+    synk.distribute()
+    limit(np.array([0, 2 << 20]))
+    large = np.ones((1 << 20, 8))  # 64 MB
+    calls = {
+        "set_value": lambda: synk.set_value(1, rows, large),
+        "broadcast": lambda: (rows.set_value(large), synk.broadcast(rows)),
+        "all_gather": lambda: synk.all_gather(rows),
+    }
+    for name, call in calls.items():
+        error = error_of(call, 20)
+        assert type(error) is synk.WorkerError and error.rank == 1, (name, error)
+        assert error.type_name == "MemoryError"
+    assert synk.get_shapes(rows)[1] == (1, 8)
 
 
 class Echo(Command):

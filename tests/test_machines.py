@@ -1,7 +1,9 @@
 """Conformance checks on several machines in one process, and tests of what they agree on."""
 
+import itertools
 import os
 import pickle
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from synkhronos._errors import SynkhronosError, WorldBrokenError
 from synkhronos.arithmetic.machines import fewer_on_machines, nearest_master, ranks_of_machines
 from synkhronos.comms.formats import make_wire
 from synkhronos.comms.staged import StagedCommunicator
+from synkhronos.comms.wires import WireReduction
 from synkhronos.stores.machines import MachineHandle, MachinesStore, Part
 from synkhronos.stores.memory import SharedMemory
 from synkhronos.stores.naive import NaiveStore
@@ -20,7 +23,7 @@ from synkhronos.stores.needs import Need, combine, positions
 from synkhronos.stores.shared import SharedMemoryStore
 from synkhronos.transports.machines.lasting import COMMAND
 from synkhronos.transports.machines.leaders import CONTROL, END, Leaders
-from synkhronos.transports.machines.naive import NaiveNetwork
+from synkhronos.transports.machines.naive import NaiveLinks, NaiveNetwork
 from synkhronos.transports.machines.orders import Orders
 from synkhronos.transports.machines.transport import MachinesTransport
 from synkhronos.transports.naive import NaiveTransport
@@ -125,15 +128,52 @@ def test_wire_format_between_four_machines(check):
         ranks.close()
 
 
+def reduce_large(comm):
+    [reduced] = comm.all_reduce([np.full(300_000, comm.rank + 1.0)], "sum")
+    return set(reduced.tolist())
+
+
+def test_when_a_collective_ends_its_messages_have_been_sent(monkeypatch):
+    """Their memory may be changed then."""
+    send, numbers, waiting, sent = NaiveLinks.send, itertools.count(1), set(), []
+
+    def send_numbered(links, to, tag, data):
+        send(links, to, tag, data)
+        number = next(numbers)
+        if isinstance(data, np.ndarray) and data.nbytes > 10_000:  # not the meeting before
+            waiting.add(number)
+            sent.append(number)
+        return number
+
+    monkeypatch.setattr(NaiveLinks, "send", send_numbered)
+    monkeypatch.setattr(NaiveLinks, "is_sent", lambda _, number: waiting.discard(number) is None)
+    ranks = Ranks(ThreadedMachines([1, 1, 1], timeout=30), lambda one: one.communicator())
+    assert ranks.values(reduce_large) == [{6.0}] * 3
+    ranks.close()
+    assert len(sent) > 6 and not waiting
+
+
+def test_wire_formats_use_their_memory_again():
+    wires = WireReduction(SimpleNamespace(group=None))
+    first, second = wires.memory([1000, 7])
+    assert (first.size, second.size) == (1000, 7) and not np.shares_memory(first, second)
+    [again] = wires.memory([500])
+    assert np.shares_memory(again, first)
+    [larger] = wires.memory([5000])
+    assert larger.size == 5000 and not np.shares_memory(larger, first)
+
+
 def test_machines_with_other_versions_are_refused_by_name():
     versions = ("1.0", "3.11.2", "2.4.6", "PyTensor 3.0.7")
-    first = Fact("a", versions, None, 1, 0, None)
+    first = Fact("a", versions, "code", None, 1, 0, None)
     check_versions([first, first._replace(host="b")])
     for place, name in enumerate(("Synkhronos", "Python", "NumPy", "the graph compiler")):
         others = tuple("0" if place == one else version for one, version in enumerate(versions))
         words = f"^{name} has the version {versions[place]} on a and 0 on c; install the same version"
         with pytest.raises(SynkhronosError, match=words):
             check_versions([first, first, first._replace(host="c", versions=others)])
+    with pytest.raises(SynkhronosError, match="other source files on a than on c, though both .* 1.0;"):
+        check_versions([first, first, first._replace(host="c", digest="other")])
 
 
 def test_the_first_machine_has_the_master():
@@ -269,7 +309,7 @@ def test_the_end_of_a_world_that_was_read_early_does_not_end_the_next_one():
     first.begin(4)
     first.notify(END, "ended")
     second.begin(3)
-    second.read_notices()  # that of a command that has not come yet
+    second.read_notices()  # the notice of a command that has not come yet
     second.begin(4)
     second.begin(5)
     second.begin_world()

@@ -1,6 +1,8 @@
 """Tests of how many messages and bytes travel between machines, which no noise changes."""
 
 import gc
+import itertools
+import threading
 
 import numpy as np
 import pytest
@@ -26,6 +28,8 @@ class Traffic:
         Sender, receiver and bytes of the messages between commands: commands, replies and notices.
     inside : list of (int, int, int)
         The same, inside commands.
+    of_couriers : list of (int, int, int)
+        The same, between couriers.
     """
 
     def __init__(self, monkeypatch):
@@ -33,6 +37,8 @@ class Traffic:
 
         def counted(links, to, tag, data):
             found = self.between if tag < _FIRST else self.inside
+            if threading.current_thread().name == "synkhronos-courier":
+                found = self.of_couriers
             found.append((links.rank, to, as_bytes(data).size))
             return send(links, to, tag, data)
 
@@ -40,20 +46,41 @@ class Traffic:
         self.clear()
 
     def clear(self):
-        self.between, self.inside = [], []
+        self.between, self.inside, self.of_couriers = [], [], []
 
     def nbytes(self, source, to):
-        return sum(size for *ends, size in self.between + self.inside if ends == [source, to])
+        found = self.between + self.inside + self.of_couriers
+        return sum(size for *ends, size in found if ends == [source, to])
+
+    def of(self, call):
+        """Return the bytes that a call sends, by sender and receiver, without those from a machine to
+        itself."""
+        self.clear()
+        call()
+        size = synk.world.world.current_world().transport.leaders.size
+        return {ends: self.nbytes(*ends) for ends in itertools.permutations(range(size), 2)}
+
+
+def open_lab(*sizes):
+    """Return a factory of variables, in a world of machines with so many ranks."""
+    made = NaiveLab()
+    world = World(ThreadedMachines(sizes, 0, 60), made.engine, ThreadLimits())
+    enter_world(world)
+    world.start()
+    return made
 
 
 @pytest.fixture
 def lab():
     """Factory of variables, in a world of two machines with two ranks each."""
-    made = NaiveLab()
-    world = World(ThreadedMachines([2, 2], 0, 60), made.engine, ThreadLimits())
-    enter_world(world)
-    world.start()
-    yield made
+    yield open_lab(2, 2)
+    synk.close()
+
+
+@pytest.fixture
+def on_machines():
+    """The same, as a function of the numbers of ranks."""
+    yield open_lab
     synk.close()
 
 
@@ -213,6 +240,133 @@ def test_collectives_send_to_a_machine_what_its_ranks_need(lab, traffic):
         if not all(0 <= got - least < SMALL for got, least in zip(sent, (there, back))):
             wrong[name] = sent, (there, back)
     assert not wrong
+
+
+LENGTH = 9999
+NBYTES = 8 * LENGTH
+
+
+def differences(traffic, call, expected):
+    """Return what a call sends, by sender and receiver, and what was expected, where they differ."""
+    sent = traffic.of(call)
+    return {ends: (sent[ends], least) for ends, least in expected.items()
+            if not 0 <= sent[ends] - least < SMALL}  # fmt: skip
+
+
+@pytest.mark.parametrize("sizes", [(1, 1, 1), (2, 1, 3)], ids=str)
+def test_an_all_reduce_of_three_machines_sends_two_thirds_each_way(on_machines, traffic, sizes):
+    w = on_machines(*sizes).shared(np.ones(LENGTH), "w")
+    synk.function([], w.sum())
+    synk.distribute()
+    expected = dict.fromkeys(itertools.permutations(range(3), 2), 2 * NBYTES // 3)
+    assert not differences(traffic, lambda: synk.all_reduce(w, "sum"), expected)
+    assert (synk.get_value(2, w) == sum(sizes)).all()
+
+
+@pytest.mark.parametrize(
+    "op, there, back",
+    [
+        ("sum", NBYTES // 2, NBYTES), ("avg", NBYTES // 2, NBYTES), ("max", NBYTES // 2, NBYTES),
+        ("gather", 0, 2 * NBYTES), (None, 0, 0),
+    ],
+)  # fmt: skip
+def test_large_outputs_are_reduced_on_each_machine_first(lab, traffic, op, there, back):
+    """Each of the four ranks has an output of `NBYTES`. Halves of it are reduced on either machine."""
+    x = lab.tensor("x", 2)
+    f = synk.function([x], (x if op == "gather" else x.sum(axis=0), op))
+    synk.distribute()
+    rows = synk.data(np.ones((4, LENGTH)), constant=True)  # sent in the first call only
+    for slices in (1, 2):
+        f(rows, num_slices=slices)
+        expected = {(0, 1): there, (1, 0): back}
+        assert not differences(traffic, lambda slices=slices: f(rows, num_slices=slices), expected)
+
+
+@pytest.mark.parametrize("sizes", [(2, 2), (1, 2, 1), (1, 1, 1, 1, 1)], ids=str)
+@pytest.mark.parametrize("what", ["barrier", "exchange"])
+def test_a_leader_sends_a_message_per_round_of_a_meeting(on_machines, traffic, what, sizes):
+    """In round k, a leader sends a message to the leader ``2**k`` before it."""
+    on_machines(*sizes)
+
+    def meet(rank, times):
+        for _ in range(times):
+            rank.barrier() if what == "barrier" else rank.exchange(rank.rank)
+
+    def messages(times):
+        traffic.clear()
+        synk.spmd(meet, times)
+        return [ends[:2] for ends in map(list, traffic.inside)]
+
+    number, meetings = len(sizes), 10
+    few, many = messages(0), messages(meetings)
+    distances = [1 << turn for turn in range(number) if 1 << turn < number]
+    for source, to in itertools.permutations(range(number), 2):
+        sent = many.count([source, to]) - few.count([source, to])
+        assert sent == meetings * ((source - to) % number in distances), (source, to)
+
+
+def ask_controller(rank, w):
+    rank.ask("what", np.ones(LENGTH))
+
+
+def send(rank, w):
+    assert rank.send(0, w.storage)
+
+
+# What the last rank does, for which its own machine and the first one send so many times `NBYTES`
+IN_A_PROGRAM = {
+    "pull from a center": (lambda rank, w: rank.center(w).pull(), 0, 1),
+    "value of a center": (lambda rank, w: rank.center(w).value(), 0, 1),
+    "push to a center": (lambda rank, w: rank.center(w).push(), 1, 1),
+    "elastic average": (lambda rank, w: rank.center(w).elastic(0.5), 1, 1),
+    "send": (send, 1, 0),
+    "ask the controller": (ask_controller, 1, 0),
+}
+
+
+@pytest.mark.parametrize("sizes", [(2, 2), (1, 1, 1)], ids=str)
+@pytest.mark.parametrize("what", IN_A_PROGRAM)
+def test_couriers_send_what_a_rank_does_once(on_machines, traffic, what, sizes):
+    w = on_machines(*sizes).shared(np.ones(LENGTH), "w")
+    synk.function([], w.sum())
+    synk.distribute()
+    act, there, back = IN_A_PROGRAM[what]
+
+    def program(rank, times):
+        if rank.rank == rank.size - 1:
+            rank.center(w)
+            for _ in range(times):
+                act(rank, w)
+        rank.barrier()
+        if rank.rank == 0:
+            while rank.receive() is not None:
+                pass
+
+    def run(times):
+        controller = lambda request, rank, info: len(info)  # noqa: E731
+        return traffic.of(lambda: synk.spmd(program, times, controller=controller))
+
+    few, many, times = run(0), run(4), 4
+    last = len(sizes) - 1
+    expected = dict.fromkeys(few, 0)
+    expected[last, 0], expected[0, last] = there * times * NBYTES, back * times * NBYTES
+    found = {ends: many[ends] - few[ends] for ends in few}
+    assert all(abs(found[ends] - expected[ends]) < SMALL for ends in few), (found, expected)
+
+
+def test_a_checkpoint_sends_variables_to_the_other_machine_and_only_what_differs_back(
+    lab, traffic, tmp_path
+):
+    w, v = lab.shared(np.ones(LENGTH), "w"), lab.shared(np.ones(LENGTH), "v")
+    synk.function([], (w + v).sum())
+    synk.distribute()
+    save, load = lambda: synk.save(tmp_path / "checkpoint"), lambda: synk.load(tmp_path / "checkpoint")
+    assert not differences(traffic, save, {(0, 1): 0, (1, 0): 0})
+    assert not differences(traffic, load, {(0, 1): 2 * NBYTES, (1, 0): 0})
+    for rank, value in ((2, 2.0), (3, 3.0)):
+        synk.set_value(rank, w, np.full(LENGTH, value))
+    assert not differences(traffic, save, {(0, 1): 0, (1, 0): 2 * NBYTES})
+    assert not differences(traffic, load, {(0, 1): 3 * NBYTES, (1, 0): 0})
 
 
 # Arrays that need not travel again

@@ -19,6 +19,7 @@ from synkhronos._version import __version__
 from synkhronos.host import libraries
 
 ROOT = Path(__file__).resolve().parent.parent
+PROGRAMS = ROOT / "tests" / "programs"
 
 
 def command(*arguments, options=("-m", "synkhronos"), **variables):
@@ -54,25 +55,8 @@ def test_run_makes_a_script_work_that_imports_theano_first(script):
     assert answer.stdout == "1.0.5\n", answer.stderr
 
 
-SLOW = """
-import io, sys, time
-import theano, theano.tensor as tt
-
-class Slow(theano.gof.Optimizer):
-    def optimize(self, graph):
-        limit = time.monotonic() + 20
-        while not sys.stderr.getvalue() and time.monotonic() < limit:
-            time.sleep(0.05)
-
-sys.stderr = io.StringIO()
-x = tt.dvector("x")
-f = theano.function([x], x.sum(), mode=theano.Mode("py", Slow()), name="slow")
-print(f([1, 2]), sys.stderr.getvalue())
-"""
-
-
-def test_run_shows_that_a_theano_function_of_the_script_compiles(script):
-    answer = command("run", script(SLOW), SYNKHRONOS_PROGRESS="1")
+def test_run_shows_that_a_theano_function_of_the_script_compiles():
+    answer = command("run", PROGRAMS / "slow_to_compile.py", SYNKHRONOS_PROGRESS="1")
     assert answer.stdout.startswith("3.0 synkhronos: compiling theano.function 1 (slow); "), answer
 
 
@@ -83,22 +67,9 @@ def test_run_gives_the_script_what_python_would(script, tmp_path):
     assert answer.stdout == expected, answer.stderr
 
 
-LOOP = """
-import sys
-import theano
-import theano.tensor as tt
-
-x = tt.dvector()
-total, _ = theano.scan(lambda one, state: one + state, x, tt.zeros(()))
-print(theano.function([x], total, mode=theano.Mode("cvm", "fast_compile"))([1, 2, 3]))
-print(type(sys.modules["theano.scan_module.scan_perform_ext"].perform).__name__)
-print("synkhronos" in sys.modules)
-"""
-
-
-def test_run_makes_scan_work_in_a_script_that_does_not_import_the_library(script):
+def test_run_makes_scan_work_in_a_script_that_does_not_import_the_library():
     flags = os.environ["THEANO_FLAGS"]  # with the cache of the tests
-    answer = command("run", script(LOOP), THEANO_FLAGS=flags)
+    answer = command("run", PROGRAMS / "loop_of_theano.py", THEANO_FLAGS=flags)
     assert answer.returncode == 0, answer.stderr
     sums, kind, imported = answer.stdout.splitlines()
     assert (sums, imported) == ("[1. 3. 6.]", "False")
@@ -112,19 +83,9 @@ def test_run_makes_lasagne_importable(script):
     assert answer.stdout == "MaxPool2DLayer\n", answer.stderr
 
 
-PATHS = """
-import os, subprocess, sys
-print(sys.path, os.environ.get("PYTHONPATH"), sys.flags)
-mark = getattr(sys.modules.get("sitecustomize"), "mark", None)
-print("sitecustomize" in sys.modules, mark, flush=True)
-if len(sys.argv) == 1:
-    subprocess.run([sys.executable, *sys.argv, "child"], check=True)
-"""
-
-
 @pytest.mark.parametrize("customized", [None, "mark = 1", "import sys; mark = list(sys.path)"])
-def test_run_leaves_the_paths_and_customizations_of_a_script_as_they_are(script, tmp_path, customized):
-    path = script(PATHS)
+def test_run_leaves_the_paths_and_customizations_of_a_script_as_they_are(tmp_path, customized):
+    path = PROGRAMS / "paths.py"
     folder = tmp_path / "customized"
     folder.mkdir()
     if customized is not None:
@@ -265,17 +226,6 @@ def test_run_hands_on_the_interpreters_options(script, options):
     assert command("run", path, options=options).stdout == "1\n"
 
 
-LOAD = """
-import ctypes, os
-for name in ("libcuda.so", "libnvrtc.so", "libcublas.so", "libnccl.so"):
-    before = set(open("/proc/self/maps"))
-    ctypes.CDLL(name)
-    print(*{os.path.basename(line.split()[-1]) for line in set(open("/proc/self/maps")) - before
-            if ".so" in line})
-print(os.environ["LD_LIBRARY_PATH"])
-"""
-
-
 @pytest.fixture
 def nvidia(put, tmp_path):
     """Environment of a machine with a driver and pip's wheels, whose libraries have version suffixes."""
@@ -288,8 +238,8 @@ def nvidia(put, tmp_path):
     }
 
 
-def test_run_gives_the_drivers_and_pips_libraries_their_bare_names(script, nvidia, tmp_path):
-    path = script(LOAD)
+def test_run_gives_the_drivers_and_pips_libraries_their_bare_names(nvidia, tmp_path):
+    path = PROGRAMS / "load_cuda_by_name.py"
     assert command(path, options=(), **nvidia).returncode == 1  # fails without ``run``
     answer = command("run", path, **nvidia)
     *loaded, folders = answer.stdout.splitlines()

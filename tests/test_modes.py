@@ -9,12 +9,13 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytensor
 import pytensor.tensor as pt
 import pytest
-from compilers import RandomStreams, default_mode
+from compilers import SLOW, RandomStreams, check_mode, default_mode
 from processes import FOLDER
 from pytensor.raise_op import Assert
 
@@ -293,13 +294,13 @@ class Regression:
         self.loss = pt.sqr(prediction - self.y / 11).mean()
 
 
-SLOW = [
+SLOW_RULES = [
     pytest.param(getattr(updates, name), marks=pytest.mark.slow)
     for name in ("sgd", "nesterov_momentum", "adam", "adagrad", "rmsprop", "adadelta", "adamax")
 ]
 
 
-@pytest.mark.parametrize("rule", [updates.momentum, *SLOW], ids=lambda rule: rule.__name__)
+@pytest.mark.parametrize("rule", [updates.momentum, *SLOW_RULES], ids=lambda rule: rule.__name__)
 def test_training_steps_equal_the_serial_steps(made, mode, rule):
     steps, models = [], []
     for make, own in ((train.make_train_function, mode), (train.make_train_function_theano, "CVM")):
@@ -328,19 +329,68 @@ def test_rules_train_with_functions_of_either_mode(made, mode):
         assert loss(ROWS, LABELS) < before / 4
 
 
+# Faults
+
+WORKER = {"how": "SIGKILL", "step": "function", "seam": "perform", "who": "worker", "others": ""}
+FAULTS = {
+    "a killed worker": WORKER,
+    "an exception in the master": {**WORKER, "how": "exception", "who": "master", "caught": True},
+    "no memory": {**WORKER, "how": "memory"},
+    "a segmentation fault in a collective": {"how": "SIGSEGV", "step": "fused", "restarts": True},
+    "a stopped worker": {"how": "stop", "step": "function", "seam": "started", "who": "worker"},
+    "a pickle": {"how": "exit", "step": "distribute again", "seam": "command", "who": "worker"},
+    "a program": {"how": "exit", "step": "program", "seam": "perform", "on_death": "continue"},
+}
+OF_FAULTS = [
+    pytest.param(fault, id=name, marks=[] if fault is WORKER else pytest.mark.slow)
+    for name, fault in FAULTS.items()
+]
+
+
+@pytest.mark.parametrize("fault", OF_FAULTS)
+def test_faults_in_functions_of_either_mode_are_reported_in_time(mode, fault, monkeypatch):
+    """Run a scenario of ``tests/faults``."""
+    monkeypatch.setenv("PYTENSOR_FLAGS", flags_of(mode))
+    monkeypatch.syspath_prepend(FOLDER / "faults")
+    import harness
+    from scenarios import PROGRAMS, first
+
+    seed = first(range(PROGRAMS if fault["step"] == "program" else 0, 2 * PROGRAMS), fault)
+    (result,) = harness.run([seed], 1, 120, f"import compilers; compilers.check_mode({mode!r})")
+    assert not result["problem"], f"{result['scenario']}: {result['problem']}"
+
+
 # Other tests
 
-OTHERS = ("bad_input", "checkpoint", "failures", "restart", "rules_train", "spmd", "uneven", "updates")
+OTHERS = (
+    "bad_input", "checkpoint", "collectives_oracle", "failures", "parallel_function", "restart",
+    "rules_train", "spmd", "train", "train_rules", "uneven", "updates",
+)  # fmt: skip
+
+
+def flags_of(mode):
+    """Return PyTensor's flags for processes whose functions are built in a mode."""
+    return f"{os.environ['PYTENSOR_FLAGS']},mode={mode}"
+
+
+def test_the_mode_of_the_flags_is_that_of_the_tests_and_of_their_programs(programs):
+    mode = pytensor.config.mode
+    check_mode(mode)
+    programs.run(check_mode, mode).check()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", OTHERS)
-def test_what_passes_in_python_passes_with_numba(name):
-    """Run the tests of a file with Numba in place of the Python code that they build."""
-    options = "-q", "-m", "not slow", "-p", "no:cacheprovider"
+def test_what_passes_otherwise_passes_with_numba(name):
+    """Run the tests of a file, and the programs that they start, with Numba for all functions."""
+    of_file = "" if f"test_{name}.py" in SLOW else "not slow"
+    files = f"test_{name}.py", f"{Path(__file__).name}::{MODE_TEST}"
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", *options, f"test_{name}.py"],
-        cwd=FOLDER, env={**os.environ, "FAST_COMPILE": "NUMBA"}, capture_output=True, text=True,
-        timeout=900,
+        [sys.executable, "-m", "pytest", "-q", "-m", of_file, "-p", "no:cacheprovider", *files],
+        cwd=FOLDER, env={**os.environ, "PYTENSOR_FLAGS": flags_of("NUMBA")}, capture_output=True,
+        text=True, timeout=1200,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+MODE_TEST = test_the_mode_of_the_flags_is_that_of_the_tests_and_of_their_programs.__name__

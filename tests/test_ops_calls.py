@@ -303,7 +303,7 @@ def test_nobody_waits_for_a_rank_that_fails(world, position, failing):
 
 
 @own_process
-def test_a_rank_that_is_killed_inside_a_graph_breaks_the_world_and_a_restart_mends_it():
+def test_a_rank_that_is_killed_inside_a_graph_breaks_the_world_and_restart_recovers_it():
     synk.fork(2, use_gpu=False)
     x = tt.dmatrix("x")
 
@@ -432,7 +432,7 @@ def test_results_of_large_arrays_are_the_callers_own(world):
     synk.distribute()
     values = np.random.RandomState(1).normal(size=(6, 5, 4000))
     kept = [f(value) for value in values]
-    parts = [f(value)[0][1:3] for value in values]  # of which only views are left
+    parts = [f(value)[0][1:3] for value in values]  # only views of the results are left
     for value, results, part in zip(values, kept, parts):
         np.testing.assert_allclose(results[0], value.sum(0))
         np.testing.assert_array_equal(results[1], value)

@@ -8,8 +8,9 @@ import synkhronos as synk
 from synkhronos.extensions import train
 
 ops = synk.ops
-RANKS, STEP = 3, 1e-5
-ROWS = np.random.RandomState(0).normal(size=(7, 2))  # 3, 2 and 2 rows
+STEP = 1e-5
+ROWS = np.random.RandomState(0).normal(size=(7, 2))  # of three ranks: 3, 2 and 2
+OTHERS = [pytest.param(number, marks=pytest.mark.slow) for number in (1, 2, 4)]
 
 COLLECTIVES = {
     **{op: lambda v, loss_op, op=op: ops.all_reduce(v, op, loss_op=loss_op)
@@ -22,10 +23,15 @@ COLLECTIVES = {
 }  # fmt: skip
 
 
+@pytest.fixture(scope="module", params=[3, *OTHERS], ids="{} rank(s)".format)
+def size(open_world, request):
+    open_world(request.param, master_rank=request.param // 2)
+    return request.param
+
+
 @pytest.fixture
-def world(open_world, in_python):
-    if not synk.is_forked() or synk.size() != RANKS:
-        open_world(RANKS, master_rank=1)
+def world(size, in_python):
+    return size
 
 
 def set_values(v, values):
@@ -53,7 +59,7 @@ def differences(f, v, values):
 
 def loss_of(v, x, collective, loss_op):
     combined = COLLECTIVES[collective](v, loss_op)
-    return (tt.sin(combined) * x.mean()).sum() + (tt.sqr(combined) * x[0, 0]).mean() + (v * x[1]).sum()
+    return (tt.sin(combined) * x.mean()).sum() + (tt.sqr(combined) * x[0, 0]).mean() + (v * x[-1]).sum()
 
 
 @pytest.mark.parametrize("order", [1, 2])
@@ -68,17 +74,19 @@ def test_the_gradient_is_that_of_the_losses_of_all_ranks(world, collective, loss
     f = synk.function([x], [(loss, loss_op), (tt.grad(loss, v), "gather")])
     rng = np.random.RandomState(1)
     is_even = collective != "gather"
-    values = [rng.normal(size=(2 if is_even else rank + 1, 2)) for rank in range(RANKS)]
+    values = [rng.normal(size=(2 if is_even else rank + 1, 2)) for rank in range(world)]
     set_values(v, values)
     gradients = f(ROWS)[1]
     expected = differences(f, v, values)
     if loss_op == "avg":
-        expected = [each * len(ROWS) / n for each, n in zip(expected, (3, 2, 2))]
+        numbers = map(len, np.array_split(ROWS, world))
+        expected = [each * len(ROWS) / number for each, number in zip(expected, numbers)]
     np.testing.assert_allclose(gradients, np.concatenate(expected), rtol=1e-6, atol=1e-7)
 
 
-def test_the_average_of_the_gradients_is_the_serial_one_for_unequal_numbers_of_rows(world):
-    v, x = compiler.shared(np.array([0.5, 2.0]), name="v"), tt.dmatrix("x")
+@pytest.mark.parametrize("dtype, rtol", [("float64", 1e-10), ("float32", 1e-4)])
+def test_the_average_of_the_gradients_is_the_serial_one_for_unequal_numbers_of_rows(world, dtype, rtol):
+    v, x = compiler.shared(np.array([0.5, 2.0], dtype), name="v"), tt.matrix("x", dtype=dtype)
     for loss_op, mean in (("avg", lambda y: y.mean()), ("sum", lambda y: y.sum())):
         centre = ops.all_reduce(tt.exp(x * v).mean(0), "avg", loss_op=loss_op)
         largest = ops.all_reduce((x * v).max(0), "max", loss_op=loss_op)
@@ -86,8 +94,10 @@ def test_the_average_of_the_gradients_is_the_serial_one_for_unequal_numbers_of_r
         loss = mean(tt.sqr(x * v - centre) * largest + others)
         f = synk.function([x], [(loss, loss_op), (tt.grad(loss, v), loss_op)])
         for rows in (ROWS, ROWS[:4], ROWS[:6]):
+            rows = rows.astype(dtype)
             for result, expected in zip(f(rows), f.as_theano(rows)):
-                np.testing.assert_allclose(result, expected, rtol=1e-10)
+                assert result.dtype == dtype
+                np.testing.assert_allclose(result, expected, rtol)
 
 
 def test_the_directional_derivative_of_linear_collectives_is_that_of_differences(world):
@@ -113,7 +123,7 @@ def test_integers_have_a_gradient_of_zero(world):
     count = ops.all_reduce(tt.cast(v, "int64").sum()) + ops.all_gather(tt.cast(v, "int8")).sum()
     loss = (v * count * x.mean()).sum()
     f = synk.function([x], tt.grad(loss, v))
-    np.testing.assert_allclose(f(ROWS), [12 * ROWS.mean()] * 2)
+    np.testing.assert_allclose(f(ROWS), [4 * world * ROWS.mean()] * 2)
 
 
 RULE = [("avg", lambda x: x.mean()), ("sum", lambda x: x.sum())]
@@ -122,7 +132,7 @@ RULE = [("avg", lambda x: x.mean()), ("sum", lambda x: x.sum())]
 @pytest.mark.parametrize("loss_op, total", RULE, ids=["avg", "sum"])
 @pytest.mark.parametrize("num_slices", [1, 2])
 def test_a_training_step_equals_the_serial_one(world, loss_op, total, num_slices):
-    """In slices, the statistics are those of the ranks' first slices, and so on; here they are equal."""
+    """Statistics are computed over the ranks' first slices, and so on; here they are equal."""
     x = tt.dmatrix("x")
 
     def script():
@@ -134,7 +144,7 @@ def test_a_training_step_equals_the_serial_one(world, loss_op, total, num_slices
     def descend(gradients, params):
         return [(param, param - 0.01 * g) for param, g in zip(params, gradients)]
 
-    rows = ROWS[:7] if num_slices == 1 else np.tile(ROWS[:2], (6, 1))
+    rows = ROWS[:7] if num_slices == 1 else np.tile(ROWS[:2], (24, 1))
     outcomes = []
     for make in (train.make_train_function, train.make_train_function_theano):
         v, average, loss, updates = script()

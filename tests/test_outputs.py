@@ -143,7 +143,7 @@ def test_small_outputs_have_the_same_shapes_and_dtypes(pool, n_rows):
     assert_bits(got[5], np.concatenate(no_columns))
 
 
-def test_an_output_may_lie_in_memory_in_another_order(pool):
+def test_an_output_may_have_another_memory_order(pool):
     x = make(2 * pool.size)
     assert not pool.turned.as_theano(x).flags.c_contiguous
     assert_bits(pool.turned(x), fold("sum", np.split(2 * x.T, pool.size, axis=1), None))

@@ -65,7 +65,7 @@ build_meta.build_wheel(folder)
 
 @pytest.fixture(scope="module")
 def archives(tmp_path_factory):
-    """The source archive and the wheel, built from a copy of the files, in which junk lies about."""
+    """The source archive and the wheel, built in a tree that also contains untracked files."""
     source, built = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("built")
     for name in tracked():
         (source / name).parent.mkdir(parents=True, exist_ok=True)

@@ -43,7 +43,7 @@ def test_every_step_and_rank_is_measured(step):
             early = [one for one in events if one.start < command.start and one.step == command.step]
             before = [one.seconds for one in early]
             assert rank_seconds.sum() == pytest.approx(command.seconds + sum(before))
-    # The ranks' clocks agree: each worker's command lies within the master's.
+    # The ranks' clocks agree: each worker's command is within the master's.
     commands = [[one for one in events if one.category == "command"] for events in profile.events]
     for mine, others in zip(*commands):
         assert mine.start <= others.start

@@ -5,6 +5,7 @@ import pytensor
 import pytensor.tensor as pt
 import pytest
 from compilers import RandomStreams, default_mode
+from numba.core.bytecode import FunctionIdentity
 from test_docs import test_examples_print_what_is_shown as check_page
 
 import synkhronos as synk
@@ -12,6 +13,8 @@ from synkhronos.engines.base import PARTLY_SUM, ROWS, SUM
 from synkhronos.engines.pytensor_engine import PyTensorEngine
 from synkhronos.engines.rows import extents
 from synkhronos.extensions import batch_norm
+from synkhronos.world.here import Command
+from synkhronos.world.world import current_world
 
 #: PyTensor 2.38, which PyMC needs, has shared generators too, but makes them otherwise.
 of_pytensor_3 = pytest.mark.skipif(not hasattr(pt.random, "shared_rng"), reason="needs PyTensor 3")
@@ -121,21 +124,55 @@ def test_numbers_may_be_updates_and_givens(two):
 # Numba
 
 
-def test_numba_compiles_a_function_once_whatever_the_layout_of_its_arrays(two):
-    table = pytensor.shared(np.asfortranarray(np.ones((3, 2))), "table")
-    outputs = [(x.sum(axis=0), "sum"), (pt.dot(x, table), "gather")]
-    f = synk.function([x], outputs, mode="NUMBA")
+class Signatures(Command):
+    """Return how often Numba has compiled each function on this rank."""
+
+    def run(self, here):
+        return [len(one.compiled.vm.jit_fn.signatures) for one in here.functions.values()]
+
+
+def read_only(array):
+    array = array.copy()
+    array.flags.writeable = False
+    return array
+
+
+def test_numba_compiles_a_function_once_on_each_rank_whatever_the_layout_of_its_arrays(two, tmp_path):
+    table, columns = pytensor.shared(np.asfortranarray(np.ones((3, 2))), "table"), pt.dmatrix("columns")
+    outputs = [(x.sum(axis=0), "sum"), (pt.dot(x, table), "gather"), (pt.dot(x, columns), "gather")]
+    f = synk.function([x], outputs, bcast_inputs=[columns], mode="NUMBA")
     rows = np.arange(24.0).reshape(8, 3)
-    for given in (np.asfortranarray(rows), rows, rows[::2], np.repeat(rows, 2, axis=1)[:, ::2]):
-        value = given[:3, :2].copy(order="K")
+    np.save(tmp_path / "rows.npy", rows)
+    for given in (
+        np.asfortranarray(rows),
+        rows,
+        rows[::2],
+        np.repeat(rows, 2, axis=1)[:, ::2],
+        read_only(rows),
+        np.load(tmp_path / "rows.npy", mmap_mode="r"),
+        np.broadcast_to(rows[1], (5, 3)),
+        synk.data(rows),
+        synk.data(rows, constant=True),
+    ):
+        part = np.asarray(given[:3, :2])
+        value = part.copy(order="K")
         table.set_value(value, borrow=True)
         synk.set_value(1, table, value)  # the master is rank 0
-        total, product = f(given)
-        np.testing.assert_array_equal(total, given.sum(axis=0))
-        np.testing.assert_array_equal(product, given.dot(value))
-    (total,) = f(rows, output_subset=[0], batch=slice(6, 0, -2))
+        for columns_given in (part, value, read_only(value), np.asfortranarray(value)):
+            total, product, other = f(given, columns_given)
+            np.testing.assert_array_equal(total, given[:].sum(axis=0))
+            np.testing.assert_array_equal(product, given[:].dot(value))
+            np.testing.assert_array_equal(other, product)
+    (total,) = f(rows, value, output_subset=[0], batch=slice(6, 0, -2))
     np.testing.assert_array_equal(total, rows[6:0:-2].sum(axis=0))
-    assert len(f.replica.compiled.vm.jit_fn.signatures) == 1
+    assert current_world().run(Signatures()) == [[1], [1]]
+
+
+def test_ranks_name_what_numba_compiles_differently(two):
+    """One name of two functions is a crash later: https://github.com/numba/numba/issues/10486."""
+    synk.function([x], x.mean(), mode="NUMBA")
+    drawn = synk.spmd(lambda rank: [next(FunctionIdentity._unique_ids) for _ in range(3)])
+    assert len({*drawn[0], *drawn[1]}) == 6
 
 
 def test_functions_of_numba_are_sent_to_workers_that_run(two):

@@ -1,6 +1,7 @@
 """Tests of what belongs to no rank, for ranks on several machines: in threads, with naive links."""
 
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,6 +10,10 @@ from test_engines import NaiveLab
 
 import synkhronos as synk
 from synkhronos._errors import SynkhronosError
+from synkhronos.programs.relay import relay
+from synkhronos.transports.machines.courier import Desk
+from synkhronos.transports.machines.naive import NaiveNetwork
+from synkhronos.transports.naive import NaiveTransport
 from synkhronos.world.threads import ThreadLimits
 from synkhronos.world.world import World, enter_world, world_exists
 
@@ -304,3 +309,25 @@ def test_without_couriers_it_is_refused_in_words(without_couriers):
     synk.spmd(program, w)
     with pytest.raises(SynkhronosError, match="a second task on each machine"):
         synk.spmd(program, w, controller=lambda *_: None)
+
+
+# Waiting
+
+
+def test_a_courier_without_work_looks_for_it_100_times_a_second(monkeypatch):
+    """It is late by 2% of the time for which there was nothing, and by 10 ms at most."""
+    now, looks = 0.0, []
+
+    def sleep(seconds):
+        nonlocal now
+        looks.append((now, seconds))
+        now += seconds
+
+    monkeypatch.setattr(relay, "time", SimpleNamespace(monotonic=lambda: now))
+    commons, links = NaiveTransport(1, 0, None).store.commons, NaiveNetwork(2).links()
+    desk = Desk(commons, links[0], 1, lambda: now > 5, sleep)
+    relay.Relay([range(0, 1), range(1, 2)]).run(desk)
+    began = looks[10][0]  # the numbers and reports of the ranks are sent first
+    assert all(seconds <= max(2e-5, 0.02 * time) for time, seconds in looks)
+    assert all(seconds >= 0.02 * (time - began) for time, seconds in looks if time < 0.5)
+    assert 90 <= sum(4 <= time < 5 for time, _ in looks) <= 110

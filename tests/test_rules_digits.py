@@ -39,9 +39,9 @@ def network(request, demo, open_world):
 
 
 EPOCHS, BATCH_SIZE = 15, 8
-#: The rate of each rule is that with the smallest loss on the validation digits after training on the
-#: training digits, summed over both numbers of ranks, of 0.001, 0.002 and 0.004, and of 0.008 if 0.004
-#: was the best of these. It was chosen with 9 epochs, and that of LocalSGD again with 15. The test
+#: The rate of each rule was chosen from 0.001, 0.002 and 0.004, and 0.008 if 0.004 was the best of
+#: these: it has the smallest loss on the validation digits after training on the training digits, summed
+#: over both numbers of ranks. It was chosen with 9 epochs, and for LocalSGD again with 15. The test
 #: digits were not used for it.
 RULES = {
     "BSP": (rules.BSP(), 0.008),

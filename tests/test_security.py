@@ -418,7 +418,7 @@ def calls_in(tree):
 
 FORBIDDEN = {"eval", "exec", "compile", "os.system", "os.popen", "tempfile.mktemp", "marshal.loads",
              "subprocess.getoutput", "shelve.open", "yaml.load"}  # fmt: skip
-#: Library modules that unpickle read what a rank wrote to the world's memory; those of several machines,
+#: Library modules that unpickle read what a rank wrote to the world's memory, or, with several machines,
 #: what another leader sent by MPI. The benchmarks read what they wrote to their own folder or to such
 #: memory.
 UNPICKLING = {"benchmarks/center.py", "benchmarks/replicate.py",

@@ -160,7 +160,7 @@ def test_data_is_shown_with_its_memory_and_the_first_values(open_world):
     data.free_memory()
     assert cells_of(data) == [["dtype", "float64"], ["memory", "freed"]]
     batch = synk.data(np.float32([[1, 2]]), minibatch=True)
-    assert dict(cells_of(batch))["rows"] == "those of one batch"
+    assert dict(cells_of(batch))["rows"] == "one batch"
 
 
 def test_data_of_a_file_is_shown_as_such(open_world, tmp_path):

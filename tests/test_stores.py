@@ -166,7 +166,7 @@ def test_pages_that_were_returned_are_zero(monkeypatch):
 
 
 def test_the_pages_of_a_large_block_are_allocated_at_once(memory):
-    """Thus other allocations, including those of other ranks, see how much memory is left."""
+    """Thus other allocations, including allocations by other ranks, see how much memory is left."""
     before = resident(memory)
     block = memory.allocate(48 * MEBIBYTE)
     assert resident(memory) - before >= block.nbytes

@@ -277,4 +277,4 @@ def test_another_c_file_is_not_compiled(load, tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(theano, "__file__", str(tmp_path / "theano" / "__init__.py"))
     with caplog.at_level(logging.INFO, "synkhronos"):
         assert isinstance(load().perform, types.FunctionType)
-    assert "not that of Theano 1.0.5" in caplog.text
+    assert "not from Theano 1.0.5" in caplog.text

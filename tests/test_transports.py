@@ -89,6 +89,63 @@ def test_workers_inherit_the_state_of_a_process_and_nothing_was_posted_before_th
     assert not any(make(2, 0).posted for make in TRANSPORTS)
 
 
+def fill(transport, value):
+    transport.store.memory.allocate(5000)[...] = value
+
+
+def test_an_attendant_has_memory_of_its_own():
+    ranks = Ranks(LocalTransport(3, 0, timeout=30))
+    store = ranks.transport.store
+    words = store.commons.array("words", (3,), "int64")
+
+    def wait_for(position):
+        limit = time.monotonic() + 20
+        while not words[position] and time.monotonic() < limit:
+            time.sleep(0.01)
+
+    def serve():
+        own = store.memory.allocate(5000)
+        own[...] = 9
+        words[0] = 1
+        wait_for(1)
+        words[2] = own.min() if own.min() == own.max() else -1
+
+    attendant = ranks.transport.attend("filler", serve)
+    wait_for(0)
+    ranks.values(fill, 5)
+    words[1] = 1
+    wait_for(2)
+    attendant.end(5)
+    ranks.close()
+    assert words.tolist() == [1, 1, 9]
+
+
+class LateSignal:
+    def try_wait(self):
+        return True  # not yet
+
+    def wait(self, seconds):
+        time.sleep(0.05)
+        return True
+
+
+class Patience:
+    def poll(self, try_wait, began, worked):
+        return False
+
+    def learn(self, worked, waited, has_cores):
+        self.worked, self.waited = worked, waited
+
+
+def test_a_patience_learns_how_long_a_wait_was():
+    transport, patience = LocalTransport(2, 0), Patience()
+    transport._resumed = time.monotonic() - 1
+    began = time.monotonic()
+    transport._wait(LateSignal(), patience)
+    assert 0.05 <= patience.waited <= time.monotonic() - began
+    assert 1 <= patience.worked <= 1 + time.monotonic() - began
+
+
 # Time-outs and deaths
 
 

@@ -1,4 +1,4 @@
-"""Warnings about results that are probably not those of one process; and where there are none."""
+"""Warnings about results that probably differ from a run on one process, and when none are given."""
 
 import sys
 import warnings
@@ -16,7 +16,7 @@ from synkhronos.extensions.train import make_train_function
 from synkhronos.functions.watch import PATIENCE
 from synkhronos.world.launch import _close_at_exit
 
-pytestmark = pytest.mark.usefixtures("in_python")
+pytestmark = pytest.mark.usefixtures("in_python", "in_threads")
 ROWS, TARGETS = np.arange(12.0).reshape(6, 2), np.array([1.0, 0, 1, 1, 0, 1])
 x, y = tt.dmatrix("x"), tt.dvector("y")
 

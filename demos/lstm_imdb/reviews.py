@@ -33,8 +33,8 @@ def load(folder, n_words, length):
     """Load a folder with ``train/pos``, ``train/neg``, ``test/pos`` and ``test/neg``, of text files.
 
     The Large Movie Review Dataset (A. Maas et al., 2011) has this form. The vocabulary are the `n_words`
-    most frequent words of its training part, a tenth of which is for validation. Of a longer review the
-    last `length` words are used.
+    most frequent words of its training part. A tenth of this part is for validation. Of a longer review
+    the last `length` words are used.
     """
     texts = {part: read_part(Path(folder) / part) for part in ("train", "test")}
     trained, labels = texts["train"]

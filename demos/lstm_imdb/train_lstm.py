@@ -3,10 +3,10 @@
     python train_lstm.py --rule EASGD --processes 2
     python train_lstm.py --data aclImdb --rule EASGD --plot curve.png
 
-The task and the rule are those of Platoon's example. Each process trains on its share of the reviews at
-its own pace, and every 10 steps moves its parameters and those of the center towards each other. The
-network is that of the chapter "LSTM Networks for Sentiment Analysis" of the Deep Learning Tutorials: a
-vector for each word, LSTM cells (those of ``demos/ports/lstm.py``), the mean of their outputs over the
+The task and the rule come from Platoon's example. Each process trains on its share of the reviews at its
+own pace. Every 10 steps it moves its parameters and the center's parameters towards each other. The
+network comes from the chapter "LSTM Networks for Sentiment Analysis" of the Deep Learning Tutorials: a
+vector for each word, LSTM cells (from ``demos/ports/lstm.py``), the mean of their outputs over the
 words, and a softmax.
 
 ``--data`` names a folder with the files of the Large Movie Review Dataset, or others in the same

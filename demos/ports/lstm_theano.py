@@ -1,6 +1,6 @@
 """A recurrent network of LSTM cells, by `theano.scan`, that reads digits row by row.
 
-The cell is that of S. Hochreiter and J. Schmidhuber, "Long Short-Term Memory", 1997, with the forget
+The cell follows S. Hochreiter and J. Schmidhuber, "Long Short-Term Memory", 1997, with the forget
 gate of F. Gers et al., 2000, and the gates side by side in one matrix, as in the chapter "LSTM Networks
 for Sentiment Analysis" of the Deep Learning Tutorials, http://deeplearning.net/tutorial/lstm.html. As
 there, data and masks have time along axis 0: (time, sequences, features). Gradients are clipped by their

@@ -14,7 +14,7 @@ import numpy as np
 def show(main, *names):
     """Call `main` with the options of the command line, and print what it returns for each step.
 
-    The names are those of the numbers of a step, of which the first must stay finite.
+    The names label the numbers of a step. The first number must stay finite.
     """
     script.run(lambda: print_steps(main, names))
 

@@ -50,7 +50,7 @@ def parser(description):
         "--sync-batch-norm",
         action="store_true",
         help="normalise by the mean and the variance of the whole minibatch (with --slices: of a slice "
-        "of each process), instead of those of each process",
+        "of each process), instead of the rows of each process",
     )
     options.add_argument(
         "--learning-rate", type=positive(), metavar="RATE", help="default: 0.1 for 256 images"
@@ -67,7 +67,7 @@ def parser(description):
     network = options.add_argument_group("the network (default: ResNet-50 for ImageNet)")
     for name, number, default, what in (
         ("size", whole(4, 4096), 224, "height and width of an image in pixels"),
-        ("classes", whole(2, 1_000_000), 1000, "with --data: those of DIR"),
+        ("classes", whole(2, 1_000_000), 1000, "with --data: the classes of DIR"),
         ("width", whole(1, 4096), 64, "filters in the first stage"),
     ):
         network.add_argument(f"--{name}", type=number, metavar="N", default=default, help=what)

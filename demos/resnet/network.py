@@ -44,7 +44,7 @@ class BatchNormLayer(lasagne.layers.Layer):
     epsilon : float
         Added to the variance.
     synchronized : bool
-        Whether the mean and the variance are those of all ranks.
+        Whether the mean and the variance are computed over all ranks.
     """
 
     def __init__(self, incoming, weight=0.1, epsilon=1e-5, synchronized=False, **kwargs):

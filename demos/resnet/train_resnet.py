@@ -4,9 +4,9 @@
     python train_resnet.py --data DIR --batch 64 --slices 4
 
 A step equals the step of one process on the whole minibatch, except for batch norm: the rows of a rank,
-or of each of its slices, are normalized by their own mean and variance, not by those of the minibatch.
-Each rank or slice therefore needs enough rows for good statistics. With ``--sync-batch-norm`` the mean
-and the variance are those of all ranks, and the step equals that of one process in this, too.
+or of each of its slices, are normalized by their own mean and variance, not by the minibatch's. Each
+rank or slice therefore needs enough rows for good statistics. With ``--sync-batch-norm`` the mean and
+the variance are computed over all ranks, and batch norm, too, equals a step of one process.
 
 The running averages of these means and variances are not communicated at each step either: each rank
 averages over its own rows. Before an evaluation they are averaged over the ranks, weighted by the number

@@ -22,10 +22,10 @@ class Buckets(NamedTuple):
     Attributes
     ----------
     number : int
-        Tells the vectors of a process apart.
+        Identifies the vector among the vectors of a process.
     op : str
     wire : Format or None
-        In what form the buckets travel between machines.
+        The format in which the buckets are sent between machines.
     dtype : str
     shapes : tuple of tuple of tuple of int
         For each bucket, the shapes of its arrays, in the order of the vector.
@@ -61,7 +61,7 @@ def divide(shapes: Sequence[Sequence[int]], itemsize: int) -> list[range]:
     Parameters
     ----------
     shapes : list of tuple of int
-        Of the arrays of a vector.
+        The shapes of the arrays of a vector.
     itemsize : int
         The bytes of a number.
     """

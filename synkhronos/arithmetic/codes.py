@@ -1,8 +1,8 @@
 """Codes of float32 numbers in fewer bytes: ``float16``, ``bfloat16`` and ``int8``.
 
-A code has one pass over the numbers, in pieces that fit in the cache. All of them round to nearest, ties
-to even, so the same numbers have the same code on every machine, and decoding takes operations of which
-IEEE 754 fixes every bit.
+A code makes one pass over the numbers, in pieces that fit in the cache. All codes round to nearest, ties
+to even, so the same numbers have the same code on every machine. Decoding uses only operations whose
+results are fixed bit by bit by IEEE 754.
 
 ========== ================== ==================================== =================================
 code       bytes per number   error, at most                       NaN and infinities
@@ -28,7 +28,7 @@ _INFINITY = 0x7F800000  # the bits of a float32
 # float16: a piece is multiplied by a power of two, so that its largest number has this exponent.
 _TOP = 14
 _LEAST, _MOST = -112, 29  # exponents for which all factors are normal float32 numbers
-_SHIFT, _REBIAS = 13, 112 << 23  # from the bits of a float32 to those of a float16
+_SHIFT, _REBIAS = 13, 112 << 23  # from the bits of a float32 to the bits of a float16
 
 _BLOCK = 256  # numbers of an int8 scale
 _LARGEST_CODE = 127

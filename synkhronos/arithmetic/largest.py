@@ -1,7 +1,7 @@
-"""The largest numbers of an array, and the bytes in which they travel.
+"""The largest numbers of an array, and the bytes in which they are sent.
 
-The exact `k` largest of many numbers, without sorting them: a sample says how large they are, one
-comparison per number finds those that may be among them, and only these are ordered.
+The exact `k` largest of many numbers are found without sorting all of them: a sample estimates how large
+they are, one comparison per number finds the candidates, and only the candidates are ordered.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 _SAMPLE = 1 << 14
-_BLOCK = 1 << 16  # numbers: the place of one inside its block takes two bytes
+_BLOCK = 1 << 16  # numbers; an index inside a block takes two bytes
 
 
 def largest(values: np.ndarray, count: int) -> np.ndarray:
@@ -40,7 +40,7 @@ def _sizes(values, out=None):
 
 
 def _lower_bound(values, count):
-    """Return a size that is probably a little smaller than those of the `count` largest numbers."""
+    """Return a size that is probably slightly below the sizes of the `count` largest numbers."""
     sample = _sizes(values[:: max(values.size // _SAMPLE, 1)].copy())
     wanted = sample.size * count / values.size
     rank = int(wanted + 4 * wanted**0.5 + 4)

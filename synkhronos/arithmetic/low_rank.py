@@ -1,15 +1,15 @@
-r"""The steps of PowerSGD [1]_ on one matrix: its best product of two narrow ones, by power iteration.
+r"""The steps of PowerSGD [1]_ on one matrix: its best low-rank approximation, by power iteration.
 
 With :math:`M` the sum of the matrices :math:`M_i` of several leaders, and :math:`Q` the right factor of
-the step before:
+the previous step:
 
 .. math:: P = \sum_i M_i Q, \qquad \hat P = \operatorname{orthonormalize}(P), \qquad
           Q = \sum_i M_i^T \hat P, \qquad M \approx \hat P Q^T
 
-Each leader computes the two sums from what it has received, and the rest from these. So the rest must
-have the same bits on different processors: `orthonormalize` and `product` use only additions,
-multiplications, divisions and roots of single numbers, in an order that is fixed here. What a sum is
-made of, `times` and `transposed_times`, may use BLAS.
+Each leader computes the two sums from what it has received, and the rest from these sums. So the rest
+must be bit-identical on different processors: `orthonormalize` and `product` use only scalar additions,
+multiplications, divisions and square roots, in a fixed order. The terms of the sums, `times` and
+`transposed_times`, may use BLAS.
 
 .. [1] Vogels, T., Karimireddy, S. P., & Jaggi, M. (2019): PowerSGD: Practical low-rank gradient
        compression for distributed optimization. arXiv:1905.13727.
@@ -28,12 +28,12 @@ _BLOCK = 1 << 16  # numbers: rows that fit in the cache
 def first_factor(columns: int, rank: int, seed: int) -> np.ndarray:
     """Return the right factor of the first step, of shape ``(rank, columns)``: random numbers."""
     rng = np.random.Generator(np.random.PCG64([seed, columns, rank]))
-    # No normal numbers: their tails take the logarithm, whose last bit depends on the processor.
+    # Not normal numbers: their tails use the logarithm, whose last bit depends on the processor.
     return (rng.random((rank, columns)) - 0.5).astype(np.float32)
 
 
 def row_blocks(rows: int, columns: int) -> list[slice]:
-    """Return slices of the rows of a matrix, each of which fits in the cache."""
+    """Return slices of the rows of a matrix such that each slice fits in the cache."""
     step = max(1, _BLOCK // columns)
     return [slice(start, min(start + step, rows)) for start in range(0, rows, step)]
 
@@ -64,14 +64,14 @@ def transposed_times(matrix: np.ndarray, factor: np.ndarray, out: np.ndarray) ->
 
 
 def orthonormalize(factors: np.ndarray) -> None:
-    """Make the rows of matrices orthonormal, in place; one that depends on those before it becomes 0.
+    """Make the rows of matrices orthonormal, in place; rows that depend on earlier rows become 0.
 
     Gram-Schmidt's method, twice for each row, in double precision.
 
     Parameters
     ----------
     factors : numpy.ndarray
-        One matrix, or several of one shape: the last two axes are those of the matrices.
+        One matrix, or several of one shape, on the last two axes.
     """
     wide = factors.astype(np.float64)
     for row in range(wide.shape[-2]):
@@ -82,7 +82,7 @@ def orthonormalize(factors: np.ndarray) -> None:
             for other in range(row):
                 one -= shares[..., other, None] * wide[..., other, :]
         length = _total(one * one)
-        # What single precision leaves of a dependent row is noise.
+        # In single precision, the remainder of a dependent row is noise.
         is_independent = length > 1e-12 * before
         one /= np.sqrt(np.where(is_independent, length, 1))[..., None]
         one[~is_independent] = 0
@@ -108,7 +108,7 @@ def finish(
     rest: np.ndarray,
     are_alike: bool,
 ) -> None:
-    """Set `rest` to `matrix` without its own product, and `matrix` to the product of the sum.
+    """Set `rest` to `matrix` minus its own product, and `matrix` to the product of the sum.
 
     Parameters
     ----------
@@ -118,7 +118,7 @@ def finish(
         The left factor, this leader's right factor, and the sum of all right factors: of shape ``(rank,
         rows)`` and ``(rank, columns)``.
     rest : numpy.ndarray
-        As `matrix`.
+        Of the same shape as `matrix`.
     are_alike : bool
         Whether all leaders have the same `signature`.
     """

@@ -9,8 +9,8 @@ from typing import Sequence
 def ranks_of_machines(sizes: Sequence[int], master_rank: int = 0) -> list[range]:
     """Return the ranks of each machine, so that machine 0 has the master.
 
-    The machines have consecutive ranks in their order, but for machine 0, which comes as early as its
-    ranks can include `master_rank`.
+    The machines have consecutive ranks in their order, except for machine 0, which comes as early as
+    possible such that its ranks include `master_rank`.
 
     Parameters
     ----------
@@ -36,7 +36,7 @@ def ranks_of_machines(sizes: Sequence[int], master_rank: int = 0) -> list[range]
 
 
 def fewer_on_machines(items: Sequence[list], size: int) -> list[list]:
-    """Return the lists without last items of the longest ones, so that `size` items are left."""
+    """Return the lists, with the last items of the longest lists removed until `size` items are left."""
     items = [list(one) for one in items]
     while sum(map(len, items)) > size:
         max(reversed(items), key=len).pop()

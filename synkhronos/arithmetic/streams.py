@@ -96,7 +96,7 @@ def check_has_substreams(generator: Generator) -> None:
 def jump_generator(generator: Generator, index: int) -> Generator:
     """Return a copy of a generator of NumPy, advanced to its `index`-th substream.
 
-    Substreams of MT19937 and of Philox are ``2**128`` draws apart, those of PCG64 about ``2**127.3``
+    Substreams of MT19937 and of Philox are ``2**128`` draws apart, and of PCG64 about ``2**127.3``
     (``numpy.random.PCG64.jumped``).
     """
     if isinstance(generator, np.random.Generator):

@@ -37,9 +37,10 @@ def data(
     var : variable, optional
         A Theano variable that determines dtype, ndim and the default name.
     dtype : dtype, optional
-        A dtype of numbers; by default that of `value`. Not together with `var`.
+        A dtype of numbers; by default the dtype of `value`. Not together with `var`.
     ndim : int, optional
-        The number of dimensions; by default that of `value` or `shape`. Not together with `var`.
+        The number of dimensions; by default the number of dimensions of `value` or `shape`. Not together
+        with `var`.
     shape : tuple of int, optional
         The shape of an array of zeros, instead of `value`.
     minibatch : bool, default: False
@@ -117,7 +118,7 @@ def data(
 
 
 def _kind(world, var, dtype, ndim, name):
-    """Return the dtype, the ndim and the name, those of a variable if there is one."""
+    """Return the dtype, the ndim and the name, taken from a variable if there is one."""
     if name is not None and not isinstance(name, str):
         raise TypeError(f"data: name must be a string, got {name!r}")
     if var is None:

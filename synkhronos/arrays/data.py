@@ -143,7 +143,7 @@ class Data:
             held = "a file" if self._items is None else f"{self._items.nbytes:,} bytes, shared"
             rows += [("shape", self._view.shape), ("memory", held)]
             if self._minibatch:
-                rows.append(("rows", "those of one batch"))
+                rows.append(("rows", "one batch"))
             rows.append(("values", np.array2string(self._view, threshold=20, edgeitems=2)))
         return _html.table(f"Data {self.name or ''}".strip(), rows)
 

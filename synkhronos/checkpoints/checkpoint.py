@@ -85,7 +85,8 @@ def save(
 ) -> None:
     """Write all shared variables and random streams of all ranks to a file.
 
-    On several machines, it also contains what each machine keeps for wire formats (error feedback).
+    On several machines, it also contains the state that each machine keeps for wire formats (error
+    feedback).
 
     The new file replaces an existing one only when it is complete: if the process is killed meanwhile,
     either the old or the new file exists. It is an ``.npz`` file without pickles.
@@ -233,12 +234,12 @@ def load(path: PathLike) -> dict[str, Any]:
 
     The same functions must have been built as for `save`. If the number of ranks is different, the
     variables must have had the same values on all ranks; independent random streams are then derived
-    again from those of the master. Shapes must be equal to those in the file. Only if the ranks had
-    different values, such as scattered rows, may the number of rows differ. If the file does not match,
-    nothing is changed.
+    again from the master's streams. Shapes must match the file. Only if the ranks had different values,
+    such as scattered rows, may the number of rows differ. If the file does not match, nothing is
+    changed.
 
-    What the machines kept for wire formats is restored, too. On another number of machines, the first
-    one gets the sum of what had not been sent; on one machine it is ignored.
+    The state that the machines kept for wire formats is restored as well. On a different number of
+    machines, the first one gets the sum of what had not been sent. On one machine it is ignored.
 
     Parameters
     ----------

@@ -1,11 +1,11 @@
-"""What machines keep for wire formats, in checkpoints: error feedback, and the factors of `PowerSGD`.
+"""The state of wire formats in checkpoints: error feedback, and the factors of `PowerSGD`.
 
-It belongs to a variable, a format and a machine, and only the leader of a machine has it; or the courier
-of the machine, for a vector that is reduced in buckets while the ranks compute.
+The state belongs to a variable, a format and a machine. Only the leader of a machine has it, or the
+courier of the machine, for a vector that is reduced in buckets while the ranks compute.
 
-On as many machines as before, each gets what it had. Otherwise the first machine gets the sum of what
-had not been sent, and the others nothing: what is kept is in units of the result, so all that counts is
-the sum.
+If the number of machines is unchanged, each machine gets its own state. Otherwise the first machine gets
+the sum of what had not been sent, and the others nothing. The state is in units of the result, so only
+the sum matters.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ _logger = logging.getLogger("synkhronos")
 
 
 class Owner(NamedTuple):
-    """To what something that is kept belongs.
+    """What kept state belongs to.
 
     Attributes
     ----------
     number : int
-        Of the shared variable.
+        The number of the shared variable.
     wire : Format
     buckets : Buckets or None
-        In which the couriers reduce it, if it is they who keep it.
+        The buckets in which the couriers reduce it, if they keep the state.
     """
 
     number: int
@@ -44,7 +44,7 @@ class Owner(NamedTuple):
     buckets: Buckets | None
 
     def new_wires(self, here: Here) -> tuple[list[Wire], list[int]]:
-        """Return new wires as those that keep it, and the sizes of their arrays."""
+        """Return new wires like those that keep it, and the sizes of their arrays."""
         if self.buckets is not None:
             return [make_wire(self.wire, one) for one in self.buckets.shapes], self.buckets.sizes()
         shape = here.engine.storage(here.shareds[self.number]).shape
@@ -58,7 +58,7 @@ class Owner(NamedTuple):
         return kept_by([] if found is None else found[1:])
 
     def keep(self, here: Here, kept: Kept) -> None:
-        """Let this leader keep something."""
+        """Let this leader keep the given state."""
         if self.buckets is not None:
             here.ahead.keep(self.buckets, kept)
             return
@@ -67,7 +67,7 @@ class Owner(NamedTuple):
 
 
 class _Find(Command):
-    """Return, on each leader, its machine, the counts, and how long the vectors are."""
+    """Return, on each leader, its machine, the counts, and the lengths of the vectors."""
 
     def __init__(self, owner):
         self.owner = owner
@@ -79,7 +79,7 @@ class _Find(Command):
 
 
 class _Send(Command):
-    """Send what each leader keeps to the master; the factors, which all have alike, are the master's."""
+    """Send what each leader keeps to the master. The factors, equal on all leaders, are the master's."""
 
     def __init__(self, owner):
         self.owner = owner
@@ -98,7 +98,7 @@ class _Leaders(Command):
 
 
 class _Keep(Command):
-    """Let the leaders keep something.
+    """Let the leaders keep the given state.
 
     Parameters
     ----------
@@ -132,7 +132,7 @@ def find(world: Any, numbers: Sequence[int], keys: dict[int, Key]) -> list[tuple
     for owner in _of_leaders(world.here, numbers) + _of_couriers(world.here, numbers):
         by_machine = sorted(one for one in world.run(_Find(owner)) if one is not None)
         _, counts, rest, factors = by_machine[0]
-        # If the counts differ, a collective has failed, and all begin anew.
+        # If the counts differ, a collective has failed, and all start afresh.
         if rest and all(one[1] == counts for one in by_machine):
             first = f"kept_{len(found)}"
             members = [f"{first}_machine_{machine}" for machine, *_ in by_machine]
@@ -165,7 +165,7 @@ def _of_couriers(here: Here, numbers: Sequence[int]) -> list[Owner]:
 
 
 def arrays(world: Any, owner: Owner, described: Feedback) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield the arrays of what `find` has found, with their names in the file."""
+    """Yield the arrays that `find` has found, with their names in the file."""
     machines = world.run(_Leaders())
     sent = world.run(_Send(owner))
     rest, factors = sent[world.master_rank]
@@ -181,7 +181,7 @@ def arrays(world: Any, owner: Owner, described: Feedback) -> Iterator[tuple[str,
 
 
 class Given(NamedTuple):
-    """What a file has for the machines of a world: the arguments of `_Keep`, with arrays by machine."""
+    """The state in a file for the machines of a world: arguments of `_Keep`, with arrays by machine."""
 
     owner: Owner
     counts: list[int]
@@ -190,9 +190,9 @@ class Given(NamedTuple):
 
 
 def read(world: Any, reader: Any, saved: Sequence[Feedback], by_key: dict[Key, int]) -> list[Given]:
-    """Read what the machines of this world shall keep. It changes nothing.
+    """Read the state that the machines of this world will keep. It changes nothing.
 
-    What does not fit is left out, such as that of another format.
+    State that does not fit, such as the state of another format, is left out.
     """
     here = world.here
     if not here.comm.over_cpu.has_wires:
@@ -219,7 +219,7 @@ def read(world: Any, reader: Any, saved: Sequence[Feedback], by_key: dict[Key, i
 
 
 def _sizes(here, owner, counts):
-    """Return how long the vectors of each machine must be; None if the variable has changed."""
+    """Return the lengths of the vectors of each machine; None if the variable has changed."""
     try:
         return lengths(*owner.new_wires(here), counts)
     except ValueError:
@@ -246,7 +246,7 @@ def _given(world, reader, owner, described, sizes, machines):
 
 
 def restore_all(world: Any, given: Sequence[Given], numbers: Sequence[int]) -> None:
-    """Let the machines keep what was read; for other vectors with these numbers, couriers begin anew."""
+    """Let the machines keep what was read; couriers start afresh for other vectors in `numbers`."""
     if not world.here.comm.over_cpu.has_wires:
         return
     owners = [one.owner for one in given]

@@ -52,7 +52,7 @@ class Entry(NamedTuple):
 
 
 class Feedback(NamedTuple):
-    """The description of what machines keep for a variable and a wire format.
+    """The description of the state that machines keep for a variable and a wire format.
 
     Attributes
     ----------
@@ -63,11 +63,11 @@ class Feedback(NamedTuple):
     in_buckets : bool
         Whether the couriers keep it, for each bucket of a vector.
     counts : list of int
-        How often the variable was reduced in the format, or each bucket.
+        How often the variable, or each bucket, was reduced in the format.
     members : list of str
         The arrays in the file with what was not sent, one per machine.
     factors : str or None
-        The array with what all machines have alike.
+        The array with the state that is the same on all machines.
     """
 
     name: str | None
@@ -89,11 +89,11 @@ class Manifest(NamedTuple):
     Attributes
     ----------
     ranks, master_rank : int
-        Of the world that was saved.
+        The size and the master's rank of the world that was saved.
     entries : list of Entry
     left_out : list of keys
     kept : list of Feedback
-        Empty in files of the time before it was saved.
+        Empty in older files, which do not contain it.
     """
 
     ranks: int

@@ -1,13 +1,14 @@
 """Communicators: collectives on arrays, called by all ranks inside one command.
 
 ``base`` is the interface; ``naive`` is its specification. ``shm`` works in shared memory, ``nccl`` on
-GPUs, ``linked`` by messages, and ``alone`` for a single rank. ``machines`` combines one inside each
-machine and one between them; ``staged`` copies the arrays of a device to shared memory and back.
+GPUs, ``linked`` by messages, and ``alone`` for a single rank. ``machines`` combines a communicator
+inside each machine with one between machines; ``staged`` copies the arrays of a device to shared memory
+and back.
 
-``formats`` are the forms in which arrays travel between machines, and ``wires`` all-reduces in them:
-``coded`` numbers, the largest ones (``sparse``), or factors of matrices (``low_rank``). ``buckets``
-reduces a vector part by part, for ranks that compute meanwhile. ``kept`` is what leaders keep from one
-reduction to the next, as vectors that can be stored.
+``formats`` are the formats in which arrays are sent between machines, and ``wires`` all-reduces in them:
+in ``coded`` numbers, the largest numbers (``sparse``), or factors of matrices (``low_rank``).
+``buckets`` reduces a vector part by part while the ranks compute. ``kept`` is the state that leaders
+keep between reductions, as vectors that can be stored.
 
 May import: ``arithmetic``.
 """

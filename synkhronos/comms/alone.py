@@ -1,4 +1,4 @@
-"""The communicator of a single rank, as that of a machine with one rank."""
+"""The communicator of a single rank, such as on a machine with one rank."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ class Communicator(ABC):
 
     @property
     def over_cpu(self) -> Communicator:
-        """The communicator to use for transfers through the CPU's memory: by default this one."""
+        """The communicator to use for transfers through CPU memory; by default this one."""
         return self
 
     def takes(self, array: Array) -> bool:
@@ -118,7 +118,7 @@ class Communicator(ABC):
     def all_reduce_in(
         self, wires: Sequence[Any], arrays: Sequence[Array], op: str, weight: float = 1
     ) -> Sequence[Array]:
-        """Return the reductions as `all_reduce`, of arrays that travel between machines in wire formats.
+        """Return the reductions like `all_reduce`, but send arrays between machines in wire formats.
 
         Parameters
         ----------

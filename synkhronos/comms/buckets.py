@@ -1,8 +1,9 @@
-"""All-reduces of a vector in buckets, among machines that each have the vectors of several ranks.
+"""All-reduces of a vector in buckets, between machines that each have the vectors of several ranks.
 
-They are made in the memory of the ranks, by a process of each machine that is none of them. The ranks'
-vectors are reduced to the first one, which is then reduced among the machines. The arithmetic is that of
-an all-reduce of all ranks, so on two machines the bits are the same; on more, sums have another order.
+On each machine, a process that is not a rank reduces them in the memory of the ranks. It reduces the
+ranks' vectors into the first one, which is then reduced between the machines. The arithmetic is the same
+as in an all-reduce of all ranks, so on two machines the results are bit-identical. On more machines,
+sums have another order.
 """
 
 from __future__ import annotations
@@ -45,9 +46,9 @@ class BucketCommunicator:
         ----------
         buckets : Buckets
         number : int
-            Of the bucket.
+            The number of the bucket.
         vectors : list of numpy.ndarray
-            Of this machine's ranks. Those of weight 0 are ignored in an average.
+            The vectors of this machine's ranks. Vectors of weight 0 are ignored in an average.
         weights : list of int
         """
         operation, place = find_operation(buckets.op), buckets.slices()[number]
@@ -69,7 +70,7 @@ class BucketCommunicator:
             own[...] = reduced
 
     def wires(self, buckets: Buckets) -> list[Wire]:
-        """Return what is kept for each bucket of a vector, whose format is not None."""
+        """Return what is kept for each bucket of a vector with a format."""
         if buckets.number not in self._kept:
             self._kept[buckets.number] = [make_wire(buckets.wire, shapes) for shapes in buckets.shapes]
         return self._kept[buckets.number]

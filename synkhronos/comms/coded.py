@@ -1,11 +1,12 @@
 """The wire formats that are codes of single numbers: ``float16``, ``bfloat16`` and ``int8``.
 
-A reduce-scatter and an all-gather, as in `linked`: each leader gets the code of its part of the elements
-from every other one, adds what it decodes to its own share, and sends the code of the sum to all. It
-decodes this code itself, too, and so has what all have. What a code leaves out of a share or of a sum is
-kept by the leader that has encoded it, if the format has error feedback.
+A reduce-scatter and an all-gather, as in `linked`: each leader receives the code of its part of the
+elements from every other leader, adds the decoded values to its own share, and sends the code of the sum
+to all. It also decodes this code itself, so all leaders have the same result. If the format has error
+feedback, the leader that encoded a share or a sum keeps what the code left out.
 
-Chunks are encoded while others are on their way: of the parts, then of their sums, so many chunks later.
+Chunks are encoded while others are being sent: first chunks of the parts, then, a few chunks later, of
+their sums.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ from synkhronos.arithmetic.codes import CODES
 from synkhronos.arithmetic.partition import share
 from synkhronos.comms.wires import Wire
 
-# Bytes of a chunk's code. OpenMPI sends up to 64 kB over TCP at once. With more it waits for an answer,
-# which comes behind all that the other leader is sending.
+# Bytes of a chunk's code. OpenMPI sends up to 64 kB over TCP at once. For more it waits for an answer,
+# which is queued behind everything that the other leader is sending.
 _CHUNK = 60_000
-_UNIT = 256  # numbers, of which a chunk consists
+_UNIT = 256  # the length of a chunk is a multiple of this number
 _LAG = 4  # chunks
 _PARTS, _SUMS = range(2)  # streams of arrays
 
@@ -130,7 +131,7 @@ class _Exchange:
             _subtract(values, decoded, self.rest[chunk])
 
     def _reduce(self, number):
-        """Add a chunk of this leader's part up, and send the sum."""
+        """Add up a chunk of this leader's part, and send the sum."""
         if number >= len(self.own):
             return
         chunk, data = self.own[number], self.sums[number]
@@ -154,7 +155,7 @@ def _chunks(start, stop, length):
 
 
 def _subtract(values, decoded, rest):
-    """Set `rest` to what was left out; nothing is left of numbers that are not finite."""
+    """Set `rest` to what was left out; zero for numbers that are not finite."""
     with np.errstate(invalid="ignore"):
         np.subtract(values, decoded, out=rest)
     if not np.isfinite(rest).all():

@@ -1,4 +1,4 @@
-"""Wire formats: in what form arrays travel between machines."""
+"""Wire formats: the formats in which arrays are sent between machines."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from synkhronos.comms.wires import Wire
 
 @dataclass(frozen=True)
 class PowerSGD:
-    """A wire format: a matrix travels as the product of two narrow matrices [1]_.
+    """A wire format that sends a matrix as the product of two narrow matrices [1]_.
 
-    What the product leaves out is kept on each machine, and added the next time (error feedback). The
-    right factor of one time is the start of the next one. Vectors, and matrices that are too small for
-    it to pay, travel as they are.
+    What the product leaves out is kept on each machine and added the next time (error feedback). Each
+    right factor is the starting point of the next one. Vectors, and matrices that are too small to
+    benefit, are sent as they are.
 
     Parameters
     ----------
@@ -30,10 +30,10 @@ class PowerSGD:
         The number of columns of the narrow matrices.
     shapes : list of tuple of int, optional
         For a vector that holds several arrays, one after the other: their shapes. The gradient vectors
-        of `synkhronos.extensions` know theirs. An array of more than two dimensions counts as a matrix
-        with its first axis as rows.
+        of `synkhronos.extensions` know their shapes. An array of more than two dimensions counts as a
+        matrix with its first axis as rows.
     exact_steps : int, default: 0
-        How often an array travels as it is before the first product: gradients change fastest in the
+        How often an array is sent as it is before the first product. Gradients change fastest in the
         first steps of training.
 
     References
@@ -75,10 +75,10 @@ class PowerSGD:
 
 @dataclass(frozen=True)
 class TopK:
-    """A wire format: only the numbers with the largest absolute values travel.
+    """A wire format that sends only the numbers with the largest absolute values.
 
-    The others are kept on each machine, and added the next time (error feedback), until they are among
-    the largest [1]_.
+    The other numbers are kept on each machine and added the next time (error feedback), until they are
+    among the largest [1]_.
 
     Parameters
     ----------
@@ -115,7 +115,7 @@ _OPS = ("avg", "sum")
 
 
 def check_format(wire: Any, op: str) -> Format | None:
-    """Return a wire format, or raise if `wire` is none or cannot be used for an operation."""
+    """Return a wire format, or raise if `wire` is not one or cannot be used for an operation."""
     if wire is None:
         return None
     if not isinstance(wire, (PowerSGD, TopK)) and not (isinstance(wire, str) and wire in CODES):
@@ -138,13 +138,13 @@ def check_arrays(
     arrays: Sequence[Any],
     pieces: Sequence[Sequence[Sequence[int]] | None],
 ) -> None:
-    """Raise if arrays cannot travel in a format.
+    """Raise if arrays cannot be sent in a format.
 
     Parameters
     ----------
     wire : Format
     names : list
-        Of the arrays, for messages.
+        The names of the arrays, for messages.
     arrays : list of arrays
     pieces : list of (list of tuple of int, or None)
         The shapes of what each array holds, if it is a vector that is known to hold several arrays.

@@ -17,10 +17,10 @@ class Kept(NamedTuple):
     counts : list of int
         For each wire, how often it has reduced its array. With 0 it has kept nothing.
     rest : numpy.ndarray
-        The shares that the leader has not sent, of the other wires one after another. If it is empty,
+        The shares that the leader has not sent, for the other wires, one after another. If it is empty,
         they are zeros.
     factors : numpy.ndarray
-        What all leaders have alike.
+        State that is the same on all leaders.
     """
 
     counts: list[int]
@@ -29,7 +29,7 @@ class Kept(NamedTuple):
 
 
 def kept_by(wires: Sequence[Wire]) -> Kept:
-    """Return what a leader keeps for some wires. It may be their memory."""
+    """Return what a leader keeps for some wires. It may share their memory."""
     states = [wire.state() for wire in wires if wire.count]
     rest, factors = (_joined([one[which] for one in states]) for which in range(2))
     return Kept([wire.count for wire in wires], rest, factors)
@@ -46,7 +46,7 @@ def restore(wires: Sequence[Wire], sizes: Sequence[int], kept: Kept) -> None:
     ----------
     wires : list of Wire
     sizes : list of int
-        Of their arrays.
+        The sizes of their arrays.
     kept : Kept
     """
     starts = [0, 0]

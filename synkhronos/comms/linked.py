@@ -1,12 +1,12 @@
 """The communicator of ranks that share no memory: collectives by messages.
 
 Small arrays are part of the meeting: every rank sends them to all others, and reduces all of them. A
-meeting begins with a digest of the shapes and dtypes, by which the ranks see that they are the same.
-Larger ones take a reduce-scatter and an all-gather: each rank receives its part of the elements from
+meeting begins with a digest of the shapes and dtypes, with which the ranks check that they are equal.
+Larger arrays take a reduce-scatter and an all-gather: each rank receives its part of the elements from
 every other rank, reduces it, and sends the result to all. It sends and receives ``2 (size - 1) / size``
-times the bytes of the array, the least that is possible [1]_. The parts are sent in chunks; a chunk is
-reduced while the next ones are on their way. Each element is reduced by one rank, or by all in the same
-order, so results are bit-identical on every rank.
+times the bytes of the array, which is the minimum [1]_. The parts are sent in chunks; a chunk is reduced
+while the next ones are being sent. Each element is reduced by one rank, or by all in the same order, so
+results are bit-identical on every rank.
 
 .. [1] Patarasuk, Yuan: Bandwidth optimal all-reduce algorithms for clusters of workstations, 2009.
 """
@@ -69,7 +69,7 @@ class LinkedCommunicator(Communicator):
     def __init__(self, group: Linked) -> None:
         super().__init__(group)
         self._memory = np.empty(0, np.uint8)
-        self._batch = _Batch([])  # the last one: training repeats it in every step
+        self._batch = _Batch([])  # the last reduction; training repeats it in every step
 
     def broadcast(self, arrays, root):
         is_root = self.rank == root
@@ -186,7 +186,7 @@ class _Batch:
             start, stop = stop, stop + self.types[index].nbytes
             self._places.append(slice(start, stop))
             stop = -(-stop // _ALIGNMENT) * _ALIGNMENT
-        # Used in turn: when a rank has passed a meeting, all have got its item of the one before.
+        # Used in turn: when a rank has passed a meeting, all have received its item of the previous one.
         self._item, self._next = np.empty((2, stop), np.uint8)
 
     def pack(self, weight: float | None) -> np.ndarray:

@@ -1,6 +1,6 @@
-"""The wire format `PowerSGD`: the two factors of each matrix are all-reduced in place of it.
+"""The wire format `PowerSGD`: the two factors of each matrix are all-reduced instead of the matrix.
 
-Vectors, and matrices for which it would not pay, travel in float32 with the first factors.
+Vectors, and matrices that would not benefit, are sent in float32 with the first factors.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class LowRankWire(Wire):
     ----------
     format : PowerSGD
     shapes : list of tuple of int
-        Of the arrays that the array holds.
+        The shapes of the arrays that the array holds.
     """
 
     def __init__(self, format, shapes):
@@ -51,7 +51,7 @@ class LowRankWire(Wire):
         return self._start()
 
     def _start(self):
-        """Make what is kept, if there is none."""
+        """Create the kept state, if there is none."""
         if self._matrices is not None:
             return self._signature
         rank, start = self.format.rank, 0
@@ -73,8 +73,8 @@ class LowRankWire(Wire):
         self._lefts = _Joined(
             [(rank, rows) for rows, _ in shapes] + [(one.stop - one.start,) for one in self._exact]
         )
-        # The matrices with as many rows. Their left factors are made orthonormal together: these are so
-        # small that the number of NumPy's calls counts.
+        # Matrices with equal numbers of rows. Their left factors are orthonormalized together: they are
+        # so small that the number of NumPy calls matters.
         self._by_height = [
             [number for number, (rows, _) in enumerate(shapes) if rows == common]
             for common in sorted({rows for rows, _ in shapes})
@@ -137,7 +137,7 @@ class _Matrix:
         self.right[...], self.rest[...] = self._first, 0
 
     def keep(self, right):
-        """Let the next step begin with a factor. Rows of zeros would remain zero for ever."""
+        """Let the next step begin with a factor. Rows of zeros would remain zero forever."""
         is_zero = ~right.any(axis=1)
         self.right[...] = np.where(is_zero[:, None], self._first, right)
 
@@ -146,7 +146,7 @@ class _Matrix:
 
 
 def _add_up(wires, vector):
-    """Set a vector to the sum of those of all leaders."""
+    """Set a vector to its sum over all leaders."""
     if vector.size:
         [total] = wires.leaders.all_reduce([vector], "sum")
         assert total is vector

@@ -1,8 +1,8 @@
 """The communicator of ranks on several machines: first inside each machine, then between the leaders.
 
 Each machine's ranks reduce to their leader, in shared memory. The leaders reduce among themselves, so
-that a byte travels between two machines once in each direction, however many ranks they have. Then each
-machine's ranks get the leader's result.
+that each byte is sent between two machines once in each direction, however many ranks they have. Then
+the ranks of each machine get the leader's result.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class MachinesCommunicator(Communicator):
     group : Group
         All ranks.
     local : Communicator
-        Of the ranks of this machine.
+        The communicator of the ranks of this machine.
     leaders : Communicator
-        Of the leaders, used by a rank that is one.
+        The communicator of the leaders, used only by leaders.
     leader : int
         The leader's rank in `local`.
     machines : list of range
@@ -75,11 +75,11 @@ class MachinesCommunicator(Communicator):
         return self._share(self._gather_to_leaders(arrays, self._leaders.all_gather), len(arrays))
 
     def _gather_to_leaders(self, arrays, gather):
-        """Return, in the leaders that `gather` has it for, a list of arrays by rank for each array."""
+        """Return, on the leaders for which `gather` has it, a list of arrays by rank for each array."""
         here = self._local.gather(arrays, self._leader)
         if not self._is_leader:
             return None
-        # Machines with fewer ranks send empty arrays in the place of the missing ones.
+        # Machines with fewer ranks send empty arrays in place of the missing ones.
         most = max(len(ranks) for ranks in self._machines)
         own = [array for one in here for array in one + [np.empty(0)] * (most - len(one))]
         met = gather(own)

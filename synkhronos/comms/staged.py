@@ -1,4 +1,4 @@
-"""The communicator for arrays of devices that cannot communicate directly, through the CPU's memory.
+"""The communicator, through CPU memory, for arrays of devices that cannot communicate directly.
 
 Each rank copies its arrays into shared memory. A communicator for NumPy arrays works on these copies in
 place, and each rank copies the results back. The memory is reused by the next collective.

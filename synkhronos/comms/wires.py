@@ -3,11 +3,11 @@
 A leader's *share* of a reduction is its array, times its weight in an average. Each format is a class
 with the algorithm, whose object belongs to one array of one leader and holds what this leader keeps:
 the shares that it has not sent (error feedback), in units of the result. All sums are in float32. Each
-number of a result is computed once and sent, or by all leaders with operations of which IEEE 754 fixes
-the bits, so all of them have the same.
+number of a result is either computed once and sent, or computed by all leaders with operations whose
+results IEEE 754 fixes bit by bit. So all leaders have the same result.
 
-Before it, the leaders meet and compare their arrays, and how often they have reduced them. If one of
-them has lost what it kept, because a collective failed, all begin anew.
+Before an all-reduce, the leaders meet and compare their arrays, and how often they have reduced them. If
+one of them has lost what it kept because a collective failed, all of them start afresh.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from synkhronos.arithmetic.operations import find_operation
 from synkhronos.comms.base import ArraySpec, Communicator
 from synkhronos.comms.linked import LinkedCommunicator
 
-#: Arrays of so many bytes, or fewer, travel as they are: in one message in any case.
+#: Arrays of at most this many bytes are sent as they are; they fit in one message in any case.
 SMALL = 1 << 16
 
 _ALIGNMENT = 16  # bytes
@@ -36,17 +36,17 @@ class Wire(ABC):
     ----------
     format : Format
     count : int
-        How often the array was reduced since this leader has kept nothing.
+        How often the array was reduced since this leader last had no state.
     """
 
     def __init__(self, format: Any) -> None:
         self.format, self.count, self._size = format, 0, -1
 
     def check(self, size: int) -> None:  # noqa: B027
-        """Raise if an array of this size cannot travel in the format."""
+        """Raise if an array of this size cannot be sent in the format."""
 
     def prepare(self, size: int) -> None:
-        """Begin anew if the array has not had this size up to now."""
+        """Start afresh if the size of the array has changed."""
         if size != self._size:
             self._size = size
             self.reset()
@@ -58,8 +58,8 @@ class Wire(ABC):
     def state(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the vectors that this leader keeps, which are zero or new if it has kept nothing.
 
-        The first has the shares that it has not sent. The second is the same in all leaders. Both are
-        empty if the format keeps nothing. `prepare` was called before.
+        The first has the shares that it has not sent. The second is the same on all leaders. Both are
+        empty if the format keeps nothing. Call `prepare` first.
         """
         return _NOTHING, _NOTHING
 
@@ -78,7 +78,7 @@ class Wire(ABC):
         wires : WireReduction
         array : numpy.ndarray
         scale : float
-            By what this leader's array is multiplied in the sum. If it is 0, what the array has is
+            The factor of this leader's array in the sum. If it is 0, the contents of the array are
             ignored.
         are_alike : bool
             Whether the `signature` of all leaders is the same.
@@ -150,7 +150,7 @@ class WireReduction:
         return weights, [len({one for _, _, one in each}) == 1 for each in zip(*kept)]
 
     def memory(self, sizes: Sequence[int]) -> list[np.ndarray]:
-        """Return arrays of so many bytes, in memory that is reused by the next call."""
+        """Return arrays of these sizes in bytes, in memory that is reused by the next call."""
         ends = np.cumsum([-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes], dtype=np.int64)
         if len(ends) and self._memory.size < ends[-1]:
             self._memory = np.empty(ends[-1], np.uint8)

@@ -1,20 +1,19 @@
 """Engines: graph compilers and their array types.
 
 ``base`` is the interface; ``naive``, in NumPy, is its specification. ``cpu`` provides the engine of the
-compiler that ``host/compiler`` has chosen. ``graphs`` is the common code of Theano and PyTensor, whose
-names ``names`` provides, with ``pickles`` and ``containers``. ``dependence`` reads from a graph what its
-results depend on, and ``rows`` how they depend on the number of rows, with ``degrees`` and ``shapes``.
-``windows`` divides the rows that an index selects.
+compiler that ``host/compiler`` has chosen. ``graphs`` is the common code of Theano and PyTensor, with
+``pickles`` and ``containers``; ``names`` provides their names. ``dependence`` reads from a graph what
+its results depend on, and ``rows``, with ``degrees`` and ``shapes``, how they depend on the number of
+rows. ``windows`` divides the rows that an index selects.
 
-``pytensor_engine`` runs PyTensor on NumPy arrays, and ``pytensor_jax`` on those of JAX. ``theano_cpu``
+``pytensor_engine`` runs PyTensor on NumPy arrays, and ``pytensor_jax`` on JAX arrays. ``theano_cpu``
 and ``theano_gpu`` run Theano on NumPy arrays and on the arrays of a GPU; their common code is in
 ``theano_engine`` and ``theano_modules``.
-``collectives`` are operations in graphs of either compiler, whose classes ``operation`` names;
-``buckets`` is one that waits for nobody, and ``order`` gives them their order.
+``collectives`` are operations in graphs of either compiler, derived from the classes in ``operation``;
+``buckets`` is one that does not wait for other ranks, and ``order`` gives them their order.
 ``theano_gpu_collectives`` replaces them for arrays on a GPU. ``theano_kernels`` and ``cuda_context``
 work around defects in the GPU code of Theano and libgpuarray. ``theano_scan`` and ``theano_downsample``
-are loaded by the names of modules of Theano, see ``host/imports``. Engines know nothing about
-processes.
+are loaded under the names of Theano modules; see ``host/imports``. Engines know nothing about processes.
 
 May import: ``arithmetic``, ``host``.
 """

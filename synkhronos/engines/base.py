@@ -24,7 +24,7 @@ from synkhronos.arithmetic.streams import (
 
 
 class TensorType(NamedTuple):
-    """The type of a variable: what is known before it has a value."""
+    """The type of a variable, known before it has a value."""
 
     dtype: np.dtype
     ndim: int
@@ -66,7 +66,7 @@ class Dependence(NamedTuple):
         The positions of arguments.
     shareds : frozenset of shared variables
     own_arguments, own_shareds
-        The same without what only enters collectives whose result is the same on every rank.
+        The same without inputs that only enter collectives whose result is the same on every rank.
     """
 
     arguments: frozenset[int]
@@ -76,7 +76,7 @@ class Dependence(NamedTuple):
 
 
 class Analysis(NamedTuple):
-    """What the graph of a compiled function tells about its results.
+    """What the graph of a compiled function says about its results.
 
     Attributes
     ----------
@@ -84,7 +84,7 @@ class Analysis(NamedTuple):
     updates : dict
         The `Dependence` of the new value of each shared variable that is updated.
     accumulated : frozenset of shared variables
-        Updated variables to whose old value something is added, or which are scaled, elementwise.
+        Updated variables whose old value is only added to, or scaled, elementwise.
     extents : list of str or None
         How each output depends on the number of rows: `SUM`, `PARTLY_SUM`, `ROWS`, or None if that is
         not known, or if it is neither.
@@ -96,10 +96,10 @@ class Analysis(NamedTuple):
     extents: list[str | None]
 
 
-#: An output is twice as large if each row is there twice; or a part of it is; or it has twice the rows.
+#: If each row occurs twice, an output is twice as large; or a part of it is; or it has twice the rows.
 SUM, PARTLY_SUM, ROWS = "sum", "partly sum", "rows"
 
-#: In place of the axis of an argument: it is a bound of the rows that `Engine.cut_windows` has cut.
+#: In place of the axis of an argument: the argument is a bound of rows that `Engine.cut_windows` cut.
 BOUND = "bound"
 
 
@@ -134,7 +134,7 @@ class Peers(Protocol):
         """Return the arrays of all ranks, concatenated along axis 0."""
 
     def own_rows(self, array: Array, op: str, n_rows: int, number: int | None) -> Array:
-        """Return `n_rows` rows of a reduction, after those of the ranks before this one."""
+        """Return `n_rows` rows of a reduction, after the rows of the ranks before this one."""
 
     def broadcast(self, array: Array, number: int | None) -> Array:
         """Return the array of the master."""
@@ -143,7 +143,7 @@ class Peers(Protocol):
         """Return zeros in the shape and type of an array."""
 
     def start(self, array: Array, buckets: Buckets, number: int) -> None:
-        """Let a bucket of a vector be reduced while the function computes the others, if possible."""
+        """If possible, let a bucket of a vector be reduced while the function computes the others."""
 
 
 class Engine(ABC):
@@ -160,7 +160,7 @@ class Engine(ABC):
     survives_fork : bool
         Whether compiled functions can be used in a forked process, which then inherits them.
     in_use : str
-        If not, what this process uses once it is bound to a device, for error messages.
+        If it is False, what this process uses once it is bound to a device, for error messages.
     """
 
     arithmetic: Arithmetic = NUMPY
@@ -177,7 +177,7 @@ class Engine(ABC):
         Parameters
         ----------
         forks_all : bool
-            Whether all workers are forked from this process, and so have what it has.
+            Whether all workers are forked from this process, and so inherit its state.
         """
 
     def enter_thread(self) -> None:  # noqa: B027
@@ -214,7 +214,7 @@ class Engine(ABC):
         return None
 
     def buckets_of(self, shared: SharedVariable) -> Buckets | None:
-        """Return the buckets in which a vector is filled, and can be reduced meanwhile, if it is."""
+        """Return the buckets in which a vector is filled and can be reduced meanwhile, or None."""
         return None
 
     @abstractmethod
@@ -243,7 +243,7 @@ class Engine(ABC):
             For each, the compiled function takes an additional argument after `inputs`: the rows to
             use instead of the value of the shared variable.
         on_host : list of bool
-            Whether each output must be a NumPy array; others may stay where they are computed.
+            Whether each output must be a NumPy array; other outputs may stay where they are computed.
         **kwargs
             Further options of the compiler.
         """
@@ -292,11 +292,11 @@ class Engine(ABC):
 
     @abstractmethod
     def analyze(self, compiled: Compiled, axes: Sequence[int | str | None]) -> Analysis:
-        """Return what the graph tells about the results.
+        """Return what the graph says about the results.
 
         `axes` has, for each argument, the axis along which its rows are split, None, or `BOUND` for the
         bounds that `cut_windows` returned. An engine that cannot tell how outputs depend on the number
-        of rows reports None. Dependences on more than there is are allowed, on less are not.
+        of rows reports None. It may report too many dependences, but not too few.
         """
 
     @abstractmethod
@@ -325,26 +325,26 @@ class Engine(ABC):
 
     @abstractmethod
     def storage(self, shared: SharedVariable) -> Array:
-        """Return the array itself that currently holds the shared variable's value."""
+        """Return the array that currently holds the shared variable's value, not a copy."""
 
     @abstractmethod
     def store(self, shared: SharedVariable, array: Array) -> None:
-        """Make this array itself the shared variable's storage."""
+        """Make this array, not a copy, the shared variable's storage."""
 
     @abstractmethod
     def release(self, shareds: Sequence[SharedVariable], used: Iterable[SharedVariable]) -> None:
-        """Free the values of shared variables, except those that belong to a variable in `used`, too."""
+        """Free the values of shared variables, except values that a variable in `used` also has."""
 
     def notice_writes(  # noqa: B027
         self, shared: SharedVariable, notify: Callable[[], None] | None
     ) -> None:
         """Call ``notify()`` whenever the script itself sets the value, until this is called with None.
 
-        `store` and `write` are not the script. An engine that cannot notice it does nothing.
+        `store` and `write` do not count as the script. An engine that cannot detect it does nothing.
         """
 
     def overwrite(self, array: Array, value: Array) -> Array:
-        """Return an array of the type of `array` with a copy of the values of another one.
+        """Return an array of the type of `array` with a copy of the values of another array.
 
         It is `array` itself, overwritten, if that can be changed and has the same shape.
         """
@@ -358,7 +358,7 @@ class Engine(ABC):
         self.store(shared, self.overwrite(self.storage(shared), value))
 
     def take(self, array: Array, rows: Rows, out: np.ndarray | None = None) -> Array:
-        """Return rows of an array: a view for a ``range``, else a copy; of a NumPy array, in `out`."""
+        """Return rows of an array: a view for a ``range``, else a copy, for NumPy arrays in `out`."""
         return take_rows(array, rows, out)
 
     def to_host(self, array: Array) -> np.ndarray:

@@ -1,8 +1,8 @@
 """A vector in a graph that is filled bucket by bucket, and reduced meanwhile.
 
-Nothing waits in the graph. An operation tells the peers that a bucket is ready, between the operations
-that fill this one and the next, and returns the vector itself. It is in the chain of the collectives, so
-all ranks tell of the buckets in the same order.
+Nothing waits in the graph. After filling a bucket, the graph runs an operation that notifies the other
+ranks that it is ready. The operation returns the vector itself. It is in the chain of the collectives,
+so all ranks announce the buckets in the same order.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def is_on_host(vector):
 def fill(vector, expressions, shapes, op, wire, is_ahead):
     """Return a vector with the values of expressions, written in place; see ``synkhronos.ops``.
 
-    If not `is_ahead`, nobody is told of the buckets.
+    If not `is_ahead`, other ranks are not notified of the buckets.
     """
     groups = divide(shapes, np.dtype(vector.dtype).itemsize)
     buckets = Buckets(
@@ -89,8 +89,8 @@ def fill(vector, expressions, shapes, op, wire, is_ahead):
 def soonest(fgraph):
     """Return the operations of a graph in an order in which each bucket is ready as soon as possible.
 
-    It is a schedule for a linker of the compiler. By its own, gradients of several layers may be
-    computed before the first of them is put into the vector.
+    It is a schedule for a linker of the compiler. With the compiler's own schedule, the gradients of
+    several layers may be computed before the first of them is put into the vector.
     """
     order = fgraph.toposort()
     places = {node: place for place, node in enumerate(order)}

@@ -1,10 +1,10 @@
 """Collectives as operations of Theano and of PyTensor, and the order in which all ranks run them.
 
 The other ranks are a value of the graph: the *peers*, an object that a call passes as the last argument.
-Each collective takes the peers and an array, and returns the peers and an array. In what a script builds
-they come from the shared variable `ALONE`, whose value is None. So a plain function of the compiler, and
-every serial call of a parallel function, which passes None, compute with collectives that return what
-they are given.
+Each collective takes the peers and an array, and returns the peers and an array. In a script's graphs
+they come from the shared variable `ALONE`, whose value is None. So in a plain function of the compiler,
+and in every serial call of a parallel function, which passes None, collectives return what they are
+given.
 
 Gradients: let rank r compute the loss l_r on n_r rows. The ranks' losses are combined to their average,
 weighted by n_r ("avg"), or to their sum ("sum"), and so are the ranks' gradients. Therefore the gradient
@@ -63,7 +63,7 @@ def is_peers(variable):
 
 
 class _Alone(SharedVariable):
-    """No other ranks. There is one such variable; copies and pickles of it are itself."""
+    """Stands for no other ranks. It is a singleton: copies and pickles of it are the same object."""
 
     def __reduce__(self):
         return _get_alone, ()
@@ -82,7 +82,7 @@ class Collective(Op):
     Parameters
     ----------
     loss_op : {"avg", "sum"}
-        How the losses of the ranks are combined, of which gradients are taken.
+        How the losses of the ranks, whose gradients are taken, are combined.
     number : int or None
         The position among the collectives of a function.
     """
@@ -133,7 +133,7 @@ class Collective(Op):
         return shapes[1]
 
     def grad(self, inputs, gradients):
-        """Return the gradients of the inputs, of which only the array has one."""
+        """Return the gradients of the inputs; only the array has one."""
         array = inputs[1]
         if array.dtype in continuous_dtypes:
             gradient = self._gradient(inputs, gradients[1])
@@ -150,7 +150,7 @@ class Collective(Op):
     def _derivative(self, inputs, tangent):
         return self.of(tangent, *inputs[2:], peers=inputs[0])
 
-    # The names and arguments of PyTensor
+    # PyTensor's names and arguments
 
     def pullback(self, inputs, outputs, gradients):
         """See `grad`."""
@@ -169,7 +169,8 @@ class AllReduce(Collective):
     Parameters
     ----------
     op : str
-        A name of `synkhronos.arithmetic.operations.OPERATIONS`, or one of those of `Peers.all_reduce`.
+        A name of `synkhronos.arithmetic.operations.OPERATIONS`, or another operation of
+        `Peers.all_reduce`.
     """
 
     __props__ = ("op", "loss_op", "number")
@@ -194,7 +195,7 @@ class AllReduce(Collective):
             return grad_not_implemented(
                 self, 1, array, "all_reduce: 'prod' has no gradient; use exp of the sum of log(x)"
             )
-        # As of the compiler's maximum: where several ranks have the extreme value, all get the gradient.
+        # As for the compiler's maximum: if several ranks have the extreme value, all get the gradient.
         is_extreme = tt.eq(array, self.of(array, peers=peers))
         return is_extreme * AllReduce(self._sum, self.loss_op).of(gradient, peers=peers)
 

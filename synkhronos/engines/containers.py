@@ -1,8 +1,8 @@
-"""Noticing that a script sets the value of a shared variable.
+"""Detects that a script sets the value of a shared variable.
 
 ``set_value`` assigns to the attribute ``value`` of the variable's container; compiled functions write to
 the list inside it, and so does the engine. So a container of another class, which reports assignments,
-notices those of the script and nothing else, and a call costs nothing more.
+notices the script's assignments and nothing else, and adds no cost to a call.
 """
 
 import copyreg
@@ -11,7 +11,7 @@ from synkhronos.engines.names import Container
 
 
 class ReportingContainer(Container):
-    """A container that calls ``notify()`` after each assignment. Copies of it are ordinary ones."""
+    """A container that calls ``notify()`` after each assignment. Its copies are ordinary containers."""
 
     def __set__(self, value):
         Container.__set__(self, value)
@@ -31,7 +31,7 @@ class ReportingContainer(Container):
 
 
 def report_assignments(container, notify):
-    """Call ``notify()`` when a script assigns to this container; no more if it is None."""
+    """Call ``notify()`` when a script assigns to this container; stop if it is None."""
     if notify is not None and type(container) is Container:
         container.__class__ = ReportingContainer
     if type(container) is ReportingContainer:

@@ -4,7 +4,7 @@ from typing import FrozenSet, NamedTuple, Optional
 
 from synkhronos.engines.names import Constant, Reciprocal, scalar
 
-_MOST = 4  # degrees of one value, before it counts as unknown
+_MOST = 4  # a value with more degrees counts as unknown
 
 
 class Rows(NamedTuple):

@@ -25,7 +25,7 @@ from synkhronos.host import compiler
 
 
 class GraphEngine(Engine):
-    """A compiler whose graphs are those of Theano."""
+    """A compiler that uses Theano's graphs."""
 
     reducers = {}  # additional functions to pickle objects in graphs, by type
 
@@ -88,8 +88,8 @@ class GraphEngine(Engine):
         givens = list(givens.items() if hasattr(givens, "items") else givens or ())
         rows = [shared.type(f"{shared.name or 'shared'}_rows") for shared in sliceable]
         _check_used(sliceable, outputs, updates, givens)
-        # These come first: the compiler then substitutes them everywhere, including other givens and
-        # the default updates of shared variables, such as random streams.
+        # These come first: the compiler then substitutes them everywhere, including other givens and the
+        # default updates of shared variables, such as random streams.
         givens = [*zip(sliceable, rows), *givens]
         inputs = [*inputs, *rows]
         expressions = [*outputs, *(new for _, new in [*updates, *givens])]
@@ -111,7 +111,7 @@ class GraphEngine(Engine):
         """Compile a function; `updates` and `givens` are lists of pairs."""
 
     def mode_for_collectives(self, mode):
-        """Return the mode of a function with collectives, for which this mode was given."""
+        """Return the mode for a function with collectives, given the mode that the script chose."""
         return mode
 
     def has_collectives(self, compiled):
@@ -173,7 +173,7 @@ class GraphEngine(Engine):
         """Return the function of a maker of the compiler, whose storage is given."""
 
     def dump_code(self, buffer):  # noqa: B027
-        """Write what other processes need to find the code of functions."""
+        """Write what other processes need in order to find the code of functions."""
 
     def load_code(self, buffer):  # noqa: B027
         """Read what `dump_code` wrote."""

@@ -126,7 +126,7 @@ class Graph:
     def variables(self, own=False):
         """Return all variables that are evaluated, without duplicates, in the order of first use.
 
-        If `own`, without those that only enter collectives.
+        If `own`, variables that only enter collectives are left out.
         """
         found, waiting = {}, [*self.outputs, *(new for _, new in self.updates)]
         while waiting:
@@ -256,7 +256,7 @@ class NaiveEngine(Engine):
                     values[variable] = variable.function(*inputs, **variable.keywords)
             return values[variable]
 
-        for one in collectives:  # in their order, whatever the subset
+        for one in collectives:  # in their order, for any subset
             evaluate(one)
         outputs = [np.array(evaluate(one), one.dtype) for one in compiled.outputs]
         news = [np.array(evaluate(new), shared.dtype) for shared, new in compiled.updates]

@@ -1,8 +1,8 @@
-"""The names of the graph compiler: all that is used of Theano and of PyTensor alike.
+"""The names of the graph compiler: everything that is used from both Theano and PyTensor.
 
-The engines use them, and the extensions. PyTensor continues Theano, so most names differ only in the
-module where they are. Tuples hold the kinds of operations that a rule is for; the compiler has none if
-one is empty.
+The engines and the extensions use them. PyTensor continues Theano, so most names differ only in their
+module. Tuples hold the kinds of operations to which a rule applies; an empty tuple means that the
+compiler has none.
 """
 
 from synkhronos.engines.buckets import Ready

@@ -1,4 +1,4 @@
-"""What the library's own operations are made of: the classes of Theano, or those of PyTensor."""
+"""The classes from which the library derives its operations: Theano's, or PyTensor's."""
 
 from synkhronos.host import compiler
 

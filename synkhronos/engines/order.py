@@ -1,8 +1,8 @@
 """The order in which all ranks run the collectives of a graph.
 
-Independent collectives could be run in any order. After all other optimizations, each therefore gets the
-peers from the one before it, and a number. This chain is part of the graph. So every linker keeps to it,
-and so do the ranks that get the graph as a pickle.
+Independent collectives could run in any order. Therefore, after all other optimizations, each collective
+gets the peers from the one before it, and a number. This chain is part of the graph, so every linker
+follows it, and so does every rank that receives the graph as a pickle.
 """
 
 from synkhronos.engines import names
@@ -12,13 +12,13 @@ from synkhronos.engines.names import GraphRewriter, IfElse, Variable, ancestors
 
 
 def find_peers(roots, no_default_updates):
-    """Whether expressions contain collectives, also those of the default updates of shared variables.
+    """Whether expressions, or the default updates of their shared variables, contain collectives.
 
     Parameters
     ----------
     roots : list of variables
     no_default_updates : bool or list of shared variables
-        As the option of the compiler's ``function``.
+        The same option as of the compiler's ``function``.
     """
     seen, waiting = set(), [one for one in roots if isinstance(one, Variable)]
     while waiting:
@@ -63,7 +63,7 @@ def in_order(mode):
     else:
         ordered = mode.register((last, 1e6))
     if hasattr(ordered.linker, "schedule"):
-        ordered.linker.schedule = soonest  # the mode is new, and so is its linker
+        ordered.linker.schedule = soonest  # the mode and its linker are new
     return ordered
 
 

@@ -1,8 +1,8 @@
-"""Pickling compiled functions for ranks that already have some of what they refer to.
+"""Pickling compiled functions for ranks that already have some of the referenced objects.
 
 A shared variable that the receiver has is replaced by a number. Classes and functions are pickled by
-name, as usual, if the receiver finds them by name, and otherwise by value, with cloudpickle: operations
-that a script or a later cell of a notebook defines when the workers have been forked, and functions
+name, as usual, if the receiver finds them by name, and otherwise by value, with cloudpickle. The latter
+are operations that a script or a notebook cell defines after the workers were forked, and functions
 inside functions.
 """
 
@@ -28,14 +28,14 @@ _lock = threading.Lock()
 class MainNames:
     """The classes and functions of ``__main__`` that forked workers have by the same names.
 
-    A cell of a notebook that is run again makes a new class of the same name, which they do not have.
+    Running a notebook cell again creates a new class of the same name, which the workers do not have.
     """
 
     def __init__(self):
         self._inherited = {}
 
     def mark_all_inherited(self):
-        """Record that workers have those that are there now, because they were forked."""
+        """Record that workers have the present names, because they were forked."""
         self._inherited = {
             name: weakref.ref(item)
             for name, item in list(vars(sys.modules["__main__"]).items())
@@ -70,7 +70,7 @@ class GraphPickler(cloudpickle.Pickler):
     """
 
     def __init__(self, file, known, reducers, main, make_function):
-        # Before the call, which reads it: afterwards, a change has no effect.
+        # Set before the call, which reads it; a later change has no effect.
         self.dispatch_table = ChainMap(reducers, cloudpickle.Pickler.dispatch_table)
         super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
         self._known, self._main, self._make_function = known, main, make_function
@@ -86,7 +86,7 @@ class GraphPickler(cloudpickle.Pickler):
 
     def reducer_override(self, item):
         # Otherwise the compiler pickles the array of every shared variable.
-        if issubclass(type(item), names.Function):  # not by __class__, as of synkhronos.Function
+        if issubclass(type(item), names.Function):  # __class__ of a synkhronos.Function differs
             return self._make_function, (item.maker, list(item.input_storage))
         if not isinstance(item, (type, FunctionType)):
             return NotImplemented

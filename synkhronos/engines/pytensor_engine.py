@@ -44,7 +44,7 @@ class PyTensorEngine(GraphEngine):
         compiled = pytensor.function(inputs, outputs, **options)
         for shared in self.random_streams(compiled):
             self.check_stream(shared)
-        # PyTensor optimizes the graph in place, so what was given is kept in a copy.
+        # PyTensor optimizes the graph in place, so a copy of the original is kept.
         specifications, outputs = ins_and_outs(
             inputs,
             outputs,
@@ -57,7 +57,7 @@ class PyTensorEngine(GraphEngine):
         return compiled
 
     def mode(self, given):
-        """Return the mode in which a function is built, for the one that was given, or None."""
+        """Return the mode in which a function is built, given the script's mode or None."""
         mode = get_mode(given)
         _check_mode(mode)
         return mode
@@ -89,7 +89,7 @@ class PyTensorEngine(GraphEngine):
 
     def call(self, compiled, arguments, subset=None):
         if isinstance(compiled.maker.linker, NumbaLinker):
-            # Numba compiles a function again for each layout of its arrays, which takes long.
+            # Numba compiles a function again for each layout of its arrays, which takes a long time.
             arguments = [_plain(argument) for argument in arguments]
             for container in compiled.input_storage:
                 container.storage[0] = _plain(container.storage[0])
@@ -108,8 +108,8 @@ class PyTensorEngine(GraphEngine):
         shareds = streams if isinstance(streams, (list, tuple)) else [streams]
         if not shareds or not all(is_generator(one) for one in shareds):
             raise TypeError(
-                f"expected a RandomStream, or shared random generators, such as those of "
-                f"pytensor.tensor.random.shared_rng(), got {streams!r}"
+                f"expected a RandomStream, or shared random generators, such as "
+                f"pytensor.tensor.random.shared_rng() returns, got {streams!r}"
             )
         if seed is None:
             raise TypeError("reseed: seed: expected an int, as shared generators do not keep theirs")
@@ -145,7 +145,7 @@ def _check_mode(mode):
 
 
 def _plain(argument):
-    """Return an array as Numba has compiled for: contiguous, aligned and writeable."""
+    """Return an array in the layout for which Numba has compiled: contiguous, aligned and writeable."""
     if not isinstance(argument, np.ndarray):
         return argument
     flags = argument.flags

@@ -1,7 +1,7 @@
-"""PyTensor on the arrays of JAX, which cannot be changed: compilation by XLA, calls, and keys.
+"""PyTensor on JAX arrays, which are immutable: compilation by XLA, calls, and keys.
 
-The state of a random generator is a key of JAX. JAX is imported by `PyTensorJaxEngine.setup`: it starts
-threads, which processes that are forked later do not have.
+The state of a random generator is a key of JAX. JAX is imported by `PyTensorJaxEngine.setup`, because it
+starts threads, which are missing in processes that are forked later.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ from synkhronos.arithmetic.operations import Arithmetic
 from synkhronos.arithmetic.partition import as_slice
 from synkhronos.engines.pytensor_engine import PyTensorEngine, is_generator
 
-_KEY = "jax_state"  # the field of a state, as PyTensor makes it of a generator, from which JAX draws
+_KEY = "jax_state"  # the field from which JAX draws, in the state that PyTensor makes of a generator
 
 
 class PyTensorJaxEngine(PyTensorEngine):
@@ -51,7 +51,7 @@ class PyTensorJaxEngine(PyTensorEngine):
             import pytensor.link.jax.dispatch  # noqa: F401
 
             found = jax.devices()[0]
-        jax.config.update("jax_enable_x64", True)  # PyTensor sets it by its floatX
+        jax.config.update("jax_enable_x64", True)  # PyTensor sets it according to floatX
         if found.platform not in {"cpu": ("cpu",), "cuda": ("cuda", "gpu")}[platform]:
             raise ValueError(
                 f"device: JAX computes on {found} in this process already, got 'jax:{platform}'; use it "
@@ -168,7 +168,7 @@ class PyTensorJaxEngine(PyTensorEngine):
         self.store(shared, {**self._state(shared), _KEY: key})
 
     def _state(self, shared):
-        """Return the state of a stream as PyTensor passes it to JAX; make it, if it is a generator."""
+        """Return the state of a stream as PyTensor passes it to JAX; a generator is converted to it."""
         storage = self.storage(shared)
         if isinstance(storage, np.random.Generator):
             storage = self._converted(storage)
@@ -220,7 +220,7 @@ class JaxArithmetic(Arithmetic):
 
 
 class _Linker(JAXLinker):
-    """PyTensor's linker, whose functions get copies of shared generators, but with these themselves."""
+    """PyTensor's linker, but its functions get the shared generators themselves, not copies."""
 
     def fgraph_convert(self, fgraph, input_storage, storage_map, **kwargs):
         from pytensor.link.jax.dispatch import jax_funcify
@@ -259,7 +259,7 @@ def _has_started():
 
 @contextlib.contextmanager
 def _number_of_threads(number):
-    """Let JAX start this number of threads for computing, which it takes from a variable."""
+    """Let JAX start this number of compute threads, which it reads from an environment variable."""
     if number is None or "NPROC" in os.environ:
         yield
         return
@@ -271,7 +271,7 @@ def _number_of_threads(number):
 
 
 def _show_only(number):
-    """Let JAX see one GPU only, by its number among those that this process may use."""
+    """Let JAX see one GPU only, given its number among the GPUs that this process may use."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     names = None if visible is None else visible.split(",")
     if names is not None and number >= len(names):

@@ -1,14 +1,14 @@
-"""How the values of a graph depend on the number of rows, as far as its operations tell.
+"""How the values of a graph depend on the number of rows, as far as its operations show.
 
-Suppose that every row of the data is there twice. A mean over the rows stays the same, a sum over the
+Suppose that every row of the data occurs twice. A mean over the rows stays the same, a sum over the
 rows doubles, and so does the number of rows. The *degree* of a term is the power of two that it is
 multiplied by: 0 for a mean, 1 for a sum, -1 for what is divided by the number of rows. A value may also
 have an axis of rows. Both follow from the operations, node by node: the degrees of factors are added,
-a sum over the axis of rows adds one. So ``(x * w).sum() / x.shape[0]`` has the degree 0, however it is
-written, and so has the gradient of a mean.
+and a sum over the axis of rows adds one. So ``(x * w).sum() / x.shape[0]`` has the degree 0, however it
+is written, and so has the gradient of a mean.
 
-Of an operation that is not listed here, the result is unknown, unless nothing in it depends on the
-number of rows. What is known is certain; an output is never taken for a sum by mistake.
+The result of an operation that is not listed here is unknown, unless none of its inputs depends on the
+number of rows. Known results are certain; an output is never taken for a sum by mistake.
 """
 
 import numpy as np
@@ -257,7 +257,7 @@ class _Graph:
 
 
 def _of_tensor(bound):
-    """Return the tensor of which a bound of a slice is the scalar, or the bound itself."""
+    """Return the tensor that a bound of a slice was converted from, or the bound itself."""
     node = getattr(bound, "owner", None)
     is_scalar = node is not None and isinstance(node.op, names.ScalarFromTensor)
     return node.inputs[0] if is_scalar else bound
@@ -275,7 +275,7 @@ def _raised(degrees, by):
 
 
 def _other(values):
-    """Return the value of an operation of which nothing is known but that it is deterministic."""
+    """Return the value of an operation about which nothing is known except that it is deterministic."""
     fixed = all(one is not None and one.axis is None and one.degrees <= {0} for one in values)
     return FIXED if fixed else None
 

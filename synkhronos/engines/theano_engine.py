@@ -57,7 +57,7 @@ class TheanoEngine(GraphEngine):
             buffer = io.BytesIO()
             try:
                 self.pickler(buffer, {}).dump(item)
-            except Exception:  # any exception that an operation raises; its function will tell
+            except Exception:  # any exception that an operation raises; its function will report it
                 continue
             pickled.append(buffer.getvalue())
         return pickled

@@ -179,7 +179,7 @@ class GpuArithmetic(Arithmetic):
         return super().concatenate(arrays, axis)
 
     def _run(self, expression, array, other):
-        """Change `array` by a kernel on its items and those of `other`, an array or one number."""
+        """Change `array` by a kernel on its items and the items of `other`, an array or one number."""
         scalar = not isinstance(other, GpuArray)
         key = expression, array.dtype, scalar
         if key not in self._kernels:

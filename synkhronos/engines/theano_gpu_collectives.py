@@ -1,8 +1,8 @@
 """Collectives on the arrays of a GPU, without transfers of the arrays around them.
 
 Theano's optimizer replaces operations whose inputs come from the device, or whose results go there, by
-operations on the device. A collective is the same operation on either; what it exchanges is up to the
-ranks' communicator.
+operations on the device. A collective is the same operation on host and device; the ranks' communicator
+exchanges the arrays.
 """
 
 from theano.gpuarray.basic_ops import as_gpuarray_variable

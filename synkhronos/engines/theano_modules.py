@@ -7,9 +7,9 @@ so every process compiles it again. Second, a process that does not find a modul
 disk only while it holds the lock of the compile folder, and ranks poll that lock every five seconds.
 Therefore the master sends the files of its new modules to the ranks.
 
-Theano adds a key to a module's file of keys by writing the file anew. A process that starts meanwhile
-finds half of a file, and deletes the module, which others use. So importing this module lets Theano
-replace such a file in one step.
+Theano adds a key to a module's file of keys by rewriting the file. A process that starts meanwhile finds
+a partial file, and deletes the module, although other processes use it. So importing this module makes
+Theano replace such a file atomically.
 """
 
 import atexit
@@ -35,7 +35,7 @@ class _NoProperties(tuple):
 
 
 def make_cacheable():
-    """Let Theano cache operations without properties: all those that have been imported."""
+    """Let Theano cache all imported operations that have no properties."""
     kinds = [Op]
     while kinds:
         kind = kinds.pop()
@@ -77,7 +77,7 @@ class ModuleLog:
         self._known = self._sent = _count()
 
     def mark_none_known(self):
-        """Record that some ranks know none, because they are on other machines."""
+        """Record that some ranks know no modules, because they are on other machines."""
         self._known = self._sent = 0
 
     def unknown(self):
@@ -99,7 +99,7 @@ def _count():
 
 
 def add_modules(pickled):
-    """Add the modules of another process, each a pickle of its key and its file, to those of this."""
+    """Add the modules of another process to this one's. Each is a pickle of its key and its file."""
     cache = get_module_cache()
     for one in pickled:
         try:

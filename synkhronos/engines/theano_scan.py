@@ -20,7 +20,7 @@ from theano.gof import cmodule
 from theano.gof.compilelock import get_lock, release_lock
 from theano.misc.windows import output_subprocess_Popen
 
-version = 0.296  # of the C file, as it states itself
+version = 0.296  # the version that the C file states
 
 _logger = logging.getLogger("synkhronos")
 _NAME = "scan_perform"  # of the file in Theano, and of the folder and the module in its cache
@@ -39,7 +39,7 @@ _REPLACED = (
 # Cython's shortcuts for calls and exceptions use fields of frames and threads that have changed.
 _FLAGS = ["-fwrapv", "-O2", "-fno-strict-aliasing", "-w"]
 _FLAGS += ["-DCYTHON_FAST_PYCALL=0", "-DCYTHON_FAST_THREAD_STATE=0"]
-# Names of NumPy's that it has under others since 1.7
+# Names that NumPy has changed since 1.7
 _FLAGS += [
     f"-DNPY_{name}=NPY_ARRAY_{name}"
     for name in "ENSUREARRAY ENSURECOPY ALIGNED WRITEABLE UPDATE_ALL C_CONTIGUOUS F_CONTIGUOUS".split()
@@ -82,7 +82,7 @@ def _source():
     code = Path(theano.__file__).with_name("scan_module").joinpath("c_code", f"{_NAME}.c").read_text()
     for old, new in _REPLACED:
         if code.count(old) != 1:
-            raise ValueError(f"the C code is not that of Theano 1.0.5: {code.count(old)} times {old!r}")
+            raise ValueError(f"the C code is not from Theano 1.0.5: {code.count(old)} times {old!r}")
         code = code.replace(old, new)
     return code
 
@@ -129,12 +129,12 @@ def _load():
     finally:
         release_lock()
     if module is None:
-        raise ValueError(f"the C code is not that of the version {version}")
+        raise ValueError(f"the C code is not from version {version}")
     return module
 
 
 def _perform_in_python(*arguments):
-    """Do what the loop in C does. Theano passes the same arguments to both."""
+    """Do the same as the loop in C. Theano passes the same arguments to both."""
     *_, inputs, outputs, scan, node = arguments
     return scan.execute(node, inputs, outputs)
 

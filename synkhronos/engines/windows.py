@@ -24,7 +24,7 @@ def cut_windows(givens, inputs):
 
 
 def _ancestors_of_slices(variable):
-    """Return what the slices of axis 0 depend on from which a variable is computed row by row."""
+    """Return the inputs of the slices of axis 0 from which a variable is computed row by row."""
     bounds, seen, stack = [], set(), [variable]
     while stack:
         node = getattr(stack.pop(), "owner", None)

@@ -27,7 +27,7 @@ def apply_momentum(
     Parameters
     ----------
     updates : list of (shared variable, expression) or ordered dict
-        Such as the `param_updates` of a rule. Additional items of a longer tuple are kept.
+        The updates, such as the `param_updates` of a rule. Additional items of longer tuples are kept.
     params : list of shared variables, optional
         The parameters that get momentum; by default all variables in `updates` that are not the state
         of a rule of ``synkhronos.extensions.updates``.

@@ -184,7 +184,7 @@ def is_state(variable: Variable) -> bool:
 
 
 def materialized(vector: Variable) -> Variable:
-    """Return `vector` such that it is computed in a separate operation.
+    """Return `vector`, computed in a separate operation.
 
     Compilers merge sums (``accumulator + g**2 + epsilon``) and fuse subsequent operations into one loop.
     gcc does not vectorize a loop over more than two vectors and two scalars, and its square roots and

@@ -1,7 +1,7 @@
 """Batch normalization with the mean and the variance of the rows of all ranks.
 
-The graphs consist of Theano's operations and of `synkhronos.ops.all_reduce`. In a plain
-``theano.function`` they compute the same on all rows.
+The graphs consist of Theano's operations and `synkhronos.ops.all_reduce`. In a plain ``theano.function``
+they compute the same result on all rows.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ class Moments(NamedTuple):
     Attributes
     ----------
     mean, variance : variable
-        Of the dtype of the input, with the axes that are left. The variance is the mean of the squared
+        They have the dtype of the input and the remaining axes. The variance is the mean of the squared
         distances from the mean.
     count : variable
-        How many numbers of all ranks each item is the mean of, as an int64 scalar.
+        How many numbers, over all ranks, each mean is taken of; an int64 scalar.
     """
 
     mean: Variable
@@ -37,13 +37,13 @@ def moments(
 ) -> Moments:
     """Return the mean and the variance of the rows of all ranks.
 
-    Ranks with more rows have more weight.
+    Ranks with more rows have a greater weight.
 
     Parameters
     ----------
     inputs : float tensor variable
-        Its rows, those of the function's inputs, are on axis 0. The extents of the other axes are the
-        same on every rank.
+        Axis 0 has the rows of the function's inputs. The extents of the other axes are the same on every
+        rank.
     axes : "per-activation", "spatial", or tuple of int
         The axes over which the mean is taken, axis 0 among them: ``(0,)``, or all but axis 1.
     loss_op : {"avg", "sum"}
@@ -83,7 +83,7 @@ def moments(
 
     mean = averaged(inputs.mean(axes))
     variance = averaged(tt.sqr(inputs - mean.dimshuffle(_pattern(axes, inputs.ndim))).mean(axes))
-    # Extents are reduced, too: what only depends on collectives is the same on every rank.
+    # Extents are reduced as well, since values that only depend on collectives are equal on every rank.
     numbers = inputs.shape[0]
     for axis in axes[1:]:
         numbers = numbers * inputs.shape[axis]
@@ -104,8 +104,8 @@ def batch_normalization_train(
 ) -> tuple[Variable, ...]:
     """Normalize inputs by the mean and the variance of the rows of all ranks.
 
-    It takes and returns what ``theano.tensor.nnet.bn.batch_normalization_train`` does. For evaluation,
-    use Theano's ``batch_normalization_test`` with the running averages.
+    It has the same arguments and return values as ``theano.tensor.nnet.bn.batch_normalization_train``.
+    For evaluation, use Theano's ``batch_normalization_test`` with the running averages.
 
     Parameters
     ----------
@@ -118,7 +118,7 @@ def batch_normalization_train(
     running_average_factor : float
         The weight of the newest minibatch in the running averages.
     running_mean, running_var : tensors, optional
-        The running averages so far, both or none.
+        The current running averages; give both or neither.
 
     Returns
     -------
@@ -128,7 +128,8 @@ def batch_normalization_train(
         The mean, and 1 over the square root of the variance plus `epsilon`.
     new_running_mean, new_running_var : variables
         If running averages were given: their new values, for `updates`. They are the same on every rank.
-        That of the variance is unbiased, multiplied by ``m / (m - 1)`` for m numbers of all ranks.
+        The average of the variance is unbiased: the variance is multiplied by ``m / (m - 1)`` for m
+        numbers of all ranks.
 
     Raises
     ------
@@ -168,8 +169,8 @@ def batch_normalization_train(
     for name, one in zip(names, (gamma, beta, *averages)):
         if one.ndim != inputs.ndim - len(axes):
             raise ValueError(
-                f"batch_norm: {name}: expected {inputs.ndim - len(axes)} dimensions, those of the input "
-                f"without the axes {axes}, got {one.ndim}"
+                f"batch_norm: {name}: expected {inputs.ndim - len(axes)} dimensions, one for each axis "
+                f"of the input except {axes}, got {one.ndim}"
             )
     mean, variance, count = moments(inputs, axes, loss_op=loss_op)
     invstd = inv(tt.sqrt(variance + tt.cast(epsilon, inputs.dtype)))
@@ -203,6 +204,6 @@ def _axes_of(axes: Axes, ndim: int) -> tuple[int, ...]:
 
 
 def _pattern(axes, ndim):
-    """Return the pattern by which what is left of the axes is broadcast to all of them."""
+    """Return the pattern that broadcasts the remaining axes to all axes."""
     kept = iter(range(ndim - len(axes)))
     return ["x" if axis in axes else next(kept) for axis in range(ndim)]

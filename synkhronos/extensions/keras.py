@@ -1,7 +1,7 @@
 """Models of Keras 2.3.1, on its Theano back end, on all ranks.
 
-Importing this module imports Keras, with what Keras lacks on newer versions of Python and of h5py. Keras
-is chosen to use Theano, as ``KERAS_BACKEND=theano`` does.
+Importing this module imports Keras and makes it compatible with newer versions of Python and h5py. It
+selects Keras's Theano back end, like ``KERAS_BACKEND=theano``.
 """
 
 from __future__ import annotations
@@ -43,14 +43,15 @@ def parallelize(model: Any) -> Any:
     """Make a Keras model train, evaluate and predict on all ranks.
 
     Each batch is divided among the ranks. ``fit``, ``fit_generator``, ``evaluate``, ``predict``, and
-    their variants for one batch, are then used as before, with any callbacks. They give what one process
-    would give, except for what is said below.
+    their variants for one batch, are then used as before, with any callbacks. They give the same results
+    as one process, except as described in the notes.
 
     Parameters
     ----------
     model : keras.models.Model
-        A ``Sequential`` or a functional model. It may be compiled before or after, and again. Call
-        :func:`synkhronos.fork` before the first batch. After another `fork`, call `parallelize` again.
+        A ``Sequential`` or a functional model. It may be compiled before or after, and compiled again.
+        Call :func:`synkhronos.fork` before the first batch. After another `fork`, call `parallelize`
+        again.
 
     Returns
     -------
@@ -62,26 +63,26 @@ def parallelize(model: Any) -> Any:
     TypeError
         If `model` is not a Keras model.
     ValueError
-        If a layer keeps states of the rows from batch to batch (``stateful=True``): the rows of the
-        ranks have no common state.
+        If a layer keeps states of the rows from batch to batch (``stateful=True``), because the rows of
+        the ranks have no common state.
 
     Notes
     -----
     Losses, sample weights, class weights, masks, regularizers and metrics give the serial numbers for
-    any length of a batch, up to rounding. If the model uses functions of your own as losses or metrics,
-    or ``add_loss``, ``add_metric`` or activity regularizers, these are tried on the first batch: its two
-    halves have to give the value of the whole, as a mean or as a sum. Otherwise the call raises
-    ``ValueError``, which says which loss or metric it is.
+    batches of any length, up to rounding. If the model uses custom losses or metrics, ``add_loss``,
+    ``add_metric`` or activity regularizers, these are tested on the first batch: the values of its two
+    halves must give the value of the whole batch, as a mean or as a sum. Otherwise the call raises
+    ``ValueError``, which names the loss or metric.
 
     Dropout and other noise are drawn from random streams of each rank. So no two ranks drop the same
-    units, and the numbers differ from those of one process.
+    units, and the numbers differ from a run on one process.
 
     Batch normalization uses the mean and the variance of each rank's own rows of the batch. The moving
     averages of the ranks are averaged, weighted by their rows, in every step, so they are the same on
-    all ranks. The numbers differ from those of one process, as with a smaller batch.
+    all ranks. The numbers differ from a run on one process, as with a smaller batch.
 
-    What callbacks, ``set_weights``, ``load_weights``, ``K.set_value`` and ``K.batch_set_value`` set
-    reaches every rank before the next batch. A variable's own ``set_value``, and another model that
+    Values set by callbacks, ``set_weights``, ``load_weights``, ``K.set_value`` and ``K.batch_set_value``
+    are sent to every rank before the next batch. A variable's own ``set_value``, and another model that
     trains the same layers on one process, change the master only: call :func:`synkhronos.broadcast`.
 
     Examples
@@ -124,7 +125,7 @@ def parallelize(model: Any) -> Any:
 
 
 def _make_train_function(model, kept):
-    """Make the training function; give the optimizer the state that it had before `parallelize`."""
+    """Make the training function, and restore the optimizer's state from before `parallelize`."""
     is_new = getattr(model, "train_function", None) is None
     _make_function(model, "train")
     if is_new and kept:
@@ -169,7 +170,7 @@ def _predict_function(request: Request) -> PredictFunction:
 
 
 class _Loss:
-    """The loss of a model, and one whose average over the ranks is the same.
+    """The loss of a model, and a loss with the same value as an average over the ranks.
 
     Attributes
     ----------
@@ -198,7 +199,7 @@ class _Loss:
 
     @contextlib.contextmanager
     def in_use(self) -> Iterator[None]:
-        """Give the model the loss that can be averaged."""
+        """Give the model the loss that can be averaged over ranks."""
         self._model.total_loss = self._averaged
         try:
             yield
@@ -226,7 +227,7 @@ def _step_function(model, loss, params, request):
 
 
 def _weights_of_whole_batches(model):
-    """Return the names and sample weights of outputs whose loss is one number for a batch."""
+    """Return the names and sample weights of outputs whose loss is one number per batch."""
     found = []
     for name, loss, target, output, weights in zip(
         model.output_names, model.loss_functions, model.targets, model.outputs, model.sample_weights
@@ -238,7 +239,7 @@ def _weights_of_whole_batches(model):
 
 
 def _origin(function):
-    """Return the name of the module that a loss or a metric is from."""
+    """Return the name of the module that defines a loss or a metric."""
     return getattr(function, "fn", getattr(function, "_fn", type(function))).__module__
 
 

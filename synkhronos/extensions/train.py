@@ -37,12 +37,12 @@ Updates = Union[Mapping, Sequence[tuple]]
 
 
 class TrainFunction:
-    """A training step, made by :func:`make_train_function`. Call it with the data of a minibatch.
+    """A training step, created by :func:`make_train_function`. Call it with the data of a minibatch.
 
     Attributes
     ----------
     functions : list of synkhronos.Function
-        The functions of which a step consists; empty for a step of plain Theano.
+        The functions that a step runs; empty for a step of plain Theano.
     """
 
     def __init__(self, step: Step | SerialStep, inputs: Inputs, is_single: bool) -> None:
@@ -57,8 +57,8 @@ class TrainFunction:
         Parameters
         ----------
         *data : array-like or Data, or list of these
-            The data of `x`, of `y`, and of each of `bcast_inputs`: one array, of which a list of
-            numbers is one form, or a list of arrays if a list of variables was given for `x` or `y`.
+            The data of `x`, of `y`, and of each of `bcast_inputs`: one array or list of numbers, or a
+            list of arrays if a list of variables was given for `x` or `y`.
         **data_by_name
             The same by the names of the variables, or as ``x_data`` and ``y_data``.
         batch : int, slice, 1-d array-like of int or bool, optional
@@ -85,12 +85,12 @@ class TrainFunction:
 
 
 class ParallelFunction:
-    """A function on all ranks, made by :func:`parallel_function`. Call it as the Theano function.
+    """A function on all ranks, created by :func:`parallel_function`. Call it like the Theano function.
 
     Attributes
     ----------
     functions : list of synkhronos.Function
-        The functions of which a call consists.
+        The functions that a call runs.
     """
 
     def __init__(self, step: Step, inputs: Inputs, form: bool | list[str]) -> None:
@@ -161,11 +161,11 @@ def make_train_function(
         - a rule of `synkhronos.extensions.updates`, or one with the same interface: called as
           ``update_rule(loss, params, *args, **kwargs)``, it returns
           ``(grad_updates, param_updates, grad_shared)``;
-        - a function that returns updates, as a dict or a list of pairs, such as those of
+        - a function that returns updates, as a dict or a list of pairs, such as the functions of
           ``lasagne.updates``. If the name of its first parameter contains "grad", it gets a list of
           gradients, else the loss. The parameters may also come first;
         - an object with the method ``get_updates(loss, params)``, such as Keras's optimizers;
-        - the updates themselves. Their gradients are those of `loss` by ``theano.grad``, or from
+        - the updates themselves. Their gradients must be gradients of `loss`, from ``theano.grad`` or
           :func:`gradients`.
     *args, **kwargs
         Passed to the update rule.
@@ -180,7 +180,7 @@ def make_train_function(
     givens : as in Theano, optional
         Substitutions in the graph.
     bcast_inputs : list of variables, optional
-        Inputs of which every rank gets the whole value, such as a learning rate. In a call they follow
+        Inputs whose whole value is sent to every rank, such as a learning rate. In a call they follow
         the data of `x` and `y`.
     loss_op : {"avg", "sum"}
         How the losses and gradients of the ranks are combined. Terms that are the same on every rank,
@@ -188,12 +188,12 @@ def make_train_function(
     function_options : dict, optional
         Passed to ``theano.function``, such as ``{"allow_input_downcast": True}``.
     wire : {"float16", "bfloat16", "int8"}, PowerSGD or TopK, optional
-        In what form gradients travel between machines, as in :func:`synkhronos.all_reduce`; by default
-        as they are. Needs float32 parameters.
+        The format in which gradients are sent between machines, as in :func:`synkhronos.all_reduce`; by
+        default as they are. Needs float32 parameters.
     overlap : bool, default: False
-        Whether gradients travel between machines while the ranks compute others. It has an effect
-        on CPUs of several machines that ``launch`` has connected, in calls without `num_slices`. The
-        step is the same: to the last bit on two machines without `wire`, else to rounding. A rank
+        Whether gradients are sent between machines while the ranks compute others. It has an effect on
+        CPUs of several machines that ``launch`` has connected, in calls without `num_slices`. The step
+        is the same: bit-identical on two machines without `wire`, otherwise up to rounding. A rank
         without rows then computes on a row of another rank, as it does with collectives in graphs.
 
     Returns
@@ -202,8 +202,8 @@ def make_train_function(
         ``train_minibatch(x_data, y_data, *bcast_data, batch=None, num_slices=1)`` takes a step on the
         rows `batch` and returns the loss before the step, as a 0-d array of the dtype of `loss`, or a
         list of the loss and the `outputs`. With `num_slices` each rank computes its gradient in slices;
-        the step is the same, and takes less memory. The arguments and errors are those of a call of a
-        `Function`.
+        the step is the same, and takes less memory. The arguments and errors are the same as for a call
+        of a `Function`.
 
     Raises
     ------
@@ -314,9 +314,9 @@ def parallel_function(
 ) -> ParallelFunction:
     """Build a function on all ranks that equals a ``theano.function``, updates included.
 
-    Replace ``theano.function`` in a script by it. The updates are cut at the gradients in them. Each
-    rank computes the gradients on its rows, they are averaged over the ranks, and every rank computes
-    the rest of the updates from the average. The parameters remain identical on all ranks.
+    Use it in a script in place of ``theano.function``. The updates are cut at the gradients in them.
+    Each rank computes the gradients on its rows, they are averaged over the ranks, and every rank
+    computes the rest of the updates from the average. The parameters remain identical on all ranks.
 
     Parameters
     ----------
@@ -335,7 +335,7 @@ def parallel_function(
     givens : as in Theano, optional
         Substitutions in the graph.
     loss : scalar variable, or list of these, optional
-        The losses whose gradients the updates contain. By default all scalar float outputs are tried.
+        The losses whose gradients the updates contain. By default, all scalar float outputs are tried.
     params : list of shared variables, optional
         The parameters of these gradients; by default all float variables in `updates`.
     gradients : list of variables, optional
@@ -345,14 +345,14 @@ def parallel_function(
         How the losses and gradients of the ranks are combined: ``"avg"`` for losses that are means over
         the rows, ``"sum"`` for sums. In a sum, terms that are the same on every rank count once.
     bcast_inputs : list of variables, optional
-        Inputs of which every rank gets the whole value. Those that are not in `inputs` follow them.
+        Inputs whose whole value is sent to every rank. Inputs that are not in `inputs` follow them.
     sliceable_shareds : list of shared variables, optional
         As in ``synkhronos.function``.
     wire : {"float16", "bfloat16", "int8"}, PowerSGD or TopK, optional
-        In what form gradients travel between machines, as in :func:`synkhronos.all_reduce`; by default
-        as they are. Needs float32 parameters.
+        The format in which gradients are sent between machines, as in :func:`synkhronos.all_reduce`; by
+        default as they are. Needs float32 parameters.
     overlap : bool, default: False
-        Whether gradients travel between machines while the ranks compute others, as in
+        Whether gradients are sent between machines while the ranks compute others, as in
         :func:`make_train_function`.
     **kwargs
         Passed to ``theano.function``.
@@ -368,9 +368,9 @@ def parallel_function(
     NotForkedError, ClosedError, WorldBrokenError
         If there are no processes that can be used.
     TypeError, ValueError
-        If an argument is wrong, or the function could not equal the serial one, as a new value depends
-        on the rows in a way that cannot be averaged. The message names the update or output, and says
-        what to do.
+        If an argument is wrong, or the function could not equal the serial function because a new value
+        depends on the rows in a way that cannot be averaged. The message names the update or output, and
+        says what to do.
 
     Examples
     --------

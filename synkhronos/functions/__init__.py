@@ -2,18 +2,18 @@
 
 ``build`` has ``function()``, whose arguments ``signature`` checks; ``wrappers`` has `In` and `Out`, in
 which variables can be given with options. ``function`` has the class `Function`, and ``specification``
-what other ranks need to know of one. ``arguments`` checks the arguments of a call, before its start
-barrier; ``call`` is the part of each rank, on its ``columns`` of the arguments, perhaps in ``slices``;
-``peers`` are the other ranks in the collectives of a graph, which take place on ``stages``. Results are
-``packed`` for the finish barrier, and ``outputs`` reduces them afterwards. ``replicate`` sends functions
-to the workers, and ``random`` seeds their random streams. ``description`` is what notebooks show of a
-function.
+is what other ranks need to know about one. ``arguments`` checks the arguments of a call before its start
+barrier. ``call`` is each rank's part of a call, on its ``columns`` of the arguments and possibly in
+``slices``. ``peers`` are the other ranks in the collectives of a graph, which use the memory of
+``stages``. Results are ``packed`` for the finish barrier, and ``outputs`` reduces them afterwards.
+``replicate`` sends functions to the workers, and ``random`` seeds their random streams. ``description``
+is what notebooks show of a function.
 
 ``check`` compares a call with the serial function, by a ``trial`` of the call on every rank, which
 updates ``copies`` of shared variables, and ``reasons`` finds why they differ. ``agreement`` keeps track
-of which replicas of shared variables are meant to be equal, with what ``analysis`` reads from graphs;
-``watch`` warns if they are not in the first calls of a function, and ``audit`` raises an error in every
-call.
+of the replicas of shared variables that are meant to be equal, with what ``analysis`` reads from graphs;
+in the first calls of a function, ``watch`` warns if they are not equal, and in every call ``audit``
+raises an error if they are not.
 
 May import: ``arithmetic``, ``host``, ``stores``, ``engines``, ``world``, ``arrays``.
 """

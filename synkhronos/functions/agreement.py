@@ -1,7 +1,7 @@
 """Which replicas of shared variables are meant to be equal, as far as the master knows.
 
-Collectives, `scatter` and `set_value` of one rank report here what they do; so does a shared variable
-whose value the script sets with Theano's own ``set_value``, which reaches the master's replica only.
+Collectives, `scatter` and `set_value` of one rank report here what they do. So does a shared variable
+whose value the script sets with Theano's own ``set_value``, which changes only the master's replica.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from synkhronos.world.here import Command, Here
 from synkhronos.world.world import World
 
 _MOST = 1 << 20  # bytes that a rank sends for one comparison
-_HARMLESS = 8  # values set on the master that made no difference, before they are no longer noticed
+_HARMLESS = 8  # values set on the master without effect after which they are no longer tracked
 
 
 class Agreement:
-    """What is known of the replicas in one world. Variables are represented by their numbers.
+    """What is known about the replicas in one world. Variables are represented by their numbers.
 
     Attributes
     ----------
@@ -35,18 +35,19 @@ class Agreement:
         Variables that a collective has combined or compared after they were updated: the script knows
         that their replicas may differ.
     local : set of int
-        Variables that have been updated by what differs between the ranks since they were last equal.
+        Variables that have been updated, since they were last equal, from values that differ by rank.
     set_on_master : set of int
-        Variables that the script has set since they were last equal, on the master only.
+        Variables that the script has set, since they were last equal, on the master only.
     streams, sliceable : set of int
         States of random streams, and variables that a function slices. They are meant to differ.
     suspected : dict
-        What issues the warning about variables that differed, unless a collective combines them.
+        Callables that issue the warning about variables that differed, unless a collective combines
+        them.
     reported : set of int
         Variables for which a warning was issued.
     sources : dict
-        What functions that were called have computed new values of a variable from, by its number: pairs
-        of whether from rows, and the numbers of variables.
+        For each variable by number, what the functions called so far have computed its new values from:
+        pairs of whether they used rows, and the numbers of variables.
     readers, updaters : dict
         The watches of the functions that read or update a variable, by its number.
     """
@@ -78,11 +79,12 @@ class Agreement:
             numbers.clear()
 
     def close(self) -> None:
-        """Leave what is still suspected as remarks of the world; notice values no more."""
+        """Pass open suspicions to the world as remarks, and stop tracking values."""
         world = None if self._world is None else self._world()
         if world is None:
             return
-        world.remarks += list(dict.fromkeys(self.suspected.values()))
+        for issue_warning in dict.fromkeys(self.suspected.values()):
+            world.remark(issue_warning)
         for shared in world.here.shareds.values():
             world.here.engine.notice_writes(shared, None)
 
@@ -94,7 +96,7 @@ class Agreement:
             self.sources.setdefault(number, []).append(source)
 
     def differs_by_calls(self, number: int, seen: frozenset[int] = frozenset()) -> bool:
-        """Whether functions that were called can have made the replicas of a variable differ."""
+        """Whether the functions called so far can have made the replicas of a variable differ."""
         seen |= {number}
         return any(
             from_rows
@@ -121,7 +123,7 @@ class Agreement:
     def compared(self, numbers: Sequence[int]) -> None:
         """Record that the script has combined or asked for the values of several ranks.
 
-        This tells nothing about variables that no function has updated yet.
+        This says nothing about variables that no function has updated yet.
         """
         if self.combined.issuperset(numbers):
             return
@@ -131,14 +133,14 @@ class Agreement:
                 self.suspected.pop(number, None)
 
     def set_apart(self, numbers: Iterable[int], scattered: bool) -> None:
-        """Record that each rank has been given its own rows, or one rank a value of its own."""
+        """Record that each rank has been given its own rows, or one rank its own value."""
         (self.scattered if scattered else self.assigned).update(numbers)
         for number in numbers:
             self.suspected.pop(number, None)
             self.set_on_master.discard(number)
 
     def changed_on_master(self, numbers: Iterable[int]) -> None:
-        """Record that the master's replicas have been set, and no others."""
+        """Record that only the master's replicas have been set."""
         for number in numbers:
             if number not in self.reported:
                 self.set_on_master.add(number)
@@ -146,7 +148,7 @@ class Agreement:
                     watch.wake()
 
     def was_harmless(self, world: World, number: int) -> None:
-        """Record that a value set on the master was that of the other ranks."""
+        """Record that a value set on the master equalled the value on the other ranks."""
         self.set_on_master.discard(number)
         self._harmless[number] = self._harmless.get(number, 0) + 1
         if self._harmless[number] == _HARMLESS:
@@ -187,7 +189,7 @@ def expected_equal(world: World) -> list[int]:
 
 
 def label(world: World, number: int) -> str:
-    """Return how messages refer to a shared variable; those of equal names are counted."""
+    """Return how messages refer to a shared variable; variables with equal names are numbered."""
     names = {each: shared.name or str(shared) for each, shared in world.here.shareds.items()}
     same = [each for each, name in names.items() if name == names[number]]
     return names[number] if len(same) == 1 else f"{names[number]} #{same.index(number) + 1}"
@@ -234,7 +236,7 @@ class Sampled(Command):
     ----------
     call : Command
     numbers : list of int
-        The shared variables of which each rank returns the shape and some elements.
+        The shared variables for which each rank returns the shape and some elements.
     """
 
     def __init__(self, call: Command, numbers: Sequence[int]) -> None:

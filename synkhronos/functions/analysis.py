@@ -1,4 +1,4 @@
-"""What the graph of a function tells about the shared variables that it uses."""
+"""What the graph of a function says about the shared variables that it uses."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from synkhronos.world.world import World
 
 
 def analyze(world: World, function: Any) -> Analysis:
-    """Return what the graph of a function tells about its results."""
+    """Return what the graph of a function says about its results."""
     replica = function.replica
     axes = _axes(function.inputs, replica.lengths is not None, len(replica.sliceable))
     return world.here.engine.analyze(replica.compiled, axes)
@@ -25,11 +25,11 @@ def _axes(inputs, has_window, n_sliceable):
 
 
 def uses(world: World, function: Any, analysis: Analysis) -> tuple[set[int], set[int]]:
-    """Return two sets of numbers: the variables whose values results depend on, and more of them.
+    """Return two sets of numbers of variables: a narrow one and a wide one.
 
-    The first has those that outputs computed from rows depend on, and new values of other variables, or
-    of the same variable if it does more than accumulate. The second has all those where a value that is
-    set on the master only has an effect.
+    The first has the variables on which outputs computed from rows depend, or new values of other
+    variables, or of the same variable if it does more than accumulate. The second has all variables for
+    which a value that is set on the master only has an effect.
     """
     replica = function.replica
     has_rows = bool(replica.sliceable) or replica.lengths is not None
@@ -54,8 +54,8 @@ def uses(world: World, function: Any, analysis: Analysis) -> tuple[set[int], set
 def sources(world: World, function: Any, analysis: Analysis) -> dict[int, tuple[bool, set[int]]]:
     """Return what new values are computed from, by the number of the updated variable.
 
-    That is whether they depend on the rows of a rank, and the numbers of shared variables; in both cases
-    otherwise than through collectives.
+    That is whether they depend on the rows of a rank, and the numbers of the shared variables they
+    depend on. Dependence through collectives does not count.
     """
     numbers, streams = world.registry.numbers, agreement_of(world).streams
     return {
@@ -68,10 +68,10 @@ def sources(world: World, function: Any, analysis: Analysis) -> dict[int, tuple[
 def collectives_in(
     world: World, compiled: Compiled, inputs: Sequence[Input], has_window: bool, n_sliceable: int
 ) -> dict[str, Any]:
-    """Return what a replica has to know of the collectives in the graph, and of joint updates.
+    """Return what a replica has to know about collectives in the graph, and about joint updates.
 
-    These are updates without a rank's own rows: the new values depend on rows and random numbers through
-    collectives only, or not at all.
+    Joint updates do not use a rank's own rows: the new values depend on rows and random numbers only
+    through collectives, or not at all.
     """
     engine, numbers = world.here.engine, world.registry.numbers
     if not engine.has_collectives(compiled):
@@ -91,7 +91,7 @@ def collectives_in(
 
 
 def _has_rows(inputs, dependence):
-    """Whether a value depends on the rows of a rank, otherwise than through collectives."""
+    """Whether a value depends on the rows of a rank other than through collectives."""
     return any(
         position >= len(inputs) or inputs[position].axis is not None
         for position in dependence.own_arguments

@@ -1,8 +1,9 @@
 """``fork(check=True)``: every call also compares the replicas, before and after it.
 
-Before the call, the variables whose values its results depend on must be equal on all ranks; after it,
-all variables but those that were last updated by what differs between the ranks: their own rows, random
-numbers, or other such variables. These must be equal again before their values are used.
+Before the call, the variables on whose values its results depend must be equal on all ranks. After the
+call, all variables must be equal except variables that were last updated from values that differ by
+rank: a rank's own rows, random numbers, or other such variables. These must be equal again before their
+values are used.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ class Audit:
             "synkhronos.extensions.train.make_train_function()"
         )
         raise MismatchError(
-            f"{self._name}: {when} this call the replicas of {labels(self._world, different)} are not "
-            f"those of the master on rank(s) {', '.join(map(str, ranks))}; {remedy}",
+            f"{self._name}: {when} this call the replicas of {labels(self._world, different)} differ "
+            f"from the master's on rank(s) {', '.join(map(str, ranks))}; {remedy}",
             [labels(self._world, [number]) for number in different],
         )

@@ -134,7 +134,7 @@ def function(
     givens = parse_givens(givens)
     sliceable = parse_sliceable(engine, sliceable_shareds, pairs)
     if kwargs.get("name") is None:
-        caller = sys._getframe(1)  # as Theano names functions
+        caller = sys._getframe(1)  # the name that Theano would use
         kwargs["name"] = f"{caller.f_code.co_filename}:{caller.f_lineno}"
     n_own = len(inputs or ())
     on_host = [one.over_cpu for one in parsed_outputs]
@@ -163,7 +163,7 @@ def function(
 
 
 def _described(outputs):
-    """Return what a replica has to know of the outputs."""
+    """Return what a replica has to know about the outputs."""
     return {
         "output_modes": [one.op for one in outputs],
         "output_dtypes": [one.dtype for one in outputs],
@@ -173,7 +173,7 @@ def _described(outputs):
 
 @contextlib.contextmanager
 def _compiling(world: World, name: str) -> Iterator[None]:
-    """Show that a function is being compiled, if that takes long, and log how long it took."""
+    """Show that a function is being compiled, if this takes long, and log the time it took."""
     called = f"function {world.registry.n_functions + 1} ({os.path.basename(name)})"
     remark = (
         f"the first time this can take minutes; later the code is taken from {compiler.TITLE}'s cache"

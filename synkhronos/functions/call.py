@@ -35,8 +35,8 @@ class Replica(NamedTuple):
     output_axes : list of int
         The axis along which each output is gathered.
     lengths : compiled function or None
-        If the function takes a window of rows by an index: of the same arguments, it computes the
-        numbers of rows in the window, which must be equal.
+        Used if the function selects a window of rows by an index. From the same arguments, it computes
+        the numbers of rows in the window, which must be equal.
     sliceable : list of int
         The numbers of the sliceable shared variables.
     updates : list of (int, str or None)
@@ -87,8 +87,8 @@ class CallFunction(Command):
     handles : tuple of Handle or Composite
         A handle to each argument.
     splits : list of (Split or None), or None
-        How each argument is split; None for an argument that every rank uses as a whole, and instead
-        of the list if these are all.
+        How each argument is split; None for an argument that every rank uses as a whole, or instead of
+        the list if no argument is split.
     rows : range, numpy.ndarray or None
         Rows of the whole data, to be divided among the ranks.
     batch_s : list or None
@@ -182,7 +182,7 @@ class CallFunction(Command):
             peers.weight, peers.is_whole = n_rows, self.num_slices == 1
         if n_rows:
             return here.engine.call(replica.compiled, [*arguments, peers], self.subset)
-        # Its own updates would be those of rows that are not its own.
+        # Its own updates would come from rows that belong to another rank.
         own = [here.shareds[number] for number, _ in replica.updates if number not in replica.joint]
         with on_copies(here, own):
             return here.engine.call(replica.compiled, [*arguments, peers], self.subset)
@@ -224,7 +224,7 @@ class CallFunction(Command):
         if self.rows is not None:
             start, stop = self._share(here, len(self.rows))
             n_rows = stop - start
-            if not n_rows:  # in case that it has to compute nevertheless
+            if not n_rows:  # in case it has to compute nevertheless
                 start = stop - 1
             rows = self.rows[start:stop]
         columns = []

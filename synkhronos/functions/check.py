@@ -1,8 +1,8 @@
 """`Function.check`: a call compared with the serial function on the same rows and the same state.
 
 The master runs the Theano function on all rows. Then one command runs the call on every rank, compares
-the new values of shared variables with the serial ones, and puts everything back: functions work on
-copies of what they update, and the arrays that held the values before hold them again.
+the new values of shared variables with the serial values, and restores everything: functions work on
+copies of the variables they update, and afterwards the original arrays hold the values again.
 """
 
 from __future__ import annotations
@@ -252,7 +252,7 @@ class _Check:
         self._complain(what, f"the new value differs {how} on rank(s) {ranks}; {reason}")
 
     def _stale(self, dependence):
-        """Return the reason if it is that replicas differed before the call."""
+        """Return the reason if replicas already differed before the call."""
         numbers = self.world.registry.numbers
         stale = [numbers[one] for one in dependence.shareds if numbers.get(one) in self.out_of_sync]
         if not stale:

@@ -12,7 +12,7 @@ from synkhronos.world.here import Here
 
 
 def share_or_last(n_rows: int, size: int, index: int) -> tuple[int, int]:
-    """Return the bounds of a share of the rows; those of the last row if there is none in the share.
+    """Return the bounds of a share of the rows, or the bounds of the last row if the share is empty.
 
     Ranks that have to compute although they have no rows, or none in a slice, do so with this row.
     """

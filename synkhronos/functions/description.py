@@ -1,4 +1,4 @@
-"""What a function's inputs, outputs and updates are, for its table in notebooks."""
+"""Descriptions of a function's inputs, outputs and updates, for its table in notebooks."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ class Function:
 
     @property
     def specification(self) -> Specification:
-        """What is needed to call the replica of a rank; also in a copy."""
+        """What is needed to call the replica of a rank. Copies have it, too."""
         if self._specification is None:
             self._specification = specify(self)
         return self._specification
@@ -107,11 +107,11 @@ class Function:
         return _html.table(f"Function {self.name}", describe(self), ("", "name", "type", "ranks"))
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
-        # IPython would write the text by the class that `__class__` is.
+        # IPython would choose the text by the class in `__class__`.
         return {"text/plain": repr(self)}
 
     def __dir__(self) -> list[str]:
-        # object.__dir__ would list the names of `__class__`, which are the compiler's.
+        # object.__dir__ would list the attributes of `__class__`, a class of the compiler.
         return sorted({"name", "update_modes", *vars(Function)} - _INTERNAL)
 
     def get_shared(self) -> list[SharedVariable]:
@@ -159,8 +159,9 @@ class Function:
         numpy.ndarray or list of numpy.ndarray
             The outputs, as the Theano function would return them: a list if `outputs` was a list. They
             have the dtypes of the output variables. A reduced output has the shape that it has on each
-            rank; an output with ``"gather"`` has the rows of all ranks. Inside a ``fuse()`` block, an
-            object whose ``result()`` returns this after the block.
+            rank. An output with ``"gather"`` has the rows of all ranks in its order, with the shape
+            ``(sum of rows, ...)``, or ``(n,)`` for a scalar on each of `n` ranks. Inside a ``fuse()``
+            block, an object whose ``result()`` returns this after the block.
 
         Raises
         ------
@@ -245,7 +246,7 @@ class Function:
         return command
 
     def forget_last_call(self) -> None:
-        """Discard the last command, whose rows are those for the former number of ranks."""
+        """Discard the last command, whose rows were divided for the former number of ranks."""
         self._last = None
 
     def _usable_world(self):
@@ -277,10 +278,10 @@ class Function:
     ) -> Comparison:
         """Compare a call with the serial function on the same rows and the same state.
 
-        The master computes the Theano function on all rows; rows of sliceable shared variables are
-        those of all ranks, in their order. All ranks compute the call. Outputs, and the new values of
-        updated shared variables on each rank, are compared. Then every rank has its former shared
-        variables and random streams again, also after an error.
+        The master computes the Theano function on all rows, including the rows of all ranks of sliceable
+        shared variables, in the order of the ranks. All ranks compute the call. Outputs, and the new
+        values of updated shared variables on each rank, are compared. Then every rank has its former
+        shared variables and random streams again, also after an error.
 
         Results that depend on random numbers cannot be compared with more than one rank, since the
         ranks draw different ones; nor can the master's own value (op None), one number per rank (op

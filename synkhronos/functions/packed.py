@@ -25,7 +25,7 @@ _SMALL = 4096  # bytes
 
 
 def pack(here: Here, mode: str | None, value: Any) -> Any:
-    """Return an output of this rank as it is sent. Without a mode, only the master's is."""
+    """Return an output of this rank as it is sent; None if there is nothing to send."""
     if mode is None:
         return here.engine.to_host(value) if here.is_master else None
     if value is None:

@@ -2,11 +2,11 @@
 
 At each collective the ranks first exchange where they are: the function, the number of the collective,
 what it does, and the rows on which each rank computes. Ranks at different collectives get an error that
-names both. Small arrays are part of this exchange; each rank then reduces them by itself, in the same
-order and so to the same bits. For large ones the communicator follows.
+names both. Small arrays are part of this exchange. Each rank then reduces them itself, in the same
+order, so the results are bit-identical. Large arrays are then reduced by the communicator.
 
-A rank without rows computes as the others do, with a row that is another's, so that nobody waits for it.
-Its arrays count nowhere.
+A rank without rows computes like the others, with a row of another rank, so that no rank waits for it.
+Its arrays are ignored.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class _Place(NamedTuple):
         return self[:3] == other[:3]
 
     def text(self) -> str:
-        """Return it as text for an error message."""
+        """Return the place as text for an error message."""
         what = f"{self.name} of {np.dtype(self.dtype)} {self.shape}"
         return f"collective {self.number} of function {self.function}, {what}"
 
@@ -148,7 +148,7 @@ class GraphPeers:
         own = _Place(self._function, number, name, tuple(array.shape), array.dtype.str)
         header = self._headers.get(own)
         if header is None:
-            if len(self._headers) >= _MOST_HEADERS:  # of arrays with ever new shapes
+            if len(self._headers) >= _MOST_HEADERS:  # of arrays whose shapes keep changing
                 self._headers.clear()
             header = self._headers[own] = pickle.dumps(tuple(own), pickle.HIGHEST_PROTOCOL)
         content, length = b"", array.size * array.dtype.itemsize
@@ -208,7 +208,7 @@ class GraphPeers:
         return self._on_copy(reduce, number, array)
 
     def _on_copy(self, collective, number, array):
-        """Return the result of a collective on a copy of an array, of a NumPy array on a stage."""
+        """Return the result of a collective on a copy of an array; NumPy arrays use a stage."""
         if not isinstance(array, np.ndarray):
             return collective(array.copy("C"), self._here.comm)
         stage = self._stages.take(number, array)
@@ -217,7 +217,7 @@ class GraphPeers:
         return stage.lend() if result is stage.array else result
 
     def _new(self, value, like):
-        """Return a NumPy array in the type of another array."""
+        """Return a NumPy array converted to the type of another array."""
         return value if isinstance(like, np.ndarray) else self._here.engine.to_device(value)
 
 

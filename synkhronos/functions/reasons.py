@@ -1,4 +1,4 @@
-"""The usual reasons why a result differs from the serial one, found by trying what would equal it."""
+"""The usual reasons why a result differs from the serial result, found by trying alternatives."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def of_output(
     serial : numpy.ndarray
         The serial value.
     allows : callable
-        ``allows(value, serial)`` tells whether a value is near enough to the serial one.
+        ``allows(value, serial)`` tells whether a value is close enough to the serial value.
     """
     for op in ("sum", GATHER, "avg", "max", "min", "prod") if by_rank is not None else ():
         if op != mode and _equals(_combined(op, by_rank, weights), serial, allows):

@@ -141,7 +141,7 @@ def _find_unpicklable(world, replicas, known):
         except MemoryError:
             raise
         except Exception as error:
-            world.registry.unsent[replica.number] = f"{type(error).__name__}: {error}"
+            world.registry.mark_unsent(replica.number, f"{type(error).__name__}: {error}")
 
 
 class _TryToLoad(Command):
@@ -159,7 +159,7 @@ class _TryToLoad(Command):
         try:
             here.engine.loads(here.store.get(self.payload), here.shareds)
         except (MemoryError, EOFError, SynkhronosError, pickle.UnpicklingError):
-            raise  # not because of the function: it can be tried again
+            raise  # not the function's fault; it can be tried again
         except Exception as error:  # any exception that an operation or a mode raises
             return f"{type(error).__name__}: {error}"
         return None
@@ -174,7 +174,7 @@ def _find_unloadable(world, replicas, known):
             with _stored(world, world.here.engine.dumps(replica, known)) as payload:
                 reasons = world.run(_TryToLoad(payload))
             for reason in filter(None, reasons):
-                unsent[replica.number] = reason
+                world.registry.mark_unsent(replica.number, reason)
     return len(unsent) > before
 
 

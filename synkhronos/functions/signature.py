@@ -1,4 +1,4 @@
-"""The arguments of `function()`: checked, and converted to one form."""
+"""Checks the arguments of `function()` and converts them to a common form."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Output(NamedTuple):
 def parse_inputs(
     engine: Engine, inputs: Any, bcast_inputs: Any, downcast: bool = False
 ) -> list[Input]:
-    """Return a list of `Input`, those of `bcast_inputs` last."""
+    """Return a list of `Input`, with `bcast_inputs` last."""
     parsed = []
     for what, variables in (("inputs", inputs), ("bcast_inputs", bcast_inputs)):
         if variables is None:
@@ -117,7 +117,7 @@ def _parse_input(engine, what, given):
 def parse_outputs(engine: Engine, outputs: Any) -> tuple[list[Output], list[str] | bool]:
     """Return ``(parsed, form)``.
 
-    The form is that of the result of a call: the keys of a dictionary, in the order of the outputs,
+    It has the form of the result of a call: the keys of a dictionary, in the order of the outputs,
     else whether it is a list.
     """
     if isinstance(outputs, Mapping):

@@ -1,7 +1,7 @@
 """A call in slices: each rank calls the function once for each slice of its rows.
 
 If the ranks meet in collectives of the graph, all of them compute the same number of slices. A rank with
-fewer rows than that computes one of them again, which counts nowhere.
+fewer rows than slices computes one row again; its result is ignored.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a rank needs to know of a function that another rank has built, besides its replica."""
+"""What a rank needs, in addition to its replica, to call a function that another rank has built."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from synkhronos.functions.signature import Input
 
 
 class Specification(NamedTuple):
-    """What is needed to call the replica of a function, also on another rank. It can be pickled.
+    """What is needed to call the replica of a function on any rank. It can be pickled.
 
     Attributes
     ----------
@@ -17,7 +17,7 @@ class Specification(NamedTuple):
     number : int
         The number of the function.
     inputs : list of Input
-        With texts in place of the variables.
+        Strings replace the variables.
     not_accumulated : list of str
         For each update that cannot accumulate over slices, a sentence that says why.
     form : list of str or bool

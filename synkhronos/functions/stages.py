@@ -1,4 +1,4 @@
-"""Memory in which the arrays of a collective in a graph are reduced, and which the graph then gets."""
+"""Memory in which the arrays of a collective in a graph are reduced; the graph gets it as the result."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ class Stage:
         self._borrower: Callable[[], Any] = lambda: None
 
     def is_like(self, array: np.ndarray) -> bool:
-        """Whether the stage has room for this array, and no more."""
+        """Whether the stage has exactly the size of this array."""
         return self.array.shape == array.shape and self.array.dtype == array.dtype
 
     def is_free(self) -> bool:
-        """Whether nobody uses what was lent."""
+        """Whether no lent array is in use."""
         return self._borrower() is None
 
     def lend(self) -> np.ndarray:
-        """Return an array in the same memory. The stage is free when no view of it is left, either."""
+        """Return an array in the same memory. The stage is free once no view of it is left."""
         borrower = _Borrower(self.array)
         self._borrower = weakref.ref(borrower)
         return np.asarray(borrower)
@@ -50,7 +50,7 @@ class _Borrower:
 
 
 class Stages:
-    """The stages of the collectives of a function, from the one used longest ago to the last one.
+    """The stages of the collectives of a function, in order of use, the most recent last.
 
     Parameters
     ----------
@@ -67,7 +67,7 @@ class Stages:
     def take(self, number: int | None, array: np.ndarray) -> Stage:
         """Return a free stage like `array`, for the collective `number`."""
         self._numbers.add(number)
-        for stage in reversed(self._stages):  # the last one may still be in the processor's cache
+        for stage in reversed(self._stages):  # the most recent may still be in the processor's cache
             if stage.is_like(array) and stage.is_free():
                 self._stages.remove(stage)
                 break

@@ -1,4 +1,4 @@
-"""Trying a call: every rank makes it on copies of what it updates, and compares the new values."""
+"""Trial calls: every rank runs the call on copies of what it updates, and compares the new values."""
 
 from __future__ import annotations
 
@@ -33,8 +33,9 @@ class Tolerance(NamedTuple):
 class Trial(Command):
     """A call whose effects are undone.
 
-    It returns what the call returned; for each variable that is compared, how much it differs from the
-    serial value, and the value itself if that is too much; and digests of the replicas before.
+    It returns what the call returned; for each compared variable, how much it differs from the serial
+    value, and the value itself if the difference is too large; and digests of the replicas before the
+    call.
 
     Parameters
     ----------
@@ -44,7 +45,7 @@ class Trial(Command):
     serial : dict
         A handle to the serial new value of each variable that is compared.
     used : list of int
-        The variables of which digests are returned.
+        The variables whose digests are returned.
     tolerance : Tolerance
     """
 

@@ -1,17 +1,17 @@
-"""Warnings about results that probably differ from those of one process, in the first calls.
+"""Warnings in the first calls about results that probably differ from a run on one process.
 
-Outputs that are averaged because nothing else was said, and that the graph shows to be sums over the
-rows, are reported when the function is built. The rest is seen in calls: an output that has as many rows
-as the rank, and replicas that differ where their values are used.
+Outputs that are averaged by default, although the graph shows that they are sums over the rows, are
+reported when the function is built. Other mistakes show in calls: an output that has as many rows as the
+rank, and replicas that differ where their values are used.
 
-A few of the first calls, and those that follow a value set on the master, return samples of the replicas
-with their results, which the master compares. Other calls cost nothing: the attribute ``watch`` of a
-function, which every call looks at, is None.
+A few of the first calls, and the calls after a value was set on the master, return samples of the
+replicas with their results, and the master compares the samples. Other calls cost nothing: the attribute
+``watch`` of a function, which every call checks, is None.
 
 Replicas may differ on purpose, as between the collectives of local SGD. So an update is not reported
-until a function that makes it has been called `PATIENCE` times, or the world is closed, and not at all
-once a collective has been used on the variable. What only accumulates, such as a count of rows, may
-differ, since it is not used for results.
+until a function that makes it has been called `PATIENCE` times or the world is closed. It is not
+reported at all once a collective has been used on the variable. Variables that only accumulate, such as
+a count of rows, may differ, since no result depends on them.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _ADVICE = {
 
 
 def watch(world: World, function: Any, given: Sequence[Output]) -> None:
-    """Watch a new function; warn of what its graph shows.
+    """Watch a new function, and warn about mistakes that its graph shows.
 
     Parameters
     ----------
@@ -85,13 +85,13 @@ def watch(world: World, function: Any, given: Sequence[Output]) -> None:
 
 
 def advise(function: Any, averaged: Sequence[tuple[int, str]], kind: str) -> None:
-    """Warn of outputs ``(index, name)`` that are averaged by default; `kind` says what they are."""
+    """Warn about outputs ``(index, name)`` that are averaged by default; `kind` says what they are."""
     listed = ", ".join(f"{index} ({name})" for index, name in averaged)
     what, remedy = _ADVICE[kind]
     noun = "output" if len(averaged) == 1 else "each of the outputs"
     warn(
         f"{function!r}: {noun} {listed} {what}, but is averaged over the ranks, which is the default: "
-        f"the result is not that of {compiler.NAME}.function(). {remedy[0].upper()}{remedy[1:]}. To "
+        f"the result differs from {compiler.NAME}.function(). {remedy[0].upper()}{remedy[1:]}. To "
         f"state that the average is meant, give it as (output, 'avg')"
     )
 
@@ -104,7 +104,7 @@ class Watch:
     world : World
     function : Function
     analysis : Analysis
-        What its graph tells.
+        What its graph says.
     unknown : list of (int, str)
         Index and name of outputs that are averaged by default and may have a row for each row.
     """
@@ -171,7 +171,7 @@ class Watch:
     # Replicas
 
     def _judge(self, numbers, samples):
-        """Compare samples of replicas, and warn, or remember what to warn of."""
+        """Compare samples of replicas, and warn, or remember what to warn about."""
         world, agreement = self._world, agreement_of(self._world)
         set_alone, updated = {}, {}
         for position, number in enumerate(numbers):
@@ -196,7 +196,7 @@ class Watch:
                 self._suspect(found, prepare_warning(self._text(found) + advice))
 
     def _suspect(self, numbers, issue):
-        """Issue a warning of variables that differ, or leave it for later."""
+        """Issue a warning about variables that differ, or defer it."""
         agreement = agreement_of(self._world)
         agreement.suspected.update(dict.fromkeys(numbers, issue))
         if any(self._is_settled(number) for number in numbers):
@@ -218,7 +218,7 @@ class Watch:
         names = labels(self._world, amounts)
         return (
             f"{self._function!r} uses {names}, whose replicas differ between the ranks, by up to "
-            f"{max(amounts.values()):.3g}: the result is not that of one process. "
+            f"{max(amounts.values()):.3g}: the result differs from one process. "
         )
 
     # Rows of outputs

@@ -19,7 +19,7 @@ LEAST = 1 << 20  # bytes; a module takes at least a tenth of this
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _LOCK = "theano.gof.compilelock"
 
-#: What Theano's messages about its lock begin with, and what is said in their place
+#: The beginnings of Theano's messages about its lock, and their replacements
 _SENTENCES = {
     "Waiting for existing lock": "%s is compiling with Theano, and only one process at a time may "
     "change the cache of compiled code; process '%s', this one, waits until that one has finished",
@@ -40,7 +40,7 @@ def check() -> None:
 
 
 def explain_lock() -> None:
-    """Let Theano's messages about its lock on the cache say what happens and what to do."""
+    """Make Theano's messages about its lock on the cache say what is happening and what to do."""
     logging.getLogger(_LOCK).addFilter(_explain_record)
 
 

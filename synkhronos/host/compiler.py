@@ -1,6 +1,6 @@
 """The graph compiler of this process: Theano or PyTensor.
 
-It is the compiler that the script has imported already, else the one that is installed, Theano before
+It is the compiler that the script has already imported, otherwise the installed compiler, Theano before
 PyTensor. The environment variable ``SYNKHRONOS_COMPILER`` has priority over both. The choice is made
 when the library is imported, and nothing here imports a compiler.
 """
@@ -34,7 +34,7 @@ def choose(
     Raises
     ------
     ImportError
-        If the environment variable names no compiler.
+        If the environment variable does not name a compiler.
     """
     wanted = environ.get(VARIABLE)
     if wanted:
@@ -48,13 +48,13 @@ def choose(
         for name in NAMES:
             if is_there(name):
                 return name
-    return NAMES[0]  # whose absence is reported
+    return NAMES[0]  # its absence is reported
 
 
 def _is_installed(name):
     try:
         return importlib.util.find_spec(name) is not None
-    except ImportError:  # a finder says no by an error
+    except ImportError:  # some finders raise an error instead
         return False
 
 

@@ -1,7 +1,7 @@
 """The checks of ``python -m synkhronos doctor``: one function per check.
 
 A check returns a `Result` and does not raise. Theano, pygpu, NCCL and the GPUs are tried in
-subprocesses, so that a crash is a result, too, and no CUDA context is created in this process.
+subprocesses, so that a crash is a result as well, and no CUDA context is created in this process.
 """
 
 import importlib
@@ -105,7 +105,7 @@ def check_modules() -> Result:
 
 
 def _with_this_python(remedy):
-    """Return the remedy, if this version of Python can be used; otherwise no package helps."""
+    """Return the remedy if this version of Python can be used; otherwise no package would help."""
     is_wrong = preparation.python_complaint()
     return "use another version of Python first, as described above" if is_wrong else remedy
 

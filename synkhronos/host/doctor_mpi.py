@@ -23,7 +23,7 @@ print(json.dumps({"mpi4py": mpi4py.__version__, "library": MPI.Get_library_versi
 """
 
 HOST = """
-import importlib, json, platform, socket, sys
+import importlib, json, platform, re, socket, sys
 found = {"Python": platform.python_version()}
 for name, package in (("Synkhronos", "synkhronos._version"), ("NumPy", "numpy"), ("mpi4py", "mpi4py")):
     try:
@@ -35,6 +35,20 @@ try:
     found["COMPILER"] = version("COMPILER")
 except Exception as error:
     found["COMPILER"] = f"{type(error).__name__}: {error}"
+try:
+    from mpi4py import rc
+    rc.initialize = rc.finalize = False
+    from mpi4py import MPI
+    library = MPI.Get_library_version()
+    openmpi = re.search(r"Open MPI v?([0-9][^\\s,]*)", library)
+    found["OpenMPI"] = openmpi[1] if openmpi else library.strip().splitlines()[0]
+except Exception as error:
+    found["OpenMPI"] = f"{type(error).__name__}: {error}"
+try:
+    from synkhronos.host.sources import digest_of
+    found["digest"] = digest_of()
+except Exception as error:
+    found["digest"] = f"{type(error).__name__}: {error}"
 package = sys.modules.get("synkhronos")
 found["package"] = getattr(package, "__file__", None)
 found["name"] = socket.gethostname()
@@ -99,7 +113,7 @@ def judge_mpi(version: str, about: Dict[str, str]) -> Result:
 
 
 def check_hosts(hosts: str) -> Iterator[Result]:
-    """Check the machines of a job: each is reached, has the same versions, and how far it is."""
+    """Check that each machine of a job is reachable and has the same versions; measure the latency."""
     try:
         what = make_job(None, None, hosts, None, None, None)
         mpirun = launcher.find_mpirun()
@@ -116,8 +130,8 @@ def check_hosts(hosts: str) -> Iterator[Result]:
         else:
             first = what.hosts[0]
             yield judge_host(host, reached[host], first, reached.get(first, reached[host]))
-    if len(what.hosts) > 1 and len(reached) == len(what.hosts):
-        yield check_round_trips(mpirun.path, what.hosts)
+    if len(reached) > 1:
+        yield check_round_trips(mpirun.path, list(reached))
 
 
 def remedy_of(host: str) -> str:
@@ -129,9 +143,10 @@ def remedy_of(host: str) -> str:
 
 
 def judge_host(host: str, about: Dict[str, Any], first: str, expected: Dict[str, Any]) -> Result:
-    """Compare the output of `HOST` of one machine with that of the first one."""
-    names = ("Synkhronos", "Python", "NumPy", TITLE, "mpi4py")
-    found = ", ".join(f"{name} {about[name]}" for name in names) + f", {about['package']}"
+    """Compare the output of `HOST` on one machine with the output on the first machine."""
+    names = ("Synkhronos", "Python", "NumPy", TITLE, "mpi4py", "OpenMPI")
+    found = ", ".join(f"{name} {about[name]}" for name in names)
+    found = f"{found}, {about['package']} with the digest {about['digest']}"
     missing = [name for name in names if "Error: " in about[name]]
     if missing:
         return Result(host, PROBLEM, found, f"install {', '.join(missing)} there")
@@ -139,14 +154,14 @@ def judge_host(host: str, about: Dict[str, Any], first: str, expected: Dict[str,
     if others:
         wanted = ", ".join(f"{name} {expected[name]}" for name in others)
         return Result(host, PROBLEM, found, f"install there what {first} has: {wanted}")
-    if about["package"] != expected["package"]:
-        remedy = f"{first} has it at {expected['package']}; make sure that it is the same code"
-        return Result(host, WARNING, found, remedy)
+    if about["digest"] != expected["digest"]:
+        remedy = f"{first} has other source files, {expected['package']}; copy them to the other"
+        return Result(host, PROBLEM, found, remedy)
     return Result(host, OK, found)
 
 
 def check_round_trips(mpirun: str, hosts: List[str]) -> Result:
-    """Measure the time of a message from the first machine to each other one and back."""
+    """Measure the time of a message from the first machine to each other machine and back."""
     try:
         times = ask(mpirun, hosts, ROUND_TRIPS)["microseconds"]
     except ProbeError as error:
@@ -179,7 +194,7 @@ def ask(mpirun: str, hosts: List[str], code: str) -> Dict[str, Any]:
 
 
 def complaint_of(said: str) -> str:
-    """Return the line that tells most: the end of a traceback, or the first, which is often ssh's."""
+    """Return the most informative line: the end of a traceback, or the first, which is often ssh's."""
     lines = [line.strip() for line in said.splitlines() if line.strip(" -") and "Warning: " not in line]
     errors = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b", line)]
     return errors[-1] if errors else next(iter(lines), "")

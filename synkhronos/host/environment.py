@@ -91,7 +91,7 @@ def theano_python_complaint(version: Sequence[int]) -> Optional[str]:
     return (
         "With Theano, Synkhronos needs Python 3.8 to 3.11, since Theano 1.0.5 works on no newer one, "
         f"and got Python {_dotted(version)}. PyTensor, which continues Theano, works on it: python -m "
-        f'pip install "pytensor>=2.38.2,<4". {_ways_to_python()}'
+        f'pip install "pytensor>=2.38.3,<4". {_ways_to_python()}'
     )
 
 

@@ -17,8 +17,9 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any, Dict, Mapping, Optional
 
-_STARTUP = Path(__file__).resolve().parent / "startup"
-_ENGINES = _STARTUP.parent.parent / "engines"
+_PACKAGE = Path(__file__).resolve().parent.parent
+_STARTUP = _PACKAGE / "startup"
+_ENGINES = _PACKAGE / "engines"
 
 #: The file that is loaded for each name
 FILES = {"theano.tensor.signal.downsample": _ENGINES / "theano_downsample.py"}

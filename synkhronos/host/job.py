@@ -1,23 +1,22 @@
-"""Whether this process is a task of an MPI job, as its starter says in the environment.
+"""Whether this process is a task of an MPI job, according to its environment.
 
-``python -m synkhronos run`` notes in `TASK` that this process, and not a child of it, is a task of the
-job. Nothing here imports mpi4py.
+``python -m synkhronos run`` records in `TASK` that this process, and not one of its children, is a task
+of the job. Nothing here imports mpi4py.
 """
 
 import atexit
-import importlib
 import os
-from typing import Dict, List, Mapping, MutableMapping, NamedTuple, Optional
+from typing import Callable, Dict, List, Mapping, MutableMapping, NamedTuple, Optional
 
 #: Environment variables of this package
 TASK = "SYNKHRONOS_TASK"  # the process id of a task
 LAUNCHED = "SYNKHRONOS_LAUNCHED"  # 1 for the tasks that ``launch`` starts
 RANKS = "SYNKHRONOS_RANKS"  # the number of ranks on each machine
 DEVICES = "SYNKHRONOS_DEVICES"  # the devices of the ranks of this machine, with commas in between
-SPARE = "SYNKHRONOS_SPARE_TASKS"  # how many tasks of each machine count as no rank
-APART = "SYNKHRONOS_TASKS_ARE_MACHINES"  # so many tasks in a row count as a machine, for tests
+SPARE = "SYNKHRONOS_SPARE_TASKS"  # how many tasks of each machine are not ranks
+APART = "SYNKHRONOS_TASKS_ARE_MACHINES"  # this many consecutive tasks count as a machine, for tests
 
-#: The signal by which ``launch`` passes on Ctrl-C. It does nothing where it has no handler.
+#: The signal by which ``launch`` passes on Ctrl-C. Without a handler it is ignored.
 INTERRUPT = "SIGURG"
 
 # The number of a task and the number of tasks, for mpirun of OpenMPI, srun and the PMI of others
@@ -36,7 +35,7 @@ class Task(NamedTuple):
 
 
 def task_of(environ: Mapping[str, str]) -> Optional[Task]:
-    """Return which task of a job a process is, by its environment; None if it is alone."""
+    """Return which task of a job a process is, according to its environment; None if it is alone."""
     for number, size in _VARIABLES:
         try:
             task = Task(int(environ[number]), int(environ[size]))
@@ -52,12 +51,12 @@ def variables(environ: Mapping[str, str]) -> Dict[str, str]:
 
 
 def own_task(environ: MutableMapping[str, str] = os.environ) -> Optional[Task]:
-    """Return which task this process is; None if it is none, or a child of one."""
+    """Return which task this process is; None if it is not a task, or is a child of one."""
     return task_of(environ) if environ.get(TASK) == str(os.getpid()) else None
 
 
 def ranks(environ: Mapping[str, str] = os.environ) -> Optional[int]:
-    """Return the number of ranks that `RANKS` says; None if it says nothing."""
+    """Return the number of ranks in `RANKS`; None if it is not set."""
     text = environ.get(RANKS, "")
     if not text:
         return None
@@ -67,35 +66,35 @@ def ranks(environ: Mapping[str, str] = os.environ) -> Optional[int]:
 
 
 def tasks_apart(environ: Mapping[str, str] = os.environ) -> int:
-    """Return the number that `APART` says; 0 if it says nothing."""
+    """Return the number in `APART`; 0 if it is not set."""
     return int(environ.get(APART) or 0)
 
 
 def spare_tasks(environ: Mapping[str, str] = os.environ) -> int:
-    """Return the number that `SPARE` says; 0 if it says nothing."""
+    """Return the number in `SPARE`; 0 if it is not set."""
     return int(environ.get(SPARE) or 0)
 
 
 def survives_deaths(environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether the job goes on when tasks die: OpenMPI's mpirun was given ``--with-ft ulfm``."""
+    """Whether the job continues when tasks die: OpenMPI's mpirun was given ``--with-ft ulfm``."""
     return environ.get("OMPI_MCA_mpi_ft_enable") == "1"
 
 
 def devices(environ: Mapping[str, str] = os.environ) -> Optional[List[str]]:
-    """Return the devices that `DEVICES` says; None if it says nothing."""
+    """Return the devices in `DEVICES`; None if it is not set."""
     text = environ.get(DEVICES, "")
     return [name.strip() for name in text.split(",")] if text else None
 
 
-def provide() -> None:
-    """Prepare a script: it gets Ctrl-C from ``launch``, and its end lets the other tasks end."""
+def provide(end: Callable[[], None]) -> None:
+    """Prepare a script: it gets Ctrl-C from ``launch``, and `end` lets the other tasks end after it."""
     if os.environ.pop(LAUNCHED, None) == "1":
         import signal  # takes a millisecond, so not for other scripts
 
         signal.signal(signal.Signals[INTERRUPT], _interrupt)
     task = own_task()
     if task is not None and task.number == 0:
-        atexit.register(_end_job)
+        atexit.register(_if_task, end)
 
 
 def _interrupt(number, frame):
@@ -109,7 +108,7 @@ def _interrupt(number, frame):
         os.kill(os.getpid(), signal.SIGINT)
 
 
-def _end_job():
+def _if_task(end):
+    """Call `end`, unless this is a child of the task."""
     if own_task() is not None:
-        # By name: nothing here knows about ranks.
-        importlib.import_module("synkhronos.world.machines").end()
+        end()

@@ -1,4 +1,4 @@
-"""What ``launch`` is asked for: its options and its config file, checked before anything starts."""
+"""The options and the config file of ``launch``, checked before anything starts."""
 
 import re
 import shlex
@@ -15,14 +15,15 @@ class JobError(Exception):
 
 
 class Job(NamedTuple):
-    """The machines of a job, and what each is told.
+    """The machines of a job, and the settings of each.
 
     Attributes
     ----------
     hosts : list of str
-        The first one runs the script. Empty for this machine, or those that a batch system has given.
+        The first one runs the script. Empty for this machine, or for the machines that a batch system
+        has allocated.
     machines : int
-        How many machines.
+        The number of machines.
     environment : dict
         Environment variables for all machines.
     by_host : dict
@@ -46,12 +47,12 @@ def make_job(
     config: Optional[str],
     mpi: Optional[str],
 ) -> Job:
-    """Return the job that the options of ``launch`` ask for, which have priority over its config file.
+    """Return the job for the options of ``launch``, which have priority over its config file.
 
     Raises
     ------
     JobError
-        If they cannot be followed.
+        If the options cannot be followed.
     """
     given = {} if config is None else read_config(config)
     named = given.get("hosts", [])
@@ -80,7 +81,7 @@ def _first(hosts, machines):
 
 
 def _variables_by_host(config, given, hosts, known):
-    """Return the variables that differ from host to host: of the tables by host in the config file."""
+    """Return the variables that differ from host to host, from the tables by host in the config file."""
     ranks, devices = given.get("ranks", {}), given.get("devices", {})
     for key, table in (("ranks", ranks), ("devices", devices)):
         unknown = [] if isinstance(table, int) else [host for host in table if host not in known]
@@ -148,7 +149,7 @@ def _text(path):
         raise JobError(f"{path} cannot be read: it is not text in UTF-8") from None
 
 
-# Values. Each check has the name of what it checks, for its message, and returns the value.
+# Values. Each check gets a label for its message, and returns the value.
 
 
 def _hosts(label: str, value: Any) -> List[str]:
@@ -215,7 +216,7 @@ def _table(label: str, value: Any) -> Mapping[str, Any]:
     return value
 
 
-#: What may stand in a config file
+#: The keys of a config file, and their checks
 CHECKS: Dict[str, Callable[[str, Any], Any]] = {
     "hosts": _hosts,
     "ranks": _ranks,

@@ -42,7 +42,7 @@ _KEEPALIVE = {"time": 1, "intvl": 1, "probes": 4}
 # When OpenMPI 5.0.11's mpirun has lost a machine, it ends the job and returns 0, but it says this.
 _LOST = b"has lost communication with a remote daemon"
 _PR_SET_PDEATHSIG = 1
-_LOOK = 0.5  # seconds between two looks whether the terminal is ours
+_POLL_INTERVAL = 0.5  # seconds between two checks of whether the terminal is ours
 _LAST = 1.0  # seconds for what mpirun has written last
 
 
@@ -59,7 +59,7 @@ class Mpirun(NamedTuple):
 
     @property
     def survives_deaths(self) -> bool:
-        """Whether it can go on without tasks that have died: since OpenMPI 5."""
+        """Whether it can continue without tasks that have died; OpenMPI 5 and newer can."""
         return int(self.version.split(".")[0]) >= 5
 
 
@@ -96,7 +96,7 @@ def check_mpi4py() -> None:
 
 
 def check_machines(what: Job, environ: Mapping[str, str] = os.environ) -> None:
-    """Raise a `JobError` if nothing says on which machines the job is to run."""
+    """Raise a `JobError` if the machines of the job are not specified."""
     if what.machines == 1 or what.hosts or what.mpi or job.tasks_apart(environ):
         return
     if not any(name in environ for name in _ALLOCATIONS):
@@ -123,12 +123,12 @@ def command(
         What each machine runs, with its arguments.
     mpirun : str
     environ : mapping
-        Of this process.
+        The environment variables of this process.
     is_script : bool
-        Whether it is a script, which gets Ctrl-C, ranks, whose lines get the name of their machine, and
-        a courier on each machine.
+        Whether it is a script. Then it gets Ctrl-C, a courier on each machine, and ranks whose lines
+        begin with the name of their machine.
     survives_deaths : bool
-        Whether this mpirun can go on without tasks that have died, with ULFM.
+        Whether this mpirun can continue, with ULFM, without tasks that have died.
     """
     tasks = 2 if is_script else 1  # a rank that leads the machine, and its courier
     line = [mpirun, *(["--allow-run-as-root"] if os.geteuid() == 0 else []), "--bind-to", "none"]
@@ -164,7 +164,7 @@ def passed(environ: Mapping[str, str]) -> List[str]:
 
 
 def run(line: Sequence[str], environ: Optional[Dict[str, str]] = None) -> int:
-    """Run a ``mpirun`` line until it ends, and pass signals on to it; return the exit code.
+    """Run an ``mpirun`` line until it ends, and pass signals on to it; return the exit code.
 
     SIGTERM and SIGHUP end the job. If this process dies, so does the job. The exit code is 1 if mpirun
     returns 0, but has lost a machine.
@@ -240,8 +240,8 @@ def _pass_terminal(pipe):
     with pipe:
         while True:
             if os.tcgetpgrp(0) != os.getpgrp():
-                time.sleep(_LOOK)  # in the background, where reading would stop this process
-            elif select.select([0], [], [], _LOOK)[0]:
+                time.sleep(_POLL_INTERVAL)  # in the background, where reading would stop this process
+            elif select.select([0], [], [], _POLL_INTERVAL)[0]:
                 typed = os.read(0, 4096)
                 if not typed:
                     return

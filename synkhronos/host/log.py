@@ -1,4 +1,4 @@
-"""The log: the loggers below ``synkhronos``, and lines on stderr that the environment can ask for.
+"""The log: the loggers below ``synkhronos``, and lines on stderr, if the environment requests them.
 
 Without a setting, Python shows warnings and nothing else. A program that sets up `logging` itself gets
 the records as from any other library.
@@ -30,7 +30,7 @@ class LineHandler(logging.Handler):
     Parameters
     ----------
     descriptor : int, optional
-        The file descriptor; by default that of stderr.
+        The file descriptor; by default the descriptor of stderr.
 
     Attributes
     ----------
@@ -63,7 +63,7 @@ class LineHandler(logging.Handler):
 
 
 def set_up() -> None:
-    """Write the log to stderr, if the environment asks for it."""
+    """Write the log to stderr if the environment requests it."""
     setting = os.environ.get(VARIABLE, "").strip().lower()
     if not setting:
         return

@@ -9,7 +9,7 @@ from typing import Iterable, List, Optional, Set
 #: Returns the number of the core on which the calling thread runs
 _current_core = getattr(ctypes.CDLL(None), "sched_getcpu", None)
 
-_CORE = 36  # of the fields of /proc/PID/stat, from the state on
+_CORE = 36  # index among the fields of /proc/PID/stat, counted from the state
 
 PROC = Path("/proc")
 CGROUPS = Path("/sys/fs/cgroup")
@@ -70,7 +70,7 @@ def leave_core_of(process: int, proc: Path = PROC) -> bool:
     if _current_core is None:
         return False
     own = _current_core()
-    with contextlib.suppress(OSError):  # it has ended, or cores were taken away in this moment
+    with contextlib.suppress(OSError):  # it has ended, or cores were just taken away
         # After the name of the program, which may contain spaces; see proc(5).
         fields = (proc / str(process) / "stat").read_bytes().rpartition(b")")[2].split()
         allowed = os.sched_getaffinity(0)

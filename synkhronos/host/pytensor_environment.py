@@ -7,6 +7,7 @@ imported. Nothing here imports PyTensor.
 
 import configparser
 import os
+import re
 import sys
 from importlib import metadata, util
 from typing import Mapping, MutableMapping, Optional
@@ -14,9 +15,11 @@ from typing import Mapping, MutableMapping, Optional
 from synkhronos.host import environment
 
 NUMPY_VERSION = (2, 0)
-VERSIONS = ((2, 38), (4, 0))
+# Older ones lack the guard against https://github.com/numba/numba/issues/10486: sibling processes, as
+# the ranks are, give the same name to different functions that they compile at once, and crash later.
+VERSIONS = ((2, 38, 3), (4, 0))
 LDFLAGS = "blas__ldflags"
-_REMEDY = 'To fix this: python -m pip install "pytensor>=2.38.2,<4"'
+_REMEDY = 'To fix this: python -m pip install "pytensor>=2.38.3,<4"'
 
 
 def apply() -> None:
@@ -87,8 +90,8 @@ def version_complaint(version: str) -> Optional[str]:
     oldest, too_new = VERSIONS
     if oldest <= _numbers(version) < too_new:
         return None
-    return f"Synkhronos needs PyTensor 2.38 or 3, and got PyTensor {version}. {_REMEDY}"
+    return f"Synkhronos needs PyTensor 2.38.3 or newer, before 4, and got PyTensor {version}. {_REMEDY}"
 
 
 def _numbers(version):
-    return tuple(int(part) for part in version.split(".")[:2])
+    return tuple(int(number) for number in re.match(r"\d+(\.\d+){0,2}", version)[0].split("."))

@@ -20,7 +20,8 @@ def all_reduce(x: Variable, op: ReduceOp = "sum", *, loss_op: Literal["avg", "su
         It has the same shape on every rank.
     op : {"sum", "avg", "prod", "min", "max"}
         ``"avg"`` is weighted by the numbers of rows on which the ranks compute, as outputs are, and
-        needs floats. A sum over rows becomes that of all rows with ``"sum"``, a mean with ``"avg"``.
+        needs floats. With ``"sum"``, a sum over rows becomes the sum over all rows; with ``"avg"``, a
+        mean over rows becomes the mean over all rows.
     loss_op : {"avg", "sum"}
         How the losses of the ranks, and their gradients, are combined afterwards; see Notes.
 
@@ -49,12 +50,12 @@ def all_reduce(x: Variable, op: ReduceOp = "sum", *, loss_op: Literal["avg", "su
     ranks, weighted by rows, is the gradient of :math:`L`. That is how outputs are averaged by default,
     and how `synkhronos.extensions.train.make_train_function` averages gradients.
 
-    With ``loss_op="sum"`` the loss is :math:`L = \sum_r l_r`, and the gradient on each rank is that of
-    the sum of the ranks' losses. The ranks' gradients have to be added up: ``(gradient, "sum")``, or
+    With ``loss_op="sum"`` the loss is :math:`L = \sum_r l_r`, and the gradient on each rank is the
+    gradient of this sum. The ranks' gradients have to be added up: ``(gradient, "sum")``, or
     ``make_train_function(..., loss_op="sum")``. If all ranks have the same number of rows, both give the
     same gradients on each rank.
 
-    The gradient of ``"min"`` and ``"max"`` goes to each rank that has the extreme value, as that of
+    The gradient of ``"min"`` and ``"max"`` goes to each rank that has the extreme value, as with
     ``theano.tensor.maximum``. ``"prod"`` has none.
 
     Examples
@@ -230,7 +231,7 @@ def in_buckets(
     if isinstance(wire, PowerSGD) and wire.shapes is not None:
         raise ValueError(
             f"in_buckets: wire: expected PowerSGD({wire.rank}) without shapes, as each bucket knows "
-            f"those of its arrays, got {wire!r}"
+            f"the shapes of its arrays, got {wire!r}"
         )
     shapes = [tuple(int(extent) for extent in shape) for shape in shapes]
     if len(shapes) != len(expressions) or not shapes:

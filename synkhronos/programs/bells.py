@@ -1,4 +1,4 @@
-"""Semaphores in the commons, which wake processes that wait for something there."""
+"""Semaphores in the commons, which wake processes that wait for a change there."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from synkhronos.transports.semaphore import NBYTES, Semaphore
 
 
 def find_bells(commons: Commons, name: str, count: int) -> list[Semaphore]:
-    """Return the semaphores that all processes know by this name. The first process makes them."""
+    """Return the semaphores that all processes know by this name. The first process creates them."""
     places = commons.array(f"{name} bells", (count, NBYTES), "uint8")
     are_made = commons.array(f"{name} bells are made", 1, "int64").data
     [lock] = commons.locks(f"{name} bells", 1)

@@ -1,9 +1,9 @@
-"""The center: one copy of the parameters that belongs to no rank, with which ranks exchange theirs.
+"""The center: a copy of the parameters that belongs to no rank. Ranks exchange their own with it.
 
-Each rank trains at its own pace and exchanges its variables with the center now and then, as in
-asynchronous and elastic training. An exchange visits the stripes of the center one after the other. Each
-is changed at once; the ranks start at different stripes and pass over those that are busy, so several
-exchange at the same time. Between the stripes, other ranks may have changed the center.
+Each rank trains at its own pace and exchanges its variables with the center from time to time, as in
+asynchronous and elastic training. An exchange visits the stripes of the center one after another. Each
+stripe changes atomically. The ranks start at different stripes and skip busy ones, so several ranks can
+exchange at the same time. While a rank goes from stripe to stripe, other ranks may change the center.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from synkhronos.programs.stripes import Stripes
 class Center:
     """A rank's access to the center of some shared variables. `Rank.center` returns it.
 
-    The first rank that asks for a center gives it the values of its variables. Every other rank's
-    variables get the values of the center, including those of a rank that takes a dead one's place.
+    The first rank that asks for a center gives it the values of its variables. The variables of every
+    other rank are set to the center's values; the same applies to a rank that replaces a dead one.
     """
 
     def __init__(
@@ -37,21 +37,21 @@ class Center:
         pause: Callable[[], None],
         enter: Callable[[], None] = lambda: None,
     ) -> None:
-        """Open the center, or make it.
+        """Open the center, or create it.
 
         Parameters
         ----------
         open_stripes : callable
-            Makes the stripes: `Stripes` for some commons, or `RemoteStripes`, without the first
-            arguments.
+            Creates the stripes: `Stripes` for some commons, or `RemoteStripes`, with the first arguments
+            bound.
         engine : Engine
         shareds : shared variable, or list of shared variables
-            Variables with numbers, the same on every rank.
+            Numeric variables, the same on every rank.
         name : str
-            Each name is another center.
+            Each name denotes a separate center.
         pause : callable
-            Called when other ranks are using all stripes that remain. It sleeps a little, and raises if
-            the program must end; then the remaining stripes are not exchanged.
+            Called when other ranks are using all remaining stripes. It sleeps briefly, and raises if the
+            program must end; then the remaining stripes are not exchanged.
         enter : callable
             Called at the beginning of each method. It raises if the program must end.
         """
@@ -62,10 +62,10 @@ class Center:
         self._is_single = not isinstance(shareds, (list, tuple))
         self._shareds = [shareds] if self._is_single else list(shareds)
         self._check_variables()
-        self._buffers: dict[int, np.ndarray] = {}  # of variables that are not used in place
+        self._buffers: dict[int, np.ndarray] = {}  # for variables that are not used in place
         layout = Layout(self._shapes, self._dtypes)
         self._parts = layout.parts
-        # The changes of one piece; those of half precision are computed in single.
+        # The changes of one piece; half-precision changes are computed in single precision.
         self._scratch = {dtype: np.empty(layout.largest[dtype], _wide(dtype)) for dtype in layout.totals}
         self._totals = layout.totals
         self._base: dict[np.dtype, np.ndarray] | None = None
@@ -107,7 +107,7 @@ class Center:
     def _open(self, read=True):
         """Return a flat array for each variable, and the variables that must be written afterwards.
 
-        An update may replace the storage at any time, so it is asked for in each operation.
+        An update may replace the storage at any time, so each operation looks it up again.
         """
         arrays, staged = [], []
         for number, shared in enumerate(self._shareds):
@@ -136,7 +136,7 @@ class Center:
     # Operations
 
     def pull(self) -> None:
-        """Give this rank's variables the values of the center, and remember them for `push`."""
+        """Set this rank's variables to the values of the center, and remember the values for `push`."""
         self._enter()
         arrays, staged = self._open()
         base = self._bases()
@@ -154,16 +154,16 @@ class Center:
             self._close(staged)
 
     def push(self, scale: float = 1) -> None:
-        """Add `scale` times what this rank's variables changed to the center.
+        """Add `scale` times the change of this rank's variables to the center.
 
-        The change is that since the last `pull` or `push`, or since the center was made. The same
+        The change is measured since the last `pull` or `push`, or since the center was created. The same
         change is never added twice, and the variables remain as they are. Integers are added exactly,
         modulo their range.
 
         Parameters
         ----------
         scale : float
-            An int if there are variables of integers.
+            An int if there are integer variables.
         """
         self._enter()
         factors = self._factors(scale)
@@ -197,8 +197,8 @@ class Center:
 
         .. math:: x_i \leftarrow x_i - d, \qquad \tilde{x} \leftarrow \tilde{x} + d
 
-        as in elastic averaging SGD [1]_. Half precision is computed in single. Afterwards `push` needs a
-        `pull`.
+        as in elastic averaging SGD [1]_. Half-precision values are computed in single precision. Call
+        `pull` before the next `push`.
 
         Parameters
         ----------
@@ -255,7 +255,7 @@ class Center:
         return arrays[0] if self._is_single else arrays
 
     def assign(self, values: Values) -> None:
-        """Set the center, as to continue from a checkpoint; the variables of all ranks do not change.
+        """Set the center, for example to continue from a checkpoint. The ranks' variables do not change.
 
         Parameters
         ----------
@@ -285,7 +285,7 @@ class Center:
                 np.copyto(base[dtype][flat], arrays[variable][items])
 
     def _factors(self, scale):
-        """Return the scale of a push for each dtype, or raise in words."""
+        """Return the scale of a push for each dtype, or raise an error that says what is wrong."""
         if isinstance(scale, (bool, np.bool_)) or not isinstance(scale, numbers.Real):
             raise TypeError(f"push: expected a number as scale, got {scale!r}")
         if not math.isfinite(scale):
@@ -298,7 +298,7 @@ class Center:
                         f"push: the scale must be an int, got {scale!r}, because {_label(shared)} has "
                         f"the dtype {dtype}; make a center of the others"
                     )
-                bits = 8 * dtype.itemsize  # modulo the range, as all arithmetic on integers
+                bits = 8 * dtype.itemsize  # modulo the range, like all integer arithmetic
                 unsigned = np.array([int(scale) % (1 << bits)], f"u{dtype.itemsize}")
                 factors[dtype] = unsigned.view(dtype)[0]
             else:

@@ -1,4 +1,4 @@
-"""The collectives of a program: the commands of those outside, run by all ranks at the same point."""
+"""The collectives of a program: all ranks run the usual collectives' commands at the same point."""
 
 from __future__ import annotations
 
@@ -68,16 +68,16 @@ class Collectives:
 
     @property
     def may_meet(self) -> bool:
-        """Whether the program may use collectives: not with ``on_death="continue"``."""
+        """Whether the program may use collectives; False with ``on_death="continue"``."""
         return self._may_meet
 
     def exchange(self, value: Any) -> list[Any]:
-        """Return what each rank gave, by rank, on all of them.
+        """Return the values of all ranks, by rank, on every rank.
 
         Parameters
         ----------
         value : object
-            What this rank gives, such as a few numbers. It is pickled.
+            This rank's value, such as a few numbers. It is pickled.
         """
         self._enter_meeting()
         return self._meet("exchange", own=value)
@@ -121,7 +121,7 @@ class Collectives:
             ]
         handles = self._meet("scatter", *numbers, own=arrays)[here.master_rank]
         Assign(numbers, handles, [select(None, one.shape[0]) for one in handles]).run(here)
-        self._meet("end of scatter")  # the master's copies are needed until here
+        self._meet("end of scatter")  # the master's copies are needed up to this point
 
     def gather(self, shared_vars: SharedVariables, nd_up: int = 1) -> Any:
         """Return the replicas of all ranks in the master, None elsewhere; see `synkhronos.gather`.
@@ -197,7 +197,7 @@ class Collectives:
         weight : float, optional
             This rank's weight in ``"avg"``; by default 1.
         wire : {"float16", "bfloat16", "int8"}, PowerSGD or TopK, optional
-            In what form arrays travel between machines, the same on every rank.
+            The format in which arrays are sent between machines; the same on every rank.
         """
         self._enter_meeting()
         numbers = self._numbers_of(shared_vars)
@@ -219,7 +219,7 @@ class Collectives:
         return Reduce(numbers, op, target, {self.rank: float(weight)}, True, wire)
 
     def _run(self, name: str, command: Command, *what: Any) -> Any:
-        """Run the command of a collective, once all ranks have come to it, as `what` confirms."""
+        """Run the command of a collective once all ranks have reached it, as `what` confirms."""
         self._meet(name, *what)
         with self._stopped_by_others():
             return command.run(self._here)
@@ -253,7 +253,7 @@ class Collectives:
             )
 
     def _check_running(self) -> None:
-        """Raise if the program has ended: its memory in the commons may have another use now."""
+        """Raise if the program has ended; its memory in the commons may have another use now."""
         if self._has_ended:
             raise RuntimeError(
                 f"the program of rank {self.rank} has ended; use a rank and its centers only inside the "

@@ -1,9 +1,9 @@
-"""A controller: a process without a rank, which answers the questions of the ranks in their order.
+"""A controller: a process without a rank, which answers the questions of the ranks in order.
 
-Each rank has a register for its question, and one for the answer. They need no locks, unlike the box of
-messages, to which all ranks write. That matters because a rank asks after it has computed, when nothing
-of this code is in its caches: each line takes several times as long as otherwise. The controller holds
-one lock while it lives, so that every rank can see that it has died.
+Each rank has a register for its question, and one for the answer. They need no locks, unlike mailboxes,
+to which all ranks write. This matters because a rank asks after it has computed, when none of this code
+is in its caches, so that each line takes several times as long as usual. The controller holds one lock
+as long as it lives, so that every rank can tell when it has died.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from synkhronos.transports.semaphore import Semaphore
 
 _NAME = "controller"
 _AWAKE = 0.2  # seconds between two checks of a rank that waits
-_LONGEST = 60.0  # seconds of one wait of the controller, which is woken at the end
+_LONGEST = 60.0  # seconds of one wait of the controller, which is woken at the end of a program
 _NAP = 1e-3
 _GRACE = 1.0  # seconds for the controller to end by itself
 _STATES = READY, ENDING = 1, 2
@@ -80,12 +80,12 @@ class Controller:
 
 
 def state_of(commons: Commons) -> np.ndarray:
-    """Return one number, which is `READY` from the start of the controller on."""
+    """Return one number, which becomes `READY` when the controller has started."""
     return commons.array("controller state", (1,), "int64")
 
 
 def bells_of(commons: Commons, size: int) -> list[Semaphore]:
-    """Return a semaphore for each rank, which is posted with an answer, and that of the controller."""
+    """Return a semaphore for each rank, which is posted with each answer, and one for the controller."""
     return find_bells(commons, "controller", size + 1)
 
 
@@ -131,7 +131,7 @@ def _oldest(registers, latest):
             waiting.append((moment, rank))
     for _, rank in sorted(waiting):
         complete = registers[rank][0].read()
-        if complete is not None:  # else it is being written, and the bell will ring
+        if complete is not None:  # otherwise it is still being written, and the bell will ring
             return (rank, *complete)
     return None
 
@@ -153,9 +153,9 @@ def _reply(register, number, reply):
 
 
 def _dumps(value):
-    """Return a pickle, made by cloudpickle only if it has to be, because that takes six times as long.
+    """Return a pickle. Cloudpickle takes six times as long, so it is used only if necessary.
 
-    Cloudpickle includes what the script itself defines, perhaps after the other process was forked.
+    Cloudpickle includes the script's own definitions, which may be newer than the other process.
     """
     try:
         data = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
@@ -166,7 +166,7 @@ def _dumps(value):
 
 
 class Line:
-    """The line of a rank to the controller.
+    """A rank's connection to the controller.
 
     Parameters
     ----------
@@ -203,12 +203,12 @@ class Line:
                 f"rank.ask: the request or the info cannot be pickled: {error}; ask with numbers, text, "
                 f"arrays, or lists and dictionaries of these"
             ) from error
-        number = self._question.label()[0] + 1  # on from those of a rank that died in this place
+        number = self._question.label()[0] + 1  # continue after the numbers of a dead predecessor
         self._bell.drain()
         self._question.write(number, question)
         self._controllers_bell.post()
         while True:
-            is_there = self._answer.label()[0] == number  # and not that to the question before
+            is_there = self._answer.label()[0] == number  # and not the previous answer
             answer = self._answer.read() if is_there else None
             if answer is None:
                 self._wait()

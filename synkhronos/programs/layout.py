@@ -1,8 +1,8 @@
 """Where the items of several arrays are in the stripes of a center.
 
 The items of all arrays with one dtype follow each other, in C order. They are divided into stripes, and
-these into pieces, which are within one array and so short that the operands of an exchange stay in the
-cache.
+stripes into pieces. A piece is within one array, and short enough that the operands of an exchange stay
+in the cache.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Piece(NamedTuple):
     array: int
     items: slice  # of the array
     places: slice  # of the stripe's items
-    flat: slice  # of the items of all arrays with this dtype
+    flat: slice  # among the items of all arrays with this dtype
 
 
 class Part(NamedTuple):
@@ -49,7 +49,7 @@ class Layout:
     nbytes : int
         The size of the largest stripe.
     totals, largest : dict
-        For each dtype, the number of all items, and of those in the largest piece.
+        For each dtype, the number of all items, and the number of items in the largest piece.
     """
 
     def __init__(self, shapes: Sequence[tuple[int, ...]], dtypes: Sequence[np.dtype]) -> None:
@@ -70,7 +70,7 @@ class Layout:
             self.nbytes = max(self.nbytes, -(-nbytes // _ALIGNMENT) * _ALIGNMENT)
 
     def _cut(self, number, dtype, items, start, stop):
-        """Append the pieces of an array whose items are those from `start` to `stop` of its dtype."""
+        """Append the pieces of an array, whose items are items `start` to `stop` of its dtype."""
         first = start
         while start < stop:
             low = start % items

@@ -1,12 +1,13 @@
 """The mailbox of one rank: a few slots for messages, in the commons.
 
-Any rank writes messages, and the one whose mailbox it is reads them. A *lock of the box* guards short
-changes of its tables. The data are copied outside it, while the sender or the receiver holds the lock of
-the slot, so that nobody waits for a copy. A slot that is being written or read, and whose lock is free,
-belonged to a rank that died: what was being written is discarded, what was being read stays in the box.
+Any rank can write messages to it, and its owner reads them. A *lock of the box* guards short changes of
+its tables. The data are copied without this lock, while the sender or the receiver holds the lock of the
+slot, so no rank waits for a copy. A slot that is being written or read, and whose lock is free, belonged
+to a rank that died: a message that was being written is discarded, and a message that was being read
+stays in the box.
 
 The data are in *chunks* of one size, which belong to the slot until the message has been read. A chunk
-is free if its slot is, so there is nothing to give back, and a rank may die between any two steps.
+is free if its slot is free. So chunks need not be returned, and a rank may die between any two steps.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class Taken(NamedTuple):
     ----------
     slot, source, tag : int
     head, nbytes : int
-        The length of its first part, and of all of it.
+        The length of its first part, and of the whole message.
     """
 
     slot: int
@@ -100,7 +101,7 @@ class Mailbox:
             chunk[...] = part
 
     def publish(self, slot: int) -> None:
-        """Let the receiver have a message that is complete."""
+        """Make a complete message available to the receiver."""
         try:
             while not self._enter():
                 self._commons.pause()
@@ -126,12 +127,12 @@ class Mailbox:
         return any(self._slots[slot, _STATE] == _FREE for slot in range(SLOTS))
 
     def has_messages_of(self, source: int) -> bool:
-        """Whether there is a message of this rank that has not been read to its end."""
+        """Whether there is a message from this rank that has not been read completely."""
         slots = self._slots
         return any(slots[slot, _STATE] and slots[slot, _SOURCE] == source for slot in range(SLOTS))
 
     def take(self, tag: int | None) -> Taken | None:
-        """Return the oldest message with this tag, or with any if it is None; None if there is none.
+        """Return the oldest message with this tag, or with any tag if it is None; None if there is none.
 
         This rank has the lock of the slot.
         """
@@ -195,7 +196,7 @@ class Mailbox:
             if slots[slot, _STATE] not in _AFTER_DEATH or not lock.try_acquire():
                 continue
             try:
-                state = slots[slot, _STATE]  # again: a rank that lives may have ended its copy since
+                state = slots[slot, _STATE]  # again: a live rank may have finished its copy since
                 slots[slot, _STATE] = _AFTER_DEATH.get(state, state)
             finally:
                 lock.release()

@@ -1,6 +1,6 @@
-"""Collectives inside a program: the commands of the collectives outside, run at the same point.
+"""Collectives inside a program: the usual collectives' commands, run by all ranks at the same point.
 
-Ranks come to a collective by themselves, so each first tells the others which one it is at.
+Ranks come to a collective by themselves, so each rank first tells the others which collective it is at.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Meeting:
     Attributes
     ----------
     before : callable
-        Called before each meeting. What a rank has sent before one, others can receive after it.
+        Called before each meeting. Messages that a rank sent before a meeting can be received after it.
     """
 
     def __init__(self, here: Here, stop: Stop) -> None:

@@ -1,9 +1,9 @@
-"""Messages: arrays that one rank sends to another, without either waiting.
+"""Messages: arrays that one rank sends to another without either of them waiting.
 
-Each rank has a mailbox with room for a few messages, in memory that belongs to no rank. A message that
-was sent is there until it has been read, even if the sender or the receiver dies; then the rank that
-takes the receiver's place gets it. A rank that dies while it writes a message has sent nothing. One that
-dies while it reads a message has not received it.
+Each rank has a mailbox with room for a few messages, in memory that belongs to no rank. A message stays
+there until it has been read, even if the sender or the receiver dies; then the receiver's replacement
+gets it. A rank that dies while it writes a message has sent nothing. A rank that dies while it reads a
+message has not received it.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class Messages:
     commons : Commons
     rank, size : int
     near : range, optional
-        The ranks whose mailboxes are in these commons, by default all. For others, a courier takes what
-        is there.
+        The ranks whose mailboxes are in these commons, by default all. A courier takes the messages for
+        other ranks.
     """
 
     def __init__(self, commons: Commons, rank: int, size: int, near: range | None = None) -> None:
@@ -61,7 +61,7 @@ class Messages:
         arrays : array, or list of arrays
             Numbers of any shape and memory layout; whatever ``numpy.asarray`` converts to them.
         tag : int
-            Tells kinds of messages apart.
+            Distinguishes kinds of messages.
 
         Returns
         -------
@@ -98,7 +98,7 @@ class Messages:
         return True
 
     def settle(self) -> None:
-        """Wait until all that was sent has arrived, except where a box is full."""
+        """Wait until everything sent has arrived, except where a mailbox is full."""
         for rank in self._on_their_way:
             while self._box(rank).has_messages_of(self.rank) and not self._full[rank]:
                 self._commons.pause()
@@ -134,7 +134,7 @@ class Messages:
         return taken.source, (arrays[0] if is_single else arrays)
 
     def more_to_come(self) -> bool:
-        """Whether messages from other machines wait for room in the mailbox, which has some."""
+        """Whether messages from other machines wait for room in the mailbox although it has room."""
         return bool(self._full[self.rank]) and self._box(self.rank).has_free_slot()
 
     def wait(self, seconds: float) -> None:

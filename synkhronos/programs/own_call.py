@@ -1,4 +1,4 @@
-"""A call of a rank's own replica on its own rows: nothing is split, nothing is reduced."""
+"""A call of a rank's own replica on its own rows; nothing is split or reduced."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class OwnCall(CallFunction):
 
 
 class _Value(NamedTuple):
-    """A value of an input, with what `arguments` reads of a `Data`."""
+    """A value of an input, with the attributes that `arguments` reads from a `Data`."""
 
     array: Any
     minibatch: bool

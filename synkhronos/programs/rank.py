@@ -1,4 +1,4 @@
-"""`Rank`: what a program can do."""
+"""`Rank`: the methods that a program can use."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from synkhronos.programs.stripes import Stripes
 from synkhronos.stores.commons import Commons
 from synkhronos.world.here import Here
 
-_NAP = 2e-4  # seconds between two attempts to get what another rank holds
-_NEW_WAIT = 1.0  # seconds without a pause after which another wait has begun
+_NAP = 2e-4  # seconds between two attempts to acquire what another rank holds
+_NEW_WAIT = 1.0  # seconds without a pause after which a new wait has begun
 _AWAKE = 0.1  # seconds between two checks of a rank that waits for a message
 
 #: Why a program on several machines cannot use what belongs to no rank
@@ -42,14 +42,14 @@ NO_COMMONS = (
 class Rank(Collectives):
     """A rank inside a program of `spmd`. It is the program's first argument.
 
-    Every method raises an error that ends the program if another rank has failed. After its program a
-    rank is of no more use: its methods raise ``RuntimeError``.
+    Every method raises an error that ends the program if another rank has failed. After its program has
+    ended, its methods raise ``RuntimeError``.
 
     Attributes
     ----------
     random : numpy.random.Generator
-        Independent of those of the other ranks. It depends on the state of ``numpy.random`` in the
-        script, so ``numpy.random.seed`` makes it reproducible.
+        Independent of the generators of the other ranks. It depends on the state of ``numpy.random`` in
+        the script, so ``numpy.random.seed`` makes it reproducible.
     restarts : int
         How often this rank has died and was replaced in this program.
     """
@@ -104,13 +104,13 @@ class Rank(Collectives):
         ----------
         f : Function
         *inputs, **inputs_by_name : Data or array-like
-            As in a call outside.
+            As in a call outside a program.
         batch : int, slice, 1-d array-like of int or bool, optional
             The rows of the scattered inputs to use, all of them on this rank.
         batch_s : slice, 1-d array-like of int or bool, optional
             The rows of this rank's sliceable shared variables to use.
         num_slices, output_subset
-            As in a call outside.
+            As in a call outside a program.
 
         Returns
         -------
@@ -120,7 +120,7 @@ class Rank(Collectives):
         Raises
         ------
         TypeError, ValueError, IndexError
-            For wrong arguments, as in a call outside; for a function that is not replicated.
+            For wrong arguments, as in a call outside a program, or a function that is not replicated.
         SynkhronosError
             For a function with collectives, if the ranks are at different points.
         RuntimeError
@@ -154,10 +154,10 @@ class Rank(Collectives):
         seed: int | None = None,
         shuffle: bool = True,
     ) -> Iterator[np.ndarray]:
-        """Yield the numbers of the rows of one minibatch after another, of this rank's share.
+        """Yield the row numbers of this rank's share, one minibatch after another.
 
         It ends early when the ranks are asked to stop. All ranks have the same number of minibatches.
-        With ``batch_size=1``, ranks with a longer share leave out one row in each epoch.
+        With ``batch_size=1``, ranks with a longer share omit one row in each epoch.
 
         Parameters
         ----------
@@ -203,7 +203,7 @@ class Rank(Collectives):
 
     @property
     def should_stop(self) -> bool:
-        """Whether this rank should end its program: by `stop`, or by Ctrl-C in the script.
+        """Whether this rank should end its program, because of `stop` or of Ctrl-C in the script.
 
         Ranks that meet in collectives get the same answer at the same point of the program.
         """
@@ -232,8 +232,8 @@ class Rank(Collectives):
     def report(self, **numbers: float) -> None:
         """Report numbers, such as ``report(loss=0.3, step=100)``.
 
-        They are in ``reports`` of the result of `spmd`, with the time in seconds; all ranks can read the
-        latest in `latest`.
+        They are in ``reports`` of the result of `spmd`, with the time in seconds. All ranks can read the
+        latest report of each rank in `latest`.
 
         Parameters
         ----------
@@ -254,7 +254,7 @@ class Rank(Collectives):
         """Return the center of shared variables: one copy that belongs to no rank.
 
         The first rank that asks for a center gives it its own values. The variables of every other rank
-        are set to the center's values, and so are those of a rank that replaces a dead one.
+        are set to the center's values, and the same applies to a rank that replaces a dead one.
 
         Parameters
         ----------
@@ -298,7 +298,7 @@ class Rank(Collectives):
             A rank.
         arrays : array-like, or list of these
         tag : int, default: 0
-            What the message is about; the receiver asks for messages with a tag.
+            The kind of the message; the receiver asks for messages with a tag.
 
         Returns
         -------
@@ -357,7 +357,7 @@ class Rank(Collectives):
         Parameters
         ----------
         request, info : object
-            What the controller is called with, besides the number of this rank. They are pickled.
+            Arguments for the controller, in addition to the number of this rank. They are pickled.
 
         Raises
         ------
@@ -378,9 +378,9 @@ class Rank(Collectives):
 
     @property
     def clock(self) -> int:
-        """A number that this rank sets and all ranks can read, such as that of its steps; 0 at first.
+        """A number that this rank sets and all ranks can read, such as its step count; initially 0.
 
-        It outlives the rank: a fresh rank that takes a dead one's place finds the number there.
+        It outlives the rank: a new rank that replaces a dead one finds the number there.
         """
         self._enter()
         return int(self._clocks[self.rank])
@@ -397,7 +397,7 @@ class Rank(Collectives):
         return [int(number) for number in self._clocks]
 
     def wait_for_clocks(self, least: int) -> None:
-        """Wait until no rank's clock is below a number; ranks that have ended do not count.
+        """Wait until no rank's clock is below a number. Ranks that have ended are ignored.
 
         Parameters
         ----------
@@ -434,7 +434,7 @@ class Rank(Collectives):
         self._began = time.monotonic()
 
     def _pause(self, seconds: float = _NAP) -> None:
-        """Wait a little for another process; raise if the program has to end, or it lasted too long."""
+        """Wait briefly for another process; raise if the program has to end, or the wait is too long."""
         self._check()
         limit, now = self._here.transport.timeout, time.monotonic()
         if now - self._paused > _NEW_WAIT:
@@ -453,7 +453,7 @@ class Rank(Collectives):
         if log is None:
             yield
             return
-        start = time.perf_counter()
+        start = log.clock()
         try:
             yield
         finally:

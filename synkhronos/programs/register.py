@@ -1,8 +1,8 @@
 """A register in the commons: bytes that one process writes, and another one reads, without locks.
 
-The writer may die at any time, and a fresh rank may then write to the register of the dead one while it
-is being read. A checksum tells the reader whether what it has read is complete. If it is not, the reader
-can sleep, as the writer wakes it when it is done.
+The writer may die at any time, and its replacement may then write to the register while it is being
+read. A checksum tells the reader whether it has read complete contents. If not, the reader can sleep,
+because the writer wakes it when it is done.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ class Register:
         self._rooms: dict[int, memoryview] = {}
 
     def write(self, number: int, data: bytes) -> None:
-        """Replace what is there. `number` is above all earlier ones."""
+        """Replace the contents. `number` must be larger than all earlier numbers."""
         self._room(len(data))[: len(data)] = data
         _HEAD.pack_into(self._head, 0, number, time.monotonic_ns(), len(data), _checksum(number, data))
 
     def label(self) -> tuple[int, int]:
-        """Return the number, 0 at first, and when it was written, in nanoseconds."""
+        """Return the number, initially 0, and when it was written, in nanoseconds."""
         return _HEAD.unpack_from(self._head)[:2]
 
     def read(self) -> tuple[int, bytes] | None:

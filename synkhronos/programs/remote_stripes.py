@@ -1,10 +1,10 @@
-"""The stripes of a center that is on another machine, visited by way of the couriers.
+"""The stripes of a center on another machine, visited through the couriers.
 
-A rank writes what it asks for to a register, and the new contents of a stripe to memory beside it. The
-courier of its machine sends both to that of the center's machine (``relay/visitors``), which visits the
-stripe for the rank, and sends back what is in it. While the rank computes, the courier there holds the
-lock of the stripe. The request that stores a stripe also takes the next one, so that there is one round
-trip for each.
+A rank writes its request to a register, and the new contents of a stripe to memory beside it. The
+courier of its machine sends both to the courier of the center's machine (``relay/visitors``), which
+visits the stripe for the rank and sends back its contents. While the rank computes, the courier there
+holds the lock of the stripe. The request that stores a stripe also takes the next one, so that there is
+one round trip for each.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ _AWAKE = 0.1  # seconds between two checks of a rank that waits
 
 
 class Request(NamedTuple):
-    """What a rank asks for.
+    """A request of a rank.
 
     Attributes
     ----------
     restarts : int
-        Of the rank, so that what a dead one was doing is told apart.
+        How often the rank was replaced, to distinguish its requests from a dead rank's.
     kind : str
         ``"open"``, ``"fill"`` or ``"visit"``.
     name : str
-        Of the stripes.
+        The name of the stripes.
     arguments : tuple
     nbytes : int
         The length of each of the two memories beside the register; 0 for none.
@@ -64,7 +64,7 @@ class Counter:
         [self.bell] = find_bells(commons, self._name, 1)
 
     def memories(self, restarts: int, nbytes: int) -> Sequence[np.ndarray]:
-        """Return the memory for what a rank sends, and that for what it gets."""
+        """Return the memory for what a rank sends, and the memory for what it receives."""
         name = f"{self._name}: {nbytes} bytes after {restarts} restarts"
         return list(self._commons.array(name, (2, nbytes), "uint8"))
 
@@ -121,7 +121,7 @@ class RemoteStripes:
         self._visit(False, work)
 
     def change(self, work: Callable[[int, np.ndarray, np.ndarray], None]) -> None:
-        """As `Stripes.change`."""
+        """Like `Stripes.change`."""
         self._visit(True, lambda number, memory: work(number, memory, self._sent))
 
     def _visit(self, changes, work):

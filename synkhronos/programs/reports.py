@@ -1,7 +1,7 @@
 """Numbers that the ranks report: each rank keeps its own, and all ranks can read the latest.
 
-The latest report of a rank is in one of two places, which the rank writes in turn, so no reader waits
-and no report is lost. A checksum tells a reader which places are complete.
+The latest report of a rank is in one of two places, to which the rank writes alternately, so no reader
+waits and no report is lost. A checksum tells a reader which places are complete.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from synkhronos.stores.commons import Commons
 _ROOM = 4094  # bytes for a report
 _HEAD = struct.Struct("=qHI")  # its number, the length, and the checksum of number and text
 _NUMBER = struct.Struct("=q")
-_MOST_READS = 100  # of a rank that writes all the time
+_MOST_READS = 100  # attempts, for a rank that writes all the time
 
 
 class Places:
@@ -37,7 +37,7 @@ class Places:
         self._places = [[place.data for place in of_rank] for of_rank in places]
 
     def write(self, rank: int, number: int, text: bytes) -> None:
-        """Write a report of a rank. Their numbers increase, from 1."""
+        """Write a report of a rank. The numbers of its reports increase from 1."""
         place = self._places[rank][number % 2]
         place[_HEAD.size : _HEAD.size + len(text)] = text
         # Not by `pack_into`, which sets it to zero first, as if nothing had been written
@@ -53,7 +53,7 @@ class Places:
                 n_written += bool(number)
                 if number and checksum == _checksum(number, text):
                     found.append((number, text))
-            # If one is being written, the other may have become the older one since it was read.
+            # If one is being written, the other may have become outdated since it was read.
             if len(found) > n_written:
                 break
         return max(found, key=lambda one: one[0])

@@ -1,10 +1,9 @@
-"""Sending a program to the workers, with what it refers to.
+"""Sending a program to the workers, with the objects to which it refers.
 
-The program is pickled by value, with the values that its global variables have at that time, unless it
-belongs to an imported module that the workers have, too: as forked copies of the master, or because the
-module is one of this package. In it, these are replaced by references: shared variables, by the ranks'
-own replicas; functions, by what is needed to call the ranks' own replicas; `Data` and large arrays, by
-handles, so that all ranks use the same memory.
+The program is pickled by value, with the current values of its global variables, unless it belongs to an
+imported module that the workers also have, because they were forked from the master or because it is a
+module of this package. Some objects in it are replaced: shared variables and functions by the ranks' own
+replicas, and `Data` and large arrays by handles, so that all ranks use the same memory.
 """
 
 from __future__ import annotations
@@ -100,7 +99,7 @@ def pack(world: World, program: Any) -> tuple[Handle, list[Handle], list[Any]]:
 
 @contextlib.contextmanager
 def _by_value(program: Any) -> Iterator[None]:
-    """Have what the module of a program defines pickled by value, in the block."""
+    """Inside the block, pickle by value what the module of a program defines."""
     module = sys.modules.get(getattr(program, "__module__", None) or "")
     name = getattr(module, "__name__", "__main__")
     known = {"__main__", *cloudpickle.list_registry_pickle_by_value()}

@@ -37,7 +37,7 @@ class Results(list):
     stopped : bool
         Whether the ranks were asked to stop, by ``rank.stop()`` or by Ctrl-C.
     interrupted : bool
-        Whether they were asked by Ctrl-C.
+        Whether they were asked to stop by Ctrl-C.
     """
 
     reports: list[list[dict[str, float]]]
@@ -51,7 +51,7 @@ class Program(Command):
     Parameters
     ----------
     handle : Handle or None
-        A handle to the pickled program for the workers.
+        A handle to the pickled program, for the workers.
     token : bytes
         Identifies the world.
     entropy : list of int
@@ -87,27 +87,15 @@ class Program(Command):
     def run(self, here: Here) -> Any:
         """Return ``(result, reports, ended)``, pickled in a worker."""
         world = current_world()
-        here.transport.in_program = world.in_program = True
-        here.transport.relay(Relay)
-        if not self.may_meet and not here.is_master:
-            here.transport.on_death = Replacing(world, _ended(here.store.commons, here.size))
         try:
-            program, args, kwargs = self.own or sending.unpack(here, world, self.handle)
-            rank = Rank(here, self.token, self.entropy, self.has_controller, self.may_meet)
-            result, ended = None, False
-            try:
-                result = program(rank, *args, **kwargs)
-            except StopProgram:
-                ended = True
-            finally:
-                rank._has_ended = True
+            with world.in_a_program():
+                outcome = self._run(here, world)
         finally:
-            world.in_program, here.restarts = False, 0
+            here.restarts = 0
             commons = here.store.commons
             commons.pause = nap
             _ended(commons, here.size)[here.rank] = 1
-            commons.release_locks()  # those of centers, and what an interrupt has left
-        outcome = result, rank._reports.own, ended
+            commons.release_locks()  # the locks of centers, and any left by an interrupt
         if here.is_master:
             return outcome
         try:
@@ -119,6 +107,23 @@ class Program(Command):
                 f"spmd: what the program returned on rank {here.rank} cannot be pickled: {error}; "
                 f"return arrays, numbers, or lists and dictionaries of these"
             ) from error
+
+    def _run(self, here, world):
+        """Return what the program returns, what it has reported, and whether it was ended."""
+        here.transport.in_program = True
+        here.transport.relay(Relay)
+        if not self.may_meet and not here.is_master:
+            here.transport.on_death = Replacing(world, _ended(here.store.commons, here.size))
+        program, args, kwargs = self.own or sending.unpack(here, world, self.handle)
+        rank = Rank(here, self.token, self.entropy, self.has_controller, self.may_meet)
+        result, ended = None, False
+        try:
+            result = program(rank, *args, **kwargs)
+        except StopProgram:
+            ended = True
+        finally:
+            rank._has_ended = True
+        return result, rank._reports.own, ended
 
     def describe(self, here: Here) -> str:
         return "program"
@@ -143,11 +148,10 @@ def spmd(
     **kwargs)``; the methods of ``rank``, a `Rank`, are all that a program needs of this package. Other
     public functions of the package cannot be used inside, with the exception of methods of `Data`.
 
-    The program is sent to the workers by value, with the values that its arguments and its global
-    variables have now, unless it belongs to an imported module (on several machines, also then). Shared
-    variables and functions in it mean each rank's own replicas. `Data`, and arrays of 64 kB or more, are
-    not copied for each rank: all ranks use the same memory, and such arrays are read-only in the
-    workers.
+    The program is sent to the workers by value, with the current values of its arguments and global
+    variables, unless it belongs to an imported module (on several machines, even then). Shared variables
+    and functions in it refer to each rank's own replicas. `Data`, and arrays of 64 kB or more, are not
+    copied for each rank: all ranks use the same memory, and such arrays are read-only in the workers.
 
     The first Ctrl-C asks all ranks to stop, as ``rank.stop()`` does; a second one ends them.
 
@@ -158,15 +162,15 @@ def spmd(
         Further arguments of the program.
     controller : callable, optional
         ``controller(request, rank_number, info)`` returns the answer to ``rank.ask(request, info)``. It
-        runs in a process of its own, which is a copy of the script at this point, and answers one
-        question after another, in the order of their arrival.
+        runs in a separate process, a copy of the script at this point, and answers one question at a
+        time, in the order of arrival.
     on_death : {"raise", "continue"}
         What happens if a rank dies. By default all ranks are ended and a `WorldBrokenError` is raised.
-        With ``"continue"``, for programs without collectives, the ranks that are left go on. On the CPU,
-        a fresh rank takes the dead one's place and begins the program again, with the values that the
-        master's replicas have then; a rank that dies again and again breaks the world. The master itself
-        is not replaced. On several machines, the first rank of each is not replaced, and a fresh rank
-        has the values of the first one of its machine.
+        With ``"continue"``, for programs without collectives, the remaining ranks continue. On the CPU,
+        a new rank replaces the dead one and starts the program again, with the current values of the
+        master's replicas; a rank that dies repeatedly breaks the world. The master itself is not
+        replaced. On several machines, the first rank of each machine is not replaced, and a new rank
+        starts with the values of the first rank of its machine.
 
     Returns
     -------
@@ -201,6 +205,7 @@ def spmd(
     ...     for rows in rank.minibatches(len(data), batch_size=10, epochs=20, seed=0):
     ...         rank.call(step, data, batch=rows)
     ...         center.elastic(0.5)
+    ...     rank.barrier()
     ...     return float(center.value())
     >>> [round(value) for value in synk.spmd(program, np.full(100, 3.0))]
     [3, 3]
@@ -273,7 +278,7 @@ def _commons(world: World) -> Iterator[Commons]:
     """Return the commons; they are empty before and after the block."""
     commons = world.here.store.commons
     try:
-        commons.clear()  # an interrupt may have come before the end of the last program's
+        commons.clear()  # an interrupt may have prevented the cleanup of the last program
         commons.release_locks()
         yield commons
     finally:
@@ -282,7 +287,7 @@ def _commons(world: World) -> Iterator[Commons]:
 
 @contextlib.contextmanager
 def _answering(world: World, controller: Answer | None) -> Iterator[None]:
-    """Have a controller answer questions in the block."""
+    """Let a controller answer questions inside the block."""
     if controller is None:
         yield
         return
@@ -296,7 +301,7 @@ def _answering(world: World, controller: Answer | None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _asked_by_signal(world: World, stop: Stop) -> Iterator[None]:
-    """Have Ctrl-C ask the ranks to stop in the block."""
+    """Let Ctrl-C ask the ranks to stop inside the block."""
     deferred = world.defer_interrupt
     deferred.on_first = lambda: stop.ask(INTERRUPTED)
     if deferred.is_pending:

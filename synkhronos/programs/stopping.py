@@ -1,9 +1,9 @@
-"""How the ranks of a program are asked to stop, and where each of them does.
+"""How the ranks of a program are asked to stop, and where each of them stops.
 
 A request is a flag in memory that all ranks read. Ranks that do not meet in collectives stop where they
 notice it: between two minibatches, or at the next call of their `Rank` if the program never asks. Ranks
-that meet must not stop at different points, as some would wait for the others. So each collective tells
-every rank whether any of them had noticed the request, and all stop after the same collective.
+that meet must not stop at different points, because some would wait for the others. So each collective
+tells every rank whether any rank has noticed the request, and all stop after the same collective.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Stop:
     def __init__(self, flag: np.ndarray) -> None:
         self._flag = flag
         self.in_step = False
-        self._is_watched = False  # whether the program itself asks whether to stop
+        self._is_watched = False  # whether the program itself checks for requests to stop
         self._is_agreed = False
 
     @property
@@ -47,7 +47,7 @@ class Stop:
 
     def ask(self, how: int = ASKED) -> None:
         """Ask all ranks to stop."""
-        self._flag[0] = max(self._flag[0], how)  # an interrupt remains one
+        self._flag[0] = max(self._flag[0], how)  # an interrupt is not overwritten
 
     def watch(self) -> bool:
         """Return whether this rank has to stop, for a program that ends its loops by itself."""
@@ -55,11 +55,11 @@ class Stop:
         return self._is_agreed if self.in_step else self.is_asked
 
     def check(self) -> None:
-        """Raise `StopProgram` if the ranks are asked to stop and the program never asks whether."""
+        """Raise `StopProgram` if the ranks are asked to stop and the program never checks for that."""
         if self._flag[0] and not self._is_watched:
             raise StopProgram
 
     def met(self, asked: bool) -> None:
-        """Record a collective, before which some rank had noticed a request or none had."""
+        """Record a collective, and whether any rank had noticed a request before it."""
         self.in_step = self.in_step or self._is_watched
         self._is_agreed = self._is_agreed or asked

@@ -1,15 +1,15 @@
-"""Memory in pieces, the stripes, each of which changes at once, even if a rank is killed meanwhile.
+"""Memory in pieces called stripes. Each stripe changes atomically, even if a rank is killed meanwhile.
 
 A rank that changes a stripe holds its lock, but may be killed in the middle. So it writes the new
-contents to other memory, its spare, and then enters the spare into a table in the place of the old
-memory, which becomes its next spare. What it wrote counts from this one store on. The old memory was
-read just before and is in the cache, so writing to it next costs no more than writing in place.
+contents to separate memory, its spare. Then it replaces the old memory by the spare in a table, and the
+old memory becomes its next spare. This single store makes the change effective. The old memory was read
+just before and is in the cache, so writing to it next costs no more than writing in place.
 
-Each memory is either in the table or the spare of one *member*. A member is a number that a rank has by
-a lock; after its death or the end of its program, the number and the spare pass to the next rank. A rank
-may die between the store in the table and the store of its next spare. Then its spare is the memory in
-the table. Whoever holds the lock of the stripe next, or has the member's number, finishes this: the
-spare is what was there before.
+Each memory is either in the table or the spare of one *member*. A member is a number that a rank owns by
+holding a lock. After its death or the end of its program, the number and the spare pass to the next
+rank. A rank may die between the store in the table and the store of its next spare. Then its spare is
+the memory in the table. The next rank that holds the lock of the stripe or has the member's number
+completes the change: the spare is the previous memory.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MEMBERS = 1024  # ranks that may have stripes of one name at once
 _READY, _LAYOUT = 0, 1  # words of the header: whether it is complete, the length of the layout
 _SPARE, _FORMER, _STRIPE = 0, 1, 2  # words of a member. Memories and members are numbered from 1.
 _MEMORY, _LAST = 0, 1  # words of a stripe: its memory, the member that changed it last
-_SPREAD = 0.618034  # of a cycle, between the places where members start
+_SPREAD = 0.618034  # the part of a cycle between the places where members start
 
 
 class Stripes:
@@ -77,7 +77,7 @@ class Stripes:
         self._become_member()
 
     def _begin(self, check, fill):
-        """Fill the stripes if no rank has done so to the end."""
+        """Fill the stripes unless a rank has already filled them completely."""
         header = self._array("", 2, "int64").data
         if header[_READY]:
             check(self._describe(header[_LAYOUT]).tobytes())
@@ -177,12 +177,12 @@ class Stripes:
         return self._memory(self._members[self.member, _SPARE])
 
     def replace(self, number: int) -> None:
-        """Let the spare be the memory of a stripe, whose lock this rank has."""
+        """Make the spare the memory of a stripe whose lock this rank has."""
         table, members, own = self._table, self._members, self.member
         former, spare = table[number, _MEMORY], members[own, _SPARE]
         members[own, _FORMER], members[own, _STRIPE] = former, number
         table[number, _LAST] = 1 + own
-        table[number, _MEMORY] = spare  # from here on, the stripe is changed
+        table[number, _MEMORY] = spare  # this changes the stripe
         members[own, _SPARE] = former
 
     def leave(self, number: int) -> None:
@@ -194,13 +194,13 @@ class Stripes:
         self._own.release()
 
     def _finish(self, number):
-        """Finish the last change of a stripe, if its member died before the end."""
+        """Complete the last change of a stripe if its member died before doing so."""
         last = self._table[number, _LAST] - 1
         if last >= 0 and self._members[last, _SPARE] == self._table[number, _MEMORY]:
             self._members[last, _SPARE] = self._members[last, _FORMER]
 
     def _memory(self, number):
-        """Return a memory by its number: first those of the stripes, then one for each member."""
+        """Return a memory by its number: first the memories of the stripes, then one for each member."""
         while number > len(self._memories):
             spare = f"spare {len(self._memories) - self._count} of {self._nbytes} bytes"
             self._memories.append(self._array(spare, self._nbytes, "uint8"))
@@ -214,7 +214,7 @@ class Stripes:
 def visit_all(
     order: Sequence[int], visit: Callable[[int], bool], pause: Callable[[], None]
 ) -> None:
-    """Call ``visit(number)`` for each stripe; those for which it returns False, as busy, come last."""
+    """Call ``visit(number)`` for each stripe. Busy stripes, for which it returns False, come last."""
     waiting = list(order)
     while waiting:
         busy = [number for number in waiting if not visit(number)]
@@ -224,6 +224,6 @@ def visit_all(
 
 
 def order_of(member: int, count: int) -> list[int]:
-    """Return the order in which a member visits the stripes: each starts at another one."""
+    """Return the order in which a member visits the stripes. Members start at different stripes."""
     start = int(member * _SPREAD % 1 * count)
     return [*range(start, count), *range(start)]

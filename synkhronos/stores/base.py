@@ -85,7 +85,7 @@ class Store(ABC):
             Row numbers, none negative and none out of range.
         out : numpy.ndarray, optional
             Memory for a copy of the rows, if a view is not possible; by default a new array. Its first
-            axis is that of the rows.
+            axis is the axis of the rows.
         axis : int, default: 0
             The axis of the rows.
         """
@@ -95,7 +95,7 @@ class Store(ABC):
         return take_rows(array, rows, out)
 
     def _find(self, handle: Handle, rows: Rows) -> tuple[np.ndarray, Rows]:
-        """Return an array that has rows of a handle's array, and their numbers in it."""
+        """Return an array that contains rows of a handle's array, and the rows' numbers in it."""
         return self.get(handle), rows
 
     @abstractmethod

@@ -1,8 +1,8 @@
 """Memory that belongs to no rank, and locks that are free when their holder has died.
 
-A block of a rank's own span is freed when the rank's array dies, and is lost with the rank. What several
-ranks change at their own pace, and what must outlive any of them, is in the commons: arrays with names.
-Any rank gets or creates them at any time, and no other rank takes part.
+A block of a rank's own span is freed when the rank's array dies, and is lost with the rank. The commons
+have the arrays that several ranks change at their own pace, or that must outlive any rank. These arrays
+have names. Any rank can get or create them at any time, without the other ranks.
 
 A rank may be killed at any point, so nothing may depend on its next step:
 
@@ -57,7 +57,7 @@ class Lock(ABC):
 
     @abstractmethod
     def try_acquire(self) -> bool:
-        """Take the lock; return False if anybody holds it, this rank included. It never waits."""
+        """Take the lock; return False if any rank holds it, including this one. It never waits."""
 
     @abstractmethod
     def release(self) -> None:
@@ -71,7 +71,7 @@ class Lock(ABC):
 
     @abstractmethod
     def is_free(self) -> bool:
-        """Whether nobody holds it."""
+        """Whether no rank holds it."""
 
 
 def nap() -> None:
@@ -85,15 +85,15 @@ class Commons(ABC):
     Attributes
     ----------
     pause : callable
-        Called while this rank waits for another one that has a lock for a moment, and may have been
-        stopped. It sleeps a little, and raises if this rank must not wait any longer.
+        Called while this rank waits for another rank that holds a lock briefly, and may have been
+        stopped. It sleeps briefly, and raises if this rank must not wait any longer.
     """
 
     pause: Callable[[], None] = staticmethod(nap)
 
     @abstractmethod
     def array(self, name: str, shape: int | Sequence[int], dtype: DTypeLike) -> np.ndarray:
-        """Return the array that all ranks know by this name. It is zero when it is first asked for.
+        """Return the array that all ranks know by this name. It is zero when it is first requested.
 
         Raises
         ------
@@ -107,14 +107,14 @@ class Commons(ABC):
     def lock(self, index: int) -> Lock:
         """Return the lock with this number, ``0 <= index < N_LOCKS``. It costs nothing until it is used.
 
-        The numbers from ``2**20`` on are those of `locks`.
+        Numbers from ``2**20`` on are reserved for `locks`.
         """
 
     def locks(self, name: str, count: int) -> list[Lock]:
         """Return the locks that all ranks know by this name.
 
-        The number of the first is a hash of the name: that two of a million names have the same locks
-        has a probability of one half in a million.
+        The number of the first lock is a hash of the name. The probability that any two of a million
+        names share locks is one half in a million.
         """
         if count > _BLOCK:
             raise ValueError(f"locks: at most {_BLOCK} have one name, got {count} for {name!r}")
@@ -141,7 +141,7 @@ class Commons(ABC):
 def checked(
     name: str, shape: int | Sequence[int], dtype: DTypeLike
 ) -> tuple[tuple[int, ...], np.dtype]:
-    """Return the shape and the dtype of an array to be created, or raise in words."""
+    """Return the shape and the dtype of an array to be created, or raise an error that says why not."""
     if not isinstance(name, str) or not name:
         raise TypeError(f"commons: expected a name, a string that is not empty, got {name!r}")
     extents = (shape,) if isinstance(shape, (int, np.integer)) else tuple(shape)
@@ -159,7 +159,7 @@ def checked(
 def check_same(
     name: str, there: tuple[tuple[int, ...], np.dtype], asked: tuple[tuple[int, ...], np.dtype]
 ) -> None:
-    """Raise if an array exists with another shape or dtype than it is asked for."""
+    """Raise if an array exists with a shape or dtype other than the requested one."""
     if there != asked:
         raise ValueError(
             f"commons: the array {name!r} has the shape {there[0]} and the dtype {there[1]}; asked for "
@@ -200,7 +200,7 @@ class LockFile:
 
     def try_acquire(self, byte: int) -> bool:
         key, token = (os.getpid(), byte), object()
-        if self._held.setdefault(key, token) is not token:  # one step, also among threads
+        if self._held.setdefault(key, token) is not token:  # atomic, even among threads
             return False
         try:
             fcntl.lockf(self._number, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, byte)

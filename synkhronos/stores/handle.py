@@ -32,7 +32,7 @@ class Composite(ABC):
         """Return the object."""
 
     def parts(self) -> list[Handle]:
-        """Return the handles of the arrays of which it consists."""
+        """Return the handles of the arrays that it consists of."""
         return []
 
     def rows(self, store: Any, rows: Rows) -> Any:

@@ -1,7 +1,7 @@
-"""Commons that a process can join which was not forked from the one that has made them.
+"""Commons that can be joined by a process that was not forked from their creator.
 
 Their memory and their locks are files without names. A process of the same user opens them by the
-number of the process that has made them, and of its descriptors.
+process id of their creator and the numbers of its descriptors.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ class Address(NamedTuple):
 
 
 class JointCommons(SharedCommons):
-    """Commons in a memory of their own.
+    """Commons in separate memory.
 
     Parameters
     ----------
     address : Address, optional
-        Of the commons to join. By default new ones are made.
+        The address of the commons to join. By default, new commons are created.
 
     Attributes
     ----------
@@ -47,7 +47,7 @@ class JointCommons(SharedCommons):
         super().__init__(SharedMemory(1, self._memory_file.fileno()), LockFile(locks))
 
     def use_in_fork(self) -> None:
-        """Called in a process that was forked from a rank, and is a rank, too."""
+        """Called in a process that was forked from a rank and is itself a rank."""
         self.memory.use_span(0)  # nothing is allocated from it
 
     def close(self) -> None:

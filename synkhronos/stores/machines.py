@@ -1,8 +1,9 @@
-"""The store of ranks on several machines: each machine has its own, and arrays travel between them.
+"""The store of ranks on several machines: each machine has its own, and arrays are sent between them.
 
-What the master puts into its store is sent with a command, to the machines whose ranks need it. What a
-rank puts there inside a command is sent with the handle, in its next exchange and in its reply. So a
-rank gets an array of its own machine as it is, and one of another machine as it was when it was sent.
+Arrays that the master puts into its store are sent with a command, to the machines whose ranks need
+them. Arrays that a rank puts there inside a command are sent with the handle, in its next exchange and
+in its reply. So a rank gets the current values of an array of its own machine, and for another machine,
+the values at the time of sending.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class MachineHandle(Handle):
     ) -> None:
         self.machine, self.key, self.local = machine, key, local
         self.shape, self.dtype = local.shape, local.dtype
-        self.dropped = dropped  # receives the key of a constant array that is needed no more
+        self.dropped = dropped  # receives the key of a constant array that is no longer needed
 
     def __reduce__(self) -> tuple:
         return MachineHandle, (self.machine, self.key, self.local)
@@ -53,12 +54,12 @@ def name_of(handle: Handle) -> Hashable:
 
 
 def lasts(handle: Handle) -> bool:
-    """Whether other machines keep the array of a handle: a constant one, or a file that they have."""
+    """Whether other machines keep the array of a handle: it is constant, or in a file that they have."""
     return isinstance(handle, FileHandle) or getattr(handle, "dropped", None) is not None
 
 
 class Part(NamedTuple):
-    """Rows of another machine's array, in this machine's store or in a file of it."""
+    """Rows of another machine's array, in this machine's store or in one of its files."""
 
     need: Need
     local: Handle
@@ -76,7 +77,7 @@ class MachinesStore(Store):
     Attributes
     ----------
     dropped : list
-        The keys of constant arrays of this rank that are needed no more.
+        The keys of constant arrays of this rank that are no longer needed.
     """
 
     def __init__(self, local: Store, machine: int, rank: int) -> None:
@@ -92,7 +93,7 @@ class MachinesStore(Store):
         self._of_command: Sequence[Part] = ()  # what came with the last command
 
     def use(self, rank: int, commons: Commons | None) -> None:
-        """Let this rank use the store, and these commons in place of those of the machine's own."""
+        """Let this rank use the store, and these commons in place of the machine's own commons."""
         self.rank = rank
         if self.commons is not self.local.commons:  # of a former courier
             self.commons.close()
@@ -158,12 +159,12 @@ class MachinesStore(Store):
     # What travels
 
     def begin(self) -> None:
-        """Forget what was received for the last command; what is put from now on is exported."""
+        """Forget what was received for the last command; arrays put from now on are exported."""
         self._parts.clear()
         self._exports = []
 
     def end(self) -> list[MachineHandle]:
-        """Return the exports since the last call; what is put from now on is not exported."""
+        """Return the exports since the last call; arrays put from now on are not exported."""
         exports, self._exports = self.take_exports(), None
         return exports
 
@@ -182,13 +183,13 @@ class MachinesStore(Store):
         return np.asarray(array, order="C")
 
     def keep(self, parts: Iterable[Part]) -> None:
-        """Let handles refer to these parts, until the next `begin`, or until `drop` if they last."""
+        """Let handles refer to these parts, until the next `begin`, or until `drop` if they are kept."""
         for part in parts:
             parts_by_name = self._lasting if part.need.lasts else self._parts
             parts_by_name[name_of(part.need.handle)] = part
 
     def keep_for_command(self, parts: Sequence[Part]) -> None:
-        """Keep what came with a command: the same object for one that finds all in the same memory."""
+        """Keep what came with a command: the same object if everything is in the same memory."""
         if parts is not self._of_command:
             self._of_command = parts
             # Of other rows than a range there are no views.
@@ -197,6 +198,6 @@ class MachinesStore(Store):
         self.keep(parts)
 
     def drop(self, keys: Iterable[tuple[int, int]]) -> None:
-        """Forget lasting parts."""
+        """Forget kept parts."""
         for key in keys:
             self._lasting.pop(key, None)

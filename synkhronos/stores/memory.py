@@ -1,9 +1,9 @@
 """The shared memory of one machine, and its allocation.
 
 One anonymous shared mapping is created before any worker is forked, so every rank has it at the same
-address. It has no name: no file can be left behind in ``/dev/shm``, nobody else can open it, and the
-small ``/dev/shm`` of containers is not a limit. The mapping is larger than the machine's memory, but a
-page is allocated only when it is first written to.
+address. It has no name: no file can be left behind in ``/dev/shm``, no other process can open it, and
+the small ``/dev/shm`` of containers is not a limit. The mapping is larger than the machine's memory, but
+a page is allocated only when it is first written to.
 
 Each rank allocates from its own span, so no lock is needed. Any rank can read and write any array by its
 offset. A block is freed when the last array in it is deallocated. Two more spans belong to no rank: the
@@ -43,7 +43,7 @@ class FreeList:
 
     def __init__(self, start: int, stop: int) -> None:
         self.lowest = start
-        # A signal handler may raise between any two steps, so each change of the list is one step.
+        # A signal handler may raise between any two steps, so each change of the list is atomic.
         self._holes = [(start, stop)]
 
     def holes(self) -> list[tuple[int, int]]:
@@ -102,7 +102,7 @@ class SharedMemory:
     ----------
     ranks : int
         The number of ranks, which have the first spans. This process allocates from span 0 until it
-        calls `use_span`. The span `ranks` is that of the commons, the span ``ranks + 1`` is free for
+        calls `use_span`. The span `ranks` belongs to the commons, and the span ``ranks + 1`` is free for
         another process.
     file : int, optional
         The descriptor of a file without a name to map. It is empty, or the memory of another process.
@@ -139,7 +139,7 @@ class SharedMemory:
         self.use_span(0)
 
     def parts_of_span(self, index: int) -> tuple[int, int, int]:
-        """Return the start of a span, that of its part for blocks of a page or more, and its end."""
+        """Return where a span starts, where its part for large blocks starts, and where it ends."""
         start = index * self._span
         return start, start + self._span // 16, start + self._span
 

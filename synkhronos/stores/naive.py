@@ -69,7 +69,7 @@ class NaiveCommons(Commons):
 
     def __init__(self):
         self._arrays = {}
-        self._holders = {}  # of the locks that are held, by number: the thread
+        self._holders = {}  # by number of each held lock: the thread
         self._one = threading.Lock()
 
     def array(self, name, shape, dtype):
@@ -95,7 +95,7 @@ class NaiveCommons(Commons):
 
 
 class NaiveLock(Lock):
-    """An entry of a dictionary: each of its methods is one step for all threads."""
+    """An entry of a dictionary; each of its methods is atomic for all threads."""
 
     __slots__ = ("_holders", "_index")
 

@@ -34,7 +34,7 @@ Needs = Callable[[range, int], Iterable[Need]]
 
 
 def combine(needs: Iterable[Need]) -> list[Need]:
-    """Return one `Need` for each handle, for all the rows that are in one of its needs."""
+    """Return one `Need` for each handle, with all rows of its needs."""
     combined: dict[Hashable, Need] = {}
     for need in needs:
         former = combined.get(need.handle)

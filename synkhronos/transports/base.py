@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from typing import Any, Callable, Sequence
 
 import numpy as np
 
+from synkhronos.arithmetic.clocks import Reading
 from synkhronos.comms.base import Communicator
 from synkhronos.stores.base import Store
 from synkhronos.stores.needs import Needs
@@ -49,28 +51,30 @@ class Transport(ABC):
     has_commons : bool
         Whether programs can use ``store.commons`` for what belongs to no rank.
     is_home : bool
-        Whether the commons of this rank have what is in one place only, such as a center.
+        Whether this rank's commons hold the objects that exist in one place only, such as a center.
     machine : int
         The number of this rank's machine; the master's has the number 0.
     is_leader : bool
-        Whether this rank is the one that speaks to other machines.
+        Whether this rank communicates with other machines.
     ranks_here : int
-        The number of ranks that share this machine, and so its cores.
+        The number of ranks that share this machine, and therefore its cores.
     while_waiting : callable
         Called by the master from time to time while it waits.
     labels : sequence of int
         The number of each rank in messages to users.
     in_program : bool
         Set by each rank inside a command in which ranks work at their own pace; the next command resets
-        it. The finish barrier then has no time limit, but a worker's waits inside the command have.
+        it. The finish barrier then has no time limit, but the waits of workers inside the command do.
     on_death : callable or None
         Inside such a command, the master, or another rank that has forked the dead one, calls
-        ``on_death({rank: cause})`` instead of ending all
-        workers. It must call `replace` or `answer_for` for each of these ranks, or raise.
+        ``on_death({rank: cause})`` instead of ending all workers. It must call `replace` or
+        `answer_for` for each of these ranks, or raise.
     ahead : Ahead or None
-        Reduces vectors while this rank computes them, if somebody else can do it.
+        Reduces vectors while this rank computes them, if another process can do so.
     posted : bool
         Whether another rank may have noticed the last `post` or `reply`, even if it raised.
+    clock : callable
+        Returns the time on this rank's machine in seconds.
     """
 
     rank: int
@@ -91,6 +95,7 @@ class Transport(ABC):
     in_program: bool = False
     on_death: Callable[[dict[int, str]], None] | None = None
     ahead: Any = None
+    clock: Callable[[], float] = staticmethod(time.perf_counter)
 
     @property
     def is_leader(self) -> bool:
@@ -202,7 +207,7 @@ class Transport(ABC):
 
     @abstractmethod
     def check(self) -> None:
-        """Raise if the command cannot go on, for a rank that is not waiting.
+        """Raise if the command cannot continue. It is called by a rank that is not waiting.
 
         Raises
         ------
@@ -216,18 +221,18 @@ class Transport(ABC):
         """Master: start a new worker in place of a dead one.
 
         The new worker inherits the state of the master, which waits until ``prepare(takes_part)`` has
-        returned in the worker. It then runs the command that is running, so `takes_part` is True,
-        unless the dead one had replied to it. If it dies before that, `on_death` is called again.
+        returned in the worker. It then runs the current command, so `takes_part` is True, unless the
+        dead worker had replied to it. If it dies before that, `on_death` is called again.
         """
         raise NotImplementedError("only workers that inherit the state of the master can be replaced")
 
     def answer_for(self, rank: int, payload: bytes) -> None:
-        """Master: give the reply to the running command for a dead worker, which is not replaced."""
+        """Master: reply to the current command for a dead worker that is not replaced."""
         raise NotImplementedError("this transport has no workers that die alone")
 
     @abstractmethod
     def attend(self, name: str, serve: Callable[[], None]) -> Attendant:
-        """Master: run ``serve()`` in parallel to the ranks, where the store can be used.
+        """Master: run ``serve()`` concurrently with the ranks, where the store can be used.
 
         It runs in a process of its own if the ranks do, and ends with the master at the latest.
         """
@@ -241,6 +246,16 @@ class Transport(ABC):
 
     def spread(self, flag: np.ndarray) -> None:  # noqa: B027
         """Let all ranks see a number in the commons that any of them raises in this command."""
+
+    def compare_clocks(self) -> list[Reading]:
+        """Compare the master's clock with that of each machine: called by all ranks in a command.
+
+        Returns
+        -------
+        list of Reading
+            By machine, for the master; empty for other ranks, and if there is only one machine.
+        """
+        return []
 
     @abstractmethod
     def kill(self) -> None:

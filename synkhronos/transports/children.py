@@ -49,12 +49,12 @@ class Children:
 
     def fork_worker(self, rank, become):
         """Start a worker, which calls ``become()``."""
-        self.workers[rank] = self._prepare(str(rank), become)  # first: no interrupt leaves it behind
+        self.workers[rank] = self._prepare(str(rank), become)  # first, so no interrupt leaves it behind
         self.workers[rank].start()
 
     def fork_attendant(self, name, serve):
         """Start a process that is not a rank and calls ``serve()``; return its `Attendant`."""
-        self.end_attendants(0)  # one of a program that was interrupted
+        self.end_attendants(0)  # left by a program that was interrupted
         process = self._prepare(name, serve)
         self.attendants.append(process)
         process.start()
@@ -129,7 +129,7 @@ class _ForkedAttendant(Attendant):
 
 
 def _disown():
-    """In a process that the script forks: otherwise multiprocessing ends the workers when it exits."""
+    """Called in a process that the script forks. Otherwise its exit would end the workers."""
     children = multiprocessing.process._children
     children -= {child for child in children if child.name.startswith("synkhronos-")}
 

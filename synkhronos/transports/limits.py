@@ -23,7 +23,7 @@ def check_may_have_children() -> None:
 
 
 def check_size(size: int) -> None:
-    """Raise if this machine cannot have a world of this size, before anything of it is made."""
+    """Raise if this machine cannot have a world of this size, before any part of it is created."""
     if size == 1:
         return
     most, reason = min(
@@ -93,6 +93,6 @@ def _process_limits():
     of_user, of_group = resource.getrlimit(resource.RLIMIT_NPROC)[0], process_limit()
     return (
         f"this user may have {'any number' if of_user < 0 else of_user} of them, this control group "
-        f"{'any number' if of_group is None else of_group}; raise the limit with 'ulimit -u', or that "
-        f"of the container ('docker run --pids-limit')"
+        f"{'any number' if of_group is None else of_group}; raise the limit with 'ulimit -u', or "
+        f"the container's limit ('docker run --pids-limit')"
     )

@@ -1,4 +1,4 @@
-"""Whether workers are alive: why they ended, which are stopped; none may outlive the master."""
+"""Whether workers are alive, why they ended, and which are stopped. No worker outlives the master."""
 
 import ctypes
 import multiprocessing.connection
@@ -33,12 +33,12 @@ def _is_stopped(pid):
 
 
 def has_ended(pid):
-    """Whether a process of this machine has ended, also if nobody has read its exit code yet."""
+    """Whether a process of this machine has ended, even if its exit code has not been read yet."""
     return _status(pid) in (None, "zombie", "dead")
 
 
 def _status(pid):
-    """Return the state of a process as psutil names it, None if there is no such process."""
+    """Return psutil's name of the state of a process; None if there is no such process."""
     import psutil  # takes 6 ms, so not at import
 
     try:
@@ -60,7 +60,7 @@ def end(processes):
         try:
             process.close()
         except ValueError:
-            pass  # in this case, too: multiprocessing never sees it end
+            pass  # here, too, multiprocessing never sees it end
 
 
 def die_with_parent():

@@ -166,14 +166,14 @@ class LocalTransport(WatchfulTransport):
             self._milestones.start(rank)
         self._fork_worker(rank, 0, functools.partial(prepare, not has_replied))
         if not self._has_started(rank):
-            return  # dead again, which the next check finds
+            return  # it has died as well; the next check finds that
         if not has_replied:
             self._starts[rank].post()  # the mailbox has the command until all have replied
         elif self._workers.index(rank) >= self._read:
-            self._finishes[rank].post()  # the dead one may have had no time for it
+            self._finishes[rank].post()  # the dead worker may not have had time to post
 
     def _has_started(self, rank):
-        """Wait until a fresh worker is ready; return False if it has died."""
+        """Wait until a new worker is ready; return False if it has died."""
         waited = 0.0
         while not self._finishes[rank].wait(CHECK_INTERVAL):
             if rank in self._children.find_dead():
@@ -191,7 +191,7 @@ class LocalTransport(WatchfulTransport):
 
     def attend(self, name, serve):
         def become():
-            self.store.memory.use_span(self.store.ranks + 1)  # the commons have the one before
+            self.store.memory.use_span(self.store.ranks + 1)  # the span before it belongs to the commons
             serve()
 
         return self._children.run(self._children.fork_attendant, name, become)

@@ -16,7 +16,7 @@ class Milestones:
         self._size = size
         self._arrived = store.empty((size,), "int64").data  # the barriers that a rank has reached
         self._passed = store.empty((size,), "int64").data  # those passed at its end; -1 before that
-        self._aborted = store.empty((1,), "int64").data  # from which barrier on, from 1; 0 for none
+        self._aborted = store.empty((1,), "int64").data  # first barrier affected, from 1; 0 for none
         self._aborted[0] = 0
         for rank in range(size):
             self.start(rank)
@@ -39,7 +39,7 @@ class Milestones:
 
     @property
     def aborted(self):
-        """From which barrier on the command is aborted; 0 if it is not."""
+        """The first barrier at which the command is aborted; 0 if it is not."""
         return self._aborted[0]
 
     def abort(self, barrier):
@@ -47,7 +47,7 @@ class Milestones:
         self._aborted[0] = barrier
 
     def missing(self, passed):
-        """Return the ranks that have finished without the barrier after the first `passed` ones."""
+        """Return the ranks that have finished without reaching the barrier after the first `passed`."""
         return [rank for rank in range(self._size) if 0 <= self._passed[rank] <= passed]
 
     def describe_late(self, rank, labels):

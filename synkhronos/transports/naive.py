@@ -1,7 +1,7 @@
 """The transport as an executable specification: ranks are threads of one process.
 
-Workers inherit nothing, as on another machine: everything is sent to them. A thread cannot be killed, so
-a worker ends the next time that it waits.
+Workers inherit nothing, as on another machine; everything is sent to them. A thread cannot be killed, so
+a worker ends the next time it waits.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class _Ranks:
     def reset(self):
         """Start a command: no rank has reached a meeting yet."""
         self.meetings = {}  # the items of each meeting, by rank
-        self.finished = {}  # how many meetings each rank took part in, of those that have finished
+        self.finished = {}  # by finished rank: how many meetings it took part in
         self.aborted = self.ended = False
 
 

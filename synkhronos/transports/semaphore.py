@@ -40,9 +40,9 @@ class Semaphore:
     memory : SharedMemory, optional
         Where to allocate it.
     array : numpy.ndarray, optional
-        In place of `memory`: its `NBYTES` bytes, which other processes have, too.
+        Used instead of `memory`: the `NBYTES` bytes of the semaphore, shared with other processes.
     is_new : bool
-        Whether to initialize it. If it is used by others already, it must not be.
+        Whether to initialize it. Do not initialize a semaphore that other processes already use.
 
     Attributes
     ----------

@@ -7,9 +7,9 @@ that the rank has just done, with a minimum of `SHORTEST` and a maximum of `LONG
 polling without success, a rank polls half as long the next time, down to `LEAST` of the limit. When a
 wait is shorter than the limit, the full limit applies again.
 
-In some virtual machines, Linux does not regard an idle core as available when it wakes a process, but
-puts it on the core of the one that wakes it, where it has to wait. Neither does it move a process that
-has run less than half a millisecond ago. So a rank that was woken leaves the other's core by itself.
+In some virtual machines, Linux does not regard an idle core as available when it wakes a process. It
+puts the process on the core of the waker, where it has to wait. It also does not migrate a process that
+ran within the last half millisecond. So a woken rank leaves the waker's core by itself.
 """
 
 import os
@@ -19,7 +19,7 @@ SHARE = 0.25
 SHORTEST = 2e-4  # seconds
 LONGEST = 4e-2  # seconds
 LEAST = 1 / 64
-AFTER_MOVE = 5.0  # limits to poll once the rank is on another core: the others may be about to move, too
+AFTER_MOVE = 5.0  # limits to poll after a move to another core; other ranks may be about to move, too
 
 _POLLS = range(32)  # polls between two readings of the clock; each takes about 80 nanoseconds
 
@@ -32,8 +32,8 @@ class Patience:
     fraction : float
         The fraction of the limit.
     leave_core : callable
-        Called after this rank has slept, to leave the core of the rank that has woken it. Returns
-        whether it has left it.
+        Called after this rank has slept, to leave the core of the rank that woke it. Returns whether it
+        did.
     """
 
     def __init__(self):
@@ -82,7 +82,7 @@ class Patience:
             Seconds.
         has_core : bool
             Whether there is a core for each rank. If another rank was on this rank's core nevertheless,
-            the wait has lasted longer than it would have.
+            the wait was longer than it would otherwise have been.
         """
         if has_core and self.leave_core():
             self.fraction = AFTER_MOVE

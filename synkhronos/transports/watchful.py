@@ -1,4 +1,4 @@
-"""When a rank of forked processes need not wait any longer: for a dead, late or missing rank."""
+"""Checks whether a rank still needs to wait: it does not for a dead, late or missing rank."""
 
 import os
 import time
@@ -16,7 +16,7 @@ CHECK_INTERVAL = 0.2  # seconds between checks that the other processes are aliv
 
 
 class WatchfulTransport(Transport):
-    """A transport whose ranks check each other, while they wait and in between.
+    """A transport whose ranks check each other while they wait and between waits.
 
     Attributes
     ----------

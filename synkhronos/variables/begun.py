@@ -1,8 +1,8 @@
-"""All-reduces of vectors that were begun while a function computed them, and how they are completed.
+"""Completes all-reduces of vectors that began while a function computed the vectors.
 
-A function that fills a vector in buckets has begun to reduce it, if that is possible; an all-reduce in
-the same command completes this. It does so only if it asks for the same: otherwise all ranks reduce
-their vectors as always, which still have their own values.
+If possible, a function that fills a vector in buckets already begins to reduce it. An all-reduce in the
+same command completes this, provided that it requests the same reduction. Otherwise all ranks reduce
+their vectors as usual; the vectors still have the ranks' own values.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from synkhronos.world.here import Here
 def begun(
     engine: Engine, numbers: Sequence[int], variables: Sequence[SharedVariable]
 ) -> list[tuple[int, int]]:
-    """Return which variables are filled in buckets: their numbers, and those of the `Buckets`."""
+    """Return which variables are filled in buckets: their numbers, and the numbers of the `Buckets`."""
     found = [(one, engine.buckets_of(shared)) for one, shared in zip(numbers, variables)]
     return [(one, buckets.number) for one, buckets in found if buckets is not None]
 
@@ -26,7 +26,7 @@ def begun(
 def has_completed(here: Here, command: Any, number: int) -> bool:
     """Complete the reduction of a variable for a `Reduce`, if it was begun; return whether it was.
 
-    All ranks return the same.
+    The return value is the same on all ranks.
     """
     if here.ahead is None or here.ahead.running is None or number not in command.begun:
         return False

@@ -59,8 +59,8 @@ def broadcast(
     Parameters
     ----------
     shared_vars : shared variable, or list of these
-        Functions may use them, now or later, but need not. Before the workers are started, only the
-        master's value is set, which they will have as well.
+        Functions may use them, now or later, but do not have to. Before the workers are started, only
+        the master's value is set, which they will have as well.
     values : array-like or Data, or list of these, optional
         One value for each variable, of its ndim and of a dtype that can be cast safely to its dtype.
         By default the master's values are sent.
@@ -72,9 +72,14 @@ def broadcast(
     NotForkedError, ClosedError, WorldBrokenError
         If there are no processes that can be used.
     TypeError
-        If a variable is not a shared tensor, or a value has the wrong ndim or cannot be cast safely.
+        If a variable is not a shared tensor, a value has the wrong ndim or cannot be cast safely, or
+        `nccl` is not a bool.
     ValueError
         If a variable is given twice, or the number of values is wrong.
+    MemoryError
+        If there is too little shared memory for `values`.
+    WorkerError
+        If a worker raised an exception, for example because memory ran out.
 
     Examples
     --------
@@ -160,8 +165,9 @@ def gather(shared_vars: SharedVariables, nd_up: Literal[0, 1] = 1, nccl: bool = 
     numpy.ndarray, or list of these
         The values, in the dtype of the variable. With ``nd_up=1`` the shape is ``(n, *shape)`` for `n`
         ranks; if the ranks' shapes differ, the result is a list of arrays by rank instead. With
-        ``nd_up=0`` the length of axis 0 is the total number of rows. If `shared_vars` is a list, the
-        result is a list with one such item per variable.
+        ``nd_up=0`` it is ``(sum of rows, ...)``: the ranks' lengths of axis 0 are added, and all other
+        axes must be equal. If `shared_vars` is a list, the result is a list with one such item per
+        variable.
 
     Raises
     ------
@@ -172,6 +178,8 @@ def gather(shared_vars: SharedVariables, nd_up: Literal[0, 1] = 1, nccl: bool = 
     ValueError
         If no function uses a variable, a variable is given twice, `nd_up` is neither 0 nor 1, or with
         ``nd_up=0`` if a variable has no axis 0 or the shapes differ in other axes.
+    WorkerError
+        If a worker raised an exception, for example because memory ran out.
 
     Examples
     --------
@@ -222,6 +230,9 @@ def join(arrays: list[np.ndarray], nd_up: int) -> Any:
 def all_gather(shared_vars: SharedVariables, nccl: bool = True) -> Pending | None:
     """Set every rank's replica to all ranks' values, concatenated along axis 0.
 
+    The new shape is ``(sum of rows, ...)`` on every rank: the ranks' lengths of axis 0 are added, and
+    all other axes must be equal.
+
     Parameters
     ----------
     shared_vars : shared variable, or list of these
@@ -238,6 +249,8 @@ def all_gather(shared_vars: SharedVariables, nccl: bool = True) -> Pending | Non
     ValueError
         If no function uses a variable, a variable is given twice, it has no axis 0, its type allows one
         row only, or the replicas' shapes differ in other axes.
+    WorkerError
+        If a worker raised an exception, for example because memory ran out.
 
     Examples
     --------
@@ -280,7 +293,7 @@ class Reduce(Command):
         count in its last call.
     nccl : bool
     wire : Format, optional
-        In what form the arrays travel between machines, if the target is "all".
+        The format in which the arrays are sent between machines, if the target is "all".
     begun : dict of int to int
         For variables by number: the number of the `Buckets` in which their reduction may have begun.
     """
@@ -392,12 +405,14 @@ def reduce(
     NotForkedError, ClosedError, WorldBrokenError
         If there are no processes that can be used.
     TypeError
-        If a variable is not a shared tensor, or the operation is not defined for its dtype, such as
-        ``"avg"`` of integers.
+        If a variable is not a shared tensor, the operation is not defined for its dtype, such as
+        ``"avg"`` of integers, `nccl` is not a bool, or the weights are not numbers.
     ValueError
         If the ranks' shapes differ, the operation does not exist, no function uses a variable, the
         weights are negative, all zero or not one per rank, or `weights` is given for an operation other
         than ``"avg"``.
+    WorkerError
+        If a worker raised an exception, for example because memory ran out.
 
     Examples
     --------
@@ -452,23 +467,27 @@ def all_reduce(
         Weights for ``"avg"``: one number per rank, or a function, for the number of rows that each rank
         had in its last call. The average is then exact for batches that do not divide evenly.
     wire : {"float16", "bfloat16", "int8"}, PowerSGD or TopK, optional
-        In what form arrays travel between machines, for ``"avg"`` and ``"sum"`` of float32, so that
-        they take fewer bytes; by default as they are. Arrays of at most 64 kB travel as they are in any
-        case. Inside a machine it has no effect, so neither has it on a single machine. ``"int8"``,
-        `PowerSGD` and `TopK` keep what they leave out and add it to the next reduction of the variable
-        in the same format.
+        The format in which arrays are sent between machines, for ``"avg"`` and ``"sum"`` of float32, so
+        that they take fewer bytes; by default they are sent as they are. Arrays of at most 64 kB are
+        always sent as they are. It has no effect within a machine, and therefore none on a single
+        machine. ``"int8"``, `PowerSGD` and `TopK` keep what they leave out and add it to the next
+        reduction of the variable in the same format.
 
     Raises
     ------
     NotForkedError, ClosedError, WorldBrokenError
         If there are no processes that can be used.
     TypeError
-        If a variable is not a shared tensor, or the operation is not defined for its dtype, such as
-        ``"avg"`` of integers.
+        If a variable is not a shared tensor, the operation is not defined for its dtype, such as
+        ``"avg"`` of integers, `nccl` is not a bool, the weights are not numbers, or `wire` is of no type
+        of format.
     ValueError
         If the ranks' shapes differ, the operation does not exist, no function uses a variable, the
         weights are negative, all zero or not one per rank, `weights` is given for an operation other
-        than ``"avg"``, or `wire` is no format or cannot be used for the operation or the variables.
+        than ``"avg"``, or `wire` is not the name of a format, or cannot be used for the operation or
+        the variables.
+    WorkerError
+        If a worker raised an exception, for example because memory ran out.
 
     Examples
     --------
@@ -492,7 +511,7 @@ def all_reduce(
 
 
 def _plan_reduction(world, variables, op, target, weights, nccl, wire=None):
-    """Return the command; if it equals the last one, that object, which is already pickled."""
+    """Return the command; if it equals the last one, return that object, which is already pickled."""
     operation, numbers = find_operation(op), numbers_of(world, variables)
     command = Reduce(
         numbers,
@@ -514,7 +533,7 @@ def _plan_reduction(world, variables, op, target, weights, nccl, wire=None):
 
 
 def check_wire(engine: Engine, wire: Format | None, variables: Sequence[SharedVariable]) -> None:
-    """Raise if shared variables cannot travel in a wire format."""
+    """Raise if shared variables cannot be sent in a wire format."""
     if wire is not None:
         arrays = [engine.storage(variable) for variable in variables]
         check_arrays(wire, variables, arrays, [engine.pieces_of(variable) for variable in variables])

@@ -10,20 +10,20 @@ from synkhronos.variables.collectives import Gather
 from synkhronos.variables.naming import numbers_of, resolve
 from synkhronos.world.world import World, current_world
 
-_MOST_MEASURED = 10  # variables of which the values are fetched, too
+_MOST_MEASURED = 10  # variables whose values are fetched, too
 
 
 def in_sync(shared_vars: SharedVariables | None = None) -> bool:
     """Check that all ranks have the same values of shared variables, bit for bit.
 
-    Each rank sends digests of its replicas, so little is transferred, whatever their size.
+    Each rank sends digests of its replicas, so little data is transferred, regardless of their size.
 
     Parameters
     ----------
     shared_vars : shared variable, or list of these, optional
-        Each must be used by a function built with `function`. By default all such variables, except
-        the states of random streams and what holds each rank's own rows: variables that were scattered,
-        and those that are sliceable.
+        Each must be used by a function built with `function`. By default all such variables, except the
+        states of random streams, and variables that hold each rank's own rows because they were
+        scattered or are sliceable.
 
     Returns
     -------
@@ -41,6 +41,8 @@ def in_sync(shared_vars: SharedVariables | None = None) -> bool:
         If a variable is not a shared tensor.
     ValueError
         If no function uses a variable, or a variable is given twice.
+    WorkerError
+        If a worker raised an exception, for example because memory ran out.
     RuntimeError
         Inside a ``fuse()`` block.
 

@@ -1,4 +1,4 @@
-"""The shared variables in a call: checked, and converted to the numbers that the ranks know them by."""
+"""Checks the shared variables in a call, and converts them to the numbers that the ranks use."""
 
 from __future__ import annotations
 

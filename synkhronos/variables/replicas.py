@@ -125,6 +125,8 @@ def scatter(
         If `batch` contains a row that does not exist.
     MemoryError
         If there is too little shared memory for the values.
+    WorkerError
+        If a worker raised an exception, for example because memory ran out.
 
     Examples
     --------
@@ -191,6 +193,8 @@ def set_value(
         If there is no such rank, or `batch` contains a row that does not exist.
     MemoryError
         If there is too little shared memory for the values.
+    WorkerError
+        If a worker raised an exception, for example because memory ran out.
 
     Examples
     --------
@@ -266,6 +270,8 @@ def get_value(rank: int, shared_vars: SharedVariables) -> Any:
         If no function uses a variable, or a variable is given twice.
     IndexError
         If there is no such rank.
+    WorkerError
+        If a worker raised an exception, for example because memory ran out.
 
     Examples
     --------
@@ -333,6 +339,8 @@ def get_shapes(shared_vars: SharedVariables) -> Any:
         If a variable is not a shared tensor.
     ValueError
         If no function uses a variable, or a variable is given twice.
+    WorkerError
+        If a worker raised an exception, for example because memory ran out.
 
     Examples
     --------
@@ -387,6 +395,8 @@ def get_lengths(shared_vars: SharedVariables) -> Any:
         If a variable is not a shared tensor.
     ValueError
         If no function uses a variable, a variable is given twice, or a variable has no axis 0.
+    WorkerError
+        If a worker raised an exception, for example because memory ran out.
 
     Examples
     --------

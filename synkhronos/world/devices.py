@@ -24,7 +24,7 @@ SHARED_GPU = "SYNKHRONOS_NCCL_SHARED_GPU"
 #: The kinds of JAX's devices
 JAX = ("jax:cpu", "jax:cuda")
 
-_CROWD = 16  # processes per core that are more than anybody means
+_CROWD = 16  # more processes per core than anyone intends
 
 _COUNT_GPUS = """
 import pygpu.gpuarray
@@ -88,7 +88,7 @@ def _warn_of_a_crowd(size):
 def check_devices(
     n_parallel: int | None, use_gpu: bool | None, devices: Sequence[str]
 ) -> list[str]:
-    """Return the argument `devices` of ``fork()``, or raise in words."""
+    """Return the argument `devices` of ``fork()``, or raise an error that explains what is wrong."""
     if not isinstance(devices, (list, tuple)) or not all(isinstance(one, str) for one in devices):
         raise TypeError(f"fork: devices: expected a list of device names, got {devices!r}")
     if not devices:
@@ -143,7 +143,7 @@ def _check_jax(devices):
 
 
 def kind_of(device: str) -> str | None:
-    """Return ``"cpu"``, ``"cuda"``, ``"opencl"``, or one of `JAX`; None if it is no device's name."""
+    """Return ``"cpu"``, ``"cuda"``, ``"opencl"``, or one of `JAX`; None if it is not a device name."""
     if device in ("cpu", "jax:cpu"):
         return device
     kinds = (("cuda", _is_number), ("opencl", _is_pair), ("jax:cuda", str.isdecimal))
@@ -222,7 +222,7 @@ class Bind(Command):
             _make_ranks_look_apart(here.rank)
         try:
             from synkhronos.comms.nccl import CannotJoinError, join
-        except ImportError as error:  # pygpu lacks something, on every rank
+        except ImportError as error:  # pygpu is incomplete, on every rank
             return str(error)
         try:
             here.comm = join(here.comm, engine.context, engine.arithmetic)

@@ -104,7 +104,7 @@ class Here:
 
     @property
     def stream_index(self) -> int:
-        """The index of this rank's random substreams; 0, those of the script, for the master."""
+        """The index of this rank's random substreams; 0 for the master."""
         return self.transport.distance
 
     def wire(self, number: int, wire: Any, shape: Sequence[int]) -> Wire:

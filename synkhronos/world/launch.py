@@ -74,7 +74,7 @@ def fork(
     ----------
     n_parallel : int, optional
         The number of processes, on all machines. By default one per GPU, or on the CPU one per core that
-        this process may use; or as many as the job asks for, such as by ``launch --ranks``.
+        this process may use; or the number that the job requests, for example with ``launch --ranks``.
     use_gpu : bool, optional
         Whether to use GPUs. By default they are used if pygpu finds any.
     master_rank : int, default: 0
@@ -84,8 +84,9 @@ def fork(
     max_n_var, max_dim : int
         Ignored; accepted for compatibility.
     devices : list of str, optional
-        One device per rank: of Theano, such as ``["cuda0", "cuda1"]``, where a device may be repeated;
-        or of JAX, by which PyTensor then compiles, such as ``["jax:cpu", "jax:cpu"]``.
+        One device per rank: devices of Theano, such as ``["cuda0", "cuda1"]``, where a device may be
+        repeated; or devices of JAX, such as ``["jax:cpu", "jax:cpu"]``, for which PyTensor then compiles
+        with JAX.
     timeout : float, optional
         The time in seconds after which a barrier fails. By default there is no limit as long as every
         process lives.
@@ -94,8 +95,8 @@ def fork(
         `MismatchError` if they differ where they should be equal. It takes time for each byte of the
         variables. By default it is True if the environment variable ``SYNKHRONOS_CHECK`` is 1.
     restart : bool, default: False
-        Whether processes that are there already are closed first, as in a notebook cell that is run
-        again. Functions and `Data` have to be built again.
+        Whether existing processes are closed first, as in a notebook cell that is run again. Functions
+        and `Data` must be built again.
 
     Returns
     -------
@@ -106,11 +107,11 @@ def fork(
     Raises
     ------
     AlreadyForkedError
-        If there are processes already; call `close` first, or use ``restart=True``.
+        If processes already exist; call `close` first, or use ``restart=True``.
     TypeError, ValueError
         If an argument is wrong, or a device cannot be used.
     RuntimeError
-        If this process already uses a GPU or JAX, also of processes that were to be replaced.
+        If this process already uses a GPU or JAX, even with ``restart=True``.
     SynkhronosError
         If the system refuses a resource. The message says which limit was reached, and what to do.
 

@@ -1,7 +1,7 @@
 """A world that logs its commands. It takes the place of `World` if the log is on when `fork` is called.
 
-So commands cost nothing more if it is off. Level ``info`` has the start and the end of the workers,
-``debug`` each command on each rank.
+So logging costs nothing when it is off. Level ``info`` logs the start and the end of the workers,
+``debug`` also each command on each rank.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The machines of an MPI job: how their leaders find each other, and what those of workers run.
+"""The machines of an MPI job: how their leaders find each other, and what the leaders of workers run.
 
 The script runs in the first task of the job. On every other machine, one task leads the ranks of the
 machine: it waits until the script calls ``fork()``, forks the ranks, and is one of them, until the
@@ -28,6 +28,7 @@ from synkhronos.host import job
 from synkhronos.host.compiler import TITLE
 from synkhronos.host.log import logger
 from synkhronos.host.machine import cores, use_cores
+from synkhronos.host.sources import digest_of
 from synkhronos.transports.local import LocalTransport
 from synkhronos.transports.machines import courier as couriers
 from synkhronos.transports.machines.courier import TaskCourier
@@ -41,7 +42,7 @@ from synkhronos.world.world import World, enter_world
 
 _CLOSING = 2.0  # seconds for a worker to end by itself
 _LEAVING = 2.5  # seconds for the other machines to end at the end of the script
-# Messages between commands, besides those of the transport
+# Messages between commands, in addition to the transport's own messages
 _START, _TOGETHER, _EXIT = "start", "together", "exit"
 
 
@@ -76,7 +77,7 @@ class Machines:
     leaders : Leaders or None
         None for a task that leads no machine.
     facts : list of Fact
-        Of each machine.
+        The facts of each machine.
     """
 
     def __init__(self) -> None:
@@ -97,7 +98,7 @@ class Machines:
         self._world = None  # the last one
 
     def _use_all_cores(self):
-        """Use the cores of the other tasks of this machine, too, as they only wait."""
+        """Also use the cores of this machine's other tasks, which only wait."""
         if self._tasks.tasks_here > 1 and self._tasks.links is not None:
             before = cores()
             use_cores(self._tasks.cores)
@@ -109,6 +110,7 @@ class Machines:
         return Fact(
             socket.gethostname(),
             (__version__, sys.version.split()[0], np.__version__, f"{TITLE} {package.__version__}"),
+            digest_of(),
             job.ranks() or (tasks if tasks > 1 else None),
             cores(),
             get_n_gpu(),
@@ -129,7 +131,7 @@ class Machines:
         timeout: float | None,
         profile_workers: bool,
     ) -> MachinesTransport:
-        """Let the leaders of the other machines make their ranks; return the master's transport."""
+        """Let the leaders of the other machines start their ranks; return the master's transport."""
         self._world = _WorldOfJob(by_machine, master_rank, timeout, profile_workers)
         self._tell(_START, self._world)
         return self._transport(self._world)
@@ -161,14 +163,14 @@ class Machines:
     # After the end of a world
 
     def possible_sizes(self) -> range:
-        """Return the numbers of ranks with which the world can go on: see `Transport`."""
+        """Return the numbers of ranks with which the world can continue; see `Transport`."""
         self._go_on_with_the_living()
         return range(len(self._world.by_machine), sum(map(len, self._world.by_machine)) + 1)
 
     def successor(
         self, former: MachinesTransport, size: int, master_rank: int
     ) -> MachinesTransport:
-        """Let the leaders of the other machines make new ranks; return the master's transport.
+        """Let the leaders of the other machines start new ranks; return the master's transport.
 
         The master's rank is the largest one up to `master_rank` that its machine can have.
         """
@@ -181,7 +183,7 @@ class Machines:
     # The other machines
 
     def serve(self) -> None:
-        """Lead this machine's ranks in one world after the other, or be its courier, to the end."""
+        """Lead this machine's ranks in each world, or run as its courier, until the job ends."""
         try:
             if self._tasks.couriers is not None:
                 couriers.serve(self._tasks.here, self._tasks.couriers, self._tasks.neighbours)
@@ -209,7 +211,7 @@ class Machines:
                 break
             if message[0] == _TOGETHER:
                 self._meet_again()
-            if message[0] == _START:  # else a command of a world that has ended here
+            if message[0] == _START:  # other commands belong to a world that has ended here
                 self.leaders.begin(number)
                 self._lead(message[1])
 
@@ -224,7 +226,7 @@ class Machines:
         return self._tasks.has_script_died()
 
     def _go_on_with_the_living(self):
-        """Master: after tasks have died, leave them and their machines out of the job."""
+        """Master: after tasks have died, remove them and their machines from the job."""
         if not self._tasks.have_died():
             return
         lost = self.leaders.links.lost()
@@ -256,7 +258,7 @@ class Machines:
                 world.start()
                 world.work(transport)
             except BaseException:
-                transport.local.kill()  # they may compute for long
+                transport.local.kill()  # they may compute for a long time
                 raise
             finally:
                 transport.close(_CLOSING)
@@ -301,7 +303,7 @@ def make_engine(devices: Sequence[str]) -> Engine:
 
 @functools.lru_cache(maxsize=None)
 def machines_of_job() -> Machines | None:
-    """Return the machines of this process's MPI job; None if it is no task of a job."""
+    """Return the machines of this process's MPI job; None if it is not a task of a job."""
     return None if job.own_task() is None else Machines()
 
 
@@ -327,11 +329,11 @@ def serve() -> None:
     except BaseException as error:
         if not job.survives_deaths():
             raise
-        if not isinstance(error, LostError):  # of which others tell
+        if not isinstance(error, LostError):  # which other ranks report
             traceback.print_exc()
         elif machines is not None and machines.has_lost_script():
             from synkhronos.transports.machines.mpi import abort
 
             abort()  # else mpirun waits for all tasks, and returns 0
-        # The others are told of tasks that a signal has ended, and wait for those that have exited.
+        # The other tasks are notified if a signal ends this one, but would wait for it if it exited.
         os.kill(os.getpid(), signal.SIGKILL)

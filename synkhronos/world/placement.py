@@ -1,4 +1,4 @@
-"""Where the ranks of several machines are, by the arguments of ``fork()`` and what the machines have."""
+"""Places ranks on several machines, given the arguments of ``fork()`` and what the machines have."""
 
 from __future__ import annotations
 
@@ -20,16 +20,19 @@ class Fact(NamedTuple):
     ----------
     host : str
     versions : tuple of str
-        Of this package, of Python, of NumPy, and of the graph compiler with its name.
+        The versions of this package, Python, NumPy, and the graph compiler with its name.
+    digest : str
+        The digest of the source files of this package.
     ranks : int or None
-        The number of its ranks, if the job says it.
+        The number of its ranks, if the job specifies it.
     cores, gpus : int
     devices : list of str or None
-        The devices of its ranks, if the job says them.
+        The devices of its ranks, if the job specifies them.
     """
 
     host: str
     versions: tuple[str, str, str, str]
+    digest: str
     ranks: int | None
     cores: int
     gpus: int
@@ -37,7 +40,7 @@ class Fact(NamedTuple):
 
 
 def check_versions(facts: Sequence[Fact]) -> None:
-    """Raise a `SynkhronosError` if the machines have different versions."""
+    """Raise a `SynkhronosError` if the machines have different versions, or other source files."""
     first, names = facts[0], ("Synkhronos", "Python", "NumPy", "the graph compiler")
     for fact in facts:
         for name, own, other in zip(names, first.versions, fact.versions):
@@ -46,6 +49,11 @@ def check_versions(facts: Sequence[Fact]) -> None:
                     f"{name} has the version {own} on {first.host} and {other} on {fact.host}; install "
                     f"the same version on every machine"
                 )
+        if first.digest != fact.digest:
+            raise SynkhronosError(
+                f"Synkhronos has other source files on {first.host} than on {fact.host}, though both "
+                f"are of the version {first.versions[0]}; copy the package from one machine to the other"
+            )
 
 
 def place(
@@ -99,7 +107,7 @@ def _devices_of_job(facts, n_parallel, use_gpu):
 
 def _check_for_machines(devices):
     if kind_of(devices[0]) in JAX:
-        raise ValueError(f"fork: devices: those of JAX are for a single machine, got {devices}")
+        raise ValueError(f"fork: devices: devices of JAX are for a single machine, got {devices}")
 
 
 def by_rank(by_machine: Sequence[list], master_rank: int) -> list:

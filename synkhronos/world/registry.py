@@ -84,7 +84,7 @@ class Registry:
         self._notice_drop(function, number)
 
     def number_of(self, function: Any) -> int | None:
-        """Return the number of a function; None if it is not of this world, or a copy."""
+        """Return the number of a function; None if it belongs to another world or is a copy."""
         replica = getattr(function, "replica", None)  # a copy has none
         is_known = replica is not None and self.functions.get(replica.number) is function
         return replica.number if is_known else None
@@ -99,6 +99,10 @@ class Registry:
         self.unsent.pop(number, None)
         if number < self.replicated:
             self.dropped.append(number)
+
+    def mark_unsent(self, number: int, reason: str) -> None:
+        """Record why a function cannot be sent to the workers."""
+        self.unsent[number] = reason
 
     @property
     def may_have_new(self) -> bool:
@@ -128,7 +132,7 @@ class Registry:
         return results
 
     def mark_replicated(self, new: Sequence[int]) -> None:
-        """Record that the workers have what has these numbers, the last ones."""
+        """Record that the workers have the objects with these numbers, which are the latest."""
         self.replicated = max(new, default=self.replicated - 1) + 1
 
 

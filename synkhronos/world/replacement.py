@@ -1,4 +1,4 @@
-"""Going on when workers die in a program: a fresh rank takes the place of a dead one."""
+"""Continuing when workers die in a program: a new rank replaces each dead one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _logger = logging.getLogger("synkhronos")
 
 
 class Replacing:
-    """What is done about workers of this machine that die in a program: see `Transport.on_death`.
+    """Handles workers of this machine that die in a program; see `Transport.on_death`.
 
     Parameters
     ----------
@@ -61,12 +61,13 @@ class Replacing:
 
 @contextlib.contextmanager
 def replacing_dead(world: World, ended: np.ndarray) -> Iterator[None]:
-    """Go on if workers die in a program in the block, and replace them if workers can be forked."""
-    world.transport.on_death = replacing = Replacing(world, ended)
+    """Continue if workers die in a program in this block, and replace them if workers can be forked."""
+    replacing = Replacing(world, ended)
+    world.on_death(replacing)
     try:
         yield
     finally:
-        world.transport.on_death = None
+        world.on_death(None)
         complaint = replacing.complaint()
         if complaint is not None and world.broken is None:
             world.mark_broken(complaint)
@@ -91,7 +92,7 @@ def _replace(world, rank, cause, restarts):
 
 
 def _prepare(world, restarts, forked_from, takes_part):
-    """In a new worker, which is a copy of the rank with the streams `forked_from`: get its own state."""
+    """Give a new worker, a copy of the rank whose stream index is `forked_from`, its own state."""
     here = world.here
     here.copy_out_of_store()  # where the other rank continues to write
     here.restarts = restarts if takes_part else 0

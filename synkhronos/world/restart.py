@@ -1,7 +1,7 @@
 """`restart`: replace all workers.
 
-A restart creates a new transport for the same store and starts the world again. On one machine, workers
-that are forked inherit the state of the master; those of other machines are sent all of it again. The
+A restart creates a new transport for the same store and starts the world again. On one machine, the
+forked workers inherit the state of the master; workers on other machines receive all of it again. The
 objects of the script do not change.
 """
 
@@ -12,7 +12,7 @@ from synkhronos.world.world import World, current_world
 
 
 def restart(n_parallel: int | None = None) -> int:
-    """Replace all workers, those that died and those that are running.
+    """Replace all workers, whether they died or are running.
 
     Functions, `Data`, bound data and shared variables can be used as before. The new workers start with
     the next call that needs them. They get the master's values of all shared variables, and independent
@@ -28,9 +28,9 @@ def restart(n_parallel: int | None = None) -> int:
     ----------
     n_parallel : int, optional
         The new number of processes, at most the number that `fork` set up, and at least one for each
-        machine; by default unchanged. If it is not larger than the master's rank, the master becomes
-        the last rank. Without the ranks of machines that have left the job, by default as many as are
-        left; the master then has the largest possible rank up to its own.
+        machine; by default unchanged. If it is not larger than the master's rank, the master becomes the
+        last rank. If machines have left the job, the default is the number of remaining ranks; the
+        master then has the largest possible rank up to its own.
 
     Returns
     -------

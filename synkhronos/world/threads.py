@@ -20,8 +20,8 @@ _VARIABLES = {  # by threadpoolctl's name of the library; read before OpenMP's o
 class ThreadLimits:
     """The thread limits of this process; the previous limits are restored at the end.
 
-    Loaded libraries are limited by threadpoolctl; libraries that are loaded later, by the environment
-    variables that they read then.
+    Loaded libraries are limited with threadpoolctl. Libraries that are loaded later are limited by the
+    environment variables that they read at that time.
     """
 
     def __init__(self) -> None:

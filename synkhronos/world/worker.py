@@ -36,7 +36,7 @@ def work(here: Here, threads: ThreadLimits, profile: bool = False) -> None:
 
 def _run_commands(here, threads):
     threads.limit(here.transport.ranks_here)
-    gc.freeze()  # the collector need not look at what the master has built, nor copy its pages
+    gc.freeze()  # garbage collection then neither scans nor copies the master's objects
     while True:
         payload = here.transport.receive()
         if payload == b"":

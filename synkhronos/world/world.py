@@ -19,7 +19,6 @@ from synkhronos._errors import (
     CollectiveAbortedError,
     NotForkedError,
     SynkhronosError,
-    WorkerError,
     WorldBrokenError,
 )
 from synkhronos._typing import Finish
@@ -29,6 +28,7 @@ from synkhronos.host.signals import DeferredSignal, defer_termination
 from synkhronos.transports.base import Transport
 from synkhronos.world.here import Command, Here
 from synkhronos.world.registry import Registry
+from synkhronos.world.replies import results_of
 from synkhronos.world.threads import ThreadLimits
 from synkhronos.world.worker import work
 
@@ -71,7 +71,7 @@ class World:
     defer_interrupt : DeferredSignal
         Defers Ctrl-C.
     remarks : list of callable
-        Each issues a warning. They are called when the world is closed.
+        Each issues a warning; `remark` adds one. They are called when the world is closed.
     """
 
     def __init__(
@@ -183,6 +183,21 @@ class World:
         finally:
             self.transport.close(_CLOSING)
 
+    # Programs
+
+    @contextlib.contextmanager
+    def in_a_program(self) -> Iterator[None]:
+        """Refuse commands inside the block, in which this rank runs a program of `spmd`."""
+        self.in_program = True
+        try:
+            yield
+        finally:
+            self.in_program = False
+
+    def on_death(self, handle: Callable[[dict[int, str]], None] | None) -> None:
+        """Set what is called if workers die in a program, as described for `Transport`."""
+        self.transport.on_death = handle
+
     # Commands
 
     def check_usable(self) -> None:
@@ -282,26 +297,13 @@ class World:
                 self.mark_broken(f"a command was interrupted; the workers were ended; {REMEDY}")
                 transport.kill()
             raise
-        results, failures = [], None
-        for rank, reply in enumerate(replies):
-            status, result = (None, own) if reply is None else pickle.loads(reply)
-            results.append(result)
-            if status is not None:
-                failures = [*(failures or ()), (rank, *status)]
-        if error is not None and not isinstance(error, CollectiveAbortedError):
-            raise error
-        if failures:
-            raise self._first_cause(failures) from error
-        if error is not None:
-            raise error
-        return results
-
-    def _first_cause(self, failures):
-        """Return the error of the first rank that failed by itself, not because another rank failed."""
-        rank, _, *cause = min(failures, key=lambda failure: failure[1])
-        return WorkerError(rank, *cause)
+        return results_of(replies, own, error)
 
     # Closing
+
+    def remark(self, issue_warning: Callable[[], None]) -> None:
+        """Have a warning issued when the world is closed."""
+        self.remarks.append(issue_warning)
 
     def close(self) -> None:
         """End the workers and free all resources of this world."""

@@ -10,7 +10,7 @@ import numpy as np
 from checks.ranks import values
 
 FLOATS = ["float16", "float32", "float64"]
-INTS = ["int8", "int16", "int32", "int64", "uint8", "uint32"]
+INTS = ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"]
 COMPLEX = ["complex64", "complex128"]
 DTYPES = [*FLOATS, *INTS, *COMPLEX, "bool"]
 OPS = {

@@ -1,15 +1,17 @@
 """Conformance checks for engines.
 
 Each check takes a `lab`, which has an `engine` and creates the variables of its graphs:
-``tensor(name, ndim)`` returns an input of dtype ``lab.dtype``; there are also ``shared(value, name)``,
-``streams(seed)`` and ``uniform(streams, size)``. Variables support ``+``, ``-``, ``*``, ``mean(axis)``
-and ``sum(axis)``. ``is_immutable`` says that the engine's arrays cannot be changed.
+``tensor(name, ndim)`` returns an input of dtype ``lab.dtype``, and ``fixed(name, extents)`` one whose
+type fixes extents that are not None, from those in ``lab.fixable``. There are also ``shared(value,
+name)``, ``streams(seed)`` and ``uniform(streams, size)``. Variables support ``+``, ``-``, ``*``,
+``mean(axis)`` and ``sum(axis)``. ``is_immutable`` says that the engine's arrays cannot be changed.
 """
 
 import numpy as np
 import pytest
 
 from synkhronos.arithmetic.operations import OPERATIONS
+from synkhronos.functions.signature import parse_inputs
 
 
 def build(lab, inputs, outputs, updates=(), givens=None, sliceable=(), **kwargs):
@@ -35,6 +37,22 @@ def check_types_are_known_and_other_objects_refused(lab):
     for other in (3, "x", None, np.ones(3)):
         with pytest.raises(TypeError, match="expected a"):
             lab.engine.type_of(other)
+
+
+def check_inputs_of_a_fixed_number_of_rows_are_known_and_not_scattered(lab):
+    for extent in lab.fixable:
+        rows, columns = lab.fixed("rows", (extent, None)), lab.fixed("columns", (None, extent))
+        assert lab.engine.type_of(rows).extents == (extent, None)
+        assert lab.engine.type_of(columns).extents == (None, extent)
+        with pytest.raises(ValueError, match="rows .*cannot be split along axis 0"):
+            parse_inputs(lab.engine, [rows], None)
+        parsed = parse_inputs(lab.engine, [columns], [rows])
+        assert [one.axis for one in parsed] == [0, None]
+        assert [one.fixed for one in parsed] == [{1: extent}, {0: extent}]
+        compiled = build(lab, [columns, rows], [columns.sum(axis=0) + rows.sum(axis=1)])
+        a, b = numbers(lab, 3, extent), numbers(lab, extent, 2)
+        [got] = lab.engine.call(compiled, [a, b])
+        np.testing.assert_allclose(got, a.sum(axis=0) + b.sum(axis=1))
 
 
 def check_a_function_computes_its_outputs_or_a_subset_of_them(lab):
@@ -225,6 +243,18 @@ def check_streams_continue_and_are_seeded_exported_and_restored(lab):
         lab.engine.seed("streams", 1)
 
 
+def check_only_states_of_streams_are_accepted_from_files(lab):
+    streams = lab.streams(5)
+    [state] = lab.engine.random_streams(build(lab, [], [lab.uniform(streams, (2,))]))
+    saved = lab.engine.export(state)
+    if lab.engine.is_tensor(state):
+        return  # any numbers of its dtype and shape are a state
+    lab.engine.check_state(saved)
+    for wrong in (saved[:-1], saved[None], saved.astype("float64"), np.append(saved, saved[-1:])):
+        with pytest.raises(ValueError, match="expected .*got other numbers"):
+            lab.engine.check_state(wrong)
+
+
 def check_jumps_lead_to_streams_of_their_own(lab):
     streams = lab.streams(5)
     compiled = build(lab, [], [lab.uniform(streams, (50,))])
@@ -239,7 +269,7 @@ def check_jumps_lead_to_streams_of_their_own(lab):
 
 
 class Peers:
-    """Two ranks with the same values, of which this is the first; it records its calls."""
+    """The first of two ranks with the same values; it records its calls."""
 
     is_master = True
 

@@ -16,7 +16,7 @@ ARRAYS = [
     np.array(True), np.arange(4) * 1j, np.random.default_rng(0).normal(size=625_000),
     np.arange(12_288, dtype="float32"), np.arange(20_000).reshape(4, 5000),
 ]  # fmt: skip
-TAGS = 100, 101, (1 << 20) * 3 + 15  # the largest is as large as those of commands
+TAGS = 100, 101, (1 << 20) * 3 + 15  # the largest is as large as the tags of commands
 
 
 def wait(ready, seconds=20):

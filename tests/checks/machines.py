@@ -1,6 +1,7 @@
 """Several machines in one process: their leaders are threads, joined by a naive network."""
 
 import threading
+import time
 
 from synkhronos._errors import WorldBrokenError
 from synkhronos.arithmetic.machines import fewer_on_machines, nearest_master, ranks_of_machines
@@ -20,11 +21,15 @@ class ThreadedMachines(MachinesTransport):
     timeout : float, optional
     have_couriers : bool
         Whether each machine has a courier, a thread, too.
+    clocks : list of callable, optional
+        The clock of each machine.
     former : ThreadedMachines, optional
         Whose successor this is.
     """
 
-    def __init__(self, sizes, master_rank=0, timeout=None, have_couriers=True, former=None):
+    def __init__(
+        self, sizes, master_rank=0, timeout=None, have_couriers=True, former=None, clocks=None,
+    ):  # fmt: skip
         self._ranges = ranks_of_machines(sizes, master_rank)
         self._most = sizes if former is None else former._most
         first, *self._links = NaiveNetwork(len(sizes)).links()
@@ -37,6 +42,8 @@ class ThreadedMachines(MachinesTransport):
             local, Leaders(first), self._ranges, master_rank, timeout, courier, store=store
         )
         self._threads = []
+        self._clocks = clocks or [time.perf_counter] * len(sizes)
+        self.leaders.clock = self._clocks[0]
 
     def possible_sizes(self):
         return range(len(self._most), sum(self._most) + 1)
@@ -61,9 +68,10 @@ class ThreadedMachines(MachinesTransport):
         super().start(serve)
 
     def _serve_machine(self, links, serve):
-        local = NaiveTransport(len(self._ranges[links.rank]), 0, self.timeout)
+        local, leaders = NaiveTransport(len(self._ranges[links.rank]), 0, self.timeout), Leaders(links)
+        leaders.clock = self._clocks[links.rank]
         transport = MachinesTransport(
-            local, Leaders(links), self._ranges, self.master_rank, self.timeout,
+            local, leaders, self._ranges, self.master_rank, self.timeout,
             self._courier_for(local, links),
         )  # fmt: skip
         transport.start(serve)

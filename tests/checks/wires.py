@@ -1,4 +1,4 @@
-"""Conformance checks for all-reduces in wire formats, and what they must give, computed in one place.
+"""Conformance checks for all-reduces in wire formats, which ``wire_specification`` defines.
 
 Each check takes `ranks`, a `checks.ranks.Ranks` whose subject is a communicator. On a single machine
 every format gives the exact result.
@@ -9,23 +9,18 @@ import math
 import numpy as np
 from checks.communicators import same_bits
 from checks.ranks import values
+from checks.wire_specification import (
+    FORMATS,
+    LENGTH,
+    LOW_RANK,
+    SHAPES,
+    Naive,
+    is_low_rank,
+    length_of,
+)
 
-from synkhronos.arithmetic.partition import share
-from synkhronos.comms.coded import _CHUNK
 from synkhronos.comms.formats import PowerSGD, TopK, make_wire
-
-LENGTH = 70_003  # of several chunks, more than what travels as it is
-SHAPES = ((150, 301), (301,), (8, 40, 5, 15), (3, 100))  # the last is too small for a low rank
-LOW_RANK = PowerSGD(3, SHAPES)
-FORMATS = ["float16", "bfloat16", "int8", TopK(0.125), LOW_RANK, PowerSGD(3, SHAPES, exact_steps=1)]
-
-
-def is_low_rank(wire):
-    return isinstance(wire, PowerSGD)
-
-
-def length_of(wire):
-    return sum(map(math.prod, SHAPES)) if is_low_rank(wire) else LENGTH
+from synkhronos.comms.kept import Kept, kept_by, restore
 
 
 def draw(wire, seed, rank):
@@ -34,112 +29,22 @@ def draw(wire, seed, rank):
     return rng.integers(-60, 60, length_of(wire)).astype("float32")
 
 
-# The specification
-
-
-def rounded(wire, numbers):
-    """Return what the code of numbers stands for."""
-    numbers = np.array(numbers)
-    if wire == "bfloat16":
-        bits = numbers.view("uint32").astype("uint64")
-        even = (bits >> np.uint64(16)) & np.uint64(1)
-        upper = (bits + np.uint64(0x7FFF) + even) >> np.uint64(16) << np.uint64(16)
-        return np.where(np.isnan(numbers), numbers, upper.astype("uint32").view("float32"))
-    step = 256 if wire == "int8" else 32768
-    for start in range(0, len(numbers), step):
-        block = numbers[start : start + step]
-        finite = np.abs(block[np.isfinite(block)])
-        largest = finite.max(initial=0)
-        if wire == "int8":
-            scale = np.float32(largest) / np.float32(127)
-            whole = np.rint(block * (np.float32(1) / scale)) if scale else 0 * block
-            block[:] = whole * scale if len(finite) == len(block) else np.nan
-        elif largest:
-            scale = np.float32(2.0 ** (14 - math.frexp(largest)[1] + 1))
-            half = (block * scale).astype("float16").astype("float32")
-            half[np.abs(block * scale) < 2**-14 * (1 - 2**-12)] = 0
-            block[:] = half / scale
-    return numbers
-
-
-class Naive:
-    """All reductions of an array in a format, given the shares of all machines."""
-
-    def __init__(self, wire, machines):
-        self.wire, self.machines = wire, machines
-        self.rests = [np.zeros(length_of(wire), "float32") for _ in range(machines)]
-        self.rights = {}
-        self.exact_steps = getattr(wire, "exact_steps", 0)
-
-    def reduce(self, shares):
-        self.exact_steps -= 1
-        if self.machines == 1 or self.exact_steps >= 0:
-            return sum(shares)
-        given = [share + rest for share, rest in zip(shares, self.rests)]
-        if isinstance(self.wire, TopK):
-            return self.reduce_largest(given)
-        return self.reduce_matrices(given) if is_low_rank(self.wire) else self.reduce_codes(given)
-
-    def reduce_largest(self, given):
-        total = np.zeros_like(given[0])
-        count = math.ceil(self.wire.fraction * len(total))
-        for own, rest in zip(given, self.rests):
-            chosen = np.argsort(-np.abs(own), kind="stable")[:count]
-            total[chosen] += own[chosen]
-            rest[:] = own
-            rest[chosen] = 0
-        return total
-
-    def reduce_codes(self, given):
-        total = np.empty_like(given[0])
-        step = _CHUNK // {"int8": 260, "float16": 516}.get(self.wire, 512) * 256
-        for owner in range(self.machines):
-            start, stop = share(len(total), self.machines, owner)
-            for low in range(start, stop, step):
-                part = slice(low, min(low + step, stop))
-                sent = {m: rounded(self.wire, one[part]) for m, one in enumerate(given) if m != owner}
-                whole = sum(sent.values(), given[owner][part].copy())
-                total[part] = rounded(self.wire, whole)
-                for machine, rest in enumerate(self.rests if self.wire == "int8" else ()):
-                    is_owner = machine == owner
-                    own = whole if is_owner else given[machine][part]
-                    other = total[part] if is_owner else sent[machine]
-                    rest[part] = own - other
-        return total
-
-    def reduce_matrices(self, given):
-        total, start = sum(given), 0
-        for shape in SHAPES:
-            rows, columns = shape[0], math.prod(shape[1:])
-            place = slice(start, start + rows * columns)
-            start = place.stop
-            if 3 * (rows + columns) >= rows * columns:
-                continue
-            matrix = total[place].reshape(rows, columns).astype("float64")
-            first = np.random.Generator(np.random.PCG64([place.start, columns, 3])).random((3, columns))
-            right = self.rights.get(place.start, first - 0.5)
-            left, _ = np.linalg.qr(matrix @ right.T)
-            self.rights[place.start] = left.T @ matrix
-            total[place] = (left @ left.T @ matrix).reshape(-1)
-            for own, rest in zip(given, self.rests):
-                one = own[place].reshape(rows, columns).astype("float64")
-                rest[place] = (one - left @ left.T @ one).reshape(-1)
-        return total
-
-
 # Programs that run on each rank
 
 
 def reduce_in(comm, wire, seeds, op="sum", weights=None, spoil=None):
-    """Reduce arrays of several steps in a format, and return the results."""
+    """Reduce arrays of several steps in a format, and return the results.
+
+    `weights` has those of all ranks for each step. Where one is zero, the rank has NaN.
+    """
     kept, results = make_wire(wire, [(length_of(wire),)]), []
     for turn, seed in enumerate(seeds):
         array = np.zeros(length_of(wire), "float32") if seed is None else draw(wire, seed, comm.rank)
         if spoil is not None and turn == 0 and comm.rank == comm.size - 1:
             array[spoil[0]] = spoil[1]
-        if weights and not weights[comm.rank]:
+        weight = weights[turn][comm.rank] if weights else 1
+        if not weight:
             array[:] = np.nan
-        weight = weights[comm.rank] if weights else 1
         results.append(np.array(comm.all_reduce_in([kept], [array], op, weight)[0]))
     return results
 
@@ -181,6 +86,21 @@ def reduce_lists(comm, wires, wrong=None):
     return [np.array(one) for one in comm.all_reduce_in(kept, arrays, "sum")]
 
 
+def reduce_and_show(comm, wire, arrays, factors=None):
+    """Reduce the arrays of a rank, which `arrays` has by step; return the results and what is kept.
+
+    `factors` are those with which the first product begins.
+    """
+    size = arrays[0][0].size
+    kept, found = make_wire(wire, [(size,)]), []
+    if factors is not None:
+        restore([kept], [size], Kept([1], np.zeros(0, "float32"), factors))
+    for own in arrays:
+        total = np.array(comm.all_reduce_in([kept], [own[comm.rank].copy()], "sum")[0])
+        found.append((total, np.array(kept_by([kept]).rest)))
+    return found
+
+
 # Checks
 
 
@@ -220,17 +140,140 @@ def check_what_is_not_sent_is_sent_later(ranks):
         assert np.abs(sum(got[:2]) - exact).max() > 0.01
 
 
-def check_averages_are_weighted_and_a_weight_of_zero_leaves_a_rank_out(ranks):
+def by_ranks(ranks, sums, rng):
+    """Return arrays of integers of the ranks, given those that each machine's have to add up to."""
+    arrays = [None] * ranks.size
+    for own, total in zip(machines_of(ranks), sums):
+        others = [rng.integers(-9, 10, total.shape) for _ in own[1:]]
+        for rank, one in zip(own, [total - sum(others), *others]):
+            arrays[rank] = one.astype("float32")
+    return arrays
+
+
+def lost(ranks, wire, arrays, factors=None):
+    """Return, for each step, what is in neither the sums up to then nor what machines keep."""
+    by_rank = values(ranks.run(reduce_and_show, wire, arrays, factors))
+    sent = given = 0
+    for own, found in zip(arrays, zip(*by_rank)):
+        sent = sent + found[0][0].astype("float64")
+        given = given + np.sum(own, axis=0, dtype="float64")
+        rests = [rest.astype("float64") for _, rest in found if rest.size]
+        assert any(rest.any() for rest in rests) == (len(machines_of(ranks)) > 1)
+        yield sent + in_place(wire, sum(rests)) - given
+
+
+def in_place(wire, rest):
+    """Return what is kept where it belongs in the array: nothing is kept of small arrays."""
+    if not is_low_rank(wire) or not np.ndim(rest):
+        return rest
+    found, place, start = np.zeros(sum(map(math.prod, wire.shapes))), 0, 0
+    for shape in wire.shapes:
+        size, rows = math.prod(shape), shape[0]
+        if wire.rank * (rows + size // rows) < size:
+            found[place : place + size] = rest[start : start + size]
+            start += size
+        place += size
+    assert start == rest.size
+    return found
+
+
+def check_sums_and_what_is_kept_are_exactly_what_was_given(ranks):
+    """Of integers: multiples of what the codes of int8 are multiples of are integers."""
+    rng, machines = np.random.default_rng(4), machines_of(ranks)
+    bounds = [part[0] for part in np.array_split(np.arange(LENGTH), len(machines))]
+    for wire in ("int8", TopK(0.125)):
+        arrays = []
+        for _ in range(4):
+            sums = rng.integers(-120, 121, (len(machines), LENGTH))
+            for start, stop in zip(bounds, [*bounds[1:], LENGTH]):
+                # Blocks begin anew in each machine's part. 254 is 127 times 2, without a remainder.
+                places = np.append(np.arange(start, stop, 256), stop - 1)
+                sums[:, places] = 254 * rng.choice([-1, 1], len(places))
+            arrays.append(by_ranks(ranks, sums, rng))
+        for step in lost(ranks, wire, arrays):
+            np.testing.assert_array_equal(step, 0, err_msg=str(wire))
+
+
+EXACT_SHAPES = ((64, 200), (30,), (16, 400))
+
+
+def signs(rows, number):
+    """Return vectors of 1 and -1 that are orthogonal to each other."""
+    return np.array([[(-1) ** bin(row & one).count("1") for row in range(rows)]
+                     for one in range(number)])  # fmt: skip
+
+
+def check_low_rank_loses_nothing_where_its_factors_are_exact_and_little_otherwise(ranks):
+    """Exact ones: the sum has multiples of orthogonal vectors of signs in the columns that are used.
+
+    The lengths of these are powers of two, so all products are multiples of a power of two.
+    """
+    wire, rng = PowerSGD(2, EXACT_SHAPES), np.random.default_rng(3)
+    sums, factors = [], []
+    for shape in EXACT_SHAPES:
+        own = rng.integers(-60, 61, (len(machines_of(ranks)), *shape))
+        if len(shape) == 2:
+            columns = rng.choice(shape[1], 2, replace=False)
+            factors.append(np.eye(shape[1], dtype="float32")[columns].reshape(-1))
+            for column, one in zip(columns, signs(shape[0], 2)):
+                own[0, :, column] = 12 * one - own[1:, :, column].sum(axis=0)
+        sums.append(own.reshape(len(own), -1))
+    shares = np.concatenate(sums, axis=1)
+    arrays = [by_ranks(ranks, shares, rng)]
+    arrays += [by_ranks(ranks, rng.integers(-60, 61, shares.shape), rng) for _ in range(3)]
+    exact, *others = lost(ranks, wire, arrays, np.concatenate(factors))
+    np.testing.assert_array_equal(exact, 0)
+    last_place = np.spacing(np.float32(np.abs(np.sum(arrays[1:], axis=1)).max()))
+    for step, one in enumerate(others, 1):
+        assert abs(one).max() <= 4 * step * last_place
+
+
+def check_averages_are_weighted_within_the_bounds_of_the_format(ranks):
     size = ranks.size
     bounds = {"float16": 1e-3, "bfloat16": 1e-2, "int8": 2e-2, TopK(1.0): 1e-6}
-    zeros = [0] * (size - 1)
-    for weights in ([1] * size, list(range(1, size + 1)), [*zeros, 2], [3, *zeros]):
+    for weights in ([1] * size, list(range(1, size + 1))):
         for wire, bound in bounds.items():
             arrays = [draw(wire, 5, rank) for rank in range(size)]
             wanted = np.average(arrays, axis=0, weights=weights)
-            got = [one[0] for one in values(ranks.run(reduce_in, wire, [5], "avg", weights))]
+            got = [one[0] for one in values(ranks.run(reduce_in, wire, [5], "avg", [weights]))]
             assert same_bits(got)
             np.testing.assert_allclose(got[0], wanted, rtol=0, atol=60 * bound, err_msg=str(wire))
+
+
+def exact_weights(ranks):
+    """Return weights of the ranks with which averages, inside machines too, have no rounding errors."""
+
+    def of(number):
+        """Return positive weights whose sum is a power of two."""
+        return [*[1] * (number - 1), (1 << number) - number + 1]
+
+    machines = machines_of(ranks)
+    most = 1 << max(map(len, machines))
+    weights = [0] * ranks.size
+    for own, weight in zip(machines, of(len(machines))):
+        for rank, one in zip(own, of(len(own))):
+            weights[rank] = one * weight * most // (1 << len(own))
+    return weights
+
+
+def check_averages_are_those_of_the_specification_and_a_weight_of_zero_leaves_a_rank_out(ranks):
+    """In turn, all ranks, the last one alone and the first one alone have a weight."""
+    machines, zeros = machines_of(ranks), [0] * (ranks.size - 1)
+    whole = exact_weights(ranks)
+    weights = [whole, [*zeros, 2], whole, [3, *zeros]]
+    for wire in FORMATS:
+        naive, seeds = Naive(wire, len(machines)), range(len(weights))
+        by_rank = values(ranks.run(reduce_in, wire, [*seeds], "avg", weights))
+        for seed, each, got in zip(seeds, weights, zip(*by_rank)):
+            sums = [sum(each[rank] for rank in own) for own in machines]
+            arrays = [sum(draw(wire, seed, rank) * np.float32(each[rank] / total) for rank in own)
+                      if total else None for own, total in zip(machines, sums)]
+            wanted = naive.reduce(arrays, [total / sum(each) for total in sums])
+            assert same_bits(got), wire
+            if is_low_rank(wire):
+                np.testing.assert_allclose(got[0], wanted, rtol=1e-3, atol=0.02)
+            else:
+                np.testing.assert_array_equal(got[0], wanted, err_msg=str(wire))
 
 
 def check_numbers_that_are_not_finite_arrive_and_the_next_sum_is_right(ranks):

@@ -15,6 +15,10 @@ from scenarios import HOWS, PLACES, PROGRAM_PLACES, PROGRAMS, scenario
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
+sys.path.append(str(HERE.parent))
+
+from processes import restore_signals
+
 LIMIT = 40  # seconds for one scenario; the longest takes about 8
 
 
@@ -41,6 +45,7 @@ def run(seeds, jobs=2, limit=LIMIT, prelude="", tell=lambda result: None):
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            preexec_fn=restore_signals,
             env={
                 **os.environ,
                 "PYTHONPATH": os.pathsep.join([str(ROOT), str(HERE.parent), str(HERE)]),

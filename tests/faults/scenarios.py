@@ -175,7 +175,7 @@ class Scenario:
 
     @property
     def causes(self):
-        """Descriptions of which a `WorldBrokenError` about a worker must contain at least one."""
+        """Descriptions; a `WorldBrokenError` about a worker must contain at least one."""
         if self.how in EXCEPTIONS:
             return ("exit code 1",)
         return (f"exit code {EXIT_CODE}",) if self.how == "exit" else (SIGNALS[self.how],)
@@ -300,4 +300,13 @@ def _in_program(seed, draw):
         meets=on_death == "raise" and (seam == "barrier" or draw.random() < 0.4),
         again=bool(again),
         round=0 if seam in ("directory", "started", "reply", "fork") else draw.randrange(3),
+    )
+
+
+def first(seeds, fault):
+    """Return the first seed whose scenario has the given attributes."""
+    return next(
+        seed
+        for seed in seeds
+        if all(getattr(scenario(seed), name) == value for name, value in fault.items())
     )

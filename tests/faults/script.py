@@ -428,6 +428,7 @@ class Watch:
         os.dup2(os.open(self.errors, os.O_WRONLY), 2)
         os.dup2(2, 1)
         warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", "Numba will use object mode")  # for the operation Point
         play = (ProgramPlay if self.fault.of_program else Play)(self.fault, self.board)
         try:
             play.run()

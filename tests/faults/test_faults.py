@@ -6,7 +6,7 @@ from pathlib import Path
 
 import harness
 import pytest
-from scenarios import HOWS, PLACES, PROGRAM_PLACES, PROGRAMS, scenario
+from scenarios import HOWS, PLACES, PROGRAM_PLACES, PROGRAMS, first, scenario
 
 SAMPLE = range(40)
 PAIRS = len(HOWS) * len(PLACES)
@@ -129,15 +129,6 @@ def test_the_harness_sees_what_is_wrong(mutation, fault, problem):
     seeds = range(PROGRAMS, PROGRAMS + 10_000) if "seam" in fault else range(10_000)
     (result,) = harness.run([first(seeds, fault)], 1, limit=10, prelude=f"{LIBRARY}\n{mutation}")
     assert problem in result["problem"], result
-
-
-def first(seeds, fault):
-    """Return the first seed whose scenario has the given attributes."""
-    return next(
-        seed
-        for seed in seeds
-        if all(getattr(scenario(seed), name) == value for name, value in fault.items())
-    )
 
 
 STRIKES_IN_A_FINALIZER = """import injector

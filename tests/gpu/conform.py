@@ -1,7 +1,7 @@
 """Conformance checks of `checks.communicators` on a communicator for arrays on devices.
 
-Call ``conform(kind, devices)``, where `kind` is "staged" or "nccl". NCCL needs CUDA devices, real ones
-or those of `emulator`.
+Call ``conform(kind, devices)``, where `kind` is "staged" or "nccl". NCCL needs CUDA devices, either real
+ones or emulated by `emulator`.
 """
 
 import traceback

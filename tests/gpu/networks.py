@@ -20,7 +20,7 @@ def layers(tt, pool, bn, x, weights, gamma, beta):
 
 
 def check(devices, dnn):
-    """Compare outputs and gradients with those of a serial function.
+    """Compare outputs and gradients with the results of a serial function.
 
     Raise an exception if they differ, or if the use of cuDNN does not match `dnn`.
     """

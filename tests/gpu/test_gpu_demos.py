@@ -9,7 +9,7 @@ from test_demo_mnist import DEMO
 def test_demo_runs_on_the_device(run_demo, devices, number):
     script = ROOT / "demos" / f"demo_{number}.py"
     done = run_demo(script, "--devices", *devices[:1] * 2, timeout=300)
-    assert done.stdout.splitlines()[-1].startswith("All results equal those of plain Theano")
+    assert done.stdout.splitlines()[-1].startswith("All results match plain Theano")
 
 
 @pytest.mark.slow

@@ -81,6 +81,7 @@ class DeviceLab:
 
     dtype = "float32"
     is_immutable = False
+    fixable = (1,)
     streams = MRG_RandomStreams
     ops = synk.ops
 
@@ -88,7 +89,10 @@ class DeviceLab:
         self.engine = world.here.engine
 
     def tensor(self, name, ndim):
-        return tt.TensorType(self.dtype, (False,) * ndim)(name)
+        return self.fixed(name, (None,) * ndim)
+
+    def fixed(self, name, extents):
+        return tt.TensorType(self.dtype, [one == 1 for one in extents])(name)
 
     shared = staticmethod(theano.shared)
 

@@ -1,4 +1,4 @@
-"""Four ranks on two machines, of which one on each is killed in a program and replaced."""
+"""Four ranks on two machines; one on each machine is killed in a program and replaced."""
 
 import os
 import signal

@@ -1,12 +1,15 @@
 """Computes what must not depend on the machines on which four ranks are; writes it to a file as pickle.
 
-The argument is the folder to write to. The same script runs on one machine and on several.
+The first argument is the folder to write to, the second one a checkpoint that this script has written
+elsewhere, if any; with a third one, this checkpoint is all that is tried. The same script runs on one
+machine and on several.
 """
 
 import os
 import pickle
 import socket
 import sys
+import time
 from pathlib import Path
 
 import synkhronos as synk
@@ -16,6 +19,31 @@ from compilers import RandomStreams, Streams, compiler, sparse, tt
 from synkhronos.extensions import train, updates
 
 RANKS, MASTER = 4, 1
+
+
+def resumed(folder, *others):
+    """Write a checkpoint of variables of every kind.
+
+    Return what both kinds of random streams have drawn until then, and what is computed after the
+    checkpoint was loaded, and after each of the others.
+    """
+    one, other = Streams(3).uniform(size=(2,)), RandomStreams(4).normal(size=(2,))
+    w, own = compiler.shared(np.arange(3.0), "w"), compiler.shared(np.array(0.0), "own")
+    rows = compiler.shared(np.zeros(3), "rows")
+    f = synk.function(
+        [], [(one, "gather"), (other, "gather"), own, (w, "gather"), (rows, "gather")],
+        updates=[(w, 1.5 * w + 1)], sliceable_shareds=[rows],
+    )  # fmt: skip
+    synk.distribute()
+    synk.scatter(rows, np.arange(10.0))
+    for rank in range(RANKS):
+        synk.set_value(rank, own, np.array(rank + 2.0))
+    drawn, found = [f(), f()], []
+    synk.save(folder / "resumed", {"step": 1})
+    for path in (folder / "resumed", *others):
+        f()
+        found.append([synk.load(path), f(), f(), synk.gather([w, own, rows])])
+    return drawn, found
 
 
 def inputs_of_every_kind(folder):
@@ -56,19 +84,8 @@ def rows_of_variables():
     return [*found, [synk.get_value(rank, [rows, w]) for rank in range(RANKS)]]
 
 
-def draws(folder):
-    """Return what both kinds of random streams draw, before and after a checkpoint is loaded."""
-    one, other = Streams(5).uniform(size=(3,)), RandomStreams(6).normal(size=(3,))
-    f = synk.function([], [(one, "gather"), (other, "gather")])
-    found = [f(), f()]
-    synk.save(folder / "checkpoint", {"step": 2})
-    found.append(f())
-    extra = synk.load(folder / "checkpoint")
-    return [*found, extra, f()]
-
-
 def training():
-    """Return the losses and parameters of a few steps, and those of serial steps."""
+    """Return the losses and parameters of a few steps, and the same for serial steps."""
     rng = np.random.RandomState(0)
     images, labels = rng.randn(50, 6), rng.randn(50)
     results = []
@@ -122,7 +139,7 @@ def wires_in_a_program():
         rank.all_reduce(gradient, "avg", weight=1.0, wire=wire)
         return gradient.get_value()
 
-    # The rank of the gradient is at most that of the rows.
+    # The rank of the gradient is at most the rank of the rows.
     return [synk.spmd(average, wire)[3] for wire in (*WIRES[:3], synk.PowerSGD(8), synk.TopK(1.0))]
 
 
@@ -148,13 +165,21 @@ def hosts():
     return synk.spmd(lambda rank: (socket.gethostname(), rank.exchange(rank.rank)))
 
 
-def main(folder):
+def main(folder, other=None, only=None):
     found = {}
     synk.fork(RANKS, use_gpu=False, master_rank=MASTER)
+    found["resumed"] = resumed(folder, *([other] if other else []))
+    if only is None:
+        compute(folder, found)
+    (folder / "found.pickle").write_bytes(pickle.dumps(found))
+    print(os.uname().nodename, compiler.config.compiledir, flush=True)
+
+
+def compute(folder, found):
+    """Compute all but what `resumed` does, in two worlds."""
     found["hosts"] = hosts()
     found["inputs"] = inputs_of_every_kind(folder)
     found["variables"] = rows_of_variables()
-    found["draws"] = draws(folder)
     found["training"] = training()
     found["wires"] = wires()
     found["wires in a program"] = wires_in_a_program()
@@ -164,14 +189,18 @@ def main(folder):
     for category in ("compute", "reduce"):
         seconds = profile.seconds[:, :, profile.categories.index(category)].sum(axis=0)
         found[f"ranks that {category}"] = np.flatnonzero(seconds).tolist()
+    found["commands"] = [
+        [(one.step, one.start, one.start + one.seconds) for one in events if one.category == "command"]
+        for events in profile.events
+    ]
+    found["clock error"], found["profiled hosts"] = profile.clock_error, profile.hosts
+    found["clocks"] = synk.spmd(lambda rank: time.perf_counter())
     synk.close()
     synk.fork(3, use_gpu=False, check=True)
     found["size of the next world"] = len(hosts())
     found["checked training"] = training()
     synk.close()
-    (folder / "found.pickle").write_bytes(pickle.dumps(found))
-    print(os.uname().nodename, compiler.config.compiledir, flush=True)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), *sys.argv[2:])

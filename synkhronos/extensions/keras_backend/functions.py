@@ -1,4 +1,4 @@
-"""The functions of a Keras model on all ranks, called as Keras calls its own."""
+"""The functions of a Keras model on all ranks, called in the same way as Keras's own."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OPTIONS = {"allow_input_downcast": True, "on_unused_input": "ignore"}
 
 
 class Request(NamedTuple):
-    """What Keras asks of ``K.function``."""
+    """The arguments that Keras gives to ``K.function``."""
 
     inputs: list[Variable]
     outputs: list[Variable]
@@ -66,7 +66,7 @@ def _converted(value, variable):
 
 
 class PredictFunction:
-    """Computes outputs on all ranks, each on its rows, and joins them."""
+    """Computes outputs on all ranks, each on its own rows, and joins them."""
 
     functions: list[synk.Function]
 
@@ -92,7 +92,7 @@ class PredictFunction:
 
 
 class Metrics:
-    """The metrics of a model. Their state is only on the master, which adds what all ranks found.
+    """The metrics of a model. Their state is on the master only, which adds the changes of all ranks.
 
     Parameters
     ----------
@@ -126,7 +126,7 @@ class Metrics:
         self._function = theano.function(values, replaced, updates=list(news.items()))
 
     def _operation(self, target, change, local):
-        """Return how the changes of the ranks are combined; None if they are the same on all ranks."""
+        """Return how the changes of the ranks are combined, or None if they are equal on all ranks."""
         if not local.of(change):
             return None
         terms = terms_of(f"metric {target.name}", change, local)
@@ -141,7 +141,7 @@ class Metrics:
         return op
 
     def add(self, changes: Sequence[Any]) -> list[numpy.ndarray]:
-        """Add the changes that all ranks found; return the values of the metrics."""
+        """Add the changes of all ranks; return the values of the metrics."""
         return self._function(*changes)
 
 
@@ -164,17 +164,17 @@ def _change(target: SharedVariable, new: Variable, states: set[SharedVariable]) 
 class StepFunction:
     """Trains or evaluates on a batch on all ranks; returns the loss and the metrics.
 
-    Its attribute ``functions`` lists the functions of Synkhronos of which a call consists.
+    Its attribute ``functions`` lists the functions of Synkhronos that a call runs.
 
     Parameters
     ----------
     request : Request
-        Of which the metrics were taken out.
+        The request without the metrics.
     metrics : Metrics
     order : list of bool
         For each output, whether it is a metric.
     params : list of shared variables or None
-        What is trained.
+        The variables that are trained.
     all_rows : variable or None
         The input that gets the number of rows.
     trial : Trial or None
@@ -182,7 +182,7 @@ class StepFunction:
     weights : list of (str, variable)
         Sample weights that have to be equal in each batch, and the names of their outputs.
     send : callable
-        Sends what Keras has set.
+        Sends the values that Keras has set.
     """
 
     def __init__(
@@ -228,7 +228,7 @@ class StepFunction:
         return [next(metrics if is_metric else own) for is_metric in self._order]
 
     def _try(self, values: Sequence[Any]) -> None:
-        """Compare the terms of this batch with those of its halves, in the phase of testing."""
+        """Compare the terms of this batch with the terms of its halves, in the test phase."""
         rows = [value for value, one in zip(values, self._data.inputs) if one.ndim]
         others = [numpy.zeros_like(value) for value in values if not value.ndim]
         self._trial.check(rows, others)

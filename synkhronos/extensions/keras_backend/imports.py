@@ -1,4 +1,4 @@
-"""Import Keras 2.3.1 on its Theano back end, with the versions of Python and h5py of today."""
+"""Import Keras 2.3.1 on its Theano back end, with current versions of Python and h5py."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ import numpy
 
 import synkhronos  # noqa: F401  # has Theano find a BLAS, before Keras imports Theano
 
-#: The names that Keras uses from `collections`, where they were until Python 3.9.
+#: The names that Keras imports from `collections`, which had them until Python 3.9.
 _ALIASES = ("Container", "Iterable", "Mapping", "Sequence")
 _REMEDY = "install it by: pip install keras==2.3.1"
 
 
 def import_keras() -> ModuleType:
-    """Return the module ``keras``, which then works.
+    """Return the module ``keras``, made to work.
 
     Raises
     ------
@@ -57,7 +57,7 @@ def _read_text_as_bytes():
     """Let Keras read its files with h5py 3, which returns text where earlier versions returned bytes."""
     try:
         h5py = importlib.import_module("h5py")
-    except ImportError:  # Keras works without it, but does not save models
+    except ImportError:  # Keras works without it, but cannot save models
         return
     if int(h5py.__version__.partition(".")[0]) < 3:
         return

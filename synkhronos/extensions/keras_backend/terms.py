@@ -1,4 +1,4 @@
-"""What the loss and the metrics of a Keras model are to the rows of a batch: means or sums of them."""
+"""Finds whether the losses and metrics of a Keras model are means or sums over the rows of a batch."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Term(NamedTuple):
 
 
 def dependence_on_rows(rows: Sequence[Variable], roots: Sequence[Variable]) -> Dependence:
-    """Return what expressions depend on that may differ between ranks: rows, and random numbers."""
+    """Return which rows and random numbers, which may differ by rank, expressions depend on."""
     random = [one for one in inputs_first(roots) if is_random_state(one)]
     return Dependence([*rows, *random], {})
 
@@ -71,7 +71,7 @@ def operation_of(leaf: Variable, local: Dependence) -> str:
 
 
 def _operand(variable: Variable, local: Dependence) -> Variable | None:
-    """Return the operand of which a variable is a constant multiple, or None."""
+    """Return the operand that a variable is a constant multiple of, or None."""
     node = variable.owner
     if node is None:
         return None
@@ -101,8 +101,8 @@ def as_mean(
 ) -> Variable:
     """Return a loss whose average over the ranks, weighted by their rows, is `total` of all rows.
 
-    Its terms that are sums over the rows are multiplied by the number of all rows and divided by that
-    of the rank's rows.
+    Its terms that are sums over the rows are multiplied by the number of all rows and divided by the
+    number of the rank's rows.
     """
     share = tt.cast(all_rows, total.dtype) / tt.cast(rows.shape[0], total.dtype)
     replacements = {
@@ -116,9 +116,9 @@ def as_mean(
 
 
 class Trial:
-    """Compares terms of a batch with those of its two halves.
+    """Compares the terms of a batch with the terms of its two halves.
 
-    Random numbers are replaced by a constant, as parts of a batch draw others.
+    Random numbers are replaced by a constant, because parts of a batch draw different numbers.
 
     Parameters
     ----------
@@ -149,7 +149,7 @@ class Trial:
         )
 
     def check(self, rows: Sequence[Any], others: Sequence[Any]) -> None:
-        """Raise ``ValueError`` unless the terms of this batch follow from those of its halves."""
+        """Raise ``ValueError`` unless the terms of this batch follow from the terms of its halves."""
         length = rows[0].shape[0]
         half = (length + 1) // 2
         whole = self._function(*rows, *others)

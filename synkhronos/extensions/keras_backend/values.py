@@ -11,14 +11,14 @@ import synkhronos as synk
 
 
 class Setting:
-    """Replaces Keras's ``set_value`` and ``batch_set_value``, and remembers what they set.
+    """Replaces Keras's ``set_value`` and ``batch_set_value``, and records which variables they set.
 
     They change the master's variables only. Callbacks, ``set_weights`` and ``load_weights`` call them.
 
     Attributes
     ----------
     changed : set of shared variables
-        Those that were set and not yet sent to the other ranks.
+        Variables that were set but not yet sent to the other ranks.
     """
 
     def __init__(self, backend: Any) -> None:
@@ -38,7 +38,7 @@ class Setting:
         self.changed.update([x for x, _ in pairs])
 
     def send(self, variables: Iterable[SharedVariable]) -> None:
-        """Broadcast those of these variables that were set."""
+        """Broadcast the variables that were set."""
         if not self.changed:
             return
         stale = [one for one in variables if one in self.changed]

@@ -5,7 +5,10 @@ need PyTensor. PyMC is imported when `parallelize` is called.
 
 The rows stay on the ranks. An evaluation sends the values of the parameters to every rank, and the sum
 of the log-probability and of its gradient to the master, in one command. Priors, transformations and the
-sampler are the master's, as without ranks.
+sampler run on the master, as they do without ranks.
+
+``models`` finds the rows in a model. ``parallel`` replaces their sum by the sum of ``rows`` over all
+ranks, which ``operation`` is in a graph. ``potential`` makes such a sum without a model.
 """
 
 from importlib.util import find_spec as _find_spec

@@ -39,7 +39,7 @@ class Term(NamedTuple):
     leaves : list of Constant or SharedVariable
         Shared variables that it depends on, and constants of as many rows.
     lengths : list of Constant or SharedVariable
-        What gives distributions the number of rows as their size.
+        The values that give distributions the number of rows as their size.
     """
 
     variable: Variable
@@ -74,7 +74,7 @@ class Potential(NamedTuple):
 
 
 def divide(model: Any, data: Any, observed: Any, mode: Any) -> Any:
-    """Return a model with the rows divided over the ranks, see `parallelize`."""
+    """Return a model with the rows divided over the ranks; see `parallelize`."""
     terms = [_term(model, one) for one in _chosen(model, observed)]
     given = _given(model, data, terms)
     terms.sort(key=_n_rows)
@@ -129,7 +129,7 @@ def _term(model, variable):
 
 
 def _lengths(model, variable, n_rows):
-    """Return the leaves that give a variable, and those that it is made of, this number of rows."""
+    """Return the leaves that give a variable, and the variables it is made of, this number of rows."""
     found = ancestors([variable], blockers=model.free_RVs)
     nodes = {one.owner for one in found if hasattr(one.owner and one.owner.op, "size_param")}
     sizes = [node.op.size_param(node) for node in nodes]
@@ -146,7 +146,7 @@ def _lengths(model, variable, n_rows):
 def _log_probs(model, terms, stand_ins):
     """Return the log-probability of each term, of what stands for variables of the model.
 
-    PyMC rewrites what it finds, also constants and free variables, so it is given others instead.
+    PyMC rewrites whatever it finds, including constants and free variables, so it gets substitutes.
     """
     values = substitute([model.rvs_to_values[one] for one in model.observed_RVs], stand_ins)
     values = dict(zip(model.observed_RVs, values))
@@ -170,7 +170,7 @@ def _array(leaf):
 
 
 def _given(model, data, terms):
-    """Return the arrays that the script gives, or None for the model's own, by leaf; or None."""
+    """Return the script's arrays by leaf, with None for the model's own values; or None."""
     if data is None:
         return None
     if not isinstance(data, Mapping):
@@ -309,7 +309,7 @@ def _replaced(model, terms, potentials):
         graph.add_output(model_potential(total))
     made = model_from_fgraph(graph, mutate_fgraph=True)
     made.check_bounds = model.check_bounds
-    # PyMC has sorted the variables anew, and draws are made in their order.
+    # PyMC has reordered the variables, and draws are made in their order.
     order = list(model.named_vars)
     for variables in (made.free_RVs, made.deterministics):
         variables.sort(key=lambda one: order.index(one.name))

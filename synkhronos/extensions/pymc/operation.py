@@ -1,7 +1,7 @@
 """Operations for graphs: a sum over the rows of all ranks, with and without its gradient.
 
-A graph contains `RowsSum`, whose outputs are the sum and the gradient: what computes both needs it once
-only. Where nothing uses the gradient, compilation replaces it by `RowsValue`.
+A graph contains `RowsSum`, whose outputs are the sum and the gradient, so both are computed only once.
+Where nothing uses the gradient, compilation replaces it by `RowsValue`.
 """
 
 import warnings
@@ -17,7 +17,7 @@ from pytensor.tensor.rewriting.basic import register_specialize
 
 
 class _OfRows(Op):
-    """An operation on the parameters of a `Rows`. Only the same object is equal to it."""
+    """An operation on the parameters of a `Rows`. It compares equal only to itself."""
 
     def __init__(self, rows):
         self.rows = rows
@@ -62,7 +62,7 @@ class RowsSum(_OfRows):
         return Apply(self, inputs, [*self._outputs(), *gradients])
 
     def infer_shape(self, *context):
-        shapes = context[-1]  # PyTensor 2 gives the graph as well
+        shapes = context[-1]  # PyTensor 2 passes the graph as well
         return [(), *(shapes[index] for index in self.rows.wrt)]
 
     def perform(self, node, inputs, output_storage):
@@ -85,7 +85,7 @@ class RowsSum(_OfRows):
             results[index] = cotangents[0] * gradient
         return results
 
-    L_op = pullback  # the name of it in PyTensor 2
+    L_op = pullback  # its name in PyTensor 2
 
 
 @register_specialize
@@ -99,7 +99,7 @@ def local_sum_without_gradient(fgraph, node):
 
 @numba_funcify.register(_OfRows)
 def numba_funcify_of_rows(op, node, **kwargs):
-    """Have code of Numba call Python for it; without PyTensor's warning, as this takes microseconds."""
+    """Let Numba code call Python for it, without PyTensor's warning: a call takes only microseconds."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         return generate_fallback_impl(op, node=node, **kwargs)

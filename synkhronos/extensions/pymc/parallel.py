@@ -14,40 +14,41 @@ def parallelize(
 ) -> Any:
     """Return a model with the same posterior, whose rows of data are divided over all ranks.
 
-    Its free variables are those of `model`. In place of the observed variables it has a
+    It has the same free variables as `model`. In place of the observed variables it has a
     ``pm.Potential``, to which every rank contributes its rows, with the gradient. Sample with it by
-    ``pm.sample(model=..., cores=1)``, ``pm.fit`` or ``pm.find_MAP``. For the same seed the draws are
-    those of `model`, up to rounding.
+    ``pm.sample(model=..., cores=1)``, ``pm.fit`` or ``pm.find_MAP``. For the same seed the draws equal
+    the draws of `model`, up to rounding.
 
     Parameters
     ----------
     model : pymc.Model
-        It is not changed, and remains the one for predictions:
+        It is not changed. Use it for predictions:
         ``pm.sample_posterior_predictive(idata, model=model)``.
     data : dict, optional
         The arrays that have a row for each observation: by the name of a ``pm.Data``, or of an observed
-        variable for its observed values; None stands for the values in the model. The rows may be others
-        than those in the model, and more: arrays, `Data` or ``numpy.memmap``. By default, all constants
-        and ``pm.Data`` that the observed variables depend on and that are as long as their values.
+        variable for its observed values; None stands for the values in the model. Arrays, `Data` or
+        ``numpy.memmap`` may have different rows from the model, and more of them. By default, all
+        constants and ``pm.Data`` that the observed variables depend on and that are as long as their
+        values.
     observed : list of str, optional
         The observed variables to divide. The others remain as they are. By default, all.
     mode : str or Mode, optional
-        The mode of PyTensor in which the ranks compile, such as ``"NUMBA"``; by default that of
+        The mode of PyTensor in which the ranks compile, such as ``"NUMBA"``; by default the mode of
         PyTensor's settings.
 
     Returns
     -------
     pymc.Model
-        It keeps the rows that it was made with. Data without rows can be changed in it by
+        It keeps the rows with which it was created. Data without rows can be changed with
         ``pm.set_data``. It has no ``pm.Deterministic`` that depends on the rows; compute these from the
-        draws, by ``pm.compute_deterministics(idata.posterior, model=model)``.
+        draws, with ``pm.compute_deterministics(idata.posterior, model=model)``.
 
     Raises
     ------
     NotForkedError, ClosedError, WorldBrokenError
         If there are no processes that can be used.
     TypeError
-        If `model` is no PyMC model, or an array has the wrong dtype.
+        If `model` is not a PyMC model, or an array has the wrong dtype.
     ValueError
         If a name is unknown, the numbers of rows differ, or the log-probability of an observed variable
         is not a sum over its rows.
@@ -62,8 +63,8 @@ def parallelize(
     chain, and these raise an error, since only this process may use the ranks. All ranks work on one
     chain instead.
 
-    Whether the log-probability is a sum over the rows is tried on at most 1000 rows, at a point near the
-    initial one: its two halves have to give the value of the whole.
+    Whether the log-probability is a sum over the rows is tested on at most 1000 rows, at a point near
+    the initial point: the values of its two halves must add up to the value of the whole.
 
     Examples
     --------

@@ -42,7 +42,7 @@ def rows_potential(
         copied to shared memory once, unless they are `Data` or ``numpy.memmap``. With a variable as
         `log_prob`, a dictionary: the array by the variable that stands for it.
     mode : str or Mode, optional
-        The mode of PyTensor in which the ranks compile, such as ``"NUMBA"``; by default that of
+        The mode of PyTensor in which the ranks compile, such as ``"NUMBA"``; by default the mode of
         PyTensor's settings.
     name : str, optional
         A name for messages.
@@ -57,7 +57,8 @@ def rows_potential(
     NotForkedError, ClosedError, WorldBrokenError
         If there are no processes that can be used.
     TypeError
-        If an argument is of the wrong kind, or the dtype of a `Data` is not that of its variable.
+        If an argument is of the wrong kind, or the dtype of a `Data` differs from the dtype of its
+        variable.
     ValueError
         If the numbers of rows differ, or the log-probability draws random numbers. In the first
         evaluation, if it is not a sum over the rows.

@@ -13,9 +13,9 @@ from pytensor.compile.mode import Mode, get_mode
 
 import synkhronos as synk
 
-_TRIED = 1000  # rows on which a sum is tried
+_TRIED = 1000  # rows on which a sum is tested
 _SLICE = 4 << 20  # bytes of rows in a slice, so that they and intermediate results stay in the cache
-_CHECKS = "local_check_parameter_to_ninf_switch"  # PyMC's: a wrong parameter has the probability 0
+_CHECKS = "local_check_parameter_to_ninf_switch"  # as in PyMC: a wrong parameter has the probability 0
 
 
 class Rows:
@@ -24,20 +24,20 @@ class Rows:
     Parameters
     ----------
     name : str
-        How errors call it.
+        Its name in error messages.
     total : variable
         The sum, of `parameters` and `variables` only.
     parameters : list of variables
     differentiable : list of bool
         Whether the gradient with respect to each parameter is wanted.
     variables : list of variables
-        They stand for the rows.
+        The variables that stand for the rows.
     data : list of array-like
-        What they stand for.
+        The rows, one array for each variable.
     mode : mode of PyTensor or None
-        With this mode the ranks compile.
+        The mode in which the ranks compile.
     checks : str
-        PyMC's rewrite that says what a wrong parameter does.
+        The name of PyMC's rewrite that determines the effect of a wrong parameter.
 
     Attributes
     ----------
@@ -98,9 +98,9 @@ class Rows:
         return results
 
     def try_halves(self, values: Sequence[Any]) -> None:
-        """Raise ValueError unless the sums of two halves of the rows add up to that of all.
+        """Raise ValueError unless the sums over two halves of the rows add up to the sum over all rows.
 
-        At most 1000 of the rows are tried, on this process.
+        At most 1000 of the rows are tested, in this process.
         """
         length = len(self._data[0])
         chosen = [one[:: -(-length // _TRIED)] for one in map(np.asarray, self._data)]

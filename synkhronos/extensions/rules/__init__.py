@@ -1,9 +1,8 @@
-"""Training rules: ranks train at their own pace, and a rule says what they exchange, and when.
+"""Training rules: ranks train at their own pace, and a rule determines what they exchange and when.
 
-:func:`train` is the loop that most scripts want. Rules can also be used in a program of your own:
-each rank calls ``rule.start(rank, params)``, after each of its steps ``rule.after_step(rank, params,
-number)``, and ``rule.finish(rank, params)`` at the end. A rule of your own is a class derived from
-:class:`Rule`.
+:func:`train` is the loop that most scripts need. Rules can also be used in your own programs: each rank
+calls ``rule.start(rank, params)``, after each of its steps ``rule.after_step(rank, params, number)``,
+and ``rule.finish(rank, params)`` at the end. A rule of your own is a class derived from :class:`Rule`.
 
 ========================  ===========================================================  ============
 rule                      what is exchanged                                            collectives
@@ -18,10 +17,10 @@ rule                      what is exchanged                                     
 :class:`GoSGD`            each rank sends its parameters to another, at random         no
 ========================  ===========================================================  ============
 
-The modules: ``rule`` is the base; ``averaging``, ``diloco``, ``centered`` and ``gossip`` have the rules,
-``parameters`` what they share. ``step`` builds steps in two parts. ``training`` is the loop as seen from
-the script, and ``loop`` as every rank runs it, with ``validation``, ``progress``, ``checkpoint`` and
-``record``.
+The modules: ``rule`` is the base class; ``averaging``, ``diloco``, ``centered`` and ``gossip`` have the
+rules, and ``parameters`` their common functions. ``step`` builds steps in two parts. ``training`` is the
+script's side of the loop, and ``loop`` each rank's side, with ``validation``, ``progress``,
+``checkpoint`` and ``record``.
 """
 
 from synkhronos.extensions.rules.averaging import BSP, LocalSGD

@@ -80,22 +80,22 @@ class BSP(LocalSGD):
 
     .. math:: x \leftarrow \operatorname{update}\Bigl(x, \sum_j \frac{n_j}{n} g_j\Bigr)
 
-    on every rank, every `period` steps. This equals the step on all these rows in one process. The
-    update may be any, such as Adam. What accumulates over several steps is added up in NumPy arrays.
+    on every rank, every `period` steps. This equals the step on all these rows in one process. Any
+    update can be used, such as Adam. Gradients of several steps are added up in NumPy arrays.
 
-    With ``average="params"``, each rank takes its own steps, and the parameters are averaged as by
-    `LocalSGD`. The other variables stay local. For plain gradient descent and ``period=1`` both are the
+    With ``average="params"``, each rank takes its own steps, and the parameters are averaged as in
+    `LocalSGD`. Other variables stay local. For plain gradient descent and ``period=1`` both are the
     same.
 
-    The name is that of Valiant's model of computing [1]_.
+    It is named after Valiant's model of computation [1]_.
 
     Parameters
     ----------
     period : int, default: 1
     average : {"gradients", "params"}
-        ``"gradients"`` needs a step in two parts, of `make_step`.
+        ``"gradients"`` needs a step in two parts, from `make_step`.
     wire : {"float16", "bfloat16", "int8"}, PowerSGD or TopK, optional
-        In what form gradients travel between machines, as in :func:`synkhronos.all_reduce`.
+        The format in which gradients are sent between machines, as in :func:`synkhronos.all_reduce`.
 
     References
     ----------
@@ -117,7 +117,7 @@ class BSP(LocalSGD):
     _step: TrainingStep | None = None
 
     def prepare(self, step: Any) -> None:
-        """Raise in words if gradients are to be averaged, and the step has no part that computes them.
+        """Raise if gradients are to be averaged and the step has no part that computes them.
 
         Parameters
         ----------
@@ -175,7 +175,7 @@ class BSP(LocalSGD):
         self._sums, self._pending = None, False
 
     def value(self, rank: synk.Rank, params: Params) -> list[numpy.ndarray] | None:
-        """Return the average of the parameters of all ranks; None, if they are the same on all."""
+        """Return the average of the parameters of all ranks, or None if they are equal on all ranks."""
         return super().value(rank, params) if self.average == "params" else None
 
     def state(self, rank: synk.Rank, params: Params) -> dict[str, Any]:

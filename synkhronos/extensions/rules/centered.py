@@ -22,7 +22,7 @@ class _Centered(Rule):
     """A rule with a center, which is also its final value."""
 
     def start(self, rank: synk.Rank, params: Params) -> None:
-        # The first rank gives the center its values, so every rank has the right ones.
+        # The first rank gives the center its values, so all ranks begin with the same values.
         center = unpack("center", params, self.restored)
         if center is not None:
             assign(params, center)
@@ -43,7 +43,7 @@ class _Centered(Rule):
         return pack("center", self._center.value())
 
     def _settle(self, params):
-        """Give the center what it has not got yet."""
+        """Give the center the changes that it does not have yet."""
 
 
 class EASGD(_Centered):
@@ -56,9 +56,9 @@ class EASGD(_Centered):
               \tilde x \leftarrow \tilde x + d
 
     as one operation that no other rank interrupts for the same elements (algorithm 1 of the paper). The
-    exchange is between two steps, so the next gradient is that at the new :math:`x_i`; algorithm 1 takes
-    the gradient of that step before the exchange. The step may be any. At the end all ranks get the
-    center.
+    exchange is between two steps, so the next gradient is taken at the new :math:`x_i`; algorithm 1
+    takes the gradient of that step before the exchange. Any step can be used. At the end all ranks get
+    the center.
 
     With a momentum :math:`\delta` it is the paper's algorithm 2, with Nesterov's momentum on the local
     parameters:
@@ -124,18 +124,19 @@ class EASGD(_Centered):
 
 
 class Downpour(_Centered):
-    r"""Downpour SGD [1]_: ranks add to the center what their steps changed, and fetch its values.
+    r"""Downpour SGD [1]_: ranks add the changes of their steps to the center, and fetch its values.
 
-    With :math:`\Delta_i` the sum of what the steps of rank :math:`i` have changed since its last push:
+    With :math:`\Delta_i` the sum of the changes by the steps of rank :math:`i` since its last push:
 
     .. math:: \tilde x &\leftarrow \tilde x + \Delta_i, \quad \Delta_i \leftarrow 0
               && \quad \text{every } n_{push} \text{ steps, then} \\
               x_i &\leftarrow \tilde x && \quad \text{every } n_{fetch} \text{ steps}
 
     In the paper the center adds accumulated gradients by its own update, such as Adagrad; here the
-    rank's step updates, and the center adds up the changes. For gradient descent with one learning rate
-    both are the same. What was not pushed yet is not lost by a pull: it is pushed later. At the end, and
-    before a checkpoint, each rank pushes what is left; then all ranks get the center.
+    rank's step updates the parameters, and the center adds up the changes. For gradient descent with one
+    learning rate both are the same. A pull does not lose changes that have not been pushed; they are
+    pushed later. At the end, and before a checkpoint, each rank pushes its remaining changes; then all
+    ranks get the center.
 
     Parameters
     ----------
@@ -161,7 +162,7 @@ class Downpour(_Centered):
     def after_step(self, rank: synk.Rank, params: Params, step: int) -> None:
         pulls_between = self._pulls_between_pushes()
         pushes, pulls = step % self.push_period == 0, step % self.pull_period == 0
-        # Without a base, because the periods were changed, what waits cannot be told from the rest.
+        # Without a base, because the periods were changed, pending changes cannot be identified.
         if pushes or (pulls and pulls_between and self._base is None):
             self._settle(params)
             pushes = True
@@ -185,7 +186,7 @@ class Downpour(_Centered):
         assign(params, [a + b for a, b in zip(own, self._waiting)])
         self._center.push()
         assign(params, own)
-        self._center.push(scale=0)  # later changes count from here
+        self._center.push(scale=0)  # later changes are measured from here
         self._waiting = None
 
 
@@ -197,16 +198,16 @@ class ASGD(Downpour):
 
 
 class SSP(_Centered):
-    r"""Stale synchronous parallel [1]_: as `ASGD`, but no rank gets far ahead of the slowest.
+    r"""Stale synchronous parallel [1]_: like `ASGD`, but no rank gets far ahead of the slowest.
 
     The clock :math:`c_i` of a rank is the number of steps that it has taken. After each step it pushes
-    what the step changed, advances its clock, and waits until
+    the change, advances its clock, and waits until
 
     .. math:: c_i - \min_j c_j \le s
 
     before it pulls the center and takes the next step. So the parameters of a step contain at least all
     changes up to :math:`s` steps before it. With :math:`s = 0` all ranks take each step together. Ranks
-    whose programs have ended do not count.
+    whose programs have ended are ignored.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""The state of a training in a checkpoint: that of the rule on every rank, the position, the record."""
+"""The state of training in a checkpoint: the rule's state on every rank, the position, the record."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _HEADER, _RECORD = "rules.train", "rules.record"
 
 
 class Saved(NamedTuple):
-    """A training between two programs.
+    """The state of training between two programs.
 
     Attributes
     ----------
@@ -41,7 +41,7 @@ def save(path: PathLike, saved: Saved, settings: Mapping[str, Any]) -> None:
     path : str or path-like
     saved : Saved
     settings : dict
-        What has to be the same in the script that goes on.
+        Settings that must be the same in the script that continues.
     """
     assert saved.states is not None
     header: dict[str, Any] = {"settings": settings, "steps": saved.steps, "seed": saved.seed}
@@ -85,7 +85,7 @@ def load(path: PathLike, settings: Mapping[str, Any]) -> Saved:
     Raises
     ------
     ValueError
-        If it is not one of `train`, or of a training with other settings.
+        If it was not saved by `train`, or was saved with other settings.
     """
     extra = synk.load(path)
     if _HEADER not in extra:
@@ -113,7 +113,7 @@ def _unpacked(state, extra):
 
 
 def check_path(path: PathLike) -> None:
-    """Raise in words unless a checkpoint can be written there."""
+    """Raise an error that says why, unless a checkpoint can be written there."""
     try:
         text = os.path.abspath(os.fspath(path))
     except TypeError:

@@ -26,8 +26,8 @@ class DiLoCo(LocalSGD):
     This is gradient descent with Nesterov momentum on :math:`\theta`, in the form that deep-learning
     libraries use, with :math:`\Delta` as the gradient. :math:`n_j` is the number of rows that rank
     :math:`j` has used in these steps, and :math:`n` their sum; the paper has equal numbers. With
-    ``outer_learning_rate=1, outer_momentum=0`` it is `LocalSGD`. Steps after the last full period end
-    with an outer step, too.
+    ``outer_learning_rate=1, outer_momentum=0`` it is `LocalSGD`. Steps after the last full period also
+    end with an outer step.
 
     Parameters
     ----------

@@ -11,14 +11,14 @@ import synkhronos as synk
 from synkhronos.extensions.rules.parameters import END, Params, assign, meet, values_of
 from synkhronos.extensions.rules.rule import Rule, check_number
 
-_TAG = 7305  # of this rule's messages
+_TAG = 7305  # the tag of this rule's messages
 _NAP = 2e-4  # seconds
 
 
 class GoSGD(Rule):
     r"""Gossip SGD [1]_: after a step, a rank may send its parameters to another one.
 
-    Each rank has a weight :math:`\alpha_i`, at first one over the number of ranks. After each step it
+    Each rank has a weight :math:`\alpha_i`, initially one over the number of ranks. After each step it
     draws, with the given probability, another rank :math:`j`, and sends:
 
     .. math:: \alpha_i \leftarrow \alpha_i / 2, \qquad \text{message to } j: (x_i, \alpha_i)
@@ -28,18 +28,18 @@ class GoSGD(Rule):
     .. math:: x_j \leftarrow \frac{\alpha_j x_j + \alpha_i x_i}{\alpha_j + \alpha_i}, \qquad
               \alpha_j \leftarrow \alpha_j + \alpha_i
 
-    The sum of the weights, with those of the messages on their way, is always 1. If the receiver's box
-    is full, or it has taken its last step, nothing is sent and the weight is kept. At the end, when all
-    ranks have taken their last steps, they add what is still on its way, and get the average of all
-    parameters with these weights. In a program without collectives, that is with
-    ``on_death="continue"``, each keeps its own instead; a rank that takes a dead one's place begins with
-    the weight 0, and so with the first parameters that it gets.
+    The sum of all weights, including the weights of messages in transit, is always 1. If the receiver's
+    box is full, or it has taken its last step, nothing is sent and the weight is kept. At the end, when
+    all ranks have taken their last steps, they add the messages still in transit, and get the average of
+    all parameters with these weights. In a program without collectives, that is, with
+    ``on_death="continue"``, each rank keeps its own parameters instead. A rank that replaces a dead one
+    begins with the weight 0, and so with the first parameters that it receives.
 
     Parameters
     ----------
     probability : float, default: 0.01
     seed : int, optional
-        Determines, with the rank and the step, what is drawn. `train` sets it, if it is None.
+        Determines, with the rank and the step, the random draws. `train` sets it if it is None.
 
     References
     ----------
@@ -69,7 +69,7 @@ class GoSGD(Rule):
         if draw.random() < self.probability and rank.size > 1 and self._weight:
             other = int(draw.integers(rank.size - 1))
             other += other >= rank.rank
-            # What is added after the last step stays as it is: parameters of an earlier time.
+            # Parameters that arrive after the last step are added as they are, although they are older.
             if rank.clocks[other] != END:
                 self._send(rank, params, other)
         self._receive(rank, params)
@@ -81,7 +81,7 @@ class GoSGD(Rule):
             self._n_sent[other] += 1
 
     def _receive(self, rank, params, at_least=0):
-        """Add all messages that have arrived, and wait for them until there were `at_least` so many."""
+        """Add all messages that have arrived, and wait until there were `at_least` this many."""
         own = None
         while True:
             message = rank.receive(_TAG)
@@ -111,8 +111,8 @@ class GoSGD(Rule):
         return {"weight": self._weight}
 
     def _settle(self, rank, params):
-        meet(rank)  # nothing is sent any more
+        meet(rank)  # nothing more is sent
         at_least = 0
-        if rank.may_meet:  # else a rank may have died
+        if rank.may_meet:  # otherwise a rank may have died
             at_least = sum(sent[rank.rank] for sent in rank.exchange(self._n_sent))
         self._receive(rank, params, at_least)

@@ -1,4 +1,4 @@
-"""The programs of a training, which every rank runs: steps, exchanges, validations."""
+"""The programs of training, which every rank runs: steps, exchanges and validations."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Plan(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What a program returns on a rank: what it has added to the record, and where it stands."""
+    """What a program returns on a rank: its additions to the record, and its position."""
 
     losses: list[float]
     seconds: list[float]
@@ -54,11 +54,11 @@ def train_program(
     plan : Plan
     begin : Saved
     elapsed : float
-        The seconds of the programs before.
+        The seconds that the previous programs took.
     until : int
-        How many epochs are done at the end, those before included.
+        How many epochs are done at the end, including earlier epochs.
     saves : bool
-        Whether to return the rule's state, in place of calling its `finish`.
+        Whether to return the rule's state instead of calling its `finish`.
     """
     rule = _begin(rank, plan, begin)
     loop = _Loop(rank, plan, rule, begin, elapsed)
@@ -88,8 +88,8 @@ def _begin(rank, plan, begin):
         rule.seed = begin.seed
     by_all = plan.validation is not None and plan.validation.by_all
     rank.in_step = rule.is_synchronous or by_all
-    _ = rank.should_stop  # from here on it is asked, so that no method of the rank ends the program
-    # A fresh rank finds the clock of the dead one, unless that died before it had begun.
+    _ = rank.should_stop  # once asked, methods of the rank do not end the program
+    # A new rank finds the clock of the dead one, unless that rank died before it began.
     rank.clock = max(rank.clock, begin.steps[rank.rank])
     if begin.states is not None:
         state = begin.states[rank.rank]
@@ -108,7 +108,7 @@ class _Loop:
         self._rank, self._plan, self._rule, self._seed = rank, plan, rule, begin.seed
         self._length = len(plan.data[0])
         self._per_epoch = rank.n_minibatches(self._length, rank.size, plan.batch_size)
-        # A fresh rank goes on where the dead one was; at the end its clock was set beyond that.
+        # A new rank continues where the dead one was; at the end, the clock was set beyond that.
         self._steps = min(rank.clock, plan.epochs * self._per_epoch)
         samples = begin.record.samples[rank.rank]
         self._samples = samples[-1] if samples else 0

@@ -1,4 +1,4 @@
-"""The values of the parameters on this rank, and the point at which all ranks have ended their steps."""
+"""The values of the parameters on this rank, and waiting until all ranks have finished their steps."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def pack(name: str, values: Sequence[numpy.ndarray] | None) -> dict[str, numpy.n
 
 
 def unpack(name: str, params: Params, state: Mapping | None) -> list[numpy.ndarray] | None:
-    """Return what `pack` was given; None if the state does not have it."""
+    """Return the arrays that were given to `pack`, or None if the state does not have them."""
     if not state or f"{name} 0" not in state:
         return None
     return [numpy.array(state[f"{name} {position}"]) for position in range(len(params))]
 
 
 def meet(rank: synk.Rank) -> None:
-    """Wait until every rank has taken its last step, also in programs without collectives."""
+    """Wait until every rank has taken its last step, even in programs without collectives."""
     rank.clock = END
     rank.wait_for_clocks(END)

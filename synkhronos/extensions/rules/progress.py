@@ -1,4 +1,4 @@
-"""Showing a person how a training goes: a bar on a terminal, else a line now and then."""
+"""Shows the progress of training: a bar on a terminal, otherwise a line from time to time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _INTERVAL = 0.2  # seconds between two reports, and updates on a terminal
 
 
 class Progress:
-    """Reports the loss and the rows of this rank to the master, which shows those of all.
+    """Reports the loss and the rows of this rank to the master, which shows the totals of all ranks.
 
     Parameters
     ----------
@@ -39,7 +39,7 @@ class Progress:
             self._bar = _make_bar(rows)
 
     def step(self, epoch: int, loss: float, samples: int) -> None:
-        """Report a step of this rank, and show the latest of all, unless it was done a moment ago."""
+        """Report a step of this rank, and show the latest of all, unless that was done a moment ago."""
         now = time.perf_counter()
         if self._first is None:
             self._first = samples
@@ -87,5 +87,5 @@ def _write(line):
     try:
         sys.stderr.write(line)
         sys.stderr.flush()
-    except (OSError, ValueError):  # stderr is closed; the work goes on
+    except (OSError, ValueError):  # stderr is closed; training continues
         return

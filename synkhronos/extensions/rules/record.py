@@ -1,4 +1,4 @@
-"""`Record`: the losses of a training, with times and samples, and the validations."""
+"""`Record`: the losses of training, with times and samples, and the validations."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _FIELDS = ("losses", "seconds", "samples", "validations", "stopped", "interrupte
 
 
 class Record:
-    """What `train` has recorded. If a rank died, it has the steps of the rank that took its place.
+    """What `train` has recorded. If a rank died, it has the steps of the rank that replaced it.
 
     Attributes
     ----------
@@ -21,15 +21,15 @@ class Record:
         The loss of each step, by rank.
     seconds : list of list of float
         The time after each step, by rank, since the ranks began. Time between two programs, in which
-        checkpoints are saved, does not count.
+        checkpoints are saved, is not counted.
     samples : list of list of int
         The number of rows that the rank has used up to each step, by rank.
     validations : list of dict
-        In the order of their times, each with ``"epoch"`` from 1, ``"rank"`` (None, if all ranks
+        The validations in order of time, each with ``"epoch"`` from 1, ``"rank"`` (None if all ranks
         validated together), ``"step"``, ``"seconds"`` and ``"samples"`` of this rank (of rank 0), and
         the numbers.
     stopped : bool
-        Whether the training was stopped before its end, by ``rank.stop()`` or Ctrl-C.
+        Whether training was stopped before its end, by ``rank.stop()`` or Ctrl-C.
     interrupted : bool
         Whether it was stopped by Ctrl-C.
     """

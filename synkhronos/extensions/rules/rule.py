@@ -12,11 +12,11 @@ from synkhronos.extensions.rules.step import TrainingStep
 
 
 class Rule:
-    """A training rule: what the ranks exchange, and when. The base of all rules.
+    """A training rule: what the ranks exchange, and when. The base class of all rules.
 
-    A rule of your own is a class with ``start``, ``after_step`` and ``finish``; here all of them do
-    nothing, so that each rank trains by itself. Every rank has its own copy of the rule, and `params`
-    are the rank's own replicas. `train` calls the methods; so can a program of your own.
+    A custom rule is a class with ``start``, ``after_step`` and ``finish``. In this class all of them do
+    nothing, so each rank trains by itself. Every rank has its own copy of the rule, and `params` are the
+    rank's own replicas. `train` calls the methods; your own programs can call them, too.
 
     The hyper-parameters of a rule are its attributes without an underscore. They may be changed while it
     runs, between two steps; if the rule is synchronous, on all ranks after the same step.
@@ -25,11 +25,11 @@ class Rule:
     ----------
     is_synchronous : bool
         Whether the ranks meet in collectives in ``after_step``. Then they are asked to stop together,
-        and validate together by default. False, if a class does not change it.
+        and validate together by default. False unless a class changes it.
     seed : int or None
-        For rules that draw random numbers. `train` sets it, if it is None.
+        The seed for rules that draw random numbers. `train` sets it if it is None.
     restored : dict or None
-        In `start`, what `state` has returned on this rank, if the training goes on from a checkpoint.
+        In `start`, what `state` returned on this rank, if training continues from a checkpoint.
 
     Examples
     --------
@@ -64,10 +64,10 @@ class Rule:
     is_synchronous = False
     seed: int | None = None
     restored: Mapping[str, Any] | None = None
-    _rows = 0  # that this rank has used since the last average
+    _rows = 0  # rows that this rank has used since the last average
 
     def prepare(self, step: Any) -> None:
-        """Raise an error that says why, if the rule cannot train with this step.
+        """Raise an error that says why if the rule cannot train with this step.
 
         `train` calls it before anything starts, and on every rank before `start`.
 
@@ -86,7 +86,7 @@ class Rule:
         """
 
     def take_step(self, rank: synk.Rank, step: Any, data: Sequence[Any], rows: numpy.ndarray) -> Any:
-        """Take a step on this rank's own rows, and return its outputs, of which the first is the loss.
+        """Take a step on this rank's own rows, and return its outputs, the loss first.
 
         Parameters
         ----------
@@ -123,9 +123,10 @@ class Rule:
         """
 
     def value(self, rank: synk.Rank, params: Params) -> list[numpy.ndarray] | None:
-        """Return the values to validate; None for those that this rank's parameters have.
+        """Return the values to validate, or None for the current values of this rank's parameters.
 
-        All ranks call it at the same point if the rule is synchronous, else one rank alone may.
+        If the rule is synchronous, all ranks call it at the same point; otherwise one rank may call it
+        alone.
 
         Parameters
         ----------
@@ -135,10 +136,10 @@ class Rule:
         return None
 
     def state(self, rank: synk.Rank, params: Params) -> dict[str, Any]:
-        """Return what this rank needs to go on from a checkpoint, besides its shared variables.
+        """Return what this rank needs, besides its shared variables, to continue from a checkpoint.
 
-        It is called on all ranks after their last step before a checkpoint. What is on its way from one
-        rank to another must arrive in it. The hyper-parameters are saved in any case.
+        It is called on all ranks after their last step before a checkpoint. Messages in transit between
+        ranks must arrive in it. The hyper-parameters are always saved.
 
         Parameters
         ----------
@@ -153,18 +154,18 @@ class Rule:
         return {}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state: it is in `restored` when `start` is called.
+        """Continue from a state, which is in `restored` when `start` is called.
 
         Parameters
         ----------
         state : dict
-            As `state` has returned it on this rank.
+            The state, as returned by `state` on this rank.
         """
         self.restored = dict(state)
 
     @property
     def hyper_parameters(self) -> dict[str, Any]:
-        """The hyper-parameters by name, those that are numbers, strings or None."""
+        """The hyper-parameters that are numbers, strings or None, by name."""
         return {
             name: value
             for name, value in vars(self).items()
@@ -186,7 +187,7 @@ class Rule:
 
 
 def check_count(name: str, value: Any, least: int = 1) -> int:
-    """Return a hyper-parameter that is a whole number, or raise in words."""
+    """Return a hyper-parameter that is a whole number, or raise an error."""
     if isinstance(value, bool) or not isinstance(value, (int, numpy.integer)):
         raise TypeError(f"{name}: expected an int, got {value!r}")
     if value < least:
@@ -195,7 +196,7 @@ def check_count(name: str, value: Any, least: int = 1) -> int:
 
 
 def check_number(name: str, value: Any, least: float, most: float = numpy.inf) -> float:
-    """Return a hyper-parameter that is a number in an interval, or raise in words."""
+    """Return a hyper-parameter that is a number in an interval, or raise an error."""
     if isinstance(value, bool) or not isinstance(value, (int, float, numpy.number)):
         raise TypeError(f"{name}: expected a number, got {value!r}")
     if not least <= value <= most:

@@ -11,13 +11,13 @@ from synkhronos.extensions.steps.rules import apply_rule
 
 
 class TrainingStep:
-    """A step in two parts, made by `make_step`. It can be used with every rule.
+    """A step in two parts, created by `make_step`. It can be used with every rule.
 
     Attributes
     ----------
     params : list of shared variables
     gradient : list of shared variables
-        What the first part writes the gradients into: one vector.
+        The variables into which the first part writes the gradients: one vector.
     compute : Function
         The first part. It returns the loss.
     update : Function
@@ -57,7 +57,7 @@ def make_step(
     update: Any,
     **hyper: Any,
 ) -> TrainingStep:
-    """Build a training step in two parts, which the ranks of a program take by themselves.
+    """Build a training step in two parts, which each rank of a program takes on its own.
 
     Parameters
     ----------
@@ -69,7 +69,7 @@ def make_step(
         The inputs of the loss.
     update : callable
         A rule of `synkhronos.extensions.updates`, or a function ``update(gradients, params, **hyper)``
-        that returns updates, such as those of ``lasagne.updates``.
+        that returns updates, such as the functions of ``lasagne.updates``.
     **hyper
         Hyper-parameters of `update`, such as ``learning_rate=0.1``; they may be shared variables.
 

@@ -1,4 +1,4 @@
-"""`train`: the loop over epochs that most people want, as programs of `synkhronos.spmd`."""
+"""`train`: the loop over epochs that most scripts need, as programs of `synkhronos.spmd`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from synkhronos.extensions.rules.validation import Validation
 
 
 class _Programs(NamedTuple):
-    """How the programs of a training are run."""
+    """How the programs of training are run."""
 
     plan: Plan
     controller: Any
@@ -48,14 +48,14 @@ def train(
     controller: Any = None,
     on_death: str = "raise",
 ) -> Record:
-    """Train on all ranks, each at its own pace, with a rule that says what they exchange.
+    """Train on all ranks, each at its own pace, with a rule that determines what they exchange.
 
     First every rank gets the master's parameters. Then each rank takes its steps, on minibatches of its
     own share of the rows, in a new order in each epoch; all ranks have the same number of steps. At the
     end `rule.finish` gives every rank the final parameters.
 
-    The steps may use any update, such as Adam. Its state stays local to each rank, but with
-    ``BSP(average="gradients")`` all ranks update alike.
+    The steps may use any update, such as Adam. Its state stays local to each rank. With
+    ``BSP(average="gradients")``, however, all ranks make the same updates.
 
     Parameters
     ----------
@@ -71,25 +71,26 @@ def train(
     batch_size : int
         The largest number of rows of a rank in a step.
     epochs : int, default: 1
-        If the training goes on from a checkpoint, those before it count, too.
+        If training continues from a checkpoint, earlier epochs count as well.
     validate : (Function, list of Data or arrays) or callable, optional
         What is computed after each epoch with `rule.value`: the center, or the average of the ranks. A
         function's outputs are numbers that are means over the rows. The first output is recorded as
         ``"loss"``, unless the function returns a dict. A callable ``validate(rank)`` returns numbers by
         name. The parameters are restored afterwards.
     validate_by : {"one", "all"}, optional
-        Whether one rank validates while the others go on, each in its turn, which is the default for
-        rules without collectives; or all ranks together, each on its share of the rows. The averages of
-        their numbers are recorded, weighted by rows; a callable may return ``"rows"`` as the weight.
+        Whether one rank validates while the others continue, each in its turn, which is the default for
+        rules without collectives; or all ranks validate together, each on its share of the rows. The
+        averages of their numbers are recorded, weighted by rows; a callable may return ``"rows"`` as the
+        weight.
     seed : int, optional
-        Determines the order of the rows, and what the rule draws. By default it is drawn from
+        Determines the order of the rows, and the rule's random draws. By default it is drawn from
         ``numpy.random``.
     checkpoint : path, optional
-        A file that is written by `synkhronos.save` every `checkpoint_every` epochs, and when the
-        training is stopped. If it exists, the training goes on from it, with the rule's hyper-parameters
-        at that time. Going on changes nothing, bit for bit, for rules in which the order of the
-        exchanges is fixed: `BSP`, `LocalSGD`, `DiLoCo`, and any rule on one rank. The variables that
-        functions use must be the same as when it was written.
+        A file that is written by `synkhronos.save` every `checkpoint_every` epochs, and when training is
+        stopped. If it exists, training continues from it, with the rule's hyper-parameters at that time.
+        The result is bit-identical to an uninterrupted run for rules in which the order of the exchanges
+        is fixed: `BSP`, `LocalSGD`, `DiLoCo`, and any rule on one rank. The variables that functions use
+        must be the same as when it was written.
     checkpoint_every : int, default: 1
     progress : bool, default: True
         Whether to show the loss and the rate of each rank on stderr: a bar of tqdm on a terminal, else a
@@ -97,12 +98,12 @@ def train(
     report : callable, optional
         ``report(rank, rule, step, loss)`` is called on every rank after each step and exchange, with the
         rank's own copy of the rule. It may change the rule's hyper-parameters, or shared variables such
-        as a learning rate; ask the controller by ``rank.ask``; or stop all by ``rank.stop()``.
+        as a learning rate; ask the controller with ``rank.ask``; or stop all ranks with ``rank.stop()``.
     controller : callable, optional
-        As in `synkhronos.spmd`. With a checkpoint it begins anew after each.
+        As in `synkhronos.spmd`. With `checkpoint`, it is started again after each checkpoint.
     on_death : {"raise", "continue"}
-        As in `synkhronos.spmd`. With ``"continue"`` a fresh rank goes on with the step at which the dead
-        one was. It is for rules without collectives.
+        As in `synkhronos.spmd`. With ``"continue"``, a new rank continues with the step at which the
+        dead one was. It is for rules without collectives.
 
     Returns
     -------
@@ -114,10 +115,11 @@ def train(
     NotForkedError, ClosedError, WorldBrokenError
         If there are no processes that can be used.
     TypeError, ValueError, OSError
-        If an argument is wrong, before anything starts; if the checkpoint is of another training.
+        If an argument is wrong, before anything starts, or the checkpoint is from a different training
+        run.
     FloatingPointError or WorkerError
-        If a loss is not finite; the message names the rank and the step. A `WorkerError` for any other
-        exception in a worker, too.
+        If a loss is not finite; the message names the rank and the step. Any other exception in a worker
+        also raises a `WorkerError`.
 
     Examples
     --------
@@ -215,7 +217,7 @@ def _beginning(seed):
 
 
 def _after(before: Saved, results: synk.Results) -> Saved:
-    """Return what there is after a program: its outcomes added to the record."""
+    """Return the state after a program, with its outcomes added to the record."""
     record, steps = before.record, list(before.steps)
     states = list(before.states or [{}] * len(steps))
     outcomes: list[Outcome | None] = list(results)
@@ -238,7 +240,7 @@ def _ended(record, plan, steps, results):
 
 
 def _settings(plan, seed):
-    """Return what has to be the same to go on from a checkpoint."""
+    """Return the settings that must be the same to continue from a checkpoint."""
     return {
         "rule": type(plan.rule).__name__,
         "ranks": synk.size(),
@@ -305,7 +307,7 @@ def _as_data(step, data, name="data"):
         )
     if not data:
         raise ValueError(f"rules.train: {name}: expected at least one array, got an empty list")
-    # Of what is Data already, only an empty part is converted.
+    # If it is already Data, only an empty part is converted.
     arrays = [one.data[:0] if isinstance(one, synk.Data) else one for one in data]
     built = function.build_inputs(*arrays)
     built = built if isinstance(built, tuple) else (built,)

@@ -1,4 +1,4 @@
-"""Validation by one rank while the others go on, or by all ranks together."""
+"""Validation by one rank while the others continue, or by all ranks together."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ROWS = 1000  # computed at a time
 
 
 class Validation(NamedTuple):
-    """What is validated, and by whom.
+    """What is validated, and by which ranks.
 
     Attributes
     ----------

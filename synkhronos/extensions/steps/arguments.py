@@ -68,8 +68,7 @@ class Inputs:
     def match(self, args: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
         """Return the data of each input, or `MISSING`.
 
-        Arguments by position are those of the groups; arguments by name are those of the inputs, or of
-        the groups.
+        Positional arguments belong to the groups. Keyword arguments name inputs or groups.
         """
         if self._is_flat and not named and len(args) == self.n_arguments:
             return list(args)

@@ -69,12 +69,12 @@ class Cuts:
         outputs: Iterable[Variable],
         params: Sequence[SharedVariable],
     ) -> None:
-        """Cut at those outputs of which a gradient is in the expressions, and at their gradients."""
+        """Cut at the outputs whose gradients are in the expressions, and at these gradients."""
         numbers = {self._numbering.of(one) for one in inputs_first(expressions)}
         for output in outputs:
             try:
                 gradients = names.gradients(output, list(params))
-            except Exception as error:  # of any kind, as each operation may refuse in its own way
+            except Exception as error:  # any exception; each operation may refuse in its own way
                 _logger.debug("output %s is no loss: %s", output, error)
                 continue
             if any(self._numbering.of(one) in numbers for one in gradients if one is not None):
@@ -90,7 +90,7 @@ class Cuts:
                 raise refusals.collective_of_other_loss(variable, built, self.loss_op)
 
     def is_loss(self, variable: Variable) -> bool:
-        """Whether a variable is a loss, or computed as a loss is."""
+        """Whether a variable is a loss, or is computed like one."""
         return bool(self._losses) and self._numbering.of(variable) in self._losses
 
     def find(self, variable: Variable) -> Cut | None:

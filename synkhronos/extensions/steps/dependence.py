@@ -1,4 +1,4 @@
-"""Which of some sources an expression depends on, and expressions with parts replaced."""
+"""Finds on which sources an expression depends, and replaces parts of expressions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Dependence:
     givens : dict
         The compiler's substitutions: a variable depends on what replaces it.
     cuts : container of variables
-        Variables that count as independent, whatever they are computed from.
+        Variables that count as independent, no matter what they are computed from.
     """
 
     def __init__(
@@ -84,8 +84,8 @@ def rebuilt(
 ) -> list[Variable]:
     """Return expressions with variables replaced by others of the same type.
 
-    Variables of which only the shape is used, and this is that of one number, are left out: they count
-    as no dependence, and may have no replacement.
+    Scalar variables whose shape is all that is used are left out: they do not count as a dependence, and
+    may have no replacement.
     """
     copies = dict(replacements)
     parents = Dependence((), givens).parents

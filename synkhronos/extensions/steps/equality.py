@@ -11,9 +11,9 @@ from synkhronos.extensions.steps.graphs import inputs_first
 class Numbering:
     """Gives equal numbers to expressions that are equal in structure.
 
-    A compiler's ``grad`` builds a new graph whenever it is called, so a gradient that an update rule
-    has computed is another variable than the gradient of the same loss computed again. Numbers are given
-    to each operation and the numbers of its operands, as in value numbering by a compiler.
+    A compiler's ``grad`` builds a new graph whenever it is called, so a gradient that an update rule has
+    computed is not the same variable as the gradient of the same loss computed again. Each combination
+    of an operation and the numbers of its operands gets a number, as in a compiler's value numbering.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Walks over graphs, without recursion: graphs are deeper than Python's stack."""
+"""Traverses graphs without recursion, because graphs are deeper than Python's stack."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def operands(variable: Variable) -> Sequence[Variable]:
 def operands_with(
     givens: Mapping[Variable, Variable],
 ) -> Callable[[Variable], Sequence[Variable]]:
-    """Return a function like `operands` for graphs in which the compiler will substitute `givens`."""
+    """Return a function like `operands`, for graphs in which the compiler will substitute `givens`."""
 
     def parents(variable: Variable) -> Sequence[Variable]:
         return (givens[variable],) if variable in givens else operands(variable)

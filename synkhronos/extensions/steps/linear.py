@@ -14,10 +14,9 @@ Parts = Tuple[Optional[Variable], Optional[Variable]]
 
 
 def linear_operands(node: Apply | None, local: Dependence) -> Sequence[Variable]:
-    """Return the inputs in which the output of a node is linear, counting as constant all others.
+    """Return the inputs in which the output of a node is linear, with all other inputs constant.
 
-    None of the others depends on the sources of `local`. If there is no such division, the result is
-    empty.
+    None of the others depends on the sources of `local`. If no such inputs exist, the result is empty.
     """
     if node is None:
         return ()
@@ -60,7 +59,7 @@ def terms(variable: Variable, local: Dependence) -> Iterator[tuple[Variable, boo
 
 
 def has_rows(variable: Variable, rows: Container[Variable], local: Dependence) -> bool:
-    """Whether a variable surely has one item per row of one of the inputs `rows`.
+    """Whether a variable certainly has one item per row of one of the inputs `rows`.
 
     It is computed from that input alone, element by element or by products with constants.
     """
@@ -76,7 +75,7 @@ def has_rows(variable: Variable, rows: Container[Variable], local: Dependence) -
 
 
 def is_count(term: Variable) -> bool:
-    """Whether a term is an integer, or an integer as a float: a number of rows, say."""
+    """Whether a term is an integer, or an integer as a float, such as a number of rows."""
     node = term.owner
     is_cast = node is not None and isinstance(node.op, Elemwise)
     if is_cast and isinstance(node.op.scalar_op, scalar.Cast):
@@ -87,7 +86,7 @@ def is_count(term: Variable) -> bool:
 def split(variable: Variable, local: Dependence) -> Parts:
     """Return ``(dependent, free)``, whose sum is the variable; either may be None.
 
-    The second does not depend on the sources of `local`. What cannot be divided is dependent.
+    The second does not depend on the sources of `local`. A variable that cannot be divided is dependent.
     """
 
     def parents(one: Variable) -> Sequence[Variable]:
@@ -100,7 +99,7 @@ def split(variable: Variable, local: Dependence) -> Parts:
 
 
 def _split(variable, operands, divided):
-    """Return the parts of a dependent variable, given those of its linear operands."""
+    """Return the parts of a dependent variable, given the parts of its linear operands."""
     node = variable.owner
     if all(divided[one][1] is None for one in operands):
         return variable, None

@@ -18,7 +18,7 @@ class Mark(ViewOp):
     Parameters
     ----------
     op : str or None
-        How the values of the ranks are combined; None as the gradients of the loss.
+        How the values of the ranks are combined; None to combine them like the gradients of the loss.
     shape : tuple of int
     """
 
@@ -31,8 +31,8 @@ class Mark(ViewOp):
 def gradients(loss: Variable, params: Iterable[SharedVariable]) -> list[Variable]:
     """Return the gradients of a loss, marked for a training step.
 
-    Use it in place of ``theano.grad`` where a step does not find the gradients in your updates by
-    itself, and to build updates by hand. In a plain ``theano.function`` the marks have no effect.
+    Use it in place of ``theano.grad`` if a step does not find the gradients in your updates by itself,
+    or to build updates by hand. In a plain ``theano.function`` the marks have no effect.
 
     Parameters
     ----------

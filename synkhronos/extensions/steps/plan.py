@@ -1,8 +1,8 @@
-"""How a training step is divided into what each rank computes on its rows, and what follows.
+"""Divides a training step into the part that each rank computes on its rows, and the rest.
 
 An update contains gradients somewhere in its graph. The graph is cut there. Below the cut are the
 gradients, which each rank computes on its own rows and which are then reduced over the ranks. Above it
-is the rest, which every rank computes from the reduced gradients, and so from the same values.
+is the rest, which every rank computes from the reduced gradients, and therefore from the same values.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ class Plan(NamedTuple):
     Attributes
     ----------
     clearing : list of (shared, new)
-        Before the first phase, on every rank.
+        Updates before the first phase, on every rank.
     row_outputs : list of outputs as the user gave them
         The first phase, on each rank's rows.
     row_variables : list of variables
         The variables of these outputs.
     row_updates : list of (shared, new, op)
     reduced : dict
-        For each operation, the shared variables to reduce then.
+        For each operation, the shared variables to reduce after the first phase.
     gradients : list of shared variables
-        Those of them that hold gradients.
+        The reduced variables that hold gradients.
     streams : list of shared variables
-        States of random streams to broadcast then.
+        States of random streams to broadcast after the first phase.
     preparing : list of (shared, new)
         What an update rule computes from the gradients before its own updates.
     outputs, updates : list
         The last phase, on every rank.
     places : list of (bool, int)
-        For each output of the script, whether it is one of the last phase, and which.
+        For each output of the script, whether it belongs to the last phase, and its index.
     """
 
     clearing: list[tuple[SharedVariable, Variable]]
@@ -65,7 +65,7 @@ def make_plan(script: Script) -> Plan:
     ------
     ValueError
         If the step cannot equal the serial one: nothing is divided among the ranks, or an update or an
-        output depends on the rows otherwise than through gradients, in a way that cannot be averaged.
+        output depends on the rows other than through gradients, in a way that cannot be averaged.
     TypeError
         If an update whose values have to be averaged is not a float.
     """
@@ -156,7 +156,7 @@ class _Planner:
         )
 
     def _grad_updates(self) -> list[Update]:
-        """Take over what an update rule reduces itself, or return it to be computed after that."""
+        """Take over the reductions of an update rule, or return them to be computed afterwards."""
         script, op = self.script, self.script.cuts.loss_op
         if self.is_prepared:
             for update in script.grad_updates:
@@ -173,7 +173,7 @@ class _Planner:
     # Outputs
 
     def _outputs(self) -> tuple[list[Output], list[Variable], list[tuple[bool, int]]]:
-        """Return the outputs of the first phase, those of the last, and where each output is."""
+        """Return the outputs of the first phase and of the last phase, and where each output is."""
         first, last, places = [], [], []
         for position, output in enumerate(self.script.outputs):
             is_last = not output.has_op and self._is_last(position, output.variable)
@@ -185,7 +185,7 @@ class _Planner:
         return first, last, places
 
     def _is_last(self, position, variable):
-        """Whether an output is computed from reduced values, so that it equals the serial one."""
+        """Whether an output is computed from reduced values, so that it equals the serial output."""
         if not self.full.of(variable):
             return True
         if self.script.cuts.is_loss(variable):
@@ -243,16 +243,16 @@ class _Planner:
         return own, averaged, last
 
     def _is_averaged(self, update: Update) -> bool:
-        """Whether the ranks' new values have to be combined, as they depend on the rows directly."""
+        """Whether the ranks' new values have to be combined because they depend on the rows directly."""
         mask = self.local.of(update.new)
         if not mask & ~self.random:
-            return False  # the same on all ranks, if these draw the same numbers
+            return False  # the same on all ranks if all draw the same numbers
         if self.touched.of(update.new):
             raise refusals.mixed(update.target, self.local, mask)
         return True
 
     def _reserve(self, updates):
-        """Have new values reduced that depend on the rows directly; return where each will be."""
+        """Add reductions of new values that depend on the rows directly; return the place of each."""
         targets = Dependence([one.target for one in updates], self.givens)
         kept: list[Any] = []
         for target, new, op, has_op in updates:

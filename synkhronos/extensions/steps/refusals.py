@@ -105,8 +105,8 @@ def unknown_penalty() -> ValueError:
     """A sum over ranks would contain a penalty once per rank."""
     return ValueError(
         "loss_op: the loss contains a term that is the same on every rank, which a sum over the ranks "
-        "would contain once per rank, and the gradients of the update rule are not those of "
-        "grad(loss, params), so that this term cannot be found in them. Use a rule that returns "
+        "would contain once per rank, and the update rule does not use the gradients that "
+        "grad(loss, params) returns, so that this term cannot be found in them. Use a rule that returns "
         "updates, or one that takes gradients"
     )
 
@@ -115,6 +115,6 @@ def collective_of_other_loss(variable: Variable, built: str, loss_op: str) -> Va
     """A gradient goes through a collective that is made for losses combined in another way."""
     return ValueError(
         f"loss_op: the loss uses the collective {variable.owner.op}, built with loss_op={built!r}, but "
-        f"the step has loss_op={loss_op!r}, so that the gradients would not be those of the loss of all "
-        f"ranks; give both the same, as in synk.ops.all_reduce(x, loss_op={loss_op!r})"
+        f"the step has loss_op={loss_op!r}, so that the gradients would not be the gradients of the "
+        f"loss of all ranks; give both the same, as in synk.ops.all_reduce(x, loss_op={loss_op!r})"
     )

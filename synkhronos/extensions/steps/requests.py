@@ -1,4 +1,4 @@
-"""The arguments of the functions in `train`, checked and converted to one form."""
+"""Checks the arguments of the functions in `train` and converts them to a common form."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def script_of_training(
     _check_loss_op(arguments.loss_op)
     inputs = _inputs_of_training(arguments, rule)
     if isinstance(params, Iterable) and not isinstance(params, Variable):
-        params = list(params)  # a generator can be read only once
+        params = list(params)  # a generator can be consumed only once
     applied = apply_rule(rule, loss, params, args, kwargs)
     own = parse_updates(arguments.updates)
     outputs, _ = _parse_outputs(arguments.outputs)
@@ -162,7 +162,7 @@ def _completed(script: Script, inputs: Inputs, arguments: Arguments) -> tuple[Sc
     """Add to a script its rows and default updates; return it with the options of its functions."""
     broadcast = [variable_of(one) for one in arguments.bcast_inputs or ()]
     others = [one for one in inputs.variables if one not in broadcast]
-    # Scalars have no rows, nor have values that are no arrays.
+    # Scalars, and values that are not arrays, have no rows.
     rows = [one for one in others if getattr(one.type, "ndim", 0)]
     if not rows:
         rows = [old for old, new in script.givens.items() if is_window(new, others)]

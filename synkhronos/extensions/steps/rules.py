@@ -1,4 +1,4 @@
-"""Update rules of any origin, converted to one form."""
+"""Update rules from any source, converted to a common form."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class Rule(NamedTuple):
     updates : list of pairs, or dict
     grad_updates : list of pairs, or dict
     grad_shared : list of shared variables
-        What writes the gradients into shared variables, and these variables; empty for a rule that
-        has no such variables.
+        The updates that write the gradients into shared variables, and these variables; empty for a rule
+        without such variables.
     is_marked : bool
-        Whether the rule got marked gradients, so that none has to be found.
+        Whether the rule got marked gradients, so that gradients need not be searched for.
     """
 
     updates: Any

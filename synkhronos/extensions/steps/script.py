@@ -1,4 +1,4 @@
-"""What a script asks of a training step: its updates, outputs and substitutions, checked."""
+"""What a script requests of a training step: its updates, outputs and substitutions, checked."""
 
 from __future__ import annotations
 
@@ -42,7 +42,8 @@ class Script(NamedTuple):
         The inputs and shared variables whose rows are divided among the ranks.
     grad_updates : list of Update
     grad_shared : list of shared variables
-        From an update rule that keeps its gradients in shared variables: what writes these, and these.
+        From an update rule that keeps its gradients in shared variables: the updates that write them,
+        and the variables.
     n_further : int
         The number of updates at the end that are not from the update rule.
     """
@@ -138,7 +139,7 @@ def with_default_updates(
 ) -> list[Update]:
     """Return the updates, and the default updates of shared variables that are used.
 
-    Those of random streams are left to the compiler, as each rank has its own streams.
+    Default updates of random streams are left to the compiler, because each rank has its own streams.
     """
     complete = list(updates)
     if excluded is True:

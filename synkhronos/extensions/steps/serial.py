@@ -12,7 +12,7 @@ from synkhronos.extensions.steps.script import Script
 
 
 class SerialStep:
-    """The step that a step on all ranks equals. Its calls are those of a `Step`."""
+    """The serial step that a step on all ranks must equal. It is called like a `Step`."""
 
     def __init__(self, script: Script, inputs: Inputs, options: Mapping[str, Any]) -> None:
         self._inputs = inputs
@@ -55,5 +55,5 @@ class SerialStep:
 
 def _rows_of(value, rows):
     if isinstance(value, (list, tuple)):
-        return numpy.asarray(value)[rows].tolist()  # the compiler casts lists, and no arrays
+        return numpy.asarray(value)[rows].tolist()  # the compiler casts lists, but not arrays
     return value[rows]

@@ -15,7 +15,7 @@ Place = tuple  # (dtype, op, is_gradient, position)
 
 
 class Slots:
-    """Vectors that hold the values to reduce, one for each dtype and operation; gradients are apart.
+    """Vectors that hold the values to reduce, one for each dtype and operation; gradients are separate.
 
     Attributes
     ----------
@@ -24,7 +24,7 @@ class Slots:
     reduced : dict
         For each operation, the shared variables to reduce.
     gradients : list of shared variables
-        Those that hold gradients.
+        The variables that hold gradients.
     """
 
     def __init__(self) -> None:
@@ -52,12 +52,12 @@ class Slots:
         return shared
 
     def add_update(self, shared: SharedVariable, new: Variable, op: str) -> None:
-        """Have each rank compute `shared`, which is then reduced."""
+        """Let each rank compute `shared`, which is then reduced."""
         self.updates.append((shared, new, op))
         self.reduced.setdefault(op, []).append(shared)
 
     def build(self) -> None:
-        """Make the vectors; nothing can be added to them afterwards."""
+        """Create the vectors; nothing can be added to them afterwards."""
         for key, group in self._groups.items():
             dtype, op, is_gradient = key
             expressions = [expression for expression, _ in group]
@@ -77,8 +77,8 @@ class Slots:
     def clearing(self) -> list[tuple[SharedVariable, Variable]]:
         """Return updates that keep ranks without rows from taking part in the reduction.
 
-        An average ignores these ranks. In the other operations they take part with what is in their
-        variables, so that has to be a value without effect.
+        An average ignores these ranks. In other operations they take part with the values of their
+        variables, which must therefore be neutral.
         """
         return [
             (shared, _filled_with(shared, _neutral(op, shared.dtype)))

@@ -23,13 +23,13 @@ class Options(NamedTuple):
     sliceable : list of shared variables
     givens : dict
     not_default : list of shared variables
-        Those whose default updates are among the updates of the plan.
+        Variables whose default updates are among the updates of the plan.
     compiler : dict
         Keywords of the compiler's own ``function``.
     wire : str, PowerSGD, TopK or None
-        In what form gradients travel between machines.
+        The format in which gradients are sent between machines.
     overlap : bool
-        Whether they travel while the ranks compute.
+        Whether gradients are sent while the ranks compute.
     """
 
     broadcast: list[Variable]
@@ -110,7 +110,7 @@ class Step:
         later_use = [
             builder.used([*outputs, *(new for _, new in updates)]) for _, outputs, updates in later
         ]
-        # An input that nothing uses is left to the first function, and so to the compiler.
+        # An unused input is passed to the first function, and so to the compiler.
         only_later = set().union(*later_use) - rows_use
         indices = [i for i, one in enumerate(inputs.variables) if one not in only_later]
         self._rows = builder.build(
@@ -155,9 +155,9 @@ class Step:
 
 
 def _reductions(plan: Plan, wire: Any) -> list[tuple[str, list[SharedVariable], Any]]:
-    """Return what to reduce: operations, variables, and the form in which these travel.
+    """Return what to reduce: operations, variables, and their wire formats.
 
-    Only gradients may be late or inexact, as a wire format lets them be.
+    Only gradients may be delayed or inexact, as with a wire format.
     """
     found = []
     for op, shareds in plan.reduced.items():

@@ -1,8 +1,9 @@
 """Messages to ranks of other machines.
 
-A rank puts a message for any rank into a mailbox on its own machine. The courier takes what is there for
-ranks of another machine, and offers it to the courier there. This one accepts it if the real mailbox has
-room; otherwise the message stays where it is, so that the sender's mailbox becomes full as well.
+A rank puts a message for any rank into a mailbox on its own machine. The courier takes messages for
+ranks of another machine, and offers them to the courier there, which accepts a message if the receiver's
+own mailbox has room. Otherwise the message stays where it is, so that the sender's mailbox becomes full
+as well.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from synkhronos.programs.messages import BELLS, box_of, full_boxes
 from synkhronos.programs.relay.post import Part, Place
 
 _RETRY = 2e-3  # seconds after which a message is offered again
-_PATIENCE = 1.0  # seconds without room after which a mailbox counts as one that nobody reads
+_PATIENCE = 1.0  # seconds without room after which a mailbox counts as not being read
 
 
 class _Expected:
@@ -64,7 +65,7 @@ class Boxes(Part):
         # By rank, the machines that have more messages for it
         self._more: dict[int, set[int]] = {rank: set() for rank in place.own}
         self._sending: dict[int, Taken] = {}  # by receiver
-        self._refused: dict[int, tuple[float, float]] = {}  # by receiver: first and last time in a row
+        self._refused: dict[int, tuple[float, float]] = {}  # by receiver: first and last time
         self._expected: dict[int, collections.deque[_Expected]] = {
             machine: collections.deque() for machine in place.others
         }
@@ -92,7 +93,7 @@ class Boxes(Part):
         return True
 
     def are_empty(self) -> bool:
-        """Whether all messages from here have arrived, except those to ranks that do not read theirs."""
+        """Whether all messages from here have arrived, except to ranks that do not read theirs."""
         latest = time.monotonic() - _PATIENCE
         return not any(
             (rank in self._sending or box.has_messages())

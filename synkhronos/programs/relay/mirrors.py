@@ -1,4 +1,4 @@
-"""Numbers and reports of the ranks, which each machine keeps for all of them."""
+"""Numbers and reports of the ranks, of which each machine keeps a copy for all ranks."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from synkhronos.programs.relay.post import Part, Place
 from synkhronos.programs.relay.visitors import Visitors
 
 _REPORTS = "reports"
-_REPORT_INTERVAL = 0.01  # seconds between two looks for reports
+_REPORT_INTERVAL = 0.01  # seconds between two checks for reports
 
 
 class Mirrors(Part):
-    """The numbers of this machine's ranks are sent to the others when they have changed.
+    """Sends the numbers of this machine's ranks to the other machines when they have changed.
 
-    They are sent when the ranks' messages have arrived. So who sees a clock has the messages before it,
-    and nobody misses one by not waiting for a rank that has ended.
+    They are sent after the ranks' messages have arrived. So a rank that sees a clock has received the
+    messages that were sent before it, also if it did not wait for a rank that has ended.
 
     Parameters
     ----------
     place : Place
     boxes : Boxes
     visitors : Visitors
-        Told of ranks that have ended or were replaced.
+        Notified of ranks that have ended or were replaced.
     """
 
     name = "mirrors"

@@ -1,4 +1,4 @@
-"""How the parts of a relay send to those of other machines."""
+"""How the parts of a relay send to their counterparts on other machines."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Post:
     ----------
     links : Links
     number : int
-        Of the program.
+        The number of the program.
     """
 
     def __init__(self, links: Links, number: int) -> None:
@@ -62,7 +62,7 @@ class Place(NamedTuple):
     Attributes
     ----------
     commons : Commons
-        Of its machine.
+        The commons of its machine.
     post : Post
     machine : int
     machines : list of range
@@ -104,8 +104,8 @@ class Part(ABC):
 
     @abstractmethod
     def look(self) -> bool:
-        """Send what has changed on this machine; return whether anything was done."""
+        """Send the changes of this machine; return whether anything was done."""
 
     @abstractmethod
     def take(self, source: int, *content: Any) -> None:
-        """Take what the same part on another machine has sent."""
+        """Handle what the same part on another machine has sent."""

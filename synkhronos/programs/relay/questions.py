@@ -1,7 +1,7 @@
 """Questions to the controller, which is a process on the first machine.
 
-A courier of another machine stands for the controller there: it has the lock by which ranks see that the
-controller lives, passes on the registers of the questions, and writes the answers.
+On other machines, the courier stands in for the controller: it holds the lock that shows the ranks that
+the controller is alive, passes on the registers of the questions, and writes the answers.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class Questions(Part):
         *self._bells, self._controllers_bell = controller.bells_of(self.commons, place.size)
         ranks = [rank for rank in range(place.size) if (rank in place.own) != self._is_home]
         self._registers = {rank: controller.registers_of(self.commons, rank) for rank in ranks}
-        self._numbers = dict.fromkeys(ranks, 0)  # of the latest questions or answers that were sent
-        self._told = 0, False  # the state, and whether the controller is alive, as the others know it
+        self._numbers = dict.fromkeys(ranks, 0)  # of the latest sent questions or answers
+        self._told = 0, False  # the state, and whether the controller is alive, as last sent
 
     def look(self) -> bool:
         changed = self._tell() if self._is_home else False

@@ -11,10 +11,11 @@ from synkhronos.programs.relay.questions import Questions
 from synkhronos.programs.relay.visitors import Visitors
 from synkhronos.transports.machines.courier import Desk
 
-# As a leader, a courier sleeps for a share of the time since it last had something to do.
+# As a leader, a courier sleeps for a share of the time since it last had something to do. Looking for it
+# takes 80 to 160 microseconds, so a courier that has nothing to do uses 1 to 2% of a core.
 _SHARE = 0.02
 _SHORTEST_NAP = 2e-5  # seconds
-_LONGEST_NAP = 2e-3
+_LONGEST_NAP = 1e-2
 
 
 _FIRST = 0  # the machine of the master
@@ -57,10 +58,10 @@ class Relay:
             if place.machine == _FIRST:  # its leader knows when all ranks have ended
                 for machine in place.others:
                     post.send(machine, _OVER)
-            post.discard()  # what nobody needs any more
+            post.discard()  # what is no longer needed
 
     def _turn(self, post, parts):
-        """Pass on what there is; return whether there was anything."""
+        """Pass on what is new; return whether there was anything."""
         is_active = False
         while (received := post.receive()) is not None:
             source, name, content = received

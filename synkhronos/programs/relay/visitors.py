@@ -26,17 +26,17 @@ class _Absent(Exception):
 
 
 class _Other(Exception):
-    """The center has another layout: the argument."""
+    """The center has another layout, which is the argument."""
 
 
 class _Visitor:
-    """A rank of another machine, and what it has entered."""
+    """A rank of another machine, and the stripe that it has entered."""
 
     def __init__(self, commons, restarts):
         self.restarts = restarts
         self._commons = commons
         self._stripes: dict[str, Stripes] = {}
-        self._fillings: dict[str, dict[int, np.ndarray]] = {}  # of centers that are not there yet
+        self._fillings: dict[str, dict[int, np.ndarray]] = {}  # for centers that do not exist yet
         self._entered: tuple[Stripes, int] | None = None
 
     def do(self, kind, name, arguments, data):
@@ -105,7 +105,7 @@ def _raise_busy():
 
 
 class Visitors(Part):
-    """Passes on requests of this machine's ranks, or does what others ask for on this machine."""
+    """Passes on requests of this machine's ranks, or serves requests of other machines."""
 
     name = "visitors"
 
@@ -151,7 +151,7 @@ class Visitors(Part):
             counter.bell.post()
 
     def drop(self, rank: int, before: float = np.inf) -> None:
-        """Forget what a rank was doing before so many restarts."""
+        """Forget what a rank was doing before its latest restart."""
         if rank in self._visitors and self._visitors[rank].restarts < before:
             self._visitors.pop(rank).close()
 

@@ -1,12 +1,12 @@
-"""All-reduces that the couriers make while the ranks compute: of a vector, in buckets.
+"""All-reduces of a vector in buckets, which the couriers do while the ranks compute.
 
 MPI works only while a process calls it, and a rank computes its gradient in one call of a function. So
 each rank copies a bucket to the commons as soon as it is computed. The courier of each machine waits for
 the buckets of all ranks, in their order, and all-reduces them with the other couriers. When a rank has
 computed everything, it takes the results from the commons, or waits for them.
 
-The commons have a vector for each rank, and a table: for each rank how many buckets it has put there,
-and the number of its rows; and how many are reduced. The table is zero between commands.
+The commons have a vector for each rank and a table. The table has, for each rank, how many buckets it
+has put there and its number of rows; and how many buckets are reduced. It is zero between commands.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from synkhronos.transports.machines.courier import Courier, Desk
 from synkhronos.transports.machines.kept import CopyKept, Shelf, communicator_of, vector
 from synkhronos.transports.machines.leaders import LONGEST_NAP, SHARE, SHORTEST_NAP
 
-_READY, _ROWS = range(2)  # columns of the table; the last row has in the first one what is reduced
+_READY, _ROWS = range(2)  # columns; the first of the last row counts reduced buckets
 
 
 class Running(NamedTuple):
@@ -37,7 +37,7 @@ class Running(NamedTuple):
     function : int
         The number of the function that computes the vector.
     vectors : list of numpy.ndarray
-        Of the ranks of this machine.
+        The vectors of the ranks of this machine.
     table : numpy.ndarray
     """
 
@@ -48,16 +48,16 @@ class Running(NamedTuple):
 
 
 class Ahead:
-    """The reductions of one rank, of which one can be made in each command.
+    """The reductions of one rank; each command can make one of them.
 
     Parameters
     ----------
     inside : Inside
         The ranks of this machine.
     check : callable
-        Raises if the command cannot go on.
+        Raises if the command cannot continue.
     is_free : callable
-        Whether the courier is free: in a program it is not.
+        Whether the courier is free; in a program it is not.
     courier : Courier
     first : int
         The rank of the leader in `inside`.
@@ -88,13 +88,13 @@ class Ahead:
     def start(
         self, buckets: Buckets, number: int, array: np.ndarray, rows: int, function: int
     ) -> None:
-        """Let a bucket be reduced, which is ready.
+        """Let a bucket that is ready be reduced.
 
         Parameters
         ----------
         buckets : Buckets
         number : int
-            Of the bucket: 0, 1, ...
+            The number of the bucket: 0, 1, ...
         array : numpy.ndarray
             The vector.
         rows : int
@@ -127,7 +127,7 @@ class Ahead:
             self._courier.start(leaders.number, ReduceAhead(buckets, size, self._first))
 
     def forget(self) -> None:
-        """Do not use what is being reduced: the vector may get another value."""
+        """Discard what is being reduced: the vector may get another value."""
         self.running = None
 
     def finish(self, out: np.ndarray) -> None:
@@ -181,7 +181,7 @@ class Ahead:
 
 
 class ReduceAhead:
-    """What a courier does for it. It is a `Work`.
+    """What a courier does for the reduction. It is a `Work`.
 
     Parameters
     ----------

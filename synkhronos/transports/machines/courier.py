@@ -1,9 +1,9 @@
 """The courier of a machine: a process that only communicates, while the ranks compute.
 
-What belongs to no rank is in the commons of a machine. MPI works only while a process calls it, and a
-rank that computes does not. So a second task on each machine joins the commons of the ranks, and does
-what its leader asks for, until that has ended: `Work`, which lets the couriers of all machines exchange
-what their ranks need.
+What belongs to no rank is in the commons of a machine. MPI makes progress only while a process calls it,
+and a rank that computes does not. So a second task on each machine joins the commons of the ranks. Until
+the leader ends, it does the `Work` that the leader requests, by which the couriers of all machines
+exchange what their ranks need.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from synkhronos.transports.semaphore import NBYTES, Semaphore
 
 _LEADER, _COURIER = 0, 1  # their ranks among the tasks of the machine
 _TAG = 0
-_IDLE = 0.02  # seconds between two looks for a message of the leader, which also wakes the courier
+_IDLE = 0.02  # seconds between two checks for a message of the leader, which also wakes the courier
 _NAP = 2e-4  # seconds
 _CLOSING = 2.0  # seconds to wait for the end of the work
 
-# Words of the table: the numbers of the work that the leader wants, of that which uses the commons, of
-# the latest that the courier has seen, and of one that ended because another courier had died
+# Words of the table: the numbers of the work that the leader wants, of the work that uses the commons,
+# of the latest work that the courier has seen, and of work that ended because another courier had died
 _WANTED, _RUNNING, _SEEN, _FAILED = range(4)
 _WORDS = 8
 
@@ -43,17 +43,17 @@ class Desk:
     Attributes
     ----------
     commons : Commons
-        Of this machine.
+        The commons of this machine.
     links : Links
-        Between the couriers; the number of a machine is the rank of its courier.
+        The links between the couriers; the number of a machine is the rank of its courier.
     number : int
         The number of the work, the same on all machines.
     is_over : callable
         Whether the leader has ended the work, or has died.
     wait : callable
-        ``wait(seconds)`` sleeps at most so long. `Courier.wake` ends it.
+        ``wait(seconds)`` sleeps for at most this time. `Courier.wake` ends it.
     kept : dict
-        What works of this world leave for the next ones, by names.
+        State that one `Work` of this world leaves for the next ones, by name.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class Courier(ABC):
 
     @abstractmethod
     def end(self) -> None:
-        """Let the work end; it goes on until `has_stopped`."""
+        """Request the end of the work; it continues until `has_stopped`."""
 
     @abstractmethod
     def has_stopped(self) -> bool:
@@ -112,7 +112,7 @@ class Courier(ABC):
 
 
 class NoCourier(Courier):
-    """In place of a courier, where there is none. Programs cannot use what belongs to no rank."""
+    """A placeholder where there is no courier. Programs cannot use what belongs to no rank."""
 
     commons = None  # type: ignore[assignment]
 
@@ -132,7 +132,7 @@ class TaskCourier(Courier):
     Parameters
     ----------
     links : Links
-        Between the tasks of this machine.
+        The links between the tasks of this machine.
     """
 
     def __init__(self, links: Links) -> None:
@@ -198,7 +198,7 @@ _worlds = itertools.count()
 
 
 def send_home(links: Links) -> None:
-    """Let the courier of this machine leave `serve`, if it lives."""
+    """Let the courier of this machine leave `serve`, if it is alive."""
     with contextlib.suppress(LostError):
         links.send(_COURIER, _TAG, pickle.dumps(None))
 
@@ -210,15 +210,16 @@ def tell_names(links: Links, names: Sequence[str]) -> None:
 
 
 def serve(here: Links, couriers: Links, neighbours: Neighbours) -> None:
-    """Be the courier of this machine until `send_home`.
+    """Run as the courier of this machine until `send_home`.
 
     Parameters
     ----------
     here : Links
-        Between the tasks of this machine.
+        The links between the tasks of this machine.
     couriers : Links
-        Between the couriers of all machines.
+        The links between the couriers of all machines.
     neighbours : Neighbours
+        The machines next to this one.
 
     Raises
     ------
@@ -302,7 +303,7 @@ class _Joined:
         try:
             if not desk.is_over():
                 pickle.loads(work).run(desk)
-        except LostError:  # for which the leaders end the world
+        except LostError:  # the leaders then end the world
             table[_FAILED] = number
         finally:
             self.commons.release_locks()

@@ -1,4 +1,4 @@
-"""A number that each machine has in its commons, and that any rank raises: a request to stop."""
+"""A request to stop: a number in the commons of each machine, which any rank can raise."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class SpreadFlag:
         self._flag: np.ndarray | None = None
 
     def begin(self, flag: np.ndarray | None = None) -> None:
-        """Spread this number from now on, or none."""
+        """Spread this number from now on; with None, spread none."""
         self._flag = flag
 
     def pass_on(self) -> None:
-        """Raise the number to that of the other machines, or tell them if it is higher here."""
+        """Raise the number to the highest on the other machines, or tell them if it is higher here."""
         if self._flag is None:
             return
         own = int(self._flag[0])

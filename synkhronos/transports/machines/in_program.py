@@ -1,4 +1,4 @@
-"""What a transport of several machines does for programs, and during calls: what the couriers do."""
+"""The part of a transport of several machines that uses the couriers, in programs and during calls."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class InProgram(Transport):
 
     @on_death.setter
     def on_death(self, on_death):
-        """Let it be called with the numbers that the ranks have in the world."""
+        """Let it be called with the ranks' numbers in the world."""
         self._on_death, self.local.on_death = on_death, None
         if on_death is not None:
             self.local.on_death = lambda dead: on_death(
@@ -61,7 +61,7 @@ class InProgram(Transport):
             self._flag.begin(flag)
 
     def _end_program(self):
-        """On another machine than the master's: forget the program, which has ended on all ranks."""
+        """On machines other than the master's: forget the program, which has ended on all ranks."""
         self._end_relay()
         self.store.commons.clear()
         replacing, self.on_death = self.on_death, None

@@ -1,4 +1,4 @@
-"""What couriers keep for the wire formats of vectors, for their leaders: in and out of the courier.
+"""Moves the state of wire formats, which couriers keep for vectors, between leaders and couriers.
 
 A courier all-reduces the buckets of a vector with the other couriers, so it is the courier that keeps
 what a format has not sent. For a checkpoint it copies this to the commons, where the leader finds it, or
@@ -23,7 +23,7 @@ _DONE, _REST, _FACTORS, _COUNTS = range(4)  # words of the table; the counts are
 
 
 def communicator_of(desk: Desk) -> tuple[Leaders, BucketCommunicator]:
-    """Return what a courier needs to reduce buckets, which is the same for all works of a world."""
+    """Return what a courier needs to reduce buckets; all `Work` of a world shares it."""
     if _KEPT not in desk.kept:
         leaders = Leaders(desk.links)
         leaders.may_poll = False  # the ranks need the cores
@@ -66,7 +66,7 @@ class Shelf(NamedTuple):
             own[:] = given
 
     def get(self) -> Kept:
-        """Return what was put here: the vectors themselves."""
+        """Return what was put here, without copying the vectors."""
         table = self.table
         return Kept(table[_COUNTS:].tolist(), *self._vectors(table))
 
@@ -77,7 +77,7 @@ class Shelf(NamedTuple):
         return rest[: table[_REST]], factors
 
     def mark_done(self) -> None:
-        """Let the leader go on."""
+        """Let the leader continue."""
         self.table[_DONE] = 1
 
     def is_done(self) -> bool:
@@ -86,13 +86,13 @@ class Shelf(NamedTuple):
 
 
 class CopyKept:
-    """What a courier does for it. It is a `Work`.
+    """What a courier does for the transfer. It is a `Work`.
 
     Parameters
     ----------
     buckets : Buckets
     is_given : bool
-        Whether the leader gives it, or gets it.
+        Whether the leader gives the state or gets it.
     """
 
     def __init__(self, buckets: Buckets, is_given: bool) -> None:

@@ -1,7 +1,8 @@
-"""Arrays that other machines keep from command to command: constant ones, and files that they have.
+"""Arrays that other machines keep between commands: constant arrays, and files that they have.
 
-A constant array travels once to each machine that needs it. A file is mapped by a machine that has one
-of the same name and contents, as the digests say; otherwise its rows travel as those of other arrays.
+A constant array is sent once to each machine that needs it. A machine that has a file with the same name
+and contents, according to the digests, maps it; otherwise its rows are sent like the rows of other
+arrays.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class Lasting:
     def still_needed(self, machine, needs):
         """Return what a machine needs for a command and does not have, a list of `Need`.
 
-        It is the same list for a command that is repeated, unless some of the arrays last.
+        A repeated command gets the same list, unless the machine keeps some of the arrays.
         """
         if needs is None:
             return []
@@ -52,7 +53,7 @@ class Lasting:
         return [one for one in [self._missing(machine, need) for need in found] if one is not None]
 
     def _missing(self, machine, need):
-        """Return a need, in the form in which it is sent; None if the machine has the array."""
+        """Return a need in the form in which it is sent, or None if the machine has the array."""
         handle, kept = need.handle, self._kept[machine]
         if not lasts(handle):
             return need
@@ -68,7 +69,7 @@ class Lasting:
         self._kept[machine].update((name_of(need.handle), True) for need in needs if need.lasts)
 
     def take_dropped(self):
-        """Return the keys of constant arrays that no machine has to keep any more."""
+        """Return the keys of constant arrays that machines no longer need to keep."""
         keys, self._store.dropped[:] = list(self._store.dropped), []
         for kept in self._kept:
             for key in keys:
@@ -80,7 +81,7 @@ class Lasting:
             self._digests[handle] = digest(self._store.get(handle))
         self._leaders.send(machine, CONTROL, (FILE, handle, self._digests[handle]))
         answer = None
-        while answer is None or answer[0] != FILE:  # else the reply to a command of a former world
+        while answer is None or answer[0] != FILE:  # otherwise it replies to a command of a former world
             _, answer, _ = self._leaders.receive(machine, REPLY, np.empty)
         return answer[1]
 

@@ -7,8 +7,8 @@ something ends: a rank has failed (`ABORT`); a machine's ranks have finished the
 to stop was made (`FLAG`). Notices carry the number of the command to which they belong, so old ones are
 ignored.
 
-Who waits reads the notices meanwhile. MPI has to be polled: a leader polls for a short time, and then
-sleeps in between.
+A leader reads notices while it waits. MPI has to be polled: a leader polls continuously for a short
+time, and then sleeps between polls.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _LONGEST_IDLE_NAP = 1e-2
 _POLLS = range(4)  # polls between two readings of the clock; each takes about 2 microseconds
 
 _SMALL = 4096  # bytes of an array that is sent in the message that announces it
-_KEPT = 1 << 16  # bytes of a pickle that is kept, in case that it is sent again
+_KEPT = 1 << 16  # bytes of a pickle that is kept in case it is sent again
 _HEAD = struct.Struct("=qQ")  # of a message: the number of its command, and the length of the pickle
 
 
@@ -59,12 +59,12 @@ class Leaders:
     Attributes
     ----------
     number : int
-        The number of the command. It increases, also from world to world.
+        The number of the command. It keeps increasing from world to world.
     passed : int
         The meetings of this command that this leader has passed.
     watch : callable
         ``watch(inside)`` is called while it waits, in a meeting or not. It raises if this machine's
-        ranks cannot go on.
+        ranks cannot continue.
     labels : list of str
         The ranks of each machine, for messages to users.
     leave : callable
@@ -72,12 +72,14 @@ class Leaders:
     may_poll : bool
         Whether there is a core for each rank of this machine, so that this leader may poll.
     expire : callable
-        ``expire(seconds)`` is called while it waits inside a command, for so long up to now. It raises
-        if that is too long.
+        ``expire(seconds)`` is called while it waits inside a command, with the time it has waited. It
+        raises if that is too long.
     first_number : int
         The number of the first command of this world.
     flag : int
         The largest number of the notices `FLAG` of this command.
+    clock : callable
+        Returns the time on this machine in seconds. Machines have different ones.
     """
 
     def __init__(self, links: Links) -> None:
@@ -92,8 +94,9 @@ class Leaders:
         self.first_number = 0
         self._notices: list[tuple] = []  # of later commands
         self._aborted = 0  # the first meeting that cannot be passed, from 1; 0 if all can
-        self._finished: dict[int, int] = {}  # how many meetings those that finished had passed
+        self._finished: dict[int, int] = {}  # by finished leader: how many meetings it had passed
         self.flag = 0
+        self.clock: Callable[[], float] = time.perf_counter
         self._broken: tuple[int, str] | None = None  # the number of the command, and the cause
         self._postponed: tuple[int, Any] | None = None
         # By leader and tag: the last object with its arrays' types, pickled and not, if it is not large.
@@ -161,9 +164,9 @@ class Leaders:
         allocate : callable
             ``allocate(shape, dtype)`` returns memory for an array.
         idle : bool
-            Whether it may take any time.
+            Whether there is no time limit.
         former : (object, list of numpy.ndarray)
-            What a former call returned. If it is this object that was sent again, its arrays come into
+            What a former call returned. If the same object was sent again, its arrays are received into
             the same memory.
         """
         if tag == CONTROL and self._postponed is not None:
@@ -207,15 +210,20 @@ class Leaders:
         while distance < self.size:
             count = min(distance, self.size - distance)
             known = pickle.dumps(items[:count]) if count > 1 else items[0]
-            self.links.send((self.rank - distance) % self.size, self._tag(_MEETING), known)
-            source = (self.rank + distance) % self.size
-            received = self.wait_inside(
-                lambda source=source: self.links.receive(source, self._tag(_MEETING))
-            )[1]
+            self.tell((self.rank - distance) % self.size, known)
+            received = self.hear((self.rank + distance) % self.size)
             items += pickle.loads(received) if count > 1 else [received]
             distance *= 2
         self.passed += 1
         return [items[(rank - self.rank) % self.size] for rank in range(self.size)]
+
+    def tell(self, to: int, data: bytes) -> None:
+        """Send bytes to a leader, as a part of a meeting."""
+        self.links.send(to, self._tag(_MEETING), data)
+
+    def hear(self, source: int) -> bytes:
+        """Wait for what a leader tells this one."""
+        return self.wait_inside(lambda: self.links.receive(source, self._tag(_MEETING)))[1]
 
     def barrier(self) -> None:
         """Wait until every leader has called this method."""
@@ -232,9 +240,9 @@ class Leaders:
         return receipt
 
     def complete(self, receipts: Sequence[Any], sent: Sequence[int] = ()) -> None:
-        """Wait until arrays have been received and sent: a meeting, also of those who have none.
+        """Wait until arrays have been received and sent. It is a meeting.
 
-        If it raises, no array is being received any more.
+        Leaders without arrays take part in it, too. If it raises, no array is being received any more.
         """
         for receipt in receipts:
             self.wait_inside(receipt.is_complete)

@@ -14,14 +14,14 @@ LONGEST = 1 << 30
 
 
 def as_bytes(data: bytes | np.ndarray) -> np.ndarray:
-    """Return the bytes of a C-contiguous array, a 1-d view, or those of a bytes object."""
+    """Return the bytes of a C-contiguous array or of a bytes object, as a 1-d view."""
     if isinstance(data, np.ndarray):
         return data.reshape(-1).view(np.uint8)
     return np.frombuffer(data, np.uint8)
 
 
 class LostError(WorldBrokenError):
-    """Other tasks have ended, and MPI goes on: with ULFM, without which MPI ends the job.
+    """Other tasks have ended, and MPI continues, which requires ULFM; without it, MPI ends the job.
 
     Parameters
     ----------
@@ -44,7 +44,7 @@ class Receipt(ABC):
 
     @abstractmethod
     def cancel(self) -> None:
-        """Do not write to the array any more."""
+        """Stop writing to the array."""
 
 
 class Links(ABC):
@@ -64,12 +64,12 @@ class Links(ABC):
     size: int
     names: Sequence[str] = ()
 
+    @abstractmethod
     def lost(self) -> Collection[int]:
         """Return the leaders that are known to have died."""
-        return ()
 
     def acknowledge(self) -> None:  # noqa: B027
-        """Let messages from any leader be received again, from those that are left."""
+        """Let messages from any of the remaining leaders be received again."""
 
     def lost_error(self) -> LostError:
         """Return the error for the leaders that have died."""

@@ -1,4 +1,4 @@
-"""Meetings of the ranks of several machines: inside each, of the leaders, and again inside each."""
+"""Meetings of the ranks of several machines: inside each machine, between leaders, inside each again."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from synkhronos.stores.needs import Need
 
 
 class Inside:
-    """The ranks of one machine, as a `Group`. Of their failures, the leader tells the other leaders."""
+    """The ranks of one machine, as a `Group`. The leader reports their failures to the other leaders."""
 
     def __init__(self, local, leaders):
         self._local, self._all_leaders = local, leaders
@@ -22,7 +22,7 @@ class Inside:
 
     @property
     def leaders(self):
-        """The `Leaders` for a rank that is one, else None. A forked rank has the leader's objects."""
+        """The `Leaders` if this rank is a leader, else None. A forked rank has the leader's objects."""
         return self._all_leaders if self._local.rank == self._local.master_rank else None
 
     def barrier(self):
@@ -47,9 +47,9 @@ class Meetings:
     Parameters
     ----------
     local : Transport
-        Of this machine's ranks; its master is the leader.
+        The transport of this machine's ranks; its master is the leader.
     leaders : Leaders
-        Used by a rank that is one.
+        Used only by leaders.
     store : MachinesStore
     machines : list of range
         The ranks of each machine.
@@ -64,7 +64,7 @@ class Meetings:
         self._leader, self._store = local.master_rank, store
         self._machines = machines
         self._kept = []  # arrays of other machines
-        self._lasting = {}  # those that last, by the names of their handles
+        self._lasting = {}  # kept arrays, by the names of their handles
 
     def barrier(self):
         if self.inside.size > 1:
@@ -75,7 +75,7 @@ class Meetings:
             self.inside.barrier()
 
     def exchange(self, item):
-        """Return the items of all ranks. The arrays that this rank has put into the store go with it."""
+        """Return the items of all ranks. The arrays that this rank has put into the store go along."""
         own = item, self._store.take_exports()
         here = [own]
         if self.inside.size > 1:
@@ -89,7 +89,7 @@ class Meetings:
         return items
 
     def _of_leaders(self, here):
-        """Return the items of all ranks, and the arrays of other machines that went with them."""
+        """Return the items of all ranks, and the arrays of other machines that were sent along."""
         leaders = self.inside.leaders
         exports = [handle for _, handles in here for handle in handles]
         own = pickle.dumps(([item for item, _ in here], exports))
@@ -121,7 +121,7 @@ class Meetings:
         return parts
 
     def drop(self, keys):
-        """Forget arrays that last."""
+        """Forget kept arrays."""
         self._store.drop(keys)
         for key in keys:
             self._lasting.pop(key, None)

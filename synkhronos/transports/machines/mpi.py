@@ -1,11 +1,11 @@
 """Messages between leaders by MPI, through mpi4py, which only this module imports.
 
-MPI works only while one of its functions is called, so a leader polls while it waits.
+MPI makes progress only while one of its functions is called, so a leader polls while it waits.
 
-Above a limit, 64 kB over TCP, OpenMPI sends the first bytes of a message, and the others when the
-receiver has answered. For messages of about that size this takes two to four times as long as several
-shorter ones, so they are sent in pieces. All pieces but the last one have the same length; the last one
-is shorter, and may be empty.
+Above a limit, 64 kB over TCP, OpenMPI sends the first bytes of a message, and the rest after the
+receiver has answered. For messages of about this size this takes two to four times as long as several
+shorter messages, so they are sent in pieces. All pieces but the last have the same length; the last is
+shorter, and may be empty.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _MOST_IN_PIECES = 6 * _PIECE
 _CHUNK = LONGEST  # bytes; MPI counts are C ints
 _NAP = 0.02  # seconds
 _LOST = (MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING, MPI.ERR_REVOKED)
-_LEADER, _COURIER, _OTHER = range(3)  # what a task is on its machine
-_TOGETHER = 1  # a tag: the tasks that are left meet again
+_LEADER, _COURIER, _OTHER = range(3)  # the role of a task on its machine
+_TOGETHER = 1  # a tag: the remaining tasks meet again
 
 
 def initialize() -> None:
-    """Initialize MPI, if it is not. It waits until every process of the job does so."""
+    """Initialize MPI if necessary. It waits until every process of the job does so."""
     if not MPI.Is_initialized():
         MPI.Init_thread(MPI.THREAD_SERIALIZED)
 
@@ -62,7 +62,7 @@ class MpiLinks(Links):
         self.rank, self.size = comm.rank, comm.size
         self._numbers = itertools.count()
         self._sending = {}  # by number: the requests, and the memory
-        self._pieces = {}  # by source and tag: those of the message that is being received
+        self._pieces = {}  # by source and tag: the pieces of the message being received
         self._pid = os.getpid()
 
     def lost(self):
@@ -72,7 +72,7 @@ class MpiLinks(Links):
         self._comm.Ack_failed()
 
     def _or_lost(self, error):
-        """Return a `LostError` in place of an error of MPI that means it."""
+        """Return a `LostError` in place of an MPI error that says that tasks have died."""
         return self.lost_error() if error.Get_error_class() in _LOST else error
 
     def send(self, to, tag, data):
@@ -140,7 +140,7 @@ class MpiLinks(Links):
 
 
 def _pieces_of(view):
-    """Return views of the parts of a message that are messages of MPI."""
+    """Return views of the parts of a message, each of which is one MPI message."""
     step = _PIECE if _PIECE <= view.size <= _MOST_IN_PIECES else _CHUNK
     count = view.size // step + 1 if step == _PIECE else max(-(-view.size // step), 1)
     return [view[turn * step : (turn + 1) * step] for turn in range(count)]
@@ -206,24 +206,24 @@ def _end_job(leader):
 
 
 class Tasks:
-    """The tasks of an MPI job, and the machines on which they are. The first of each machine leads it.
+    """The tasks of an MPI job and their machines. The first task of each machine leads it.
 
     Parameters
     ----------
     apart : int
-        If it is not 0, so many tasks in a row count as a machine.
+        If not 0, this many consecutive tasks count as a machine.
 
     Attributes
     ----------
     links : MpiLinks or None
-        For a task that leads a machine.
+        The links between leaders, if this task leads a machine.
     here : MpiLinks or None
-        Between the tasks of this machine, for the first, which leads it, and the second, its courier.
-        None if there is not a courier on each machine.
+        The links between the tasks of this machine, for the leader and the courier, which are its
+        first two tasks. None unless each machine has a courier.
     couriers : MpiLinks or None
-        Between the couriers of all machines, for one of them.
+        The links between the couriers of all machines, if this task is one of them.
     neighbours : Neighbours or None
-        For a courier.
+        The machines next to this one, if this task is a courier.
     tasks_here : int
         The number of tasks on this machine.
     cores : set of int
@@ -275,7 +275,7 @@ class Tasks:
                 return False
             time.sleep(_NAP)
             self._check_all_live()  # the request need not know of deaths
-        if self._world == MPI.COMM_WORLD:  # else some have died, and it may wait for them
+        if self._world == MPI.COMM_WORLD:  # otherwise some have died, and it might wait for them
             MPI.Finalize()
         return True
 
@@ -305,7 +305,7 @@ class Tasks:
             time.sleep(_NAP)
 
     def meet_again(self):
-        """Go on with the tasks that are left, all of which call this method; it waits for them."""
+        """Continue with the remaining tasks. All of them must call this method; it waits for them."""
         is_connected = False
         while not is_connected:
             self._world = self._world.Shrink()

@@ -1,4 +1,4 @@
-"""Messages between machines, and their couriers, as an executable specification: in one process."""
+"""Messages between machines and their couriers in one process, as an executable specification."""
 
 from __future__ import annotations
 

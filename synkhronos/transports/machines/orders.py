@@ -1,8 +1,8 @@
-"""A command on its way: from the master to the leaders, and from a leader to the ranks of its machine.
+"""How a command is sent: from the master to the leaders, and from a leader to its machine's ranks.
 
-The same call is often repeated. Then each rank finds the objects that it has sent or received the last
-time: nothing is pickled again, and the arrays come into the same memory, where the command may still
-have its views.
+The same call is often repeated. Then each rank reuses the objects that it sent or received the last
+time: nothing is pickled again, and the arrays are received into the same memory, of which the command
+may still have views.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Orders:
         return self._sent[machine]
 
     def frame(self, payload: bytes, parts: Sequence[Part], dropped: Sequence) -> bytes:
-        """Return what the other ranks of a machine receive; nothing for the end of the world."""
+        """Return what the other ranks of a machine receive; empty bytes mean the end of the world."""
         (last_parts, last_dropped, last_payload), framed = self._framed
         if payload is not last_payload or parts is not last_parts or dropped != last_dropped:
             content = parts, dropped, payload
@@ -58,7 +58,7 @@ class Orders:
         return framed
 
     def open(self, framed: bytes) -> tuple[Sequence[Part], Sequence, bytes]:
-        """Return what `frame` was given."""
+        """Return the arguments that were given to `frame`."""
         if framed != self._opened[0]:
             self._opened = framed, pickle.loads(framed)
         return self._opened[1]

@@ -1,9 +1,9 @@
 """The ranks of several machines: the transports of the machines, joined by their leaders.
 
 One rank of each machine is its leader: the rank that has forked the others. A command goes from the
-master to the leaders, and from each leader to the ranks of its machine. A meeting is one inside each
-machine, one of the leaders, and again one inside each machine, by which the leader gives the others
-what it got. A reply goes the other way.
+master to the leaders, and from each leader to the ranks of its machine. A meeting consists of one inside
+each machine, one between the leaders, and again one inside each machine, in which the leader passes on
+what it received. A reply goes the other way.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from synkhronos.host.machine import cores
 from synkhronos.stores.machines import MachinesStore
 from synkhronos.stores.needs import Need
 from synkhronos.transports.machines.ahead import Ahead
+from synkhronos.transports.machines.clocks import compare_clocks
 from synkhronos.transports.machines.courier import NoCourier
 from synkhronos.transports.machines.flag import SpreadFlag
 from synkhronos.transports.machines.in_program import InProgram
@@ -40,7 +41,7 @@ class MachinesTransport(InProgram):
     Parameters
     ----------
     local : Transport
-        Of the ranks of this machine. Its master is the leader.
+        The transport of the ranks of this machine. Its master is the leader.
     leaders : Leaders
     machines : list of range
         The ranks of each machine.
@@ -48,11 +49,11 @@ class MachinesTransport(InProgram):
         The master is the leader of machine 0.
     timeout : float, optional
     courier : Courier, optional
-        Of this machine.
+        The courier of this machine.
     job : object, optional
-        Makes successors: it has `possible_sizes`, and ``successor(former, size, master_rank)``.
+        Creates successors: it has `possible_sizes`, and ``successor(former, size, master_rank)``.
     store : MachinesStore, optional
-        Of a former transport of this rank.
+        The store of a former transport of this rank.
     """
 
     inherits = forks_all = False
@@ -274,7 +275,7 @@ class MachinesTransport(InProgram):
         place(replies, self._machines[self.machine], self._collect_here()[1])
         for machine in self._others:
             number = -1
-            while number < self.leaders.number:  # others are of a world that broke
+            while number < self.leaders.number:  # others belong to a world that broke
                 number, (given, exports), arrays = self.leaders.receive(
                     machine, REPLY, self.store.empty, may_last
                 )
@@ -293,6 +294,13 @@ class MachinesTransport(InProgram):
 
     def exchange(self, item):
         return self._meetings.exchange(item)
+
+    @property
+    def clock(self):
+        return self.leaders.clock
+
+    def compare_clocks(self):
+        return compare_clocks(self.leaders) if self.is_leader else []
 
     def abort(self):
         self._has_aborted = True

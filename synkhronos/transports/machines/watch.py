@@ -1,4 +1,4 @@
-"""What a leader looks at while it waits, for its own machine or for others."""
+"""What a leader checks while it waits for its own machine or for others."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from synkhronos._errors import REMEDY, CollectiveAbortedError, SynkhronosError, 
 
 
 class Watch:
-    """What the leader of this machine looks at.
+    """What the leader of this machine checks.
 
     Parameters
     ----------
@@ -23,7 +23,7 @@ class Watch:
         self._courier = courier
 
     def others(self, inside):
-        """Called while it waits for other machines: raise if this machine's ranks cannot go on."""
+        """Called while it waits for other machines: raise if this machine's ranks cannot continue."""
         self._flag.pass_on()
         self._courier.check()
         try:
@@ -35,7 +35,7 @@ class Watch:
             self._transport.while_waiting()
 
     def own(self):
-        """Called while it waits for its own machine: raise if other machines cannot go on."""
+        """Called while it waits for its own machine: raise if other machines cannot continue."""
         self._leaders.read_notices()
         self._courier.check()
         self._flag.pass_on()

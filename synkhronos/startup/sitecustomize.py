@@ -14,7 +14,7 @@ _FOLDER = os.path.dirname(os.path.abspath(__file__))
 
 
 def _leave_path():
-    """Remove this folder from the path of this process, and from that of its children."""
+    """Remove this folder from the path of this process and of its children."""
     sys.path[:] = [folder for folder in sys.path if folder != _FOLDER]
     first, _, others = os.environ.get("PYTHONPATH", "").partition(os.pathsep)
     if first == _FOLDER:
@@ -36,7 +36,20 @@ def _run_other():
         sys.modules.setdefault(__name__, this)  # Python looks for it
 
 
+def _host(file):
+    """Run a file of the folder ``host``, without the package, and return its names."""
+    return runpy.run_path(os.path.join(os.path.dirname(_FOLDER), "host", file))
+
+
+def _end_job():
+    """Let the other tasks of an MPI job end, also if the script has not imported the library."""
+    import importlib
+
+    importlib.import_module("synkhronos.world.machines").end()
+
+
 _leave_path()
-for _file in ("imports.py", "theano_progress.py", "job.py"):
-    runpy.run_path(os.path.join(os.path.dirname(_FOLDER), _file))["provide"]()
+_host("imports.py")["provide"]()
+_host("theano_progress.py")["provide"]()
+_host("job.py")["provide"](_end_job)
 _run_other()

@@ -1,0 +1,136 @@
+"""Tests of the arithmetic of clocks, and of a profile over machines whose clocks differ."""
+
+import json
+import time
+
+import numpy as np
+import pytest
+from checks.machines import ThreadedMachines
+from hypothesis import given
+from hypothesis import strategies as st
+from test_engines import NaiveLab
+
+import synkhronos as synk
+from synkhronos.arithmetic.clocks import Ping, Reading, read_clock, to_own
+from synkhronos.world.threads import ThreadLimits
+from synkhronos.world.world import World, enter_world
+
+# Arithmetic
+
+DELAYS = st.lists(st.tuples(*[st.floats(0, 0.01)] * 2), min_size=1, max_size=20)
+SHIFTS, DRIFTS = st.floats(-1e6, 1e6), st.floats(-1e-3, 1e-3)
+
+
+def pings(began, shift, drift, delays):
+    """Return pings to a clock that shows ``shift + (1 + drift) * t`` at the time t."""
+    made = []
+    for there, back in delays:
+        made.append(Ping(began, shift + (1 + drift) * (began + there), began + there + back))
+        began += there + back
+    return made
+
+
+@given(SHIFTS, DRIFTS, DELAYS, DELAYS, st.floats(0.5, 1e4), st.floats(0, 1))
+def test_times_are_wrong_by_the_error_of_the_readings_at_most(shift, drift, first, last, seconds, share):
+    begin = read_clock(pings(10.0, shift, drift, first))
+    end = read_clock(pings(10.5 + seconds, shift, drift, last))
+    moment = begin.own + share * (end.own - begin.own)
+    found = to_own(begin, end, shift + (1 + drift) * moment)
+    rounding = 1e-9
+    # The reading itself is of another moment than the ping's middle, for which the clock has drifted.
+    assert abs(found - moment) <= 1.01 * max(begin.error, end.error) + rounding
+
+
+@given(SHIFTS, DRIFTS, DELAYS)
+def test_the_error_is_half_of_the_shortest_ping(shift, drift, delays):
+    made = pings(0.0, shift, drift, delays)
+    assert read_clock(made).error == pytest.approx(min(map(sum, delays)) / 2, abs=1e-12)
+
+
+@given(st.lists(st.floats(0, 1), min_size=2), SHIFTS, DRIFTS)
+def test_the_order_of_events_stays(shares, shift, drift):
+    begin, end = Reading(5.0, shift, 0.0), Reading(15.0, shift + 10 * (1 + drift), 0.0)
+    times = [to_own(begin, end, shift + 10 * (1 + drift) * share) for share in sorted(shares)]
+    assert times == sorted(times)
+
+
+def test_the_readings_themselves_are_exact_and_clocks_that_stood_still_are_shifted():
+    begin, end = Reading(1.0, 101.0, 0.1), Reading(3.0, 103.5, 0.2)
+    assert (to_own(begin, end, 101.0), to_own(begin, end, 103.5)) == (1.0, 3.0)
+    assert to_own(begin, begin, 101.5) == 1.5
+
+
+# Profiles
+
+
+def open_world(sizes, clocks):
+    """Open a world of machines whose ranks are threads; return a call of a function."""
+    lab = NaiveLab()
+    enter_world(World(ThreadedMachines(sizes, 0, 60, clocks=clocks), lab.engine, ThreadLimits()))
+    synk.world.world.current_world().start()
+    x, w = lab.tensor("x", 1), lab.shared(np.zeros(9), "w")
+    f = synk.function([x], (x.sum(), "sum"), updates=[(w, w + 1)])
+    synk.distribute()
+
+    def step():
+        assert f(np.ones(8)) == 8
+        synk.all_reduce(w)
+
+    return step
+
+
+@pytest.fixture
+def close():
+    yield
+    synk.close()
+
+
+def clock(shift, speed):
+    return lambda: shift + speed * time.perf_counter()
+
+
+CLOCKS = [time.perf_counter, clock(1e5, 1.0), clock(-3e4, 1.0 + 1e-4)]
+
+
+@pytest.mark.parametrize("sizes", [[2, 2], [1, 1, 2]], ids=str)
+def test_the_events_of_all_machines_are_on_the_clock_of_the_script(sizes, close, tmp_path):
+    step = open_world(sizes, CLOCKS[: len(sizes)])
+    began = time.perf_counter()
+    with synk.profile(tmp_path / "trace.json") as profile:
+        for _ in range(5):
+            step()
+            time.sleep(0.01)
+    ended, error = time.perf_counter(), profile.clock_error
+    assert 0 < error < ended - began
+    master, *others = [
+        [one for one in events if one.category == "command"] for events in profile.events
+    ]
+    assert len(master) == 10 and len(others) == 3
+    for commands in others:
+        for own, around in zip(commands, master):
+            assert own.step == around.step and own.start >= around.start - error
+            assert own.start + own.seconds <= around.start + around.seconds + error
+    spans = [one for one in json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+             if one["ph"] == "X"]  # fmt: skip
+    assert max(one["ts"] + one["dur"] for one in spans) <= 1e6 * (ended - began + 2 * error)
+
+
+def test_the_trace_names_the_machine_of_each_rank(close, tmp_path, monkeypatch):
+    step = open_world([1, 2], CLOCKS[:2])
+    names = iter(["alone", "two", "two"])
+    monkeypatch.setattr("synkhronos._profile.socket.gethostname", lambda: next(names))
+    with synk.profile(tmp_path / "trace.json") as profile:
+        step()
+    trace = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    found = [one["args"]["name"] for one in trace if one["ph"] == "M"]
+    assert found == [f"rank {rank} on {host}" for rank, host in enumerate(profile.hosts)]
+    assert sorted(profile.hosts) == ["alone", "two", "two"]
+
+
+def test_on_one_machine_no_clocks_are_compared(world_of):
+    world_of(2)
+    world = synk.world.world.current_world()
+    assert world.transport.compare_clocks() == [] and world.transport.clock is time.perf_counter
+    with synk.profile() as profile:
+        synk.distribute()
+    assert profile.clock_error == 0 and len(set(profile.hosts)) == 1
