@@ -20,6 +20,7 @@ PUBLIC_FOLDERS = {"extensions", "ops"}
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef)
 
 ALLOWED_FOR_PYGPU = {"synkhronos.engines.theano_gpu", "synkhronos.comms.nccl"}
+OF_MPI4PY = "synkhronos.transports.machines.mpi"
 PROCESSES = {"multiprocessing", "subprocess", "signal", "threadpoolctl", "psutil"}
 COMPILERS = {"theano", "pygpu", "pytensor", "lasagne"}
 #: Besides the public names, the extensions use these: the compiler, and which one it is.
@@ -48,10 +49,13 @@ FUNCTIONS = [
 ]
 
 
-def imports_of(name):
-    """Return the full names of all imports of a module, including those inside functions."""
+def imports_of(name, nodes=None):
+    """Return the full names of all imports of a module, including those inside functions.
+
+    With `nodes`, only these are searched.
+    """
     found = set()
-    for node in ast.walk(TREES[name]):
+    for node in ast.walk(TREES[name]) if nodes is None else nodes:
         if isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -197,6 +201,12 @@ def test_knows_nothing_of_processes(folder):
 def test_pygpu_is_imported_in_two_places_only():
     importing = {name for name, found in IMPORTS.items() if "pygpu" in top_level(found)}
     assert importing <= ALLOWED_FOR_PYGPU
+
+
+def test_mpi4py_is_imported_in_one_place_which_is_imported_inside_functions():
+    importing = {name for name, found in IMPORTS.items() if "mpi4py" in top_level(found)}
+    assert importing == {OF_MPI4PY}
+    assert not [name for name in FILES if OF_MPI4PY in imports_of(name, TREES[name].body)]
 
 
 def test_compilers_are_imported_in_engines_and_for_keras_and_pymc_only():

@@ -263,6 +263,16 @@ def test_an_all_reduce_of_three_machines_sends_two_thirds_each_way(on_machines, 
     assert (synk.get_value(2, w) == sum(sizes)).all()
 
 
+def test_each_leader_sends_its_parts_to_the_next_one_first(on_machines, traffic):
+    w = on_machines(1, 1, 1, 1).shared(np.ones(LENGTH), "w")
+    synk.function([], w.sum())
+    synk.distribute()
+    traffic.of(lambda: synk.all_reduce(w, "sum"))
+    for source in range(4):
+        large = [to for one, to, size in traffic.inside if one == source and size > SMALL]
+        assert large[:3] == [(source + step) % 4 for step in (1, 2, 3)]
+
+
 @pytest.mark.parametrize(
     "op, there, back",
     [

@@ -253,10 +253,15 @@ class _Reduction:
         group.complete(arriving, results)
 
     def _send_parts(self):
-        """Start to send the other ranks' parts; return the numbers of what is sent, by chunk."""
+        """Start to send the other ranks' parts; return the numbers of what is sent, by chunk.
+
+        Each rank begins with the next one, as otherwise the first would get the parts of all at once,
+        and the last one nothing meanwhile.
+        """
         sent: dict[int, list[int]] = {}
         if self.rank in self.weights:
-            for rank in self.others:
+            size = self.comm.size
+            for rank in ((self.rank + step) % size for step in range(1, size)):
                 for number, chunk in enumerate(self.parts[rank]):
                     sent.setdefault(number, []).append(self.group.send_array(rank, chunk, _PARTS))
         return sent
