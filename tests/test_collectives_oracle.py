@@ -125,8 +125,9 @@ def do_broadcast(model, draw, rng):
     names = draw_names(draw, NAMES)
     variables = [model.shared[name] for name in names]
     if draw(st.booleans()):
-        lengths = [(draw(st.integers(0, 5)), *TAILS[n]) if n in TAILS else () for n in names]
-        arrays = [model.random(rng, name, shape) for name, shape in zip(names, lengths)]
+        shapes = [(draw(st.integers(0, 5)), *TAILS[name]) if name in TAILS else STARTS[name].shape
+                  for name in names]
+        arrays = [model.random(rng, name, shape) for name, shape in zip(names, shapes)]
         synk.broadcast(*as_given(draw, variables, arrays))
     else:
         arrays = [model.values[name][model.master_rank] for name in names]
