@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from checks.wire_specification import Naive
 from compilers import compiler, tt
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -20,6 +21,7 @@ from oracle import (
 )
 
 import synkhronos as synk
+from synkhronos.world.world import current_world
 
 OPS = ["avg", "sum", "prod", "min", "max"]
 TAILS = {"matrix": (3,), "tensor": (2, 2), "vector": (), "long": (), "half": (), "byte": ()}
@@ -31,8 +33,11 @@ STARTS = {
     "half": np.zeros(3, "float16"),
     "byte": np.zeros(3, "uint8"),
     "number": np.array(0, "float32"),
+    "large": np.zeros((130, 140), "float32"),
     "count": np.array(0, "int32"),
 }
+WIRES = ["float16", "bfloat16", "int8", synk.TopK(0.25), synk.PowerSGD(2),
+         synk.PowerSGD(2, exact_steps=2)]  # fmt: skip
 ROWS = list(TAILS)
 NAMES = list(STARTS)
 
@@ -47,6 +52,9 @@ class Model:
         self.read = synk.function([], [(one, "gather") for one in sums])
         synk.distribute()
         self.values = {}
+        self.machines = getattr(current_world().transport, "_machines", [range(size)])
+        shapes = [STARTS["large"].shape]
+        self.wires = {wire: Naive(wire, len(self.machines), shapes) for wire in WIRES}
 
     def reset(self, rng):
         for name, start in STARTS.items():
@@ -117,8 +125,9 @@ def do_broadcast(model, draw, rng):
     names = draw_names(draw, NAMES)
     variables = [model.shared[name] for name in names]
     if draw(st.booleans()):
-        lengths = [(draw(st.integers(0, 5)), *TAILS[n]) if n in TAILS else () for n in names]
-        arrays = [model.random(rng, name, shape) for name, shape in zip(names, lengths)]
+        shapes = [(draw(st.integers(0, 5)), *TAILS[name]) if name in TAILS else STARTS[name].shape
+                  for name in names]
+        arrays = [model.random(rng, name, shape) for name, shape in zip(names, shapes)]
         synk.broadcast(*as_given(draw, variables, arrays))
     else:
         arrays = [model.values[name][model.master_rank] for name in names]
@@ -182,6 +191,56 @@ def do_all_reduce(model, draw, rng):
         model.values[name] = [reduced(op, model.values[name], weights)] * model.size
 
 
+def do_all_reduce_in_a_format(model, draw, rng):
+    """Reduce small arrays, which travel as they are, and a large one, of numbers without errors."""
+    wire, op = draw(st.sampled_from(WIRES)), draw(st.sampled_from(["avg", "sum"]))
+    names = [*draw(st.lists(st.sampled_from(["matrix", "number"]), unique=True)), "large"]
+    weights = None
+    if op == "avg" and draw(st.booleans()):
+        weights = draw(st.lists(st.sampled_from([0, 1, 2, 4]), min_size=model.size,
+                                max_size=model.size).filter(any))
+    for name in names:
+        values = [model.random(rng, name, STARTS[name].shape) for _ in range(model.size)]
+        model.values[name] = values
+        for rank, value in enumerate(values):
+            value = np.full_like(value, np.nan) if weights and not weights[rank] else value
+            synk.set_value(rank, model.shared[name], value)
+    synk.all_reduce([model.shared[name] for name in names], op, weights=weights, wire=wire)
+    shares, scales = shares_of_machines(model, op, weights or [1] * model.size)
+    expected = model.wires[wire].reduce(shares, scales).reshape(STARTS["large"].shape)
+    for name in names:
+        got = [synk.get_value(rank, model.shared[name]) for rank in range(model.size)]
+        assert len({one.tobytes() for one in got}) == 1
+        values = model.values[name]
+        wanted = expected if name == "large" else reduced(op, values, weights)
+        tolerance = 1e-3 if isinstance(wire, synk.PowerSGD) else 1e-6
+        np.testing.assert_allclose(got[0], wanted, tolerance, tolerance)
+        model.values[name] = got
+
+
+def shares_of_machines(model, op, weights):
+    """Return the machines' own reductions of the large array, and what these are multiplied by."""
+    factors = weights if op == "avg" else [1] * model.size
+    shares = []
+    for ranks in model.machines:
+        total = sum(model.values["large"][rank] * np.float32(factors[rank]) for rank in ranks)
+        number = sum(factors[rank] for rank in ranks) if op == "avg" else 1
+        shares.append(total.reshape(-1) / np.float32(number or 1))
+    if op == "sum":
+        return shares, None
+    return shares, [sum(weights[rank] for rank in ranks) / sum(weights) for ranks in model.machines]
+
+
+def test_a_format_is_for_averages_and_sums_of_float32(model):
+    large, vector = model.shared["large"], model.shared["vector"]
+    for wire in WIRES:
+        for op in ("prod", "min", "max"):
+            with pytest.raises(ValueError, match="operations 'avg' and 'sum'"):
+                synk.all_reduce(large, op, wire=wire)
+        with pytest.raises(TypeError, match="is for arrays of float32"):
+            synk.all_reduce([large, vector], wire=wire)
+
+
 def do_reduce(model, draw, rng):
     op, names, weights, ragged = draw_reduction(model, draw, rng)
     variables = [model.shared[name] for name in names]
@@ -234,7 +293,7 @@ def do_get_shapes(model, draw, rng):
 
 
 ACTIONS = [do_scatter, do_set_value, do_broadcast, do_gather, do_all_gather, do_all_reduce,
-           do_reduce, do_get_shapes]
+           do_all_reduce_in_a_format, do_reduce, do_get_shapes]
 
 
 @given(data=st.data(), seed=st.integers(0, 10**6),

@@ -52,15 +52,23 @@ def rounded(wire, numbers):
 class Naive:
     """All reductions of an array in a format, given the arrays of all machines.
 
+    Parameters
+    ----------
+    wire : Format
+    machines : int
+    shapes : list of tuple of int, optional
+        Of the matrices that the array consists of; by default those for the checks of the format.
+
     Attributes
     ----------
     rests : list of numpy.ndarray
         What each machine keeps.
     """
 
-    def __init__(self, wire, machines):
-        self.wire, self.machines = wire, machines
-        self.rests = [np.zeros(length_of(wire), "float32") for _ in range(machines)]
+    def __init__(self, wire, machines, shapes=None):
+        self.wire, self.machines, self.shapes = wire, machines, shapes or SHAPES
+        length = sum(map(math.prod, shapes)) if shapes else length_of(wire)
+        self.rests = [np.zeros(length, "float32") for _ in range(machines)]
         self.rights = {}
         self.exact_steps = getattr(wire, "exact_steps", 0)
 
@@ -103,16 +111,16 @@ class Naive:
         return total
 
     def reduce_matrices(self, given):
-        total, start = sum(given), 0
-        for shape in SHAPES:
+        total, start, rank = sum(given), 0, self.wire.rank
+        for shape in self.shapes:
             rows, columns = shape[0], math.prod(shape[1:])
             place = slice(start, start + rows * columns)
             start = place.stop
-            if 3 * (rows + columns) >= rows * columns:
+            if rank * (rows + columns) >= rows * columns:
                 continue
             matrix = total[place].reshape(rows, columns).astype("float64")
-            first = np.random.Generator(np.random.PCG64([place.start, columns, 3])).random((3, columns))
-            right = self.rights.get(place.start, first - 0.5)
+            first = np.random.Generator(np.random.PCG64([place.start, columns, rank]))
+            right = self.rights.get(place.start, first.random((rank, columns)) - 0.5)
             left, _ = np.linalg.qr(matrix @ right.T)
             self.rights[place.start] = left.T @ matrix
             total[place] = (left @ left.T @ matrix).reshape(-1)
