@@ -354,10 +354,10 @@ def test_numpy_copies_data_if_it_is_asked_to(world):
         np.testing.assert_array_equal(copied, data.data)
         assert not np.shares_memory(copied, data.data)
     viewed = [np.asarray(data), np.asarray(data, "float32"), np.array(data, copy=False)]
-    for same in (*viewed, *(data.__array__(copy=copy) for copy in (None, False))):
+    for same in (*viewed, *(data.__array__(copy=copied) for copied in (None, False))):
         assert np.shares_memory(same, data.data)
-    for copy in (None, True):
-        assert data.__array__("float64", copy=copy).tolist() == [0, 1, 2]
+    for copied in (None, True):
+        assert data.__array__("float64", copy=copied).tolist() == [0, 1, 2]
     with pytest.raises(ValueError, match="cannot be used as float64 without a copy"):
         data.__array__("float64", copy=False)
     if np.lib.NumpyVersion(np.__version__) >= "2.0.0":
