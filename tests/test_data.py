@@ -22,9 +22,11 @@ from hypothesis.stateful import (
 from oracle import examples
 
 import synkhronos as synk
+from synkhronos.arithmetic.partition import select
 
-#: NumPy 2 has it in another module.
-COMPLEX_WARNING = getattr(np, "exceptions", np).ComplexWarning
+#: NumPy 2 has its warnings in another module.
+EXCEPTIONS = getattr(np, "exceptions", np)
+COMPLEX_WARNING = EXCEPTIONS.ComplexWarning
 DTYPES = ["bool", "int8", "int32", "int64", "uint8", "uint16", "float16", "float32", "float64",
           "complex64"]
 SIZE = 3
@@ -344,6 +346,33 @@ def test_data_is_indexed_as_an_array(world, data):
     array[index] = -1
     np.testing.assert_array_equal(made, array)
     np.testing.assert_array_equal(made + array, 2 * array)
+
+
+def test_numpy_copies_data_if_it_is_asked_to(world):
+    data = synk.data(np.arange(3.0, dtype="float32"))
+    for copied in (np.array(data), data.__array__(copy=True), data.__array__("float32", copy=True)):
+        np.testing.assert_array_equal(copied, data.data)
+        assert not np.shares_memory(copied, data.data)
+    viewed = [np.asarray(data), np.asarray(data, "float32"), np.array(data, copy=False)]
+    for same in (*viewed, *(data.__array__(copy=copied) for copied in (None, False))):
+        assert np.shares_memory(same, data.data)
+    for copied in (None, True):
+        assert data.__array__("float64", copy=copied).tolist() == [0, 1, 2]
+    with pytest.raises(ValueError, match="cannot be used as float64 without a copy"):
+        data.__array__("float64", copy=False)
+    if np.lib.NumpyVersion(np.__version__) >= "2.0.0":
+        with pytest.raises(ValueError, match="cannot be used as float64 without a copy"):
+            np.array(data, "float64", copy=False)
+
+
+def test_arrays_of_which_numpy_warns_that_they_are_ragged_are_no_batch(world):
+    class Ragged:
+        def __array__(self, dtype=None, copy=None):
+            warnings.warn("ragged", EXCEPTIONS.VisibleDeprecationWarning, stacklevel=2)
+            return np.array([0])
+
+    with pytest.raises(TypeError, match="expected a 1-d list or array of rows"):
+        select(Ragged(), 3)
 
 
 def test_indices_that_are_not_there_are_index_errors(world):

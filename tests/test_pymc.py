@@ -8,6 +8,7 @@ import numpy as np
 import pytensor
 import pytensor.tensor as pt
 import pytest
+from compilers import default_mode
 from processes import own_process
 from test_docs import test_examples_print_what_is_shown as check_page
 
@@ -207,7 +208,9 @@ def test_wrong_parameters_have_the_probability_0_or_are_not_checked(two):
 # Inference
 
 
-@pytest.mark.parametrize("make, draws, rtol", [(logistic, 20, 1e-8), (hierarchical, 5, 1e-7)])
+@pytest.mark.parametrize("make, draws, rtol", [
+    (logistic, 20, 1e-8), (hierarchical, 5, 1e-7), (poisson, 10, 1e-7), (mixture, 5, 1e-7),
+])  # fmt: skip
 def test_draws_are_the_same_for_the_same_seed(two, make, draws, rtol):
     model, n = make(), {"draws": draws, "tune": draws}  # in funnels, rounding errors grow with the steps
     drawn, expected = sample(parallelize(model), **n), sample(model, **n)
@@ -237,6 +240,25 @@ def test_map_and_advi_find_the_same(two):
     np.testing.assert_allclose(*maxima, rtol=1e-6)
     fits = [pm.fit(30, model=one, random_seed=2, progressbar=False) for one in (model, parallel)]
     np.testing.assert_allclose(fits[1].hist, fits[0].hist, rtol=1e-9)
+
+
+def test_nuts_draws_the_same_by_numba(two):
+    model, n = logistic(), {"draws": 10, "tune": 10}
+    parallel = parallelize(model, mode="NUMBA")
+    drawn, expected = sample(parallel, compile_kwargs={"mode": "NUMBA"}, **n), sample(model, **n)
+    np.testing.assert_allclose(drawn.posterior["weights"], expected.posterior["weights"], rtol=1e-8)
+    assert float(drawn.posterior["weights"].std()) > 0
+
+
+@pytest.mark.slow
+def test_map_and_advi_find_the_same_by_numba(two):
+    model, maxima, fits = logistic(), [], []
+    for one, mode in ((model, "FAST_COMPILE"), (parallelize(model, mode="NUMBA"), "NUMBA")):
+        with default_mode(mode):
+            maxima.append(pm.find_MAP(model=one, progressbar=False)["weights"])
+            fits.append(pm.fit(30, model=one, random_seed=2, progressbar=False).hist)
+    np.testing.assert_allclose(*maxima, rtol=1e-6)
+    np.testing.assert_allclose(*fits, rtol=1e-9)
 
 
 def test_samplers_without_gradient_compute_none(two):
@@ -351,8 +373,17 @@ def test_arguments_of_the_wrong_kind_are_named(two):
 def test_chains_in_processes_of_their_own_are_refused(two):
     parallel = parallelize(logistic())
     with pytest.raises(Exception, match=r"pm.sample\(cores=1\)"):
-        sample(parallel, chains=2, cores=2)
+        sample(parallel, chains=2, cores=2, mp_ctx="fork")
     assert_equal(logistic(), parallel)  # the ranks work as before
+
+
+@pytest.mark.parametrize("start", ["spawn", pytest.param("forkserver", marks=pytest.mark.slow)])
+def test_chains_that_would_start_with_a_pickle_are_sampled_one_after_another(two, start, caplog):
+    model, settings = logistic(), {"chains": 2, "draws": 3, "tune": 3}
+    drawn = sample(parallelize(model), cores=2, mp_ctx=start, **settings)
+    assert "Could not pickle model, sampling singlethreaded" in caplog.text
+    expected = sample(model, **settings).posterior["weights"]
+    np.testing.assert_allclose(drawn.posterior["weights"], expected, rtol=1e-8)
 
 
 def test_ranks_of_one_process(world_of, in_python):

@@ -15,7 +15,7 @@ import numpy as np
 from synkhronos._typing import Batch, Rows
 
 #: The warning of NumPy before version 2 about ragged lists, for which newer versions raise ValueError
-RaggedWarning: type[Warning] = getattr(np, "VisibleDeprecationWarning", DeprecationWarning)
+RaggedWarning: type[Warning] = getattr(np, "exceptions", np).VisibleDeprecationWarning
 
 
 def share(n_rows: int, parts: int, index: int) -> tuple[int, int]:
