@@ -13,6 +13,7 @@ from checks.ranks import Ranks
 
 from synkhronos._errors import SynkhronosError, WorldBrokenError
 from synkhronos.arithmetic.machines import fewer_on_machines, nearest_master, ranks_of_machines
+from synkhronos.comms import kept
 from synkhronos.comms.formats import make_wire
 from synkhronos.comms.linked import LinkedCommunicator
 from synkhronos.comms.staged import StagedCommunicator
@@ -165,6 +166,14 @@ def test_when_a_collective_ends_its_messages_have_been_sent(monkeypatch):
     assert ranks.values(reduce_large) == [{6.0}] * 3
     ranks.close()
     assert len(sent) > 6 and not waiting
+
+
+def test_what_a_checkpoint_has_of_other_wires_is_refused():
+    wires = [make_wire("int8", [(100,)]), make_wire("float16", [(50,)])]
+    assert kept.lengths(wires, [100, 50], [3, 0]) == (100, 0)
+    for counts in ([3], [3, 0, 0]):
+        with pytest.raises(ValueError, match=f"expected counts of 2 wires, got {len(counts)}"):
+            kept.lengths(wires, [100, 50], counts)
 
 
 def test_wire_formats_use_their_memory_again():
