@@ -13,7 +13,9 @@ from checks.ranks import Ranks
 
 from synkhronos._errors import SynkhronosError, WorldBrokenError
 from synkhronos.arithmetic.machines import fewer_on_machines, nearest_master, ranks_of_machines
+from synkhronos.comms import kept
 from synkhronos.comms.formats import make_wire
+from synkhronos.comms.linked import LinkedCommunicator
 from synkhronos.comms.staged import StagedCommunicator
 from synkhronos.comms.wires import WireReduction
 from synkhronos.stores.machines import MachineHandle, MachinesStore, Part
@@ -22,7 +24,7 @@ from synkhronos.stores.naive import NaiveStore
 from synkhronos.stores.needs import Need, combine, positions
 from synkhronos.stores.shared import SharedMemoryStore
 from synkhronos.transports.machines.lasting import COMMAND
-from synkhronos.transports.machines.leaders import CONTROL, END, Leaders
+from synkhronos.transports.machines.leaders import CONTROL, END, REPLY, Leaders
 from synkhronos.transports.machines.naive import NaiveLinks, NaiveNetwork
 from synkhronos.transports.machines.orders import Orders
 from synkhronos.transports.machines.transport import MachinesTransport
@@ -128,6 +130,19 @@ def test_wire_format_between_four_machines(check):
         ranks.close()
 
 
+@pytest.fixture(scope="module")
+def leaders():
+    transport = ThreadedMachines([1, 1, 1], timeout=30)
+    ranks = Ranks(transport, lambda one: LinkedCommunicator(one.leaders))
+    yield ranks
+    ranks.close()
+
+
+@pytest.mark.parametrize("check", communicators.CHECKS, ids=named)
+def test_the_communicator_of_leaders_alone(check, leaders):
+    check(leaders)
+
+
 def reduce_large(comm):
     [reduced] = comm.all_reduce([np.full(300_000, comm.rank + 1.0)], "sum")
     return set(reduced.tolist())
@@ -151,6 +166,14 @@ def test_when_a_collective_ends_its_messages_have_been_sent(monkeypatch):
     assert ranks.values(reduce_large) == [{6.0}] * 3
     ranks.close()
     assert len(sent) > 6 and not waiting
+
+
+def test_what_a_checkpoint_has_of_other_wires_is_refused():
+    wires = [make_wire("int8", [(100,)]), make_wire("float16", [(50,)])]
+    assert kept.lengths(wires, [100, 50], [3, 0]) == (100, 0)
+    for counts in ([3], [3, 0, 0]):
+        with pytest.raises(ValueError, match=f"expected counts of 2 wires, got {len(counts)}"):
+            kept.lengths(wires, [100, 50], counts)
 
 
 def test_wire_formats_use_their_memory_again():
@@ -216,6 +239,14 @@ def test_what_is_for_the_next_world_is_kept_for_what_starts_it():
     with pytest.raises(WorldBrokenError, match="the master has ended the ranks"):
         transport.receive()
     assert leaders.receive(0, CONTROL, np.empty) == (0, ("start", "order"), [])
+
+
+def test_what_is_postponed_is_for_the_next_order_and_for_no_reply():
+    first, second = (Leaders(links) for links in NaiveNetwork(2).links())
+    second.postpone(3, "start")
+    first.send(1, REPLY, "reply")
+    assert second.receive(0, REPLY, np.empty)[1] == "reply"
+    assert second.receive(0, CONTROL, np.empty) == (3, "start", [])
 
 
 def test_an_object_that_is_sent_again_is_pickled_once_and_its_arrays_are_the_new_ones(monkeypatch):

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from oracle import examples
 
-from synkhronos._errors import WorldBrokenError
+from synkhronos._errors import SynkhronosError, WorldBrokenError
 from synkhronos.host.machine import cores
 from synkhronos.stores.memory import SharedMemory
 from synkhronos.transports import local
@@ -286,6 +286,31 @@ def end_early(transport):
 
 def exchange_ranks(transport):
     return [int(one) for one in transport.exchange(b"%d" % transport.rank)]
+
+
+def meet_without_one(transport, number):
+    transport.in_program = True
+    if transport.rank == number:
+        return "ended"
+    with pytest.raises(SynkhronosError) as raised:
+        transport.barrier()
+    return type(raised.value).__name__
+
+
+def exchange_with_a_late_one(transport, number):
+    if transport.rank == number:
+        time.sleep(0.2)
+    return exchange_ranks(transport)
+
+
+@pytest.mark.parametrize("make", TRANSPORTS, ids=lambda make: make.__name__)
+def test_a_barrier_that_a_program_went_on_without_leaves_no_post_to_the_next_command(make):
+    ranks = Ranks(make(4, 0, timeout=30))
+    for number in range(4):
+        outcomes = ranks.values(meet_without_one, number)
+        assert outcomes[number] == "ended" and outcomes.count("ended") == 1
+        assert ranks.values(exchange_with_a_late_one, number) == [[0, 1, 2, 3]] * 4
+    ranks.close()
 
 
 def stop_in_program(transport):
