@@ -210,9 +210,10 @@ CHECKS = [item for name, item in sorted(globals().items()) if name.startswith("c
 
 
 def check(devices):
-    """Run all checks on these devices, and then on the first; print the name of each that passed."""
-    for chosen in (devices, devices[:1]):
-        synk.fork(devices=chosen, master_rank=len(chosen) // 2)
+    """Run all checks on these devices, and then on the master's; print the name of each that passed."""
+    master = len(devices) // 2
+    for chosen, rank in ((devices, master), (devices[master : master + 1], 0)):
+        synk.fork(devices=chosen, master_rank=rank)
         for one in CHECKS:
             one()
             print("passed", one.__name__, "on", len(chosen), flush=True)

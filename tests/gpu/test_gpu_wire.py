@@ -1,15 +1,22 @@
-"""Steps in wire formats and with overlap, on devices of one machine: both have no effect there."""
+"""Steps in wire formats and with overlap, on this run's devices.
+
+On one machine both have no effect. Only the last tests have two machines.
+"""
+
+from pathlib import Path
 
 import numpy as np
 import pytest
 import theano
 import theano.tensor as tt
+from namespaces import Machines, why_no_mpi
 
 import synkhronos as synk
 from synkhronos.extensions import rules, train, updates
 
 from .graphs import is_on_device
 
+PROGRAMS = Path(__file__).with_name("programs")
 WIRES = ["float16", "bfloat16", "int8", synk.TopK(0.5), synk.PowerSGD(2)]
 RNG = np.random.RandomState(0)
 Y = RNG.normal(size=(7, 20_000)).astype("float32")  # a row is more than what travels as it is
@@ -98,3 +105,15 @@ def test_a_vector_that_is_filled_in_buckets_is_reduced_as_always():
     firsts, lasts = (np.average([share[at] for share in shares], 0, weights) for at in (0, -1))
     expected = np.concatenate([2 * (W - firsts) / W.size, lasts])
     np.testing.assert_allclose(vector.get_value(), expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.skipif(bool(why_no_mpi()), reason=why_no_mpi())
+def test_between_machines_arrays_of_devices_travel_in_formats(devices, tmp_path):
+    if devices[0].startswith("cuda"):
+        pytest.skip("NCCL would need a GPU for each machine")
+    with Machines(2) as machines:
+        done = machines.run(
+            PROGRAMS / "steps_in_formats.py", devices[0], devices[0], cwd=tmp_path, timeout=200
+        )
+        assert done.check().output.splitlines()[-1] == "compared on machines", done.output
+        assert not machines.left()
