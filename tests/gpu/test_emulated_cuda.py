@@ -5,19 +5,18 @@
 
 import os
 import re
-import shutil
-import subprocess
-import sys
-from importlib.util import find_spec
 
 import pytest
+from namespaces import Machines, why_no_mpi
 from processes import FOLDER, MODULES, Programs
 
 from .emulator import fixture_emulator  # noqa: F401
+from .graphs import CHECKS
 from .test_cuda import ASK_FOR_NCCL, PROGRAMS
 from .test_gpu_communicators import NAMES
 
 COMMAND_LINE = FOLDER / "programs" / "command_line.py"
+GRAPH_CHECKS = [one.__name__ for one in CHECKS]
 pygpu = pytest.importorskip("pygpu")
 REFUSAL = "collectives use shared memory, not NCCL: rank 0: ncclCommInitRank: invalid usage"
 
@@ -96,12 +95,20 @@ def test_many_variables_are_one_call_and_unequal_shapes_are_found_before_it(run,
     run("many_variables.py", EMULATED_CALLS=calls.path)
 
 
-def test_collectives_of_large_arrays_in_a_graph_go_through_nccl(run, calls):
-    run("graphs_that_meet.py", EMULATED_CALLS=calls.path)
-    made = calls()
-    assert made[0] == ("all_reduce", 5000), made
+def test_collectives_in_graphs_and_their_gradients_are_right_over_nccl(run, calls):
+    done = run("run_graphs.py", "cuda0", "cuda1", EMULATED_CALLS=calls.path)
+    expected = [f"passed {one} on {n}" for n in (2, 1) for one in GRAPH_CHECKS]
+    assert done.stdout.splitlines() == expected, done.stdout + done.stderr
     # Unequal numbers of rows are broadcast one after another.
-    assert made[1:3] == [("broadcast", 15000), ("broadcast", 10000)], made
+    names = "all_reduce", "all_gather", "broadcast"
+    expected = {*((name, 5000) for name in names), ("broadcast", 15000), ("broadcast", 10000)}
+    made = {*calls()}
+    assert expected <= made and min(items for _, items in made) == 5000, made
+
+
+def test_nccl_is_used_as_always_by_formats_and_overlap_on_one_machine(run, calls):
+    done = run("steps_in_formats.py", "cuda0", "cuda1", EMULATED_CALLS=calls.path)
+    assert done.stdout.splitlines()[-1] == "compared on one machine"
 
 
 @pytest.mark.parametrize("version", [22809, 23000])
@@ -171,17 +178,17 @@ def test_a_cudnn_that_theano_does_not_know_is_left_alone(run):
     assert done.stdout.startswith("False") and "cuDNN 9" in done.stdout, done.stdout
 
 
-@pytest.mark.skipif(
-    shutil.which("mpirun") is None or find_spec("mpi4py") is None, reason="MPI is not installed"
+@pytest.mark.skipif(bool(why_no_mpi()), reason=why_no_mpi())
+@pytest.mark.parametrize(
+    "program, last",
+    [(ASK_FOR_NCCL, "NCCL"), (PROGRAMS / "steps_in_formats.py", "compared on machines")],
+    ids=["collectives and outputs", "steps"],
 )
-def test_the_clique_of_nccl_spans_machines(emulator, tmp_path):
-    environment = {**os.environ, **emulator.environment(2), **flags(emulator)}
-    environment.update(SYNKHRONOS_TASKS_ARE_MACHINES="1", SYNKHRONOS_RANKS="1")
-    options = "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n", "2"
-    program = "-m", "synkhronos", "run", ASK_FOR_NCCL, "cuda0", "cuda1"
-    done = subprocess.run(
-        ["mpirun", *options, sys.executable, *program],
-        env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
-    assert (done.returncode, done.stdout.split()) == (0, ["NCCL"]), done.stderr
-    assert "Traceback" not in done.stderr
+def test_the_clique_of_nccl_spans_machines_but_formats_do_not_use_it(
+    emulator, calls, tmp_path, program, last
+):
+    environment = {**emulator.environment(2), **flags(emulator), "EMULATED_CALLS": calls.path}
+    with Machines(2, apart=False) as machines:  # the emulated NCCL joins processes of one host
+        done = machines.run(program, "cuda0", "cuda1", cwd=tmp_path, environment=environment)
+    assert done.check().output.splitlines()[-1] == last and calls(), done.output
+    assert "Traceback" not in done.output

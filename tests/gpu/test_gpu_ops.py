@@ -1,39 +1,37 @@
 """Tests of collectives in graphs, on this run's devices."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
-import theano
 import theano.tensor as tt
-from theano.gpuarray.type import GpuArrayType
 
 import synkhronos as synk
 from synkhronos.extensions import batch_norm, train
 
+from . import graphs
+from .graphs import collectives_of, on_all_ranks, shared
+
 ops = synk.ops
+PROGRAMS = Path(__file__).with_name("programs")
 ROWS = np.random.RandomState(0).normal(size=(7, 3)).astype("float32")
-LARGE = 5000  # items, more than what is sent along with the exchange
 
 pytestmark = pytest.mark.usefixtures("world")
 
 
-def shared(value, name="w"):
-    return theano.shared(np.asarray(value, "float32"), name)
+@pytest.mark.parametrize("check", graphs.CHECKS, ids=lambda check: check.__name__[len("check_") :])
+def test_in_this_world(check):
+    check()
 
 
-def on_all_ranks(variable):
-    return variable.dimshuffle("x", *range(variable.ndim)), "gather"
+def test_in_worlds_of_one_and_three_ranks(programs, devices, tmp_path):
+    program, three = PROGRAMS / "run_graphs.py", devices[:1] * 3
+    done = programs.run_script(program, *three, timeout=500, cwd=tmp_path)
+    expected = [f"passed {one.__name__} on {n}" for n in (3, 1) for one in graphs.CHECKS]
+    assert done.stdout.splitlines() == expected
 
 
-def collectives_in(f):
-    nodes = f.maker.fgraph.toposort()
-    return [node for node in nodes if hasattr(node.op, "is_same_everywhere")]
-
-
-def is_on_device(node):
-    return isinstance(node.inputs[1].type, GpuArrayType)
-
-
-@pytest.mark.parametrize("width", [3, LARGE])
+@pytest.mark.parametrize("width", graphs.WIDTHS)
 def test_collectives_of_arrays_on_the_device_stay_there(width):
     x, w = tt.fmatrix("x"), shared(np.linspace(0.5, 2, width))
     y = tt.tanh(x * w)
@@ -45,7 +43,7 @@ def test_collectives_of_arrays_on_the_device_stay_there(width):
         ops.all_gather(y),
     ]
     f = synk.function([x], [on_all_ranks(one) for one in outputs])
-    assert len(collectives_in(f)) == 5 and all(map(is_on_device, collectives_in(f)))
+    assert len(collectives_of(f)) == 5
     rows = np.random.RandomState(1).normal(size=(9, width)).astype("float32")
     for chosen in (rows, rows[:1]):  # of one row, most ranks have none
         values = np.tanh(chosen * w.get_value())
@@ -56,15 +54,7 @@ def test_collectives_of_arrays_on_the_device_stay_there(width):
                 np.testing.assert_allclose(result, one, rtol=1e-4, atol=1e-5)
 
 
-def test_the_masters_value_is_broadcast_on_the_device():
-    x, w = tt.fmatrix("x"), shared(np.ones(3))
-    f = synk.function([x], on_all_ranks(ops.broadcast((x * w)[:1])))
-    assert all(map(is_on_device, collectives_in(f)))
-    of_master = np.array_split(ROWS, synk.size())[synk.world.world.current_world().master_rank]
-    np.testing.assert_array_equal(f(ROWS), [of_master[:1]] * synk.size())
-
-
-@pytest.mark.parametrize("loss_op", ["avg", "sum"])
+@pytest.mark.parametrize("loss_op", ["avg", pytest.param("sum", marks=pytest.mark.slow)])
 def test_gradients_are_the_serial_ones(loss_op):
     x, w = tt.fmatrix("x"), shared([0.5, 1.0, -0.25])
     y = x * w
@@ -74,7 +64,7 @@ def test_gradients_are_the_serial_ones(loss_op):
     loss = tt.sqr(y - centre) * largest + of_all
     loss = loss.mean() if loss_op == "avg" else loss.sum()
     f = synk.function([x], [(loss, loss_op), (tt.grad(loss, w), loss_op)])
-    assert all(map(is_on_device, collectives_in(f)))
+    assert collectives_of(f)
     for result, expected in zip(f(ROWS), f.as_theano(ROWS)):
         np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-5)
     assert len(f.check(ROWS).differences) == 2

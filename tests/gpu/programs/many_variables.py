@@ -1,24 +1,11 @@
-"""Check which NCCL calls are made by collectives on many variables.
-
-The calls are read from the file ``EMULATED_CALLS``, which `emulator.cpp` writes.
-"""
-
-import os
-from pathlib import Path
+"""Check which NCCL calls are made by collectives on many variables."""
 
 import numpy as np
 import synkhronos as synk
+from nccl_calls import calls
 
 n = synk.fork()
 import theano
-
-
-def calls():
-    """Return the name and the number of items of each NCCL call of rank 0."""
-    path = Path(os.environ["EMULATED_CALLS"])
-    lines = path.read_text().split("\n") if path.exists() else []
-    return [line.split()[1:3] for line in lines if line.startswith("0 ")]
-
 
 many = [theano.shared(np.full(size, size, "float32")) for size in range(1, 40)]
 half = theano.shared(np.full((2, 2), 2, "float16"))
