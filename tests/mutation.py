@@ -77,6 +77,7 @@ TESTS = {
     "transports/machines/meetings.py": [*MACHINES, "test_relay.py"],
     "transports/machines/mpi.py": ["test_machines_mpi.py -k three_machines"],
     "transports/machines/naive.py": ["test_machines_mpi.py -k naive_links", *MACHINES, "test_relay.py"],
+    "transports/machines/neighbours.py": ["test_connections.py"],
     "transports/machines/orders.py": MACHINES,
     "transports/machines/transport.py": [*MACHINES, "test_relay.py"],
     "transports/machines/watch.py": [*MACHINES, "test_relay.py"],
