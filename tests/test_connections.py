@@ -40,6 +40,7 @@ def test_the_connections_of_this_process_are_found_whoever_opened_them(pair):
         assert unconnected.fileno() not in connections().values()
 
 
+@pytest.mark.slow
 def test_a_side_that_does_not_read_is_not_silent(pair):
     one, _ = pair
     ask(one.fileno())
@@ -47,9 +48,9 @@ def test_a_side_that_does_not_read_is_not_silent(pair):
     with pytest.raises(BlockingIOError):
         while True:
             one.send(b"." * 65536)
-    until = time.monotonic() + 4
+    until = time.monotonic() + 7  # then the kernel waits for more than three seconds
     while time.monotonic() < until:
-        assert silence(one.fileno(), addresses(one)) < 1
+        assert silence(one.fileno(), addresses(one)) < 2.5
         time.sleep(0.05)
 
 

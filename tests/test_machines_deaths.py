@@ -51,7 +51,7 @@ class Job:
         self.machines = machines
         self.job = machines.start(SCRIPT, moment, folder, cwd=folder, **options)
         try:
-            wait_until(lambda: (folder / "ranks").exists())
+            wait_until(lambda: (folder / "ranks").exists(), 120)
         except AssertionError:
             self.job.wait(1)  # fails with what it has printed
         facts = json.loads((folder / "ranks").read_text())

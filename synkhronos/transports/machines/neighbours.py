@@ -18,7 +18,7 @@ from synkhronos.host.connections import Addresses, ask, connections, silence
 from synkhronos.transports.liveness import has_ended
 
 LIMIT = 3.0  # seconds of silence for which a machine counts as lost
-_SUSPECT = 1.5  # the same, if mpirun ends the job
+_SUSPECT = 2.0  # the same, if mpirun ends the job
 _LOOK = 0.25  # seconds between two looks
 # When mpirun ends a job, it ends the tasks of a machine, and a second later asks other machines for it.
 # If it does so because of a death, it asks at once.
