@@ -158,8 +158,8 @@ class Job:
         with Listener(address, "AF_UNIX") as listener:
             paths = os.pathsep.join([str(common.ROOT), str(common.ROOT / "benchmarks")])
             self._job = machines.start(
-                Path(__file__).resolve(), "--be", address, _pixels(options), options.wire or "", ",".join(names),
-                tasks=2, environment={
+                Path(__file__).resolve(), "--be", address, _pixels(options), options.wire or "",
+                ",".join(names), tasks=2, environment={
                     **common.ONE_THREAD, "PYTHONPATH": paths, "SYNKHRONOS_SPARE_TASKS": "1",
                     "SYNKHRONOS_RANKS": str(options.ranks),
                 },
