@@ -146,17 +146,20 @@ def _without_exchange(step):
     return run
 
 
+def _pixels(options):
+    return options.pixels or (64 if options.quick else 224)
+
+
 class Job:
     """A job on the machines; a call returns the seconds of a step."""
 
     def __init__(self, machines, options, names):
         address = str(machines.folder / "overlap")
-        pixels = options.pixels or (64 if options.quick else 224)
         with Listener(address, "AF_UNIX") as listener:
             paths = os.pathsep.join([str(common.ROOT), str(common.ROOT / "benchmarks")])
             self._job = machines.start(
-                Path(__file__).resolve(), "--be", address, pixels, options.wire or "", ",".join(names),
-                tasks=2, environment={
+                Path(__file__).resolve(), "--be", address, _pixels(options), options.wire or "",
+                ",".join(names), tasks=2, environment={
                     **common.ONE_THREAD, "PYTHONPATH": paths, "SYNKHRONOS_SPARE_TASKS": "1",
                     "SYNKHRONOS_RANKS": str(options.ranks),
                 },
@@ -223,6 +226,8 @@ def measure(options):
         f"machine sends.",
         "Ratios are speed-ups: the time of an ordinary step divided by the time of the other.",
     ]
+    if RESNET in names:
+        notes.append(f"{RESNET} has images of {_pixels(options)} x {_pixels(options)} pixels.")
     return common.Result(
         f"a training step on two machines over TCP, wire={options.wire!r}", lines, notes
     )

@@ -15,6 +15,7 @@ FIXED = {
     "count": np.array(1, "int64"),
     "hits": np.zeros(2),
     "table": np.arange(8.0),
+    "large": np.zeros((130, 130), "float32"),  # as wire formats are for
 }
 RAGGED = {
     "a": np.zeros((3, 2)),
@@ -59,7 +60,8 @@ def formulas():
         return [(i["x"][:, :2] * s["a"]).mean(), i["x"][:, :2] - s["a"]], {}
 
     def whole(i, s):
-        return [s["w"] * i["scale"], *(s[name].sum() for name in RAGGED)], {"hits": s["hits"] / 2}
+        outputs = [s["w"] * i["scale"], *(s[name].sum() for name in RAGGED)]
+        return outputs, {"hits": s["hits"] / 2, "large": s["large"] / 2}
 
     def late(i, s):
         return [i["x"].sum() * s["late"] + s["w"].sum()], {"late": s["late"] / 2 + 1}
@@ -77,7 +79,7 @@ def formulas():
                 {"count": "max"}, sliceable),
         Formula("both", x, (), ("a",), ["avg", "gather"], [f8] * 2, {}, both),
         Formula("whole", (), scale, (), ["avg", "sum", "avg", "sum", "sum", "sum"],
-                [f4, f8, f4, f8, i8, "uint64"], {"hits": "avg"}, whole),
+                [f4, f8, f4, f8, i8, "uint64"], {"hits": "avg", "large": "max"}, whole),
         Formula("late", x, (), (), ["sum"], [f4], {"late": "avg"}, late, True),
     )}
 
@@ -111,7 +113,7 @@ class Graphs:
                          "largest": tt.maximum(s["largest"] / 2, x.max(axis=0)), "last": x[-1]},
             "look_up": {"hits": s["hits"] + 1},
             "sliceable": {"count": s["count"] + a.shape[0]},
-            "whole": {"hits": s["hits"] / 2},
+            "whole": {"hits": s["hits"] / 2, "large": s["large"] / 2},
             "late": {"late": s["late"] / 2 + 1},
         }
 

@@ -482,11 +482,10 @@ def flat(variables):
 def test_20_synchronized_steps_of_the_full_network_equal_the_serial_ones(
     demo, double, world_of, monkeypatch
 ):
-    """ResNet-50, with each step from the serial state.
+    """ResNet-50, with each step from the serial state, as its steps amplify rounding: see docs/ops.rst.
 
-    The steps amplify rounding: two serial runs whose rows have another order differ by 5e-3 after 11
-    steps, in double precision. So only single steps can be compared, but these closely: rounding made a
-    difference of up to 7e-13 of the velocities, and 6e-14 of the parameters and averages.
+    Rounding made a difference of up to 7e-13 of the velocities, and 6e-14 of the parameters and
+    averages.
     """
     options = demo.command_line.parser("test").parse_args(["--small", "--sync-batch-norm"])
     demo.command_line.complete(options, 2)

@@ -139,19 +139,21 @@ def test_bsp_averages_gradients_in_a_format(variables):
     assert found[0] == found[1] and rule.hyper_parameters["wire"] == "int8"
 
 
-#: The largest difference of the losses of two runs, relative to the exact ones, after each epoch.
+#: The largest difference of the losses of two runs, relative to the exact ones, after each epoch: what
+#: the table in docs/wire.rst has, rounded up to whole percents.
 FORMATS = {
     "float16": 0.01, "bfloat16": 0.01, "int8": 0.01, "PowerSGD(16)": 0.01,
-    "PowerSGD(8, exact_steps=56)": 0.01, "PowerSGD(4)": 0.06,
+    "PowerSGD(8, exact_steps=56)": 0.01, "PowerSGD(8)": 0.03, "PowerSGD(4)": 0.08,
 }  # fmt: skip
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(bool(why_no_mpi()), reason=why_no_mpi())
-def test_a_convolutional_network_learns_the_digits_as_fast():
+@pytest.mark.parametrize("seed", range(3))
+def test_a_convolutional_network_learns_the_digits_as_fast(seed):
     with Machines(2) as machines:
         script = FOLDER / "programs" / "wire_digits.py"
-        done = machines.run(script, 6, 0, 1, "None", *FORMATS, timeout=300).check()
+        done = machines.run(script, 12, seed, 1, "None", *FORMATS, timeout=900).check()
     [line] = [line for line in done.output.splitlines() if line.startswith("{")]
     losses = json.loads(line)
     exact = losses.pop("None")
