@@ -1,9 +1,10 @@
 """pymc_rows: models of PyMC on 2 ranks, gradient and NUTS, against plain PyMC.
 
-Plain PyMC computes with one thread, and as its users run it, with as many threads of BLAS as there are
-cores. All compute the same: the gradient at the same points, and the same draws. For the gradient there
-is an ideal as well: processes of plain PyMC that know nothing of each other, each with its part of the
-rows, at the same time.
+Plain PyMC computes with one thread, and with as many threads of BLAS as there are cores. All compute the
+same: the gradient at the same points, and the same draws. For the gradient there is an ideal as well:
+processes of plain PyMC that know nothing of each other, each with its part of the rows, at the same
+time. NUTS is also run as PyMC's users run it, who sample several chains: plain PyMC samples each chain
+in a process of its own, and the ranks sample the chains one after another.
 """
 
 import functools
@@ -13,7 +14,7 @@ import numpy as np
 import common
 from common import Contestant, line
 
-RANKS, COLUMNS = 2, 10
+RANKS, COLUMNS, CHAINS = 2, 10, 2
 GOALS = {"normal": 1.7, "logistic": 1.4}
 DRAWS = {10**5: 100, 10**6: 20}  # draws for tuning and as many after it, by the number of rows
 
@@ -62,9 +63,11 @@ def inference(kind, rows, ranks):
     def turn(what, number):
         if what == "gradient":
             return common.seconds_of(lambda: gradient(start), number)
+        chains = CHAINS if what == "chains" else 1
         drawn = pm.sample(
-            model=model, chains=1, cores=1, tune=DRAWS[rows], draws=DRAWS[rows], random_seed=1,
-            progressbar=False, compute_convergence_checks=False, nuts={"max_treedepth": 4},
+            model=model, chains=chains, cores=1 if ranks else chains, tune=DRAWS[rows],
+            draws=DRAWS[rows], random_seed=1, progressbar=False, compute_convergence_checks=False,
+            nuts={"max_treedepth": 4},
         )  # fmt: skip
         return drawn.posterior.attrs["sampling_time"]
 
@@ -86,6 +89,8 @@ def measure(options):
         f"gradient, {rounds} turns each",
         f"NUTS: the sampling time that PyMC reports for one chain, at most 15 gradients a draw, 3 turns "
         f"each; draws, and as many before for tuning: {DRAWS[10**5]} of 1e5 rows, {DRAWS[10**6]} of 1e6",
+        f"{CHAINS} chains: plain PyMC with cores={CHAINS}, a process for each, which divide the "
+        f"threads of BLAS; on the ranks one chain after another, with cores=1",
     ]
     return common.Result(f"PyMC's models on {RANKS} ranks", lines, notes)
 
@@ -129,7 +134,19 @@ def compare(kind, rows, rounds, number):
                     line(f"{title}: ideal, {RANKS} × half of the rows", unit, times["ideal"]),
                     common.Line(f"{title}: ideal / {RANKS} ranks", "×", list(ratios)),
                 ]
+        lines += compare_chains(made, f"{kind}, {rows:.0e} rows".replace("e+0", "e"), min(rounds, 3))
     return lines
+
+
+def compare_chains(made, model, turns):
+    """Compare several chains, as PyMC's users sample them."""
+    chosen = {name: functools.partial(made[name], "chains", 1) for name in ("usual", "ranks")}
+    title = f"{model}, {CHAINS} chains"
+    times = common.take_turns(chosen, turns, title)
+    return [
+        line(f"{title}: PyMC, {CHAINS} processes", "s", times["usual"]),
+        line(f"{title}: {RANKS} ranks", "s", times["ranks"], times["usual"], "PyMC"),
+    ]
 
 
 def draw(figure, record):

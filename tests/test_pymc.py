@@ -1,7 +1,9 @@
 """Tests of models of PyMC whose rows are divided over the ranks; against the models themselves."""
 
+import contextlib
 import doctest
 import inspect
+import io
 import warnings
 
 import numpy as np
@@ -9,7 +11,8 @@ import pytensor
 import pytensor.tensor as pt
 import pytest
 from compilers import default_mode
-from processes import own_process
+from notebooks import code_cells, read
+from processes import ROOT, own_process
 from test_docs import test_examples_print_what_is_shown as check_page
 
 import synkhronos as synk
@@ -396,6 +399,20 @@ def test_ranks_of_one_process(world_of, in_python):
 
 def test_the_examples_of_the_page_print_what_is_shown(programs, tmp_path):
     check_page(programs, tmp_path, "pymc.rst")
+
+
+@pytest.mark.slow
+@own_process(timeout=900)
+def test_the_cells_of_the_notebook_work_with_fewer_rows():
+    cells = ["".join(cell["source"]) for cell in code_cells(read(ROOT / "demos" / "pymc_rows.ipynb"))]
+    assert sum("n, shops = 1_000_000, 20" in cell for cell in cells) == 1
+    names = {"__name__": "__main__"}
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        for number, cell in enumerate(cells):
+            exec(compile(cell.replace("1_000_000", "3_000"), f"cell {number}", "exec"), names)
+    shown = printed.getvalue()
+    assert shown.startswith("2 processes\n") and "equal: True True\n" in shown
+    assert names["n"] == 3000 and names["drawn"].posterior.sizes["draw"] == 40
 
 
 @own_process(timeout=120)

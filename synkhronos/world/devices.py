@@ -40,7 +40,8 @@ def get_n_gpu() -> int:
     Returns
     -------
     int
-        The number of CUDA devices; 0 without pygpu.
+        The number of CUDA devices; 0 without pygpu, and with PyTensor: JAX's GPUs are not chosen by
+        ``fork()``, but named.
     """
     if compiler.NAME == "pytensor" or find_spec("pygpu") is None or not libraries.driver_is_visible():
         return 0
