@@ -104,7 +104,7 @@ TESTS = {
         "test_replicate.py", "test_streams.py", "test_call.py", "test_restart.py",
     ],
     "functions/signature.py": ["test_bad_input.py", "test_idioms.py", *CALLS],
-    "functions/slices.py": [*CALLS, "test_ops_calls.py"],
+    "functions/slices.py": [*CALLS, "test_outputs.py", "test_ops_calls.py"],
     "functions/specification.py": [*CALLS, "test_replicate.py"],
     "functions/stages.py": ["test_ops_calls.py"],
     "functions/trial.py": ["test_check.py"],

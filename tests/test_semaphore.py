@@ -30,6 +30,14 @@ def test_what_is_posted_can_be_taken_once(semaphore):
     assert semaphore.try_wait()
 
 
+def test_a_further_process_finds_what_was_posted_before_it_came():
+    place = SharedMemory(1).allocate(module.NBYTES)
+    first = Semaphore(array=place)
+    first.post()
+    second = Semaphore(array=place, is_new=False)
+    assert not second.try_wait() and first.try_wait()
+
+
 @pytest.mark.parametrize("seconds", [0.05, 0.95])
 def test_a_wait_ends_when_its_time_is_up(semaphore, seconds):
     began = time.monotonic()
