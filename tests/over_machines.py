@@ -1,8 +1,8 @@
 """A plugin of pytest for tests that run in the first task of an MPI job, in worlds over its machines.
 
 It leaves out the tests that run programs in separate processes, because these are not tasks of the job,
-and skips the tests of a world of one rank. The option ``--results`` names a file for the outcome of each
-test.
+and slow tests unless ``-m`` selects them. It skips the tests of a world of one rank. The option
+``--results`` names a file for the outcome of each test.
 """
 
 import functools
@@ -20,11 +20,12 @@ def pytest_addoption(parser):
 
 def pytest_collection_modifyitems(config, items):
     """Leave out what says nothing about several machines."""
+    slow_too = bool(config.option.markexpr)
     items[:] = [
         item
         for item in items
         if not _ELSEWHERE & {*item.fixturenames}
-        and not item.get_closest_marker("slow")
+        and (slow_too or not item.get_closest_marker("slow"))
     ]
 
 

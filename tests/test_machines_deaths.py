@@ -102,7 +102,8 @@ def dying():
         yield made
 
 
-@pytest.mark.parametrize("moment, rank", [("wait", 3), ("meet", 3), *slow(("wait", 1), ("meet", 1))])
+@pytest.mark.parametrize("moment, rank", [("wait", 3), ("meet", 3), ("graph", 3),
+                                          *slow(("wait", 1), ("meet", 1), ("graph", 1))])  # fmt: skip
 def test_a_dead_rank_is_named_and_the_script_can_go_on(lasting, tmp_path, moment, rank):
     job = Job(lasting, tmp_path, moment)
     job.now()

@@ -19,6 +19,7 @@ ROWS = np.random.RandomState(0).normal(size=(7, 3)).astype("float32")
 pytestmark = pytest.mark.usefixtures("world")
 
 
+@pytest.mark.slow  # the same checks run on one and three ranks, and on two of the emulator
 @pytest.mark.parametrize("check", graphs.CHECKS, ids=lambda check: check.__name__[len("check_") :])
 def test_in_this_world(check):
     check()
@@ -54,7 +55,8 @@ def test_collectives_of_arrays_on_the_device_stay_there(width):
                 np.testing.assert_allclose(result, one, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("loss_op", ["avg", pytest.param("sum", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("loss_op", ["avg", "sum"])
 def test_gradients_are_the_serial_ones(loss_op):
     x, w = tt.fmatrix("x"), shared([0.5, 1.0, -0.25])
     y = x * w

@@ -41,7 +41,7 @@ def by_updates(loss, w, y, **kwargs):
     return train.parallel_function([y], loss, updates=[(w, new)], **kwargs)
 
 
-@pytest.mark.parametrize("make", [by_rule, by_updates])
+@pytest.mark.parametrize("make", [by_rule, pytest.param(by_updates, marks=pytest.mark.slow)])
 def test_a_step_is_the_one_without_to_the_last_bit(make):
     found = []
     for kwargs in ({}, {"wire": "float16"}, {"overlap": True}, {"wire": "int8", "overlap": True}):

@@ -16,7 +16,7 @@ import numpy as np
 import theano
 import theano.tensor as tt
 from synkhronos.extensions import train, updates
-from prelude import DOZE, LONG, open_world
+from prelude import DOZE, LONG, Act, open_world
 
 from synkhronos._errors import WorldBrokenError
 
@@ -59,6 +59,12 @@ def step_for_ever():
         step(np.ones((40, 300)))
 
 
+def reduce_in_graph():
+    """Let the leaders wait inside a graph for the other ranks."""
+    x = tt.dvector("x")
+    synk.function([x], synk.ops.all_reduce(Act()(x).sum()))([0.0, LONG, 0.0, LONG])
+
+
 def compute_until_asked(rank):
     while not rank.should_stop:
         time.sleep(0.05)
@@ -91,6 +97,8 @@ def main(moment, folder):
             synk.spmd(EXCHANGES[moment], weights)
         elif moment == "overlap":
             step_for_ever()
+        elif moment == "graph":
+            reduce_in_graph()
         elif moment == "meet":
             synk.spmd(meet_for_ever)
         else:
