@@ -71,6 +71,7 @@ SLOW = (
     "test_checkpoint.py::test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit[3]",
     "test_checkpoint.py::test_saving_and_loading_take_one_more_copy_at_most",
     "test_collectives_oracle.py",
+    "test_doctor_mpi.py::test_hosts_are_compared",
     "test_demos.py::test_the_demo_of_a_controller",
     "test_failures.py::test_a_pause_of_the_whole_script",
     "test_failures.py::test_idle_workers_use_no_processor_time",
