@@ -74,6 +74,7 @@ SLOW = (
     "test_collectives_oracle.py",
     "test_data.py::test_data_that_changes_is_like_an_array_on_every_rank",
     "test_demos.py::test_the_demo_of_a_controller",
+    "test_doctor_mpi.py::test_hosts_are_compared",
     "test_failures.py::test_a_pause_of_the_whole_script",
     "test_failures.py::test_idle_workers_use_no_processor_time",
     "test_failures.py::test_slow_ranks_within_the_timeout_are_waited_for",
