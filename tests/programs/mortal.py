@@ -59,10 +59,12 @@ def step_for_ever():
         step(np.ones((40, 300)))
 
 
-def reduce_in_graph():
-    """Let the leaders wait inside a graph for the other ranks."""
+def function_that_reduces():
+    """Return a function in whose graph the ranks wait for each other, once it has been called."""
     x = tt.dvector("x")
-    synk.function([x], synk.ops.all_reduce(Act()(x).sum()))([0.0, LONG, 0.0, LONG])
+    f = synk.function([x], synk.ops.all_reduce(Act()(x).sum()))
+    f([0.0] * 4)
+    return f
 
 
 def compute_until_asked(rank):
@@ -73,6 +75,7 @@ def compute_until_asked(rank):
 
 def main(moment, folder):
     world = open_world(4)
+    f = function_that_reduces() if moment == "graph" else None
     facts = synk.spmd(lambda rank: (os.getpid(), socket.gethostname()))
     (folder / "new").write_text(json.dumps(facts))
     (folder / "new").rename(folder / "ranks")
@@ -98,7 +101,7 @@ def main(moment, folder):
         elif moment == "overlap":
             step_for_ever()
         elif moment == "graph":
-            reduce_in_graph()
+            f([0.0, LONG, 0.0, LONG])  # the leaders wait inside
         elif moment == "meet":
             synk.spmd(meet_for_ever)
         else:
