@@ -96,8 +96,8 @@ class Neighbours:
 
     def _report(self, silent):
         causes = {
-            machine: f"it has not answered for {seconds:.0f} seconds, so it has no power, or the network "
-            f"to it is interrupted"
+            machine: f"it has not answered for {seconds:.0f} seconds, so it has no power, or the "
+            f"network to it is interrupted"
             for machine, seconds in silent.items()
         }
         if has_ended(self._leader):
