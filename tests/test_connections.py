@@ -135,23 +135,10 @@ def test_a_silent_machine_is_named_once_and_the_job_is_ended(watched, capfd):
     assert watched.ends == 1
 
 
-def test_a_closed_connection_is_named_only_if_the_job_is_ended_for_it(watched, capfd, monkeypatch):
+def test_a_closed_connection_is_for_mpirun_to_see(watched, capfd):
     watched.seconds = math.inf
-    watched.look()
-    assert capfd.readouterr().err == "" and not watched.ends  # it is for mpirun to see
-    monkeypatch.setattr(neighbours, "_AT_ONCE", 60)
-    watched.neighbours.report()
-    assert capfd.readouterr().err == (
-        "machine there was lost: its second process, or all of them, have died\n"
-    )
-
-
-def test_a_connection_that_was_closed_before_is_no_reason(watched, capfd, monkeypatch):
-    monkeypatch.setattr(neighbours, "_AT_ONCE", 0)
-    watched.seconds = math.inf
-    watched.look()
-    watched.neighbours.report()
-    assert capfd.readouterr().err == ""
+    watched.look(), watched.neighbours.report()
+    assert capfd.readouterr().err == "" and not watched.ends
 
 
 def test_a_dead_leader_is_named_when_the_job_is_ended(monkeypatch, pair, capfd):

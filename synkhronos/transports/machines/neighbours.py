@@ -20,9 +20,6 @@ from synkhronos.transports.liveness import has_ended
 LIMIT = 3.0  # seconds of silence for which a machine counts as lost
 _SUSPECT = 2.0  # the same, if mpirun ends the job
 _LOOK = 0.25  # seconds between two looks
-# When mpirun ends a job, it ends the tasks of a machine, and a second later asks other machines for it.
-# If it does so because of a death, it asks at once.
-_AT_ONCE = 0.5  # seconds
 
 
 class Neighbour(NamedTuple):
@@ -71,7 +68,6 @@ class Neighbours:
         for _, _, descriptor in self._watched:
             ask(descriptor)
         self._next = time.monotonic()
-        self._closed: dict[int, float] = {}  # when this was seen, by machine
         self._has_reported = False
 
     def look(self) -> None:
@@ -81,10 +77,7 @@ class Neighbours:
             return
         self._next = now + _LOOK
         silent = self._silent(LIMIT)
-        for machine, seconds in silent.items():
-            if seconds == math.inf:  # for mpirun to see
-                self._closed.setdefault(machine, now)
-        if any(seconds < math.inf for seconds in silent.values()):
+        if silent:
             self._report(silent)
             self._end()
 
@@ -102,35 +95,29 @@ class Neighbours:
             self._report(self._silent(_SUSPECT))
 
     def _report(self, silent):
-        causes = {machine: self._cause(machine, seconds) for machine, seconds in silent.items()}
+        causes = {
+            machine: f"it has not answered for {seconds:.0f} seconds, so it has no power, or the "
+            f"network to it is interrupted"
+            for machine, seconds in silent.items()
+        }
         if has_ended(self._leader):
             causes[self._machine] = "its first process has died"
         lines = [
-            f"{self.names[machine]} was lost: {cause}\n" for machine, cause in causes.items() if cause
+            f"{self.names[machine]} was lost: {cause}\n" for machine, cause in causes.items()
         ]
         if lines:
             self._has_reported = True
             with contextlib.suppress(OSError):  # nobody reads it
                 os.write(2, "".join(lines).encode())
 
-    def _cause(self, machine, seconds):
-        if seconds < math.inf:
-            return (
-                f"it has not answered for {seconds:.0f} seconds, so it has no power, or the network to "
-                f"it is interrupted"
-            )
-        now = time.monotonic()
-        is_first = now - self._closed.get(machine, now) < _AT_ONCE
-        return "its second process, or all of them, have died" if is_first else None
-
     def _silent(self, limit):
         """Return the machines that have been silent for longer, with the seconds."""
         found: dict[int, float] = {}
         for machine, addresses, descriptor in self._watched:
-            seconds, other = silence(descriptor, addresses), found.get(machine, math.inf)
-            # MPI may have closed one of two connections at its start.
-            found[machine] = min(seconds, other) if math.inf in (seconds, other) else max(seconds, other)
-        return {machine: seconds for machine, seconds in found.items() if seconds > limit}
+            seconds = silence(descriptor, addresses)
+            if limit < seconds < math.inf:  # mpirun sees the death of a task that has closed it
+                found[machine] = max(seconds, found.get(machine, 0))
+        return found
 
 
 def _between(own, others):
