@@ -290,7 +290,8 @@ class Regression:
     def __init__(self):
         self.x, self.y = pt.dmatrix("x"), pt.ivector("y")
         self.params = [pytensor.shared(np.full(3, 0.1), "weights"), pytensor.shared(0.2, "bias")]
-        prediction = pt.tanh(pt.dot(self.x / 33, self.params[0]) + self.params[1])
+        rows = Assert("a row is negative")(self.x, pt.all(self.x >= 0))
+        prediction = pt.tanh(pt.dot(rows / 33, self.params[0]) + self.params[1])
         self.loss = pt.sqr(prediction - self.y / 11).mean()
 
 
@@ -312,6 +313,32 @@ def test_training_steps_equal_the_serial_steps(made, mode, rule):
         np.testing.assert_allclose(ours, theirs)
     for ours, theirs in zip(models[0].params, models[1].params):
         np.testing.assert_allclose(synk.gather(ours), [theirs.get_value()] * 2)
+
+
+@pytest.mark.parametrize(
+    "bad_row",
+    [pytest.param(0, id="worker"), pytest.param(10, id="master", marks=pytest.mark.slow)],
+)
+def test_a_parallel_function_equals_the_serial_one_and_no_rank_takes_a_step_that_fails_on_one(
+    made, mode, bad_row
+):
+    def make(function, own, **options):
+        models.append(one := Regression())
+        gradients = pt.grad(one.loss, one.params)
+        updates = [(old, old - 0.1 * gradient) for old, gradient in zip(one.params, gradients)]
+        options = {name: getattr(one, name) for name in options}
+        return function([one.x, one.y], one.loss, updates=updates, mode=own, **options)
+
+    models, bad = [], ROWS.copy()
+    step = make(train.parallel_function, mode, loss=True, params=True)
+    serial = make(pytensor.function, "CVM")
+    bad[bad_row] = -1
+    for _ in range(2):
+        np.testing.assert_allclose(step(ROWS, LABELS), serial(ROWS, LABELS))
+        with pytest.raises((AssertionError, synk.WorkerError), match="a row is negative"):
+            step(bad, LABELS)
+        for ours, theirs in zip(models[0].params, models[1].params):
+            np.testing.assert_allclose(synk.gather(ours), [theirs.get_value()] * 2)
 
 
 def test_rules_train_with_functions_of_either_mode(made, mode):
