@@ -15,7 +15,7 @@ from synkhronos._errors import SynkhronosError, WorldBrokenError
 from synkhronos.arithmetic.machines import fewer_on_machines, nearest_master, ranks_of_machines
 from synkhronos.comms import kept
 from synkhronos.comms.formats import make_wire
-from synkhronos.comms.linked import LinkedCommunicator
+from synkhronos.comms.linked import _CHUNK, LinkedCommunicator
 from synkhronos.comms.staged import StagedCommunicator
 from synkhronos.comms.wires import WireReduction
 from synkhronos.stores.machines import MachineHandle, MachinesStore, Part
@@ -90,15 +90,46 @@ class OnDevice:
         return self
 
 
-def reduce_on_device(transport, wire):
-    """Reduce an array of a device in a format; return the result, and whether it is the same array."""
-
+def staged(transport):
     def read(array, out):
         out[...] = array.value
 
-    comm = StagedCommunicator(
+    return StagedCommunicator(
         transport.communicator(), transport.store, read, OnDevice, OnDevice.overwrite
     )
+
+
+def collect_on_device(transport):
+    """Check each collective on an array of a device and one of NumPy."""
+    comm, rank, size = staged(transport), transport.rank, transport.size
+
+    def arrays():
+        return [OnDevice([1.0 + rank, 5.0]), np.full(3, rank)]
+
+    def are(results, device, host):
+        assert type(results[0]) is OnDevice and type(results[1]) is np.ndarray
+        assert results[0].value.tolist() == device and results[1].tolist() == host
+
+    on_device, on_host = comm.all_gather(arrays())
+    for one in range(size):
+        are([on_device[one], on_host[one]], [1.0 + one, 5.0], [one] * 3)
+    are(comm.broadcast(arrays(), 1), [2.0, 5.0], [1] * 3)
+    are(comm.all_reduce(arrays(), "max"), [size, 5.0], [size - 1] * 3)
+    own = [1.0 + rank, 5.0], [rank] * 3
+    are(comm.reduce(arrays(), "max", 0), *(own if rank else ([size, 5.0], [size - 1] * 3)))
+    gathered = comm.gather(arrays(), 0)  # for the user, in the memory of the CPU
+    if rank == 0:
+        assert [one.tolist() for one in gathered[0]] == [[1.0 + one, 5.0] for one in range(size)]
+        assert [one.tolist() for one in gathered[1]] == [[one] * 3 for one in range(size)]
+
+
+def test_collectives_return_arrays_of_the_device_that_they_got(machines):
+    machines.values(collect_on_device)
+
+
+def reduce_on_device(transport, wire):
+    """Reduce an array of a device in a format; return the result, and whether it is the same array."""
+    comm = staged(transport)
     assert comm.has_wires and comm.over_cpu is comm
     array = OnDevice(wires.draw(wire, 1, comm.rank))
     [reduced] = comm.all_reduce_in([make_wire(wire, wires.SHAPES)], [array], "sum")
@@ -143,9 +174,13 @@ def test_the_communicator_of_leaders_alone(check, leaders):
     check(leaders)
 
 
-def reduce_large(comm):
-    [reduced] = comm.all_reduce([np.full(300_000, comm.rank + 1.0)], "sum")
+def reduce_large(comm, length=300_000):
+    [reduced] = comm.all_reduce([np.full(length, comm.rank + 1.0)], "sum")
     return set(reduced.tolist())
+
+
+def test_parts_of_an_array_may_have_different_numbers_of_chunks(leaders):
+    assert leaders.values(reduce_large, 3 * _CHUNK // 8 + 1) == [{6.0}] * 3
 
 
 def test_when_a_collective_ends_its_messages_have_been_sent(monkeypatch):
