@@ -42,6 +42,7 @@ class MachinesCommunicator(Communicator):
         self._local, self._leaders, self._leader, self._machines = local, leaders, leader, machines
         self._wires = WireReduction(leaders)
         self._machine, _ = self._place_of(self.rank)
+        self._copies: list[np.ndarray] = []
 
     @property
     def _is_leader(self):
@@ -134,7 +135,10 @@ class MachinesCommunicator(Communicator):
         """Reduce on this machine, and then between the leaders: ``between(arrays, weight)``."""
         weighted = find_operation(op).weighted
         total = self._agree_here(arrays, op, weight)
+        given = []
         if self._local.size > 1 and total is not None and (total or not weighted):
+            if self._is_leader:
+                given = self._copy(arrays)
             arrays = self._local.reduce(arrays, op, self._leader, weight)
         fails = b""
         if self._is_leader:
@@ -145,8 +149,19 @@ class MachinesCommunicator(Communicator):
         if self._local.size > 1:
             fails = self._local.group.exchange(fails)[self._leader]
         if fails:
+            # This machine's arrays fit to each other, but not to those of another one.
+            for array, before in zip(arrays, given):
+                array[...] = before
             self._refuse(arrays, op, weight)
         return arrays
+
+    def _copy(self, arrays):
+        """Return copies of arrays, in memory that is used again if they have the same shapes."""
+        if [(one.shape, one.dtype) for one in arrays] != [(o.shape, o.dtype) for o in self._copies]:
+            self._copies = [np.empty_like(array) for array in arrays]
+        for copy, array in zip(self._copies, arrays):
+            copy[...] = array
+        return self._copies
 
     def _agree_here(self, arrays, op, weight):
         """Return the sum of this machine's weights; None if its arrays cannot be reduced."""
