@@ -143,7 +143,7 @@ def test_bsp_averages_gradients_in_a_format(variables):
 #: the table in docs/wire.rst has, rounded up to whole percents.
 FORMATS = {
     "float16": 0.01, "bfloat16": 0.01, "int8": 0.01, "PowerSGD(16)": 0.01,
-    "PowerSGD(8, exact_steps=56)": 0.01, "PowerSGD(8)": 0.03, "PowerSGD(4)": 0.08,
+    "PowerSGD(8, exact_steps=56)": 0.02, "PowerSGD(8)": 0.03, "PowerSGD(4)": 0.08,
 }  # fmt: skip
 
 

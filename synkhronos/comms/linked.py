@@ -29,7 +29,7 @@ SMALL = 1 << 16
 
 _CHUNK = 1 << 19  # bytes
 _ALIGNMENT = 16  # bytes
-_HEAD = struct.Struct("=8s?d")  # of an item: digest of the types, whether they are valid, weight
+_HEAD = struct.Struct("=8sd")  # of an item: digest of the types, weight
 _START = 32  # of the small arrays in an item
 _PARTS, _RESULTS = range(2)  # streams of arrays
 
@@ -115,7 +115,6 @@ class LinkedCommunicator(Communicator):
         return [list(one) for one in zip(*by_rank)] if self.rank in roots else None
 
     def reduce(self, arrays, op, root, weight=1):
-        """See `Communicator.reduce`. All ranks raise `ValueError` if one of them has the weight None."""
         reduced = self._reduce(arrays, op, [root], weight)
         return reduced if self.rank == root else arrays
 
@@ -132,12 +131,10 @@ class LinkedCommunicator(Communicator):
             batch = self._batch = _Batch(contents)
         met = self.group.exchange(batch.pack(weight))
         heads = [_HEAD.unpack_from(item) for item in met]
-        if any([not is_valid for _, is_valid, _ in heads]):
-            raise ValueError(f"reduction {op!r}: a rank has no arrays to reduce")
-        if any([digest != batch.digest for digest, *_ in heads]):
+        if any([digest != batch.digest for digest, _ in heads]):
             types = [pickle.loads(item) for item in self.group.exchange(pickle.dumps(batch.types))]
             self.check_reducible(op, types, [1] * self.size)
-        weights = [weight for *_, weight in heads]
+        weights = [weight for _, weight in heads]
         self.check_reducible(op, [batch.types], weights)
         active = [rank for rank in range(self.size) if weights[rank] or not operation.weighted]
         scale = [weights[rank] for rank in active]
@@ -189,10 +186,10 @@ class _Batch:
         # Used in turn: when a rank has passed a meeting, all have received its item of the previous one.
         self._item, self._next = np.empty((2, stop), np.uint8)
 
-    def pack(self, weight: float | None) -> np.ndarray:
+    def pack(self, weight: float) -> np.ndarray:
         """Return the item for a meeting."""
         self._item, self._next = self._next, self._item
-        _HEAD.pack_into(self._item, 0, self.digest, weight is not None, weight or 0)
+        _HEAD.pack_into(self._item, 0, self.digest, weight)
         for index, place in zip(self.small, self._places):
             self._item[place] = self.arrays[index].reshape(-1).view(np.uint8)
         return self._item

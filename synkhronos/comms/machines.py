@@ -42,6 +42,7 @@ class MachinesCommunicator(Communicator):
         self._local, self._leaders, self._leader, self._machines = local, leaders, leader, machines
         self._wires = WireReduction(leaders)
         self._machine, _ = self._place_of(self.rank)
+        self._has_only_leaders = all(len(ranks) == 1 for ranks in machines)
 
     @property
     def _is_leader(self):
@@ -132,39 +133,18 @@ class MachinesCommunicator(Communicator):
 
     def _reduce(self, arrays, op, weight, between):
         """Reduce on this machine, and then between the leaders: ``between(arrays, weight)``."""
-        weighted = find_operation(op).weighted
-        total = self._agree_here(arrays, op, weight)
-        if self._local.size > 1 and total is not None and (total or not weighted):
+        if self._has_only_leaders:
+            return between(arrays, weight)
+        # This machine's reduction writes to an array, so all ranks have to agree before it.
+        by_rank, weights = self._exchange(arrays, weight)
+        self.check_reducible(op, by_rank, weights)
+        total = sum(weights[rank] for rank in self._machines[self._machine])
+        if self._local.size > 1 and (total or not find_operation(op).weighted):
             arrays = self._local.reduce(arrays, op, self._leader, weight)
-        fails = b""
-        if self._is_leader:
-            try:
-                arrays = between(arrays, total)
-            except (ValueError, TypeError):
-                fails = b"fails"
-        if self._local.size > 1:
-            fails = self._local.group.exchange(fails)[self._leader]
-        if fails:
-            self._refuse(arrays, op, weight)
-        return arrays
+        return between(arrays, total) if self._is_leader else arrays
 
-    def _agree_here(self, arrays, op, weight):
-        """Return the sum of this machine's weights; None if its arrays cannot be reduced."""
-        if self._local.size == 1:
-            return weight  # the leaders check it
-        by_rank, weights = self._exchange(self._local.group, arrays, weight)
-        try:
-            self.check_reducible(op, by_rank, [1] * len(weights))
-        except (ValueError, TypeError):
-            return None
-        return sum(weights)
-
-    def _refuse(self, arrays, op, weight):
-        """Raise the error of a reduction, for the arrays of all ranks."""
-        self.check_reducible(op, *self._exchange(self.group, arrays, weight))
-        raise AssertionError("the ranks' arrays can be reduced")
-
-    def _exchange(self, group, arrays, weight):
+    def _exchange(self, arrays, weight):
+        """Return the types of the arrays, and the weights, of all ranks."""
         types = [ArraySpec(array.shape, array.dtype) for array in arrays]
-        met = [pickle.loads(one) for one in group.exchange(pickle.dumps((types, weight)))]
+        met = [pickle.loads(one) for one in self.group.exchange(pickle.dumps((types, weight)))]
         return [one for one, _ in met], [one for _, one in met]

@@ -106,12 +106,9 @@ class WireReduction:
         return self.leaders.size
 
     def all_reduce(
-        self, arrays: Sequence[np.ndarray], op: str, weight: float | None, wires: Sequence[Wire]
+        self, arrays: Sequence[np.ndarray], op: str, weight: float, wires: Sequence[Wire]
     ) -> list[np.ndarray]:
-        """Return the reductions; see `Communicator.all_reduce`.
-
-        All leaders raise `ValueError` if one of them has the weight None.
-        """
+        """Return the reductions; see `Communicator.all_reduce`."""
         contents = [_changeable(array) for array in arrays]
         is_large = [array.nbytes > SMALL for array in contents]
         used = [wire for wire, large in zip(wires, is_large) if large]
@@ -139,8 +136,6 @@ class WireReduction:
         kept = [(repr(wire.format), wire.count, wire.signature()) for wire in wires]
         met = [pickle.loads(one) for one in self.group.exchange(pickle.dumps((weight, types, kept)))]
         weights, by_rank, kept = zip(*met)
-        if None in weights:
-            raise ValueError(f"reduction {op!r}: a rank has no arrays to reduce")
         Communicator.check_reducible(op, by_rank, weights)
         for wire, each in zip(wires, zip(*kept)):
             if len({one for one, _, _ in each}) > 1:

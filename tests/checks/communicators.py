@@ -245,6 +245,24 @@ def check_wrong_reductions_are_errors_on_every_rank_and_the_next_is_right(ranks)
             assert_reduced(got[0], expected("max", fine), "float32", (4,))
 
 
+def refused(comm, length):
+    """Reduce an array where it is, except that one rank passes one of another shape."""
+    [array] = comm.all_reduce([np.ones(length)], "sum")
+    array[...] = comm.rank + 1
+    try:
+        comm.all_reduce([array[1:] if comm.rank == 0 else array], "sum")
+    except ValueError:
+        return array.copy()
+
+
+def check_a_reduction_that_is_refused_changes_no_array(ranks):
+    if ranks.size == 1:
+        return
+    for length in (5, 40_001):
+        for rank, array in enumerate(values(ranks.run(refused, length))):
+            np.testing.assert_array_equal(array, np.full(length, rank + 1))
+
+
 def check_broadcast_sends_the_array_of_the_root_whatever_the_others_have(ranks):
     for dtype in DTYPES:
         for shape in SHAPES:
