@@ -68,7 +68,7 @@ def imports_of(name, nodes=None):
             for alias in node.names:
                 full = f"{package}.{alias.name}"
                 found.add(full if full in FILES else package)
-        elif isinstance(node, ast.Call) and ast.unparse(node.func) == "importlib.import_module":
+        elif isinstance(node, ast.Call) and getattr(node.func, "attr", None) == "import_module":
             if isinstance(node.args[0], ast.Constant):
                 found.add(node.args[0].value)
     return found

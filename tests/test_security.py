@@ -437,7 +437,7 @@ UNPICKLING = {"benchmarks/center.py", "benchmarks/replicate.py",
               "synkhronos/transports/machines/naive.py",
               "synkhronos/transports/machines/orders.py",
               "synkhronos/transports/machines/transport.py", "synkhronos/world/here.py",
-              "synkhronos/world/machines.py", "synkhronos/world/world.py"}  # fmt: skip
+              "synkhronos/world/machines.py", "synkhronos/world/replies.py"}  # fmt: skip
 CODE = [
     path
     for folder in ("synkhronos", "demos", "tools", "benchmarks")
