@@ -101,7 +101,8 @@ TESTS = {
     "functions/random.py": ["test_streams.py", "test_bad_input.py"],
     "functions/reasons.py": ["test_check.py"],
     "functions/replicate.py": [
-        "test_replicate.py", "test_streams.py", "test_call.py", "test_restart.py",
+        "test_replicate.py", "test_streams.py", "test_late_operations.py", "test_call.py",
+        "test_restart.py",
     ],
     "functions/signature.py": ["test_bad_input.py", "test_idioms.py", *CALLS],
     "functions/slices.py": [*CALLS, "test_outputs.py", "test_ops_calls.py"],

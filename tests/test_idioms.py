@@ -50,6 +50,14 @@ class Describe(theano.Op):
         outputs[0][0] = inputs[0] + len(inputs[1])
 
 
+def test_an_input_that_is_given_twice_is_refused_also_if_the_last_call_was_right(two):
+    x = tt.dvector("x")
+    f, data = synk.function([x], x.mean()), synk.data(np.arange(4.0))
+    assert f(data) == f(data) == 1.5
+    with pytest.raises(TypeError, match="'x'"):
+        f(data, x=data)
+
+
 def test_an_object_of_any_type_goes_to_every_rank(two):
     x, thing = tt.dvector("x"), theano.gof.generic("thing")
     f = synk.function([x, thing], (Describe()(x, thing), "gather"))
