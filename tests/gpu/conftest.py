@@ -6,6 +6,8 @@ share it. Tests that need a different world are skipped, and the reason is repor
 
 import multiprocessing
 import os
+import shutil
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -14,8 +16,19 @@ os.environ.setdefault("EXAMPLES", "0.2")  # for the module `oracle`, as calls on
 # PoCL compiles each kernel when it is first used, on every rank. The tests use few elements, so that
 # optimizing a kernel takes much longer than it saves: 10 s instead of 3 s for a matrix product.
 os.environ.setdefault("POCL_EXTRA_BUILD_FLAGS", "-cl-opt-disable")
+# If two processes build the same kernel in one cache, PoCL can fail with "Unknown error". Ranks have
+# caches of their own, but in another process of pytest there are ranks with the same numbers.
+_OWN_CACHE = None
+if Path(os.environ.get("POCL_CACHE_DIR", "pocl-tests-")).name.startswith("pocl-tests-"):
+    # Not the user's choice; it may be inherited from the process that has started this one.
+    os.environ["POCL_CACHE_DIR"] = _OWN_CACHE = tempfile.mkdtemp(prefix="pocl-tests-")
 
 import synkhronos as synk
+
+
+def pytest_unconfigure():
+    if _OWN_CACHE is not None:
+        shutil.rmtree(_OWN_CACHE, ignore_errors=True)
 
 
 def pytest_addoption(parser):

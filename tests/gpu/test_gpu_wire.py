@@ -113,7 +113,8 @@ def test_between_machines_arrays_of_devices_travel_in_formats(devices, tmp_path)
         pytest.skip("NCCL would need a GPU for each machine")
     with Machines(2) as machines:
         done = machines.run(
-            PROGRAMS / "steps_in_formats.py", devices[0], devices[0], cwd=tmp_path, timeout=200
-        )
+            PROGRAMS / "steps_in_formats.py", devices[0], devices[0], cwd=tmp_path, timeout=200,
+            environment={"POCL_CACHE_DIR": str(tmp_path / "pocl")},
+        )  # fmt: skip
         assert done.check().output.splitlines()[-1] == "compared on machines", done.output
         assert not machines.left()
