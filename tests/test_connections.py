@@ -12,7 +12,7 @@ import pytest
 from checks.children import child, wait_until
 from namespaces import why_no_namespaces, _Namespaces
 
-from synkhronos.host.connections import ask, connections, silence
+from synkhronos.host.connections import connections, enable_keepalive, seconds_silent
 from synkhronos.transports.machines import neighbours
 from synkhronos.transports.machines.neighbours import Neighbour, Neighbours
 
@@ -43,26 +43,26 @@ def test_the_connections_of_this_process_are_found_whoever_opened_them(pair):
 @pytest.mark.slow
 def test_a_side_that_does_not_read_is_not_silent(pair):
     one, _ = pair
-    ask(one.fileno())
+    enable_keepalive(one.fileno())
     one.setblocking(False)
     with pytest.raises(BlockingIOError):
         while True:
             one.send(b"." * 65536)
     until = time.monotonic() + 7  # then the kernel waits for more than three seconds
     while time.monotonic() < until:
-        assert silence(one.fileno(), addresses(one)) < 2.5
+        assert seconds_silent(one.fileno(), addresses(one)) < 2.5
         time.sleep(0.05)
 
 
 def test_a_closed_connection_is_silent_for_ever(pair):
     one, other = pair
     names = addresses(one)
-    assert silence(one.fileno(), names) == 0
+    assert seconds_silent(one.fileno(), names) == 0
     other.close()
-    wait_until(lambda: silence(one.fileno(), names) == math.inf)
-    assert silence(one.fileno(), ((), ())) == math.inf  # the number belongs to another connection
+    wait_until(lambda: seconds_silent(one.fileno(), names) == math.inf)
+    assert seconds_silent(one.fileno(), ((), ())) == math.inf  # the number belongs to another connection
     with open(os.devnull) as file:
-        assert silence(file.fileno(), names) == math.inf
+        assert seconds_silent(file.fileno(), names) == math.inf
 
 
 @pytest.mark.skipif(bool(why_no_namespaces()), reason=why_no_namespaces())
@@ -73,9 +73,9 @@ def test_a_connection_without_a_network_is_silent():
         "from test_connections import *\n"
         "listener = socket.create_server(('127.0.0.1', 0))\n"
         "one = socket.create_connection(listener.getsockname())\n"
-        "ask(one.fileno())\n"
+        "enable_keepalive(one.fileno())\n"
         "subprocess.run(['ip', 'link', 'set', 'lo', 'down'], check=True)\n"
-        "wait_until(lambda: 2 < silence(one.fileno(), addresses(one)) < 30)\n"
+        "wait_until(lambda: 2 < seconds_silent(one.fileno(), addresses(one)) < 30)\n"
     )
     namespaces = _Namespaces(LOOPBACK)
     try:
@@ -101,7 +101,7 @@ class Watched:
 
     def __init__(self, monkeypatch, pair, leader):
         self.seconds, self.ends = 0.0, 0
-        monkeypatch.setattr(neighbours, "silence", lambda descriptor, addresses: self.seconds)
+        monkeypatch.setattr(neighbours, "seconds_silent", lambda descriptor, addresses: self.seconds)
         one, other = pair
         own = Neighbour(1, "here", [addresses(one)])
         others = [Neighbour(0, "there", [addresses(other)]), Neighbour(2, "far", [])]
@@ -110,9 +110,9 @@ class Watched:
     def _end(self):
         self.ends += 1
 
-    def look(self):
+    def check(self):
         self.neighbours._next = 0
-        self.neighbours.look()
+        self.neighbours.check()
 
 
 @pytest.fixture
@@ -123,10 +123,10 @@ def watched(monkeypatch, pair):
 def test_a_silent_machine_is_named_once_and_the_job_is_ended(watched, capfd):
     watched.neighbours.names = ["machine there (rank 0)", "machine here (ranks 1, 2)"]
     watched.seconds = neighbours.LIMIT - 0.1
-    watched.look()
+    watched.check()
     assert capfd.readouterr().err == "" and not watched.ends
     watched.seconds = 4.2
-    watched.look(), watched.look(), watched.neighbours.report()
+    watched.check(), watched.check(), watched.neighbours.report()
     said = capfd.readouterr().err
     assert said == (
         "machine there (rank 0) was lost: it has not answered for 4 seconds, so it has no power, or the "
@@ -137,7 +137,7 @@ def test_a_silent_machine_is_named_once_and_the_job_is_ended(watched, capfd):
 
 def test_a_closed_connection_is_for_mpirun_to_see(watched, capfd):
     watched.seconds = math.inf
-    watched.look(), watched.neighbours.report()
+    watched.check(), watched.neighbours.report()
     assert capfd.readouterr().err == "" and not watched.ends
 
 
@@ -160,7 +160,7 @@ def test_a_dead_leader_is_named_when_the_job_is_ended(monkeypatch, pair, capfd):
 def test_nothing_is_named_at_the_end_of_the_job(watched, capfd):
     watched.seconds = 60.0
     watched.neighbours.stop()
-    watched.look(), watched.neighbours.report()
+    watched.check(), watched.neighbours.report()
     assert capfd.readouterr().err == "" and not watched.ends
 
 
@@ -175,9 +175,9 @@ if not task:
     from synkhronos.host import ending
     if sys.argv[1] == "end":
         os.set_inheritable(1, False)
-        ending.end_job(ending.starter(), [os.getpid()])
+        ending.end_job(ending.find_starter(), [os.getpid()])
     else:
-        os.write(1, f"{ending.starter()}\\n".encode())
+        os.write(1, f"{ending.find_starter()}\\n".encode())
     time.sleep(60)
     os._exit(0)
 os.write(1, f"{os.getpid()} {task}\\n".encode())

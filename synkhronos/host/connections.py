@@ -32,7 +32,7 @@ def connections() -> Dict[Addresses, int]:
     return found
 
 
-def ask(descriptor: int) -> None:
+def enable_keepalive(descriptor: int) -> None:
     """Let the kernel ask the other side of a connection every second, if nothing comes from it."""
     with _copy(descriptor) as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -44,7 +44,7 @@ def ask(descriptor: int) -> None:
             connection.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
-def silence(descriptor: int, addresses: Addresses) -> float:
+def seconds_silent(descriptor: int, addresses: Addresses) -> float:
     """Return for how many seconds the other side has not answered, though something was sent to it.
 
     Return infinity if the connection has been closed by one of both sides.

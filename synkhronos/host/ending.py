@@ -12,10 +12,10 @@ from typing import Iterable, Optional
 # What has started a task: mpirun itself, or its daemon on another machine. OpenMPI 4 and 5
 _STARTERS = ("mpirun", "mpiexec", "orterun", "orted", "prterun", "prted", "prte")
 _PATIENCE = 0.6  # seconds between two signals; meanwhile, mpirun sends SIGTERM to the tasks
-_LOOK = 0.02  # seconds
+_POLL_INTERVAL = 0.02  # seconds
 
 
-def starter() -> Optional[int]:
+def find_starter() -> Optional[int]:
     """Return the process id of the mpirun, or of its daemon, that has started this process.
 
     Return None if something else has, such as srun.
@@ -32,7 +32,7 @@ def end_job(pid: int, tasks: Iterable[int]) -> None:
     Parameters
     ----------
     pid : int
-        What `starter` has returned.
+        What `find_starter` has returned.
     tasks : iterable of int
         The process ids of tasks that are killed at last, if they live.
     """
@@ -79,4 +79,4 @@ def _send(process, number):
 def _wait(process):
     until = time.monotonic() + _PATIENCE
     while time.monotonic() < until and process.is_running():
-        time.sleep(_LOOK)
+        time.sleep(_POLL_INTERVAL)

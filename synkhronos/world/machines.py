@@ -155,7 +155,7 @@ class Machines:
             for fact, ranks in zip(self.facts, ranges)
         ]
         if self._tasks.here is not None:
-            couriers.tell_names(self._tasks.here, self.leaders.links.names)
+            couriers.send_names(self._tasks.here, self.leaders.links.names)
         return MachinesTransport(
             local, self.leaders, ranges, world.master_rank, world.timeout, courier, self, store
         )

@@ -31,15 +31,15 @@ def compare_clocks(leaders: Leaders) -> list[Reading]:
             readings.append(read_clock([_ping(leaders, machine) for _ in range(PINGS)]))
     else:
         for _ in range(PINGS):
-            leaders.hear(0)
-            leaders.tell(0, _TIME.pack(leaders.clock()))
+            leaders.receive_inside(0)
+            leaders.send_inside(0, _TIME.pack(leaders.clock()))
     leaders.passed += 1
     return readings
 
 
 def _ping(leaders, machine):
     sent = leaders.clock()
-    leaders.tell(machine, b"")
-    answer = leaders.hear(machine)
+    leaders.send_inside(machine, b"")
+    answer = leaders.receive_inside(machine)
     received = leaders.clock()
     return Ping(sent, _TIME.unpack(answer)[0], received)

@@ -203,7 +203,7 @@ def send_home(links: Links) -> None:
         links.send(_COURIER, _TAG, pickle.dumps(None))
 
 
-def tell_names(links: Links, names: Sequence[str]) -> None:
+def send_names(links: Links, names: Sequence[str]) -> None:
     """Tell the courier of this machine, if it lives, what messages to users call the machines."""
     with contextlib.suppress(LostError):
         links.send(_COURIER, _TAG, pickle.dumps(list(names)))
@@ -239,7 +239,7 @@ def serve(here: Links, couriers: Links, neighbours: Neighbours) -> None:
 def _serve(here, couriers, neighbours):
     joined: _Joined | None = None
     while True:
-        neighbours.look()
+        neighbours.check()
         received = here.receive(_LEADER, _TAG)
         if received is None:
             joined.wait() if joined else time.sleep(_IDLE)
@@ -295,7 +295,7 @@ class _Joined:
         table = self._table
 
         def is_over():
-            neighbours.look()
+            neighbours.check()
             return table[_WANTED] != number or bool(here.lost())  # the leader
 
         desk = Desk(self.commons, couriers, number, is_over, self.bell.wait, self._kept)

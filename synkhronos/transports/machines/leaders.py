@@ -210,19 +210,19 @@ class Leaders:
         while distance < self.size:
             count = min(distance, self.size - distance)
             known = pickle.dumps(items[:count]) if count > 1 else items[0]
-            self.tell((self.rank - distance) % self.size, known)
-            received = self.hear((self.rank + distance) % self.size)
+            self.send_inside((self.rank - distance) % self.size, known)
+            received = self.receive_inside((self.rank + distance) % self.size)
             items += pickle.loads(received) if count > 1 else [received]
             distance *= 2
         self.passed += 1
         return [items[(rank - self.rank) % self.size] for rank in range(self.size)]
 
-    def tell(self, to: int, data: bytes) -> None:
+    def send_inside(self, to: int, data: bytes) -> None:
         """Send bytes to a leader, as a part of a meeting."""
         self.links.send(to, self._tag(_MEETING), data)
 
-    def hear(self, source: int) -> bytes:
-        """Wait for what a leader tells this one."""
+    def receive_inside(self, source: int) -> bytes:
+        """Return the bytes that another leader has sent in this meeting."""
         return self.wait_inside(lambda: self.links.receive(source, self._tag(_MEETING)))[1]
 
     def barrier(self) -> None:

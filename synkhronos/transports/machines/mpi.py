@@ -181,12 +181,12 @@ def failed_in(comm):
 
 def _neighbours(couriers, leader):
     """In each courier: return the watch over those before and after it in a ring."""
-    _swap(couriers, None)  # MPI connects two tasks when one sends something
+    _exchange_with_neighbours(couriers, None)  # MPI connects two tasks when one sends something
     own = Neighbour(couriers.rank, socket.gethostname(), list(connections()))
-    return Neighbours(own, _swap(couriers, own), leader, lambda: _end_job(leader))
+    return Neighbours(own, _exchange_with_neighbours(couriers, own), leader, lambda: _end_job(leader))
 
 
-def _swap(comm, item):
+def _exchange_with_neighbours(comm, item):
     """Return the items of the tasks before and after this one in a ring."""
     before, after = [(comm.rank + step) % comm.size for step in (-1, 1)]
     items = {
@@ -198,7 +198,7 @@ def _swap(comm, item):
 
 def _end_job(leader):
     """End the job where machines do not answer; `abort` would wait for them."""
-    starter = ending.starter()
+    starter = ending.find_starter()
     if starter is None:
         abort()
     else:

@@ -14,12 +14,12 @@ import signal
 import time
 from typing import Callable, Collection, Mapping, NamedTuple, Sequence
 
-from synkhronos.host.connections import Addresses, ask, connections, silence
+from synkhronos.host.connections import Addresses, connections, enable_keepalive, seconds_silent
 from synkhronos.transports.liveness import has_ended
 
 LIMIT = 3.0  # seconds of silence for which a machine counts as lost
 _SUSPECT = 2.0  # the same, if mpirun ends the job
-_LOOK = 0.25  # seconds between two looks
+_CHECK_INTERVAL = 0.25  # seconds
 
 
 class Neighbour(NamedTuple):
@@ -66,16 +66,16 @@ class Neighbours:
         self._machine, self._leader, self._end = own.machine, leader, end
         self._watched = _between(own, others)
         for _, _, descriptor in self._watched:
-            ask(descriptor)
+            enable_keepalive(descriptor)
         self._next = time.monotonic()
         self._has_reported = False
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Report a lost machine, and end the job. It may be called at any time, and often."""
         now = time.monotonic()
         if now < self._next or self._has_reported:
             return
-        self._next = now + _LOOK
+        self._next = now + _CHECK_INTERVAL
         silent = self._silent(LIMIT)
         if silent:
             self._report(silent)
@@ -114,7 +114,7 @@ class Neighbours:
         """Return the machines that have been silent for longer, with the seconds."""
         found: dict[int, float] = {}
         for machine, addresses, descriptor in self._watched:
-            seconds = silence(descriptor, addresses)
+            seconds = seconds_silent(descriptor, addresses)
             if limit < seconds < math.inf:  # mpirun sees the death of a task that has closed it
                 found[machine] = max(seconds, found.get(machine, 0))
         return found
