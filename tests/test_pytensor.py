@@ -275,6 +275,9 @@ def test_random_streams_update_by_themselves(two):
     assert len({*first, *draw()}) == 8
     synk.reseed(streams)
     np.testing.assert_array_equal(draw(), first)
+    streams.seed(5)
+    with pytest.warns(synk.SynkhronosWarning, match="1 random stream.s. whose state was set on"):
+        assert not np.array_equal(draw(), first)
 
 
 # What there is not

@@ -5,10 +5,12 @@ import warnings
 
 import numpy as np
 import pytest
+import scipy.sparse
 import theano
 import theano.tensor as tt
 from oracle import assert_same
 from theano.sandbox.rng_mrg import MRG_RandomStreams
+from theano.tensor.shared_randomstreams import RandomStreams
 
 import synkhronos as synk
 from synkhronos.extensions import updates
@@ -397,6 +399,72 @@ def test_as_theano_changes_the_master_only_and_is_noticed(world, noticed):
     [text] = noticed()
     assert "as_theano()" in text
     synk.close()
+
+
+@pytest.mark.parametrize("kind", [MRG_RandomStreams, RandomStreams])
+def test_streams_that_are_seeded_on_the_master_only_are_warned_of(world, noticed, kind):
+    streams = kind(1)
+    streams.seed(2)  # before there are workers, which inherit it
+    noise = synk.function([], (streams.uniform((2,)) + streams.normal((2,)), "gather"), name="noise")
+    first = noise()
+    for _ in range(PATIENCE + 1):
+        noise()
+    assert noise.watch is None
+    streams.seed(2)
+    assert not np.array_equal(noise(), first)
+    [text] = noticed()
+    assert "noise" in text and "draws from 2 random stream(s) whose state was set on the" in text
+    assert "synk.reseed(streams, seed)" in text
+    streams.seed(2)
+    noise()
+    assert not noticed()
+
+
+@pytest.mark.parametrize("kind", [MRG_RandomStreams, RandomStreams])
+def test_streams_that_are_seeded_on_all_ranks_are_not_warned_of(world, noticed, kind, tmp_path):
+    streams = kind(1)
+    noise = synk.function([], (streams.uniform((2,)), "gather"))
+    first = noise()
+    synk.reseed(streams, 1)
+    np.testing.assert_array_equal(noise(), first)
+    synk.reseed(streams, 1)
+    synk.save(tmp_path / "saved.npz")
+    streams.seed(2)
+    synk.load(tmp_path / "saved.npz")
+    np.testing.assert_array_equal(noise(), first)
+    streams.seed(1)
+    synk.restart()
+    np.testing.assert_array_equal(noise(), first)
+    assert not noticed()
+
+
+def test_streams_that_a_program_seeds_on_all_ranks_are_not_warned_of(world, noticed):
+    streams = RandomStreams(1)
+    noise = synk.function([], (streams.uniform((2,)), "gather"))
+    noise()
+
+    def seed(rank):
+        streams.seed(rank.rank)
+
+    synk.spmd(seed)
+    noise()
+    assert not noticed()
+
+
+def test_a_sparse_matrix_that_is_set_on_the_master_only_is_warned_of(world, noticed):
+    held = theano.shared(scipy.sparse.csr_matrix(np.eye(2)), "held")
+    dots = synk.function([x], (theano.sparse.dot(x, held), "gather"), name="dots")
+    dots(ROWS)
+    held.set_value(scipy.sparse.csr_matrix(2 * np.eye(2)))
+    np.testing.assert_array_equal(dots(ROWS), np.concatenate([2 * ROWS[:3], ROWS[3:]]))
+    [text] = noticed()
+    assert "dots" in text and "uses held, set on the master only" in text and "restart()" in text
+    synk.restart()
+    np.testing.assert_array_equal(dots(ROWS), 2 * ROWS)
+    held.set_value(scipy.sparse.csr_matrix(3 * np.eye(2)))
+    synk.restart()
+    np.testing.assert_array_equal(dots(ROWS), 3 * ROWS)
+    assert not noticed()
 
 
 def test_restart_and_load_make_replicas_equal(world, noticed, tmp_path):

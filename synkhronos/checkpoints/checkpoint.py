@@ -289,7 +289,9 @@ def load(path: PathLike) -> dict[str, Any]:
             extra = manifest.unpack(reader.description, reader.read)
     handles = [[world.here.store.put(array) for array in arrays] for arrays in values]
     world.run(_Restore(numbers, handles, [one for one in streams if one in numbers]))
-    agreement_of(world).restored([one for one, each in zip(numbers, handles) if len(each) == 1])
+    agreement = agreement_of(world)
+    agreement.restored([one for one, each in zip(numbers, handles) if len(each) == 1])
+    agreement.set_on_master.difference_update(numbers)
     feedback.restore_all(world, kept, numbers)
     values.clear()
     kept.clear()

@@ -40,6 +40,8 @@ class Agreement:
         Variables that the script has set, since they were last equal, on the master only.
     streams, sliceable : set of int
         States of random streams, and variables that a function slices. They are meant to differ.
+    objects : set of int
+        Variables whose values are no tensors, such as sparse matrices. Their replicas are not compared.
     suspected : dict
         Callables that issue the warning about variables that differed, unless a collective combines
         them.
@@ -60,6 +62,7 @@ class Agreement:
         self.set_on_master: set[int] = set()
         self.streams: set[int] = set()
         self.sliceable: set[int] = set()
+        self.objects: set[int] = set()
         self.suspected: dict[int, Callable[[], None]] = {}
         self.reported: set[int] = set()
         self.sources: dict[int, list[tuple[bool, set[int]]]] = {}
@@ -158,16 +161,23 @@ class Agreement:
         """Notice when the script sets one of these variables."""
         self._world = weakref.ref(world)
         for shared in shareds:
-            if world.here.engine.is_tensor(shared):
-                notify = functools.partial(_notice, self._world, world.registry.numbers[shared])
-                world.here.engine.notice_writes(shared, notify)
+            number = world.registry.numbers[shared]
+            if not world.here.engine.is_tensor(shared):
+                self.objects.add(number)
+            world.here.engine.notice_writes(
+                shared, functools.partial(_notice, self._world, number)
+            )
 
 
 def _notice(reference, number):
     world = reference()
     # Variables that are not replicated yet will be replicated with the new value.
-    if world is not None and not world.closed and number < world.registry.replicated:
-        agreement_of(world).changed_on_master([number])
+    if world is None or world.closed or number >= world.registry.replicated:
+        return
+    agreement = agreement_of(world)
+    # In a program, the other ranks may do the same, and only tensors can be compared afterwards.
+    if not (world.in_program and number in agreement.streams | agreement.objects):
+        agreement.changed_on_master([number])
 
 
 def agreement_of(world: World) -> Agreement:

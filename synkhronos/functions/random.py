@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from synkhronos.functions.agreement import agreement_of
 from synkhronos.world.here import Command
 from synkhronos.world.world import current_world
 
@@ -76,3 +77,4 @@ def reseed(streams: Any, seed: int | None = None) -> None:
     }
     if states:
         world.run(_Reseed(states))
+        agreement_of(world).set_on_master.difference_update(states)

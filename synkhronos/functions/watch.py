@@ -119,7 +119,9 @@ class Watch:
         agreement = agreement_of(world)
         self.updated = sources(world, function, analysis)
         self.used, self.read = uses(world, function, analysis)
-        for number in self.read:
+        numbers = {world.registry.numbers[shared] for shared in function.get_shared()}
+        self.not_compared = numbers & (agreement.streams | agreement.objects)
+        for number in self.read | self.not_compared:
             agreement.readers.setdefault(number, weakref.WeakSet()).add(self)
         for number in self.updated:
             agreement.updaters.setdefault(number, weakref.WeakSet()).add(self)
@@ -138,6 +140,7 @@ class Watch:
         self.calls += 1
         if self.calls == 1:
             agreement_of(self._world).updated_from(self.updated)
+        self._judge_without_comparing()
         numbers = self._to_compare()
         if self.calls >= PATIENCE:
             self._function.watch = None  # until something wakes it
@@ -195,6 +198,21 @@ class Watch:
             if found:
                 self._suspect(found, prepare_warning(self._text(found) + advice))
 
+    def _judge_without_comparing(self):
+        """Warn about values that were set on the master only, and cannot be compared."""
+        world, agreement = self._world, agreement_of(self._world)
+        numbers = agreement.set_on_master & self.not_compared
+        agreement.set_on_master -= numbers
+        agreement.reported |= numbers
+        if streams := numbers & agreement.streams:
+            warn(
+                f"{self._function!r} draws from {len(streams)} random stream(s) whose state was set on "
+                f"the master only. {_NOT_RESEEDED}"
+            )
+        if objects := numbers - streams:
+            names = labels(world, objects)
+            warn(f"{self._function!r} uses {names}, set on the master only. {_OLD_OBJECT}")
+
     def _suspect(self, numbers, issue):
         """Issue a warning about variables that differ, or defer it."""
         agreement = agreement_of(self._world)
@@ -247,6 +265,14 @@ class Watch:
 _SET_ALONE = (
     f"{compiler.TITLE}'s set_value(), and as_theano(), change only the replica of the master; call "
     "synk.broadcast(variable), or set the value with synk.broadcast(variable, value)"
+)
+_NOT_RESEEDED = (
+    "The other ranks continue with their own states, so a run does not repeat. Instead of the stream's "
+    "seed() or set_value(), call synk.reseed(streams, seed), which seeds the streams of all ranks"
+)
+_OLD_OBJECT = (
+    "The other ranks keep the former value, and collectives take arrays only. Set it before the workers "
+    "are started, or call synk.restart() afterwards: new workers have the values of the master"
 )
 _UPDATED = (
     "Each rank updates its own replica, from its own rows, and no collective has combined them. To "
