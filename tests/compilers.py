@@ -204,6 +204,11 @@ def cross_entropy(probabilities, labels):
     """Return the loss of each row, whose label is the number of a column."""
     if NAME == "theano":
         return tt.nnet.categorical_crossentropy(probabilities, labels)
+    if BY_NUMBA:  # it does not check indices
+        from pytensor.raise_op import Assert
+
+        is_column = tt.all(labels < probabilities.shape[1])
+        labels = Assert("a label is too large")(labels, is_column)
     return -tt.log(probabilities)[tt.arange(labels.shape[0]), labels]
 
 
