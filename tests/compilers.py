@@ -34,6 +34,7 @@ OF_BOTH = (
     "test_data.py",
     "test_demos.py",
     "test_doctor_mpi.py",
+    "test_drawing.py",
     "test_engines.py",
     "test_failures.py",
     "test_faults.py",

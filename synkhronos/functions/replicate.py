@@ -20,6 +20,7 @@ from synkhronos.host.log import logger
 from synkhronos.host.progress import Progress
 from synkhronos.stores.handle import Handle
 from synkhronos.stores.needs import Need
+from synkhronos.world import generators
 from synkhronos.world.here import Command
 from synkhronos.world.world import World, current_world
 
@@ -33,11 +34,16 @@ class Replicate(Command):
         A handle to the pickled functions and variables; None if the rank inherited them.
     streams : list of int
         The new shared variables that hold states of random streams.
+    entropy : list of int or None
+        In new workers, determines the states of Python's and NumPy's own generators.
     """
 
-    def __init__(self, payload: Handle | None, streams: list[int]) -> None:
+    def __init__(
+        self, payload: Handle | None, streams: list[int], entropy: list[int] | None
+    ) -> None:
         self.payload = payload
         self.streams = streams
+        self.entropy = entropy
 
     def needs(self, ranks, size):
         return [] if self.payload is None else [Need(self.payload)]
@@ -51,6 +57,8 @@ class Replicate(Command):
         if here.stream_index:
             for number in self.streams:
                 here.engine.jump(here.shareds[number], here.stream_index)
+        if self.entropy is not None:
+            generators.seed_worker(here, self.entropy)
 
 
 def replicate(world: World) -> None:
@@ -73,36 +81,37 @@ def _replicate(world):
         for shared in here.engine.random_streams(replica.compiled)
     }
     new = sorted(streams & shareds.keys())
+    entropy = generators.entropy() if not registry.replicated else None
     if world.started and world.size > 1:
         with world.part(Progress).show(
             f"sending {len(replicas)} function(s) to {world.size - 1} worker(s)"
         ):
-            _send(world, replicas, shareds, new)
+            _send(world, replicas, shareds, new, entropy)
     else:
         world.start()
-        world.run(Replicate(None, new))
+        world.run(Replicate(None, new, entropy))
     logger.info("replicated %d function(s), %d shared variable(s)", len(replicas), len(shareds))
     registry.mark_replicated([*shareds, *(replica.number for replica in replicas)])
 
 
-def _send(world, replicas, shareds, streams):
+def _send(world, replicas, shareds, streams, entropy):
     """Send functions to workers that are running; those that cannot be sent are left out."""
     known = dict(world.registry.numbers)
     for shared in shareds.values():
         del known[shared]
     try:
-        _send_pickle(world, replicas, shareds, known, streams)
+        _send_pickle(world, replicas, shareds, known, streams, entropy)
     except WorkerError:
         if not _find_unloadable(world, replicas, known):
             raise
-        _send_pickle(world, replicas, shareds, known, streams)
+        _send_pickle(world, replicas, shareds, known, streams, entropy)
     world.here.engine.after_replication()
 
 
-def _send_pickle(world, replicas, shareds, known, streams):
+def _send_pickle(world, replicas, shareds, known, streams, entropy):
     with _stored(world, _pickle(world, replicas, shareds, known)) as payload:
         heap.trim()  # of the pickle, which may be large
-        world.run(Replicate(payload, streams))
+        world.run(Replicate(payload, streams, entropy))
 
 
 @contextlib.contextmanager

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 from typing import Any, Callable, Iterator, Sequence
 
 import cloudpickle
-import numpy as np
 
 from synkhronos._errors import FuseError, SynkhronosError
 from synkhronos.functions.agreement import agreement_of
@@ -21,6 +19,7 @@ from synkhronos.programs.stopping import INTERRUPTED, Stop, StopProgram
 from synkhronos.stores.commons import Commons, nap
 from synkhronos.stores.handle import Handle
 from synkhronos.stores.needs import Need
+from synkhronos.world import generators
 from synkhronos.world.here import Command, Here
 from synkhronos.world.replacement import Replacing, replacing_dead
 from synkhronos.world.world import World, current_world
@@ -55,7 +54,9 @@ class Program(Command):
     token : bytes
         Identifies the world.
     entropy : list of int
-        Determines the random generators.
+        Determines the generators of the ranks.
+    states : tuple
+        The states of Python's and NumPy's own generators in the script.
     has_controller, may_meet : bool
         Whether ``rank.ask`` can be used, and whether collectives can be.
     own : callable, optional
@@ -69,17 +70,19 @@ class Program(Command):
         handle: Handle | None,
         token: bytes,
         entropy: Sequence[int],
+        states: tuple,
         has_controller: bool,
         may_meet: bool,
         own: Any = None,
         needed: Sequence[Handle] = (),
     ) -> None:
-        self.handle, self.token, self.entropy = handle, token, entropy
+        self.handle, self.token, self.entropy, self.states = handle, token, entropy, states
         self.has_controller, self.may_meet, self.own = has_controller, may_meet, own
         self.needed = needed
 
     def __reduce__(self) -> tuple:
-        return Program, (self.handle, self.token, self.entropy, self.has_controller, self.may_meet)
+        of_script = self.entropy, self.states
+        return Program, (self.handle, self.token, *of_script, self.has_controller, self.may_meet)
 
     def needs(self, ranks: range, size: int) -> list[Need]:
         return [] if self.handle is None else [Need(self.handle), *map(Need, self.needed)]
@@ -88,7 +91,7 @@ class Program(Command):
         """Return ``(result, reports, ended)``, pickled in a worker."""
         world = current_world()
         try:
-            with world.in_a_program():
+            with world.in_a_program(), generators.states_of_script(here, self.states):
                 outcome = self._run(here, world)
         finally:
             here.restarts = 0
@@ -222,10 +225,12 @@ def spmd(
     kept: list[Any] = []
     if world.size > 1:
         handle, needed, kept = sending.pack(world, (program, args, kwargs))
-    entropy = _entropy_of_script(programs.count)
+    of_script = generators.entropy(programs.count), generators.states()
     own = program, args, kwargs
     may_ask = controller is not None
-    command = Program(handle, world.registry.token, entropy, may_ask, may_meet, own, needed)
+    command = Program(
+        handle, world.registry.token, *of_script, may_ask, may_meet, own, needed
+    )
     agreement_of(world).local.update(world.registry.numbers.values())
     with world.defer_interrupt, _commons(world) as commons:
         stop = Stop(commons.array("stop", (1,), "int64"))
@@ -241,13 +246,6 @@ def spmd(
         if results.interrupted and not any(was_ended for _, _, was_ended in outcomes):
             world.defer_interrupt.drop()
     return results
-
-
-def _entropy_of_script(programs: int) -> list[int]:
-    """Return numbers that depend on the state of ``numpy.random``, and on how many programs have run."""
-    name, keys, position, *_ = np.random.get_state()
-    digest = hashlib.blake2b(keys.tobytes() + position.to_bytes(8, "little"), digest_size=16)
-    return [int.from_bytes(digest.digest(), "little"), programs]
 
 
 def _check(world, program, controller, on_death):

@@ -5,8 +5,9 @@ barrier, and gets their results from ``replies``. ``registry`` numbers functions
 ``launch`` starts and closes a world; ``worker`` is the loop of a worker, and ``logged`` a world that
 logs its commands. ``devices`` and ``threads`` assign devices and BLAS threads to the ranks. ``machines``
 finds the machines of an MPI job and leads the ranks of one; ``placement`` says where the ranks are.
-``restart`` replaces the workers, and ``replacement`` replaces workers that die in a program. ``fuse``
-combines several calls into one command.
+``restart`` replaces the workers, and ``replacement`` replaces workers that die in a program.
+``generators`` seeds the generators of Python and NumPy on the workers. ``fuse`` combines several calls
+into one command.
 
 May import: ``arithmetic``, ``host``, ``stores``, ``comms``, ``transports``, ``engines``.
 """

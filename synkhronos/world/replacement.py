@@ -12,6 +12,7 @@ from typing import Iterator
 import numpy as np
 
 from synkhronos._errors import REMEDY, SynkhronosError, WorldBrokenError
+from synkhronos.world import generators
 from synkhronos.world.world import World
 
 _MOST_DEATHS = 3  # of a rank in one program
@@ -96,6 +97,7 @@ def _prepare(world, restarts, forked_from, takes_part):
     here = world.here
     here.copy_out_of_store()  # where the other rank continues to write
     here.restarts = restarts if takes_part else 0
+    generators.seed(generators.entropy(here.rank, restarts))
     if here.log:
         here.log.events.clear()
     numbers = {id(shared): number for number, shared in here.shareds.items()}

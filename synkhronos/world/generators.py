@@ -1,0 +1,73 @@
+"""The generators of Python's ``random`` and of ``numpy.random``, which each process has once.
+
+A worker is forked with copies of the script's generators, and would draw the same numbers for its rows
+as the script draws for other rows. So each worker gets states of its own, which follow from the script's
+states and from its rank. Inside a program it has the script's states, as it has the values of the
+script's variables.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import pickle
+import random
+import threading
+from typing import Any, Iterator, Sequence
+
+import numpy as np
+
+from synkhronos.world.here import Here
+
+_SEED_WORDS = 8
+
+
+def states() -> tuple:
+    """Return the states of the generators of this process."""
+    return random.getstate(), np.random.get_state(legacy=False)
+
+
+def entropy(*others: int) -> list[int]:
+    """Return numbers that depend on the state of ``numpy.random``, followed by the given ones."""
+    state = pickle.dumps(np.random.get_state(legacy=False))
+    return [int.from_bytes(hashlib.blake2b(state, digest_size=16).digest(), "little"), *others]
+
+
+def seed(numbers: Sequence[int]) -> None:
+    """Seed the generators of this process."""
+    sequence = np.random.SeedSequence(numbers)
+    random.seed(sequence.generate_state(_SEED_WORDS).tobytes())
+    # `np.random.seed` is for one kind of generator only, and scripts can choose another one.
+    kind = getattr(np.random, np.random.get_state(legacy=False)["bit_generator"])
+    np.random.set_state({**kind(sequence).state, "has_gauss": 0, "gauss": 0.0})
+
+
+def seed_worker(here: Here, numbers: Sequence[int]) -> None:
+    """Give a worker states of its own."""
+    if _has_own_process(here):
+        seed([*numbers, here.rank])
+
+
+@contextlib.contextmanager
+def states_of_script(here: Here, given: tuple[Any, Any]) -> Iterator[None]:
+    """Let a worker have the script's states inside the block."""
+    if not _has_own_process(here):
+        yield
+        return
+    own = states()
+    _set(given)
+    try:
+        yield
+    finally:
+        _set(own)
+
+
+def _set(given):
+    of_python, of_numpy = given
+    random.setstate(of_python)
+    np.random.set_state(of_numpy)
+
+
+def _has_own_process(here):
+    """Whether this rank is a worker in a process of its own, and not a thread of the script's."""
+    return not here.is_master and threading.current_thread() is threading.main_thread()
