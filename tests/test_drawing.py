@@ -22,13 +22,13 @@ def kept():
     np.random.set_state(of_numpy)
 
 
+@as_op([tt.dvector], [tt.dvector])
+def add_noise(x):
+    return x + [random.random() + np.random.rand() for _ in x]
+
+
 def noisy():
     """Return a function that adds noise to rows in an operation of the script's own."""
-
-    @as_op([tt.dvector], [tt.dvector])
-    def add_noise(x):
-        return x + [random.random() + np.random.rand() for _ in x]
-
     x = tt.dvector("x")
     return synk.function([x], (add_noise(x), "gather"))
 
