@@ -34,7 +34,8 @@ FORMATS = {
     "TopK(0.01)": ("TopK", {"fraction": 0.01}),
     "TopK(0.001)": ("TopK", {"fraction": 0.001}),
 }
-GOALS = {"float16": 1.9, "PowerSGD(4)": 10, "PowerSGD(4, min_saving=20)": 10}  # how many times as fast as float32, with the limit
+# How many times as fast as float32, with the limit
+GOALS = {"float16": 1.9, "PowerSGD(4)": 10, "PowerSGD(4, min_saving=20)": 10}
 LIMITED = "1gbit"
 
 
