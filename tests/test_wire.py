@@ -148,7 +148,7 @@ def test_bsp_averages_gradients_in_a_format(variables):
 
 
 #: The largest difference of the losses of two runs, relative to the exact ones, after each epoch: what
-#: the table in docs/wire.rst has, and the 0.5% by which other rounding errors change it, in whole percents.
+#: the table in docs/wire.rst has, and the 0.5% by which other rounding errors change it, in percents.
 FORMATS = {
     "float16": 0.01, "bfloat16": 0.02, "int8": 0.02, "PowerSGD(16)": 0.02,
     "PowerSGD(8, exact_steps=56)": 0.02, "PowerSGD(8)": 0.03, "PowerSGD(4)": 0.08,
