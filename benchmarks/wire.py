@@ -20,20 +20,22 @@ sys.path.insert(0, str(common.ROOT / "tests"))
 import numpy as np
 
 EXACT = "float32"
-# The names of the formats, and of a class in `synkhronos.comms.formats` with its argument
+# The names of the formats, and of a class in `synkhronos.comms.formats` with its arguments
 FORMATS = {
     "float16": None,
     "bfloat16": None,
     "int8": None,
-    "PowerSGD(4)": ("PowerSGD", 4),
-    "PowerSGD(8)": ("PowerSGD", 8),
-    "PowerSGD(16)": ("PowerSGD", 16),
-    "TopK(0.3)": ("TopK", 0.3),
-    "TopK(0.1)": ("TopK", 0.1),
-    "TopK(0.01)": ("TopK", 0.01),
-    "TopK(0.001)": ("TopK", 0.001),
+    "PowerSGD(4)": ("PowerSGD", {"rank": 4}),
+    "PowerSGD(4, min_saving=20)": ("PowerSGD", {"rank": 4, "min_saving": 20}),
+    "PowerSGD(8)": ("PowerSGD", {"rank": 8}),
+    "PowerSGD(16)": ("PowerSGD", {"rank": 16}),
+    "TopK(0.3)": ("TopK", {"fraction": 0.3}),
+    "TopK(0.1)": ("TopK", {"fraction": 0.1}),
+    "TopK(0.01)": ("TopK", {"fraction": 0.01}),
+    "TopK(0.001)": ("TopK", {"fraction": 0.001}),
 }
-GOALS = {"float16": 1.9, "PowerSGD(4)": 10}  # how many times as fast as float32, with the limit
+# How many times as fast as float32, with the limit
+GOALS = {"float16": 1.9, "PowerSGD(4)": 10, "PowerSGD(4, min_saving=20)": 10}
 LIMITED = "1gbit"
 
 
@@ -77,8 +79,8 @@ def be(address):
     exact = LinkedCommunicator(leaders)
     reduction, shapes = WireReduction(exact), resnet_shapes()
     wires = {}
-    for name, (kind, argument) in ((name, made or (None, None)) for name, made in FORMATS.items()):
-        wire = name if kind is None else getattr(formats, kind)(argument)
+    for name, made in FORMATS.items():
+        wire = name if made is None else getattr(formats, made[0])(**made[1])
         wires[name] = formats.make_wire(wire, shapes)
     rng = np.random.default_rng(comm.rank)
     gradient = rng.standard_normal(sum(map(np.prod, shapes)), np.float32)

@@ -17,7 +17,8 @@ from synkhronos.world.threads import ThreadLimits
 from synkhronos.world.world import World, current_world, enter_world
 
 SHAPE = (300, 200)
-FORMATS = ["float16", "int8", synk.TopK(0.1), synk.PowerSGD(3), synk.PowerSGD(3, exact_steps=1)]
+FORMATS = ["float16", "int8", synk.TopK(0.1), synk.PowerSGD(3),
+           synk.PowerSGD(3, exact_steps=1, min_saving=2)]  # fmt: skip
 
 
 class Opened:

@@ -167,6 +167,8 @@ def test_codes_send_their_bytes_once_each_way(lab, traffic, wire):
         (synk.PowerSGD(2), 2 * 4 * (600 + 500)),
         (synk.PowerSGD(2, shapes=[(200, 1000), (99_950,), (10, 5)]), 2 * 4 * 1215 + 4 * 99_950),
         (synk.PowerSGD(4, shapes=[(200, 1000), (99_950,), (10, 5)]), 4 * 4 * 1200 + 4 * 100_000),
+        # The products have an 83rd of the numbers of 200 x 1000, and a 79th of those of 300 x 333.
+        (synk.PowerSGD(2, [(200, 1000), (300, 333), (100,)], min_saving=81), 2 * 4 * 1200 + 4 * 100_000),
     ],
 )
 def test_what_compresses_sends_a_fraction_each_way(lab, traffic, wire, nbytes):

@@ -1,6 +1,6 @@
 """The wire format `PowerSGD`: the two factors of each matrix are all-reduced instead of the matrix.
 
-Vectors, and matrices that would not benefit, are sent in float32 with the first factors.
+Vectors, and matrices that would not benefit enough, are sent in float32 with the first factors.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class LowRankWire(Wire):
         for shape in self._shapes:
             stop = start + math.prod(shape)
             rows, columns = shape[0] if shape else 1, math.prod(shape[1:])
-            if rank * (rows + columns) < rows * columns:
+            if rank * (rows + columns) * self.format.min_saving < rows * columns:
                 matrices.append((slice(start, stop), (rows, columns)))
             elif stop > start:
                 self._exact.append(slice(start, stop))

@@ -9,11 +9,17 @@ from synkhronos.comms.formats import PowerSGD, TopK
 LENGTH = 70_003  # of several chunks, more than what travels as it is
 SHAPES = ((150, 301), (301,), (8, 40, 5, 15), (3, 100))  # the last is too small for a low rank
 LOW_RANK = PowerSGD(3, SHAPES)
-FORMATS = ["float16", "bfloat16", "int8", TopK(0.125), LOW_RANK, PowerSGD(3, SHAPES, exact_steps=1)]
+SOME_EXACT = PowerSGD(3, SHAPES, exact_steps=1, min_saving=10)  # a product for the first matrix only
+FORMATS = ["float16", "bfloat16", "int8", TopK(0.125), LOW_RANK, SOME_EXACT]
 
 
 def is_low_rank(wire):
     return isinstance(wire, PowerSGD)
+
+
+def is_product(wire, rows, columns):
+    """Return whether a matrix is sent as a product."""
+    return wire.rank * (rows + columns) < rows * columns / wire.min_saving
 
 
 def length_of(wire):
@@ -116,7 +122,7 @@ class Naive:
             rows, columns = shape[0], math.prod(shape[1:])
             place = slice(start, start + rows * columns)
             start = place.stop
-            if rank * (rows + columns) >= rows * columns:
+            if not is_product(self.wire, rows, columns):
                 continue
             matrix = total[place].reshape(rows, columns).astype("float64")
             first = np.random.Generator(np.random.PCG64([place.start, columns, rank]))

@@ -16,6 +16,7 @@ from checks.wire_specification import (
     SHAPES,
     Naive,
     is_low_rank,
+    is_product,
     length_of,
 )
 
@@ -169,7 +170,7 @@ def in_place(wire, rest):
     found, place, start = np.zeros(sum(map(math.prod, wire.shapes))), 0, 0
     for shape in wire.shapes:
         size, rows = math.prod(shape), shape[0]
-        if wire.rank * (rows + size // rows) < size:
+        if is_product(wire, rows, size // rows):
             found[place : place + size] = rest[start : start + size]
             start += size
         place += size
