@@ -20,6 +20,7 @@ SCRIPT = FOLDER / "programs" / "mortal.py"
 SLOW = pytest.mark.slow
 PROMISED = 5  # seconds from a death to the end of the job
 SILENT = "it has not answered for"
+CLOSED = "all its connections were closed, so its processes have died"
 #: Two tasks on each machine, a leader and a courier
 COURIERS = {"tasks": 2, "environment": {"SYNKHRONOS_SPARE_TASKS": "1"}}
 
@@ -30,7 +31,7 @@ def slow(*values):
 
 
 class Job:
-    """A job with four ranks on two machines, which have begun to compute.
+    """A job with four ranks on its machines, which have begun to compute.
 
     Parameters
     ----------
@@ -38,7 +39,7 @@ class Job:
     folder : Path
     moment : str
         What the script does.
-    ranks : (int, int)
+    ranks : sequence of int
         The number of ranks on each machine.
 
     Attributes
@@ -56,8 +57,8 @@ class Job:
             self.job.wait(1)  # fails with what it has printed
         facts = json.loads((folder / "ranks").read_text())
         self.pids = [pid for pid, _ in facts]
-        first, second = machines.hosts
-        assert [host for _, host in facts] == [first] * ranks[0] + [second] * ranks[1]
+        wanted = [host for host, count in zip(machines.hosts, ranks) for _ in range(count)]
+        assert [host for _, host in facts] == wanted
         time.sleep(0.5)  # they are in the midst of it
 
     def signal(self, rank, number):
@@ -139,8 +140,9 @@ def test_a_dead_courier_ends_the_job(lasting, tmp_path, moment):
     job.now()
     job.job.send(1, couriers(job, 1), signal.SIGKILL)
     code, output = job.end()
-    assert code != 0 and "machine-b" in output and "signal 9" in output, output
-    assert "was lost" not in output, output
+    lost = f"machine {lasting.hosts[1]} (ranks 2, 3) was lost: its second process has died"
+    assert code != 0 and lost in output and "signal 9" in output, output
+    assert output.count("was lost") == 1, output
 
 
 @pytest.mark.parametrize("moment, rank", [("center", 3), ("again", 1), ("overlap", 3),
@@ -173,13 +175,26 @@ def test_a_job_that_is_ended_by_a_signal_has_lost_nothing(lasting, tmp_path):
     assert code == 128 + signal.SIGTERM and "lost" not in output, output
 
 
-@pytest.mark.parametrize("moment", ["call", *slow("meet")])
-def test_a_dead_machine_is_named_and_ends_the_job(dying, tmp_path, moment):
-    job = Job(dying, tmp_path, moment, launch=())
+@pytest.mark.parametrize("moment, options", [("call", COURIERS), *slow(("meet", {"launch": ()}))])
+def test_a_dead_machine_is_named_with_its_ranks_and_ends_the_job(dying, tmp_path, moment, options):
+    job = Job(dying, tmp_path, moment, **options)
     job.now()
     dying.kill(1)
     code, output = job.end()
     assert code != 0 and f"on node {dying.hosts[1]}" in output, output
+    assert output.count("was lost") == 1, output
+    assert f"machine {dying.hosts[1]} (ranks 2, 3) was lost: {CLOSED}" in output, output
+
+
+@pytest.mark.parametrize("moment, options", [("call", {"launch": ()}), *slow(("meet", COURIERS))])
+def test_both_machines_that_are_left_name_the_dead_one(tmp_path, moment, options):
+    with Machines(3) as machines:
+        job = Job(machines, tmp_path, moment, ranks=(2, 1, 1), **options)
+        job.now()
+        machines.kill(1)
+        code, output = job.end()
+        lost = f"machine {machines.hosts[1]} (rank 2) was lost: {CLOSED}"
+        assert code != 0 and output.count("was lost") == output.count(lost) == 2, output
 
 
 @pytest.mark.parametrize("moment", ["call", *slow("meet", "overlap")])
