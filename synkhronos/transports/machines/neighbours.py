@@ -3,8 +3,9 @@
 A courier does not compute, so it sees what a leader in a long call cannot. The couriers form a ring, so
 each machine is watched by two others, however many there are. What is watched are the connections that
 MPI has opened to the leader and the courier of the other machine. The kernels of both machines see to it
-that something travels on them every second, and close them when the processes end. A courier that mpirun
-ends says goodbye first. So a courier whose connection is closed without a goodbye has died.
+that something travels on them every second, and close them when the processes end. A courier says
+goodbye when the script has ended, or when mpirun ends the job. So a courier whose connection is closed
+without a goodbye has died.
 """
 
 from __future__ import annotations
@@ -116,6 +117,16 @@ class Neighbours:
         for number, handler in (signal.SIGCONT, self._begin_to_end), (signal.SIGTERM, self._be_ended):
             self._handlers[number] = signal.signal(number, handler)
 
+    def say_goodbye(self) -> None:
+        """Let the couriers next to this one know that it will not have died when it is gone."""
+        if self._has_left:
+            return
+        self._has_left = True
+        for machine in self._goodbyes:
+            if not all(self._are_closed(machine, of_courier=True)):
+                with contextlib.suppress(LostError):
+                    self._links.send(machine, _GOODBYE, b"")
+
     def stop(self) -> None:
         """Report nothing any more: the job comes to its end."""
         self._has_reported = self._has_left = True
@@ -137,7 +148,7 @@ class Neighbours:
 
     def _be_ended(self, number, frame):
         self._report(self._dead())
-        self._say_goodbye()
+        self.say_goodbye()
         signal.signal(number, self._handlers[number])
         os.kill(os.getpid(), number)
 
@@ -150,17 +161,7 @@ class Neighbours:
         ]
         with contextlib.suppress(OSError):  # nobody reads it
             os.write(2, "".join(lines).encode())
-        self._say_goodbye()  # however this process ends now
-
-    def _say_goodbye(self):
-        """Let the couriers next to this one know that this process does not die by itself."""
-        if self._has_left:
-            return
-        self._has_left = True
-        for machine in self._goodbyes:
-            if not all(self._are_closed(machine, of_courier=True)):
-                with contextlib.suppress(LostError):
-                    self._links.send(machine, _GOODBYE, b"")
+        self.say_goodbye()  # however this process ends now
 
     def _silent(self, limit):
         """Return causes for the machines that have been silent for longer."""
