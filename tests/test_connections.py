@@ -202,6 +202,15 @@ def test_a_machine_that_has_said_goodbye_is_not_named(watched, capfd):
     assert capfd.readouterr().err == "" and not watched.ends
 
 
+@pytest.mark.parametrize("leader, said", [(0.0, ""), (math.inf, "machine there was lost: all its")])
+def test_with_ulfm_a_dead_courier_is_no_loss(watched, capfd, leader, said):
+    watched.courier, watched.leader = math.inf, leader
+    watched.network.lost.add(0)
+    os.kill(os.getpid(), signal.SIGCONT)
+    watched.check()
+    assert capfd.readouterr().err[: len(said) or None] == said
+
+
 def test_a_courier_that_gets_sigterm_looks_once_more(watched, capfd):
     def be_ended():
         os.kill(os.getpid(), signal.SIGCONT)

@@ -196,8 +196,8 @@ class Neighbours:
             return False
         try:
             return not self._goodbyes[machine].is_complete()
-        except LostError:
-            return True
+        except LostError:  # with ULFM, the job goes on without this courier
+            return all(self._are_closed(machine))
 
     def _are_closed(self, machine, of_courier=False):
         return [
