@@ -17,6 +17,8 @@ needs_openmpi_5 = pytest.mark.skipif(bool(why_no_openmpi_5()), reason=why_no_ope
 SCRIPT = FOLDER / "programs" / "mortal.py"
 SLOW = pytest.mark.slow
 PROMISED = 5  # seconds from a death to the end of the job
+#: Seconds to the end of a job that goes on by itself. Ranks that compute need a minute.
+RECOVERED = 30
 #: Options of a job with two tasks on each machine, a leader and a courier, which mpirun starts
 COURIERS = {"tasks": 2, "environment": {"SYNKHRONOS_SPARE_TASKS": "1"}}
 #: Options of the same job, which ``launch`` starts
@@ -73,8 +75,8 @@ class Job:
 
     def end(self, limit=PROMISED):
         """Wait for the end; check that nothing is left. Return the exit code and the output."""
-        done = self.job.wait(30)
-        left = self.machines.left()
+        done = self.job.wait(90)
+        left = self.machines.left(PROMISED)
         assert done.seconds - self._died < limit, (done.seconds - self._died, done.output)
         assert not left, (left, done.output)
         return done.returncode, done.output

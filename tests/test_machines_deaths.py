@@ -8,6 +8,7 @@ from checks.children import wait_until
 from mortal_jobs import (
     COURIERS,
     LAUNCHED,
+    RECOVERED,
     SLOW,
     Job,
     begin,
@@ -44,7 +45,7 @@ def test_a_dead_rank_is_named_also_while_couriers_work(machines, tmp_path, momen
 
 def check_that_the_script_goes_on(job, rank):
     job.kill(rank)
-    code, output = job.end(limit=15)  # with another world
+    code, output = job.end(limit=RECOVERED)
     assert code == 0 and "recovered" in output, output
     assert f"rank {rank} (killed by SIGKILL)" in output, output
     assert rank < 2 or "machine-b" in output, output
@@ -130,7 +131,7 @@ def test_the_next_job_removes_what_a_killed_mpirun_has_left(machines, tmp_path):
 def test_an_exception_of_a_rank_comes_with_its_traceback_and_the_world_goes_on(machines, tmp_path):
     job = Job(machines, tmp_path, "raise")
     job.now()
-    code, output = job.end(limit=15)
+    code, output = job.end(limit=RECOVERED)
     assert code == 0 and output.splitlines() == [f"rank {rank} raised" for rank in (1, 2, 3)], output
 
 
@@ -141,7 +142,7 @@ def test_ctrl_c_in_the_script_ends_the_job(machines, tmp_path, moment, times):
         job.now()
         job.signal(0, signal.SIGINT)
         time.sleep(0.5)
-    code, output = job.end()
+    code, output = job.end(limit=RECOVERED)
     assert code != 0 and "KeyboardInterrupt" in output and "was lost" not in output, output
 
 

@@ -4,7 +4,17 @@ import signal
 import time
 
 import pytest
-from mortal_jobs import COURIERS, LAUNCHED, SLOW, Job, couriers, needs_machines, slow, with_openmpi_5
+from mortal_jobs import (
+    COURIERS,
+    LAUNCHED,
+    RECOVERED,
+    SLOW,
+    Job,
+    couriers,
+    needs_machines,
+    slow,
+    with_openmpi_5,
+)
 from namespaces import Machines
 
 SILENT = "it has not answered for"
@@ -82,7 +92,7 @@ def test_a_machine_whose_processes_are_stopped_is_not_lost(machines, tmp_path):
     job.job.send(1, stopped, signal.SIGCONT)
     assert "lost" not in job.job.output
     job.kill(3)
-    code, output = job.end(limit=15)  # with another world
+    code, output = job.end(limit=RECOVERED)
     assert code == 0 and "recovered" in output and "lost" not in output, output
 
 
