@@ -230,8 +230,9 @@ def test_a_courier_that_gets_sigterm_says_goodbye_and_is_ended(watched):
         os.kill(os.getpid(), signal.SIGTERM)
 
     assert end(begin(be_ended)) == signal.SIGTERM
+    os.close(writer)
     assert os.read(reader, 100) == b"goodbye 0"
-    os.close(reader), os.close(writer)
+    os.close(reader)
 
 
 def test_a_dead_leader_is_named_when_the_job_is_ended(monkeypatch, pair, other_pair, capfd):
