@@ -1,5 +1,6 @@
 """Tests of watching TCP connections, of the machines next to one, and of ending a job."""
 
+import contextlib
 import math
 import os
 import signal
@@ -9,11 +10,12 @@ import sys
 import time
 
 import pytest
-from checks.children import child, wait_until
+from checks.children import begin, child, end, wait_until
 from namespaces import why_no_namespaces, _Namespaces
 
 from synkhronos.host.connections import connections, enable_keepalive, seconds_silent
 from synkhronos.transports.machines import neighbours
+from synkhronos.transports.machines.naive import NaiveNetwork
 from synkhronos.transports.machines.neighbours import Neighbour, Neighbours
 
 LOOPBACK = "ip link set lo up; echo ready; exec sleep infinity"
@@ -22,6 +24,19 @@ LOOPBACK = "ip link set lo up; echo ready; exec sleep infinity"
 @pytest.fixture
 def pair():
     """Both ends of a connection."""
+    with connected() as both:
+        yield both
+
+
+@pytest.fixture
+def other_pair():
+    """The same for another connection."""
+    with connected() as both:
+        yield both
+
+
+@contextlib.contextmanager
+def connected():
     with socket.create_server(("127.0.0.1", 0)) as listener:
         one = socket.create_connection(listener.getsockname())
         other = listener.accept()[0]
@@ -90,22 +105,31 @@ def test_a_connection_without_a_network_is_silent():
 
 
 class Watched:
-    """Neighbours whose connection has the silence that a test says.
+    """Neighbours whose connections have the silence that a test says.
 
     Attributes
     ----------
-    seconds : float
+    courier, leader : float
+        The seconds of the connection to the courier and the leader of machine 0.
     ends : int
         How often they have ended the job.
+    network : NaiveNetwork
     """
 
-    def __init__(self, monkeypatch, pair, leader):
-        self.seconds, self.ends = 0.0, 0
-        monkeypatch.setattr(neighbours, "seconds_silent", lambda descriptor, addresses: self.seconds)
-        one, other = pair
-        own = Neighbour(1, "here", [addresses(one)])
-        others = [Neighbour(0, "there", [addresses(other)]), Neighbour(2, "far", [])]
-        self.neighbours = Neighbours(own, others, leader, self._end)
+    def __init__(self, monkeypatch, pair, other_pair, leader):
+        self.courier = self.leader = 0.0
+        self.ends, self.network = 0, NaiveNetwork(3)
+        monkeypatch.setattr(neighbours, "seconds_silent", self._seconds)
+        monkeypatch.setattr(neighbours, "_DYING", 0)
+        ends = [[addresses(one) for one in both] for both in (pair, other_pair)]
+        (self._to_courier, courier), (to_leader, of_leader) = ends
+        own = Neighbour(1, True, "here", [self._to_courier, to_leader])
+        others = [Neighbour(0, False, "there", [of_leader]), Neighbour(0, True, "there", [courier]),
+                  Neighbour(2, True, "far", [])]  # fmt: skip
+        self.neighbours = Neighbours(own, others, leader, self.network.links()[1], self._end)
+
+    def _seconds(self, descriptor, addresses):
+        return self.courier if addresses == self._to_courier else self.leader
 
     def _end(self):
         self.ends += 1
@@ -114,18 +138,27 @@ class Watched:
         self.neighbours._next = 0
         self.neighbours.check()
 
+    def goodbyes(self):
+        """How often machine 0 has been told goodbye."""
+        return len(self.network.queues[1, 0, neighbours._GOODBYE])
+
 
 @pytest.fixture
-def watched(monkeypatch, pair):
-    return Watched(monkeypatch, pair, os.getpid())
+def watched(monkeypatch, pair, other_pair):
+    watched = Watched(monkeypatch, pair, other_pair, os.getpid())
+    before = signal.getsignal(signal.SIGCONT), signal.getsignal(signal.SIGTERM)
+    watched.neighbours.report_when_ended()
+    yield watched
+    watched.neighbours.stop()
+    assert before == (signal.getsignal(signal.SIGCONT), signal.getsignal(signal.SIGTERM))
 
 
 def test_a_silent_machine_is_named_once_and_the_job_is_ended(watched, capfd):
     watched.neighbours.names = ["machine there (rank 0)", "machine here (ranks 1, 2)"]
-    watched.seconds = neighbours.LIMIT - 0.1
+    watched.courier = neighbours.LIMIT - 0.1
     watched.check()
     assert capfd.readouterr().err == "" and not watched.ends
-    watched.seconds = 4.2
+    watched.courier = 4.2
     watched.check(), watched.check(), watched.neighbours.report()
     said = capfd.readouterr().err
     assert said == (
@@ -133,35 +166,110 @@ def test_a_silent_machine_is_named_once_and_the_job_is_ended(watched, capfd):
         "network to it is interrupted\n"
     )
     assert watched.ends == 1
+    assert watched.goodbyes() == 1  # this process may be killed before it gets SIGTERM
 
 
 def test_a_closed_connection_is_for_mpirun_to_see(watched, capfd):
-    watched.seconds = math.inf
+    watched.courier = watched.leader = math.inf
     watched.check(), watched.neighbours.report()
     assert capfd.readouterr().err == "" and not watched.ends
 
 
-def test_a_dead_leader_is_named_when_the_job_is_ended(monkeypatch, pair, capfd):
+@pytest.mark.parametrize(
+    "courier, leader, said",
+    [
+        (math.inf, math.inf, "was lost: all its connections were closed, so its processes have died"),
+        (math.inf, 0.0, "was lost: its second process has died"),
+        (0.0, math.inf, ""),  # its own courier reports it
+    ],
+)
+def test_a_machine_whose_processes_have_died_is_named_when_the_job_is_ended(
+    watched, capfd, courier, leader, said
+):
+    watched.courier, watched.leader = courier, leader
+    os.kill(os.getpid(), signal.SIGCONT)
+    assert capfd.readouterr().err == ""  # they may still be dying
+    watched.check(), watched.check()
+    assert capfd.readouterr().err == (said and f"machine there {said}\n")
+    assert not watched.ends
+
+
+def test_a_machine_that_has_said_goodbye_is_not_named(watched, capfd):
+    watched.courier = watched.leader = math.inf
+    watched.network.links()[0].send(1, neighbours._GOODBYE, b"")
+    os.kill(os.getpid(), signal.SIGCONT)
+    watched.check()
+    assert capfd.readouterr().err == "" and not watched.ends
+
+
+@pytest.mark.parametrize("leader, said", [(0.0, ""), (math.inf, "machine there was lost: all its")])
+def test_with_ulfm_a_dead_courier_is_no_loss(watched, capfd, leader, said):
+    watched.courier, watched.leader = math.inf, leader
+    watched.network.lost.add(0)
+    os.kill(os.getpid(), signal.SIGCONT)
+    watched.check()
+    assert capfd.readouterr().err[: len(said) or None] == said
+
+
+def test_a_courier_that_gets_sigterm_looks_once_more(watched, capfd):
+    def be_ended():
+        os.kill(os.getpid(), signal.SIGCONT)
+        watched.check()
+        watched.courier = watched.leader = math.inf
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    assert end(begin(be_ended)) == signal.SIGTERM
+    assert "machine there was lost: all its connections were closed" in capfd.readouterr().err
+
+
+def test_a_courier_that_gets_sigterm_says_goodbye_and_is_ended(watched):
+    reader, writer = os.pipe()
+
+    def be_ended():
+        watched.neighbours._links.send = lambda to, tag, data: os.write(writer, b"goodbye %d" % to)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    assert end(begin(be_ended)) == signal.SIGTERM
+    os.close(writer)
+    assert os.read(reader, 100) == b"goodbye 0"
+    os.close(reader)
+
+
+def test_a_dead_leader_is_named_when_the_job_is_ended(monkeypatch, pair, other_pair, capfd):
     with child(time.sleep, 0) as pid:
-        watched = Watched(monkeypatch, pair, pid)
-        before = signal.getsignal(signal.SIGCONT)
-        try:
-            watched.neighbours.report_when_ended()
-            os.kill(os.getpid(), signal.SIGCONT)
-            assert capfd.readouterr().err == ""
-            os.kill(pid, signal.SIGKILL)
-            wait_until(lambda: neighbours.has_ended(pid))
-            os.kill(os.getpid(), signal.SIGCONT)
-        finally:
-            signal.signal(signal.SIGCONT, before)
+        watched = Watched(monkeypatch, pair, other_pair, pid)
+        watched.neighbours.report_when_ended()
+        os.kill(os.getpid(), signal.SIGCONT)
+        assert capfd.readouterr().err == ""
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: neighbours.has_ended(pid))
+        os.kill(os.getpid(), signal.SIGCONT)
+        watched.neighbours.stop()
     assert capfd.readouterr().err == "machine here was lost: its first process has died\n"
+    assert watched.goodbyes() == 1
+
+
+def test_a_leader_that_mpirun_ends_has_not_died_by_itself(monkeypatch, pair, other_pair, capfd):
+    with child(time.sleep, 0) as pid:
+        watched = Watched(monkeypatch, pair, other_pair, pid)
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: neighbours.has_ended(pid))
+
+        def be_ended():
+            watched.neighbours.report_when_ended()
+            os.kill(os.getpid(), signal.SIGTERM)
+
+        assert end(begin(be_ended)) == signal.SIGTERM
+    assert capfd.readouterr().err == ""
 
 
 def test_nothing_is_named_at_the_end_of_the_job(watched, capfd):
-    watched.seconds = 60.0
+    watched.courier = watched.leader = 60.0
     watched.neighbours.stop()
     watched.check(), watched.neighbours.report()
-    assert capfd.readouterr().err == "" and not watched.ends
+    watched.courier = watched.leader = math.inf
+    watched.check()
+    assert capfd.readouterr().err == "" and not watched.ends and not watched.goodbyes()
 
 
 # Ending a job

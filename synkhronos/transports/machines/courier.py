@@ -229,6 +229,7 @@ def serve(here: Links, couriers: Links, neighbours: Neighbours) -> None:
     neighbours.report_when_ended()
     try:
         _serve(here, couriers, neighbours)
+        neighbours.say_goodbye()
     except LostError:
         neighbours.report()
         raise

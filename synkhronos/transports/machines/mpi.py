@@ -179,21 +179,29 @@ def failed_in(comm):
     return MPI.Group.Translate_ranks(failed, range(failed.size), comm.group) if failed.size else ()
 
 
-def _neighbours(couriers, leader):
-    """In each courier: return the watch over those before and after it in a ring."""
-    _exchange_with_neighbours(couriers, None)  # MPI connects two tasks when one sends something
-    own = Neighbour(couriers.rank, socket.gethostname(), list(connections()))
-    return Neighbours(own, _exchange_with_neighbours(couriers, own), leader, lambda: _end_job(leader))
+def _neighbours(tasks, couriers, leader):
+    """In each courier: return the watch over the machines before and after its own in a ring.
+
+    The leaders take part. `tasks` are the leader and the courier of each machine, one after the other.
+    """
+    machine, role = divmod(tasks.rank, 2)
+    next_to = {(machine + step) % (tasks.size // 2) for step in (-1, 1)} - {machine}
+    roles = (_LEADER, _COURIER) if role == _COURIER else (_COURIER,)
+    others = [2 * one + other for one in sorted(next_to) for other in roles]
+    _exchange(tasks, others, None)  # MPI connects two tasks when one sends something
+    own = Neighbour(machine, role == _COURIER, socket.gethostname(), list(connections()))
+    known = _exchange(tasks, others, own)
+    if role == _LEADER:
+        return None
+    return Neighbours(own, known, leader, MpiLinks(couriers.Dup()), lambda: _end_job(leader))
 
 
-def _exchange_with_neighbours(comm, item):
-    """Return the items of the tasks before and after this one in a ring."""
-    before, after = [(comm.rank + step) % comm.size for step in (-1, 1)]
-    items = {
-        before: comm.sendrecv(item, after, source=before),
-        after: comm.sendrecv(item, before, source=after),
-    }
-    return [items[task] for task in sorted(items) if task != comm.rank]
+def _exchange(comm, others, item):
+    """Return the items of other tasks, which get this task's one."""
+    requests = [comm.isend(item, other) for other in others]
+    items = [comm.recv(source=other) for other in others]
+    MPI.Request.waitall(requests)
+    return items
 
 
 def _end_job(leader):
@@ -250,12 +258,14 @@ class Tasks:
         leaders = world.Split(0 if role == _LEADER else MPI.UNDEFINED)
         couriers = world.Split(0 if role == _COURIER else MPI.UNDEFINED)
         have_couriers = world.allreduce(roles[:2] == (_LEADER, _COURIER), MPI.LAND)
+        takes_part = have_couriers and role in (_LEADER, _COURIER)
         self._here = MpiLinks(here)
         self._here.names = [f"task {one} of {socket.gethostname()}" for one in range(here.size)]
         self.links = MpiLinks(leaders) if role == _LEADER else None
-        self.here = self._here if have_couriers and role in (_LEADER, _COURIER) else None
+        self.here = self._here if takes_part else None
         self.couriers = MpiLinks(couriers) if have_couriers and role == _COURIER else None
-        self.neighbours = None if self.couriers is None else _neighbours(couriers, pids[_LEADER])
+        tasks = world.Split(0 if takes_part else MPI.UNDEFINED, 2 * self._machine + role)
+        self.neighbours = _neighbours(tasks, couriers, pids[_LEADER]) if takes_part else None
         self._end = world.Dup()
 
     def finish(self, limit=math.inf):

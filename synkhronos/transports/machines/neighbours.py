@@ -1,8 +1,11 @@
-"""The machines next to this one, which its courier watches: whether they answer.
+"""The machines next to this one, which its courier watches: whether they answer, and whether they live.
 
 A courier does not compute, so it sees what a leader in a long call cannot. The couriers form a ring, so
-each machine is watched by two others, however many there are. What is watched is the connection that MPI
-has opened; the kernels of both machines see to it that something travels on it every second.
+each machine is watched by two others, however many there are. What is watched are the connections that
+MPI has opened to the leader and the courier of the other machine. The kernels of both machines see to it
+that something travels on them every second, and close them when the processes end. A courier says
+goodbye when the script has ended, or when mpirun ends the job. So a courier whose connection is closed
+without a goodbye has died.
 """
 
 from __future__ import annotations
@@ -12,28 +15,39 @@ import math
 import os
 import signal
 import time
-from typing import Callable, Collection, Mapping, NamedTuple, Sequence
+from typing import Any, Callable, Collection, Mapping, NamedTuple, Sequence
+
+import numpy as np
 
 from synkhronos.host.connections import Addresses, connections, enable_keepalive, seconds_silent
 from synkhronos.transports.liveness import has_ended
+from synkhronos.transports.machines.links import Links, LostError
 
 LIMIT = 3.0  # seconds of silence for which a machine counts as lost
 _SUSPECT = 2.0  # the same, if mpirun ends the job
 _CHECK_INTERVAL = 0.25  # seconds
+# Seconds from SIGCONT until a machine whose processes have died has closed its connections. The other
+# processes of a courier that died alone live for a second longer: then they get SIGTERM.
+_DYING = 0.5
+_ARRIVING = 0.1  # seconds within which MPI has read what arrived before a connection was closed
+_NAP = 0.01  # seconds
+_GOODBYE = 0  # a tag
 
 
 class Neighbour(NamedTuple):
-    """What a courier tells its neighbours.
+    """What a leader or a courier tells the couriers of the machines next to its own.
 
     Attributes
     ----------
     machine : int
+    is_courier : bool
     host : str
     connections : collection of Addresses
         Of its process.
     """
 
     machine: int
+    is_courier: bool
     host: str
     connections: Collection[Addresses]
 
@@ -44,10 +58,13 @@ class Neighbours:
     Parameters
     ----------
     own : Neighbour
-        This machine.
+        This courier.
     others : sequence of Neighbour
+        The leaders and couriers of the machines next to this one.
     leader : int
         The process id of this machine's leader.
+    links : Links
+        The links between the couriers, which nothing else uses.
     end : callable
         Ends the job.
 
@@ -58,17 +75,28 @@ class Neighbours:
     """
 
     def __init__(
-        self, own: Neighbour, others: Sequence[Neighbour], leader: int, end: Callable[[], None]
+        self,
+        own: Neighbour,
+        others: Sequence[Neighbour],
+        leader: int,
+        links: Links,
+        end: Callable[[], None],
     ) -> None:
         self.names: Mapping[int, str] | Sequence[str] = {
             one.machine: f"machine {one.host}" for one in (own, *others)
         }
-        self._machine, self._leader, self._end = own.machine, leader, end
+        self._machine, self._leader, self._links, self._end = own.machine, leader, links, end
         self._watched = _between(own, others)
-        for _, _, descriptor in self._watched:
-            enable_keepalive(descriptor)
+        for one in self._watched:
+            enable_keepalive(one.descriptor)
+        self._goodbyes = {
+            one.machine: links.receive_into(one.machine, _GOODBYE, np.empty(0, np.uint8))
+            for one in self._watched
+            if one.is_courier
+        }
         self._next = time.monotonic()
-        self._has_reported = False
+        self._is_ending = self._has_reported = self._has_left = False
+        self._handlers: dict[int, Any] = {}  # of signals, as they were before
 
     def check(self) -> None:
         """Report a lost machine, and end the job. It may be called at any time, and often."""
@@ -80,51 +108,119 @@ class Neighbours:
         if silent:
             self._report(silent)
             self._end()
+        elif self._is_ending:
+            self._is_ending = False  # not so if a user has stopped and continued this process
+            self._report(self._dead())
 
     def report_when_ended(self) -> None:
         """Report what is lost if mpirun ends the job: it sends SIGCONT a moment before SIGTERM."""
-        signal.signal(signal.SIGCONT, lambda number, frame: self.report())
+        for number, handler in (signal.SIGCONT, self._begin_to_end), (signal.SIGTERM, self._be_ended):
+            self._handlers[number] = signal.signal(number, handler)
+
+    def say_goodbye(self) -> None:
+        """Let the couriers next to this one know that it will not have died when it is gone."""
+        if self._has_left:
+            return
+        self._has_left = True
+        for machine in self._goodbyes:
+            if not all(self._are_closed(machine, of_courier=True)):
+                with contextlib.suppress(LostError):
+                    self._links.send(machine, _GOODBYE, b"")
 
     def stop(self) -> None:
         """Report nothing any more: the job comes to its end."""
-        self._has_reported = True
+        self._has_reported = self._has_left = True
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+        for goodbye in self._goodbyes.values():
+            goodbye.cancel()
 
     def report(self) -> None:
         """Write a line for each machine that is lost, once."""
-        if not self._has_reported:
-            self._report(self._silent(_SUSPECT))
-
-    def _report(self, silent):
-        causes = {
-            machine: f"it has not answered for {seconds:.0f} seconds, so it has no power, or the "
-            f"network to it is interrupted"
-            for machine, seconds in silent.items()
-        }
+        causes = self._silent(_SUSPECT)
         if has_ended(self._leader):
             causes[self._machine] = "its first process has died"
+        self._report(causes)
+
+    def _begin_to_end(self, number, frame):
+        self.report()
+        self._is_ending, self._next = True, time.monotonic() + _DYING
+
+    def _be_ended(self, number, frame):
+        self._report(self._dead())
+        self.say_goodbye()
+        signal.signal(number, self._handlers[number])
+        os.kill(os.getpid(), number)
+
+    def _report(self, causes):
+        if self._has_reported or not causes:
+            return
+        self._has_reported = True
         lines = [
             f"{self.names[machine]} was lost: {cause}\n" for machine, cause in causes.items()
         ]
-        if lines:
-            self._has_reported = True
-            with contextlib.suppress(OSError):  # nobody reads it
-                os.write(2, "".join(lines).encode())
+        with contextlib.suppress(OSError):  # nobody reads it
+            os.write(2, "".join(lines).encode())
+        self.say_goodbye()  # however this process ends now
 
     def _silent(self, limit):
-        """Return the machines that have been silent for longer, with the seconds."""
+        """Return causes for the machines that have been silent for longer."""
         found: dict[int, float] = {}
-        for machine, addresses, descriptor in self._watched:
-            seconds = seconds_silent(descriptor, addresses)
-            if limit < seconds < math.inf:  # mpirun sees the death of a task that has closed it
-                found[machine] = max(seconds, found.get(machine, 0))
-        return found
+        for one in self._watched:
+            seconds = seconds_silent(one.descriptor, one.addresses)
+            if limit < seconds < math.inf:
+                found[one.machine] = max(seconds, found.get(one.machine, 0))
+        return {
+            machine: f"it has not answered for {seconds:.0f} seconds, so it has no power, or the "
+            f"network to it is interrupted"
+            for machine, seconds in found.items()
+        }
+
+    def _dead(self):
+        """Return causes for the machines whose couriers have died."""
+        until = time.monotonic() + _ARRIVING
+        while (dead := [one for one in self._goodbyes if self._is_dead(one)]) and (
+            time.monotonic() < until
+        ):
+            time.sleep(_NAP)
+        return {
+            machine: "all its connections were closed, so its processes have died"
+            if all(self._are_closed(machine))
+            else "its second process has died"
+            for machine in dead
+        }
+
+    def _is_dead(self, machine):
+        """Whether a courier has closed its connections without a goodbye that has arrived by now."""
+        if not all(self._are_closed(machine, of_courier=True)):
+            return False
+        try:
+            return not self._goodbyes[machine].is_complete()
+        except LostError:  # with ULFM, the job goes on without this courier
+            return all(self._are_closed(machine))
+
+    def _are_closed(self, machine, of_courier=False):
+        return [
+            seconds_silent(one.descriptor, one.addresses) == math.inf
+            for one in self._watched
+            if one.machine == machine and (one.is_courier or not of_courier)
+        ]
+
+
+class _Connection(NamedTuple):
+    """A connection of this process to a leader or a courier of another machine."""
+
+    machine: int
+    is_courier: bool
+    addresses: Addresses
+    descriptor: int
 
 
 def _between(own, others):
-    """Return the machine, addresses and descriptor of this process's connections to others."""
+    """Return the connections between this process and others."""
     descriptors = connections()
     return [
-        (other.machine, (here, there), descriptors[here, there])
+        _Connection(other.machine, other.is_courier, (here, there), descriptors[here, there])
         for other in others
         for there, here in other.connections
         if (here, there) in descriptors and (here, there) in own.connections
