@@ -21,7 +21,7 @@ from synkhronos.transports.box import Box
 from synkhronos.transports.local import LocalTransport
 from synkhronos.transports.milestones import Milestones
 from synkhronos.transports.naive import NaiveTransport
-from synkhronos.transports.waiting import LONGEST
+from synkhronos.transports.waiting import LONGEST, Patience
 
 TRANSPORTS = [NaiveTransport, LocalTransport]
 WORLDS = [(1, 0), (2, 0), (2, 1), (3, 1), (5, 4)]
@@ -129,7 +129,9 @@ class LateSignal:
         return True
 
 
-class Patience:
+class Learned(Patience):
+    """Does not poll."""
+
     def poll(self, try_wait, began, worked):
         return False
 
@@ -138,13 +140,25 @@ class Patience:
 
 
 def test_a_patience_learns_how_long_a_wait_was():
-    transport, patience = LocalTransport(2, 0), Patience()
-    transport._resumed = time.monotonic() - 1
+    transport, patience = LocalTransport(2, 0), Learned()
+    patience.resumed = time.monotonic() - 1
     began = time.monotonic()
     waited = transport._wait(LateSignal(), patience)
     elapsed = time.monotonic() - began
     assert 0.05 <= patience.waited <= elapsed and 1 <= patience.worked <= 1 + elapsed
     assert 0.05 <= waited <= elapsed  # of the time limit of a barrier
+
+
+def test_the_work_before_a_wait_for_a_command_is_the_whole_last_command():
+    transport, inside = LocalTransport(2, 0), Learned()
+    between = Learned(inside)
+    between.resumed = inside.resumed = time.monotonic() - 1
+    transport._wait(LateSignal(), inside)
+    assert inside.worked >= 1
+    transport._wait(LateSignal(), between)
+    assert between.worked >= 1
+    transport._wait(LateSignal(), inside)
+    assert inside.worked < 1  # since the command has begun
 
 
 # Time-outs and deaths

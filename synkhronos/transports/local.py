@@ -72,8 +72,8 @@ class LocalTransport(WatchfulTransport):
         self._master_pid = self._own_pid = os.getpid()
         self._may_poll_by_choice = may_poll
         self._may_poll = size <= cores() if may_poll is None else may_poll
-        self._between, self._inside = Patience(), Patience()  # between commands, and inside a command
-        self._resumed = time.monotonic()  # when this rank's last wait ended
+        self._inside = Patience()  # waits inside a command
+        self._between = Patience(self._inside)
         self._make_boxes()
         memory = self.store.memory
         self._starts = [Semaphore(memory) for _ in range(size)]
@@ -295,10 +295,9 @@ class LocalTransport(WatchfulTransport):
         if not semaphore.try_wait():
             return waited
         began = checked = time.monotonic()
-        worked = began - self._resumed
+        worked = began - patience.resumed
         if self._has_cores[0] and patience.poll(semaphore.try_wait, began, worked):
-            self._resumed = now = time.monotonic()
-            return waited + min(now - checked, _LONGEST_SLEEP)
+            return waited + min(patience.resume() - checked, _LONGEST_SLEEP)
         while not semaphore.wait(CHECK_INTERVAL):
             # Signal handlers of the script may end a wait early.
             now = time.monotonic()
@@ -306,6 +305,6 @@ class LocalTransport(WatchfulTransport):
                 waited += min(now - checked, _LONGEST_SLEEP)
                 checked = now
                 waited = self._check_others(waited, patience is self._inside)
-        self._resumed = now = time.monotonic()
+        now = patience.resume()
         patience.learn(worked, now - began, self._has_cores[0])
         return waited + min(now - checked, _LONGEST_SLEEP)

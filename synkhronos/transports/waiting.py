@@ -27,18 +27,35 @@ _POLLS = range(32)  # polls between two readings of the clock; each takes about 
 class Patience:
     """How long to poll in one kind of wait: between commands, or inside a command.
 
+    Parameters
+    ----------
+    inside : Patience, optional
+        Of waits inside a command, if this is for waits between commands.
+
     Attributes
     ----------
     fraction : float
         The fraction of the limit.
+    resumed : float
+        When the last wait of this kind ended, by ``time.monotonic``. The work before a wait between
+        commands is the whole last command, whatever waits there were inside it.
     leave_core : callable
         Called after this rank has slept, to leave the core of the rank that woke it. Returns whether it
         did.
     """
 
-    def __init__(self):
+    def __init__(self, inside=None):
         self.fraction = 1.0
+        self.resumed = time.monotonic()
+        self._inside = inside
         self.leave_core = lambda: False
+
+    def resume(self):
+        """Note that a wait has ended; return the time."""
+        self.resumed = now = time.monotonic()
+        if self._inside is not None:
+            self._inside.resumed = now
+        return now
 
     @staticmethod
     def limit(worked):

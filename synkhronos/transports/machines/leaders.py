@@ -103,8 +103,8 @@ class Leaders:
         self._sent: dict[tuple[int, int], tuple[Any, Any, bytes]] = {}
         self._received: dict[tuple[int, int], tuple[bytes, Any]] = {}
         self._receiving: set[Receipt] = set()
-        self._between, self._inside = Patience(), Patience()
-        self._resumed = time.monotonic()
+        self._inside = Patience()
+        self._between = Patience(self._inside)
 
     # Worlds
 
@@ -344,7 +344,7 @@ class Leaders:
             return found
         began = time.monotonic()
         patience = self._between if idle else self._inside
-        worked = began - self._resumed
+        worked = began - patience.resumed
         found = self._poll(ready, patience, began, worked)
         longest = _LONGEST_IDLE_NAP if idle else LONGEST_NAP
         while not found:
@@ -356,8 +356,7 @@ class Leaders:
             found = ready()
             if not found:
                 time.sleep(min(max(SHARE * waited, SHORTEST_NAP), longest))
-        self._resumed = time.monotonic()
-        patience.learn(worked, self._resumed - began)
+        patience.learn(worked, patience.resume() - began)
         return found
 
     def _poll(self, ready, patience, began, worked):
