@@ -16,7 +16,7 @@ from synkhronos.transports.machines.naive import NaiveLinks
 from synkhronos.world.threads import ThreadLimits
 from synkhronos.world.world import World, enter_world
 
-SMALL = 4000  # bytes of a message without arrays, at most
+SMALL = 5000  # bytes of a message without arrays, at most
 
 
 class Traffic:

@@ -334,8 +334,9 @@ class Reduce(Command):
 
 
 class _LastReduction:
-    """The command of the last reduction, so that a repeated one is checked and pickled only once."""
+    """The last reduction, and what it was of: a repeated one is neither checked nor pickled again."""
 
+    key: tuple | None = None
     command: Reduce | None = None
 
 
@@ -511,24 +512,22 @@ def all_reduce(
 
 
 def _plan_reduction(world, variables, op, target, weights, nccl, wire=None):
-    """Return the command; if it equals the last one, return that object, which is already pickled."""
-    operation, numbers = find_operation(op), numbers_of(world, variables)
-    command = Reduce(
-        numbers,
-        op,
-        target,
-        _check_weights(world, operation, weights),
-        check_nccl(nccl),
-        check_format(wire, op),
-        begun(world.here.engine, numbers, variables) if target == "all" else (),
-    )
-    last = world.part(_LastReduction)
-    if last.command is not None and vars(last.command) == vars(command):
-        return last.command
+    """Return the command; if it would equal the last one, return that object."""
+    last, numbers = world.part(_LastReduction), numbers_of(world, variables)
+    by = world.registry.number_of(weights) if isinstance(weights, Function) else None
+    key = None  # if the weights are wrong, or numbers that the script can change
+    if weights is None or by is not None:
+        key = numbers, op, target, nccl, wire, by
+        if key == last.key:
+            return last.command
+    engine, operation = world.here.engine, find_operation(op)
+    weights, nccl = _check_weights(world, operation, weights), check_nccl(nccl)
+    started = begun(engine, numbers, variables) if target == "all" else ()
+    command = Reduce(numbers, op, target, weights, nccl, check_format(wire, op), started)
     for variable in variables:
-        operation.check_dtype(world.here.engine.type_of(variable).dtype, variable)
-    check_wire(world.here.engine, wire, variables)
-    last.command = command
+        operation.check_dtype(engine.type_of(variable).dtype, variable)
+    check_wire(engine, wire, variables)
+    last.key, last.command = key, command
     return command
 
 

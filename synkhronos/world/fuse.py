@@ -19,6 +19,9 @@ class FusedCommand(Command):
     def __init__(self, commands: list[Command]) -> None:
         self.commands = commands
 
+    def __reduce__(self) -> tuple:
+        return _PackedCommands, ([command.packed() for command in self.commands],)
+
     def run(self, here: Here) -> list:
         return [command.run(here) for command in self.commands]
 
@@ -27,6 +30,19 @@ class FusedCommand(Command):
 
     def describe(self, here: Here) -> str:
         return " + ".join(command.describe(here) for command in self.commands)
+
+
+class _PackedCommands(Command):
+    """A `FusedCommand` on a worker, which often has most of its commands from the last one."""
+
+    def __init__(self, packed: list[bytes]) -> None:
+        self.parts = packed
+
+    def run(self, here: Here) -> list:
+        return FusedCommand(here.opened(self.parts)).run(here)
+
+    def describe(self, here: Here) -> str:
+        return FusedCommand(here.opened(self.parts)).describe(here)
 
 
 class Pending:

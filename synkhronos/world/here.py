@@ -28,7 +28,21 @@ from synkhronos.transports.base import Transport
 
 
 class Command(ABC):
-    """Something that every rank executes. Keep it small: it is pickled for each call."""
+    """Something that every rank executes. It does not change once it has been run.
+
+    Keep it small: it is pickled for each call.
+    """
+
+    _packed: bytes | None = None
+
+    def packed(self) -> bytes:
+        """Return the pickled command. A command that is repeated is pickled once."""
+        if self._packed is None:
+            self._packed = pickle.dumps(self, pickle.HIGHEST_PROTOCOL)
+        return self._packed
+
+    def __getstate__(self) -> dict:
+        return {name: value for name, value in vars(self).items() if name != "_packed"}
 
     @abstractmethod
     def run(self, here: Here) -> Any:
@@ -93,6 +107,7 @@ class Here:
         self._buffers: dict[Hashable, np.ndarray] = {}
         self._payload: bytes | None = None
         self._command: Any = None
+        self._opened: dict[int, tuple[bytes, Command]] = {}
 
     @property
     def rank(self) -> int:
@@ -186,6 +201,17 @@ class Here:
             if not isinstance(error, CollectiveAbortedError):
                 self.transport.abort()
             return self.failure(error)
+
+    def opened(self, packed: Sequence[bytes]) -> list[Command]:
+        """Return the commands that are part of a command. Those of the last one are used again."""
+        return [self._open(position, one) for position, one in enumerate(packed)]
+
+    def _open(self, position, packed):
+        last, command = self._opened.get(position, (None, None))
+        if packed != last:
+            command = pickle.loads(packed)
+            self._opened[position] = packed, command
+        return command
 
     def failure(self, error: Exception) -> bytes:
         """Return the bytes of a reply that reports how this rank failed."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pickle
 import signal
 import threading
 from typing import Any, Callable, Iterator, TypeVar
@@ -101,7 +100,6 @@ class World:
         self._threads.limit(transport.ranks_here)
         self.started = False
         self.broken: str | None = None
-        self._last: tuple[Any, bytes] = None, b""  # the last command, and its bytes
         transport.while_waiting = self.defer_interrupt.announce
 
     def _make_here(self, transport, engine):
@@ -273,11 +271,10 @@ class World:
             raise SynkhronosError(_BUSY)
 
     def _run(self, command):
-        if command is not self._last[0]:
-            self._last = command, pickle.dumps(command, pickle.HIGHEST_PROTOCOL)
+        payload = command.packed()
         transport, own, error = self.here.transport, None, None
         try:
-            transport.post(self._last[1], command.needs)
+            transport.post(payload, command.needs)
             try:
                 own = command.run(self.here)
             except (WorldBrokenError, SystemExit, KeyboardInterrupt):
