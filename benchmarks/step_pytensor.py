@@ -58,6 +58,12 @@ def contestants_of(mode):
     def apart(of_malloc):
         return Apart(lambda *of_rank: serial(BATCH // RANKS, of_malloc, *of_rank))
 
+    def hand_made(*of_rank):
+        each = BATCH // RANKS
+        return Contestant(
+            training_steps.by_hand, network, digits, each, *of_rank, environment=environment(KEPT)
+        )
+
     ranks = environment(KEPT)
     for name in ONE_THREAD:  # the library divides the threads itself
         del ranks[name]
@@ -66,6 +72,7 @@ def contestants_of(mode):
         "synk": Contestant(training_steps.replicated, network, digits, BATCH, environment=ranks),
         "ideal": apart(KEPT),
         "bare": apart(NOT_KEPT),
+        "by hand": Apart(hand_made, share_gradients=True),
     }
     return {f"{mode} {name}": one for name, one in made.items()}
 
@@ -85,7 +92,7 @@ def measure(options):
         f"per turn {each} steps after one to warm up, {rounds} turns each; one BLAS thread per process",
         "ratios are formed within each round; malloc keeps freed memory, unless it is said otherwise",
         "step by step: each process waits for the other one before each step, which any exchange of "
-        "gradients requires",
+        "gradients requires; " + training_steps.BY_HAND,
     ]
     title = f"MLP {'-'.join(map(str, SIZES))}, batch {BATCH}"
     return common.Result(title, [line for mode in MODES for line in lines_of(mode, seconds)], notes)
@@ -93,17 +100,20 @@ def measure(options):
 
 def lines_of(mode, seconds):
     """Return the lines of a mode."""
-    names = "one", "synk", "ideal", "together", "bare"
-    one, own, ideal, together, bare = (seconds[f"{mode} {name}"] for name in names)
+    names = "one", "synk", "ideal", "together", "by hand", "bare"
+    one, own, ideal, together, by_hand, bare = (seconds[f"{mode} {name}"] for name in names)
     reached = bool(np.median(ideal / own) >= GOAL)
     return [
         common.line(f"{mode}: one process, {BATCH} rows", "ms", one),
         common.line(f"{mode}: synkhronos, {RANKS} ranks", "ms", own, one, "one process"),
         common.line(f"{mode}: ideal, {RANKS} × {BATCH // RANKS} rows", "ms", ideal),
         common.line(f"{mode}: ideal, but step by step", "ms", together),
+        common.line(f"{mode}: by hand, {RANKS} processes", "ms", by_hand),
         common.line(f"{mode}: ideal, malloc as it is", "ms", bare),
         Line(f"{mode}: ideal / synkhronos", "×", list(ideal / own), goal=f"≥ {GOAL}", reached=reached),
+        Line(f"{mode}: ideal / by hand", "×", list(ideal / by_hand)),
         Line(f"{mode}: step by step / synkhronos", "×", list(together / own)),
+        Line(f"{mode}: by hand / synkhronos", "×", list(by_hand / own)),
     ]
 
 

@@ -17,8 +17,13 @@ import numpy as np
 from synkhronos.host.heap import huge_pages
 
 RANKS = 2
+BY_HAND = (
+    "by hand: the least that averages the gradients, NumPy in shared memory and processes that meet by "
+    "polling counters, without commands, checks or protection against deaths"
+)
 PARTS = ("gradient", "all-reduce", "update", "waiting", "CPU time of the gradient")
 KEPT = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}  # as by `python -m synkhronos run`
+MOST_BYTES = 128 << 20  # of a gradient vector
 NOT_KEPT = {"SYNKHRONOS_KEEP_MEMORY": "0"}
 
 
@@ -66,18 +71,70 @@ def serial(network, data, batch, number=0, counters=None):
     yield turn
 
 
+def by_hand(network, data, batch, number, counters, gradients):
+    """The least that a data-parallel step on rank `number` needs, in a few lines of NumPy.
+
+    The gradient vectors are in shared memory. The processes meet by polling counters, each averages its
+    part of the vector and writes it to all. There are no commands, no checks, and no protection against
+    a process that dies.
+    """
+    from synkhronos.arithmetic.partition import share
+    from synkhronos.engines.names import package
+
+    common.use_device(number)
+    loss, params, x, y, rule, *hyper = network()
+    grad_updates, param_updates, flat = rule(loss, params, *hyper)
+    size = flat.get_value(borrow=True).size
+    vectors = np.frombuffer(gradients, "float32").reshape(RANKS, -1)[:, :size]
+    flat.set_value(vectors[number], borrow=True)
+    gradient = package.function([x, y], loss, updates=grad_updates)
+    update = package.function([], updates=param_updates)
+    part = slice(*share(size, RANKS, number))
+
+    def meet():
+        counters[number] += 1
+        while min(counters) < counters[number]:
+            pass
+
+    def step(*data, batch):
+        gradient(*[array[batch] for array in data])
+        meet()
+        first, *others = vectors[:, part]
+        for other in others:
+            first += other
+        first *= np.float32(1 / RANKS)
+        for other in others:
+            other[...] = first
+        meet()
+        update()
+
+    arrays = data()
+
+    def turn(steps, _=True):
+        seconds = _time(step, arrays, batch, steps)
+        assert np.shares_memory(flat.get_value(borrow=True), vectors[number])
+        return {"seconds": seconds, "cpu": 0.0}
+
+    yield turn
+
+
 class Apart:
     """The ideal: a process for each rank with its part of the rows, all at the same time.
 
     Parameters
     ----------
     make : callable
-        ``make(number, counters)`` returns the `Contestant` of a rank, which runs `serial`.
+        ``make(number, counters)`` returns the `Contestant` of a rank, which runs `serial`, or with
+        `share_gradients` ``make(number, counters, gradients)``, which runs `by_hand`.
+    share_gradients : bool, default: False
     """
 
-    def __init__(self, make):
-        counters = multiprocessing.get_context("spawn").RawArray("q", RANKS)
-        self.players = [make(number, counters) for number in range(RANKS)]
+    def __init__(self, make, share_gradients=False):
+        context = multiprocessing.get_context("spawn")
+        shared = [context.RawArray("q", RANKS)]
+        if share_gradients:
+            shared.append(context.RawArray("b", RANKS * MOST_BYTES))
+        self.players = [make(number, *shared) for number in range(RANKS)]
 
     def __call__(self, steps, together=False):
         """Return the seconds of a step, and of processor time, as a mean of the processes.
@@ -190,14 +247,22 @@ def measure(title, network, plain_network, data, batch, what, rounds, steps, spe
             lambda *of_rank: Contestant(serial, network, data, each, *of_rank, environment=environment)
         )
 
+    def hand_made(*of_rank):
+        environment = {**ONE_THREAD, **KEPT}
+        return Contestant(by_hand, network, data, each, *of_rank, environment=environment)
+
     alone = "untouched", "serial", "synk"
     ideal, bare = apart(KEPT), apart(NOT_KEPT)
+    more = {}
+    if not common.devices():  # their arrays are not in shared memory
+        more["by hand"] = Apart(hand_made, share_gradients=True)
     with common.contestants(
         untouched=Contestant(untouched, plain_network, data, batch, environment=NOT_KEPT),
         serial=Contestant(serial, network, data, batch, environment={**ONE_THREAD, **KEPT}),
         synk=Contestant(replicated, network, data, batch, environment=KEPT),
         **{f"ideal {number}": one for number, one in enumerate(ideal.players)},
         **{f"bare {number}": one for number, one in enumerate(bare.players)},
+        **{f"{name} {n}": one for name, group in more.items() for n, one in enumerate(group.players)},
     ) as players:
         turns = common.take_turns(
             {
@@ -205,6 +270,7 @@ def measure(title, network, plain_network, data, batch, what, rounds, steps, spe
                 "ideal": lambda: ideal(steps),
                 "together": lambda: ideal(steps, True),
                 "bare": lambda: bare(steps),
+                **{name: lambda group=group: group(steps) for name, group in more.items()},
             },
             rounds,
             "steps",
@@ -233,6 +299,13 @@ def measure(title, network, plain_network, data, batch, what, rounds, steps, spe
         Line("1 thread / synkhronos", "×", list(seconds["serial"] / own)),
         Line("untouched / ideal", "×", list(seconds["untouched"] / ideal)),
     ]
+    if more:
+        made = seconds["by hand"]
+        lines += [
+            common.line(f"by hand, {RANKS} processes", "ms", made),
+            Line("ideal / by hand", "×", list(ideal / made)),
+            Line("by hand / synkhronos", "×", list(made / own)),
+        ]
     splits = [turn["split"] for turn in turns["synk"]]
     split = {name: float(np.median([one[name] for one in splits])) for name in splits[0]}
     notes = [
@@ -241,7 +314,7 @@ def measure(title, network, plain_network, data, batch, what, rounds, steps, spe
         f"memory kept: malloc keeps freed memory, and uses huge pages ({huge_pages('enabled')} by the "
         f"kernel's setting)",
         "ratios are speed-ups within each round; step by step: each process waits for the other one "
-        "before each step, which any exchange of gradients requires",
+        "before each step, which any exchange of gradients requires; " + BY_HAND,
         "where a step of synkhronos goes: "
         + ", ".join(f"{name} {1e3 * seconds:.2f} ms" for name, seconds in split.items()),
         "gradient: {:.2f} and {:.2f} ms on the ranks, of CPU time {:.2f} and {:.2f} ms; a whole step "
