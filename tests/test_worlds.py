@@ -4,6 +4,8 @@ With the naive transport, ranks share no memory and inherit nothing. The naive e
 compiler. So these tests depend only on the interfaces.
 """
 
+import pickle
+
 import numpy as np
 import pytest
 from checks.machines import ThreadedMachines
@@ -12,6 +14,7 @@ from test_engines import NaiveLab, CompilerLab
 import synkhronos as synk
 from synkhronos.transports.local import LocalTransport
 from synkhronos.transports.naive import NaiveTransport
+from synkhronos.world.fuse import FusedCommand
 from synkhronos.world.here import Command
 from synkhronos.world.threads import ThreadLimits
 from synkhronos.world.world import World, current_world, enter_world, world_exists
@@ -184,6 +187,32 @@ def test_a_fused_step_is_one_command(lab, rows, monkeypatch):
         synk.all_reduce(w, weights=gradient)
     assert len(posts) == 1 and mean.result() == rows.mean()
     np.testing.assert_allclose(replicas(w), [rows.mean(axis=0)] * RANKS)
+
+
+class Counted(Command):
+    """Returns how often this object has been run, which only its own process knows."""
+
+    def __init__(self, name):
+        self.name, self._runs = name, 0
+
+    def __reduce__(self):
+        return Counted, (self.name,)
+
+    def run(self, here):
+        self._runs += 1
+        return self.name, self._runs
+
+
+def test_parts_of_a_fused_command_that_are_repeated_are_sent_and_opened_once(lab):
+    world, constant = current_world(), Counted("constant")
+    for number in range(1, 4):
+        fused = FusedCommand([Counted(f"new {number}"), constant])
+        assert fused.packed() == pickle.dumps(fused, pickle.HIGHEST_PROTOCOL)
+        assert world.run(fused) == [[(f"new {number}", 1), ("constant", number)]] * world.size
+    world.run(FusedCommand([constant]))  # at another place: opened again, and the former is forgotten
+    results = world.run(FusedCommand([constant, constant]))
+    assert results.pop(world.master_rank) == [("constant", 5), ("constant", 6)]
+    assert results == [[("constant", 2), ("constant", 1)]] * (world.size - 1)
 
 
 def test_an_exception_of_a_worker_leaves_the_world_usable(lab, rows):

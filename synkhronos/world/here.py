@@ -107,7 +107,7 @@ class Here:
         self._buffers: dict[Hashable, np.ndarray] = {}
         self._payload: bytes | None = None
         self._command: Any = None
-        self._opened: dict[int, tuple[bytes, Command]] = {}
+        self._opened: list[tuple[bytes, Command]] = []
 
     @property
     def rank(self) -> int:
@@ -203,15 +203,15 @@ class Here:
             return self.failure(error)
 
     def opened(self, packed: Sequence[bytes]) -> list[Command]:
-        """Return the commands that are part of a command. Those of the last one are used again."""
-        return [self._open(position, one) for position, one in enumerate(packed)]
-
-    def _open(self, position, packed):
-        last, command = self._opened.get(position, (None, None))
-        if packed != last:
-            command = pickle.loads(packed)
-            self._opened[position] = packed, command
-        return command
+        """Return the commands that are parts of a command. Parts that are repeated are used again."""
+        last = self._opened
+        self._opened = [
+            last[position]
+            if position < len(last) and last[position][0] == one
+            else (one, pickle.loads(one))
+            for position, one in enumerate(packed)
+        ]
+        return [command for _, command in self._opened]
 
     def failure(self, error: Exception) -> bytes:
         """Return the bytes of a reply that reports how this rank failed."""
