@@ -205,6 +205,7 @@ class Counted(Command):
 
 def test_parts_of_a_fused_command_that_are_repeated_are_sent_and_opened_once(lab):
     world, constant = current_world(), Counted("constant")
+    world.start()
     for number in range(1, 4):
         fused = FusedCommand([Counted(f"new {number}"), constant])
         assert fused.packed() == pickle.dumps(fused, pickle.HIGHEST_PROTOCOL)
