@@ -409,7 +409,9 @@ def test_a_script_names_the_broken_file_without_a_traceback(run_demo, folder):
         DEMO / "train_resnet.py", *TINIER, "--data", folder, "--processes", "2", check=False
     )
     assert done.returncode == 1 and "Traceback" not in done.stderr
-    assert re.search(r"^train_resnet.py: .*\.png cannot be read as an image", done.stderr)
+    # Theano may have warned before that another process has removed a lock of its compiler.
+    said = r"^train_resnet.py: .*\.png cannot be read as an image"
+    assert re.search(said, done.stderr, re.MULTILINE)
 
 
 # Batch normalization over all ranks
