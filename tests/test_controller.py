@@ -8,14 +8,17 @@ import time
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 import synkhronos as synk
 from synkhronos._errors import SynkhronosError
+from synkhronos.programs.controller import Controller
 from synkhronos.programs.register import Register
 from synkhronos.stores.memory import SharedMemory
 from synkhronos.stores.naive import NaiveCommons
 from synkhronos.stores.shared import SharedMemoryStore
+from synkhronos.world.world import current_world
 
 RANKS = 3
 
@@ -201,3 +204,29 @@ def test_what_was_not_written_to_the_end_is_not_read(commons):
     assert reader.read() is None
     fresh.write(2, b"y" * 60)
     assert reader.read() == (2, b"y" * 60)
+
+
+def test_a_second_ctrl_c_at_the_start_leaves_no_controller(world_of, monkeypatch):
+    """It would use the commons while the master clears them."""
+    world_of(2)
+    synk.distribute()
+    transport, start = current_world().transport, Controller.start
+    attend = transport.attend
+
+    def interrupted_start(controller):
+        os.kill(os.getpid(), signal.SIGINT)
+        start(controller)
+
+    def interrupted_attend(*arguments):
+        attendant = attend(*arguments)
+        os.kill(os.getpid(), signal.SIGINT)
+        return attendant
+
+    monkeypatch.setattr(Controller, "start", interrupted_start)
+    monkeypatch.setattr(transport, "attend", interrupted_attend)
+    before = len(psutil.Process().children())
+    with pytest.raises(KeyboardInterrupt):
+        synk.spmd(lambda rank: None, controller=lambda *question: question)
+    assert len(psutil.Process().children()) == before
+    monkeypatch.undo()
+    assert synk.spmd(lambda rank: rank.rank) == [0, 1]

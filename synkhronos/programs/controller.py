@@ -17,6 +17,7 @@ import cloudpickle
 import numpy as np
 
 from synkhronos._errors import SynkhronosError
+from synkhronos.host.signals import defer_termination
 from synkhronos.programs.bells import find_bells
 from synkhronos.programs.register import Register
 from synkhronos.stores.commons import Commons, Lock
@@ -59,7 +60,8 @@ class Controller:
         """
         commons, size, answer = self._transport.store.commons, self._transport.size, self._answer
         self._state[0] = 0
-        self._attendant = self._transport.attend(_NAME, lambda: _serve(commons, size, answer))
+        with defer_termination():  # `end` must know the process
+            self._attendant = self._transport.attend(_NAME, lambda: _serve(commons, size, answer))
         limit, began = self._transport.timeout, time.monotonic()
         while not self._state[0]:
             if not self._attendant.is_alive():
