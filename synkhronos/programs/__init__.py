@@ -14,6 +14,6 @@ shows to all.
 All this is in the memory of one machine. On several machines, the folder ``relay`` passes it on, and
 ``remote_stripes`` give access to a center on another machine.
 
-May import: ``arithmetic``, ``stores``, ``comms``, ``transports``, ``engines``, ``world``, ``arrays``,
-``functions``, ``variables``.
+May import: ``arithmetic``, ``host``, ``stores``, ``comms``, ``transports``, ``engines``, ``world``,
+``arrays``, ``functions``, ``variables``.
 """
