@@ -27,6 +27,11 @@ def add_noise(x):
     return x + [random.random() + np.random.rand() for _ in x]
 
 
+@as_op([tt.dvector], [tt.dvector])
+def add_python_noise(x):
+    return x + [random.random() for _ in x]
+
+
 def noisy():
     """Return a function that adds noise to rows in an operation of the script's own."""
     x = tt.dvector("x")
@@ -50,6 +55,18 @@ def test_each_rank_draws_numbers_of_its_own_and_they_repeat(world_of):
     seed()
     own = [random.random() + np.random.rand() for _ in range(ROWS)]
     np.testing.assert_array_equal(drawn[0][0][:ROWS], own)  # the script's, as without other ranks
+
+
+def test_each_generator_of_a_worker_follows_from_the_scripts_own(world_of):
+    drawn = []
+    for number in range(2):
+        random.seed(5)
+        np.random.seed(number)
+        world_of(2)
+        x = tt.dvector("x")
+        draw = synk.function([x], (add_python_noise(x), "gather"))
+        drawn.append(draw(np.zeros(2 * ROWS)))
+    np.testing.assert_array_equal(*drawn)
 
 
 def test_new_workers_draw_new_numbers(world_of):
@@ -101,5 +118,9 @@ def test_scripts_may_choose_another_generator_of_numpy(world_of):
         assert len(np.unique(noise(np.zeros(2 * ROWS)))) == 2 * ROWS
         one, other = synk.spmd(lambda rank: np.random.rand())
         assert one == other
+        np.random.set_bit_generator(np.random.Philox(4))  # the worker still has the former kind
+        one, other = synk.spmd(lambda rank: np.random.rand())
+        assert one == other
+        assert len(np.unique(noise(np.zeros(2 * ROWS)))) == 2 * ROWS
     finally:
         np.random.set_bit_generator(former)

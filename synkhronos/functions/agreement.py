@@ -41,7 +41,7 @@ class Agreement:
     streams, sliceable : set of int
         States of random streams, and variables that a function slices. They are meant to differ.
     objects : set of int
-        Variables whose values are no tensors, such as sparse matrices. Their replicas are not compared.
+        Variables whose values are not tensors, such as sparse matrices.
     suspected : dict
         Callables that issue the warning about variables that differed, unless a collective combines
         them.
@@ -75,6 +75,11 @@ class Agreement:
     def different(self) -> set[int]:
         """The variables whose replicas are meant to differ."""
         return self.scattered | self.assigned | self.streams | self.sliceable
+
+    @property
+    def incomparable(self) -> set[int]:
+        """The variables whose replicas cannot be compared."""
+        return self.streams | self.objects
 
     def renew(self) -> None:
         """Record that all replicas are equal, in new workers."""
@@ -176,7 +181,7 @@ def _notice(reference, number):
         return
     agreement = agreement_of(world)
     # In a program, the other ranks may do the same, and only tensors can be compared afterwards.
-    if not (world.in_program and number in agreement.streams | agreement.objects):
+    if not (world.in_program and number in agreement.incomparable):
         agreement.changed_on_master([number])
 
 

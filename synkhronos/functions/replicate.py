@@ -34,16 +34,16 @@ class Replicate(Command):
         A handle to the pickled functions and variables; None if the rank inherited them.
     streams : list of int
         The new shared variables that hold states of random streams.
-    entropy : list of int or None
+    fingerprints : tuple or None
         In new workers, determines the states of Python's and NumPy's own generators.
     """
 
     def __init__(
-        self, payload: Handle | None, streams: list[int], entropy: list[int] | None
+        self, payload: Handle | None, streams: list[int], fingerprints: tuple[int, int] | None
     ) -> None:
         self.payload = payload
         self.streams = streams
-        self.entropy = entropy
+        self.fingerprints = fingerprints
 
     def needs(self, ranks, size):
         return [] if self.payload is None else [Need(self.payload)]
@@ -57,8 +57,8 @@ class Replicate(Command):
         if here.stream_index:
             for number in self.streams:
                 here.engine.jump(here.shareds[number], here.stream_index)
-        if self.entropy is not None:
-            generators.seed_worker(here, self.entropy)
+        if self.fingerprints is not None:
+            generators.seed_worker(here, self.fingerprints)
 
 
 def replicate(world: World) -> None:
@@ -81,37 +81,41 @@ def _replicate(world):
         for shared in here.engine.random_streams(replica.compiled)
     }
     new = sorted(streams & shareds.keys())
-    entropy = generators.entropy() if not registry.replicated else None
     if world.started and world.size > 1:
         with world.part(Progress).show(
             f"sending {len(replicas)} function(s) to {world.size - 1} worker(s)"
         ):
-            _send(world, replicas, shareds, new, entropy)
+            _send(world, replicas, shareds, new)
     else:
         world.start()
-        world.run(Replicate(None, new, entropy))
+        world.run(_command(world, None, new))
     logger.info("replicated %d function(s), %d shared variable(s)", len(replicas), len(shareds))
     registry.mark_replicated([*shareds, *(replica.number for replica in replicas)])
 
 
-def _send(world, replicas, shareds, streams, entropy):
+def _command(world, payload, streams):
+    are_new = not world.registry.replicated
+    return Replicate(payload, streams, generators.fingerprints() if are_new else None)
+
+
+def _send(world, replicas, shareds, streams):
     """Send functions to workers that are running; those that cannot be sent are left out."""
     known = dict(world.registry.numbers)
     for shared in shareds.values():
         del known[shared]
     try:
-        _send_pickle(world, replicas, shareds, known, streams, entropy)
+        _send_pickle(world, replicas, shareds, known, streams)
     except WorkerError:
         if not _find_unloadable(world, replicas, known):
             raise
-        _send_pickle(world, replicas, shareds, known, streams, entropy)
+        _send_pickle(world, replicas, shareds, known, streams)
     world.here.engine.after_replication()
 
 
-def _send_pickle(world, replicas, shareds, known, streams, entropy):
+def _send_pickle(world, replicas, shareds, known, streams):
     with _stored(world, _pickle(world, replicas, shareds, known)) as payload:
         heap.trim()  # of the pickle, which may be large
-        world.run(Replicate(payload, streams, entropy))
+        world.run(_command(world, payload, streams))
 
 
 @contextlib.contextmanager

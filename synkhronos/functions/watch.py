@@ -120,8 +120,8 @@ class Watch:
         self.updated = sources(world, function, analysis)
         self.used, self.read = uses(world, function, analysis)
         numbers = {world.registry.numbers[shared] for shared in function.get_shared()}
-        self.not_compared = numbers & (agreement.streams | agreement.objects)
-        for number in self.read | self.not_compared:
+        self.incomparable = numbers & agreement.incomparable
+        for number in self.read | self.incomparable:
             agreement.readers.setdefault(number, weakref.WeakSet()).add(self)
         for number in self.updated:
             agreement.updaters.setdefault(number, weakref.WeakSet()).add(self)
@@ -201,7 +201,7 @@ class Watch:
     def _judge_without_comparing(self):
         """Warn about values that were set on the master only, and cannot be compared."""
         world, agreement = self._world, agreement_of(self._world)
-        numbers = agreement.set_on_master & self.not_compared
+        numbers = agreement.set_on_master & self.incomparable
         agreement.set_on_master -= numbers
         agreement.reported |= numbers
         if streams := numbers & agreement.streams:

@@ -334,9 +334,9 @@ class Reduce(Command):
 
 
 class _LastReduction:
-    """The last reduction, and what it was of: a repeated one is neither checked nor pickled again."""
+    """The last reduction and its arguments, so that a repeated one is checked and pickled only once."""
 
-    key: tuple | None = None
+    arguments: tuple | None = None
     command: Reduce | None = None
 
 
@@ -512,23 +512,19 @@ def all_reduce(
 
 
 def _plan_reduction(world, variables, op, target, weights, nccl, wire=None):
-    """Return the command; if it would equal the last one, return that object."""
-    last, numbers = world.part(_LastReduction), numbers_of(world, variables)
-    by = world.registry.number_of(weights) if isinstance(weights, Function) else None
-    key = None  # if the weights are wrong, or numbers that the script can change
-    if weights is None or by is not None:
-        key = numbers, op, target, nccl, wire, by
-        if key == last.key:
-            return last.command
-    engine, operation = world.here.engine, find_operation(op)
+    """Return the command; if it equals the last one, return that object, which is already pickled."""
+    operation, numbers = find_operation(op), numbers_of(world, variables)
     weights, nccl = _check_weights(world, operation, weights), check_nccl(nccl)
-    started = begun(engine, numbers, variables) if target == "all" else ()
-    command = Reduce(numbers, op, target, weights, nccl, check_format(wire, op), started)
+    started = begun(world.here.engine, numbers, variables) if target == "all" else ()
+    arguments = numbers, op, target, weights, nccl, check_format(wire, op), started
+    last = world.part(_LastReduction)
+    if arguments == last.arguments:
+        return last.command
     for variable in variables:
-        operation.check_dtype(engine.type_of(variable).dtype, variable)
-    check_wire(engine, wire, variables)
-    last.key, last.command = key, command
-    return command
+        operation.check_dtype(world.here.engine.type_of(variable).dtype, variable)
+    check_wire(world.here.engine, wire, variables)
+    last.arguments, last.command = arguments, Reduce(*arguments)
+    return last.command
 
 
 def check_wire(engine: Engine, wire: Format | None, variables: Sequence[SharedVariable]) -> None:

@@ -13,7 +13,7 @@ import hashlib
 import pickle
 import random
 import threading
-from typing import Any, Iterator, Sequence
+from typing import Any, Iterator
 
 import numpy as np
 
@@ -27,25 +27,31 @@ def states() -> tuple:
     return random.getstate(), np.random.get_state(legacy=False)
 
 
+def fingerprints() -> tuple[int, int]:
+    """Return a number for the state of ``random``, and one for that of ``numpy.random``."""
+    of_python, of_numpy = map(_fingerprint, states())
+    return of_python, of_numpy
+
+
 def entropy(*others: int) -> list[int]:
-    """Return numbers that depend on the state of ``numpy.random``, followed by the given ones."""
-    state = pickle.dumps(np.random.get_state(legacy=False))
-    return [int.from_bytes(hashlib.blake2b(state, digest_size=16).digest(), "little"), *others]
+    """Return a number that depends on the state of ``numpy.random``, followed by the given ones."""
+    return [fingerprints()[1], *others]
 
 
-def seed(numbers: Sequence[int]) -> None:
-    """Seed the generators of this process."""
-    sequence = np.random.SeedSequence(numbers)
-    random.seed(sequence.generate_state(_SEED_WORDS).tobytes())
+def seed(given: tuple[int, int], *others: int) -> None:
+    """Seed the generators of this process; each depends on its fingerprint and on the other numbers."""
+    of_python, of_numpy = (np.random.SeedSequence([one, *others]) for one in given)
+    random.seed(of_python.generate_state(_SEED_WORDS).tobytes())
     # `np.random.seed` is for one kind of generator only, and scripts can choose another one.
-    kind = getattr(np.random, np.random.get_state(legacy=False)["bit_generator"])
-    np.random.set_state({**kind(sequence).state, "has_gauss": 0, "gauss": 0.0})
+    kind = getattr(np.random, np.random.get_state(legacy=False)["bit_generator"], None)
+    if kind is not None:  # it is NumPy's own
+        np.random.set_state({**kind(of_numpy).state, "has_gauss": 0, "gauss": 0.0})
 
 
-def seed_worker(here: Here, numbers: Sequence[int]) -> None:
+def seed_worker(here: Here, given: tuple[int, int]) -> None:
     """Give a worker states of its own."""
     if _has_own_process(here):
-        seed([*numbers, here.rank])
+        seed(given, here.rank)
 
 
 @contextlib.contextmanager
@@ -65,7 +71,14 @@ def states_of_script(here: Here, given: tuple[Any, Any]) -> Iterator[None]:
 def _set(given):
     of_python, of_numpy = given
     random.setstate(of_python)
+    kind = of_numpy["bit_generator"]
+    if np.random.get_state(legacy=False)["bit_generator"] != kind:
+        np.random.set_bit_generator(getattr(np.random, kind)())
     np.random.set_state(of_numpy)
+
+
+def _fingerprint(state):
+    return int.from_bytes(hashlib.blake2b(pickle.dumps(state), digest_size=16).digest(), "little")
 
 
 def _has_own_process(here):

@@ -97,7 +97,7 @@ def _prepare(world, restarts, forked_from, takes_part):
     here = world.here
     here.copy_out_of_store()  # where the other rank continues to write
     here.restarts = restarts if takes_part else 0
-    generators.seed(generators.entropy(here.rank, restarts))
+    generators.seed(generators.fingerprints(), here.rank, restarts)
     if here.log:
         here.log.events.clear()
     numbers = {id(shared): number for number, shared in here.shareds.items()}
