@@ -196,10 +196,30 @@ def test_a_machine_whose_processes_have_died_is_named_when_the_job_is_ended(
 
 def test_a_machine_that_has_said_goodbye_is_not_named(watched, capfd):
     watched.courier = watched.leader = math.inf
-    watched.network.links()[0].send(1, neighbours._GOODBYE, b"")
+    watched.network.links()[0].send(1, neighbours._GOODBYE, b"\1")
     os.kill(os.getpid(), signal.SIGCONT)
     watched.check()
     assert capfd.readouterr().err == "" and not watched.ends
+
+
+def test_a_machine_that_was_stopped_and_continued_before_it_died_is_named(watched, capfd):
+    watched.courier = watched.leader = math.inf
+    for leaves in b"\1\0\1\0":
+        watched.network.links()[0].send(1, neighbours._GOODBYE, bytes([leaves]))
+    os.kill(os.getpid(), signal.SIGCONT)
+    watched.check()
+    assert "machine there was lost: all its connections" in capfd.readouterr().err
+
+
+def test_a_courier_says_goodbye_at_sigcont_and_stays_if_nothing_follows(watched, monkeypatch):
+    os.kill(os.getpid(), signal.SIGCONT)
+    assert watched.goodbyes() == 1  # SIGKILL may follow SIGTERM at once
+    watched.check(), watched.check()
+    assert watched.goodbyes() == 1
+    monkeypatch.setattr(neighbours, "_ENDED", 0)
+    watched.check(), watched.check()
+    said = watched.network.queues[1, 0, neighbours._GOODBYE]
+    assert [bytes(one) for one in said] == [b"\1", b"\0"]
 
 
 @pytest.mark.parametrize("leader, said", [(0.0, ""), (math.inf, "machine there was lost: all its")])

@@ -445,6 +445,7 @@ def test_streams_that_a_program_seeds_on_all_ranks_are_not_warned_of(world, noti
 
     def seed(rank):
         streams.seed(rank.rank)
+        rank.barrier()  # ranks that are threads have one World, and its program ends with the first
 
     synk.spmd(seed)
     noise()

@@ -4,8 +4,8 @@ A courier does not compute, so it sees what a leader in a long call cannot. The 
 each machine is watched by two others, however many there are. What is watched are the connections that
 MPI has opened to the leader and the courier of the other machine. The kernels of both machines see to it
 that something travels on them every second, and close them when the processes end. A courier says
-goodbye when the script has ended, or when mpirun ends the job. So a courier whose connection is closed
-without a goodbye has died.
+goodbye when the script has ended, or when mpirun begins to end the job. So a courier whose connection is
+closed without a goodbye has died.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ _CHECK_INTERVAL = 0.25  # seconds
 # Seconds from SIGCONT until a machine whose processes have died has closed its connections. The other
 # processes of a courier that died alone live for a second longer: then they get SIGTERM.
 _DYING = 0.5
+_ENDED = 2.0  # seconds from SIGCONT until mpirun has certainly ended the processes of a machine
 _ARRIVING = 0.1  # seconds within which MPI has read what arrived before a connection was closed
 _NAP = 0.01  # seconds
-_GOODBYE = 0  # a tag
+_GOODBYE = 0  # a tag; the messages are whether a courier leaves, as a byte
 
 
 class Neighbour(NamedTuple):
@@ -90,12 +91,10 @@ class Neighbours:
         for one in self._watched:
             enable_keepalive(one.descriptor)
         self._goodbyes = {
-            one.machine: links.receive_into(one.machine, _GOODBYE, np.empty(0, np.uint8))
-            for one in self._watched
-            if one.is_courier
+            one.machine: _Goodbye(links, one.machine) for one in self._watched if one.is_courier
         }
-        self._next = time.monotonic()
-        self._is_ending = self._has_reported = self._has_left = False
+        self._next, self._continued = time.monotonic(), -math.inf  # the time of SIGCONT
+        self._is_ending = self._has_reported = self._is_leaving = False
         self._handlers: dict[int, Any] = {}  # of signals, as they were before
 
     def check(self) -> None:
@@ -109,8 +108,10 @@ class Neighbours:
             self._report(silent)
             self._end()
         elif self._is_ending:
-            self._is_ending = False  # not so if a user has stopped and continued this process
+            self._is_ending = False
             self._report(self._dead())
+        elif self._is_leaving and now > self._continued + _ENDED:
+            self._tell(leaves=False)  # a user had stopped this process
 
     def report_when_ended(self) -> None:
         """Report what is lost if mpirun ends the job: it sends SIGCONT a moment before SIGTERM."""
@@ -119,17 +120,12 @@ class Neighbours:
 
     def say_goodbye(self) -> None:
         """Let the couriers next to this one know that it will not have died when it is gone."""
-        if self._has_left:
-            return
-        self._has_left = True
-        for machine in self._goodbyes:
-            if not all(self._are_closed(machine, of_courier=True)):
-                with contextlib.suppress(LostError):
-                    self._links.send(machine, _GOODBYE, b"")
+        if not self._is_leaving:
+            self._tell(leaves=True)
 
     def stop(self) -> None:
         """Report nothing any more: the job comes to its end."""
-        self._has_reported = self._has_left = True
+        self._has_reported = self._is_leaving = True
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
         for goodbye in self._goodbyes.values():
@@ -142,9 +138,18 @@ class Neighbours:
             causes[self._machine] = "its first process has died"
         self._report(causes)
 
+    def _tell(self, leaves):
+        self._is_leaving = leaves
+        for machine in self._goodbyes:
+            if not all(self._are_closed(machine, of_courier=True)):
+                with contextlib.suppress(LostError):
+                    self._links.send(machine, _GOODBYE, bytes([leaves]))
+
     def _begin_to_end(self, number, frame):
         self.report()
-        self._is_ending, self._next = True, time.monotonic() + _DYING
+        self.say_goodbye()  # now, because SIGKILL can come milliseconds after SIGTERM
+        self._continued = time.monotonic()
+        self._is_ending, self._next = True, self._continued + _DYING
 
     def _be_ended(self, number, frame):
         self._report(self._dead())
@@ -195,7 +200,7 @@ class Neighbours:
         if not all(self._are_closed(machine, of_courier=True)):
             return False
         try:
-            return not self._goodbyes[machine].is_complete()
+            return not self._goodbyes[machine].was_said()
         except LostError:  # with ULFM, the job goes on without this courier
             return all(self._are_closed(machine))
 
@@ -205,6 +210,30 @@ class Neighbours:
             for one in self._watched
             if one.machine == machine and (one.is_courier or not of_courier)
         ]
+
+
+class _Goodbye:
+    """What the courier of another machine has said last: that it leaves, or that it stays after all."""
+
+    def __init__(self, links, machine):
+        self._links, self._machine = links, machine
+        self._leaves = np.zeros(1, np.uint8)
+        self._was_said, self._next = False, self._receive()
+
+    def _receive(self):
+        return self._links.receive_into(self._machine, _GOODBYE, self._leaves)
+
+    def was_said(self):
+        """Whether the last message that has arrived says so. Raise `LostError` if none can arrive."""
+        while self._next is not None and self._next.is_complete():
+            self._was_said, self._next = bool(self._leaves[0]), None
+            with contextlib.suppress(LostError):  # with ULFM, after the courier is gone
+                self._next = self._receive()
+        return self._was_said
+
+    def cancel(self):
+        if self._next is not None:
+            self._next.cancel()
 
 
 class _Connection(NamedTuple):
