@@ -26,8 +26,9 @@ from synkhronos.transports.machines.links import Links, LostError
 LIMIT = 3.0  # seconds of silence for which a machine counts as lost
 _SUSPECT = 2.0  # the same, if mpirun ends the job
 _CHECK_INTERVAL = 0.25  # seconds
-# Seconds from SIGCONT until a machine whose processes have died has closed its connections. The other
-# processes of a courier that died alone live for a second longer: then they get SIGTERM.
+# Seconds from SIGCONT until a machine whose processes have died has closed its connections: MPI ends a
+# process that sends to it before. The other processes of a courier that died alone live for a second
+# longer: then they get SIGTERM.
 _DYING = 0.5
 _ENDED = 2.0  # seconds from SIGCONT until mpirun has certainly ended the processes of a machine
 _ARRIVING = 0.1  # seconds within which MPI has read what arrived before a connection was closed
@@ -110,6 +111,7 @@ class Neighbours:
         elif self._is_ending:
             self._is_ending = False
             self._report(self._dead())
+            self.say_goodbye()  # now, because SIGKILL can come milliseconds after SIGTERM
         elif self._is_leaving and now > self._continued + _ENDED:
             self._tell(leaves=False)  # a user had stopped this process
 
@@ -147,7 +149,6 @@ class Neighbours:
 
     def _begin_to_end(self, number, frame):
         self.report()
-        self.say_goodbye()  # now, because SIGKILL can come milliseconds after SIGTERM
         self._continued = time.monotonic()
         self._is_ending, self._next = True, self._continued + _DYING
 
