@@ -31,14 +31,18 @@ def machines(request):
         yield made
 
 
-@pytest.mark.parametrize("moment, rank", [("wait", 3), ("meet", 3), ("graph", 3),
-                                          *slow(("wait", 1), ("meet", 1), ("graph", 1))])  # fmt: skip
+@pytest.mark.parametrize(
+    "moment, rank",
+    [("wait", 3), ("graph", 3), *slow(("meet", 3), ("wait", 1), ("meet", 1), ("graph", 1))],
+)
 def test_a_dead_rank_is_named_and_the_script_can_go_on(machines, tmp_path, moment, rank):
     check_that_the_script_goes_on(Job(machines, tmp_path, moment), rank)
 
 
-@pytest.mark.parametrize("moment, rank", [("center", 3), ("again", 1), ("overlap", 3),
-                                          *slow(("center", 1), ("overlap", 1))])  # fmt: skip
+@pytest.mark.parametrize(
+    "moment, rank",
+    [("center", 3), *slow(("again", 1), ("overlap", 3), ("center", 1), ("overlap", 1))],
+)
 def test_a_dead_rank_is_named_also_while_couriers_work(machines, tmp_path, moment, rank):
     check_that_the_script_goes_on(Job(machines, tmp_path, moment, **COURIERS), rank)
 
@@ -75,6 +79,7 @@ def test_a_dead_script_is_named_and_ends_a_job_of_openmpi_5(machines, tmp_path):
     assert_lost(job, 0, "its first process")
 
 
+@SLOW
 def test_a_dead_first_process_ends_the_job_without_couriers(machines, tmp_path):
     job = Job(machines, tmp_path, "meet")
     job.kill(2)

@@ -67,6 +67,7 @@ def test_a_cut_link_is_named_and_ends_the_job_on_both_sides(machines, tmp_path, 
     assert code != 0 and f"machine {second} (ranks 1, 2, 3) was lost: {SILENT}" in output, output
 
 
+@SLOW
 def test_a_launched_job_without_its_couriers_sees_a_cut_link(machines, tmp_path):
     """By the connections between mpirun and its daemons, as before MPI has been initialized."""
     job = Job(machines, tmp_path, "call", **LAUNCHED)
@@ -78,7 +79,8 @@ def test_a_launched_job_without_its_couriers_sees_a_cut_link(machines, tmp_path)
     assert code != 0 and re.search(LOST_BY_MPIRUN, output), output
 
 
-@pytest.mark.parametrize("moment", ["call", *slow("meet", "center")])
+@SLOW
+@pytest.mark.parametrize("moment", ["call", "meet", "center"])
 def test_couriers_see_a_cut_link_where_mpirun_does_not(machines, tmp_path, moment):
     job = Job(machines, tmp_path, moment, **COURIERS)
     job.now()

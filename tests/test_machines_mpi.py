@@ -172,6 +172,7 @@ def test_gradients_travel_while_the_ranks_compute(machines, tmp_path):
     assert not machines.left()
 
 
+@pytest.mark.slow
 def test_steps_in_wire_formats_are_resumed_bit_for_bit(machines, tmp_path):
     found = []
     for _ in range(2):
@@ -239,7 +240,7 @@ def test_a_script_goes_on_after_a_restart(rank, moment, mode, machines, tmp_path
 
 
 @pytest.mark.parametrize(
-    "demo", ["demo_1", "demo_3", *(pytest.param(f"demo_{n}", marks=pytest.mark.slow) for n in (2, 4, 5))]
+    "demo", ["demo_3", *(pytest.param(f"demo_{n}", marks=pytest.mark.slow) for n in (1, 2, 4, 5))]
 )
 def test_demos_equal_the_plain_compiler(demo, machines, tmp_path):
     script = ROOT / "demos" / f"{demo}.py"
@@ -248,7 +249,8 @@ def test_demos_equal_the_plain_compiler(demo, machines, tmp_path):
 
 
 @pytest.mark.skipif(NAME != "theano", reason="Lasagne builds graphs of Theano")
-@pytest.mark.parametrize("demo", ["rules", pytest.param("cpu_data", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("demo", ["rules", "cpu_data"])
 def test_demos_train_on_machines(demo, machines, tmp_path):
     script = ROOT / "demos" / "lasagne_mnist" / f"train_mnist_{demo}.py"
     done = machines.run(
