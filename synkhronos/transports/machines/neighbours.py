@@ -33,7 +33,7 @@ _DYING = 0.5
 _ENDED = 2.0  # seconds from SIGCONT until mpirun has certainly ended the processes of a machine
 _ARRIVING = 0.1  # seconds within which MPI has read what arrived before a connection was closed
 _NAP = 0.01  # seconds
-_GOODBYE = 0  # a tag; the messages are whether a courier leaves, as a byte
+_GOODBYE = 0  # a tag; its messages are one byte: 1 if the courier leaves, 0 if it stays after all
 
 
 class Neighbour(NamedTuple):
@@ -113,7 +113,7 @@ class Neighbours:
             self._report(self._dead())
             self.say_goodbye()  # now, because SIGKILL can come milliseconds after SIGTERM
         elif self._is_leaving and now > self._continued + _ENDED:
-            self._tell(leaves=False)  # a user had stopped this process
+            self._announce(leaves=False)  # a user had stopped this process
 
     def report_when_ended(self) -> None:
         """Report what is lost if mpirun ends the job: it sends SIGCONT a moment before SIGTERM."""
@@ -123,7 +123,7 @@ class Neighbours:
     def say_goodbye(self) -> None:
         """Let the couriers next to this one know that it will not have died when it is gone."""
         if not self._is_leaving:
-            self._tell(leaves=True)
+            self._announce(leaves=True)
 
     def stop(self) -> None:
         """Report nothing any more: the job comes to its end."""
@@ -140,7 +140,7 @@ class Neighbours:
             causes[self._machine] = "its first process has died"
         self._report(causes)
 
-    def _tell(self, leaves):
+    def _announce(self, leaves):
         self._is_leaving = leaves
         for machine in self._goodbyes:
             if not all(self._are_closed(machine, of_courier=True)):
@@ -218,23 +218,23 @@ class _Goodbye:
 
     def __init__(self, links, machine):
         self._links, self._machine = links, machine
-        self._leaves = np.zeros(1, np.uint8)
-        self._was_said, self._next = False, self._receive()
+        self._message = np.zeros(1, np.uint8)
+        self._was_said, self._receipt = False, self._receive()
 
     def _receive(self):
-        return self._links.receive_into(self._machine, _GOODBYE, self._leaves)
+        return self._links.receive_into(self._machine, _GOODBYE, self._message)
 
     def was_said(self):
         """Whether the last message that has arrived says so. Raise `LostError` if none can arrive."""
-        while self._next is not None and self._next.is_complete():
-            self._was_said, self._next = bool(self._leaves[0]), None
+        while self._receipt is not None and self._receipt.is_complete():
+            self._was_said, self._receipt = bool(self._message[0]), None
             with contextlib.suppress(LostError):  # with ULFM, after the courier is gone
-                self._next = self._receive()
+                self._receipt = self._receive()
         return self._was_said
 
     def cancel(self):
-        if self._next is not None:
-            self._next.cancel()
+        if self._receipt is not None:
+            self._receipt.cancel()
 
 
 class _Connection(NamedTuple):
