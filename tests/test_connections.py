@@ -1,6 +1,7 @@
 """Tests of watching TCP connections, of the machines next to one, and of ending a job."""
 
 import contextlib
+import hashlib
 import math
 import os
 import signal
@@ -14,6 +15,7 @@ from checks.children import begin, child, end, wait_until
 from namespaces import why_no_namespaces, _Namespaces
 
 from synkhronos.host.connections import connections, enable_keepalive, seconds_silent
+from synkhronos.host.signal_thread import SignalThread
 from synkhronos.transports.machines import neighbours
 from synkhronos.transports.machines.naive import NaiveNetwork
 from synkhronos.transports.machines.neighbours import Neighbour, Neighbours
@@ -222,6 +224,26 @@ def test_a_courier_says_goodbye_before_sigterm_and_stays_if_nothing_follows(watc
     assert [bytes(one) for one in said] == [b"\1", b"\0"]
 
 
+def test_a_dead_courier_is_named_if_this_one_does_not_look_for_it(watched, capfd):
+    watched.courier = math.inf
+    os.kill(os.getpid(), signal.SIGCONT)
+    said = []
+    wait_until(lambda: said.append(capfd.readouterr().err) or said[-1])
+    watched.check()
+    said.append(capfd.readouterr().err)
+    assert "".join(said) == "machine there was lost: its second process has died\n"
+
+
+def test_a_courier_that_has_said_goodbye_is_not_named_by_the_thread(watched, capfd):
+    watched.courier = watched.leader = math.inf
+    watched.network.links()[0].send(1, neighbours._GOODBYE, b"\1")
+    os.kill(os.getpid(), signal.SIGCONT)
+    watched.check()
+    watched.neighbours._looked = -math.inf
+    watched.neighbours._report_if_stuck()
+    assert capfd.readouterr().err == ""
+
+
 @pytest.mark.parametrize("leader, said", [(0.0, ""), (math.inf, "machine there was lost: all its")])
 def test_with_ulfm_a_dead_courier_is_no_loss(watched, capfd, leader, said):
     watched.courier, watched.leader = math.inf, leader
@@ -290,6 +312,25 @@ def test_nothing_is_named_at_the_end_of_the_job(watched, capfd):
     watched.courier = watched.leader = math.inf
     watched.check()
     assert capfd.readouterr().err == "" and not watched.ends and not watched.goodbyes()
+
+
+def test_a_thread_acts_after_a_signal_whose_handler_has_to_wait():
+    handled, calls = [], []
+    before = signal.signal(signal.SIGCONT, lambda *_: handled.append(True))
+    thread = SignalThread(signal.SIGCONT, 0.05, lambda: calls.append(list(handled)))
+    sender = begin(_send_soon, os.getpid())
+    for _ in range(3):  # long calls of a function in C, of which one gets the signal
+        if not handled:
+            hashlib.pbkdf2_hmac("sha256", b"", b"", 1_000_000)
+    thread.close()
+    assert signal.set_wakeup_fd(-1) == -1 and calls[0] == []
+    signal.signal(signal.SIGCONT, before)
+    assert end(sender) == 0
+
+
+def _send_soon(pid):
+    time.sleep(0.1)
+    os.kill(pid, signal.SIGCONT)
 
 
 # Ending a job

@@ -2,7 +2,8 @@
 
 ``compiler`` chooses the graph compiler, and ``preparation`` prepares the process for it: ``environment``
 makes Theano importable, ``imports`` provides modules that Theano lacks, and ``pytensor_environment``
-finds a BLAS for PyTensor. ``heap`` makes malloc keep memory, ``signals`` defers Ctrl-C. ``machine``
+finds a BLAS for PyTensor. ``heap`` makes malloc keep memory, ``signals`` defers Ctrl-C, and ``signal_thread``
+acts after a signal for which no handler can run. ``machine``
 counts the cores and bytes that this process may use, and ``job`` tells whether it is a task of an MPI
 job. ``compile_cache`` checks whether Theano has room to compile, and ``ownership`` who else can change
 its code. ``libraries`` finds NVIDIA's libraries, and ``library_links`` creates links with the names that

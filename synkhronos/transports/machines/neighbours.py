@@ -20,6 +20,7 @@ from typing import Any, Callable, Collection, Mapping, NamedTuple, Sequence
 import numpy as np
 
 from synkhronos.host.connections import Addresses, connections, enable_keepalive, seconds_silent
+from synkhronos.host.signal_thread import SignalThread
 from synkhronos.transports.liveness import has_ended
 from synkhronos.transports.machines.links import Links, LostError
 
@@ -30,6 +31,7 @@ _CHECK_INTERVAL = 0.25  # seconds
 # process that sends to it before. The other processes of a courier that died alone live for a second
 # longer: then they get SIGTERM.
 _DYING = 0.5
+_STUCK = 0.75  # seconds from SIGCONT until a courier that is not in a call of MPI has looked
 _ENDED = 2.0  # seconds from SIGCONT until mpirun has certainly ended the processes of a machine
 _ARRIVING = 0.1  # seconds within which MPI has read what arrived before a connection was closed
 _NAP = 0.01  # seconds
@@ -95,8 +97,10 @@ class Neighbours:
             one.machine: _Goodbye(links, one.machine) for one in self._watched if one.is_courier
         }
         self._next, self._continued = time.monotonic(), -math.inf  # the time of SIGCONT
+        self._looked = -math.inf  # when it last looked for dead couriers
         self._is_ending = self._has_reported = self._is_leaving = False
         self._handlers: dict[int, Any] = {}  # of signals, as they were before
+        self._thread: SignalThread | None = None
 
     def check(self) -> None:
         """Report a lost machine, and end the job. It may be called at any time, and often."""
@@ -119,6 +123,7 @@ class Neighbours:
         """Report what is lost if mpirun ends the job: it sends SIGCONT a moment before SIGTERM."""
         for number, handler in (signal.SIGCONT, self._begin_to_end), (signal.SIGTERM, self._be_ended):
             self._handlers[number] = signal.signal(number, handler)
+        self._thread = SignalThread(signal.SIGCONT, _STUCK, self._report_if_stuck)
 
     def say_goodbye(self) -> None:
         """Let the couriers next to this one know that it will not have died when it is gone."""
@@ -128,6 +133,9 @@ class Neighbours:
     def stop(self) -> None:
         """Report nothing any more: the job comes to its end."""
         self._has_reported = self._is_leaving = True
+        if self._thread is not None:
+            self._thread.close()
+            self._thread = None
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
         for goodbye in self._goodbyes.values():
@@ -158,16 +166,30 @@ class Neighbours:
         signal.signal(number, self._handlers[number])
         os.kill(os.getpid(), number)
 
+    def _report_if_stuck(self):
+        """In a thread: report dead couriers if MPI does not return, so that nothing else can."""
+        # When a connection is reset, OpenMPI 4.1 tells mpirun, and waits until it is ended.
+        if self._looked < time.monotonic() - _STUCK:
+            closed = [
+                one
+                for one, goodbye in self._goodbyes.items()
+                if all(self._are_closed(one, of_courier=True)) and not goodbye.has_arrived
+            ]
+            self._write(self._causes(closed))
+
     def _report(self, causes):
+        if causes and not self._has_reported:
+            self._write(causes)
+            self.say_goodbye()  # however this process ends now
+
+    def _write(self, causes):
+        """Write a line for each lost machine, once."""
         if self._has_reported or not causes:
             return
         self._has_reported = True
-        lines = [
-            f"{self.names[machine]} was lost: {cause}\n" for machine, cause in causes.items()
-        ]
+        lines = [f"{self.names[machine]} was lost: {cause}\n" for machine, cause in causes.items()]
         with contextlib.suppress(OSError):  # nobody reads it
             os.write(2, "".join(lines).encode())
-        self.say_goodbye()  # however this process ends now
 
     def _silent(self, limit):
         """Return causes for the machines that have been silent for longer."""
@@ -189,6 +211,10 @@ class Neighbours:
             time.monotonic() < until
         ):
             time.sleep(_NAP)
+        self._looked = time.monotonic()
+        return self._causes(dead)
+
+    def _causes(self, dead):
         return {
             machine: "all its connections were closed, so its processes have died"
             if all(self._are_closed(machine))
@@ -214,12 +240,18 @@ class Neighbours:
 
 
 class _Goodbye:
-    """What the courier of another machine has said last: that it leaves, or that it stays after all."""
+    """What the courier of another machine has said last: that it leaves, or that it stays after all.
+
+    Attributes
+    ----------
+    has_arrived : bool
+        What `was_said` returned last.
+    """
 
     def __init__(self, links, machine):
         self._links, self._machine = links, machine
         self._message = np.zeros(1, np.uint8)
-        self._was_said, self._receipt = False, self._receive()
+        self.has_arrived, self._receipt = False, self._receive()
 
     def _receive(self):
         return self._links.receive_into(self._machine, _GOODBYE, self._message)
@@ -227,10 +259,10 @@ class _Goodbye:
     def was_said(self):
         """Whether the last message that has arrived says so. Raise `LostError` if none can arrive."""
         while self._receipt is not None and self._receipt.is_complete():
-            self._was_said, self._receipt = bool(self._message[0]), None
+            self.has_arrived, self._receipt = bool(self._message[0]), None
             with contextlib.suppress(LostError):  # with ULFM, after the courier is gone
                 self._receipt = self._receive()
-        return self._was_said
+        return self.has_arrived
 
     def cancel(self):
         if self._receipt is not None:
