@@ -37,9 +37,7 @@ def address(array):
     return array.__array_interface__["data"][0]
 
 
-@pytest.mark.parametrize(
-    "batch", [None, 40, slice(3, 35), slice(0, 60, 2), slice(50, 10, -1)], ids=str
-)
+@pytest.mark.parametrize("batch", [None, 40, slice(3, 35), slice(0, 60, 2), slice(50, 10, -1)], ids=str)
 @pytest.mark.parametrize("num_slices", [1, 2])
 def test_slices_are_views_of_the_data_on_every_rank(where, batch, num_slices):
     ranks, f, rows = where
@@ -147,3 +145,118 @@ def test_only_listed_rows_of_sliceable_variables_are_asked_for_beforehand(where,
             fused = f(data, data, batch_s=batch_s)
         assert "_SliceableLengths" not in commands
         assert (fused.result()[2][:, 2] == 2 * 20).all()
+
+
+# Calls that repeat the last one, perhaps on other rows
+
+
+BATCHES = [
+    None,
+    slice(2, 9),
+    slice(2, 9),
+    7,
+    None,
+    [3, 1, 1, 8],
+    np.arange(10) % 3 == 0,
+    slice(9, 1, -2),
+    slice(0, 2),  # fewer rows than ranks
+    None,
+]
+
+
+@pytest.fixture(scope="module", params=[1, 3])
+def summed(request, open_world):
+    open_world(request.param)
+    x, scale = T.dmatrix("x"), T.dvector("scale")
+    f = synk.function([x], [((x * scale).sum(), "sum"), (x, "gather")], bcast_inputs=[scale])
+    synk.distribute()
+    return f
+
+
+def expected(x, scale, batch):
+    rows = x.data[slice(batch) if isinstance(batch, int) else slice(None) if batch is None else batch]
+    return (rows * scale.data).sum(), rows.tolist()
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("minibatch", [False, True])
+def test_a_call_may_be_repeated_on_any_rows(summed, fused, minibatch):
+    x, scale = synk.data(np.arange(20.0).reshape(10, 2), minibatch=minibatch), synk.data([1.0, 3.0])
+    batches = [batch for batch in BATCHES if not minibatch or batch is None or type(batch) is int]
+    found = []
+    for batch in batches:
+        if fused:
+            with synk.fuse():
+                pending = [summed(x, scale, batch=batch) for _ in range(2)]
+            first, second = [one.result() for one in pending]
+            assert np.array_equal(first[1], second[1])
+        else:
+            first = summed(x, scale, batch=batch)
+        found.append((first[0], first[1].tolist()))
+    assert found == [expected(x, scale, batch) for batch in batches]
+
+
+def test_the_rows_of_a_repeated_call_are_checked(summed):
+    x, scale = synk.data(np.arange(20.0).reshape(10, 2)), synk.data([1.0, 3.0])
+    for batch, error in [
+        ([3, 10], IndexError),
+        ("rows", TypeError),
+        (True, TypeError),
+        (slice(0, 5, 0), ValueError),
+        ([0.5], (TypeError, IndexError)),
+        (slice(4, 4), ValueError),
+        (np.zeros(10, bool), ValueError),
+        (np.zeros(9, bool), IndexError),
+    ]:
+        summed(x, scale, batch=5)
+        with pytest.raises(error):
+            summed(x, scale, batch=batch)
+        assert summed(x, scale, batch=3)[0] == expected(x, scale, 3)[0]
+
+
+def test_a_repeated_call_needs_all_inputs(summed):
+    x, scale = synk.data(np.ones((10, 2))), synk.data([1.0, 3.0])
+    summed(x, scale)
+    for args in ((x,), (x, scale, x), ()):
+        with pytest.raises(TypeError, match="input"):
+            summed(*args)
+
+
+def test_a_call_is_not_repeated_with_data_that_have_moved_or_changed_their_length(summed):
+    x, scale = synk.data(np.arange(20.0).reshape(10, 2)), synk.data([1.0, 3.0])
+    summed(x, scale, batch=4)
+    for rows in (50, 6, 10):
+        x.set_value(np.arange(2.0 * rows).reshape(rows, 2))
+        for batch in (slice(5, None), 4):
+            assert summed(x, scale, batch=batch)[0] == expected(x, scale, batch)[0]
+    x.data[:] = 1
+    assert summed(x, scale, batch=4)[0] == 16
+    other = synk.data(np.ones((10, 2)))
+    assert summed(other, scale, batch=10)[0] == 40
+    x.free_memory()
+    with pytest.raises((ValueError, RuntimeError)):
+        summed(x, scale, batch=4)
+
+
+def test_a_call_in_a_fused_step_keeps_the_memory_of_its_data_also_on_other_rows(summed):
+    x, scale = synk.data(np.arange(20.0).reshape(10, 2)), synk.data([1.0, 3.0])
+    for batch in (4, slice(3, 9)):
+        wanted = expected(x, scale, slice(3, 9))
+        with synk.fuse():
+            pending = summed(x, scale, batch=batch)
+            if batch != 4:
+                x.free_memory()
+                others = [synk.data(np.zeros((10, 2))) for _ in range(3)]
+    total, rows = pending.result()
+    assert (total, rows.tolist()) == wanted and len(others) == 3
+
+
+def test_a_repeated_call_without_rows_for_the_master_is_refused(open_world):
+    open_world(3, master_rank=2)
+    x = T.dmatrix("x")
+    f = synk.function([x], (x.sum(), None))
+    data = synk.data(np.ones((9, 2)))
+    for _ in range(2):
+        assert f(data, batch=3) == 2
+        with pytest.raises(ValueError, match="of 2 rows rank 2, the master, gets none"):
+            f(data, batch=2)

@@ -166,6 +166,20 @@ def test_data_bound_to_a_variable_is_freed_with_the_variable(world_of):
     assert data() is None
 
 
+def test_a_repeated_reduction_keeps_nothing_alive(world_of):
+    world_of(2)
+    weights = theano.shared(np.ones(3), "weights")
+    function = synk.function([], updates=[(weights, weights + 1)], mode="FAST_COMPILE")
+    for _ in range(3):
+        function()
+        synk.all_reduce([weights], "avg", weights=function)
+    assert weights.get_value().tolist() == [4] * 3
+    references = weakref.ref(weights), weakref.ref(function)
+    del weights, function
+    gc.collect()
+    assert [one() for one in references] == [None, None]
+
+
 def test_dropping_takes_no_further_command(world_of):
     world_of(2)
     kept, dropped = model(), model()

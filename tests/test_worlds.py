@@ -216,6 +216,44 @@ def test_parts_of_a_fused_command_that_are_repeated_are_sent_and_opened_once(lab
     assert results == [[("constant", 2), ("constant", 1)]] * (world.size - 1)
 
 
+def test_a_call_on_other_rows_is_a_few_bytes(lab, rows, monkeypatch):
+    x, sent = lab.tensor("x", 2), []
+    f = synk.function([x], [(x.sum(), "sum")])
+    data = synk.data(rows)
+    synk.distribute()
+    for batch in (slice(0, 4), slice(4, 8), [1, 2, 9], slice(1, 5)):
+        assert f(data, batch=batch) == [rows[batch].sum()]
+    post = current_world().transport.post
+    monkeypatch.setattr(
+        current_world().transport,
+        "post",
+        lambda payload, *needs: sent.append(payload) or post(payload, *needs),
+    )
+    for start in range(5):
+        assert f(data, batch=slice(start, start + 4)) == [rows[start : start + 4].sum()]
+    assert all(pickle.loads(one).base == pickle.loads(sent[0]).base for one in sent)
+    assert current_world().run(Kept()) == [int(not is_master) for is_master in masters()]
+
+
+class Kept(Command):
+    """Returns how many commands to which others refer a rank has."""
+
+    def run(self, here):
+        return len(here._kept)
+
+
+def masters():
+    return [rank == MASTER for rank in range(RANKS)]
+
+
+def test_commands_that_are_kept_do_not_accumulate(lab):
+    here = current_world().here
+    commands = [Counted(str(number)).packed() for number in range(200)]
+    opened = [here.kept(one) for one in commands]
+    assert [one.name for one in opened] == [str(number) for number in range(200)]
+    assert here.kept(commands[-1]) is opened[-1] and len(here._kept) <= 64
+
+
 def test_an_exception_of_a_worker_leaves_the_world_usable(lab, rows):
     x = lab.tensor("x", 2)
     f = synk.function([x], (x.sum(), "sum"))

@@ -98,6 +98,8 @@ class CallFunction(Command):
         Outputs to compute.
     """
 
+    _base: CallFunction | None = None  # an earlier call, from which this one differs in its rows only
+
     def __init__(
         self,
         number: int,
@@ -119,6 +121,11 @@ class CallFunction(Command):
         self._prepared: tuple[int | None, int, Any] = None, 0, None
 
     def __reduce__(self) -> tuple:
+        if self._base is not None:
+            rows = self.rows
+            if type(rows) is range:  # a tuple is pickled faster
+                rows = rows.start, rows.stop, rows.step
+            return _CallOnRows, (self._base.packed(), rows)
         return CallFunction, (
             self.number,
             self.handles,
@@ -128,6 +135,21 @@ class CallFunction(Command):
             self.num_slices,
             self.subset,
         )
+
+    def on_rows(self, rows: Rows) -> CallFunction:
+        """Return the same call on other rows of the same arrays, which are a few bytes to send."""
+        base = self if self._base is None else self._base
+        made = CallFunction(
+            base.number,
+            base.handles,
+            base.splits,
+            rows,
+            base.batch_s,
+            base.num_slices,
+            base.subset,
+        )
+        made._base = base
+        return made
 
     def run(self, here: Here) -> tuple[int, list | None]:
         """Return the number of rows of this rank, and its outputs, which are None without rows."""
@@ -303,6 +325,20 @@ class CallFunction(Command):
                 for position, value in zip(chosen, reduced):
                     values[position] = value if here.is_master else None
         return values
+
+
+class _CallOnRows(Command):
+    """A `CallFunction` on a worker, which often has all but the rows from an earlier call."""
+
+    def __init__(self, base, rows):
+        self.base, self.rows = base, rows
+
+    def run(self, here):
+        rows = range(*self.rows) if type(self.rows) is tuple else self.rows
+        return here.kept(self.base).on_rows(rows).run(here)
+
+    def describe(self, here):
+        return here.kept(self.base).describe(here)
 
 
 def serial_arguments(

@@ -14,6 +14,7 @@ from synkhronos.functions.agreement import agreement_of
 from synkhronos.functions.call import Replica, serial_arguments
 from synkhronos.functions.check import Comparison, check, check_tolerance
 from synkhronos.functions.description import describe
+from synkhronos.functions.last_call import LastCall
 from synkhronos.functions.replicate import check_sent, replicate
 from synkhronos.functions.signature import Input
 from synkhronos.functions.specification import Specification, specify
@@ -35,7 +36,7 @@ class Function:
 
     _world: World | None = None  # in a copy
     _specification: Specification | None = None
-    _last: Any = None  # the command of the last call, if it had inputs only, all of them `Data`
+    _last: LastCall | None = None  # if it had no options but a batch
     watch: Any = None  # what observes the next call; `watcher`, while there is something to observe
     watcher: Any = None
 
@@ -199,20 +200,21 @@ class Function:
         >>> synk.close()
         """
         world = self._world
-        plain = batch is None and batch_s is None and output_subset is None and num_slices == 1
-        command = None
-        if plain and not inputs_by_name:
-            command = self._command_of_last_call(args)
-        kept = None
+        plain = batch_s is None and output_subset is None and num_slices == 1
+        command = kept = None
+        if plain and self._last is not None and not inputs_by_name and not world.closed:
+            command = self._last.repeated(args, batch)
         if command is None:
             self._usable_world()
             values = arguments.match(world, self, args, inputs_by_name)
             datas = [arguments.in_store(world, *pair) for pair in zip(self.inputs, values)]
             command = arguments.plan(world, self, datas, output_subset, batch, batch_s, num_slices)
-            self._last = command if plain else None
+            self._last = LastCall(self, datas, command, batch, world.size) if plain else None
             # The arrays must live until the command has run: they may belong to this call only, or be
             # freed inside fuse().
             kept = [data.data for data in datas]
+        elif world.is_recording:
+            kept = [data.data for data in args]
         if self.replica.number >= world.registry.replicated:
             replicate(world)
         if world.registry.unsent:
@@ -231,19 +233,6 @@ class Function:
     def _finish(self, command, results):
         values = outputs.collect(self._world, self, results, command.subset)
         return outputs.in_form(self, values, command.subset)
-
-    def _command_of_last_call(self, args):
-        """Return the last call's command if the arguments are the same unmoved `Data`; else None."""
-        command, world = self._last, self._world
-        if command is None or len(args) != len(command.handles):
-            return None
-        # Inside fuse(), arrays may be freed before the command has run.
-        if (world.is_recording and args) or world.closed:
-            return None
-        for arg, handle in zip(args, command.handles):
-            if type(arg) is not Data or arg.last_handle is not handle:
-                return None
-        return command
 
     def forget_last_call(self) -> None:
         """Discard the last command, whose rows were divided for the former number of ranks."""

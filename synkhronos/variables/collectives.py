@@ -15,13 +15,9 @@ from synkhronos._typing import (
     SharedVariables,
     Values,
 )
-from synkhronos.arithmetic.conversion import as_array
-from synkhronos.arithmetic.operations import find_operation
-from synkhronos.comms.formats import Format, check_arrays, check_format
-from synkhronos.engines.base import Engine
+from synkhronos.comms.formats import Format
 from synkhronos.functions.agreement import agreement_of
 from synkhronos.functions.function import Function
-from synkhronos.variables.begun import begun, has_completed
 from synkhronos.variables.naming import (
     as_list,
     check_has_rows,
@@ -32,6 +28,7 @@ from synkhronos.variables.naming import (
     resolve,
     submit,
 )
+from synkhronos.variables.reductions import plan_reduction
 from synkhronos.variables.replicas import assign
 from synkhronos.world.fuse import Pending
 from synkhronos.world.here import Command
@@ -280,66 +277,6 @@ def all_gather(shared_vars: SharedVariables, nccl: bool = True) -> Pending | Non
     return submit(world, command, lambda results: None, variables)
 
 
-class Reduce(Command):
-    """Reduce replicas into the master's replica, every rank's replica, or a new array on the master.
-
-    Parameters
-    ----------
-    numbers : list of int
-    op : str
-    target : {"all", "master", "new"}
-    weights : list of float, dict, int, or None
-        Weights by rank (a program knows only its own), or the number of a function: each rank's row
-        count in its last call.
-    nccl : bool
-    wire : Format, optional
-        The format in which the arrays are sent between machines, if the target is "all".
-    begun : dict of int to int
-        For variables by number: the number of the `Buckets` in which their reduction may have begun.
-    """
-
-    def __init__(self, numbers, op, target, weights, nccl, wire=None, begun=()):
-        self.numbers, self.op, self.target = numbers, op, target
-        self.weights, self.nccl, self.wire, self.begun = weights, nccl, wire, dict(begun)
-
-    def run(self, here):
-        comm = here.communicator(self.nccl)
-        numbers = [number for number in self.numbers if not has_completed(here, self, number)]
-        if not numbers:
-            return None
-        variables = [here.shareds[number] for number in numbers]
-        arrays = [here.engine.storage(variable) for variable in variables]
-        weight = self._weight(here)
-        if self.target == "all" and self.wire is not None and comm.over_cpu.has_wires:
-            shapes = [array.shape for array in arrays]
-            wires = [here.wire(one, self.wire, shape) for one, shape in zip(numbers, shapes)]
-            reduced = comm.over_cpu.all_reduce_in(wires, arrays, self.op, weight)
-        elif self.target == "all":
-            reduced = comm.all_reduce(arrays, self.op, weight)
-        else:
-            if self.target == "new" and here.is_master:
-                arrays = [array.copy() for array in arrays]
-            reduced = comm.reduce(arrays, self.op, here.master_rank, weight)
-            if self.target == "new" and here.is_master:
-                return [np.array(here.engine.to_host(array)) for array in reduced]
-        for variable, array in zip(variables, reduced):
-            here.engine.store(variable, array)
-
-    def _weight(self, here):
-        if self.weights is None:
-            return 1
-        if isinstance(self.weights, int):
-            return here.rows.get(self.weights, 0)
-        return self.weights[here.rank]
-
-
-class _LastReduction:
-    """The last reduction and its arguments, so that a repeated one is checked and pickled only once."""
-
-    arguments: tuple | None = None
-    command: Reduce | None = None
-
-
 @overload
 def reduce(  # type: ignore[overload-overlap]
     shared_vars: SharedVariables,
@@ -432,8 +369,8 @@ def reduce(
     array([1.5, 2. ])
     >>> synk.close()
     """
-    world, variables, single = resolve(shared_vars)
-    command = _plan_reduction(world, variables, op, "master" if in_place else "new", weights, nccl)
+    target = "master" if in_place else "new"
+    world, variables, command = plan_reduction(shared_vars, op, target, weights, nccl)
     agreement_of(world).compared(command.numbers)
     if in_place:
         agreement_of(world).local.update(command.numbers)
@@ -442,7 +379,7 @@ def reduce(
         if in_place:
             return None
         reduced = results[world.master_rank]
-        return reduced[0] if single else reduced
+        return reduced if isinstance(shared_vars, (list, tuple)) else reduced[0]
 
     return submit(world, command, finish, variables)
 
@@ -505,52 +442,6 @@ def all_reduce(
     array([2., 3.])
     >>> synk.close()
     """
-    world, variables, _ = resolve(shared_vars)
-    command = _plan_reduction(world, variables, op, "all", weights, nccl, wire)
+    world, variables, command = plan_reduction(shared_vars, op, "all", weights, nccl, wire)
     agreement_of(world).equalized(command.numbers)
     return submit(world, command, lambda results: None, variables)
-
-
-def _plan_reduction(world, variables, op, target, weights, nccl, wire=None):
-    """Return the command; if it equals the last one, return that object, which is already pickled."""
-    operation, numbers = find_operation(op), numbers_of(world, variables)
-    weights, nccl = _check_weights(world, operation, weights), check_nccl(nccl)
-    started = begun(world.here.engine, numbers, variables) if target == "all" else ()
-    arguments = numbers, op, target, weights, nccl, check_format(wire, op), started
-    last = world.part(_LastReduction)
-    if arguments == last.arguments:
-        return last.command
-    for variable in variables:
-        operation.check_dtype(world.here.engine.type_of(variable).dtype, variable)
-    check_wire(world.here.engine, wire, variables)
-    last.arguments, last.command = arguments, Reduce(*arguments)
-    return last.command
-
-
-def check_wire(engine: Engine, wire: Format | None, variables: Sequence[SharedVariable]) -> None:
-    """Raise if shared variables cannot be sent in a wire format."""
-    if wire is not None:
-        arrays = [engine.storage(variable) for variable in variables]
-        check_arrays(wire, variables, arrays, [engine.pieces_of(variable) for variable in variables])
-
-
-def _check_weights(world, operation, weights):
-    if weights is None:
-        return None
-    if not operation.weighted:
-        raise ValueError(
-            f"weights: expected none for the operation {operation.name!r}, which is not an average; "
-            f"leave them out, or use 'avg'"
-        )
-    if isinstance(weights, Function):
-        if (number := world.registry.number_of(weights)) is None:
-            raise ValueError(f"weights: {weights!r} is not a function of this world")
-        return number
-    numbers = as_array(weights, None, "weights")
-    fitting = numbers.shape == (world.size,) and numbers.dtype.kind != "c"
-    if not fitting or not np.isfinite(numbers).all() or min(numbers) < 0 or not any(numbers):
-        raise ValueError(
-            f"weights: expected {world.size} numbers, one per rank, none negative and not all zero, "
-            f"got {weights}"
-        )
-    return numbers.tolist()

@@ -26,6 +26,8 @@ from synkhronos.stores.handle import Composite, Handle
 from synkhronos.stores.needs import Need
 from synkhronos.transports.base import Transport
 
+_MOST_KEPT = 64  # commands to which others refer
+
 
 class Command(ABC):
     """Something that every rank executes. It does not change once it has been run.
@@ -108,6 +110,7 @@ class Here:
         self._payload: bytes | None = None
         self._command: Any = None
         self._opened: list[tuple[bytes, Command]] = []
+        self._kept: dict[bytes, Any] = {}
 
     @property
     def rank(self) -> int:
@@ -212,6 +215,15 @@ class Here:
             for position, one in enumerate(packed)
         ]
         return [command for _, command in self._opened]
+
+    def kept(self, packed: bytes) -> Any:
+        """Return the command in these bytes, to which several other commands refer."""
+        command = self._kept.get(packed)
+        if command is None:
+            if len(self._kept) >= _MOST_KEPT:
+                self._kept.clear()
+            command = self._kept[packed] = pickle.loads(packed)
+        return command
 
     def failure(self, error: Exception) -> bytes:
         """Return the bytes of a reply that reports how this rank failed."""
