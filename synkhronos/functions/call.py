@@ -122,10 +122,8 @@ class CallFunction(Command):
 
     def __reduce__(self) -> tuple:
         if self._base is not None:
-            rows = self.rows
-            if type(rows) is range:  # a tuple is pickled faster
-                rows = rows.start, rows.stop, rows.step
-            return _CallOnRows, (self._base.packed(), rows)
+            base, rows = self.parted()
+            return _CallOnRows, (base.packed(), rows)
         return CallFunction, (
             self.number,
             self.handles,
@@ -150,6 +148,16 @@ class CallFunction(Command):
         )
         made._base = base
         return made
+
+    def parted(self) -> tuple[Command, Any]:
+        rows = self.rows
+        if self._base is None:
+            return self, None
+        # A tuple is pickled faster than a range.
+        return self._base, (rows.start, rows.stop, rows.step) if type(rows) is range else rows
+
+    def joined(self, rest: Any) -> CallFunction:
+        return self.on_rows(range(*rest) if type(rest) is tuple else rest)
 
     def run(self, here: Here) -> tuple[int, list | None]:
         """Return the number of rows of this rank, and its outputs, which are None without rows."""
@@ -334,8 +342,7 @@ class _CallOnRows(Command):
         self.base, self.rows = base, rows
 
     def run(self, here):
-        rows = range(*self.rows) if type(self.rows) is tuple else self.rows
-        return here.kept(self.base).on_rows(rows).run(here)
+        return here.kept(self.base).joined(self.rows).run(here)
 
     def describe(self, here):
         return here.kept(self.base).describe(here)

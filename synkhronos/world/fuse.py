@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from typing import Any, Iterator
+from typing import Any
 
 from synkhronos._errors import FuseError, SynkhronosError
 from synkhronos._typing import Finish
 from synkhronos.stores.needs import Need
 from synkhronos.world.here import Command, Here
-from synkhronos.world.world import World, current_world
+from synkhronos.world.world import current_world
 
 
 class FusedCommand(Command):
@@ -20,7 +20,8 @@ class FusedCommand(Command):
         self.commands = commands
 
     def __reduce__(self) -> tuple:
-        return _PackedCommands, ([command.packed() for command in self.commands],)
+        parted = [command.parted() for command in self.commands]
+        return _PackedCommands, ([one.packed() for one, _ in parted], [rest for _, rest in parted])
 
     def run(self, here: Here) -> list:
         return [command.run(here) for command in self.commands]
@@ -35,14 +36,22 @@ class FusedCommand(Command):
 class _PackedCommands(Command):
     """A `FusedCommand` on a worker, which often has most of its commands from the last one."""
 
-    def __init__(self, packed: list[bytes]) -> None:
-        self.parts = packed
+    def __init__(self, packed: list[bytes], rests: list[Any]) -> None:
+        self.packed_commands, self.rests = packed, rests
 
     def run(self, here: Here) -> list:
-        return FusedCommand(here.opened(self.parts)).run(here)
+        return self._opened(here).run(here)
 
     def describe(self, here: Here) -> str:
-        return FusedCommand(here.opened(self.parts)).describe(here)
+        return self._opened(here).describe(here)
+
+    def _opened(self, here):
+        return FusedCommand(
+            [
+                command if rest is None else command.joined(rest)
+                for command, rest in zip(here.opened(self.packed_commands), self.rests)
+            ]
+        )
 
 
 class Pending:
@@ -80,13 +89,28 @@ class Pending:
     __hash__ = object.__hash__
 
 
-class _Recorder:
-    """Records the calls in an open `fuse` block."""
+class _Block(contextlib.ContextDecorator):
+    """A block that `fuse` begins. It records the calls, and runs them at the end."""
 
-    def __init__(self) -> None:
+    def __enter__(self) -> None:
+        self._world = world = current_world()
+        world.check_usable()
+        if world.is_recording:
+            raise FuseError(
+                "fuse(): already inside a fuse() block, and blocks cannot be nested; remove the inner "
+                "one: its calls are part of the outer block"
+            )
         self._calls: list[tuple[Command, Finish, Pending]] = []
         self._used: list[Any] = []
         self._thread = threading.get_ident()
+        world.record(self)
+
+    def __exit__(self, kind: type | None, *error: Any) -> None:
+        self._world.record(None)
+        for _, _, pending in self._calls:
+            pending._failed = True  # until there are results
+        if kind is None and self._calls:
+            self._run()
 
     def add(self, command: Command, finish: Finish, used: Any) -> Pending:
         if threading.get_ident() != self._thread:
@@ -98,22 +122,13 @@ class _Recorder:
         self._used.append(used)
         return pending
 
-    def mark_failed(self) -> None:
-        """Mark all calls as failed, so that they report that there is no result."""
-        for _, _, pending in self._calls:
-            pending._failed = True
-
-    def run(self, world: World) -> None:
-        if not self._calls:
-            return
-        self.mark_failed()  # until there are results
-        by_rank = world.run(FusedCommand([command for command, _, _ in self._calls]))
-        for position, (_, finish, pending) in enumerate(self._calls):
-            pending._results = (finish([results[position] for results in by_rank]),)
+    def _run(self):
+        by_rank = self._world.run(FusedCommand([command for command, _, _ in self._calls]))
+        for (_, finish, pending), results in zip(self._calls, zip(*by_rank)):
+            pending._results = (finish(list(results)),)
 
 
-@contextlib.contextmanager
-def fuse() -> Iterator[None]:
+def fuse() -> contextlib.AbstractContextManager[None]:
     """Combine the calls of functions and collectives in the block into one command.
 
     Every rank runs the calls in order at the end of the block, between one start and one finish barrier.
@@ -149,18 +164,4 @@ def fuse() -> Iterator[None]:
     array(3.)
     >>> synk.close()
     """
-    world = current_world()
-    world.check_usable()
-    if world.is_recording:
-        raise FuseError(
-            "fuse(): already inside a fuse() block, and blocks cannot be nested; remove the inner one: "
-            "its calls are part of the outer block"
-        )
-    recorder = _Recorder()
-    try:
-        with world.recording(recorder):
-            yield
-    except BaseException:
-        recorder.mark_failed()
-        raise
-    recorder.run(world)
+    return _Block()

@@ -46,6 +46,16 @@ class Command(ABC):
     def __getstate__(self) -> dict:
         return {name: value for name, value in vars(self).items() if name != "_packed"}
 
+    def parted(self) -> tuple[Command, Any]:
+        """Return a command that is often sent, and the rest, or None if that is the whole command.
+
+        ``joined(rest)`` of the command that is often sent returns this one.
+        """
+        return self, None
+
+    def joined(self, rest: Any) -> Command:
+        raise NotImplementedError(f"{type(self).__name__}: it is always sent as a whole")
+
     @abstractmethod
     def run(self, here: Here) -> Any:
         """Execute the command on the state of this rank, and return a value for the master."""

@@ -221,14 +221,9 @@ class World:
         """Whether commands are recorded, inside a `fuse` block, instead of run."""
         return self._recorder is not None
 
-    @contextlib.contextmanager
-    def recording(self, recorder: Any) -> Iterator[None]:
-        """Let `submit` call ``recorder.add(command, finish, used)`` inside the block."""
+    def record(self, recorder: Any) -> None:
+        """Let `submit` call ``recorder.add(command, finish, used)``; if it is None, run commands."""
         self._recorder = recorder
-        try:
-            yield
-        finally:
-            self._recorder = None
 
     def submit(self, command: Command, finish: Finish, used: Any = None) -> Any:
         """Run a command and return ``finish(results by rank)``; inside ``fuse()``, record it.
