@@ -12,10 +12,10 @@ from synkhronos.programs.relay.visitors import Visitors
 from synkhronos.transports.machines.courier import Desk
 
 # As a leader, a courier sleeps for a share of the time since it last had something to do. Looking for it
-# takes 80 to 160 microseconds, so a courier that has nothing to do uses 1 to 2% of a core.
+# takes 80 to 250 microseconds, so a courier that has nothing to do uses about 1% of a core.
 _SHARE = 0.02
 _SHORTEST_NAP = 2e-5  # seconds
-_LONGEST_NAP = 1e-2
+_LONGEST_NAP = 2e-2
 
 
 _FIRST = 0  # the machine of the master

@@ -40,7 +40,7 @@ END_OF_TAGS = _FIRST + _STREAMS * _NUMBERS
 SHARE = 0.02
 SHORTEST_NAP = 2e-5  # seconds
 LONGEST_NAP = 1e-3  # inside a command
-_LONGEST_IDLE_NAP = 1e-2
+_LONGEST_IDLE_NAP = 2e-2
 
 _POLLS = range(4)  # polls between two readings of the clock; each takes about 2 microseconds
 
