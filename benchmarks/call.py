@@ -2,9 +2,11 @@
 
 A function that sums one number per rank, on two ranks, is compared with the same function in Theano
 alone, and with a round trip between two processes that poll. A round trip between processes that sleep
-takes 2 to 50 microseconds, depending on the run.
+takes 2 to 50 microseconds, depending on the run. By hand: two processes that call the function and add
+up their results, with nothing that could find a mistake, an interrupt or a dead process.
 """
 
+import mmap
 import os
 import time
 
@@ -38,27 +40,60 @@ def add_options(parser):
 
 def round_trip(polls, pinned):
     """A round trip between two processes over two semaphores, polling or asleep."""
+    take = _poll if polls else posix_ipc.Semaphore.acquire
+
+    def trip(there, back):
+        there.release()
+        take(back)
+
+    def answer(there, back):
+        take(there)
+        back.release()
+
+    yield from _two_processes(trip, answer, pinned)
+
+
+def call_by_hand(pinned):
+    """The function in two processes: each calls it with its number, and one adds up the results."""
+    import synkhronos  # noqa: F401
+    import theano
+
+    x, total = _graph()
+    function = theano.function([x], total)
+    function.trust_input = True
+    value, result = np.ones(1), memoryview(mmap.mmap(-1, 8)).cast("d")
+
+    def call(there, back):
+        there.release()
+        own = function(value)
+        _poll(back)
+        return np.asarray(own + result[0])
+
+    def answer(there, back):
+        _poll(there)
+        result[0] = function(value)
+        back.release()
+
+    yield from _two_processes(call, answer, pinned)
+
+
+def _two_processes(call, answer, pinned):
+    """Time ``call(there, back)`` in this process; another one runs ``answer(there, back)`` each time."""
     there, back, more = (posix_ipc.Semaphore(None, posix_ipc.O_CREX) for _ in range(3))
     for semaphore in (there, back, more):
         semaphore.unlink()
-    take = _poll if polls else posix_ipc.Semaphore.acquire
     child = os.fork()
     if not child:
         while True:  # until it is killed
             more.acquire()  # asleep between the turns
             for _ in range(WARM_UP + BLOCK):
-                take(there)
-                back.release()
+                answer(there, back)
     if pinned:
         common.pin([os.getpid(), child])
 
-    def trip():
-        there.release()
-        take(back)
-
     def turn():
         more.release()
-        return _time(trip)
+        return _time(lambda: call(there, back))
 
     yield turn
     os.kill(child, 9)
@@ -151,17 +186,20 @@ def measure(options):
         serial=Contestant(serial_call),
         asleep=Contestant(round_trip, False, pinned),
         polling=Contestant(round_trip, True, pinned),
+        by_hand=Contestant(call_by_hand, pinned),
         call=Contestant(replicated_call, True, pinned),
         call_asleep=Contestant(replicated_call, False, pinned),
     ) as players:
         times = common.take_turns(players, rounds, "calls")
         idle = [100 * players["call"]("idle") for _ in range(2 if options.quick else 5)]
     serial, trip = np.array(times["serial"]), np.array(times["polling"])
-    added = {name: np.array(times[name]) - serial for name in ("call", "call_asleep")}
+    added = {name: np.array(times[name]) - serial for name in ("by_hand", "call", "call_asleep")}
     lines = [
         common.line("Theano, serial call", "µs", serial),
         common.line("round trip, polling", "µs", trip),
         common.line("round trip, asleep", "µs", times["asleep"]),
+        common.line("by hand", "µs", times["by_hand"]),
+        common.line("added by hand", "µs", added["by_hand"], trip, "trip"),
         common.line("synkhronos, defaults", "µs", times["call"]),
         common.line("added to the serial call", "µs", added["call"], trip, "trip", at_most=10),
         common.line("synkhronos, asleep", "µs", times["call_asleep"]),
