@@ -235,6 +235,22 @@ def test_a_call_on_other_rows_is_a_few_bytes(lab, rows, monkeypatch):
     assert current_world().run(Kept()) == [int(not is_master) for is_master in masters()]
 
 
+def test_listed_rows_are_sent_once(lab, monkeypatch):
+    x, sent = lab.tensor("x", 2), []
+    f = synk.function([x], [(x.sum(), "sum")])
+    data, listed = synk.data(np.ones((5000, 1))), np.arange(5000)
+    synk.distribute()
+    post = current_world().transport.post
+    monkeypatch.setattr(
+        current_world().transport,
+        "post",
+        lambda payload, *needs: sent.append(len(payload)) or post(payload, *needs),
+    )
+    for _ in range(4):
+        assert f(data, batch=listed) == [5000]
+    assert max(sent) < 1.1 * listed.nbytes
+
+
 class Kept(Command):
     """Returns how many commands to which others refer a rank has."""
 

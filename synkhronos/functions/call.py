@@ -98,7 +98,7 @@ class CallFunction(Command):
         Outputs to compute.
     """
 
-    _base: CallFunction | None = None  # an earlier call, from which this one differs in its rows only
+    _base: CallFunction | None = None  # the same call without rows, if that has been sent before
 
     def __init__(
         self,
@@ -136,18 +136,21 @@ class CallFunction(Command):
 
     def on_rows(self, rows: Rows) -> CallFunction:
         """Return the same call on other rows of the same arrays, which are a few bytes to send."""
-        base = self if self._base is None else self._base
-        made = CallFunction(
-            base.number,
-            base.handles,
-            base.splits,
-            rows,
-            base.batch_s,
-            base.num_slices,
-            base.subset,
-        )
-        made._base = base
+        base = self._base
+        made = self._with_rows(rows)
+        made._base = self._with_rows(range(0)) if base is None else base
         return made
+
+    def _with_rows(self, rows):
+        return CallFunction(
+            self.number,
+            self.handles,
+            self.splits,
+            rows,
+            self.batch_s,
+            self.num_slices,
+            self.subset,
+        )
 
     def parted(self) -> tuple[Command, Any]:
         rows = self.rows
