@@ -46,10 +46,11 @@ class _PackedCommands(Command):
         return self._opened(here).describe(here)
 
     def _opened(self, here):
+        commands = [here.kept(one) for one in self.packed_commands]
         return FusedCommand(
             [
                 command if rest is None else command.joined(rest)
-                for command, rest in zip(here.opened(self.packed_commands), self.rests)
+                for command, rest in zip(commands, self.rests)
             ]
         )
 

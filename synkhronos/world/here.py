@@ -26,7 +26,7 @@ from synkhronos.stores.handle import Composite, Handle
 from synkhronos.stores.needs import Need
 from synkhronos.transports.base import Transport
 
-_MOST_KEPT = 64  # commands to which others refer
+_SMALL, _MOST_KEPT = 4096, 64  # bytes of a command that is kept, and commands
 
 
 class Command(ABC):
@@ -119,7 +119,6 @@ class Here:
         self._buffers: dict[Hashable, np.ndarray] = {}
         self._payload: bytes | None = None
         self._command: Any = None
-        self._opened: list[tuple[bytes, Command]] = []
         self._kept: dict[bytes, Any] = {}
 
     @property
@@ -215,24 +214,15 @@ class Here:
                 self.transport.abort()
             return self.failure(error)
 
-    def opened(self, packed: Sequence[bytes]) -> list[Command]:
-        """Return the commands that are parts of a command. Parts that are repeated are used again."""
-        last = self._opened
-        self._opened = [
-            last[position]
-            if position < len(last) and last[position][0] == one
-            else (one, pickle.loads(one))
-            for position, one in enumerate(packed)
-        ]
-        return [command for _, command in self._opened]
-
     def kept(self, packed: bytes) -> Any:
-        """Return the command in these bytes, to which several other commands refer."""
+        """Return the command in these bytes. Small ones are kept, as they are often repeated."""
         command = self._kept.get(packed)
         if command is None:
-            if len(self._kept) >= _MOST_KEPT:
-                self._kept.clear()
-            command = self._kept[packed] = pickle.loads(packed)
+            command = pickle.loads(packed)
+            if len(packed) <= _SMALL:
+                if len(self._kept) >= _MOST_KEPT:
+                    self._kept.clear()
+                self._kept[packed] = command
         return command
 
     def failure(self, error: Exception) -> bytes:
