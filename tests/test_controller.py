@@ -225,8 +225,13 @@ def test_a_second_ctrl_c_at_the_start_leaves_no_controller(world_of, monkeypatch
     monkeypatch.setattr(Controller, "start", interrupted_start)
     monkeypatch.setattr(transport, "attend", interrupted_attend)
     before = len(psutil.Process().children())
-    with pytest.raises(KeyboardInterrupt):
-        synk.spmd(lambda rank: None, controller=lambda *question: question)
+    # It is ignored if the tests run in the background of a shell.
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            synk.spmd(lambda rank: None, controller=lambda *question: question)
+    finally:
+        signal.signal(signal.SIGINT, handler)
     assert len(psutil.Process().children()) == before
     monkeypatch.undo()
     assert synk.spmd(lambda rank: rank.rank) == [0, 1]

@@ -120,7 +120,7 @@ def test_a_step_does_not_look_through_what_the_workers_have(world_of, monkeypatc
     monkeypatch.setattr(Registry, "new_shareds", lambda self: searched.append(1) or find(self))
     monkeypatch.setattr(arguments, "plan", lambda *of: planned.append(of[1].name) or plan(*of))
     assert [step(batch) for batch in (4, 4, 2)] == [2, 4, 6]
-    assert not searched and planned == [fill.name] * 3
+    assert not searched and not planned  # only the rows differ
     assert add() == 7 and synk.in_sync(w)
     theano.shared(0.0), synk.function([x], x.mean() + theano.shared(2.0), mode="FAST_COMPILE")
     synk.all_reduce(sums)
