@@ -234,6 +234,20 @@ def test_a_call_on_other_rows_is_a_few_bytes(lab, rows, monkeypatch):
     assert current_world().run(Kept()) == [int(not is_master) for is_master in masters()]
 
 
+def test_rows_that_are_received_again_are_joined_to_their_call_once(lab, rows):
+    x = lab.tensor("x", 2)
+    f = synk.function([x], [(x.sum(), "sum")])
+    data, here = synk.data(rows), current_world().here
+    for batch in (5, 4):
+        f(data, batch=batch)
+    call = f._last.repeated([data], 4)
+    alone, fused = [pickle.loads(one.packed()) for one in (call, FusedCommand([call]))]
+    assert alone._joined(here) is alone._joined(here)
+    assert fused._opened(here) is fused._opened(here)
+    for joined in (alone._joined(here), *fused._opened(here).commands):
+        assert joined.rows == range(4) and joined.handles[0].shape == data.handle().shape
+
+
 def test_listed_rows_are_sent_once(lab, monkeypatch):
     x, sent = lab.tensor("x", 2), []
     f = synk.function([x], [(x.sum(), "sum")])

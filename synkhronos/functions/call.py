@@ -199,9 +199,7 @@ class CallFunction(Command):
         values = self.execute(here, replica, arguments, n_rows)
         return values if self.subset is None else distinct(values)
 
-    def execute(
-        self, here: Here, replica: Replica, arguments: list[Any], n_rows: int
-    ) -> list[Any]:
+    def execute(self, here: Here, replica: Replica, arguments: list[Any], n_rows: int) -> list[Any]:
         """Call the compiled function once, with the other ranks if there are collectives in it."""
         if here.ahead is not None:
             here.ahead.forget()
@@ -341,14 +339,21 @@ class CallFunction(Command):
 class _CallOnRows(Command):
     """A `CallFunction` on a worker, which often has all but the rows from an earlier call."""
 
+    _call: CallFunction | None = None
+
     def __init__(self, base, rows):
         self.base, self.rows = base, rows
 
     def run(self, here):
-        return here.kept(self.base).joined(self.rows).run(here)
+        return self._joined(here).run(here)
 
     def describe(self, here):
-        return here.kept(self.base).describe(here)
+        return self._joined(here).describe(here)
+
+    def _joined(self, here):
+        if self._call is None:  # the same bytes are often received again
+            self._call = here.kept(self.base).joined(self.rows)
+        return self._call
 
 
 def serial_arguments(

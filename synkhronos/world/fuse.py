@@ -36,6 +36,8 @@ class FusedCommand(Command):
 class _PackedCommands(Command):
     """A `FusedCommand` on a worker, which often has most of its commands from the last one."""
 
+    _fused: FusedCommand | None = None
+
     def __init__(self, packed: list[bytes], rests: list[Any]) -> None:
         self.packed_commands, self.rests = packed, rests
 
@@ -46,13 +48,15 @@ class _PackedCommands(Command):
         return self._opened(here).describe(here)
 
     def _opened(self, here):
-        commands = [here.kept(one) for one in self.packed_commands]
-        return FusedCommand(
-            [
-                command if rest is None else command.joined(rest)
-                for command, rest in zip(commands, self.rests)
-            ]
-        )
+        if self._fused is None:  # the same bytes are often received again
+            commands = [here.kept(one) for one in self.packed_commands]
+            self._fused = FusedCommand(
+                [
+                    command if rest is None else command.joined(rest)
+                    for command, rest in zip(commands, self.rests)
+                ]
+            )
+        return self._fused
 
 
 class Pending:

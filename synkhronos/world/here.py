@@ -26,7 +26,8 @@ from synkhronos.stores.handle import Composite, Handle
 from synkhronos.stores.needs import Need
 from synkhronos.transports.base import Transport
 
-_SMALL, _MOST_KEPT = 4096, 64  # bytes of a command that is kept, and commands
+_SMALL = 4096  # bytes of a pickled command that is kept
+_MOST_KEPT = 64  # commands
 
 
 class Command(ABC):
@@ -47,13 +48,11 @@ class Command(ABC):
         return {name: value for name, value in vars(self).items() if name != "_packed"}
 
     def parted(self) -> tuple[Command, Any]:
-        """Return a command that is often sent, and the rest, or None if that is the whole command.
-
-        ``joined(rest)`` of the command that is often sent returns this one.
-        """
+        """Return two parts: a command that is often sent, and the rest; None if nothing is left."""
         return self, None
 
     def joined(self, rest: Any) -> Command:
+        """Return the command whose parts are this one and `rest`."""
         raise NotImplementedError(f"{type(self).__name__}: it is always sent as a whole")
 
     @abstractmethod
