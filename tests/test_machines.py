@@ -15,7 +15,7 @@ from synkhronos._errors import SynkhronosError, WorldBrokenError
 from synkhronos.arithmetic.machines import fewer_on_machines, nearest_master, ranks_of_machines
 from synkhronos.comms import kept
 from synkhronos.comms.formats import make_wire
-from synkhronos.comms.linked import _CHUNK, LinkedCommunicator
+from synkhronos.comms.linked import _CHUNK, _WINDOW, LinkedCommunicator
 from synkhronos.comms.staged import StagedCommunicator
 from synkhronos.comms.wires import WireReduction
 from synkhronos.stores.machines import MachineHandle, MachinesStore, Part
@@ -181,6 +181,42 @@ def reduce_large(comm, length=300_000):
 
 def test_parts_of_an_array_may_have_different_numbers_of_chunks(leaders):
     assert leaders.values(reduce_large, 3 * _CHUNK // 8 + 1) == [{6.0}] * 3
+
+
+def reduce_chunks(comm):
+    numbers = np.arange(20 * _CHUNK // 8, dtype=float)
+    [reduced] = comm.all_reduce([(comm.rank + 1) * numbers], "sum")
+    return np.array_equal(reduced, 6 * numbers), comm._memory.nbytes
+
+
+def test_memory_for_received_chunks_is_used_again_by_later_ones(leaders):
+    for is_right, nbytes in leaders.values(reduce_chunks):
+        assert is_right and nbytes == 2 * 2 * _CHUNK  # of the others, two chunks each
+
+
+def test_a_rank_sends_a_few_chunks_ahead_of_what_it_has_received():
+    class Stopped(Exception):
+        pass
+
+    class Group:
+        rank, size, sent = 0, 2, 0
+
+        def exchange(self, item):
+            return [bytes(item)] * 2
+
+        def send_array(self, to, array, stream):
+            self.sent += array.nbytes
+
+        def receive_array(self, source, array, stream):
+            pass
+
+        def complete(self, receipts, sent=()):
+            raise Stopped
+
+    group = Group()
+    with pytest.raises(Stopped):
+        LinkedCommunicator(group).all_reduce([np.ones(20 * _CHUNK // 8)], "sum")
+    assert group.sent == _WINDOW * _CHUNK
 
 
 def test_when_a_collective_ends_its_messages_have_been_sent(monkeypatch):

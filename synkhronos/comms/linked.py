@@ -5,8 +5,9 @@ meeting begins with a digest of the shapes and dtypes, with which the ranks chec
 Larger arrays take a reduce-scatter and an all-gather: each rank receives its part of the elements from
 every other rank, reduces it, and sends the result to all. It sends and receives ``2 (size - 1) / size``
 times the bytes of the array, which is the minimum [1]_. The parts are sent in chunks; a chunk is reduced
-while the next ones are being sent. Each element is reduced by one rank, or by all in the same order, so
-results are bit-identical on every rank.
+while the next ones are being sent. A rank sends a few chunks ahead of what it has received, so memory
+and messages under way do not grow with the array. Each element is reduced by one rank, or by all in the
+same order, so results are bit-identical on every rank.
 
 .. [1] Patarasuk, Yuan: Bandwidth optimal all-reduce algorithms for clusters of workstations, 2009.
 """
@@ -14,6 +15,7 @@ results are bit-identical on every rank.
 from __future__ import annotations
 
 import hashlib
+import math
 import pickle
 import struct
 from typing import Any, Callable, Protocol, Sequence
@@ -27,7 +29,8 @@ from synkhronos.comms.base import ArraySpec, Communicator
 #: Bytes of all small arrays together
 SMALL = 1 << 16
 
-_CHUNK = 1 << 19  # bytes
+_CHUNK = 240 << 10  # bytes
+_WINDOW = 3  # chunks that a rank has sent before it has received the first
 _ALIGNMENT = 16  # bytes
 _HEAD = struct.Struct("=8sd")  # of an item: digest of the types, weight
 _START = 32  # of the small arrays in an item
@@ -217,55 +220,67 @@ class _Reduction:
 
     def __init__(self, comm, operation: Operation, array, weights, targets) -> None:
         self.comm, self.group, self.rank = comm, comm.group, comm.rank
-        self.operation, self.array, self.weights, self.targets = operation, array, weights, targets
-        self.others = [rank for rank in range(comm.size) if rank != self.rank]
+        self.operation, self.weights, self.targets = operation, weights, targets
         self.parts = [_chunks(array, *share(array.size, comm.size, rank)) for rank in range(comm.size)]
+        # Each rank begins with the next one, as otherwise the first would get the chunks of all at once.
+        self.others = [(self.rank + step) % comm.size for step in range(1, comm.size)]
         self.senders = [rank for rank in self.others if rank in weights]
+        self.window = max(_WINDOW // len(self.others), 2)
         own = self.parts[self.rank]
-        self.length = sum(chunk.size for chunk in own)
-        memory = comm.memory(len(self.senders) * self.length, array.dtype)
-        rows = memory.reshape(len(self.senders), self.length) if self.senders else []
-        self.received = [_chunks(row, 0, self.length) for row in rows]
+        shape = len(self.senders), min(self.window, len(own)), own[0].size if own else 0
+        self.memory = comm.memory(math.prod(shape), array.dtype).reshape(shape)
 
     def run(self) -> None:
-        group, own = self.group, self.parts[self.rank]
-        receipts = [
-            [group.receive_array(rank, one, _PARTS) for rank, one in zip(self.senders, chunks)]
-            for chunks in zip(*self.received)
-        ] or [[]] * len(own)
-        sent = self._send_parts()
+        own, count = self.parts[self.rank], max(len(part) for part in self.parts)
+        receipts, sent = self._start_parts(0, self.window)
         results, arriving = [], []
-        for number in range(max(len(part) for part in self.parts)):
-            group.complete(receipts[number] if number < len(own) else [])
+        for number in range(count):
+            self.group.complete(receipts.pop(number, []))
             if number < len(own):
                 results += self._reduce_chunk(number)
             # The result of a chunk arrives where the chunk is, so that has to be sent first.
-            group.complete([], sent.pop(number, []))
+            self.group.complete([], sent.pop(number, []))
             if self.rank in self.targets:
                 arriving += [
-                    group.receive_array(rank, self.parts[rank][number], _RESULTS)
+                    self.group.receive_array(rank, self.parts[rank][number], _RESULTS)
                     for rank in self.others
                     if number < len(self.parts[rank])
                 ]
-        group.complete(arriving, results)
+            more = self._start_parts(number + self.window, number + self.window + 1)
+            receipts.update(more[0])
+            sent.update(more[1])
+        self.group.complete(arriving, results)
 
-    def _send_parts(self):
-        """Start to send the other ranks' parts; return the numbers of what is sent, by chunk.
+    def _start_parts(self, start, stop):
+        """Start to receive chunks of this rank's part, and to send those of the others'.
 
-        Each rank begins with the next one, as otherwise the first would get the parts of all at once,
-        and the last one nothing meanwhile.
+        Return two dicts by number of the chunk: receipts, and numbers of what is sent.
         """
-        sent: dict[int, list[int]] = {}
-        if self.rank in self.weights:
-            size = self.comm.size
-            for rank in ((self.rank + step) % size for step in range(1, size)):
-                for number, chunk in enumerate(self.parts[rank]):
-                    sent.setdefault(number, []).append(self.group.send_array(rank, chunk, _PARTS))
-        return sent
+        group, own = self.group, self.parts[self.rank]
+        receipts = {
+            number: [
+                group.receive_array(rank, self._received(index, number), _PARTS)
+                for index, rank in enumerate(self.senders)
+            ]
+            for number in range(start, min(stop, len(own)))
+        }
+        sent = {
+            number: [
+                group.send_array(rank, self.parts[rank][number], _PARTS)
+                for rank in self.others
+                if self.rank in self.weights and number < len(self.parts[rank])
+            ]
+            for number in range(start, stop)
+        }
+        return receipts, sent
+
+    def _received(self, index, number):
+        """Return the memory for a chunk from a sender. It is used again by later chunks."""
+        return self.memory[index, number % self.window, : self.parts[self.rank][number].size]
 
     def _reduce_chunk(self, number):
         own = self.parts[self.rank][number]
-        arrays = [chunks[number] for chunks in self.received]
+        arrays = [self._received(index, number) for index in range(len(self.senders))]
         weights = [self.weights[rank] for rank in self.senders]
         if self.rank in self.weights:
             arrays, weights = [own, *arrays], [self.weights[self.rank], *weights]
