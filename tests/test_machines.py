@@ -73,6 +73,18 @@ def test_communicator(check, communicating):
     check(communicating)
 
 
+@pytest.fixture(scope="module")
+def remaining():
+    ranks = Ranks(ThreadedMachines([2], timeout=30), lambda one: one.communicator())
+    yield ranks
+    ranks.close()
+
+
+@pytest.mark.parametrize("check", communicators.CHECKS, ids=named)
+def test_the_communicator_of_the_only_machine_that_remains(check, remaining):
+    check(remaining)
+
+
 @pytest.mark.parametrize("check", wires.CHECKS, ids=named)
 def test_wire_format(check, communicating):
     check(communicating)

@@ -225,54 +225,46 @@ class _Reduction:
         # Each rank begins with the next one, as otherwise the first would get the chunks of all at once.
         self.others = [(self.rank + step) % comm.size for step in range(1, comm.size)]
         self.senders = [rank for rank in self.others if rank in weights]
-        self.window = max(_WINDOW // len(self.others), 2)
+        self.window = max(_WINDOW // max(len(self.others), 1), 2)
         own = self.parts[self.rank]
         shape = len(self.senders), min(self.window, len(own)), own[0].size if own else 0
         self.memory = comm.memory(math.prod(shape), array.dtype).reshape(shape)
+        self.receipts: dict[int, list] = {}  # by number of the chunk
+        self.sent: dict[int, list[int]] = {}
 
     def run(self) -> None:
         own, count = self.parts[self.rank], max(len(part) for part in self.parts)
-        receipts, sent = self._start_parts(0, self.window)
         results, arriving = [], []
+        for number in range(self.window):
+            self._start(number)
         for number in range(count):
-            self.group.complete(receipts.pop(number, []))
+            self.group.complete(self.receipts.pop(number))
             if number < len(own):
                 results += self._reduce_chunk(number)
             # The result of a chunk arrives where the chunk is, so that has to be sent first.
-            self.group.complete([], sent.pop(number, []))
+            self.group.complete([], self.sent.pop(number))
             if self.rank in self.targets:
                 arriving += [
                     self.group.receive_array(rank, self.parts[rank][number], _RESULTS)
                     for rank in self.others
                     if number < len(self.parts[rank])
                 ]
-            more = self._start_parts(number + self.window, number + self.window + 1)
-            receipts.update(more[0])
-            sent.update(more[1])
+            self._start(number + self.window)
         self.group.complete(arriving, results)
 
-    def _start_parts(self, start, stop):
-        """Start to receive chunks of this rank's part, and to send those of the others'.
-
-        Return two dicts by number of the chunk: receipts, and numbers of what is sent.
-        """
-        group, own = self.group, self.parts[self.rank]
-        receipts = {
-            number: [
-                group.receive_array(rank, self._received(index, number), _PARTS)
-                for index, rank in enumerate(self.senders)
-            ]
-            for number in range(start, min(stop, len(own)))
-        }
-        sent = {
-            number: [
-                group.send_array(rank, self.parts[rank][number], _PARTS)
-                for rank in self.others
-                if self.rank in self.weights and number < len(self.parts[rank])
-            ]
-            for number in range(start, stop)
-        }
-        return receipts, sent
+    def _start(self, number):
+        """Start to receive a chunk of this rank's part, and to send one of each other rank's."""
+        is_own = number < len(self.parts[self.rank])
+        self.receipts[number] = [
+            self.group.receive_array(rank, self._received(index, number), _PARTS)
+            for index, rank in enumerate(self.senders)
+            if is_own
+        ]
+        self.sent[number] = [
+            self.group.send_array(rank, self.parts[rank][number], _PARTS)
+            for rank in self.others
+            if self.rank in self.weights and number < len(self.parts[rank])
+        ]
 
     def _received(self, index, number):
         """Return the memory for a chunk from a sender. It is used again by later chunks."""
