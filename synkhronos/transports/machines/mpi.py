@@ -153,7 +153,7 @@ class _MpiReceipt(Receipt):
     def is_complete(self):
         requests = self._requests
         try:
-            while requests and requests[-1].Test():  # the last piece arrives last
+            while requests and requests[-1].Test():  # the last piece mostly arrives last
                 requests.pop()
         except MPI.Exception as error:
             raise self._links._or_lost(error) from None
