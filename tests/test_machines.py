@@ -203,7 +203,7 @@ def reduce_chunks(comm):
 
 def test_memory_for_received_chunks_is_used_again_by_later_ones(leaders):
     for is_right, nbytes in leaders.values(reduce_chunks):
-        assert is_right and nbytes == 2 * 2 * _CHUNK  # of the others, two chunks each
+        assert is_right and nbytes == 2 * _WINDOW * _CHUNK  # of two others
 
 
 def test_a_rank_sends_a_few_chunks_ahead_of_what_it_has_received():

@@ -30,7 +30,7 @@ from synkhronos.comms.base import ArraySpec, Communicator
 SMALL = 1 << 16
 
 _CHUNK = 240 << 10  # bytes
-_WINDOW = 3  # chunks that a rank has sent before it has received the first
+_WINDOW = 3  # chunks that a rank sends to each other one before it has received the first from it
 _ALIGNMENT = 16  # bytes
 _HEAD = struct.Struct("=8sd")  # of an item: digest of the types, weight
 _START = 32  # of the small arrays in an item
@@ -225,9 +225,8 @@ class _Reduction:
         # Each rank begins with the next one, as otherwise the first would get the chunks of all at once.
         self.others = [(self.rank + step) % comm.size for step in range(1, comm.size)]
         self.senders = [rank for rank in self.others if rank in weights]
-        self.window = max(_WINDOW // max(len(self.others), 1), 2)
         own = self.parts[self.rank]
-        shape = len(self.senders), min(self.window, len(own)), own[0].size if own else 0
+        shape = len(self.senders), min(_WINDOW, len(own)), own[0].size if own else 0
         self.memory = comm.memory(math.prod(shape), array.dtype).reshape(shape)
         self.receipts: dict[int, list] = {}  # by number of the chunk
         self.sent: dict[int, list[int]] = {}
@@ -235,7 +234,7 @@ class _Reduction:
     def run(self) -> None:
         own, count = self.parts[self.rank], max(len(part) for part in self.parts)
         results, arriving = [], []
-        for number in range(self.window):
+        for number in range(_WINDOW):
             self._start(number)
         for number in range(count):
             self.group.complete(self.receipts.pop(number))
@@ -249,7 +248,7 @@ class _Reduction:
                     for rank in self.others
                     if number < len(self.parts[rank])
                 ]
-            self._start(number + self.window)
+            self._start(number + _WINDOW)
         self.group.complete(arriving, results)
 
     def _start(self, number):
@@ -268,7 +267,7 @@ class _Reduction:
 
     def _received(self, index, number):
         """Return the memory for a chunk from a sender. It is used again by later chunks."""
-        return self.memory[index, number % self.window, : self.parts[self.rank][number].size]
+        return self.memory[index, number % _WINDOW, : self.parts[self.rank][number].size]
 
     def _reduce_chunk(self, number):
         own = self.parts[self.rank][number]
