@@ -11,7 +11,7 @@ from checks import communicators, stores, transports, wires
 from checks.machines import ThreadedMachines
 from checks.ranks import Ranks
 
-from synkhronos._errors import SynkhronosError, WorldBrokenError
+from synkhronos._errors import CollectiveAbortedError, SynkhronosError, WorldBrokenError
 from synkhronos.arithmetic.machines import fewer_on_machines, nearest_master, ranks_of_machines
 from synkhronos.comms import kept
 from synkhronos.comms.formats import make_wire
@@ -331,6 +331,47 @@ def test_what_is_postponed_is_for_the_next_order_and_for_no_reply():
     first.send(1, REPLY, "reply")
     assert second.receive(0, REPLY, np.empty)[1] == "reply"
     assert second.receive(0, CONTROL, np.empty) == (3, "start", [])
+
+
+def test_arrays_that_are_expected_are_cancelled_from_the_last_one_on(monkeypatch):
+    class Logged:
+        def __init__(self, array):
+            self.name = array.size
+
+        def is_complete(self):
+            return self.name == 2
+
+        def cancel(self):
+            cancelled.append(self.name)
+
+    cancelled = []
+    monkeypatch.setattr(NaiveLinks, "receive_into", lambda links, source, tag, array: Logged(array))
+    links, _ = NaiveNetwork(2).links()
+    leaders = Leaders(links)
+    leaders.begin(1)
+    receipts = [leaders.receive_array(1, np.empty(size)) for size in (5, 2, 7, 3, 1)]
+    leaders.complete(receipts[1:2])
+    leaders.abort()
+    for _ in range(2):
+        with pytest.raises(CollectiveAbortedError):
+            leaders.complete(receipts)
+    assert cancelled == [1, 3, 7, 5]
+
+
+def test_messages_of_an_aborted_command_are_discarded_also_if_they_arrive_later():
+    network = NaiveNetwork(2)
+    first, second = (Leaders(links) for links in network.links())
+    first.begin(1)
+    second.begin(1)
+    second.abort()
+    for number in (2, 3):
+        first.send_array(1, np.ones(5))
+        second.begin(number)
+    first.begin(2)
+    first.send_array(1, np.ones(6))
+    second.begin(4)  # it leaves what is not of the aborted command
+    kept = [queue for (_, to, tag), queue in network.queues.items() if to == 1 and queue]
+    assert [list(queue) for queue in kept] == [[np.ones(6).tobytes()]]
 
 
 def test_an_object_that_is_sent_again_is_pickled_once_and_its_arrays_are_the_new_ones(monkeypatch):

@@ -164,6 +164,26 @@ def check_a_cancelled_receipt_writes_no_more(links):
     meet(links)
 
 
+def check_receipts_are_cancelled_from_the_last_one_on_while_messages_arrive(links):
+    arrays, tags = [np.ones(8000)] * 6, range(1000, 1300)
+    for tag in tags:
+        rooms = [(rank, np.zeros_like(array)) for rank in others(links) for array in arrays]
+        receipts = [links.receive_into(rank, tag, room) for rank, room in rooms]
+        for array in arrays:
+            for to in others(links):
+                links.send(to, tag, array)
+        time.sleep(5e-5 * (tag % 10))
+        for receipt in reversed(receipts):
+            receipt.cancel()
+        found = [room.copy() for _, room in rooms]
+    meet(links)
+    for tag in tags:
+        links.discard(tag)
+    for (_, room), before in zip(rooms, found):
+        np.testing.assert_array_equal(room, before)
+    meet(links)
+
+
 def check_two_leaders_that_both_send_much_first_do_not_wait_for_each_other(links):
     large = [np.full(1 << 18, float(turn)) for turn in range(16)]
     sent = [links.send(to, 100, array) for array in large for to in others(links)]

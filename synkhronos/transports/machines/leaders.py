@@ -42,11 +42,17 @@ SHORTEST_NAP = 2e-5  # seconds
 LONGEST_NAP = 1e-3  # inside a command
 _LONGEST_IDLE_NAP = 2e-2
 
+_LATE = 100  # commands after an aborted one, until which messages of it may arrive
+
 _POLLS = range(4)  # polls between two readings of the clock; each takes about 2 microseconds
 
 _SMALL = 4096  # bytes of an array that is sent in the message that announces it
 _KEPT = 1 << 16  # bytes of a pickle that is kept in case it is sent again
 _HEAD = struct.Struct("=qQ")  # of a message: the number of its command, and the length of the pickle
+
+
+def _tag(number, stream):
+    return _FIRST + _STREAMS * (number % _NUMBERS) + stream
 
 
 class Leaders:
@@ -102,7 +108,8 @@ class Leaders:
         # By leader and tag: the last object with its arrays' types, pickled and not, if it is not large.
         self._sent: dict[tuple[int, int], tuple[Any, Any, bytes]] = {}
         self._received: dict[tuple[int, int], tuple[bytes, Any]] = {}
-        self._receiving: set[Receipt] = set()
+        self._left: list[int] = []  # the numbers of aborted commands
+        self._receiving: dict[Receipt, None] = {}  # in order
         self._inside = Patience()
         self._between = Patience(self._inside)
 
@@ -121,8 +128,11 @@ class Leaders:
     def begin(self, number: int) -> None:
         """Start a command."""
         if self._aborted:
+            self._left.append(self.number)
+        self._left = [one for one in self._left if number - one <= _LATE]
+        for left in self._left:
             for stream in range(_STREAMS):
-                self.links.discard(self._tag(stream))
+                self.links.discard(_tag(left, stream))
         self.number, self.passed, self._aborted, self.flag = number, 0, 0, 0
         self._finished.clear()
         early, self._notices = self._notices, []
@@ -236,7 +246,7 @@ class Leaders:
     def receive_array(self, source: int, array: np.ndarray, stream: int = 0) -> Any:
         """Start to receive an array; return a receipt for `complete`."""
         receipt = self.links.receive_into(source, self._tag(stream), array)
-        self._receiving.add(receipt)
+        self._receiving[receipt] = None
         return receipt
 
     def complete(self, receipts: Sequence[Any], sent: Sequence[int] = ()) -> None:
@@ -246,7 +256,7 @@ class Leaders:
         """
         for receipt in receipts:
             self.wait_inside(receipt.is_complete)
-            self._receiving.discard(receipt)
+            self._receiving.pop(receipt, None)
         for number in sent:
             self.wait_inside(lambda number=number: self.links.is_sent(number))
         self.passed += 1
@@ -268,7 +278,7 @@ class Leaders:
         try:
             return self.wait(ready_or_aborted, inside=True)
         except BaseException:
-            for receipt in self._receiving:
+            for receipt in reversed(self._receiving):
                 receipt.cancel()
             self._receiving.clear()
             raise
@@ -282,7 +292,7 @@ class Leaders:
             )
 
     def _tag(self, stream):
-        return _FIRST + _STREAMS * (self.number % _NUMBERS) + stream
+        return _tag(self.number, stream)
 
     # Notices
 

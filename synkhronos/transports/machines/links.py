@@ -44,7 +44,11 @@ class Receipt(ABC):
 
     @abstractmethod
     def cancel(self) -> None:
-        """Stop writing to the array."""
+        """Stop writing to the array.
+
+        Of the receipts of a source and tag, the last one is cancelled first: the next message that
+        arrives is received by the first one that is not cancelled, which may be for a shorter one.
+        """
 
 
 class Links(ABC):

@@ -160,7 +160,8 @@ class _MpiReceipt(Receipt):
         return not requests
 
     def cancel(self):
-        for request in self._requests:
+        # A message that arrives meanwhile is received by the first request, which is for this one.
+        for request in reversed(self._requests):
             if request != MPI.REQUEST_NULL and not _are_over([request]):
                 request.Cancel()
                 request.Wait()
