@@ -370,8 +370,19 @@ def test_messages_of_an_aborted_command_are_discarded_also_if_they_arrive_later(
     first.begin(2)
     first.send_array(1, np.ones(6))
     second.begin(4)  # it leaves what is not of the aborted command
-    kept = [queue for (_, to, tag), queue in network.queues.items() if to == 1 and queue]
+    kept = [queue for (_, to, _), queue in network.queues.items() if to == 1 and queue]
     assert [list(queue) for queue in kept] == [[np.ones(6).tobytes()]]
+
+
+def test_messages_of_an_aborted_command_are_discarded_by_a_courier_that_works_seldom():
+    network = NaiveNetwork(2)
+    first, second = (Leaders(links) for links in network.links())
+    first.begin(1)
+    second.begin(1)
+    second.abort()
+    first.send_array(1, np.ones(5))
+    second.begin(5000)
+    assert not [queue for (_, to, _), queue in network.queues.items() if to == 1 and queue]
 
 
 def test_an_object_that_is_sent_again_is_pickled_once_and_its_arrays_are_the_new_ones(monkeypatch):

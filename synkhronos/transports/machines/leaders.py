@@ -42,7 +42,7 @@ SHORTEST_NAP = 2e-5  # seconds
 LONGEST_NAP = 1e-3  # inside a command
 _LONGEST_IDLE_NAP = 2e-2
 
-_LATE = 100  # commands after an aborted one, until which messages of it may arrive
+_STILL_ARRIVING = 100  # commands after an aborted one in which its messages are discarded
 
 _POLLS = range(4)  # polls between two readings of the clock; each takes about 2 microseconds
 
@@ -108,8 +108,8 @@ class Leaders:
         # By leader and tag: the last object with its arrays' types, pickled and not, if it is not large.
         self._sent: dict[tuple[int, int], tuple[Any, Any, bytes]] = {}
         self._received: dict[tuple[int, int], tuple[bytes, Any]] = {}
-        self._left: list[int] = []  # the numbers of aborted commands
-        self._receiving: dict[Receipt, None] = {}  # in order
+        self._aborted_commands: list[int] = []  # their numbers, while messages may still arrive
+        self._receiving: dict[Receipt, None] = {}  # a set in the order of insertion
         self._inside = Patience()
         self._between = Patience(self._inside)
 
@@ -128,11 +128,13 @@ class Leaders:
     def begin(self, number: int) -> None:
         """Start a command."""
         if self._aborted:
-            self._left.append(self.number)
-        self._left = [one for one in self._left if number - one <= _LATE]
-        for left in self._left:
+            self._aborted_commands.append(self.number)
+        for aborted in self._aborted_commands:
             for stream in range(_STREAMS):
-                self.links.discard(_tag(left, stream))
+                self.links.discard(_tag(aborted, stream))
+        self._aborted_commands = [
+            one for one in self._aborted_commands if number - one < _STILL_ARRIVING
+        ]
         self.number, self.passed, self._aborted, self.flag = number, 0, 0, 0
         self._finished.clear()
         early, self._notices = self._notices, []

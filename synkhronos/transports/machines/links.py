@@ -46,8 +46,8 @@ class Receipt(ABC):
     def cancel(self) -> None:
         """Stop writing to the array.
 
-        Of the receipts of a source and tag, the last one is cancelled first: the next message that
-        arrives is received by the first one that is not cancelled, which may be for a shorter one.
+        Cancel the receipts of a source and tag in reverse order. A message that arrives is received by
+        the first one that is not cancelled; in another order, that may be one for a shorter message.
         """
 
 

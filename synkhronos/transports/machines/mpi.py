@@ -160,7 +160,7 @@ class _MpiReceipt(Receipt):
         return not requests
 
     def cancel(self):
-        # A message that arrives meanwhile is received by the first request, which is for this one.
+        # MPI matches a piece that arrives meanwhile to the first remaining request, its own one.
         for request in reversed(self._requests):
             if request != MPI.REQUEST_NULL and not _are_over([request]):
                 request.Cancel()
