@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import numpy as np
@@ -565,9 +566,13 @@ def test_a_hold_leaves_signals_without_a_python_handler_alone():
 
 
 @own_process
-def test_a_hold_whose_second_signal_raises_puts_the_handler_back():
+def test_a_hold_whose_second_signal_raises_can_be_used_again():
     def refuse(*_):
         raise KeyError
+
+    def check_outside():
+        with pytest.raises(KeyError):
+            signal.raise_signal(signal.SIGUSR2)
 
     signal.signal(signal.SIGUSR2, refuse)
     hold = DeferredSignal(signal.SIGUSR2)
@@ -575,7 +580,7 @@ def test_a_hold_whose_second_signal_raises_puts_the_handler_back():
         with pytest.raises(KeyError), hold:
             for _ in range(times):
                 signal.raise_signal(signal.SIGUSR2)
-        assert signal.getsignal(signal.SIGUSR2) is refuse
+        check_outside()
 
     # Raise the signal at the end of the hold, from a function that is called there. It returns None,
     # which the hold takes for the id of the main thread.
@@ -588,7 +593,69 @@ def test_a_hold_whose_second_signal_raises_puts_the_handler_back():
                 for _ in range(come_before):
                     signal.raise_signal(signal.SIGUSR2)
                 patch.setattr(signals, "get_ident", raise_it)
-        assert signal.getsignal(signal.SIGUSR2) is refuse
+        check_outside()
+
+
+@own_process
+def test_the_script_may_set_and_restore_handlers_between_holds():
+    heard = []
+    number, hold = signal.SIGUSR2, DeferredSignal(signal.SIGUSR2)
+
+    def first(*_):
+        heard.append("first")
+
+    def raise_inside(times=1):
+        """Return what has been heard inside a hold, and altogether."""
+        heard.clear()
+        with hold:
+            for _ in range(times):
+                signal.raise_signal(number)
+            inside = list(heard)
+        return inside, list(heard)
+
+    signal.signal(number, first)
+    assert raise_inside() == ([], ["first"])
+    signal.raise_signal(number)
+    assert heard == ["first"] * 2
+
+    before = signal.signal(number, lambda *_: heard.append("second"))
+    assert raise_inside() == ([], ["second"])
+    signal.signal(number, before)  # a handler that was installed by the hold
+    assert raise_inside() == ([], ["first"])
+    assert raise_inside(times=3) == (["first"], ["first"])
+
+    def both(*came):
+        heard.append("both")
+        before(*came)
+
+    signal.signal(number, both)
+    assert raise_inside() == ([], ["both", "first"])
+    assert raise_inside(times=2) == (["both", "first"],) * 2
+    hold.remove()
+    assert signal.getsignal(number) is both
+    with hold:
+        signal.signal(number, signal.SIG_IGN)
+    hold.remove()  # not its own any more
+    assert signal.getsignal(number) == signal.SIG_IGN
+    assert raise_inside() == ([], [])
+
+
+@own_process
+def test_a_world_that_is_closed_restores_the_handler_of_ctrl_c():
+    for installed in (signal.default_int_handler, lambda *_: None):
+        signal.signal(signal.SIGINT, installed)
+        synk.fork(2, use_gpu=False)
+        x = tt.dvector()
+        assert synk.function([x], (x.sum(), "sum"))(np.ones(2)) == 2
+        synk.close()
+        assert signal.getsignal(signal.SIGINT) is installed
+    synk.fork(2, use_gpu=False)
+    thread = threading.Thread(target=synk.close)  # where handlers cannot be changed
+    thread.start()
+    thread.join()
+    assert not world_exists()
+    signal.raise_signal(signal.SIGINT)  # still reaches the script's own handler
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @own_process

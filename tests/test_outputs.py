@@ -316,6 +316,7 @@ def reduced(results, modes, master_rank=0, subset=None, dtype="float64"):
         output_dtypes=[np.dtype(dtype)] * len(modes),
         output_axes=[0] * len(modes),
     )
+    results = [(n_rows, *(outputs or ())) for n_rows, outputs in results]
     return collect(world, SimpleNamespace(replica=replica), results, subset)
 
 

@@ -68,10 +68,8 @@ class Operation(NamedTuple):
 
     def reduce_floats(self, values: Sequence[float], weights: Sequence[float]) -> float:
         """Like `reduce`, for Python floats, in double precision."""
-        if self.combine is not np.add:
-            return self.combine.reduce(values)
         if not self.weighted:
-            return sum(values)
+            return sum(values) if self.combine is np.add else self.combine.reduce(values)
         total = sum([value * weight for value, weight in zip(values, weights) if weight])
         return total / sum(weights)
 

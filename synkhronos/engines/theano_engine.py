@@ -15,6 +15,7 @@ from theano.tensor.shared_randomstreams import RandomStreams
 from synkhronos._errors import SynkhronosError
 from synkhronos.arithmetic.streams import jump_mrg
 from synkhronos.engines.graphs import GraphEngine
+from synkhronos.engines.theano_direct import DirectCall
 from synkhronos.engines.theano_modules import ModuleLog, add_modules, make_cacheable
 from synkhronos.host import compile_cache
 
@@ -80,7 +81,12 @@ class TheanoEngine(GraphEngine):
 
     def call(self, compiled, arguments, subset=None):
         if subset is None:
-            return compiled(*arguments)
+            try:
+                direct = compiled.synkhronos_direct
+            except AttributeError:
+                direct = DirectCall(compiled) if DirectCall.is_possible(compiled) else None
+                compiled.synkhronos_direct = direct
+            return compiled(*arguments) if direct is None else direct(arguments)
         if isinstance(compiled.fn, _LAZY):
             return compiled(*arguments, output_subset=subset)
         outputs = compiled(*arguments)  # other linkers always compute all outputs

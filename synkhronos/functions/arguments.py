@@ -17,7 +17,8 @@ from synkhronos.arithmetic.partition import select, share
 from synkhronos.arrays.binding import bound_data
 from synkhronos.arrays.data import Data, as_data
 from synkhronos.arrays.objects import ObjectData, SparseData, to_sparse
-from synkhronos.functions.call import CallFunction, Replica, Split
+from synkhronos.functions.call import CallFunction, Split
+from synkhronos.functions.replica import Replica
 from synkhronos.functions.replicate import replicate
 from synkhronos.functions.signature import Input
 from synkhronos.world.here import Command, Here

@@ -11,8 +11,8 @@ from typing import Any, Iterable, Iterator, Mapping, Optional, Sequence, Tuple, 
 from synkhronos._typing import Compiled, OutputOp, ReduceOp, SharedVariable, Variable
 from synkhronos.arithmetic.operations import OPERATIONS
 from synkhronos.functions.analysis import collectives_in
-from synkhronos.functions.call import Replica
 from synkhronos.functions.function import Function
+from synkhronos.functions.replica import Replica
 from synkhronos.functions.signature import (
     parse_givens,
     parse_inputs,
@@ -168,6 +168,7 @@ def _described(outputs):
         "output_modes": [one.op for one in outputs],
         "output_dtypes": [one.dtype for one in outputs],
         "output_axes": [one.axis for one in outputs],
+        "are_numbers": all([one.is_number for one in outputs]),
     }
 
 

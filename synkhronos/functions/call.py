@@ -3,64 +3,26 @@
 from __future__ import annotations
 
 import os
-from typing import Any, NamedTuple, Sequence
+from functools import partial
+from operator import methodcaller
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from synkhronos._typing import Compiled, Rows
+from synkhronos._typing import Rows
 from synkhronos.arithmetic.operations import OPERATIONS
 from synkhronos.arithmetic.partition import select, share
-from synkhronos.engines.base import Engine
 from synkhronos.functions.columns import Bound, Column
 from synkhronos.functions.copies import on_copies
 from synkhronos.functions.packed import pack
 from synkhronos.functions.peers import GraphPeers
+from synkhronos.functions.replica import Replica
 from synkhronos.functions.slices import Slices, distinct
 from synkhronos.stores.handle import Composite, Handle
 from synkhronos.stores.needs import Need
 from synkhronos.world.here import Command, Here
 
-
-class Replica(NamedTuple):
-    """A rank's replica of a function.
-
-    Attributes
-    ----------
-    number : int
-        The number by which all ranks know the function.
-    compiled : compiled function
-    output_modes : list of str or None
-        How each output is reduced.
-    output_dtypes : list of numpy.dtype
-    output_axes : list of int
-        The axis along which each output is gathered.
-    lengths : compiled function or None
-        Used if the function selects a window of rows by an index. From the same arguments, it computes
-        the numbers of rows in the window, which must be equal.
-    sliceable : list of int
-        The numbers of the sliceable shared variables.
-    updates : list of (int, str or None)
-        For each shared variable whose updates accumulate over slices: its number and the operation.
-    has_collectives : bool
-        Whether the ranks meet in the graph. Then all have to compute, also those without rows.
-    uses_master : bool
-        Whether some of the collectives take the master's value.
-    joint : frozenset of int
-        With collectives, the numbers of the updated variables whose new values depend on the rows
-        through collectives only, if at all, so that they are the same on every rank.
-    """
-
-    number: int
-    compiled: Compiled
-    output_modes: list[str | None]
-    output_dtypes: list[np.dtype]
-    output_axes: list[int]
-    lengths: Compiled | None
-    sliceable: list[int]
-    updates: list[tuple[int, str | None]]
-    has_collectives: bool = False
-    uses_master: bool = False
-    joint: frozenset[int] = frozenset()
+_as_float = methodcaller("item")
 
 
 class Split(NamedTuple):
@@ -117,7 +79,7 @@ class CallFunction(Command):
         self.batch_s = batch_s
         self.num_slices = num_slices
         self.subset = subset
-        #: This rank's number of rows and arguments, valid in an epoch of the store
+        #: This rank's number of rows, and what computes its outputs, valid in an epoch of the store
         self._prepared: tuple[int | None, int, Any] = None, 0, None
 
     def __reduce__(self) -> tuple:
@@ -162,19 +124,21 @@ class CallFunction(Command):
     def joined(self, rest: Any) -> CallFunction:
         return self.on_rows(range(*rest) if type(rest) is tuple else rest)
 
-    def run(self, here: Here) -> tuple[int, list | None]:
-        """Return the number of rows of this rank, and its outputs, which are None without rows."""
+    def run(self, here: Here) -> tuple:
+        """Return the number of rows of this rank, followed by its outputs if there are rows."""
         replica = here.functions[self.number]
-        epoch, n_rows, arguments = self._prepared
+        epoch, n_rows, compute = self._prepared
         if epoch is None or epoch != here.store.epoch:
-            n_rows, arguments = self._prepare(here, replica)
+            n_rows, compute = self._prepare(here, replica)
         here.rows[self.number] = n_rows
         if n_rows:
-            values = self._compute(here, replica, arguments, n_rows)
-            return n_rows, self._send(here, replica, values)
+            values = compute()
+            if replica.are_numbers and not here.comm.reduces_in_place:
+                return (n_rows, *map(_as_float, values))
+            return (n_rows, *self._send(here, replica, values))
         if replica.has_collectives:
-            self._compute(here, replica, arguments, 0)
-        return 0, None
+            compute()
+        return (0,)
 
     def needs(self, ranks: range, size: int) -> list[Need]:
         if self.rows is not None:
@@ -234,14 +198,18 @@ class CallFunction(Command):
         return f"function {os.path.basename(name)}, {here.rows.get(self.number, 0)} row(s) of this rank"
 
     def _prepare(self, here, replica):
-        """Return the number of rows of this rank, and its arguments, or columns if there are slices."""
+        """Return the number of rows of this rank, and a function that computes its outputs."""
         columns, n_rows = self._columns(here, replica)
         if self.num_slices > 1 or not (n_rows or replica.has_collectives):
-            return n_rows, columns
+            return n_rows, partial(self._compute, here, replica, columns, n_rows)
         arguments = [column.take(here) for column in columns]
+        if replica.has_collectives or here.ahead is not None or self.subset is not None:
+            compute = partial(self._compute, here, replica, arguments, n_rows)
+        else:
+            compute = partial(_call, here.engine, replica.compiled, arguments)
         if self._is_constant(replica):
-            self._prepared = here.store.epoch, n_rows, arguments
-        return n_rows, arguments
+            self._prepared = here.store.epoch, n_rows, compute
+        return n_rows, compute
 
     def _is_constant(self, replica):
         """Whether the arguments are the same views whenever this command is repeated in an epoch."""
@@ -336,6 +304,10 @@ class CallFunction(Command):
         return values
 
 
+def _call(engine, compiled, arguments):
+    return engine.call(compiled, arguments)
+
+
 class _CallOnRows(Command):
     """A `CallFunction` on a worker, which often has all but the rows from an earlier call."""
 
@@ -354,21 +326,3 @@ class _CallOnRows(Command):
         if self._call is None:  # the same bytes are often received again
             self._call = here.kept(self.base).joined(self.rows)
         return self._call
-
-
-def serial_arguments(
-    engine: Engine, replica: Replica, inputs: Sequence[Any], rows: Sequence[Any]
-) -> list[Any]:
-    """Return the arguments with which a function computes alone, on all rows.
-
-    Parameters
-    ----------
-    inputs : list of arrays
-    rows : list of arrays
-        The rows of the sliceable shared variables.
-    """
-    bounds = []
-    if replica.lengths is not None:
-        length = min(int(one) for one in engine.call(replica.lengths, inputs))
-        bounds = [np.array(0), np.array(length)]
-    return [*inputs, *bounds, *rows, *([None] if replica.has_collectives else [])]

@@ -19,9 +19,10 @@ from synkhronos.arithmetic.partition import take_along
 from synkhronos.functions import outputs, reasons
 from synkhronos.functions.agreement import agreement_of, label, labels, ranks_that_differ
 from synkhronos.functions.analysis import analyze
-from synkhronos.functions.call import CallFunction, serial_arguments
+from synkhronos.functions.call import CallFunction
 from synkhronos.functions.copies import on_copies
 from synkhronos.functions.packed import unpack
+from synkhronos.functions.replica import serial_arguments
 from synkhronos.functions.trial import DIFFERENT_SHAPE, SliceableRows, Tolerance, Trial
 from synkhronos.world.world import World
 
@@ -107,12 +108,12 @@ class _Check:
         results, news, before = zip(*world.run(trial))
         self.out_of_sync = {used[one] for one in ranks_that_differ(before, world.master_rank)}
         by_rank = self._values_by_rank(results)
-        active = [n_rows for n_rows, _ in results if n_rows]
+        weights = [n_rows for n_rows, *_ in results]
+        active = [n_rows for n_rows in weights if n_rows]
         values = outputs.collect(world, self.function, results, self.call.subset)
         for position, index in enumerate(self.subset):
             each = by_rank[position], active
             self._compare_output(index, values[position], serial_outputs[position], each)
-        weights = [n_rows for n_rows, _ in results]
         for number, serial in serial_news.items():
             found = [self._fetched(each[number]) for each in news]
             self._compare_update(number, found, serial, weights)
@@ -193,7 +194,7 @@ class _Check:
 
     def _values_by_rank(self, results):
         """Return, for each output, copies of the values of the ranks with rows; None if not all sent."""
-        sent = [values for n_rows, values in results if n_rows]
+        sent = [values for n_rows, *values in results if n_rows]
         by_rank = []
         for values in zip(*sent):
             known = not any(value is None for value in values)

@@ -11,10 +11,10 @@ from synkhronos.arrays.binding import bind, find_bound
 from synkhronos.arrays.data import Data
 from synkhronos.functions import arguments, outputs
 from synkhronos.functions.agreement import agreement_of
-from synkhronos.functions.call import Replica, serial_arguments
 from synkhronos.functions.check import Comparison, check, check_tolerance
 from synkhronos.functions.description import describe
 from synkhronos.functions.last_call import LastCall
+from synkhronos.functions.replica import Replica, serial_arguments
 from synkhronos.functions.replicate import check_sent, replicate
 from synkhronos.functions.signature import Input
 from synkhronos.functions.specification import Specification, specify
@@ -199,11 +199,11 @@ class Function:
         [array(2.5)]
         >>> synk.close()
         """
-        world = self._world
+        world, last = self._world, self._last
         plain = batch_s is None and output_subset is None and num_slices == 1
         command = kept = None
-        if plain and self._last is not None and not inputs_by_name and not world.closed:
-            command = self._last.repeated(args, batch)
+        if plain and last is not None and not inputs_by_name and not world.closed:
+            command = last.repeated(args, batch)
         if command is None:
             self._usable_world()
             values = arguments.match(world, self, args, inputs_by_name)
@@ -215,20 +215,25 @@ class Function:
             kept = [data.data for data in datas]
         elif world.is_recording:
             kept = [data.data for data in args]
-        if self.replica.number >= world.registry.replicated:
+        registry = world.registry
+        if self.replica.number >= registry.replicated:
             replicate(world)
-        if world.registry.unsent:
+        if registry.unsent:
             check_sent(world, self)
 
         if self.watch is None and not world.is_recording:
             return self._finish(command, world.run(command))
+        return self._submit(command, kept)
+
+    def _submit(self, command, kept):
+        """Run or record a command, perhaps another one that is observed; `kept` lives until then."""
 
         def finish(results, kept=kept):
             return self._finish(command, results)
 
         if self.watch is not None:
-            return world.submit(*self.watch.observe(command, finish))
-        return world.submit(command, finish)
+            return self._world.submit(*self.watch.observe(command, finish))
+        return self._world.submit(command, finish)
 
     def _finish(self, command, results):
         values = outputs.collect(self._world, self, results, command.subset)

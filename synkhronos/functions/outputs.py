@@ -14,38 +14,38 @@ from synkhronos.world.world import World
 def collect(
     world: World,
     function: Any,
-    results: Sequence[tuple[int, Any]],
+    results: Sequence[tuple],
     subset: Sequence[int] | None,
 ) -> list[Any]:
     """Return the list of outputs, each reduced over the ranks that had rows.
 
     Parameters
     ----------
-    results : list of (int, list or None)
-        For each rank, its number of rows, and its outputs in the form in which they were sent.
+    results : list of tuple
+        For each rank, its number of rows, followed by its outputs in the form in which they were sent.
+        A rank without rows has no outputs.
     subset : list of int or None
         The indices of the outputs; None for all.
     """
-    weights, by_rank = zip(*results)
+    columns = zip(*results)
+    weights = next(columns)
     if 0 in weights:
-        by_rank = [values for n_rows, values in results if n_rows]
-        weights = [n_rows for n_rows in weights if n_rows]
-        if not weights:
+        columns = zip(*[result for result in results if result[0]])
+        weights = next(columns, None)
+        if weights is None:
             raise ValueError(f"{function!r}: no rank had any rows to compute on (batch_s)")
-    outputs = []
+    outputs: list[Any] = []
     replica = function.replica
-    modes = replica.output_modes
-    indices = range(len(modes)) if subset is None else subset
-    for index, values in zip(indices, zip(*by_rank)):
-        mode, first = modes[index], values[0]
-        if mode is None or first is None or values[-1] is None:
-            # The master's own value, or one that the communicator has reduced to the master
-            outputs.append(_of_master(world, function, index, results)[len(outputs)])
-        elif type(first) is float and mode != GATHER:
+    for index, values in enumerate(columns) if subset is None else zip(subset, columns):
+        mode, first, last = replica.output_modes[index], values[0], values[-1]
+        if type(first) is float and type(last) is float and mode != GATHER:
             value = OPERATIONS[mode].reduce_floats(values, weights)
             outputs.append(np.asarray(value, replica.output_dtypes[index]))
+        elif mode is None or first is None or last is None:
+            # The master's own value, or one that the communicator has reduced to the master
+            outputs.append(_of_master(world, function, index, results)[len(outputs)])
         else:
-            active = [rank for rank, (n_rows, _) in enumerate(results) if n_rows]
+            active = [rank for rank, (n_rows, *_) in enumerate(results) if n_rows]
             values = [unpack(world.here, value) for value in values]
             outputs.append(_combine(function, index, values, weights, active, world.master_rank))
     return outputs
@@ -62,7 +62,7 @@ def in_form(function: Any, values: list[Any], subset: Sequence[int] | None) -> A
 
 
 def _of_master(world, function, index, results):
-    n_rows, outputs = results[world.master_rank]
+    n_rows, *outputs = results[world.master_rank]
     if not n_rows:
         raise ValueError(
             f"{function!r}: output {index} is the master's own value (op None), but the master had "

@@ -246,7 +246,7 @@ class Watch:
         if call.num_slices > 1:
             return
         computed = range(len(self._function.output_modes)) if call.subset is None else call.subset
-        by_rank = [(n_rows, values) for n_rows, values in results if n_rows]
+        by_rank = [(n_rows, values) for n_rows, *values in results if n_rows]
         for position, index in enumerate(computed):
             counts = self._row_counts.get(index)
             if counts is None or any(values[position] is None for _, values in by_rank):

@@ -32,6 +32,9 @@ class DeferredSignal:
     Only the main thread runs signal handlers; in other threads nothing is deferred. A signal that has no
     handler written in Python is not changed.
 
+    After the first block, another handler remains installed until `remove` is called. Outside of the
+    blocks it passes signals on. To install it for every block would take longer than a short command.
+
     Parameters
     ----------
     number : int
@@ -41,8 +44,8 @@ class DeferredSignal:
     def __init__(self, number: int) -> None:
         self._number = int(number)  # an enumeration is slow to look up
         self._depth = 0
-        self._handler: Callable[..., Any] | None = None
         self._received = 0
+        self._installed: Any = None
         self._frame: Any = None  # the frame interrupted by the first signal
         self._announced = False
         #: Called by the handler of the first signal, if it is not None.
@@ -55,30 +58,40 @@ class DeferredSignal:
         if get_ident() == self._main_thread:
             if not self._depth:
                 self._received = 0
-                handler = getsignal(self._number)
-                self._handler = handler if callable(handler) else None
-                if self._handler is not None:
-                    set_handler(self._number, self._handle)  # raises for a new signal
+                if getsignal(self._number) is not self._installed:
+                    self._install()
             self._depth += 1
         return self
 
     def __exit__(self, *error: object) -> None:
         if get_ident() == self._main_thread:
             self._depth -= 1
-            if not self._depth and self._handler is not None:
-                set_handler(self._number, self._handler)  # a new signal is still deferred
-                if self._received == 1:
-                    self._received, frame, self._frame = 0, self._frame, None
-                    self._handler(self._number, frame)
+            if not self._depth and self._received == 1:
+                self._received, frame, self._frame = 0, self._frame, None
+                self._installed.handler(self._number, frame)
 
-    def _handle(self, number, frame):
+    def _install(self):
+        handler = getsignal(self._number)
+        if callable(handler) and not (type(handler) is _Handler and handler.deferred is self):
+            handler = _Handler(self, handler)
+            set_handler(self._number, handler)  # raises for a new signal
+        # Otherwise there is nothing to defer, or the script has restored a handler of before.
+        self._installed = handler
+
+    def remove(self) -> None:
+        """Install the script's handler again, unless it has installed another one meanwhile."""
+        if get_ident() == self._main_thread and type(self._installed) is _Handler:
+            if getsignal(self._number) is self._installed:
+                set_handler(self._number, self._installed.handler)  # a new signal is still deferred
+
+    def _receive(self, number, frame):
         if not self._received:
             self._received, self._frame, self._announced = 1, frame, False
             if self.on_first is not None:
                 self.on_first()
         elif self._received == 1 and frame.f_code not in _STEPS:
             self._received, self._frame = 2, None
-            self._handler(number, frame)
+            self._installed.handler(number, frame)
 
     @property
     def is_pending(self) -> bool:
@@ -87,7 +100,7 @@ class DeferredSignal:
 
     def drop(self) -> None:
         """Forget a signal that was deferred, unless the script has a handler of its own for it."""
-        if self._received == 1 and self._handler is signal.default_int_handler:
+        if self._received == 1 and self._installed.handler is signal.default_int_handler:
             self._received, self._frame = 0, None
 
     def announce(self) -> None:
@@ -104,11 +117,31 @@ class DeferredSignal:
 _STEPS = (DeferredSignal.__enter__.__code__, DeferredSignal.__exit__.__code__)
 
 
+class _Handler:
+    """What is installed instead of the script's `handler`: inside a block, it defers the signal."""
+
+    def __init__(self, deferred, handler):
+        self.deferred, self.handler = deferred, handler
+
+    def __call__(self, number, frame):
+        deferred = self.deferred
+        # If it is not the last one installed, the script's handler has called it.
+        if deferred._depth and deferred._installed is self:
+            deferred._receive(number, frame)
+        else:
+            self.handler(number, frame)
+
+
 @contextlib.contextmanager
 def defer_termination() -> Iterator[None]:
     """Defer each of the signals that end a script."""
-    with DeferredSignal(signal.SIGINT), DeferredSignal(signal.SIGTERM), DeferredSignal(signal.SIGHUP):
-        yield
+    deferred = [DeferredSignal(number) for number in ENDING]
+    with deferred[0], deferred[1], deferred[2]:
+        try:
+            yield
+        finally:
+            for one in deferred:
+                one.remove()
 
 
 def ignore_signals_for_the_master() -> None:

@@ -24,14 +24,14 @@ class OwnCall(CallFunction):
     def run(self, here: Here) -> list:
         """Return the outputs of this rank's replica."""
         replica = here.functions[self.number]
-        n_rows, arguments = self._prepare(here, replica)
+        n_rows, arguments = self._arguments(here, replica)
         if not n_rows and self.num_slices > 1:
             raise ValueError("num_slices: there are no rows to slice")
         here.rows[self.number] = n_rows
         values = self._compute(here, replica, arguments, n_rows)
         return [here.engine.to_host(value) for value in values]
 
-    def _prepare(self, here, replica):
+    def _arguments(self, here, replica):
         columns, n_rows = self._columns(here, replica)
         if self.num_slices > 1:
             return n_rows, columns

@@ -12,7 +12,7 @@ class Box:
     """
 
     def __init__(self, memory, nbytes):
-        self._memory = memory
+        self._memory, self._mapping = memory, memory.mapping
         # Offset and length of the bytes, then the room for them.
         block = memory.allocate(16 + nbytes)
         self._header = block[:16].data.cast("q")
@@ -29,7 +29,7 @@ class Box:
         if nbytes > self._nbytes:
             self._long = self._memory.allocate(nbytes)
             start = self._memory.offset(self._long)
-        self._memory.mapping[start : start + nbytes] = payload
+        self._mapping[start : start + nbytes] = payload
         self._header[0], self._header[1] = start, nbytes
         if self._long is None:
             self._short = payload
@@ -40,5 +40,6 @@ class Box:
 
     def get(self):
         """Return the contents."""
-        start, nbytes = self._header
-        return self._memory.mapping[start : start + nbytes]
+        header = self._header
+        start = header[0]
+        return self._mapping[start : start + header[1]]

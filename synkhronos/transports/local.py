@@ -125,7 +125,7 @@ class LocalTransport(WatchfulTransport):
     def _fork_workers(self):
         for rank in self._workers:
             self._finishes[rank].drain()  # posted in an earlier attempt
-            self._milestones.start(rank)
+            self._milestones.forget(rank)
         try:
             for number, rank in enumerate(self._workers):
                 self._fork_worker(rank, number)
@@ -163,7 +163,7 @@ class LocalTransport(WatchfulTransport):
         self._finishes[rank].drain()
         has_replied = self._milestones.has_finished(rank)  # before it died
         if not has_replied:
-            self._milestones.start(rank)
+            self._milestones.forget(rank)
         self._fork_worker(rank, 0, functools.partial(prepare, not has_replied))
         if not self._has_started(rank):
             return  # it has died as well; the next check finds that
@@ -219,11 +219,10 @@ class LocalTransport(WatchfulTransport):
         # A rank that failed may have passed fewer barriers.
         self._turn = self._passed = self._read = 0
         self.posted = self.in_program = False
-        self._milestones.start(self.rank)
+        self._milestones.begin()
         self._mailbox.put(payload)
         self.posted = True
         for rank in self._workers:
-            self._milestones.start(rank)
             self._starts[rank].post()
 
     def collect(self):
@@ -297,7 +296,7 @@ class LocalTransport(WatchfulTransport):
         began = checked = time.monotonic()
         worked = began - patience.resumed
         if self._has_cores[0] and patience.poll(semaphore.try_wait, began, worked):
-            return waited + min(patience.resume() - checked, _LONGEST_SLEEP)
+            return waited + patience.resumed - began
         while not semaphore.wait(CHECK_INTERVAL):
             # Signal handlers of the script may end a wait early.
             now = time.monotonic()

@@ -1,6 +1,13 @@
-"""How far each rank has come in a command, in memory that all ranks share."""
+"""How far each rank has come in a command, in memory that all ranks share.
 
-_FINISHED = 1 << 62  # larger than the number of barriers in any command
+Each rank writes to a cache line of its own, with the number of the command. So nothing has to be reset
+before the next command, and a short command takes no time for memory that another core has written to.
+"""
+
+_LINE = 8  # numbers of 8 bytes in a cache line
+_PASSED, _FINISHED, _REACHED, _REACHED_IN = range(4)  # in the line of a rank
+_NONE = -1  # no command
+_ALL = 1 << 62  # more barriers than there are in any command
 
 
 class Milestones:
@@ -14,28 +21,37 @@ class Milestones:
 
     def __init__(self, store, size):
         self._size = size
-        self._arrived = store.empty((size,), "int64").data  # the barriers that a rank has reached
-        self._passed = store.empty((size,), "int64").data  # those passed at its end; -1 before that
+        self._lines = store.empty((size * _LINE,), "int64").data
+        self._command = store.empty((1,), "int64").data  # the number of the last command
         self._aborted = store.empty((1,), "int64").data  # first barrier affected, from 1; 0 for none
-        self._aborted[0] = 0
+        self._command[0] = self._aborted[0] = 0
         for rank in range(size):
-            self.start(rank)
+            self.forget(rank)
 
-    def start(self, rank):
-        """Record that a rank starts a command."""
-        self._arrived[rank], self._passed[rank] = 0, -1
+    def begin(self):
+        """Record that a new command begins, in which no rank has reached anything."""
+        self._command[0] += 1
+
+    def forget(self, rank):
+        """Record that a rank has not reached anything: another process has its place."""
+        line = rank * _LINE
+        self._lines[line + _FINISHED] = self._lines[line + _REACHED_IN] = _NONE
 
     def reach(self, rank, barrier):
         """Record that a rank has reached a barrier; they are counted from 1."""
-        self._arrived[rank] = barrier
+        line = rank * _LINE
+        self._lines[line + _REACHED] = barrier
+        self._lines[line + _REACHED_IN] = self._command[0]
 
     def finish(self, rank, passed):
         """Record that a rank has finished the command, and how many barriers it has passed."""
-        self._passed[rank], self._arrived[rank] = passed, _FINISHED
+        line = rank * _LINE
+        self._lines[line + _PASSED] = passed
+        self._lines[line + _FINISHED] = self._command[0]
 
     def has_finished(self, rank):
         """Whether a rank has finished the command."""
-        return self._arrived[rank] == _FINISHED
+        return self._lines[rank * _LINE + _FINISHED] == self._command[0]
 
     @property
     def aborted(self):
@@ -48,12 +64,23 @@ class Milestones:
 
     def missing(self, passed):
         """Return the ranks that have finished without reaching the barrier after the first `passed`."""
-        return [rank for rank in range(self._size) if 0 <= self._passed[rank] <= passed]
+        return [
+            rank
+            for rank in range(self._size)
+            if self.has_finished(rank) and self._lines[rank * _LINE + _PASSED] <= passed
+        ]
 
     def describe_late(self, rank, labels):
         """Name the ranks that have reached the fewest barriers, for another rank that waits for them."""
-        others = [other for other in range(self._size) if other != rank]
-        first = min(self._arrived[other] for other in others)
+        reached = {other: self._reached(other) for other in range(self._size) if other != rank}
+        first = min(reached.values())
         doing = "computing" if first == 0 else f"after barrier {first} of the command"
-        behind = [other for other in others if self._arrived[other] == first]
+        behind = [other for other in reached if reached[other] == first]
         return ", ".join(f"rank {labels[other]} (running, {doing})" for other in behind)
+
+    def _reached(self, rank):
+        """Return how many barriers a rank has reached."""
+        if self.has_finished(rank):
+            return _ALL
+        line = rank * _LINE
+        return self._lines[line + _REACHED] if self._lines[line + _REACHED_IN] == self._command[0] else 0

@@ -21,7 +21,9 @@ LONGEST = 4e-2  # seconds
 LEAST = 1 / 64
 AFTER_MOVE = 5.0  # limits to poll after a move to another core; other ranks may be about to move, too
 
-_POLLS = range(32)  # polls between two readings of the clock; each takes about 80 nanoseconds
+# Polls between two readings of the clock, and offers of the interpreter and the core to others. Each
+# takes about 80 nanoseconds, so the next short call usually comes before that.
+_POLLS = range(128)
 
 
 class Patience:
@@ -63,7 +65,7 @@ class Patience:
         return min(max(SHARE * worked, SHORTEST), LONGEST)
 
     def poll(self, try_wait, began, worked):
-        """Poll until ``try_wait()`` returns 0 or the time limit is reached.
+        """Poll until ``try_wait()`` returns 0, and note the time, or until the limit is reached.
 
         Parameters
         ----------
@@ -79,10 +81,14 @@ class Patience:
             Whether ``try_wait()`` returned 0.
         """
         until = began + min(self.fraction * self.limit(worked), LONGEST)
+        now = began
         while True:
             for _ in _POLLS:
                 if not try_wait():
-                    self.fraction = 1.0
+                    # `now` is up to ten microseconds old, which makes no difference.
+                    self.fraction, self.resumed = 1.0, now
+                    if self._inside is not None:
+                        self._inside.resumed = now
                     return True
             now = time.monotonic()
             if now >= until:

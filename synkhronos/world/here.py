@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 import pickle
-import traceback
 from abc import ABC, abstractmethod
 from typing import Any, Hashable, Iterable, MutableMapping, Sequence
 
@@ -25,6 +24,7 @@ from synkhronos.engines.base import Engine
 from synkhronos.stores.handle import Composite, Handle
 from synkhronos.stores.needs import Need
 from synkhronos.transports.base import Transport
+from synkhronos.world.replies import failure, success
 
 _SMALL = 4096  # bytes of a pickled command that is kept
 _MOST_KEPT = 64  # commands
@@ -205,9 +205,10 @@ class Here:
         try:
             if payload != self._payload:  # the same call is often repeated
                 self._command, self._payload = pickle.loads(payload), payload
-            self.sent.clear()
-            self.store.collect()  # otherwise a rank that does not allocate would never do it
-            return pickle.dumps((None, self._command.run(self)), pickle.HIGHEST_PROTOCOL)
+            if self.sent:
+                self.sent.clear()
+                self.store.collect()
+            return success(self._command.run(self))
         except Exception as error:
             if not isinstance(error, CollectiveAbortedError):
                 self.transport.abort()
@@ -226,10 +227,4 @@ class Here:
 
     def failure(self, error: Exception) -> bytes:
         """Return the bytes of a reply that reports how this rank failed."""
-        aborted = isinstance(error, CollectiveAbortedError)
-        try:
-            message = str(error)
-        except Exception as worse:  # raised by a user's class
-            message = f"(str() of the exception raised {type(worse).__name__})"
-        status = aborted, type(error).__name__, message, traceback.format_exc()
-        return pickle.dumps((status, None), pickle.HIGHEST_PROTOCOL)
+        return failure(error)

@@ -2,10 +2,43 @@
 
 from __future__ import annotations
 
-import pickle
-from typing import Any, Sequence
+import traceback
+from pickle import HIGHEST_PROTOCOL, dumps, loads
+from typing import Any, NamedTuple, Sequence
 
 from synkhronos._errors import CollectiveAbortedError, WorkerError
+
+
+class Failure(NamedTuple):
+    """What a rank replies whose command has raised an exception.
+
+    Attributes
+    ----------
+    was_aborted : bool
+        Whether it failed only because another rank has.
+    kind, message, traceback : str
+        Of the exception.
+    """
+
+    was_aborted: bool
+    kind: str
+    message: str
+    traceback: str
+
+
+def failure(error: Exception) -> bytes:
+    """Return a reply that reports an exception, in its ``except`` block."""
+    try:
+        message = str(error)
+    except Exception as worse:  # raised by a user's class
+        message = f"(str() of the exception raised {type(worse).__name__})"
+    was_aborted = isinstance(error, CollectiveAbortedError)
+    return success(Failure(was_aborted, type(error).__name__, message, traceback.format_exc()))
+
+
+def success(result: Any) -> bytes:
+    """Return a reply with the result of a command."""
+    return dumps(result, HIGHEST_PROTOCOL)
 
 
 def results_of(replies: Sequence[bytes | None], own: Any, error: BaseException | None) -> list:
@@ -27,17 +60,22 @@ def results_of(replies: Sequence[bytes | None], own: Any, error: BaseException |
         If a worker raised an exception: the error of the first rank that failed by itself, not because
         another rank failed.
     """
-    results, failures = [], None
-    for rank, reply in enumerate(replies):
-        status, result = (None, own) if reply is None else pickle.loads(reply)
+    results, has_failed = [], error is not None
+    for reply in replies:
+        result = own if reply is None else loads(reply)
+        if type(result) is Failure:
+            has_failed = True
         results.append(result)
-        if status is not None:
-            failures = [*(failures or ()), (rank, *status)]
+    if has_failed:
+        _raise(results, error)
+    return results
+
+
+def _raise(results, error):
     if error is not None and not isinstance(error, CollectiveAbortedError):
         raise error
-    if failures:
-        rank, _, *cause = min(failures, key=lambda failure: failure[1])
-        raise WorkerError(rank, *cause) from error
-    if error is not None:
+    failures = [(rank, one) for rank, one in enumerate(results) if type(one) is Failure]
+    if not failures:
         raise error
-    return results
+    rank, first = min(failures, key=lambda failure: failure[1].was_aborted)
+    raise WorkerError(rank, first.kind, first.message, first.traceback) from error

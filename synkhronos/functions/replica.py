@@ -1,0 +1,73 @@
+"""A rank's replica of a function."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Sequence
+
+import numpy as np
+
+from synkhronos._typing import Compiled
+from synkhronos.engines.base import Engine
+
+
+class Replica(NamedTuple):
+    """A rank's replica of a function: the compiled function, and what a call needs to know of it.
+
+    Attributes
+    ----------
+    number : int
+        The number by which all ranks know the function.
+    compiled : compiled function
+    output_modes : list of str or None
+        How each output is reduced.
+    output_dtypes : list of numpy.dtype
+    output_axes : list of int
+        The axis along which each output is gathered.
+    are_numbers : bool
+        Whether all outputs are floating-point numbers that are reduced. They are sent as floats.
+    lengths : compiled function or None
+        Used if the function selects a window of rows by an index. From the same arguments, it computes
+        the numbers of rows in the window, which must be equal.
+    sliceable : list of int
+        The numbers of the sliceable shared variables.
+    updates : list of (int, str or None)
+        For each shared variable whose updates accumulate over slices: its number and the operation.
+    has_collectives : bool
+        Whether the ranks meet in the graph. Then all have to compute, also those without rows.
+    uses_master : bool
+        Whether some of the collectives take the master's value.
+    joint : frozenset of int
+        With collectives, the numbers of the updated variables whose new values depend on the rows
+        through collectives only, if at all, so that they are the same on every rank.
+    """
+
+    number: int
+    compiled: Compiled
+    output_modes: list[str | None]
+    output_dtypes: list[np.dtype]
+    output_axes: list[int]
+    are_numbers: bool
+    lengths: Compiled | None
+    sliceable: list[int]
+    updates: list[tuple[int, str | None]]
+    has_collectives: bool = False
+    uses_master: bool = False
+    joint: frozenset[int] = frozenset()
+
+
+def serial_arguments(
+    engine: Engine, replica: Replica, inputs: Sequence[Any], rows: Sequence[Any]
+) -> list[Any]:
+    """Return the arguments with which a function computes alone, on all rows.
+
+    Parameters
+    ----------
+    inputs : list of arrays
+    rows : list of arrays
+        The rows of the sliceable shared variables.
+    """
+    bounds = []
+    if replica.lengths is not None:
+        length = min(int(one) for one in engine.call(replica.lengths, inputs))
+        bounds = [np.array(0), np.array(length)]
+    return [*inputs, *bounds, *rows, *([None] if replica.has_collectives else [])]
