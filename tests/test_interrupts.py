@@ -641,6 +641,31 @@ def test_the_script_may_set_and_restore_handlers_between_holds():
 
 
 @own_process
+def test_asyncio_finds_pythons_own_handler_after_a_hold():
+    """Otherwise, Ctrl-C would no longer cancel the main task, but raise an exception anywhere in it."""
+    import asyncio
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    with pytest.raises(KeyboardInterrupt), DeferredSignal(signal.SIGINT):
+        signal.raise_signal(signal.SIGINT)
+    cancelled = []
+
+    async def sleep():
+        try:
+            with DeferredSignal(signal.SIGINT):  # around the handler of asyncio
+                signal.raise_signal(signal.SIGINT)
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            cancelled.append(True)
+            raise
+
+    with pytest.raises(KeyboardInterrupt):
+        asyncio.run(sleep())
+    assert cancelled
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@own_process
 def test_a_world_that_is_closed_restores_the_handler_of_ctrl_c():
     for installed in (signal.default_int_handler, lambda *_: None):
         signal.signal(signal.SIGINT, installed)

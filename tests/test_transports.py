@@ -1,5 +1,6 @@
 """Conformance checks on each transport, and tests of time-outs and of dying workers."""
 
+import functools
 import os
 import pickle
 import signal
@@ -286,6 +287,28 @@ def test_a_reply_counts_if_the_worker_dies_before_the_master_knows_of_it(monkeyp
     assert died == [1, 2]
     assert ranks.values(exchange_ranks) == [[0, 1, 2]] * 3
     ranks.close()
+
+
+def test_milestones_of_an_earlier_command_do_not_count():
+    milestones = Milestones(LocalTransport(3, 0).store, 3)
+    late = functools.partial(milestones.describe_late, 0, "abc")
+    milestones.begin()
+    assert late() == "rank b (running, computing), rank c (running, computing)"
+    milestones.reach(1, 1)
+    milestones.reach(1, 2)
+    assert late() == "rank c (running, computing)"
+    milestones.finish(2, 1)
+    assert milestones.has_finished(2) and not milestones.has_finished(1)
+    assert milestones.missing(1) == [2] and milestones.missing(0) == []
+    assert late() == "rank b (running, after barrier 2 of the command)"
+    milestones.begin()
+    assert not any(map(milestones.has_finished, range(3))) and milestones.missing(9) == []
+    assert late() == "rank b (running, computing), rank c (running, computing)"
+    for rank in range(3):
+        milestones.finish(rank, 0)
+    milestones.forget(1)
+    assert [milestones.has_finished(rank) for rank in range(3)] == [True, False, True]
+    assert milestones.missing(0) == [0, 2]
 
 
 def end_early(transport):

@@ -15,6 +15,7 @@ import threading
 # The functions of `signal` convert to and from enumerations, which takes 2 microseconds more.
 from _signal import getsignal
 from _signal import signal as set_handler
+from sys import modules
 from threading import get_ident
 from typing import Any, Callable, Iterator
 
@@ -32,8 +33,10 @@ class DeferredSignal:
     Only the main thread runs signal handlers; in other threads nothing is deferred. A signal that has no
     handler written in Python is not changed.
 
-    After the first block, another handler remains installed until `remove` is called. Outside of the
-    blocks it passes signals on. To install it for every block would take longer than a short command.
+    After the first block, its own handler remains installed until `remove` is called. Outside of the
+    blocks it passes signals on. To install it for each block takes as long as the rest of a short
+    command on one side. But it is removed after each block once asyncio or trio has been imported: they
+    handle Ctrl-C themselves only if they find Python's own handler.
 
     Parameters
     ----------
@@ -66,9 +69,12 @@ class DeferredSignal:
     def __exit__(self, *error: object) -> None:
         if get_ident() == self._main_thread:
             self._depth -= 1
-            if not self._depth and self._received == 1:
-                self._received, frame, self._frame = 0, self._frame, None
-                self._installed.handler(self._number, frame)
+            if not self._depth:
+                if "asyncio" in modules or "trio" in modules:
+                    self.remove()
+                if self._received == 1:
+                    self._received, frame, self._frame = 0, self._frame, None
+                    self._installed.handler(self._number, frame)
 
     def _install(self):
         handler = getsignal(self._number)

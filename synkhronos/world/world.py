@@ -245,12 +245,12 @@ class World:
         Exception
             Any exception that the command raised in the master.
         """
-        here = self.here
+        # No variable refers to `self.here`: tracebacks would keep it, and so its memory, after a restart.
         if self.in_program or self.closed or self.broken is not None:
             self.check_usable()
-        here.engine.enter_thread()
-        if here.size == 1:
-            return [command.run(here)]
+        self.here.engine.enter_thread()
+        if self.here.size == 1:
+            return [command.run(self.here)]
         with self.defer_interrupt:
             if not self._turn.acquire(False):
                 raise SynkhronosError(_BUSY)
