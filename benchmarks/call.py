@@ -3,8 +3,8 @@
 A function that sums one number per rank, on two ranks, is compared with the same function in Theano
 alone, as scripts call it, and with a round trip between two processes that poll. Theano takes less time
 if it is told not to check arguments, which is in the table, too. A round trip between processes that
-sleep takes 2 to 50 microseconds, depending on the run. By hand: two processes that call the function and add
-up their results, with nothing that could find a mistake, an interrupt or a dead process.
+sleep takes 2 to 50 microseconds, depending on the run. By hand: two processes that call the function
+and add up their results, with nothing that could find a mistake, an interrupt or a dead process.
 """
 
 import mmap
@@ -110,7 +110,7 @@ def _poll(semaphore):
 
 
 def serial_call(trusts):
-    """The function in plain Theano, which checks its argument, or trusts it as the library's functions."""
+    """The function in plain Theano, which checks its argument unless it is told to trust it."""
     import synkhronos  # noqa: F401
     import theano
 

@@ -245,7 +245,7 @@ class World:
         Exception
             Any exception that the command raised in the master.
         """
-        # No variable refers to `self.here`: tracebacks would keep it, and so its memory, after a restart.
+        # `self.here` has no local name here: tracebacks would keep it, and its memory, after a restart.
         if self.in_program or self.closed or self.broken is not None:
             self.check_usable()
         self.here.engine.enter_thread()
