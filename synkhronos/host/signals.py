@@ -34,9 +34,9 @@ class DeferredSignal:
     handler written in Python is not changed.
 
     After the first block, its own handler remains installed until `remove` is called. Outside of the
-    blocks it passes signals on. To install it for each block takes as long as the rest of a short
-    command on one side. But it is removed after each block once asyncio or trio has been imported: they
-    handle Ctrl-C themselves only if they find Python's own handler.
+    blocks it passes signals on. To set and restore handlers for each block would be a tenth of a short
+    command. But it is removed after each block once asyncio or trio has been imported: they handle
+    Ctrl-C themselves only if they find Python's own handler.
 
     Parameters
     ----------
