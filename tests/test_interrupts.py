@@ -666,6 +666,19 @@ def test_asyncio_finds_pythons_own_handler_after_a_hold():
 
 
 @own_process
+def test_trio_finds_pythons_own_handler_after_a_hold():
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    hold = DeferredSignal(signal.SIGINT)
+    with hold:
+        pass
+    assert signal.getsignal(signal.SIGINT) is not signal.default_int_handler
+    sys.modules["trio"] = sys  # as if it had been imported
+    with hold:
+        assert signal.getsignal(signal.SIGINT) is not signal.default_int_handler
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@own_process
 def test_a_world_that_is_closed_restores_the_handler_of_ctrl_c():
     for installed in (signal.default_int_handler, lambda *_: None):
         signal.signal(signal.SIGINT, installed)

@@ -168,7 +168,6 @@ def _described(outputs):
         "output_modes": [one.op for one in outputs],
         "output_dtypes": [one.dtype for one in outputs],
         "output_axes": [one.axis for one in outputs],
-        "are_numbers": all([one.is_number for one in outputs]),
     }
 
 

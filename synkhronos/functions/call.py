@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from functools import partial
-from operator import methodcaller
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,8 +20,6 @@ from synkhronos.functions.slices import Slices, distinct
 from synkhronos.stores.handle import Composite, Handle
 from synkhronos.stores.needs import Need
 from synkhronos.world.here import Command, Here
-
-_as_float = methodcaller("item")
 
 
 class Split(NamedTuple):
@@ -132,10 +129,7 @@ class CallFunction(Command):
             n_rows, compute = self._prepare(here, replica)
         here.rows[self.number] = n_rows
         if n_rows:
-            values = compute()
-            if replica.are_numbers and not here.comm.reduces_in_place:
-                return (n_rows, *map(_as_float, values))
-            return (n_rows, *self._send(here, replica, values))
+            return (n_rows, *self._send(here, replica, compute()))
         if replica.has_collectives:
             compute()
         return (0,)

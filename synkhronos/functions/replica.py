@@ -23,8 +23,6 @@ class Replica(NamedTuple):
     output_dtypes : list of numpy.dtype
     output_axes : list of int
         The axis along which each output is gathered.
-    are_numbers : bool
-        Whether all outputs are floating-point numbers that are reduced. They are sent as floats.
     lengths : compiled function or None
         Used if the function selects a window of rows by an index. From the same arguments, it computes
         the numbers of rows in the window, which must be equal.
@@ -46,7 +44,6 @@ class Replica(NamedTuple):
     output_modes: list[str | None]
     output_dtypes: list[np.dtype]
     output_axes: list[int]
-    are_numbers: bool
     lengths: Compiled | None
     sliceable: list[int]
     updates: list[tuple[int, str | None]]

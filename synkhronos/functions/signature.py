@@ -53,8 +53,6 @@ class Output(NamedTuple):
         The axis along which they are gathered.
     stated : bool
         Whether the script has stated the operation.
-    is_number : bool
-        Whether it is a floating-point number that is reduced.
     """
 
     variable: Variable
@@ -63,7 +61,6 @@ class Output(NamedTuple):
     over_cpu: bool
     axis: int
     stated: bool
-    is_number: bool
 
 
 def parse_inputs(
@@ -171,8 +168,7 @@ def _parse_output(engine, where, output):
             f"{where}: axis={axis} is for an output that is gathered and has this axis, got op "
             f"{mode!r} and {kind.ndim} dimensions"
         )
-    is_number = op in OPERATIONS and kind.ndim == 0 and kind.dtype.kind == "f"
-    return Output(variable, kind.dtype, op, over_cpu, axis, stated, is_number)
+    return Output(variable, kind.dtype, op, over_cpu, axis, stated)
 
 
 def parse_updates(

@@ -88,7 +88,7 @@ class DeferredSignal:
         """Install the script's handler again, unless it has installed another one meanwhile."""
         if get_ident() == self._main_thread and type(self._installed) is _Handler:
             if getsignal(self._number) is self._installed:
-                set_handler(self._number, self._installed.handler)  # a new signal is still deferred
+                set_handler(self._number, self._installed.handler)
 
     def _receive(self, number, frame):
         if not self._received:

@@ -77,5 +77,5 @@ def _raise(results, error):
     failures = [(rank, one) for rank, one in enumerate(results) if type(one) is Failure]
     if not failures:
         raise error
-    rank, first = min(failures, key=lambda failure: failure[1].was_aborted)
+    rank, first = min(failures, key=lambda pair: pair[1].was_aborted)
     raise WorkerError(rank, first.kind, first.message, first.traceback) from error

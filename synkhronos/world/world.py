@@ -67,8 +67,6 @@ class World:
         Why no command can run any more.
     in_program : bool
         Whether this rank is inside a program of `spmd`.
-    is_recording : bool
-        Whether commands are recorded, inside a `fuse` block, instead of run.
     defer_interrupt : DeferredSignal
         Defers Ctrl-C.
     remarks : list of callable
@@ -84,7 +82,7 @@ class World:
         audits: bool = False,
     ) -> None:
         self.registry = Registry()
-        self.closed = self.in_program = self.is_recording = False
+        self.closed = self.in_program = False
         self.audits = audits
         self.remarks: list[Callable[[], None]] = []
         self.defer_interrupt = DeferredSignal(signal.SIGINT)
@@ -218,9 +216,14 @@ class World:
         """Refuse all further commands, for this reason."""
         self.broken = reason
 
+    @property
+    def is_recording(self) -> bool:
+        """Whether commands are recorded, inside a `fuse` block, instead of run."""
+        return self._recorder is not None
+
     def record(self, recorder: Any) -> None:
         """Let `submit` call ``recorder.add(command, finish, used)``; if it is None, run commands."""
-        self._recorder, self.is_recording = recorder, recorder is not None
+        self._recorder = recorder
 
     def submit(self, command: Command, finish: Finish, used: Any = None) -> Any:
         """Run a command and return ``finish(results by rank)``; inside ``fuse()``, record it.
@@ -246,14 +249,12 @@ class World:
             Any exception that the command raised in the master.
         """
         # `self.here` has no local name here: tracebacks would keep it, and its memory, after a restart.
-        if self.in_program or self.closed or self.broken is not None:
-            self.check_usable()
+        self.check_usable()
         self.here.engine.enter_thread()
         if self.here.size == 1:
             return [command.run(self.here)]
         with self.defer_interrupt:
-            if not self._turn.acquire(False):
-                raise SynkhronosError(_BUSY)
+            self._take_turn()
             try:
                 if self.registry.dropped:
                     return self.registry.drop_and_run(command, self._run)
