@@ -61,6 +61,21 @@ def test_values_of_weight_zero_take_no_part_whatever_they_are():
     assert got.tolist() == [2.5, 3.5]
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64", "complex64"])
+@pytest.mark.parametrize("number", [1, 2, 3, 4, 6, 8])
+def test_an_average_of_equal_weights_is_the_rounded_quotient(number, dtype):
+    kind = np.dtype(dtype)
+    info = np.finfo(kind)
+    one = [info.tiny, info.tiny * info.eps, info.max / 16, -0.0, 1 / 3, 1e3, np.inf, np.nan]
+    with np.errstate(invalid="ignore"):  # infinity by a complex number
+        got = OPERATIONS["avg"].reduce([np.array(one, kind)] * number, [5] * number)
+        total = np.array(one, kind)
+        for _ in range(number - 1):
+            total = total + np.array(one, kind)
+        expected = total / kind.type(number)
+    assert got.tobytes() == expected.tobytes()
+
+
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_an_average_of_many_halves_does_not_overflow_or_lose_its_small_terms(dtype):
     values = [np.full(3, 40000, dtype)] * 4

@@ -8,6 +8,8 @@ import pytest
 import synkhronos as synk
 from compilers import UnusedInputError, compiler, cross_entropy, softmax, tt
 from synkhronos.extensions import train, updates
+from synkhronos.functions.watch import PATIENCE
+from synkhronos.world.fuse import _Block
 
 ROWS = 53
 
@@ -94,6 +96,83 @@ def test_a_step_is_one_command(world_of, digits, monkeypatch):
     monkeypatch.setattr(transport, "post", lambda *sent: (posts.append(sent), post(*sent)))
     parallel(*digits)
     assert len(posts) == 1
+
+
+@pytest.fixture
+def recorded(monkeypatch):
+    """The numbers of calls in each fused block so far."""
+    blocks, run = [], _Block._run
+    monkeypatch.setattr(_Block, "_run", lambda self: (blocks.append(len(self._calls)), run(self)))
+    return blocks
+
+
+def test_a_repeated_step_sees_what_the_script_changes_between_the_steps(world_of, digits, recorded):
+    world_of(2)
+    parallel, serial, params = make_both(updates.nesterov_momentum, learning_rate=0.01)
+    x, y = map(synk.data, digits)
+    pair = [digits[0].copy(), digits[1].copy()]
+    start = iter(range(10**6))
+
+    def both(times=3, batch=10):
+        for _ in range(times):
+            rows = slice(first := next(start) % 40, first + batch)
+            np.testing.assert_allclose(parallel(x, y, rows), serial(*pair, rows), rtol=1e-4)
+
+    def is_recorded_again(times=3):
+        del recorded[:]
+        both(times)
+        return len(recorded)
+
+    both(PATIENCE + 2)  # until replicas are not compared any more
+    assert is_recorded_again() == 0
+    x[3:20] = pair[0][3:20] = 0.5  # in place
+    assert is_recorded_again() == 0
+    params[0][0].set_value(params[0][0].get_value() / 2)
+    params[0][1].set_value(params[0][1].get_value() / 2)
+    synk.broadcast(params[0][0])
+    assert is_recorded_again() == 1  # it reads what was set
+    pair = [np.concatenate([one, one]) for one in pair]
+    x.set_value(pair[0])
+    y.set_value(pair[1])
+    assert 1 <= is_recorded_again() <= 2
+    z = tt.fvector("z")
+    other = synk.function([z], [(z.sum(), "sum")])
+    assert is_recorded_again() == 1  # it has to be replicated
+    assert other(np.ones(5, "float32")) == [5]
+    with pytest.raises(synk.FuseError), synk.fuse():
+        parallel(x, y, 10)
+    with pytest.raises(TypeError, match="batch"):
+        parallel(x, y, "ten")
+    both(batch=1)  # fewer rows than ranks
+    assert is_recorded_again() <= 1
+    synk.restart()
+    both(PATIENCE)
+    assert is_recorded_again() == 0
+    for ours, theirs in params:
+        for replica in synk.gather(ours):
+            np.testing.assert_allclose(replica, theirs.get_value(), rtol=1e-3, atol=1e-5)
+    synk.close()
+    with pytest.raises(synk.ClosedError):
+        parallel(x, y, slice(0, 10))
+
+
+def test_a_repeated_step_that_fails_is_taken_by_none(world_of, digits, recorded):
+    world_of(2)
+    parallel, serial, params = make_both(updates.momentum, learning_rate=0.01)
+    x, y = map(synk.data, digits)
+    for _ in range(PATIENCE + 2):
+        np.testing.assert_allclose(parallel(x, y), serial(*digits), rtol=1e-4)
+    del recorded[:]
+    for bad_row in (0, ROWS - 1):
+        y[bad_row] = 3
+        with pytest.raises((ValueError, IndexError, AssertionError, synk.WorkerError)):
+            parallel(x, y)
+        y[bad_row] = digits[1][bad_row]
+        np.testing.assert_allclose(parallel(x, y), serial(*digits), rtol=1e-4)
+    assert not recorded
+    for ours, theirs in params:
+        for replica in synk.gather(ours):
+            np.testing.assert_allclose(replica, theirs.get_value(), rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("rule", [updates.momentum, updates.adam, updates.sgd_nonflat])

@@ -208,7 +208,8 @@ def test_parts_of_a_fused_command_that_are_repeated_are_sent_and_opened_once(lab
     world.start()
     for number in range(1, 4):
         fused = FusedCommand([Counted(f"new {number}"), constant])
-        assert fused.packed() == pickle.dumps(fused, pickle.HIGHEST_PROTOCOL)
+        parts = pickle.loads(fused.packed())
+        assert parts.bases[1] == constant.packed() and parts.rests == [None, None]
         assert world.run(fused) == [[(f"new {number}", 1), ("constant", number)]] * world.size
     world.run(FusedCommand([constant]))
     results = world.run(FusedCommand([constant, constant]))
@@ -234,18 +235,28 @@ def test_a_call_on_other_rows_is_a_few_bytes(lab, rows, monkeypatch):
     assert current_world().run(Kept()) == [int(not is_master) for is_master in masters()]
 
 
-def test_rows_that_are_received_again_are_joined_to_their_call_once(lab, rows):
+def test_a_call_on_other_rows_is_opened_from_its_parts(lab, rows):
     x = lab.tensor("x", 2)
     f = synk.function([x], [(x.sum(), "sum")])
     data, here = synk.data(rows), current_world().here
     for batch in (5, 4):
         f(data, batch=batch)
     call = f._last.repeated([data], 4)
-    alone, fused = [pickle.loads(one.packed()) for one in (call, FusedCommand([call]))]
-    assert alone._joined(here) is alone._joined(here)
-    assert fused._opened(here) is fused._opened(here)
-    for joined in (alone._joined(here), *fused._opened(here).commands):
-        assert joined.rows == range(4) and joined.handles[0].shape == data.handle().shape
+    alone, fused = [
+        pickle.loads(one.packed()).opened(here) for one in (call, FusedCommand([call]))
+    ]
+    for opened in (alone, *fused.commands):
+        assert opened.rows == range(4) and opened.handles[0].shape == data.handle().shape
+
+
+def test_bytes_that_are_received_again_are_opened_once(lab, rows):
+    world, here = current_world(), current_world().here
+    world.start()
+    for payload in (Counted("alone").packed(), FusedCommand([Counted("fused")]).packed()):
+        here.execute(payload)
+        command = here._command
+        here.execute(bytearray(payload))  # equal, but another object
+        assert here._command is command
 
 
 def test_listed_rows_are_sent_once(lab, monkeypatch):

@@ -148,5 +148,4 @@ def _plain(argument):
     """Return an array in the layout for which Numba has compiled: contiguous, aligned and writeable."""
     if not isinstance(argument, np.ndarray):
         return argument
-    flags = argument.flags
-    return argument if flags.c_contiguous and flags.behaved else np.array(argument, order="C")
+    return argument if argument.flags.carray else np.array(argument, order="C")

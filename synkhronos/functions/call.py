@@ -80,9 +80,6 @@ class CallFunction(Command):
         self._prepared: tuple[int | None, int, Any] = None, 0, None
 
     def __reduce__(self) -> tuple:
-        if self._base is not None:
-            base, rows = self.parted()
-            return _CallOnRows, (base.packed(), rows)
         return CallFunction, (
             self.number,
             self.handles,
@@ -300,23 +297,3 @@ class CallFunction(Command):
 
 def _call(engine, compiled, arguments):
     return engine.call(compiled, arguments)
-
-
-class _CallOnRows(Command):
-    """A `CallFunction` on a worker, which often has all but the rows from an earlier call."""
-
-    _call: CallFunction | None = None
-
-    def __init__(self, base, rows):
-        self.base, self.rows = base, rows
-
-    def run(self, here):
-        return self._joined(here).run(here)
-
-    def describe(self, here):
-        return self._joined(here).describe(here)
-
-    def _joined(self, here):
-        if self._call is None:  # the same bytes are often received again
-            self._call = here.kept(self.base).joined(self.rows)
-        return self._call

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, Sequence, overload
 
 from synkhronos import _html
@@ -11,6 +12,7 @@ from synkhronos.arrays.binding import bind, find_bound
 from synkhronos.arrays.data import Data
 from synkhronos.functions import arguments, outputs
 from synkhronos.functions.agreement import agreement_of
+from synkhronos.functions.call import CallFunction
 from synkhronos.functions.check import Comparison, check, check_tolerance
 from synkhronos.functions.description import describe
 from synkhronos.functions.last_call import LastCall
@@ -227,17 +229,33 @@ class Function:
 
     def _submit(self, command, kept):
         """Run or record a command, perhaps another one that is observed; `kept` lives until then."""
-
-        def finish(results, kept=kept):
-            return self._finish(command, results)
-
+        finish = functools.partial(self._finish, command)
         if self.watch is not None:
-            return self._world.submit(*self.watch.observe(command, finish))
-        return self._world.submit(command, finish)
+            command, finish = self.watch.observe(command, finish)
+        return self._world.submit(command, finish, kept)
 
     def _finish(self, command, results):
         values = outputs.collect(self._world, self, results, command.subset)
         return outputs.in_form(self, values, command.subset)
+
+    def repeated(self, args: Sequence[Any], batch: Batch | None = None) -> CallFunction | None:
+        """Return the command of a call that repeats the last one, perhaps on other rows.
+
+        Parameters
+        ----------
+        args : sequence
+            The inputs, as in a call.
+        batch : int, slice, 1-d array-like of int or bool, optional
+            As in a call.
+
+        Returns
+        -------
+        CallFunction or None
+            None if the arguments have to be checked, or if something is to be observed in the call.
+        """
+        if self._last is None or self.watch is not None:
+            return None
+        return self._last.repeated(args, batch)
 
     def forget_last_call(self) -> None:
         """Discard the last command, whose rows were divided for the former number of ranks."""
@@ -506,4 +524,4 @@ class Function:
 
 
 #: Used by the package itself; not shown by completion.
-_INTERNAL = {"copy_of", "forget_last_call", "specification", "watch", "watcher"}
+_INTERNAL = {"copy_of", "forget_last_call", "repeated", "specification", "watch", "watcher"}

@@ -27,6 +27,7 @@ from synkhronos.variables.naming import (
     register,
     resolve,
     submit,
+    submit_equalizing,
 )
 from synkhronos.variables.reductions import plan_reduction
 from synkhronos.variables.replicas import assign
@@ -108,10 +109,10 @@ def broadcast(
             world.here.engine.write(variable, np.asarray(array))
         return None
     numbers = numbers_of(world, variables)
-    agreement_of(world).equalized(numbers)
     if arrays is not None:
+        agreement_of(world).equalized(numbers)
         return assign(world, variables, arrays)
-    return submit(world, Broadcast(numbers, nccl), lambda results: None, variables)
+    return submit_equalizing(world, Broadcast(numbers, nccl), variables)
 
 
 class Gather(Command):
@@ -273,8 +274,7 @@ def all_gather(shared_vars: SharedVariables, nccl: bool = True) -> Pending | Non
         if extent is not None:
             raise ValueError(f"all_gather: {variable} has extent {extent} on axis 0 by its type")
     command = Gather(numbers_of(world, variables), to_all=True, nccl=check_nccl(nccl))
-    agreement_of(world).equalized(command.numbers)
-    return submit(world, command, lambda results: None, variables)
+    return submit_equalizing(world, command, variables)
 
 
 @overload
@@ -443,5 +443,4 @@ def all_reduce(
     >>> synk.close()
     """
     world, variables, command = plan_reduction(shared_vars, op, "all", weights, nccl, wire)
-    agreement_of(world).equalized(command.numbers)
-    return submit(world, command, lambda results: None, variables)
+    return submit_equalizing(world, command, variables)

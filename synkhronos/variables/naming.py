@@ -60,6 +60,19 @@ def submit(world: World, command: Command, finish: Finish, used: Any) -> Any:
     return world.submit(command, finish, used)
 
 
+def submit_equalizing(world: World, command: Any, variables: Sequence[SharedVariable]) -> Any:
+    """Like `submit`, for a collective after which the replicas of its variables are equal.
+
+    A repeated collective is not submitted again, so its end is noted, too.
+    """
+
+    def note(_: Any = None) -> None:
+        agreement_of(world).equalized(command.numbers)
+
+    note()
+    return submit(world, command, note, variables)
+
+
 def numbers_of(world: World, variables: Sequence[SharedVariable]) -> list[int]:
     """Return the numbers by which the ranks know the variables."""
     return [world.registry.numbers[variable] for variable in variables]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from typing import Any
+from typing import Any, Mapping, NamedTuple
 
 from synkhronos._errors import FuseError, SynkhronosError
 from synkhronos._typing import Finish
@@ -20,8 +20,11 @@ class FusedCommand(Command):
         self.commands = commands
 
     def __reduce__(self) -> tuple:
+        return FusedCommand, (self.commands,)
+
+    def sent(self) -> Any:
         parted = [command.parted() for command in self.commands]
-        return _PackedCommands, ([one.packed() for one, _ in parted], [rest for _, rest in parted])
+        return _PackedCommands([base.packed() for base, _ in parted], [rest for _, rest in parted])
 
     def run(self, here: Here) -> list:
         return [command.run(here) for command in self.commands]
@@ -33,30 +36,18 @@ class FusedCommand(Command):
         return " + ".join(command.describe(here) for command in self.commands)
 
 
-class _PackedCommands(Command):
-    """A `FusedCommand` on a worker, which often has most of its commands from the last one."""
+class _PackedCommands(NamedTuple):
+    """A `FusedCommand` as it is sent: the ranks often have most of its commands from the last one."""
 
-    _fused: FusedCommand | None = None
+    bases: list[bytes]
+    rests: list[Any]
 
-    def __init__(self, packed: list[bytes], rests: list[Any]) -> None:
-        self.packed_commands, self.rests = packed, rests
-
-    def run(self, here: Here) -> list:
-        return self._opened(here).run(here)
-
-    def describe(self, here: Here) -> str:
-        return self._opened(here).describe(here)
-
-    def _opened(self, here):
-        if self._fused is None:  # the same bytes are often received again
-            commands = [here.kept(one) for one in self.packed_commands]
-            self._fused = FusedCommand(
-                [
-                    command if rest is None else command.joined(rest)
-                    for command, rest in zip(commands, self.rests)
-                ]
-            )
-        return self._fused
+    def opened(self, here: Here) -> FusedCommand:
+        commands = []
+        for base, rest in zip(self.bases, self.rests):
+            command = here.kept(base)
+            commands.append(command if rest is None else command.joined(rest))
+        return FusedCommand(commands)
 
 
 class Pending:
@@ -97,7 +88,7 @@ class Pending:
 class _Block(contextlib.ContextDecorator):
     """A block that `fuse` begins. It records the calls, and runs them at the end."""
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> _Block:
         self._world = world = current_world()
         world.check_usable()
         if world.is_recording:
@@ -108,7 +99,9 @@ class _Block(contextlib.ContextDecorator):
         self._calls: list[tuple[Command, Finish, Pending]] = []
         self._used: list[Any] = []
         self._thread = threading.get_ident()
+        self._n_functions = 0
         world.record(self)
+        return self
 
     def __exit__(self, kind: type | None, *error: Any) -> None:
         self._world.record(None)
@@ -128,12 +121,45 @@ class _Block(contextlib.ContextDecorator):
         return pending
 
     def _run(self):
-        by_rank = self._world.run(FusedCommand([command for command, _, _ in self._calls]))
+        world = self._world
+        by_rank = world.run(FusedCommand([command for command, _, _ in self._calls]))
+        self._used.clear()
+        self._n_functions = world.registry.n_functions
         for (_, finish, pending), results in zip(self._calls, zip(*by_rank)):
             pending._results = (finish(list(results)),)
 
+    def results(self) -> list[Any]:
+        """Return the results of the calls."""
+        return [pending.result() for _, _, pending in self._calls]
 
-def fuse() -> contextlib.AbstractContextManager[None]:
+    def repeat(self, changed: Mapping[int, Command]) -> list[Any] | None:
+        """Run the calls again, after the block, without recording them; return their results.
+
+        Parameters
+        ----------
+        changed : dict of int to Command
+            What is run in place of the command of a call, by the number of the call in the block.
+
+        Returns
+        -------
+        list or None
+            None, without having run anything, if the calls have to be recorded again: the world cannot
+            run them now, or has functions that it did not have.
+        """
+        world = self._world
+        registry = world.registry
+        if world.closed or world.is_recording or registry.may_have_new or registry.unsent:
+            return None
+        if self._n_functions != registry.n_functions:
+            return None
+        commands = [command for command, _, _ in self._calls]
+        for place, command in changed.items():
+            commands[place] = command
+        by_rank = world.run(FusedCommand(commands))
+        return [finish(results) for (_, finish, _), results in zip(self._calls, zip(*by_rank))]
+
+
+def fuse() -> contextlib.AbstractContextManager[Any]:
     """Combine the calls of functions and collectives in the block into one command.
 
     Every rank runs the calls in order at the end of the block, between one start and one finish barrier.

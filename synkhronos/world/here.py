@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import pickle
 from abc import ABC, abstractmethod
-from typing import Any, Hashable, Iterable, MutableMapping, Sequence
+from typing import Any, Hashable, Iterable, MutableMapping, NamedTuple, Sequence
 
 import numpy as np
 
@@ -39,13 +39,22 @@ class Command(ABC):
     _packed: bytes | None = None
 
     def packed(self) -> bytes:
-        """Return the pickled command. A command that is repeated is pickled once."""
+        """Return the bytes that are sent. A command that is repeated is pickled once."""
         if self._packed is None:
-            self._packed = pickle.dumps(self, pickle.HIGHEST_PROTOCOL)
+            self._packed = pickle.dumps(self.sent(), pickle.HIGHEST_PROTOCOL)
         return self._packed
 
     def __getstate__(self) -> dict:
         return {name: value for name, value in vars(self).items() if name != "_packed"}
+
+    def sent(self) -> Any:
+        """Return what is pickled: the command, or something that each rank opens to get it."""
+        base, rest = self.parted()
+        return self if rest is None else Parts(base.packed(), rest)
+
+    def opened(self, here: Here) -> Command:
+        """Return the command that was sent."""
+        return self
 
     def parted(self) -> tuple[Command, Any]:
         """Return two parts: a command that is often sent, and the rest; None if nothing is left."""
@@ -66,6 +75,16 @@ class Command(ABC):
     def describe(self, here: Here) -> str:
         """Return what the command does, in a few words, for the log."""
         return type(self).__name__
+
+
+class Parts(NamedTuple):
+    """A command as it is sent if the ranks often have all but the rest of it already."""
+
+    base: bytes
+    rest: Any
+
+    def opened(self, here: Here) -> Command:
+        return here.kept(self.base).joined(self.rest)
 
 
 class Here:
@@ -204,7 +223,7 @@ class Here:
         """Run the command in these bytes and return the bytes of the reply."""
         try:
             if payload != self._payload:  # the same call is often repeated
-                self._command, self._payload = pickle.loads(payload), payload
+                self._command, self._payload = pickle.loads(payload).opened(self), payload
             if self.sent:
                 self.sent.clear()
                 self.store.collect()
@@ -218,7 +237,7 @@ class Here:
         """Return the command in these bytes. Small ones are kept, as they are often repeated."""
         command = self._kept.get(packed)
         if command is None:
-            command = pickle.loads(packed)
+            command = pickle.loads(packed).opened(self)
             if len(packed) <= _SMALL:
                 if len(self._kept) >= _MOST_KEPT:
                     self._kept.clear()

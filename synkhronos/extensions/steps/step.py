@@ -116,9 +116,9 @@ class Step:
         self._rows = builder.build(
             "gradient", plan.row_outputs, row_updates, rows_use, indices, options.sliceable
         )
-        self._clear = None
+        self._before = []
         if plan.clearing:
-            self._clear = builder.build("clear", [], plan.clearing, set(), [], []).function
+            self._before.append(builder.build("clear", [], plan.clearing, set(), [], []))
         self._later = []
         for (name, outputs, updates), used in zip(later, later_use):
             if outputs or updates:
@@ -126,32 +126,58 @@ class Step:
                 own = [(output, None) for output in outputs]  # the master's value
                 self._later.append(builder.build(name, own, updates, used, indices, []))
         self.functions = [phase.function for phase in [self._rows, *self._later]]
+        self._block: Any = None  # of the last step that was recorded
+        n_before = len(self._before)
+        n_collectives = len(self._reduced) + bool(self._streams)
+        #: The functions that a step calls, by their number among all its calls
+        self._calls = {
+            **dict(enumerate([*self._before, self._rows])),
+            **dict(enumerate(self._later, n_before + 1 + n_collectives)),
+        }
+        self._place = n_before
 
     def __call__(
         self, values: Sequence[Any], batch: Any, num_slices: int, batch_s: Any = None
     ) -> list[Any]:
         """Take a step; return the list of outputs."""
+        results = self._repeated(values, batch) if num_slices == 1 and batch_s is None else None
+        if results is None:
+            results = self._recorded(values, batch, num_slices, batch_s)
+        first, last = results[self._place], results[-1]
+        return [(last if is_last else first)[index] for is_last, index in self._places]
+
+    def _recorded(self, values, batch, num_slices, batch_s):
+        """Return the results of the functions and collectives of a step, of which all are checked."""
         positional, named = self._inputs.select(self._rows.indices, values)
         if batch_s is not None:
             named["batch_s"] = batch_s
         rows = self._rows.function
-        with synk.fuse():
-            if self._clear is not None:
-                self._clear()
-            first = rows(*positional, batch=batch, num_slices=num_slices, **named)
+        with synk.fuse() as self._block:
+            for phase in self._before:
+                phase.function()
+            rows(*positional, batch=batch, num_slices=num_slices, **named)
             for op, shareds, wire in self._reduced:
                 synk.all_reduce(shareds, op, weights=rows if op == "avg" else None, wire=wire)
             if self._streams:
                 synk.broadcast(self._streams)
-            last = None
             for phase in self._later:
                 positional, named = self._inputs.select(phase.indices, values)
-                last = phase.function(*positional, **named)
-        return self._collected(first.result(), last)
+                phase.function(*positional, **named)
+        return self._block.results()
 
-    def _collected(self, first, last):
-        after = last.result() if any(is_last for is_last, _ in self._places) else []
-        return [(after if is_last else first)[index] for is_last, index in self._places]
+    def _repeated(self, values, batch):
+        """Return the results of a step that only differs from the last one in its rows, else None."""
+        if self._block is None:
+            return None
+        changed = {}
+        for place, phase in self._calls.items():
+            positional, named = self._inputs.select(phase.indices, values)
+            rows = batch if phase is self._rows else None
+            command = None if named else phase.function.repeated(positional, rows)
+            if command is None:
+                return None
+            changed[place] = command
+        return self._block.repeat(changed)
 
 
 def _reductions(plan: Plan, wire: Any) -> list[tuple[str, list[SharedVariable], Any]]:
