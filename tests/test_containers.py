@@ -54,4 +54,4 @@ def test_copies_and_pickles_are_ordinary_variables(engine, w):
         assert type(one.container) is Container and not hasattr(one.container, "notify")
         one.set_value(np.ones(3))
         assert one.get_value().sum() == 3 and w.get_value().sum() == 0
-    assert b"synkhronos" not in pickle.dumps(w)
+    assert b"synkhronos." not in pickle.dumps(w)  # no module of this package
