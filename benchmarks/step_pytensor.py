@@ -58,10 +58,13 @@ def contestants_of(mode):
     def apart(of_malloc):
         return Apart(lambda *of_rank: serial(BATCH // RANKS, of_malloc, *of_rank))
 
-    def hand_made(*of_rank):
-        each = BATCH // RANKS
-        return Contestant(
-            training_steps.by_hand, network, digits, each, *of_rank, environment=environment(KEPT)
+    def hand_made(is_driven):
+        arguments = training_steps.by_hand, network, digits, BATCH // RANKS
+        return Apart(
+            lambda *of_rank: Contestant(
+                *arguments, *of_rank, is_driven, environment=environment(KEPT)
+            ),
+            share_gradients=True,
         )
 
     ranks = environment(KEPT)
@@ -72,7 +75,8 @@ def contestants_of(mode):
         "synk": Contestant(training_steps.replicated, network, digits, BATCH, environment=ranks),
         "ideal": apart(KEPT),
         "bare": apart(NOT_KEPT),
-        "by hand": Apart(hand_made, share_gradients=True),
+        "by hand": hand_made(is_driven=False),
+        "driven": hand_made(is_driven=True),
     }
     return {f"{mode} {name}": one for name, one in made.items()}
 
@@ -100,8 +104,8 @@ def measure(options):
 
 def lines_of(mode, seconds):
     """Return the lines of a mode."""
-    names = "one", "synk", "ideal", "together", "by hand", "bare"
-    one, own, ideal, together, by_hand, bare = (seconds[f"{mode} {name}"] for name in names)
+    names = "one", "synk", "ideal", "together", "by hand", "driven", "bare"
+    one, own, ideal, together, by_hand, driven, bare = (seconds[f"{mode} {name}"] for name in names)
     reached = bool(np.median(ideal / own) >= GOAL)
     return [
         common.line(f"{mode}: one process, {BATCH} rows", "ms", one),
@@ -109,9 +113,11 @@ def lines_of(mode, seconds):
         common.line(f"{mode}: ideal, {RANKS} × {BATCH // RANKS} rows", "ms", ideal),
         common.line(f"{mode}: ideal, but step by step", "ms", together),
         common.line(f"{mode}: by hand, {RANKS} processes", "ms", by_hand),
+        common.line(f"{mode}: by hand, and one process has the script", "ms", driven),
         common.line(f"{mode}: ideal, malloc as it is", "ms", bare),
         Line(f"{mode}: ideal / synkhronos", "×", list(ideal / own), goal=f"≥ {GOAL}", reached=reached),
         Line(f"{mode}: ideal / by hand", "×", list(ideal / by_hand)),
+        Line(f"{mode}: ideal / by hand, one has the script", "×", list(ideal / driven)),
         Line(f"{mode}: step by step / synkhronos", "×", list(together / own)),
         Line(f"{mode}: by hand / synkhronos", "×", list(by_hand / own)),
     ]

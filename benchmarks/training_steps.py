@@ -71,12 +71,12 @@ def serial(network, data, batch, number=0, counters=None):
     yield turn
 
 
-def by_hand(network, data, batch, number, counters, gradients):
+def by_hand(network, data, batch, number, counters, gradients, is_driven=False):
     """The least that a data-parallel step on rank `number` needs, in a few lines of NumPy.
 
     The gradient vectors are in shared memory. The processes meet by polling counters, each averages its
     part of the vector and writes it to all. There are no commands, no checks, and no protection against
-    a process that dies.
+    a process that dies. The script runs on every rank, or only on the first if `is_driven`.
     """
     from synkhronos.arithmetic.partition import share
     from synkhronos.engines.names import package
@@ -97,7 +97,7 @@ def by_hand(network, data, batch, number, counters, gradients):
             pass
 
     def step(*data, batch):
-        gradient(*[array[batch] for array in data])
+        loss = gradient(*[array[batch] for array in data])
         meet()
         first, *others = vectors[:, part]
         for other in others:
@@ -107,7 +107,10 @@ def by_hand(network, data, batch, number, counters, gradients):
             other[...] = first
         meet()
         update()
+        return float(loss)
 
+    if is_driven:
+        step = _driven(step, number, gradients)
     arrays = data()
 
     def turn(steps, _=True):
@@ -117,6 +120,32 @@ def by_hand(network, data, batch, number, counters, gradients):
         return {"seconds": seconds, "cpu": (time.process_time() - before) / (1 + steps)}
 
     yield turn
+
+
+def _driven(step, number, gradients):
+    """Let rank 0 tell the others the rows of each step, and average their losses when all are done."""
+    lines = np.frombuffer(gradients, "float64")[-8 * (1 + RANKS) :].reshape(-1, 8)  # of the caches
+    told, *done = [line.data for line in lines]
+    count = 0
+
+    def driven_step(*data, batch):
+        nonlocal count
+        count += 1
+        if number == 0:
+            told[0], told[1] = batch.start, batch.stop
+            told[2] = count
+        else:
+            while told[2] < count:
+                pass
+            batch = slice(int(told[0]), int(told[1]))
+        done[number][0] = step(*data, batch=batch)
+        done[number][1] = count
+        if number == 0:
+            while min([one[1] for one in done]) < count:
+                pass
+        return sum([one[0] for one in done]) / RANKS
+
+    return driven_step
 
 
 class Apart:

@@ -107,7 +107,7 @@ def recorded(monkeypatch):
 
 
 def test_a_repeated_step_sees_what_the_script_changes_between_the_steps(world_of, digits, recorded):
-    world_of(2)
+    world_of(3)
     parallel, serial, params = make_both(updates.nesterov_momentum, learning_rate=0.01)
     x, y = map(synk.data, digits)
     pair = [digits[0].copy(), digits[1].copy()]
@@ -157,7 +157,7 @@ def test_a_repeated_step_sees_what_the_script_changes_between_the_steps(world_of
 
 
 def test_a_repeated_step_that_fails_is_taken_by_none(world_of, digits, recorded):
-    world_of(2)
+    world_of(3)
     parallel, serial, params = make_both(updates.momentum, learning_rate=0.01)
     x, y = map(synk.data, digits)
     for _ in range(PATIENCE + 2):
