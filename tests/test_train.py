@@ -1,6 +1,7 @@
 """Tests of the fused training step against the serial step on the whole minibatch."""
 
 import inspect
+import weakref
 
 import numpy as np
 import pytest
@@ -98,6 +99,14 @@ def test_a_step_is_one_command(world_of, digits, monkeypatch):
     assert len(posts) == 1
 
 
+def test_a_step_does_not_keep_what_it_returned(world_of, digits):
+    world_of(2)
+    parallel, _, _ = make_both(updates.sgd, learning_rate=0.1)
+    for _ in range(2):
+        returned = weakref.ref(parallel(*digits))
+        assert returned() is None
+
+
 @pytest.fixture
 def recorded(monkeypatch):
     """The numbers of calls in each fused block so far."""
@@ -118,36 +127,36 @@ def test_a_repeated_step_sees_what_the_script_changes_between_the_steps(world_of
             rows = slice(first := next(start) % 40, first + batch)
             np.testing.assert_allclose(parallel(x, y, rows), serial(*pair, rows), rtol=1e-4)
 
-    def is_recorded_again(times=3):
+    def count_recorded(times=3):
         del recorded[:]
         both(times)
         return len(recorded)
 
     both(PATIENCE + 2)  # until replicas are not compared any more
-    assert is_recorded_again() == 0
+    assert count_recorded() == 0
     x[3:20] = pair[0][3:20] = 0.5  # in place
-    assert is_recorded_again() == 0
+    assert count_recorded() == 0
     params[0][0].set_value(params[0][0].get_value() / 2)
     params[0][1].set_value(params[0][1].get_value() / 2)
     synk.broadcast(params[0][0])
-    assert is_recorded_again() == 1  # it reads what was set
+    assert count_recorded() == 1  # it reads what was set
     pair = [np.concatenate([one, one]) for one in pair]
     x.set_value(pair[0])
     y.set_value(pair[1])
-    assert 1 <= is_recorded_again() <= 2
+    assert 1 <= count_recorded() <= 2
     z = tt.fvector("z")
     other = synk.function([z], [(z.sum(), "sum")])
-    assert is_recorded_again() == 1  # it has to be replicated
+    assert count_recorded() == 1  # it has to be replicated
     assert other(np.ones(5, "float32")) == [5]
     with pytest.raises(synk.FuseError), synk.fuse():
         parallel(x, y, 10)
     with pytest.raises(TypeError, match="batch"):
         parallel(x, y, "ten")
     both(batch=1)  # fewer rows than ranks
-    assert is_recorded_again() <= 1
+    assert count_recorded() <= 1
     synk.restart()
     both(PATIENCE)
-    assert is_recorded_again() == 0
+    assert count_recorded() == 0
     for ours, theirs in params:
         for replica in synk.gather(ours):
             np.testing.assert_allclose(replica, theirs.get_value(), rtol=1e-3, atol=1e-5)

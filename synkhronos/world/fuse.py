@@ -96,7 +96,8 @@ class _Block(contextlib.ContextDecorator):
                 "fuse(): already inside a fuse() block, and blocks cannot be nested; remove the inner "
                 "one: its calls are part of the outer block"
             )
-        self._calls: list[tuple[Command, Finish, Pending]] = []
+        self._calls: list[tuple[Command, Finish]] = []
+        self._pending: list[Pending] = []
         self._used: list[Any] = []
         self._thread = threading.get_ident()
         self._n_functions = 0
@@ -105,10 +106,13 @@ class _Block(contextlib.ContextDecorator):
 
     def __exit__(self, kind: type | None, *error: Any) -> None:
         self._world.record(None)
-        for _, _, pending in self._calls:
+        for pending in self._pending:
             pending._failed = True  # until there are results
-        if kind is None and self._calls:
-            self._run()
+        try:
+            if kind is None and self._calls:
+                self._run()
+        finally:
+            self._used.clear()
 
     def add(self, command: Command, finish: Finish, used: Any) -> Pending:
         if threading.get_ident() != self._thread:
@@ -116,21 +120,22 @@ class _Block(contextlib.ContextDecorator):
                 "another thread is in a fuse() block; use the processes from one thread at a time"
             )
         pending = Pending()
-        self._calls.append((command, finish, pending))
+        self._calls.append((command, finish))
+        self._pending.append(pending)
         self._used.append(used)
         return pending
 
     def _run(self):
         world = self._world
-        by_rank = world.run(FusedCommand([command for command, _, _ in self._calls]))
-        self._used.clear()
+        by_rank = world.run(FusedCommand([command for command, _ in self._calls]))
         self._n_functions = world.registry.n_functions
-        for (_, finish, pending), results in zip(self._calls, zip(*by_rank)):
+        for (_, finish), pending, results in zip(self._calls, self._pending, zip(*by_rank)):
             pending._results = (finish(list(results)),)
 
-    def results(self) -> list[Any]:
-        """Return the results of the calls."""
-        return [pending.result() for _, _, pending in self._calls]
+    def take_results(self) -> list[Any]:
+        """Return the results of the calls, which the block does not keep."""
+        pending, self._pending = self._pending, []
+        return [one.result() for one in pending]
 
     def repeat(self, changed: Mapping[int, Command]) -> list[Any] | None:
         """Run the calls again, after the block, without recording them; return their results.
@@ -152,11 +157,11 @@ class _Block(contextlib.ContextDecorator):
             return None
         if self._n_functions != registry.n_functions:
             return None
-        commands = [command for command, _, _ in self._calls]
+        commands = [command for command, _ in self._calls]
         for place, command in changed.items():
             commands[place] = command
         by_rank = world.run(FusedCommand(commands))
-        return [finish(results) for (_, finish, _), results in zip(self._calls, zip(*by_rank))]
+        return [finish(results) for (_, finish), results in zip(self._calls, zip(*by_rank))]
 
 
 def fuse() -> contextlib.AbstractContextManager[Any]:

@@ -134,7 +134,6 @@ class Step:
             **dict(enumerate([*self._before, self._rows])),
             **dict(enumerate(self._later, n_before + 1 + n_collectives)),
         }
-        self._place = n_before
 
     def __call__(
         self, values: Sequence[Any], batch: Any, num_slices: int, batch_s: Any = None
@@ -143,7 +142,7 @@ class Step:
         results = self._repeated(values, batch) if num_slices == 1 and batch_s is None else None
         if results is None:
             results = self._recorded(values, batch, num_slices, batch_s)
-        first, last = results[self._place], results[-1]
+        first, last = results[len(self._before)], results[-1]
         return [(last if is_last else first)[index] for is_last, index in self._places]
 
     def _recorded(self, values, batch, num_slices, batch_s):
@@ -163,7 +162,7 @@ class Step:
             for phase in self._later:
                 positional, named = self._inputs.select(phase.indices, values)
                 phase.function(*positional, **named)
-        return self._block.results()
+        return self._block.take_results()
 
     def _repeated(self, values, batch):
         """Return the results of a step that only differs from the last one in its rows, else None."""
