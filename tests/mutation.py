@@ -86,7 +86,7 @@ TESTS = {
     "functions/arguments.py": ["test_bad_input.py", *CALLS, "test_idioms.py"],
     "functions/audit.py": ["test_audit.py"],
     "functions/build.py": ["test_bad_input.py", "test_idioms.py", *CALLS],
-    "functions/call.py": [*CALLS, "test_outputs.py", "test_idioms.py"],
+    "functions/call.py": [*CALLS, "test_outputs.py", "test_idioms.py", "test_rehearsal.py"],
     "functions/check.py": ["test_check.py"],
     "functions/columns.py": [*CALLS, "test_idioms.py", "test_ops_calls.py"],
     "functions/copies.py": ["test_check.py"],

@@ -130,3 +130,16 @@ def test_the_core_is_offered_to_others_at_each_look_at_the_clock(poll, monkeypat
     monkeypatch.setattr(waiting.os, "sched_yield", lambda: offers.append(1))
     poll(Patience(), worked=0, posted=1)
     assert 10 < len(offers) < 200
+
+
+def test_a_wait_after_long_work_calls_when_idle_once(poll):
+    calls = []
+    patience = Patience()
+    patience.when_idle = lambda: calls.append(None)
+    poll(patience, worked=0.1, posted=1e-6)  # has ended before
+    poll(patience, worked=1e-4, posted=1e-4)  # the caches still have everything
+    assert not calls
+    assert poll(patience, worked=0.1, posted=2e-2)[0]
+    assert len(calls) == 1
+    assert not poll(patience, worked=0.1, posted=1)[0]
+    assert len(calls) == 2

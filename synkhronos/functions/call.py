@@ -57,6 +57,8 @@ class CallFunction(Command):
         Outputs to compute.
     """
 
+    is_rehearsed = True
+
     _base: CallFunction | None = None  # the same call without rows, if that has been sent before
 
     def __init__(
@@ -115,7 +117,7 @@ class CallFunction(Command):
         # A tuple is pickled faster than a range.
         return self._base, (rows.start, rows.stop, rows.step) if type(rows) is range else rows
 
-    def joined(self, rest: Any) -> CallFunction:
+    def joined(self, rest: Any, here: Here) -> CallFunction:
         return self.on_rows(range(*rest) if type(rest) is tuple else rest)
 
     def run(self, here: Here) -> tuple:
@@ -130,6 +132,11 @@ class CallFunction(Command):
         if replica.has_collectives:
             compute()
         return (0,)
+
+    def rehearse(self, here: Here) -> None:
+        replica = here.functions[self.number]
+        if here.store.epoch is not None and self.num_slices == 1 and self._is_constant(replica):
+            self._prepare(here, replica)
 
     def needs(self, ranks: range, size: int) -> list[Need]:
         if self.rows is not None:

@@ -60,6 +60,8 @@ class Transport(ABC):
         The number of ranks that share this machine, and therefore its cores.
     while_waiting : callable
         Called by the master from time to time while it waits.
+    when_idle : callable
+        May be called by a worker when it has waited for a command for some time.
     labels : sequence of int
         The number of each rank in messages to users.
     in_program : bool
@@ -91,6 +93,7 @@ class Transport(ABC):
     ranks_here: int
     labels: Sequence[int]
     while_waiting: Callable[[], None] = staticmethod(lambda: None)
+    when_idle: Callable[[], None] = staticmethod(lambda: None)
     posted: bool = False
     in_program: bool = False
     on_death: Callable[[dict[int, str]], None] | None = None

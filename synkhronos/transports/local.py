@@ -146,6 +146,7 @@ class LocalTransport(WatchfulTransport):
         self.rank = rank
         self._own_pid = os.getpid()
         self._between.leave_core = functools.partial(leave_core_of, self._master_pid)
+        self._between.when_idle = lambda: self.when_idle()
         self.store.memory.use_span(self.distance)  # the master has the first
         self._find_partners()
         self._check_master()

@@ -24,6 +24,7 @@ AFTER_MOVE = 5.0  # limits to poll after a move to another core; other ranks may
 # Polls between two readings of the clock, and offers of the interpreter and the core to others. Each
 # takes about 80 nanoseconds, so the next short call usually comes before that.
 _POLLS = range(128)
+_COLD = 1e-3  # seconds of work after which little of the rest is in the caches
 
 
 class Patience:
@@ -44,6 +45,8 @@ class Patience:
     leave_core : callable
         Called after this rank has slept, to leave the core of the rank that woke it. Returns whether it
         did.
+    when_idle : callable
+        Called once in a wait after long work, unless the wait ends at once.
     """
 
     def __init__(self, inside=None):
@@ -51,6 +54,7 @@ class Patience:
         self.resumed = time.monotonic()
         self._inside = inside
         self.leave_core = lambda: False
+        self.when_idle = lambda: None
 
     def resume(self):
         """Note that a wait has ended; return the time."""
@@ -81,7 +85,7 @@ class Patience:
             Whether ``try_wait()`` returned 0.
         """
         until = began + min(self.fraction * self.limit(worked), LONGEST)
-        now = began
+        now, is_cold = began, worked > _COLD
         while True:
             for _ in _POLLS:
                 if not try_wait():
@@ -90,6 +94,9 @@ class Patience:
                     if self._inside is not None:
                         self._inside.resumed = now
                     return True
+            if is_cold:
+                is_cold = False
+                self.when_idle()
             now = time.monotonic()
             if now >= until:
                 return False

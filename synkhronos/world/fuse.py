@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from typing import Any, Mapping, NamedTuple
+from typing import Any, Mapping
 
 from synkhronos._errors import FuseError, SynkhronosError
 from synkhronos._typing import Finish
@@ -16,18 +16,34 @@ from synkhronos.world.world import current_world
 class FusedCommand(Command):
     """Several commands, run in order."""
 
+    is_rehearsed = True
+
     def __init__(self, commands: list[Command]) -> None:
         self.commands = commands
 
     def __reduce__(self) -> tuple:
         return FusedCommand, (self.commands,)
 
-    def sent(self) -> Any:
+    def parted(self) -> tuple[Command, Any]:
+        """Return no commands, and the parts of each: the ranks often have most from the last one."""
+        if not self.commands:
+            return self, None
         parted = [command.parted() for command in self.commands]
-        return _PackedCommands([base.packed() for base, _ in parted], [rest for _, rest in parted])
+        return _NO_COMMANDS, [(base.packed(), rest) for base, rest in parted]
+
+    def joined(self, rest: Any, here: Here) -> FusedCommand:
+        commands = []
+        for packed, further in rest:
+            base = here.kept(packed)
+            commands.append(base if further is None else base.joined(further, here))
+        return FusedCommand(commands)
 
     def run(self, here: Here) -> list:
         return [command.run(here) for command in self.commands]
+
+    def rehearse(self, here: Here) -> None:
+        for command in self.commands:
+            command.rehearse(here)
 
     def needs(self, ranks: range, size: int) -> list[Need]:
         return [need for command in self.commands for need in command.needs(ranks, size)]
@@ -36,18 +52,7 @@ class FusedCommand(Command):
         return " + ".join(command.describe(here) for command in self.commands)
 
 
-class _PackedCommands(NamedTuple):
-    """A `FusedCommand` as it is sent: the ranks often have most of its commands from the last one."""
-
-    bases: list[bytes]
-    rests: list[Any]
-
-    def opened(self, here: Here) -> FusedCommand:
-        commands = []
-        for base, rest in zip(self.bases, self.rests):
-            command = here.kept(base)
-            commands.append(command if rest is None else command.joined(rest))
-        return FusedCommand(commands)
+_NO_COMMANDS = FusedCommand([])
 
 
 class Pending:

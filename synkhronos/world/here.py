@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import pickle
 from abc import ABC, abstractmethod
-from typing import Any, Hashable, Iterable, MutableMapping, NamedTuple, Sequence
+from typing import Any, Hashable, Iterable, MutableMapping, Sequence
 
 import numpy as np
 
@@ -34,7 +34,14 @@ class Command(ABC):
     """Something that every rank executes. It does not change once it has been run.
 
     Keep it small: it is pickled for each call.
+
+    Attributes
+    ----------
+    is_rehearsed : bool
+        Whether the next command is often one like this, so that `rehearse` is useful.
     """
+
+    is_rehearsed = False
 
     _packed: bytes | None = None
 
@@ -48,19 +55,16 @@ class Command(ABC):
         return {name: value for name, value in vars(self).items() if name != "_packed"}
 
     def sent(self) -> Any:
-        """Return what is pickled: the command, or something that each rank opens to get it."""
+        """Return what is pickled: the command, or a tuple of its two parts, the first one packed."""
         base, rest = self.parted()
-        return self if rest is None else Parts(base.packed(), rest)
-
-    def opened(self, here: Here) -> Command:
-        """Return the command that was sent."""
-        return self
+        # A tuple is pickled faster than an object, by 20 microseconds when the caches are cold.
+        return self if rest is None else (base.packed(), rest)
 
     def parted(self) -> tuple[Command, Any]:
         """Return two parts: a command that is often sent, and the rest; None if nothing is left."""
         return self, None
 
-    def joined(self, rest: Any) -> Command:
+    def joined(self, rest: Any, here: Here) -> Command:
         """Return the command whose parts are this one and `rest`."""
         raise NotImplementedError(f"{type(self).__name__}: it is always sent as a whole")
 
@@ -72,19 +76,12 @@ class Command(ABC):
         """Return which rows of the master's arrays some of the `size` ranks need: by default, none."""
         return ()
 
+    def rehearse(self, here: Here) -> None:  # noqa: B027
+        """Do the steps of `run` before it computes: nothing changes, and nothing is waited for."""
+
     def describe(self, here: Here) -> str:
         """Return what the command does, in a few words, for the log."""
         return type(self).__name__
-
-
-class Parts(NamedTuple):
-    """A command as it is sent if the ranks often have all but the rest of it already."""
-
-    base: bytes
-    rest: Any
-
-    def opened(self, here: Here) -> Command:
-        return here.kept(self.base).joined(self.rest)
 
 
 class Here:
@@ -175,10 +172,10 @@ class Here:
         A ``range`` of rows is a view. Other rows are copied to a buffer, which is reused by the next
         call with the same `key`. `axis` is the axis of the rows.
         """
-        if isinstance(source, Composite):
-            return source.rows(self.store, rows)
         if isinstance(source, Handle):
             return self.store.rows(source, rows, self._buffer(key, source, rows, axis), axis)
+        if isinstance(source, Composite):
+            return source.rows(self.store, rows)
         if axis:
             return np.moveaxis(self.take(key, np.moveaxis(source, axis, 0), rows), 0, axis)
         out = self._buffer(key, source, rows) if isinstance(source, np.ndarray) else None
@@ -223,21 +220,39 @@ class Here:
         """Run the command in these bytes and return the bytes of the reply."""
         try:
             if payload != self._payload:  # the same call is often repeated
-                self._command, self._payload = pickle.loads(payload).opened(self), payload
+                self._command = None
+                self._command, self._payload = self.opened(payload), payload
             if self.sent:
                 self.sent.clear()
                 self.store.collect()
             return success(self._command.run(self))
         except Exception as error:
+            self._command = self._payload = None
             if not isinstance(error, CollectiveAbortedError):
                 self.transport.abort()
             return self.failure(error)
 
-    def kept(self, packed: bytes) -> Any:
+    def rehearse(self) -> None:
+        """Read the last command again, up to where it computes, while there is no other one.
+
+        The next command is often like it, and its steps are in the processor's caches then.
+        """
+        if self._command is not None and self._command.is_rehearsed:
+            self.opened(self._payload).rehearse(self)
+
+    def opened(self, payload: bytes) -> Command:
+        """Return the command that was sent as these bytes."""
+        sent = pickle.loads(payload)
+        if type(sent) is not tuple:
+            return sent
+        base, rest = sent
+        return self.kept(base).joined(rest, self)
+
+    def kept(self, packed: bytes) -> Command:
         """Return the command in these bytes. Small ones are kept, as they are often repeated."""
         command = self._kept.get(packed)
         if command is None:
-            command = pickle.loads(packed).opened(self)
+            command = self.opened(packed)
             if len(packed) <= _SMALL:
                 if len(self._kept) >= _MOST_KEPT:
                     self._kept.clear()

@@ -36,6 +36,7 @@ def work(here: Here, threads: ThreadLimits, profile: bool = False) -> None:
 
 def _run_commands(here, threads):
     threads.limit(here.transport.ranks_here)
+    here.transport.when_idle = here.rehearse
     gc.freeze()  # garbage collection then neither scans nor copies the master's objects
     while True:
         payload = here.transport.receive()

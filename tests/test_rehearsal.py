@@ -1,0 +1,140 @@
+"""Tests of what workers do again while they wait: it must not change anything."""
+
+import mmap
+import time
+
+import numpy as np
+import pytest
+
+import synkhronos as synk
+from compilers import compiler, tt as T
+from synkhronos.functions.call import CallFunction
+from synkhronos.host.machine import cores
+from synkhronos.transports import waiting
+from synkhronos.world.here import Here
+
+ROWS = np.arange(60, dtype="float64").reshape(20, 3)
+
+pytestmark = pytest.mark.skipif(cores() < 2, reason="ranks poll only if there is a core for each")
+
+
+class Rehearsals:
+    """Counts what the worker does while it waits."""
+
+    def __init__(self, monkeypatch):
+        # Of the worker: its commands, the last of them after which it has rehearsed, and how many calls.
+        self._counts = counts = np.frombuffer(mmap.mmap(-1, 24), "int64")
+        execute, rehearse, rehearse_call = Here.execute, Here.rehearse, CallFunction.rehearse
+
+        def counted_execute(here, payload):
+            counts[0] += 1
+            return execute(here, payload)
+
+        def counted_rehearse(here):
+            rehearse(here)
+            counts[1] = counts[0]
+
+        def counted_rehearse_call(call, here):
+            counts[2] += 1
+            rehearse_call(call, here)
+
+        monkeypatch.setattr(waiting, "_COLD", -1)  # also after short work
+        monkeypatch.setattr(Here, "execute", counted_execute)
+        monkeypatch.setattr(Here, "rehearse", counted_rehearse)
+        monkeypatch.setattr(CallFunction, "rehearse", counted_rehearse_call)
+
+    def _settle(self):
+        until = time.monotonic() + 10
+        while self._counts[1] < self._counts[0]:
+            assert time.monotonic() < until, "the worker has not rehearsed"
+            time.sleep(1e-3)
+
+    def after(self, run, *args, **kwargs):
+        """Return the result of ``run``, and how many calls are rehearsed after it."""
+        self._settle()
+        calls = self._counts[2]
+        try:
+            result = run(*args, **kwargs)
+        except ValueError as error:
+            result = error
+        self._settle()
+        return result, self._counts[2] - calls
+
+
+@pytest.fixture
+def rehearsals(monkeypatch):
+    counted = Rehearsals(monkeypatch)
+    synk.fork(2, use_gpu=False)
+    yield counted
+    synk.close()
+
+
+@pytest.fixture
+def counting():
+    """A function that counts its calls on each rank, and the count."""
+    x, count = T.dmatrix("x"), compiler.shared(0, "count")
+    return synk.function([x], (x.sum(axis=0), "sum"), updates=[(count, count + 1)]), count
+
+
+def test_a_rehearsal_neither_computes_nor_changes_what_follows(rehearsals, counting):
+    f, count = counting
+    synk.distribute()
+    data = synk.data(ROWS)
+    batches = [None, slice(2, 9), slice(9, 16), slice(0, 20, 3), slice(15, 1, -2), 7, [3, 3, 1, 8]]
+    for number, batch in enumerate(batches * 2):
+        result, n_rehearsed = rehearsals.after(f, data, batch=batch)
+        chosen = ROWS[:batch] if isinstance(batch, int) else ROWS if batch is None else ROWS[batch]
+        np.testing.assert_array_equal(result, chosen.sum(axis=0))
+        assert [int(one) for one in synk.gather(count, nd_up=1)] == [number + 1] * 2
+        assert n_rehearsed == 1
+
+
+def test_the_calls_of_a_block_are_rehearsed(rehearsals, counting):
+    f, count = counting
+    total = compiler.shared(np.zeros(3), "total")
+    g = synk.function([], updates=[(total, total + 1)])
+    synk.distribute()
+    data = synk.data(ROWS)
+
+    def block():
+        with synk.fuse():
+            f(data, batch=slice(0, 8))
+            synk.all_reduce(total)
+            g()
+
+    assert rehearsals.after(block) == (None, 2)
+    np.testing.assert_array_equal(total.get_value(), np.ones(3))
+    assert [int(one) for one in synk.gather(count, nd_up=1)] == [1, 1]
+
+
+def test_data_that_have_moved_or_gone_are_not_in_the_way(rehearsals, counting):
+    f, count = counting
+    synk.distribute()
+    data = synk.data(ROWS)
+    for length in (20, 2000, 200_000, 5):
+        data.set_value(np.ones((length, 3)))
+        assert rehearsals.after(f, data)[1] == 1
+        np.testing.assert_array_equal(f(data, batch=slice(1, 5)), [4.0] * 3)
+    del data
+    assert rehearsals.after(synk.broadcast, count) == (None, 0)
+    np.testing.assert_array_equal(f(ROWS), ROWS.sum(axis=0))
+
+
+def test_a_command_that_failed_is_not_rehearsed(rehearsals):
+    x, wrong = T.dmatrix("x"), T.dmatrix("wrong")
+    f = synk.function([x], ((x + wrong).sum(), "sum"), bcast_inputs=[wrong])
+    synk.distribute()
+    data, other = synk.data(ROWS), synk.data(np.ones((3, 3)))
+    right = synk.data(np.ones((10, 3)))
+    for _ in range(2):
+        assert rehearsals.after(f, data, right)[1] == 1
+        error, n_rehearsed = rehearsals.after(f, data, other)
+        assert isinstance(error, ValueError) and n_rehearsed == 0
+
+
+def test_only_calls_are_read_again(rehearsals, counting):
+    f, count = counting
+    assert rehearsals.after(synk.distribute)[1] == 0
+    assert rehearsals.after(f, ROWS)[1] == 1
+    for collective in (synk.broadcast, synk.gather):
+        assert rehearsals.after(collective, count)[1] == 0
