@@ -20,7 +20,9 @@ from abc import ABC, abstractmethod
 
 import numpy as np
 
-from synkhronos.arithmetic.operations import PIECE_BYTES, pieces
+from synkhronos.arithmetic.operations import pieces
+
+_PIECE_BYTES = 1 << 17  # float16 has a scale for each piece: part of its format
 
 _ABSOLUTE = np.uint32(0x7FFFFFFF)
 _INFINITY = 0x7F800000  # the bits of a float32
@@ -67,7 +69,7 @@ class Bfloat16(Code):
 
     def encode(self, values: np.ndarray, out: np.ndarray) -> None:
         codes, scratch = out.view(np.uint16), _scratch(values, 1)[0]
-        for piece in pieces(0, values.size, 4):
+        for piece in _pieces(values.size):
             bits = values[piece].view(np.uint32)
             rounded = scratch[: bits.size]
             has_nan = np.bitwise_and(bits, _ABSOLUTE, out=rounded).max() > _INFINITY
@@ -91,27 +93,31 @@ class Float16(Code):
     """
 
     def nbytes(self, size: int) -> int:
-        return 4 * len(pieces(0, size, 4)) + 2 * size
+        return 4 * len(_pieces(size)) + 2 * size
 
     def encode(self, values: np.ndarray, out: np.ndarray) -> None:
         scales, codes = self._split(out, values.size)
         scratch = _scratch(values, 3)
-        for number, piece in enumerate(pieces(0, values.size, 4)):
+        for number, piece in enumerate(_pieces(values.size)):
             scales[number] = _encode_half(values[piece], codes[piece], scratch)
 
     def decode(self, data: np.ndarray, out: np.ndarray) -> None:
         scales, codes = self._split(data, out.size)
-        for number, piece in enumerate(pieces(0, out.size, 4)):
+        for number, piece in enumerate(_pieces(out.size)):
             _decode_half(codes[piece], scales[number], out[piece])
 
     def _split(self, data, size):
-        start = 4 * len(pieces(0, size, 4))
+        start = 4 * len(_pieces(size))
         return data[:start].view(np.float32), data[start:].view(np.int16)
+
+
+def _pieces(size):
+    return pieces(0, size, 4, _PIECE_BYTES)
 
 
 def _scratch(values, count):
     """Return memory for `count` pieces of the bits of numbers."""
-    return np.empty((count, min(values.size, PIECE_BYTES // 4)), np.uint32)
+    return np.empty((count, min(values.size, _PIECE_BYTES // 4)), np.uint32)
 
 
 def _encode_half(values, codes, scratch):
@@ -168,7 +174,7 @@ class Int8(Code):
         scales, codes = self._split(out, values.size)
         whole = values.size - values.size % _BLOCK
         scratch = _scratch(values, 1).view(np.float32)[0]
-        for piece in pieces(0, whole, 4):
+        for piece in _pieces(whole):
             blocks = values[piece].reshape(-1, _BLOCK)
             own = scales[piece.start // _BLOCK : piece.stop // _BLOCK]
             _encode_blocks(blocks, own, codes[piece].reshape(-1, _BLOCK), scratch)

@@ -16,7 +16,7 @@ from synkhronos._typing import DTypeLike
 GATHER = "gather"
 
 #: The part of each array that is processed at a time, so that it stays in the cache.
-PIECE_BYTES = 1 << 17
+PIECE_BYTES = 1 << 18
 
 
 class Operation(NamedTuple):
@@ -82,7 +82,7 @@ class Operation(NamedTuple):
         """Like `reduce`, into `out`, which may be ``arrays[0]`` but no other item."""
         if not self.weighted:
             return self._fold(out, arrays)
-        if weights is None or all(weight == weights[0] for weight in weights):
+        if weights is None or are_equal(weights):
             if out.dtype == np.float16:
                 return _weighted_mean(out, arrays, [1.0] * len(arrays))
             return _divide(self._fold(out, arrays), len(arrays))
@@ -111,6 +111,11 @@ class Operation(NamedTuple):
         return out
 
 
+def are_equal(weights: Sequence[float]) -> bool:
+    """Whether all weights are the same, so that none is needed."""
+    return all([weight == weights[0] for weight in weights])
+
+
 def _divide(array: np.ndarray, divisor: int) -> np.ndarray:
     """Divide an array in place."""
     if array.dtype.kind == "f" and not divisor & (divisor - 1):
@@ -119,9 +124,9 @@ def _divide(array: np.ndarray, divisor: int) -> np.ndarray:
     return np.divide(array, divisor, out=array, casting="same_kind")
 
 
-def pieces(start: int, stop: int, itemsize: int) -> list[slice]:
-    """Split the items from `start` to `stop` into pieces that fit in the cache."""
-    step = max(1, PIECE_BYTES // itemsize)
+def pieces(start: int, stop: int, itemsize: int, nbytes: int = PIECE_BYTES) -> list[slice]:
+    """Split the items from `start` to `stop` into pieces of `nbytes` bytes, which fit in the cache."""
+    step = max(1, nbytes // itemsize)
     return [slice(begin, min(begin + step, stop)) for begin in range(start, stop, step)]
 
 

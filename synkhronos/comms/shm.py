@@ -13,7 +13,7 @@ result is computed once, so it is bit-identical on every rank.
 import pickle
 import struct
 
-from synkhronos.arithmetic.operations import pieces
+from synkhronos.arithmetic.operations import are_equal, pieces
 from synkhronos.arithmetic.partition import share
 from synkhronos.comms.base import Communicator
 
@@ -101,6 +101,7 @@ class SharedMemoryCommunicator(Communicator):
             plan.make_pieces(operation, self.rank)
             self._plan = plan
         active = [weights[rank] for rank in plan.active]
+        active = None if are_equal(active) else active
         for reduced, parts, others in plan.pieces:
             plan.operation.reduce_into(reduced, parts, active)
             for other in others:

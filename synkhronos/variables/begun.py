@@ -26,9 +26,9 @@ def begun(
 def has_completed(here: Here, command: Any, number: int) -> bool:
     """Complete the reduction of a variable for a `Reduce`, if it was begun; return whether it was.
 
-    The return value is the same on all ranks.
+    It is for ranks that have an `Ahead`. The return value is the same on all of them.
     """
-    if here.ahead is None or here.ahead.running is None or number not in command.begun:
+    if here.ahead.running is None or number not in command.begun:
         return False
     buckets, function, *_ = here.ahead.running
     wanted = command.begun[number], command.op, command.wire

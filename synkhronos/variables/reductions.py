@@ -43,9 +43,11 @@ class Reduce(Command):
 
     def run(self, here):
         comm = here.communicator(self.nccl)
-        numbers = [number for number in self.numbers if not has_completed(here, self, number)]
-        if not numbers:
-            return None
+        numbers = self.numbers
+        if here.ahead is not None:
+            numbers = [number for number in numbers if not has_completed(here, self, number)]
+            if not numbers:
+                return None
         variables = [here.shareds[number] for number in numbers]
         arrays = [here.engine.storage(variable) for variable in variables]
         weight = self._weight(here)
