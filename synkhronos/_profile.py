@@ -182,7 +182,6 @@ class Profile:
         with open(path, "w", encoding="utf-8") as file:
             json.dump({"traceEvents": trace, "displayTimeUnit": "ms"}, file)
 
-
     def _label(self, rank):
         return f"rank {rank} on {self.hosts[rank]}" if self._names_hosts else f"rank {rank}"
 

@@ -11,11 +11,26 @@ from compilers import compiler, tt as T
 from synkhronos.functions.call import CallFunction
 from synkhronos.host.machine import cores
 from synkhronos.transports import waiting
-from synkhronos.world.here import Here
+from synkhronos.world.here import Command, Here
+from synkhronos.world.world import current_world
 
 ROWS = np.arange(60, dtype="float64").reshape(20, 3)
 
 pytestmark = pytest.mark.skipif(cores() < 2, reason="ranks poll only if there is a core for each")
+
+
+class Unreadable(Command):
+    """Raises when a worker unpickles it."""
+
+    def __reduce__(self):
+        return _refuse, ()
+
+    def run(self, here):
+        pass
+
+
+def _refuse():
+    raise ValueError("cannot be read")
 
 
 class Rehearsals:
@@ -138,3 +153,25 @@ def test_only_calls_are_read_again(rehearsals, counting):
     assert rehearsals.after(f, ROWS)[1] == 1
     for collective in (synk.broadcast, synk.gather):
         assert rehearsals.after(collective, count)[1] == 0
+
+
+def test_nothing_is_rehearsed_while_steps_are_measured(rehearsals, counting):
+    f, _ = counting
+    synk.distribute()
+    f(ROWS)
+    with synk.profile() as measured:
+        for _ in range(3):
+            assert rehearsals.after(f, ROWS)[1] == 0
+    assert len(measured.seconds) == 3
+    assert rehearsals.after(f, ROWS)[1] == 1
+
+
+def test_bytes_that_cannot_be_read_do_not_hide_the_next_command(rehearsals, counting):
+    f, _ = counting
+    synk.distribute()
+    data = synk.data(ROWS)
+    f(data)
+    with pytest.raises(synk.WorkerError, match="cannot be read"):
+        current_world().run(Unreadable())
+    np.testing.assert_array_equal(f(data), ROWS.sum(axis=0))
+    assert rehearsals.after(f, data)[1] == 1

@@ -134,6 +134,7 @@ class Here:
         self._buffers: dict[Hashable, np.ndarray] = {}
         self._payload: bytes | None = None
         self._command: Any = None
+        self._succeeded = False  # whether that command has
         self._kept: dict[bytes, Any] = {}
 
     @property
@@ -218,16 +219,18 @@ class Here:
 
     def execute(self, payload: bytes) -> bytes:
         """Run the command in these bytes and return the bytes of the reply."""
+        self._succeeded = False
         try:
             if payload != self._payload:  # the same call is often repeated
-                self._command = None
+                self._command = self._payload = None
                 self._command, self._payload = self.opened(payload), payload
             if self.sent:
                 self.sent.clear()
                 self.store.collect()
-            return success(self._command.run(self))
+            reply = success(self._command.run(self))
+            self._succeeded = True
+            return reply
         except Exception as error:
-            self._command = self._payload = None
             if not isinstance(error, CollectiveAbortedError):
                 self.transport.abort()
             return self.failure(error)
@@ -235,9 +238,10 @@ class Here:
     def rehearse(self) -> None:
         """Read the last command again, up to where it computes, while there is no other one.
 
-        The next command is often like it, and its steps are in the processor's caches then.
+        The next command is often like it, and its steps are in the processor's caches then. Nothing is
+        done while this rank's steps are measured.
         """
-        if self._command is not None and self._command.is_rehearsed:
+        if self._succeeded and self._command.is_rehearsed and self.log is None:
             self.opened(self._payload).rehearse(self)
 
     def opened(self, payload: bytes) -> Command:
