@@ -104,7 +104,7 @@ def test_a_rehearsal_neither_computes_nor_changes_what_follows(rehearsals, count
         assert n_rehearsed == 1
 
 
-def test_the_calls_of_a_block_are_rehearsed(rehearsals, counting):
+def test_the_first_call_of_a_block_is_rehearsed(rehearsals, counting):
     f, count = counting
     total = compiler.shared(np.zeros(3), "total")
     g = synk.function([], updates=[(total, total + 1)])
@@ -117,7 +117,7 @@ def test_the_calls_of_a_block_are_rehearsed(rehearsals, counting):
             synk.all_reduce(total)
             g()
 
-    assert rehearsals.after(block) == (None, 2)
+    assert rehearsals.after(block) == (None, 1)
     np.testing.assert_array_equal(total.get_value(), np.ones(3))
     assert [int(one) for one in synk.gather(count, nd_up=1)] == [1, 1]
 
@@ -175,3 +175,15 @@ def test_bytes_that_cannot_be_read_do_not_hide_the_next_command(rehearsals, coun
         current_world().run(Unreadable())
     np.testing.assert_array_equal(f(data), ROWS.sum(axis=0))
     assert rehearsals.after(f, data)[1] == 1
+
+
+def test_an_error_in_a_rehearsal_ends_nothing(rehearsals, counting, monkeypatch):
+    def fail(call, here):
+        raise OSError("the file of an argument is gone")
+
+    f, count = counting
+    monkeypatch.setattr(CallFunction, "rehearse", fail)
+    synk.distribute()
+    for number in range(1, 4):
+        rehearsals.after(f, ROWS)
+        assert [int(one) for one in synk.gather(count, nd_up=1)] == [number] * 2

@@ -8,6 +8,7 @@ are in the same module; there is no other list of the commands.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import pickle
 from abc import ABC, abstractmethod
@@ -242,7 +243,8 @@ class Here:
         done while this rank's steps are measured.
         """
         if self._succeeded and self._command.is_rehearsed and self.log is None:
-            self.opened(self._payload).rehearse(self)
+            with contextlib.suppress(Exception):  # the command itself will report what is wrong
+                self.opened(self._payload).rehearse(self)
 
     def opened(self, payload: bytes) -> Command:
         """Return the command that was sent as these bytes."""
