@@ -32,11 +32,12 @@ class SharedMemoryCommunicator(Communicator):
     def __init__(self, group, store):
         super().__init__(group)
         self.store = store
-        # Kept from the last collective, because training repeats it in every step: this rank's arrays
-        # and the bytes sent for them; the bytes that every rank sent, and the arrays.
-        self._placed, self._sent = [], b""
-        self._received, self._arrays = [b""] * group.size, [[]] * group.size
+        # Kept from the last collective, because training repeats it in every step: this rank's arrays,
+        # weight, and the bytes sent for them; the bytes that every rank sent, the arrays and weights.
+        self._placed, self._weight, self._sent = [], None, b""
+        self._received, self._arrays, self._weights = [b""] * group.size, [[]] * group.size, []
         self._plan = _Plan(None, None, None, None)
+        self._all_ranks = tuple(range(group.size))
 
     def broadcast(self, arrays, root):
         placed, by_rank, _ = self._meet(arrays)
@@ -67,7 +68,7 @@ class SharedMemoryCommunicator(Communicator):
 
     def all_reduce(self, arrays, op, weight=1):
         placed, by_rank, weights = self._meet(arrays, weight)
-        self.reduce_part(op, by_rank, weights, tuple(range(self.size)))
+        self.reduce_part(op, by_rank, weights, self._all_ranks)
         self.group.barrier()
         return placed
 
@@ -76,34 +77,43 @@ class SharedMemoryCommunicator(Communicator):
         if not _are_same(arrays, self._placed):
             self._placed, self._plan = [], _Plan(None, None, None, None)  # frees their memory
             self._placed = [self.store.place(array) for array in arrays]
-            self._sent = pickle.dumps([self.store.put(array) for array in self._placed])
-        weights = []
-        for rank, item in enumerate(self.group.exchange(_WEIGHT.pack(weight) + self._sent)):
-            weights.append(_WEIGHT.unpack_from(item)[0])
+            handles = pickle.dumps([self.store.put(array) for array in self._placed])
+            self._weight, self._sent = weight, _WEIGHT.pack(weight) + handles
+        elif weight != self._weight:
+            self._weight, self._sent = weight, _WEIGHT.pack(weight) + self._sent[_WEIGHT.size :]
+        received = self.group.exchange(self._sent)
+        if received != self._received:
+            self._open(received)
+        return self._placed, self._arrays, self._weights
+
+    def _open(self, received):
+        """Find the arrays and the weights that were sent; those of the last time are used again."""
+        arrays = list(self._arrays)
+        for rank, (item, last) in enumerate(zip(received, self._received)):
             handles = item[_WEIGHT.size :]
-            if handles != self._received[rank]:
-                self._received[rank] = handles
-                self._arrays[rank] = [self.store.get(handle) for handle in pickle.loads(handles)]
-        return self._placed, list(self._arrays), weights
+            if handles != last[_WEIGHT.size :]:
+                arrays[rank] = [self.store.get(handle) for handle in pickle.loads(handles)]
+        self._weights = [_WEIGHT.unpack_from(item)[0] for item in received]
+        self._received, self._arrays = received, arrays
 
     def reduce_part(self, op, by_rank, weights, targets):
         """Reduce this rank's part of the elements into the arrays of the ranks in `targets`."""
-        zero = [rank for rank, weight in enumerate(weights) if not weight]
         plan = self._plan
-        if not (
-            plan.op == op
-            and plan.targets == targets
-            and plan.zero == zero
-            and _are_same(plan.by_rank, by_rank)
-        ):
-            operation = self.check_reducible(op, by_rank, weights)
-            plan = _Plan(op, targets, zero, by_rank)
-            plan.make_pieces(operation, self.rank)
-            self._plan = plan
-        active = [weights[rank] for rank in plan.active]
-        active = None if are_equal(active) else active
+        if plan.weights is not weights or plan.op != op or plan.targets != targets:
+            zero = [rank for rank, weight in enumerate(weights) if not weight]
+            if not (
+                plan.op == op
+                and plan.targets == targets
+                and plan.zero == zero
+                and _are_same(plan.by_rank, by_rank)
+            ):
+                operation = self.check_reducible(op, by_rank, weights)
+                plan = _Plan(op, targets, zero, by_rank)
+                plan.make_pieces(operation, self.rank)
+                self._plan = plan
+            plan.weigh(weights)
         for reduced, parts, others in plan.pieces:
-            plan.operation.reduce_into(reduced, parts, active)
+            plan.operation.reduce_into(reduced, parts, plan.active_weights)
             for other in others:
                 other[...] = reduced
 
@@ -111,8 +121,16 @@ class SharedMemoryCommunicator(Communicator):
 class _Plan:
     """The pieces of a reduction that this rank computes."""
 
+    weights = None
+
     def __init__(self, op, targets, zero, by_rank):
         self.op, self.targets, self.zero, self.by_rank = op, targets, zero, by_rank
+
+    def weigh(self, weights):
+        """Use these weights, which are zero for the same ranks as before."""
+        self.weights = weights
+        active = [weights[rank] for rank in self.active]
+        self.active_weights = None if are_equal(active) else active
 
     def make_pieces(self, operation, rank):
         """Find, for each piece, the array to reduce into, the operands, and where to copy it."""

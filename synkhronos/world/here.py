@@ -175,18 +175,17 @@ class Here:
         call with the same `key`. `axis` is the axis of the rows.
         """
         if isinstance(source, Handle):
-            return self.store.rows(source, rows, self._buffer(key, source, rows, axis), axis)
+            out = None if type(rows) is range else self._buffer(key, source, rows, axis)
+            return self.store.rows(source, rows, out, axis)
         if isinstance(source, Composite):
             return source.rows(self.store, rows)
         if axis:
             return np.moveaxis(self.take(key, np.moveaxis(source, axis, 0), rows), 0, axis)
-        out = self._buffer(key, source, rows) if isinstance(source, np.ndarray) else None
-        return self.engine.take(source, rows, out)
+        is_copied = isinstance(source, np.ndarray) and type(rows) is not range
+        return self.engine.take(source, rows, self._buffer(key, source, rows) if is_copied else None)
 
     def _buffer(self, key, source, rows, axis=0):
-        """Return an array for a copy of rows, along its first axis; None if they need no copy."""
-        if type(rows) is range:
-            return None
+        """Return an array for a copy of rows, along its first axis."""
         shape = (len(rows), *source.shape[:axis], *source.shape[axis + 1 :])
         size = math.prod(shape)
         buffer = self._buffers.get(key)
