@@ -100,22 +100,25 @@ class SharedMemoryCommunicator(Communicator):
         """Reduce this rank's part of the elements into the arrays of the ranks in `targets`."""
         plan = self._plan
         if plan.weights is not weights or plan.op != op or plan.targets != targets:
-            zero = [rank for rank, weight in enumerate(weights) if not weight]
-            if not (
-                plan.op == op
-                and plan.targets == targets
-                and plan.zero == zero
-                and _are_same(plan.by_rank, by_rank)
-            ):
-                operation = self.check_reducible(op, by_rank, weights)
-                plan = _Plan(op, targets, zero, by_rank)
-                plan.make_pieces(operation, self.rank)
-                self._plan = plan
-            plan.weigh(weights)
+            plan = self._make_plan(op, by_rank, weights, targets)
         for reduced, parts, others in plan.pieces:
             plan.operation.reduce_into(reduced, parts, plan.active_weights)
             for other in others:
                 other[...] = reduced
+
+    def _make_plan(self, op, by_rank, weights, targets):
+        """Return the plan of a reduction; the last one, if only weights that are not zero differ."""
+        zero = [rank for rank, weight in enumerate(weights) if not weight]
+        plan = self._plan
+        if (plan.op, plan.targets, plan.zero) != (op, targets, zero) or not _are_same(
+            plan.by_rank, by_rank
+        ):
+            operation = self.check_reducible(op, by_rank, weights)
+            plan = _Plan(op, targets, zero, by_rank)
+            plan.make_pieces(operation, self.rank)
+            self._plan = plan
+        plan.weigh(weights)
+        return plan
 
 
 class _Plan:

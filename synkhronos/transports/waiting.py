@@ -24,7 +24,7 @@ AFTER_MOVE = 5.0  # limits to poll after a move to another core; other ranks may
 # Polls between two readings of the clock, and offers of the interpreter and the core to others. Each
 # takes about 80 nanoseconds, so the next short call usually comes before that.
 _POLLS = range(128)
-_COLD = 1e-3  # seconds of work after which little of the rest is in the caches
+_COLD = 1e-3  # seconds of work that leave little else in the processor's caches
 
 
 class Patience:

@@ -49,17 +49,14 @@ class Command(ABC):
     def packed(self) -> bytes:
         """Return the bytes that are sent. A command that is repeated is pickled once."""
         if self._packed is None:
-            self._packed = pickle.dumps(self.sent(), pickle.HIGHEST_PROTOCOL)
+            base, rest = self.parted()
+            # A tuple is pickled faster than an object, by 20 microseconds when the caches are cold.
+            sent = self if rest is None else (base.packed(), rest)
+            self._packed = pickle.dumps(sent, pickle.HIGHEST_PROTOCOL)
         return self._packed
 
     def __getstate__(self) -> dict:
         return {name: value for name, value in vars(self).items() if name != "_packed"}
-
-    def sent(self) -> Any:
-        """Return what is pickled: the command, or a tuple of its two parts, the first one packed."""
-        base, rest = self.parted()
-        # A tuple is pickled faster than an object, by 20 microseconds when the caches are cold.
-        return self if rest is None else (base.packed(), rest)
 
     def parted(self) -> tuple[Command, Any]:
         """Return two parts: a command that is often sent, and the rest; None if nothing is left."""
