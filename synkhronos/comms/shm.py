@@ -157,9 +157,7 @@ class _Plan:
 
 def _are_same(some, others):
     """Whether two lists contain the same objects, by identity."""
-    if some is None or len(some) != len(others):
-        return False
-    return all([one is other for one, other in zip(some, others)])
+    return len(some) == len(others) and all([one is other for one, other in zip(some, others)])
 
 
 def _copy_into(own, array):
