@@ -212,7 +212,7 @@ def test_training_steps_equal_the_serial_step():
     synk.fork(devices=TWO)
     data = [np.random.RandomState(0).normal(size=(41, 3)), np.random.RandomState(1).normal(size=41)]
     x, target = pt.dmatrix("x"), pt.dvector("target")
-    for rule in (updates.momentum, updates.adam):
+    for rule in (updates.momentum, updates.adam, updates.adadelta):
         made = []
         for make in (train.make_train_function, train.make_train_function_theano):
             u = pytensor.shared(np.ones(3), "u")

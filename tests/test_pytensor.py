@@ -1,18 +1,21 @@
 """Tests of what differs with PyTensor: static shapes, Numba, random generators, and what is refused."""
 
+import warnings
+
 import numpy as np
 import pytensor
 import pytensor.tensor as pt
 import pytest
 from compilers import RandomStreams, default_mode
 from pytensor.link.numba.cache import FunctionIdentity
+from pytensor.tensor.elemwise import Elemwise
 from test_docs import test_examples_print_what_is_shown as check_page
 
 import synkhronos as synk
 from synkhronos.engines.base import PARTLY_SUM, ROWS, SUM
 from synkhronos.engines.pytensor_engine import PyTensorEngine
 from synkhronos.engines.rows import extents
-from synkhronos.extensions import batch_norm
+from synkhronos.extensions import batch_norm, updates
 from synkhronos.world.here import Command
 from synkhronos.world.world import current_world
 
@@ -172,6 +175,30 @@ def test_ranks_name_what_numba_compiles_differently(two):
     """One name of two functions is a crash later: https://github.com/numba/numba/issues/10486."""
     drawn = synk.spmd(lambda rank: [next(FunctionIdentity._unique_ids) for _ in range(3)])
     assert len({*drawn[0], *drawn[1]}) == 6
+
+
+@pytest.mark.parametrize("name", [name for name in updates.__all__ if "_" not in name])
+def test_rules_are_fast_loops_as_c_code(name):
+    """PyTensor's C code has a loop without strides only where the types say that shapes are equal."""
+    params = [pytensor.shared(np.ones((4, 2)), "w"), pytensor.shared(np.zeros(3), "b")]
+    rule = getattr(updates, name)
+    rate = {"learning_rate": 0.1} if name in ("adagrad", "momentum", "sgd") else {}
+    _, param_updates, _ = rule(sum((param**2).sum() for param in params), params, **rate)
+    mode = pytensor.compile.mode.Mode("py", "fast_run")  # nothing is compiled
+    nodes = pytensor.function([], updates=param_updates, mode=mode).maker.fgraph.toposort()
+    loops = [node for node in nodes if isinstance(node.op, Elemwise) and node.outputs[0].ndim]
+    shapes = [{one.type.shape for one in (*node.inputs, *node.outputs)} for node in loops]
+    assert sum(len(kinds) > 1 for kinds in shapes) <= (len(params) if "adam" in name else 0)
+    assert all(None not in shape for kinds in shapes for shape in kinds)
+
+
+@pytest.mark.parametrize("name", ["adadelta", "adam"])
+def test_rules_are_machine_code_of_numba(name):
+    w = pytensor.shared(np.ones(3), "w")
+    _, param_updates, _ = getattr(updates, name)((w**2).sum(), [w])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # as of operations that Numba leaves to Python
+        pytensor.function([], updates=param_updates, mode="NUMBA")()
 
 
 def test_functions_of_numba_are_sent_to_workers_that_run(two):

@@ -5,6 +5,7 @@ module. Tuples hold the kinds of operations to which a rule applies; an empty tu
 compiler has none.
 """
 
+from synkhronos.engines.apart import apart as apart
 from synkhronos.engines.buckets import Ready
 from synkhronos.engines.collectives import Collective as Collective
 from synkhronos.engines.collectives import is_peers as is_peers
@@ -37,7 +38,6 @@ if compiler.NAME == "pytensor":
     )
     from pytensor.tensor.blas import BatchedDot
     from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
-    from pytensor.tensor.extra_ops import cpu_contiguous
     from pytensor.tensor.math import Argmax, Dot, Sum
     from pytensor.tensor.math import reciprocal as inv
     from pytensor.tensor.random.op import RandomVariable
@@ -89,6 +89,16 @@ if compiler.NAME == "pytensor":
         shape = tuple(1 if is_one else None for is_one in broadcastable)
         return package.shared(value, name=name, shape=shape)
 
+    def shared_vector(value, name):
+        """Return a shared vector whose type fixes its length, without which C code has slow loops."""
+        return package.shared(value, name=name, shape=value.shape)
+
+    def fixed(variable, shape):
+        """Return a variable whose type fixes its shape, but says of no further axis that it is one."""
+        ones = variable.type.broadcastable
+        extents = [None if one == 1 and not is_one else one for one, is_one in zip(shape, ones)]
+        return tensor.specify_shape(variable, extents)
+
     def gradients(loss, wrt):
         """Return the gradients of a loss; None for a variable on which it does not depend."""
         return package.grad(loss, wrt, disconnected_inputs="ignore", return_disconnected="none")
@@ -132,7 +142,7 @@ else:
     )
     from theano.tensor.blas import BatchedDot
     from theano.tensor.elemwise import CAReduce, DimShuffle, Elemwise, Sum
-    from theano.tensor.extra_ops import CpuContiguous, cpu_contiguous
+    from theano.tensor.extra_ops import CpuContiguous
     from theano.tensor.nnet import abstract_conv, nnet
     from theano.tensor.opt import Assert, MakeVector
     from theano.tensor.raw_random import RandomFunction
@@ -167,6 +177,14 @@ else:
     def shared(value, name, broadcastable):
         """Return a shared tensor whose type fixes the axes that are broadcast, and no other extent."""
         return package.shared(value, name=name, broadcastable=tuple(broadcastable))
+
+    def shared_vector(value, name):
+        """Return a shared vector that is not broadcast, even if it has one number."""
+        return package.shared(value, name=name, broadcastable=(False,))
+
+    def fixed(variable, shape):
+        """Return the variable, as types have no shapes."""
+        return variable
 
     def gradients(loss, wrt):
         """Return the gradients of a loss; None for a variable on which it does not depend."""

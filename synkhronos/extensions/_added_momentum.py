@@ -7,8 +7,9 @@ from typing import Any, Callable, Iterable, Mapping, Sequence, Union
 
 import numpy
 
+from synkhronos.engines import names
 from synkhronos.engines.names import SharedVariable, Variable
-from synkhronos.extensions._flat_gradient import checked_parameters, is_state, new_state, scalar
+from synkhronos.extensions._flat_gradient import as_state, checked_parameters, is_state, scalar
 
 Hyper = Union[float, Variable]
 
@@ -117,10 +118,9 @@ def _with_velocities(
             )
         target, *rest = entries[param]
         decay = scalar("momentum", momentum, param.dtype)
-        velocity = new_state(
-            f"velocity_{param.name or position}",
-            numpy.zeros_like(param.get_value(borrow=True)),
-            param.broadcastable,
+        zeros = numpy.zeros_like(param.get_value(borrow=True))
+        velocity = as_state(
+            names.shared(zeros, f"velocity_{param.name or position}", param.broadcastable)
         )
         velocities[velocity] = new_velocity = decay * velocity + (target - param)
         entries[param] = (moved(param, target, new_velocity, decay), *rest)

@@ -25,7 +25,7 @@ from typing import Iterable, Sequence, Tuple, Union
 import numpy
 
 from synkhronos.engines import names
-from synkhronos.engines.names import SharedVariable, Variable
+from synkhronos.engines.names import SharedVariable, Variable, apart
 from synkhronos.engines.names import tensor as tt
 from synkhronos.extensions._added_momentum import apply_momentum, apply_nesterov_momentum
 from synkhronos.extensions._flat_gradient import (
@@ -33,7 +33,6 @@ from synkhronos.extensions._flat_gradient import (
     UpdatePairs,
     checked_parameters,
     gradients_of,
-    materialized,
     scalar,
 )
 
@@ -107,9 +106,7 @@ def sgd(loss: Loss, params: Iterable[SharedVariable], learning_rate: Hyper) -> R
     flat = FlatGradient(loss, params)
     rate = flat.scalar("learning_rate", learning_rate)
     # Scaling each piece instead of the whole vector saves memory traffic (8 instead of 17 ms).
-    pieces = flat.pieces(flat.gradient)
-    param_updates = [(param, param - rate * piece) for param, piece in zip(flat.params, pieces)]
-    return flat.gradient_updates(), param_updates, flat.gradient
+    return flat.gradient_updates(), flat.descent(flat.gradient, rate), flat.gradient
 
 
 def sgd_nonflat(
@@ -262,7 +259,7 @@ def adagrad(
     rate = flat.scalar("learning_rate", learning_rate)
     epsilon = flat.scalar("epsilon", epsilon)
     squares = flat.state("squared_gradient_sum")
-    new_squares = materialized(squares + tt.sqr(flat.gradient))
+    new_squares = apart(squares + tt.sqr(flat.gradient))
     step = rate * flat.gradient / tt.sqrt(new_squares + epsilon)
     param_updates = [*flat.descent(step), (squares, new_squares)]
     return flat.gradient_updates(), param_updates, flat.gradient
@@ -303,7 +300,7 @@ def rmsprop(
     rate = flat.scalar("learning_rate", learning_rate)
     epsilon = flat.scalar("epsilon", epsilon)
     squares = flat.state("squared_gradient_average")
-    new_squares = materialized(_moving_average(flat, "rho", rho, squares, tt.sqr(flat.gradient)))
+    new_squares = apart(_moving_average(flat, "rho", rho, squares, tt.sqr(flat.gradient)))
     step = rate * flat.gradient / tt.sqrt(new_squares + epsilon)
     param_updates = [*flat.descent(step), (squares, new_squares)]
     return flat.gradient_updates(), param_updates, flat.gradient
@@ -345,8 +342,8 @@ def adadelta(
     epsilon = flat.scalar("epsilon", epsilon)
     squares = flat.state("squared_gradient_average")
     squared_steps = flat.state("squared_step_average")
-    new_squares = materialized(_moving_average(flat, "rho", rho, squares, tt.sqr(flat.gradient)))
-    ratio = materialized(tt.sqrt(squared_steps + epsilon) / tt.sqrt(new_squares + epsilon))
+    new_squares = apart(_moving_average(flat, "rho", rho, squares, tt.sqr(flat.gradient)))
+    ratio = apart(tt.sqrt(squared_steps + epsilon) / tt.sqrt(new_squares + epsilon))
     step = flat.gradient * ratio
     new_squared_steps = _moving_average(flat, "rho", rho, squared_steps, tt.sqr(step))
     state_updates = [(squares, new_squares), (squared_steps, new_squared_steps)]
@@ -392,16 +389,16 @@ def adam(
     mean, squares = flat.state("gradient_average"), flat.state("squared_gradient_average")
     count = flat.step_count()
     new_count = count + 1
-    new_mean = _moving_average(flat, "beta1", beta1, mean, flat.gradient)
-    new_squares = _moving_average(flat, "beta2", beta2, squares, tt.sqr(flat.gradient))
+    new_mean = apart(_moving_average(flat, "beta1", beta1, mean, flat.gradient))
+    new_squares = apart(_moving_average(flat, "beta2", beta2, squares, tt.sqr(flat.gradient)))
     corrected_rate = (
         rate
         * tt.sqrt(_bias(flat, "beta2", beta2, new_count))
         / _bias(flat, "beta1", beta1, new_count)
     )
-    step = corrected_rate * new_mean / (tt.sqrt(new_squares) + epsilon)
+    step = new_mean / (tt.sqrt(new_squares) + epsilon)
     state_updates = [(mean, new_mean), (squares, new_squares), (count, new_count)]
-    return flat.gradient_updates(), [*flat.descent(step), *state_updates], flat.gradient
+    return flat.gradient_updates(), [*flat.descent(step, corrected_rate), *state_updates], flat.gradient
 
 
 def adamax(
@@ -441,12 +438,13 @@ def adamax(
     mean, largest = flat.state("gradient_average"), flat.state("gradient_norm")
     count = flat.step_count()
     new_count = count + 1
-    new_mean = _moving_average(flat, "beta1", beta1, mean, flat.gradient)
-    new_largest = tt.maximum(flat.scalar("beta2", beta2) * largest, abs(flat.gradient))
+    new_mean = apart(_moving_average(flat, "beta1", beta1, mean, flat.gradient))
+    decayed = flat.scalar("beta2", beta2) * largest
+    new_largest = apart(tt.maximum(decayed, abs(flat.gradient)))
     corrected_rate = rate / _bias(flat, "beta1", beta1, new_count)
-    step = corrected_rate * new_mean / (new_largest + epsilon)
+    step = new_mean / (new_largest + epsilon)
     state_updates = [(mean, new_mean), (largest, new_largest), (count, new_count)]
-    return flat.gradient_updates(), [*flat.descent(step), *state_updates], flat.gradient
+    return flat.gradient_updates(), [*flat.descent(step, corrected_rate), *state_updates], flat.gradient
 
 
 def _moving_average(
