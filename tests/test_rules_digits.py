@@ -41,7 +41,8 @@ def network(request, demo, open_world):
 EPOCHS, BATCH_SIZE = 15, 8
 #: The rate of each rule was chosen from 0.001, 0.002 and 0.004, and 0.008 if 0.004 was the best of
 #: these: it has the smallest loss on the validation digits after training on the training digits, summed
-#: over both numbers of ranks. It was chosen with 9 epochs, and for LocalSGD again with 15. The test
+#: over both numbers of ranks. It was chosen with 9 epochs, and for LocalSGD again with 15. For
+#: Downpour and GoSGD, whose runs differ, it has the smallest mean loss of at least four runs. The test
 #: digits were not used for it.
 RULES = {
     "BSP": (rules.BSP(), 0.008),
@@ -49,10 +50,11 @@ RULES = {
     "DiLoCo": (rules.DiLoCo(5, outer_momentum=0.5), 0.002),
     "EASGD": (rules.EASGD(0.3, 2), 0.008),
     "EAMSGD": (rules.EASGD(0.3, 2, momentum=0.5), 0.002),
-    "Downpour": (rules.Downpour(), 0.004),  # which is ASGD
+    "Downpour": (rules.Downpour(), 0.001),  # which is ASGD
     "SSP": (rules.SSP(), 0.002),
-    "GoSGD": (rules.GoSGD(0.3), 0.004),
+    "GoSGD": (rules.GoSGD(0.3), 0.002),
 }
+REPEATABLE = ("BSP", "LocalSGD", "DiLoCo")
 
 
 def train(network, data, rule, rate):
@@ -70,11 +72,16 @@ def train(network, data, rule, rate):
 
 
 def test_every_rule_trains_the_digits(network):
-    """With the rates that were chosen, they are trained on the validation digits, too."""
+    """With the rates that were chosen, they are trained on the validation digits, too.
+
+    No two runs of a rule whose ranks do not wait are the same: the mean of three has to reach 97%.
+    """
     data = [np.concatenate(both) for both in zip(network.parts["train"], network.parts["valid"])]
     accuracies = {}
     for name, (rule, rate) in RULES.items():
-        train(network, data, rule, rate)
-        accuracies[name] = float(network.evaluate(*network.parts["test"])["accuracy"])
+        accuracies[name] = []
+        for _ in range(1 if name in REPEATABLE else 3):
+            train(network, data, rule, rate)
+            accuracies[name].append(float(network.evaluate(*network.parts["test"])["accuracy"]))
     print(synk.size(), "ranks:", accuracies)
-    assert min(accuracies.values()) >= 0.97, accuracies
+    assert min(map(np.mean, accuracies.values())) >= 0.97, accuracies
