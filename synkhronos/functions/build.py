@@ -8,6 +8,8 @@ import sys
 import time
 from typing import Any, Iterable, Iterator, Mapping, Optional, Sequence, Tuple, Union
 
+import numpy as np
+
 from synkhronos._typing import Compiled, OutputOp, ReduceOp, SharedVariable, Variable
 from synkhronos.arithmetic.operations import OPERATIONS
 from synkhronos.functions.analysis import collectives_in
@@ -166,7 +168,7 @@ def _described(outputs):
     """Return what a replica has to know about the outputs."""
     return {
         "output_modes": [one.op for one in outputs],
-        "output_dtypes": [one.dtype for one in outputs],
+        "output_dtypes": [np.dtype(one.dtype) for one in outputs],
         "output_axes": [one.axis for one in outputs],
     }
 
