@@ -234,6 +234,16 @@ def test_one_parameter_with_one_number(value):
     assert param.get_value().shape == value.shape
 
 
+@pytest.mark.parametrize("n", [1, 3])
+def test_the_gradient_of_one_parameter_stays_in_its_memory(n):
+    weights, x = shared(numpy.ones(n)), tt.dmatrix("x")
+    grad_updates, _, vector = updates.sgd(tt.sqr(tt.dot(x, weights)).sum(), [weights], 0.1)
+    memory = vector.get_value(borrow=True)
+    compiler.function([x], updates=grad_updates)(numpy.ones((2, n)))
+    assert vector.get_value(borrow=True) is memory
+    numpy.testing.assert_allclose(memory, numpy.full(n, 4.0 * n))
+
+
 def test_updates_come_in_the_order_of_params_then_state():
     params = make_parameters("float32")
     for name in RULES:

@@ -90,8 +90,11 @@ if compiler.NAME == "pytensor":
         return package.shared(value, name=name, shape=shape)
 
     def shared_vector(value, name):
-        """Return a shared vector whose type fixes its length, without which C code has slow loops."""
-        return package.shared(value, name=name, shape=value.shape)
+        """Return a shared vector whose type fixes its length, without which C code has slow loops.
+
+        A length of one is not fixed, as the vector would be broadcast.
+        """
+        return package.shared(value, name=name, shape=(None if len(value) == 1 else len(value),))
 
     def fixed(variable, shape):
         """Return a variable whose type fixes its shape, but says of no further axis that it is one."""

@@ -198,8 +198,11 @@ class FlatGradient:
     ----------
     params : list of shared variables
     dtype : str
-    gradient : shared vector
-        The flattened gradients of all parameters, in the order of `params`; initially zero.
+    vector : shared vector
+        The flattened gradients of all parameters, in the order of `params`; initially zero. Its type has
+        no length: PyTensor would replace a vector, of which it knows that it is written as a whole.
+    gradient : vector
+        The same, with its length in its type.
     """
 
     def __init__(self, loss: Any, params: Iterable[SharedVariable]) -> None:
@@ -210,7 +213,8 @@ class FlatGradient:
             [param.get_value(borrow=True).shape for param in self.params],
             [param.broadcastable for param in self.params],
         )
-        self.gradient = self._layout.new_vector(self.dtype, "flat_gradient")
+        self.vector = self._layout.new_vector(self.dtype, "flat_gradient")
+        self.gradient = names.fixed(self.vector, (self._layout.size,))
 
     def _zeros(self) -> numpy.ndarray:
         return numpy.zeros(self._layout.size, dtype=self.dtype)
@@ -233,7 +237,7 @@ class FlatGradient:
 
     def gradient_updates(self) -> UpdatePairs:
         """Return the update that writes the gradients into the vector, in place."""
-        return [(self.gradient, self._layout.filled(self.gradient, self._expressions))]
+        return [(self.vector, self._layout.filled(self.vector, self._expressions))]
 
     def descent(self, step: Variable, rate: Variable | None = None) -> UpdatePairs:
         """Return the updates that subtract the vector `step` from the parameters, or `rate` times it."""

@@ -106,7 +106,7 @@ def sgd(loss: Loss, params: Iterable[SharedVariable], learning_rate: Hyper) -> R
     flat = FlatGradient(loss, params)
     rate = flat.scalar("learning_rate", learning_rate)
     # Scaling each piece instead of the whole vector saves memory traffic (8 instead of 17 ms).
-    return flat.gradient_updates(), flat.descent(flat.gradient, rate), flat.gradient
+    return flat.gradient_updates(), flat.descent(flat.gradient, rate), flat.vector
 
 
 def sgd_nonflat(
@@ -182,7 +182,7 @@ def momentum(
     velocity = flat.state("velocity")
     new_velocity = decay * velocity - rate * flat.gradient
     param_updates = [*flat.ascent(new_velocity), (velocity, new_velocity)]
-    return flat.gradient_updates(), param_updates, flat.gradient
+    return flat.gradient_updates(), param_updates, flat.vector
 
 
 def nesterov_momentum(
@@ -222,7 +222,7 @@ def nesterov_momentum(
     return (
         flat.gradient_updates(),
         [*flat.ascent(step), (velocity, new_velocity)],
-        flat.gradient,
+        flat.vector,
     )
 
 
@@ -262,7 +262,7 @@ def adagrad(
     new_squares = apart(squares + tt.sqr(flat.gradient))
     step = rate * flat.gradient / tt.sqrt(new_squares + epsilon)
     param_updates = [*flat.descent(step), (squares, new_squares)]
-    return flat.gradient_updates(), param_updates, flat.gradient
+    return flat.gradient_updates(), param_updates, flat.vector
 
 
 def rmsprop(
@@ -303,7 +303,7 @@ def rmsprop(
     new_squares = apart(_moving_average(flat, "rho", rho, squares, tt.sqr(flat.gradient)))
     step = rate * flat.gradient / tt.sqrt(new_squares + epsilon)
     param_updates = [*flat.descent(step), (squares, new_squares)]
-    return flat.gradient_updates(), param_updates, flat.gradient
+    return flat.gradient_updates(), param_updates, flat.vector
 
 
 def adadelta(
@@ -347,7 +347,7 @@ def adadelta(
     step = flat.gradient * ratio
     new_squared_steps = _moving_average(flat, "rho", rho, squared_steps, tt.sqr(step))
     state_updates = [(squares, new_squares), (squared_steps, new_squared_steps)]
-    return flat.gradient_updates(), [*flat.descent(rate * step), *state_updates], flat.gradient
+    return flat.gradient_updates(), [*flat.descent(rate * step), *state_updates], flat.vector
 
 
 def adam(
@@ -398,7 +398,7 @@ def adam(
     )
     step = new_mean / (tt.sqrt(new_squares) + epsilon)
     state_updates = [(mean, new_mean), (squares, new_squares), (count, new_count)]
-    return flat.gradient_updates(), [*flat.descent(step, corrected_rate), *state_updates], flat.gradient
+    return flat.gradient_updates(), [*flat.descent(step, corrected_rate), *state_updates], flat.vector
 
 
 def adamax(
@@ -444,7 +444,7 @@ def adamax(
     corrected_rate = rate / _bias(flat, "beta1", beta1, new_count)
     step = new_mean / (new_largest + epsilon)
     state_updates = [(mean, new_mean), (largest, new_largest), (count, new_count)]
-    return flat.gradient_updates(), [*flat.descent(step, corrected_rate), *state_updates], flat.gradient
+    return flat.gradient_updates(), [*flat.descent(step, corrected_rate), *state_updates], flat.vector
 
 
 def _moving_average(

@@ -36,7 +36,7 @@ class Layout:
 
     def new_vector(self, dtype: str, name: str) -> SharedVariable:
         """Return a shared vector of zeros for the arrays. It knows their shapes."""
-        vector = names.shared_vector(numpy.zeros(self.size, dtype), name)
+        vector = names.shared(numpy.zeros(self.size, dtype), name, (False,))
         vector.tag.pieces = tuple(tuple(map(int, shape)) for shape in self._shapes)
         return vector
 
