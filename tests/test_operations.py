@@ -108,6 +108,16 @@ def test_accumulated_slices_equal_the_weighted_reduction(data, which, shape, wei
     assert_close(got, expected)
 
 
+@pytest.mark.parametrize("op", ["avg", "sum", "prod", "max"])
+def test_a_view_of_memory_that_a_function_uses_again_is_accumulated_as_it_was(op):
+    memory, accumulator = np.array(4.0), Accumulator(op)
+    for number in (4.0, 3.0, 3.0):  # as of PyTensor's `Shape_i` in Python, which writes in place
+        memory[...] = number
+        accumulator.add(memory[None], 1)
+    numbers = [np.array([number]) for number in (4.0, 3.0, 3.0)]
+    assert_close(accumulator.result(np.dtype(float)), combine(op, numbers, [1] * 3))
+
+
 def test_slices_of_unequal_shapes_can_only_be_gathered():
     for op in OPERATIONS:
         accumulator = Accumulator(op)

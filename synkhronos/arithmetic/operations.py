@@ -219,7 +219,10 @@ class Accumulator:
         return self._value is None and not self._parts
 
     def add(self, value: Any, weight: float) -> None:
-        """Add a value that was computed from `weight` rows. Its memory may be reused afterwards."""
+        """Add a value that was computed from `weight` rows, and may be scaled.
+
+        Its memory may be reused afterwards: some operations of PyTensor write where they did before.
+        """
         if self._mode == GATHER:
             self._parts.append(self._arithmetic.own(value).copy())
         elif self._operation is None:
@@ -236,7 +239,7 @@ class Accumulator:
             if weight != self._unit:
                 value = self._arithmetic.multiply(value, weight / self._unit)
         if self._value is None:
-            self._value = value
+            self._value = value.copy()
         elif self._value.shape != value.shape:
             raise ValueError(
                 f"operation {operation.name!r} of {self._label}: the slices' values have unequal "
