@@ -13,7 +13,7 @@ if compiler.NAME == "pytensor":
     from pytensor.tensor.extra_ops import CpuContiguous
 
     class Apart(CpuContiguous):
-        """The vector itself, if its numbers are next to each other, as those of a result are."""
+        """The vector itself: results are contiguous, and only other arrays would be copied."""
 
     apart = Apart()
 
