@@ -428,6 +428,7 @@ def main(description, measure, draw, add_options=lambda parser: None):
     )
     add_options(parser)
     options = parser.parse_args()
+    check_can_draw(parser, options)
     if options.devices:
         os.environ[_DEVICES] = " ".join(options.devices)
     if options.redraw:
@@ -440,6 +441,15 @@ def main(description, measure, draw, add_options=lambda parser: None):
         Path(options.json).write_text(text + "\n")
     if options.plot:
         picture(draw, record, options.plot)
+
+
+def check_can_draw(parser, options):
+    """End with a message, before anything is measured, if the result could not be drawn."""
+    if options.plot and importlib.util.find_spec("matplotlib") is None:
+        parser.error(
+            "--plot: matplotlib is not installed; install it, or leave out --plot, and draw afterwards "
+            "with --redraw and the Python of another environment"
+        )
 
 
 def _measure(name, measure, options):

@@ -107,6 +107,7 @@ def parse(rows):
         "--results", type=Path, default=HERE / "results", metavar="FOLDER", help="to write to"
     )
     options = parser.parse_args()
+    common.check_can_draw(parser, options)
     if options.devices:
         rows = ON_DEVICES
         if options.results == HERE / "results":
