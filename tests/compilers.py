@@ -108,6 +108,7 @@ SLOW = (
 compiler, tt = names.package, names.tensor  # theano and theano.tensor, or pytensor and pytensor.tensor
 #: Whether Numba compiles all functions that have no mode of their own.
 BY_NUMBA = NAME == "pytensor" and compiler.config.mode == "NUMBA"
+FLOAT16 = "float32" if BY_NUMBA else "float16"  # it has none
 
 if NAME == "pytensor":
     import pytensor.sparse as sparse
@@ -237,7 +238,7 @@ def shared(value, name=None, broadcastable=None):
 
 
 __all__ = [
-    "BY_NUMBA", "NAME", "OF_BOTH", "OF_PYTENSOR", "ON_CPU", "SLOW", "Apply", "MergeOptimizer",
+    "FLOAT16", "NAME", "OF_BOTH", "OF_PYTENSOR", "ON_CPU", "SLOW", "Apply", "MergeOptimizer",
     "MissingInputError", "NullTypeGradError", "Op", "OpFromGraph", "RandomStreams", "Rop", "Streams",
     "UnusedInputError", "as_op", "change_flags", "clone", "compiler", "cross_entropy", "default_mode",
     "generic", "ifelse", "relu", "run_examples", "scan", "shared", "sigmoid", "softmax", "softplus",

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-from compilers import BY_NUMBA, NAME, RandomStreams, Streams, compiler, tt
+from compilers import FLOAT16, NAME, RandomStreams, Streams, compiler, tt
 from prelude import run_file
 from processes import own_process
 from programs.training import print_training
@@ -24,7 +24,6 @@ import synkhronos as synk
 from synkhronos.checkpoints import archive
 from synkhronos.world.world import current_world
 
-FLOAT16 = "float32" if BY_NUMBA else "float16"  # it has none
 VALUES = {
     "half": np.array([1.5, -0.0, np.nan, np.inf], FLOAT16),
     "number": np.array(2.5),

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from checks.wire_specification import Naive
-from compilers import compiler, tt
+from compilers import FLOAT16, compiler, tt
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from oracle import (
@@ -30,7 +30,7 @@ STARTS = {
     "tensor": np.zeros((2, 2, 2), "float64"),
     "vector": np.zeros(5, "float64"),
     "long": np.zeros(4, "int64"),
-    "half": np.zeros(3, "float16"),
+    "half": np.zeros(3, FLOAT16),
     "byte": np.zeros(3, "uint8"),
     "number": np.array(0, "float32"),
     "large": np.zeros((130, 140), "float32"),

@@ -58,6 +58,8 @@ class Ranks:
         synk.distribute()
         workers = {child.name: child.pid for child in multiprocessing.active_children()}
         self.size = synk.world.world.current_world().size
+        for work in self.work.values():
+            work(np.zeros(self.size))  # Numba compiles in the first call
         pids = [workers.get(f"synkhronos-{rank}", os.getpid()) for rank in range(self.size)]
         self.processes = [psutil.Process(pid) for pid in pids]
 
