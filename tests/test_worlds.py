@@ -241,7 +241,7 @@ def test_a_call_on_other_rows_is_opened_from_its_parts(lab, rows):
     data, here = synk.data(rows), current_world().here
     for batch in (5, 4):
         f(data, batch=batch)
-    call = f._last.repeated([data], 4)
+    call = f.last_call.repeated([data], 4)
     alone, fused = [here.opened(one.packed()) for one in (call, FusedCommand([call]))]
     for opened in (alone, *fused.commands):
         assert opened.rows == range(4) and opened.handles[0].shape == data.handle().shape

@@ -12,7 +12,6 @@ from synkhronos.arrays.binding import bind, find_bound
 from synkhronos.arrays.data import Data
 from synkhronos.functions import arguments, outputs
 from synkhronos.functions.agreement import agreement_of
-from synkhronos.functions.call import CallFunction
 from synkhronos.functions.check import Comparison, check, check_tolerance
 from synkhronos.functions.description import describe
 from synkhronos.functions.last_call import LastCall
@@ -38,7 +37,7 @@ class Function:
 
     _world: World | None = None  # in a copy
     _specification: Specification | None = None
-    _last: LastCall | None = None  # if it had no options but a batch
+    last_call: LastCall | None = None  # if it had no options but a batch
     watch: Any = None  # what observes the next call; `watcher`, while there is something to observe
     watcher: Any = None
 
@@ -201,7 +200,7 @@ class Function:
         [array(2.5)]
         >>> synk.close()
         """
-        world, last = self._world, self._last
+        world, last = self._world, self.last_call
         plain = batch_s is None and output_subset is None and num_slices == 1
         command = kept = None
         if plain and last is not None and not inputs_by_name and not world.closed:
@@ -211,7 +210,7 @@ class Function:
             values = arguments.match(world, self, args, inputs_by_name)
             datas = [arguments.in_store(world, *pair) for pair in zip(self.inputs, values)]
             command = arguments.plan(world, self, datas, output_subset, batch, batch_s, num_slices)
-            self._last = LastCall(self, datas, command, batch, world.size) if plain else None
+            self.last_call = LastCall(self, datas, command, batch, world.size) if plain else None
             # The arrays must live until the command has run: they may belong to this call only, or be
             # freed inside fuse().
             kept = [data.data for data in datas]
@@ -238,28 +237,9 @@ class Function:
         values = outputs.collect(self._world, self, results, command.subset)
         return outputs.in_form(self, values, command.subset)
 
-    def repeated(self, args: Sequence[Any], batch: Batch | None = None) -> CallFunction | None:
-        """Return the command of a call that repeats the last one, perhaps on other rows.
-
-        Parameters
-        ----------
-        args : sequence
-            The inputs, as in a call.
-        batch : int, slice, 1-d array-like of int or bool, optional
-            As in a call.
-
-        Returns
-        -------
-        CallFunction or None
-            None if the arguments have to be checked, or if something is to be observed in the call.
-        """
-        if self._last is None or self.watch is not None:
-            return None
-        return self._last.repeated(args, batch)
-
     def forget_last_call(self) -> None:
         """Discard the last command, whose rows were divided for the former number of ranks."""
-        self._last = None
+        self.last_call = None
 
     def _usable_world(self):
         world = self._world
@@ -524,4 +504,4 @@ class Function:
 
 
 #: Used by the package itself; not shown by completion.
-_INTERNAL = {"copy_of", "forget_last_call", "repeated", "specification", "watch", "watcher"}
+_INTERNAL = {"copy_of", "forget_last_call", "last_call", "specification", "watch", "watcher"}

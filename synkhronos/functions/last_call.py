@@ -56,12 +56,16 @@ class LastCall:
         for arg, handle in zip(args, command.handles):
             if type(arg) is not Data or arg.last_handle is not handle:
                 return None
+        return self.on_batch(batch)
+
+    def on_batch(self, batch: Batch | None) -> CallFunction | None:
+        """Like `repeated`, with the same arguments."""
         if batch is None and self._is_whole:
-            return command
+            return self._command
         if self._length is None:
             return None
         rows = select(batch, self._length)
         if len(rows) < self._size:  # functions may require that some ranks have rows
             return None
-        self._command, self._is_whole = command.on_rows(rows), batch is None
+        self._command, self._is_whole = self._command.on_rows(rows), batch is None
         return self._command

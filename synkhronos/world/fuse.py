@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from typing import Any, Mapping
+from typing import Any, Sequence
 
 from synkhronos._errors import FuseError, SynkhronosError
 from synkhronos._typing import Finish
 from synkhronos.stores.needs import Need
 from synkhronos.world.here import Command, Here
-from synkhronos.world.world import current_world
+from synkhronos.world.world import World, current_world
 
 
 class FusedCommand(Command):
@@ -18,25 +18,42 @@ class FusedCommand(Command):
 
     is_rehearsed = True
 
+    #: The same commands but for one, if that has been sent before, and the place of the one that differs
+    _base: tuple[FusedCommand, int] | None = None
+
     def __init__(self, commands: list[Command]) -> None:
         self.commands = commands
 
     def __reduce__(self) -> tuple:
         return FusedCommand, (self.commands,)
 
+    def with_one(self, place: int, command: Command) -> FusedCommand:
+        """Return the same commands with another one in its place, of which only that has to be sent."""
+        if command is self.commands[place]:
+            return self
+        made = FusedCommand(list(self.commands))
+        made.commands[place] = command
+        made._base = self, place
+        return made
+
     def parted(self) -> tuple[Command, Any]:
-        """Return no commands, and the parts of each: the ranks often have most from the last one."""
+        """Return a base, and the parts of the commands that differ from it, by their places."""
+        if self._base is not None:
+            base, place = self._base
+            command, rest = self.commands[place].parted()
+            return base, {place: (command.packed(), rest)}
         if not self.commands:
             return self, None
+        # The ranks often have most commands from an earlier block.
         parted = [command.parted() for command in self.commands]
-        return _NO_COMMANDS, [(base.packed(), rest) for base, rest in parted]
+        return _NO_COMMANDS, {i: (base.packed(), rest) for i, (base, rest) in enumerate(parted)}
 
     def joined(self, rest: Any, here: Here) -> FusedCommand:
-        commands = []
-        for packed, further in rest:
+        commands = dict(enumerate(self.commands))
+        for place, (packed, further) in rest.items():
             base = here.kept(packed)
-            commands.append(base if further is None else base.joined(further, here))
-        return FusedCommand(commands)
+            commands[place] = base if further is None else base.joined(further, here)
+        return FusedCommand(list(commands.values()))
 
     def run(self, here: Here) -> list:
         return [command.run(here) for command in self.commands]
@@ -105,7 +122,6 @@ class _Block(contextlib.ContextDecorator):
         self._pending: list[Pending] = []
         self._used: list[Any] = []
         self._thread = threading.get_ident()
-        self._n_functions = 0
         world.record(self)
         return self
 
@@ -131,42 +147,49 @@ class _Block(contextlib.ContextDecorator):
         return pending
 
     def _run(self):
-        world = self._world
-        by_rank = world.run(FusedCommand([command for command, _ in self._calls]))
-        self._n_functions = world.registry.n_functions
-        for (_, finish), pending, results in zip(self._calls, self._pending, zip(*by_rank)):
-            pending._results = (finish(list(results)),)
+        self.recorded = Recorded(self._world, self._calls)
+        for pending, result in zip(self._pending, self.recorded.run()):
+            pending._results = (result,)
 
-    def take_results(self) -> list[Any]:
-        """Return the results of the calls, which the block does not keep."""
-        pending, self._pending = self._pending, []
-        return [one.result() for one in pending]
+    def results(self) -> list[Any]:
+        """Return the results of the calls, after the block."""
+        return [one.result() for one in self._pending]
 
-    def repeat(self, changed: Mapping[int, Command]) -> list[Any] | None:
-        """Run the calls again, after the block, without recording them; return their results.
 
-        Parameters
-        ----------
-        changed : dict of int to Command
-            What is run in place of the command of a call, by the number of the call in the block.
+class Recorded:
+    """The calls of a block, as one command that can be run again.
 
-        Returns
-        -------
-        list or None
-            None, without having run anything, if the calls have to be recorded again: the world cannot
-            run them now, or has functions that it did not have.
+    Parameters
+    ----------
+    world : World
+    calls : list of (Command, Finish)
+    """
+
+    def __init__(self, world: World, calls: Sequence[tuple[Command, Finish]]) -> None:
+        self._world, self._finishes = world, [finish for _, finish in calls]
+        self._command = FusedCommand([command for command, _ in calls])
+        self._changes = world.registry.changes
+
+    def run(self, place: int = 0, command: Command | None = None) -> list[Any]:
+        """Run the calls, with another command in one place; return their results."""
+        fused = self._command if command is None else self._command.with_one(place, command)
+        by_rank = self._world.run(fused)
+        return [finish(list(results)) for finish, results in zip(self._finishes, zip(*by_rank))]
+
+    def is_valid(self) -> bool:
+        """Whether the calls can be run again now, and would be the same if they were recorded again.
+
+        Functions and variables may have been added, or the workers replaced.
         """
         world = self._world
         registry = world.registry
-        if world.closed or world.is_recording or registry.may_have_new or registry.unsent:
-            return None
-        if self._n_functions != registry.n_functions:
-            return None
-        commands = [command for command, _ in self._calls]
-        for place, command in changed.items():
-            commands[place] = command
-        by_rank = world.run(FusedCommand(commands))
-        return [finish(results) for (_, finish), results in zip(self._calls, zip(*by_rank))]
+        return not (
+            registry.changes != self._changes
+            or registry.unsent
+            or registry.may_have_new
+            or world.is_recording
+            or world.closed
+        )
 
 
 def fuse() -> contextlib.AbstractContextManager[Any]:

@@ -30,6 +30,9 @@ class Registry:
         The workers have the functions and shared variables whose numbers are smaller.
     n_functions : int
         How many functions have been registered.
+    changes : int
+        Counts what may make a call different that is made again: new functions and variables, and new
+        workers.
     dropped : list of int
         What the script has dropped since the workers were last told.
     token : bytes
@@ -46,13 +49,14 @@ class Registry:
         self._count = itertools.count()
         self._newest = -1  # the largest number so far
         self.token = os.urandom(8)
-        self.n_functions = 0
+        self.n_functions = self.changes = 0
         self._has_cycles = False  # whether dropped functions wait for Python's collector
         self.forget_workers()
 
     def forget_workers(self) -> None:
         """Record that nothing is replicated."""
         self.replicated = 0
+        self.changes += 1
         self.dropped: list[int] = []
         self.unsent: dict[int, str] = {}
 
@@ -63,6 +67,7 @@ class Registry:
     def new_number(self) -> int:
         """Return the next number."""
         number = next(self._count)
+        self.changes += 1
         self._newest = max(number, self._newest)
         return number
 

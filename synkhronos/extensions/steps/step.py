@@ -11,6 +11,7 @@ from synkhronos.extensions.steps.arguments import Inputs
 from synkhronos.extensions.steps.graphs import inputs_first, operands_with
 from synkhronos.extensions.steps.overlap import overlapped
 from synkhronos.extensions.steps.plan import Plan
+from synkhronos.extensions.steps.repetition import Repetition, are_in_store, is_observed
 
 
 class Options(NamedTuple):
@@ -126,32 +127,30 @@ class Step:
                 own = [(output, None) for output in outputs]  # the master's value
                 self._later.append(builder.build(name, own, updates, used, indices, []))
         self.functions = [phase.function for phase in [self._rows, *self._later]]
-        self._block: Any = None  # of the last step that was recorded
-        n_before = len(self._before)
-        n_collectives = len(self._reduced) + bool(self._streams)
-        #: The functions that a step calls, by their number among all its calls
-        self._calls = {
-            **dict(enumerate([*self._before, self._rows])),
-            **dict(enumerate(self._later, n_before + 1 + n_collectives)),
-        }
+        self._repetition: Repetition | None = None  # of the last step that was recorded
+        self._called = [phase.function for phase in [*self._before, self._rows, *self._later]]
 
     def __call__(
         self, values: Sequence[Any], batch: Any, num_slices: int, batch_s: Any = None
     ) -> list[Any]:
         """Take a step; return the list of outputs."""
-        results = self._repeated(values, batch) if num_slices == 1 and batch_s is None else None
+        results = None
+        if self._repetition is not None and num_slices == 1 and batch_s is None:
+            results = self._repetition.take(values, batch)
         if results is None:
-            results = self._recorded(values, batch, num_slices, batch_s)
+            results = self._record(values, batch, num_slices, batch_s)
         first, last = results[len(self._before)], results[-1]
         return [(last if is_last else first)[index] for is_last, index in self._places]
 
-    def _recorded(self, values, batch, num_slices, batch_s):
-        """Return the results of the functions and collectives of a step, of which all are checked."""
+    def _record(self, values, batch, num_slices, batch_s):
+        """Take a step of which all is checked; return the results of its calls."""
+        self._repetition = None
+        may_repeat = num_slices == 1 and batch_s is None and not is_observed(self._called)
         positional, named = self._inputs.select(self._rows.indices, values)
         if batch_s is not None:
             named["batch_s"] = batch_s
         rows = self._rows.function
-        with synk.fuse() as self._block:
+        with synk.fuse() as block:
             for phase in self._before:
                 phase.function()
             rows(*positional, batch=batch, num_slices=num_slices, **named)
@@ -162,21 +161,9 @@ class Step:
             for phase in self._later:
                 positional, named = self._inputs.select(phase.indices, values)
                 phase.function(*positional, **named)
-        return self._block.take_results()
-
-    def _repeated(self, values, batch):
-        """Return the results of a step that only differs from the last one in its rows, else None."""
-        if self._block is None:
-            return None
-        changed = {}
-        for place, phase in self._calls.items():
-            positional, named = self._inputs.select(phase.indices, values)
-            rows = batch if phase is self._rows else None
-            command = None if named else phase.function.repeated(positional, rows)
-            if command is None:
-                return None
-            changed[place] = command
-        return self._block.repeat(changed)
+        if may_repeat and are_in_store(values):
+            self._repetition = Repetition(block.recorded, self._called, len(self._before), values)
+        return block.results()
 
 
 def _reductions(plan: Plan, wire: Any) -> list[tuple[str, list[SharedVariable], Any]]:
