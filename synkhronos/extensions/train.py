@@ -47,6 +47,7 @@ class TrainFunction:
 
     def __init__(self, step: Step | SerialStep, inputs: Inputs, is_single: bool) -> None:
         self._step, self._inputs, self._is_single = step, inputs, is_single
+        self._n_arguments = inputs.n_arguments
         self.functions = getattr(step, "functions", [])
 
     def __call__(
@@ -71,11 +72,11 @@ class TrainFunction:
         numpy.ndarray or list of numpy.ndarray
             The loss before the step, in the dtype of the loss, or a list of the loss and the `outputs`.
         """
-        data, positional = self._inputs.divide(data)
-        if positional:
+        if len(data) > self._n_arguments:
+            data, positional = data[: self._n_arguments], data[self._n_arguments :]
             if batch is not None or len(positional) > 2:
                 raise TypeError(
-                    f"train function: expected data for {self._inputs.n_arguments} arguments, then at "
+                    f"train function: expected data for {self._n_arguments} arguments, then at "
                     f"most batch and num_slices, each once; got {len(positional)} more"
                 )
             batch, num_slices = [*positional, num_slices][:2]

@@ -65,9 +65,10 @@ def submit_equalizing(world: World, command: Any, variables: Sequence[SharedVari
 
     A repeated collective is not submitted again, so its end is noted, too.
     """
+    agreement = agreement_of(world)
 
     def note(_: Any = None) -> None:
-        agreement_of(world).equalized(command.numbers)
+        agreement.equalized(command.numbers)
 
     if world.is_recording:
         note()  # for the next calls of the block

@@ -177,19 +177,12 @@ class Recorded:
         return [finish(list(results)) for finish, results in zip(self._finishes, zip(*by_rank))]
 
     def is_valid(self) -> bool:
-        """Whether the calls can be run again now, and would be the same if they were recorded again.
+        """Whether the calls would be the same if they were recorded again.
 
         Functions and variables may have been added, or the workers replaced.
         """
         world = self._world
-        registry = world.registry
-        return not (
-            registry.changes != self._changes
-            or registry.unsent
-            or registry.may_have_new
-            or world.is_recording
-            or world.closed
-        )
+        return world.registry.changes == self._changes and not world.is_recording
 
 
 def fuse() -> contextlib.AbstractContextManager[Any]:

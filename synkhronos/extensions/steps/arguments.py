@@ -41,6 +41,8 @@ class Inputs:
         The inputs as the user gave them: variables, or wrappers of variables.
     variables : list of variables
     names : list of str or None
+    n_arguments : int
+        The number of arguments that a call may give by position.
     """
 
     def __init__(self, groups: Sequence[Group], label: str) -> None:
@@ -50,20 +52,12 @@ class Inputs:
             getattr(one, "name", None) or variable.name
             for one, variable in zip(self.given, self.variables)
         ]
+        self.n_arguments = len(groups)
         self._groups, self._label = groups, label
         self._is_flat = not any(group.is_list for group in groups)
         self._starts = [0]
         for group in groups:
             self._starts.append(self._starts[-1] + len(group.inputs))
-
-    @property
-    def n_arguments(self) -> int:
-        """The number of arguments that a call may give by position."""
-        return len(self._groups)
-
-    def divide(self, args: tuple) -> tuple[tuple, tuple]:
-        """Return the arguments by position that are data, and those that follow them."""
-        return args[: self.n_arguments], args[self.n_arguments :]
 
     def match(self, args: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
         """Return the data of each input, or `MISSING`.

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Sequence
 
-from synkhronos._typing import Batch
-from synkhronos.arrays.data import Data
-from synkhronos.functions.function import Function
-from synkhronos.world.fuse import Recorded
+import synkhronos as synk
 
 
-def is_observed(functions: Sequence[Function]) -> bool:
+def is_observed(functions: Sequence[synk.Function]) -> bool:
     """Whether the next call of a function observes something, so that it differs from the ones after."""
     for function in functions:  # noqa: SIM110 - any() would take longer
         if function.watch is not None:
@@ -20,7 +17,7 @@ def is_observed(functions: Sequence[Function]) -> bool:
 
 def are_in_store(values: Sequence[Any]) -> bool:
     """Whether all values are `Data` that have been used in calls."""
-    return all([type(value) is Data and value.last_handle is not None for value in values])
+    return all([type(value) is synk.Data and value.last_handle is not None for value in values])
 
 
 class Repetition:
@@ -28,8 +25,8 @@ class Repetition:
 
     Parameters
     ----------
-    recorded : Recorded
-        The calls of the step.
+    recorded : object
+        The calls of the step, as ``synk.fuse()`` has recorded them.
     functions : list of Function
         The functions that it called.
     place : int
@@ -39,13 +36,13 @@ class Repetition:
     """
 
     def __init__(
-        self, recorded: Recorded, functions: Sequence[Function], place: int, values: Sequence[Data]
+        self, recorded: Any, functions: Sequence[synk.Function], place: int, values: Sequence[synk.Data]
     ) -> None:
         self._recorded, self._functions, self._place = recorded, functions, place
         self._last_call = functions[place].last_call
         self._handles = [value.last_handle for value in values]
 
-    def take(self, values: Sequence[Any], batch: Batch | None) -> list[Any] | None:
+    def take(self, values: Sequence[Any], batch: Any) -> list[Any] | None:
         """Return the results of the calls; None, without having run anything, if it has to be recorded.
 
         Raises
@@ -56,7 +53,7 @@ class Repetition:
         if is_observed(self._functions) or not self._recorded.is_valid():
             return None
         for value, handle in zip(values, self._handles):
-            if type(value) is not Data or value.last_handle is not handle:
+            if type(value) is not synk.Data or value.last_handle is not handle:
                 return None
         command = self._last_call.on_batch(batch)
         return None if command is None else self._recorded.run(self._place, command)
