@@ -216,6 +216,23 @@ def test_parts_of_a_fused_command_that_are_repeated_are_sent_and_opened_once(lab
     assert results == [[("constant", 5), ("constant", 6)]] * world.size
 
 
+def test_of_a_fused_command_with_another_one_in_a_place_only_that_one_is_sent(lab):
+    world, constant = current_world(), Counted("constant")
+    world.start()
+    fused = FusedCommand([Counted("first"), constant])
+    assert fused.with_one(1, constant) is fused
+    results = [world.run(fused)]
+    for number in range(2, 5):
+        other = fused.with_one(0, Counted(f"new {number}"))
+        base, parts = pickle.loads(other.packed())
+        assert base == fused.packed() and list(parts) == [0]
+        results.append(world.run(other))
+    results.append(world.run(fused))
+    names = ["first", "new 2", "new 3", "new 4", "first"]
+    for number, (name, by_rank) in enumerate(zip(names, results), 1):
+        assert [(own, count) for (own, _), (_, count) in by_rank] == [(name, number)] * world.size
+
+
 def test_a_call_on_other_rows_is_a_few_bytes(lab, rows, monkeypatch):
     x, sent = lab.tensor("x", 2), []
     f = synk.function([x], [(x.sum(), "sum")])
