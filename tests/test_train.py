@@ -165,6 +165,24 @@ def test_a_repeated_step_sees_what_the_script_changes_between_the_steps(world_of
         parallel(x, y, slice(0, 10))
 
 
+def test_a_repeated_step_sends_the_listed_rows_once(world_of, digits, recorded, monkeypatch):
+    world_of(2)
+    parallel, serial, _ = make_both(updates.sgd, learning_rate=0.1)
+    x, y = map(synk.data, digits)
+    transport, sent = synk.world.world.current_world().transport, []
+    post = transport.post
+    monkeypatch.setattr(
+        transport, "post", lambda payload, *needs: (sent.append(len(payload)), post(payload, *needs))
+    )
+    rows = np.arange(5000) % ROWS
+    for step in range(PATIENCE + 6):
+        if step == PATIENCE + 2:
+            del recorded[:], sent[:]
+        rows = np.roll(rows, 1)
+        np.testing.assert_allclose(parallel(x, y, rows), serial(*digits, rows), rtol=1e-4)
+    assert not recorded and len(sent) == 4 and max(sent) < 1.1 * rows.nbytes
+
+
 def test_a_repeated_step_that_fails_is_taken_by_none(world_of, digits, recorded):
     world_of(3)
     parallel, serial, params = make_both(updates.momentum, learning_rate=0.01)

@@ -198,6 +198,9 @@ class Counted(Command):
     def __reduce__(self):
         return Counted, (self.name,)
 
+    def joined(self, rest, here):
+        return Counted(self.name + rest)
+
     def run(self, here):
         self._runs += 1
         return self.name, self._runs
@@ -221,14 +224,13 @@ def test_of_a_fused_command_with_another_one_in_a_place_only_that_one_is_sent(la
     world.start()
     fused = FusedCommand([Counted("first"), constant])
     assert fused.with_one(1, constant) is fused
-    results = [world.run(fused)]
-    for number in range(2, 5):
-        other = fused.with_one(0, Counted(f"new {number}"))
-        base, parts = pickle.loads(other.packed())
-        assert base == fused.packed() and list(parts) == [0]
+    results = [world.run(fused), world.run(fused.with_one(0, Counted("other")))]
+    for number in range(3, 6):
+        other = fused.with_one(0, Counted(f"first {number}"), rest=f" {number}")
+        assert pickle.loads(other.packed()) == (fused.packed(), (0, f" {number}"))
         results.append(world.run(other))
     results.append(world.run(fused))
-    names = ["first", "new 2", "new 3", "new 4", "first"]
+    names = ["first", "other", "first 3", "first 4", "first 5", "first"]
     for number, (name, by_rank) in enumerate(zip(names, results), 1):
         assert [(own, count) for (own, _), (_, count) in by_rank] == [(name, number)] * world.size
 

@@ -118,7 +118,7 @@ class CallFunction(Command):
         return self._base, (rows.start, rows.stop, rows.step) if type(rows) is range else rows
 
     def joined(self, rest: Any, here: Here) -> CallFunction:
-        return self.on_rows(range(*rest) if type(rest) is tuple else rest)
+        return self._with_rows(range(*rest) if type(rest) is tuple else rest)
 
     def run(self, here: Here) -> tuple:
         """Return the number of rows of this rank, followed by its outputs if there are rows."""

@@ -18,8 +18,7 @@ class FusedCommand(Command):
 
     is_rehearsed = True
 
-    #: The same commands but for one, if that has been sent before, and the place of the one that differs
-    _base: tuple[FusedCommand, int] | None = None
+    _parts: tuple[Command, Any] | None = None  # if they are known
 
     def __init__(self, commands: list[Command]) -> None:
         self.commands = commands
@@ -27,33 +26,37 @@ class FusedCommand(Command):
     def __reduce__(self) -> tuple:
         return FusedCommand, (self.commands,)
 
-    def with_one(self, place: int, command: Command) -> FusedCommand:
-        """Return the same commands with another one in its place, of which only that has to be sent."""
+    def with_one(self, place: int, command: Command, rest: Any = None) -> FusedCommand:
+        """Return the same commands with another one in a place.
+
+        Only `rest` is sent if that is all that the command in this place lacks to be the other one.
+        """
         if command is self.commands[place]:
             return self
         made = FusedCommand(list(self.commands))
         made.commands[place] = command
-        made._base = self, place
+        if rest is not None:
+            made._parts = self, (place, rest)
         return made
 
     def parted(self) -> tuple[Command, Any]:
-        """Return a base, and the parts of the commands that differ from it, by their places."""
-        if self._base is not None:
-            base, place = self._base
-            command, rest = self.commands[place].parted()
-            return base, {place: (command.packed(), rest)}
+        if self._parts is not None:
+            return self._parts
         if not self.commands:
             return self, None
-        # The ranks often have most commands from an earlier block.
+        # The ranks often have most parts from an earlier block.
         parted = [command.parted() for command in self.commands]
-        return _NO_COMMANDS, {i: (base.packed(), rest) for i, (base, rest) in enumerate(parted)}
+        return _NO_COMMANDS, [(base.packed(), rest) for base, rest in parted]
 
     def joined(self, rest: Any, here: Here) -> FusedCommand:
-        commands = dict(enumerate(self.commands))
-        for place, (packed, further) in rest.items():
+        if type(rest) is tuple:
+            place, further = rest
+            return self.with_one(place, self.commands[place].joined(further, here))
+        commands = []
+        for packed, further in rest:
             base = here.kept(packed)
-            commands[place] = base if further is None else base.joined(further, here)
-        return FusedCommand(list(commands.values()))
+            commands.append(base if further is None else base.joined(further, here))
+        return FusedCommand(commands)
 
     def run(self, here: Here) -> list:
         return [command.run(here) for command in self.commands]
@@ -167,13 +170,21 @@ class Recorded:
 
     def __init__(self, world: World, calls: Sequence[tuple[Command, Finish]]) -> None:
         self._world, self._finishes = world, [finish for _, finish in calls]
-        self._command = FusedCommand([command for command, _ in calls])
+        self._command = self._base = FusedCommand([command for command, _ in calls])
         self._changes = world.registry.changes
 
-    def run(self, place: int = 0, command: Command | None = None) -> list[Any]:
+    def run(self) -> list[Any]:
+        """Run the calls; return their results."""
+        return self._finished(self._command)
+
+    def run_with(self, place: int, command: Command) -> list[Any]:
         """Run the calls, with another command in one place; return their results."""
-        fused = self._command if command is None else self._command.with_one(place, command)
-        by_rank = self._world.run(fused)
+        part, rest = command.parted()
+        self._base = self._base.with_one(place, part)
+        return self._finished(self._base.with_one(place, command, rest))
+
+    def _finished(self, command):
+        by_rank = self._world.run(command)
         return [finish(list(results)) for finish, results in zip(self._finishes, zip(*by_rank))]
 
     def is_valid(self) -> bool:

@@ -56,4 +56,4 @@ class Repetition:
             if type(value) is not synk.Data or value.last_handle is not handle:
                 return None
         command = self._last_call.on_batch(batch)
-        return None if command is None else self._recorded.run(self._place, command)
+        return None if command is None else self._recorded.run_with(self._place, command)
