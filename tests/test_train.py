@@ -181,6 +181,8 @@ def test_a_repeated_step_sends_the_listed_rows_once(world_of, digits, recorded, 
         rows = np.roll(rows, 1)
         np.testing.assert_allclose(parallel(x, y, rows), serial(*digits, rows), rtol=1e-4)
     assert not recorded and len(sent) == 4 and max(sent) < 1.1 * rows.nbytes
+    np.testing.assert_allclose(parallel(x, y, rows, 2), serial(*digits, rows), rtol=1e-4)
+    assert len(recorded) == 1  # to be sliced
 
 
 def test_a_repeated_step_that_fails_is_taken_by_none(world_of, digits, recorded):
