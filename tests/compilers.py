@@ -108,7 +108,7 @@ SLOW = (
 compiler, tt = names.package, names.tensor  # theano and theano.tensor, or pytensor and pytensor.tensor
 #: Whether Numba compiles all functions that have no mode of their own.
 BY_NUMBA = NAME == "pytensor" and compiler.config.mode == "NUMBA"
-FLOAT16 = "float32" if BY_NUMBA else "float16"  # it has none
+FLOAT16 = "float32" if BY_NUMBA else "float16"  # Numba has none
 
 if NAME == "pytensor":
     import pytensor.sparse as sparse

@@ -165,6 +165,21 @@ def test_a_repeated_step_sees_what_the_script_changes_between_the_steps(world_of
         parallel(x, y, slice(0, 10))
 
 
+def test_a_repeated_step_of_a_world_that_was_closed_has_to_be_built_again(world_of):
+    world_of(2)
+    rows = compiler.shared(np.ones(4), "rows")
+    mean = compiler.shared(np.zeros(()), "mean")
+    step = train.parallel_function(
+        [], rows.mean(), updates=[(mean, rows.mean())], sliceable_shareds=[rows]
+    )
+    for _ in range(PATIENCE + 2):
+        assert step() == 1
+    synk.close()
+    synk.fork(2, use_gpu=False)
+    with pytest.raises(synk.ClosedError, match="build it again"):
+        step()
+
+
 def test_a_repeated_step_sends_the_listed_rows_once(world_of, digits, recorded, monkeypatch):
     world_of(2)
     parallel, serial, _ = make_both(updates.sgd, learning_rate=0.1)

@@ -223,10 +223,10 @@ def test_of_a_fused_command_with_another_one_in_a_place_only_that_one_is_sent(la
     world, constant = current_world(), Counted("constant")
     world.start()
     fused = FusedCommand([Counted("first"), constant])
-    assert fused.with_one(1, constant) is fused
-    results = [world.run(fused), world.run(fused.with_one(0, Counted("other")))]
+    assert fused.with_command(1, constant) is fused
+    results = [world.run(fused), world.run(fused.with_command(0, Counted("other")))]
     for number in range(3, 6):
-        other = fused.with_one(0, Counted(f"first {number}"), rest=f" {number}")
+        other = fused.with_command(0, Counted(f"first {number}"), rest=f" {number}")
         assert pickle.loads(other.packed()) == (fused.packed(), (0, f" {number}"))
         results.append(world.run(other))
     results.append(world.run(fused))

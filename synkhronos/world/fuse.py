@@ -18,7 +18,7 @@ class FusedCommand(Command):
 
     is_rehearsed = True
 
-    _parts: tuple[Command, Any] | None = None  # if they are known
+    _parts: tuple[Command, Any] | None = None  # if it was made from another fused command
 
     def __init__(self, commands: list[Command]) -> None:
         self.commands = commands
@@ -26,10 +26,16 @@ class FusedCommand(Command):
     def __reduce__(self) -> tuple:
         return FusedCommand, (self.commands,)
 
-    def with_one(self, place: int, command: Command, rest: Any = None) -> FusedCommand:
+    def with_command(self, place: int, command: Command, rest: Any = None) -> FusedCommand:
         """Return the same commands with another one in a place.
 
-        Only `rest` is sent if that is all that the command in this place lacks to be the other one.
+        Parameters
+        ----------
+        place : int
+        command : Command
+        rest : object, optional
+            What the command in this place is joined with to make the other one: then only that is sent,
+            to ranks that have this fused command.
         """
         if command is self.commands[place]:
             return self
@@ -51,7 +57,7 @@ class FusedCommand(Command):
     def joined(self, rest: Any, here: Here) -> FusedCommand:
         if type(rest) is tuple:
             place, further = rest
-            return self.with_one(place, self.commands[place].joined(further, here))
+            return self.with_command(place, self.commands[place].joined(further, here))
         commands = []
         for packed, further in rest:
             base = here.kept(packed)
@@ -150,7 +156,7 @@ class _Block(contextlib.ContextDecorator):
         return pending
 
     def _run(self):
-        self.recorded = Recorded(self._world, self._calls)
+        self.recorded = RecordedCalls(self._world, self._calls)
         for pending, result in zip(self._pending, self.recorded.run()):
             pending._results = (result,)
 
@@ -159,7 +165,7 @@ class _Block(contextlib.ContextDecorator):
         return [one.result() for one in self._pending]
 
 
-class Recorded:
+class RecordedCalls:
     """The calls of a block, as one command that can be run again.
 
     Parameters
@@ -170,7 +176,8 @@ class Recorded:
 
     def __init__(self, world: World, calls: Sequence[tuple[Command, Finish]]) -> None:
         self._world, self._finishes = world, [finish for _, finish in calls]
-        self._command = self._base = FusedCommand([command for command, _ in calls])
+        self._command = FusedCommand([command for command, _ in calls])
+        self._base = self._command  # with a part of the command that differs, which is sent once
         self._changes = world.registry.changes
 
     def run(self) -> list[Any]:
@@ -180,8 +187,8 @@ class Recorded:
     def run_with(self, place: int, command: Command) -> list[Any]:
         """Run the calls, with another command in one place; return their results."""
         part, rest = command.parted()
-        self._base = self._base.with_one(place, part)
-        return self._finished(self._base.with_one(place, command, rest))
+        self._base = self._base.with_command(place, part)
+        return self._finished(self._base.with_command(place, command, rest))
 
     def _finished(self, command):
         by_rank = self._world.run(command)
@@ -190,10 +197,11 @@ class Recorded:
     def is_valid(self) -> bool:
         """Whether the calls would be the same if they were recorded again.
 
-        Functions and variables may have been added, or the workers replaced.
+        Functions and variables may have been added, the workers replaced, or the world closed.
         """
         world = self._world
-        return world.registry.changes == self._changes and not world.is_recording
+        is_same = world.registry.changes == self._changes
+        return is_same and not world.is_recording and not world.closed
 
 
 def fuse() -> contextlib.AbstractContextManager[Any]:

@@ -126,9 +126,9 @@ class Step:
                 indices = [i for i, one in enumerate(inputs.variables) if one in used]
                 own = [(output, None) for output in outputs]  # the master's value
                 self._later.append(builder.build(name, own, updates, used, indices, []))
-        self.functions = [phase.function for phase in [self._rows, *self._later]]
-        self._repetition: Repetition | None = None  # of the last step that was recorded
         self._called = [phase.function for phase in [*self._before, self._rows, *self._later]]
+        self.functions = self._called[len(self._before) :]
+        self._repetition: Repetition | None = None  # of the last step that was recorded
 
     def __call__(
         self, values: Sequence[Any], batch: Any, num_slices: int, batch_s: Any = None
