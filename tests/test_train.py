@@ -166,7 +166,7 @@ def test_a_repeated_step_sees_what_the_script_changes_between_the_steps(world_of
 
 
 def test_a_repeated_step_of_a_world_that_was_closed_has_to_be_built_again(world_of):
-    world_of(2)
+    world_of(3)
     rows = compiler.shared(np.ones(4), "rows")
     mean = compiler.shared(np.zeros(()), "mean")
     step = train.parallel_function(
@@ -175,7 +175,7 @@ def test_a_repeated_step_of_a_world_that_was_closed_has_to_be_built_again(world_
     for _ in range(PATIENCE + 2):
         assert step() == 1
     synk.close()
-    synk.fork(2, use_gpu=False)
+    world_of(3)
     with pytest.raises(synk.ClosedError, match="build it again"):
         step()
 
