@@ -22,9 +22,9 @@ from setuptools import find_packages, setup  # noqa: E402
 VERSION = re.search(
     r'^__version__ = "(.+)"$', (HERE / "synkhronos" / "_version.py").read_text(), re.MULTILINE
 )
-# The compilers need different versions of NumPy. An extra can only add requirements, so neither is
-# required without one. On a Python that is too new for Theano, its extra installs nothing, and
-# importing the library says so.
+# Either compiler is enough, and an extra can only add requirements, so neither is required without one.
+# pip cannot build Theano on Python 3.12 and newer. There its extra installs only what Theano needs, and
+# the library, when it is imported, names the command that installs Theano.
 COMPILERS = ("theano", "pytensor")
 EXTRAS = {
     "test": "tests",
@@ -65,6 +65,7 @@ setup(
         "Programming Language :: Python :: 3.11",
         "Programming Language :: Python :: 3.12",
         "Programming Language :: Python :: 3.13",
+        "Programming Language :: Python :: 3.14",
         "Programming Language :: Python :: Implementation :: CPython",
         "Topic :: Scientific/Engineering :: Artificial Intelligence",
         "Topic :: Scientific/Engineering :: Mathematics",

@@ -1,4 +1,4 @@
-"""The commands ``python -m synkhronos run``, ``launch`` and ``doctor``."""
+"""The commands ``python -m synkhronos run``, ``launch``, ``install`` and ``doctor``."""
 
 import argparse
 import itertools
@@ -8,10 +8,20 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from typing import List, Optional, Sequence
 
 from synkhronos._version import __version__
-from synkhronos.host import heap, imports, job, launcher, leftovers, library_links, preparation
+from synkhronos.host import (
+    heap,
+    imports,
+    installation,
+    job,
+    launcher,
+    leftovers,
+    library_links,
+    preparation,
+)
 from synkhronos.host.doctor import CHECKS
 from synkhronos.host.doctor_mpi import check_hosts
 from synkhronos.host.job_config import Job, JobError, make_job
@@ -26,6 +36,7 @@ LAUNCH_USAGE = (
     "%(prog)s [-h] [-n MACHINES] [--ranks K] [--hosts A,B | --hostfile FILE] [--config FILE] "
     f"[--mpi OPTIONS] [--dry-run] {PROGRAM_USAGE}"
 )
+INSTALL = "install Theano 1.0.5 with pip, on every supported version of Python; also Lasagne and Keras"
 DOCTOR = "check that everything needed is installed, and report how to fix what is not"
 SERVE = """  # each line in one piece, at once, as several ranks write to the same pipe
 import sys
@@ -72,6 +83,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
         "run", help=RUN, description=RUN, usage=f"%(prog)s [-h] {PROGRAM_USAGE}"
     )
     launch_parser = make_launch_parser(commands)
+    install_parser = make_install_parser(commands)
     doctor_parser = commands.add_parser("doctor", help=DOCTOR, description=DOCTOR)
     doctor_parser.add_argument("--hosts", metavar="A,B", help="also check these machines for ``launch``")
     arguments = list(sys.argv[1:] if arguments is None else arguments)
@@ -83,6 +95,8 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     options = parser.parse_args(arguments)
     if options.command == "doctor":
         return doctor(options.hosts)
+    if options.command == "install":
+        return install(install_parser, options.names, options.constraint)
     parser.print_help()
     return 2
 
@@ -98,6 +112,22 @@ def make_launch_parser(commands: "argparse._SubParsersAction") -> argparse.Argum
             name, type=int if is_number else str, metavar="N" if is_number else "X", help=text
         )
     parser.add_argument("--dry-run", action="store_true", help="print the mpirun line only")
+    return parser
+
+
+def make_install_parser(commands: "argparse._SubParsersAction") -> argparse.ArgumentParser:
+    """Add the command ``install``."""
+    parser = commands.add_parser("install", help=INSTALL, description=INSTALL)
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"{', '.join(installation.NAMES)}; by default theano"
+    )
+    parser.add_argument(
+        "--constraint",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="a file with the versions that pip is to take; this option can be repeated",
+    )
     return parser
 
 
@@ -244,6 +274,49 @@ def prepare_other_task(task: job.Task) -> None:
         prefix_output(f"{host}:{task.number // apart}" if apart else host)
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)  # they are meant for the script
+
+
+def install(
+    parser: argparse.ArgumentParser, names: Sequence[str], constraints: Sequence[str] = ()
+) -> int:
+    """Install Theano and what else is named, import it in a fresh process, and return the exit status.
+
+    Parameters
+    ----------
+    parser : argparse.ArgumentParser
+        Reports a name that is not known, and ends this process.
+    names : sequence of str
+        Of ``installation.NAMES``.
+    constraints : sequence of str
+        Files with the versions that pip is to take.
+    """
+    for name in names:
+        if name not in installation.NAMES:
+            parser.error(f"expected one or more of {', '.join(installation.NAMES)}, got {name}")
+    complaint = installation.complaint()
+    if complaint:
+        print(complaint, file=sys.stderr)
+        return 1
+    with tempfile.TemporaryDirectory() as folder:
+        for command in installation.commands(names, constraints, folder):
+            status = run_shown(command)
+            if status:
+                print(f"pip failed, with the exit status {status}", file=sys.stderr)
+                return status
+    status = run_shown(installation.trial())
+    if status:
+        remedy = "see the error above, and what python -m synkhronos doctor reports"
+        print(f"Theano is installed, but importing it fails: {remedy}", file=sys.stderr)
+    else:
+        print("Theano 1.0.5 works. Scripts import synkhronos before theano, or are started by:")
+        print("python -m synkhronos run SCRIPT")
+    return status
+
+
+def run_shown(command: installation.Command) -> int:
+    """Print a command and run it, and return its exit status."""
+    print(command.line(), flush=True)
+    return command.run()
 
 
 def doctor(hosts: Optional[str] = None) -> int:

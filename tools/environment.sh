@@ -2,10 +2,11 @@
 # Creates the virtual environment .venv at the project's root, with everything that the demos and the
 # tests need. If it exists already, nothing is done unless the requirements have changed.
 #
-# Requires Python 3.11, and permission to install Debian packages unless they are installed already.
+# Requires Python 3.10 to 3.14, and permission to install Debian packages unless they are installed already.
 #
 # The option --with-opencl also installs pygpu and an OpenCL implementation for the CPU, for the tests
-# of Theano's GPU back end. The option --with-mpi also installs OpenMPI and mpi4py, for several machines,
+# of Theano's GPU back end; only with Python before 3.12, as later releases of Debian and Ubuntu have no
+# pygpu. The option --with-mpi also installs OpenMPI and mpi4py, for several machines,
 # and OpenMPI 5 in .venv/openmpi5, for jobs that go on when tasks die.
 # The option --with-pytensor also creates .venv-pytensor, with PyTensor and NumPy 2 in place of Theano, and
 # with JAX, and mpi4py if --with-mpi is given.
@@ -71,8 +72,8 @@ step() {
 
 find_python() {
     # Debian's own Python comes first, as only that one finds Debian's package python3-pygpu.
-    for candidate in /usr/bin/python3.11 python3.11 python3; do
-        if "$candidate" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null; then
+    for candidate in /usr/bin/python3 python3 python3.13 python3.12 python3.11 python3.10 python3.14; do
+        if "$candidate" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 15))' 2>/dev/null; then
             command -v "$candidate"
             return
         fi
@@ -80,9 +81,10 @@ find_python() {
 }
 
 missing_packages() {
-    "$python" -c 'import ensurepip, venv' 2>/dev/null || echo python3.11-venv
+    version=$("$python" -c 'import sys; print("python%d.%d" % sys.version_info[:2])')
+    "$python" -c 'import ensurepip, venv' 2>/dev/null || echo "$version-venv"
     "$python" -c 'import os, sys, sysconfig
-sys.exit(not os.path.exists(sysconfig.get_paths()["include"] + "/Python.h"))' || echo python3.11-dev
+sys.exit(not os.path.exists(sysconfig.get_paths()["include"] + "/Python.h"))' || echo "$version-dev"
     command -v g++ >/dev/null || echo g++
     has_openblas || echo libopenblas-dev
 }
@@ -121,7 +123,14 @@ may_install() {
     fi
 }
 
+may_have_pygpu() {
+    # Debian and Ubuntu have pygpu for these versions of Python only.
+    "$environment/bin/python" -c 'import sys; sys.exit(sys.version_info >= (3, 12))' ||
+        "$environment/bin/python" -c 'import pygpu' 2>/dev/null
+}
+
 missing_for_opencl() {
+    may_have_pygpu || return 0
     "$environment/bin/python" -c 'import pygpu' 2>/dev/null || echo python3-pygpu
     [ -e /usr/include/gpuarray/array.h ] || echo libgpuarray-dev
     ls /etc/OpenCL/vendors/*.icd >/dev/null 2>&1 || echo pocl-opencl-icd
@@ -129,6 +138,10 @@ missing_for_opencl() {
 }
 
 install_opencl() {
+    if ! may_have_pygpu; then
+        say "left out, as Debian and Ubuntu have pygpu only for Python before 3.12: OpenCL (see docs/gpu.rst)"
+        return 0
+    fi
     packages=
     for package in $(missing_for_opencl); do
         if [ "$(dpkg-query --show --showformat '${db:Status-Status}' "$package" 2>/dev/null)" = installed ]; then
@@ -189,31 +202,36 @@ pip_install() {
 
 install_python_packages() {
     step "installing setuptools" pip_install --requirement requirements/build.txt
-    # Theano's setup looks for NumPy, so NumPy must be installed first.
-    step "installing NumPy and SciPy" \
-        pip_install --constraint requirements/theano.txt numpy scipy
-    step "installing Theano and what the library needs" \
-        pip_install --requirement requirements/library.txt --requirement requirements/theano.txt
-    step "installing what the demos, the documentation and the tests need" \
-        pip_install --requirement requirements/demos.txt --requirement requirements/keras.txt \
-        --requirement requirements/docs.txt --requirement requirements/tests.txt
+    # shellcheck disable=SC2046
+    step "installing Theano, Lasagne and Keras" \
+        "$environment/bin/python" -m synkhronos install theano lasagne keras \
+        $(printf ' --constraint %s' $requirements)
+    step "installing what the library, the demos, the documentation and the tests need" \
+        pip_install $(printf ' --requirement %s' $requirements)
     step "installing Synkhronos from here" pip_install --no-deps --editable .
 }
 
 write_theano_settings() {
     # Makes a plain `import theano` work in this environment. Theano reads this settings file, and then
-    # the user's own, which takes precedence.
+    # the user's own, which takes precedence. Unless THEANORC is set to something else, Python also
+    # repairs Theano when it is imported.
     "$environment/bin/python" - <<'PYTHON'
+import os
 import runpy
 import sys
 import sysconfig
 
 ldflags = runpy.run_path("synkhronos/host/environment.py")["find_ldflags"]()
+imports = os.path.abspath("synkhronos/host/imports.py")
+ours = f"{sys.prefix}/theanorc:~/.theanorc"
 with open(f"{sys.prefix}/theanorc", "w") as settings:
     settings.write(f"[blas]\nldflags = {ldflags}\n")
 with open(f"{sysconfig.get_paths()['purelib']}/theano_settings.pth", "w") as hook:
-    hook.write("import os, sys; ")
-    hook.write("os.environ.setdefault('THEANORC', sys.prefix + '/theanorc:~/.theanorc')\n")
+    hook.write(
+        f"import os, runpy; "
+        f"os.environ.setdefault('THEANORC', {ours!r}) == {ours!r} "
+        f"and runpy.run_path({imports!r})['provide']()\n"
+    )
 PYTHON
 }
 
@@ -261,7 +279,7 @@ has_second() {
 
 make_environment() {
     python=$(find_python)
-    [ -n "$python" ] || fail "Python 3.11 is needed and is not here. Install it, on Debian 12 by: apt-get install python3"
+    [ -n "$python" ] || fail "Python 3.10 to 3.14 is needed and is not here. Install it, on Debian by: apt-get install python3"
     mkdir -p "$environment"
     : >"$log"
     install_debian_packages

@@ -2,7 +2,8 @@
 
 ``compiler`` chooses the graph compiler, and ``preparation`` prepares the process for it: ``environment``
 makes Theano importable, ``imports`` provides modules that Theano lacks, and ``pytensor_environment``
-finds a BLAS for PyTensor. ``heap`` makes malloc keep memory, ``signals`` defers Ctrl-C, and
+finds a BLAS for PyTensor. ``installation`` installs Theano, Lasagne and Keras with pip.
+``heap`` makes malloc keep memory, ``signals`` defers Ctrl-C, and
 ``signal_thread`` acts after a signal for which no handler can run. ``machine`` counts the cores and
 bytes that this process may use, and ``job`` tells whether it is a task of an MPI job. ``compile_cache``
 checks whether Theano has room to compile, and ``ownership`` who else can change its code. ``libraries``
@@ -11,7 +12,8 @@ finds NVIDIA's libraries, and ``library_links`` creates links with the names tha
 of its machine before the output of a rank. ``sources`` tells whether machines have the same code.
 ``leftovers`` removes the files of killed jobs. ``connections`` tells whether the other side of a TCP
 connection answers, and ``ending`` ends a job where one does not. ``doctor``, ``doctor_pytensor``,
-``doctor_gpus`` and ``doctor_mpi`` report what is missing, using the subprocesses of ``probe``.
+``doctor_gpus`` and ``doctor_mpi`` report what is missing, using the subprocesses of ``probe``, and
+``blas_kernels`` tells whether OpenBLAS uses the instructions of the processor.
 ``progress`` shows the progress of long steps, ``theano_progress`` shows that a script's own
 ``theano.function`` compiles, and ``log`` writes the log.
 

@@ -2,7 +2,8 @@
 
 Theano asks NumPy which BLAS it was built with, in a way that NumPy 1.22 and newer no longer support, so
 a plain ``import theano`` fails. Theano does not ask if ``blas.ldflags`` is set. Therefore `apply` sets
-this flag, unless the user has set it. It must run before Theano is imported.
+this flag, unless the user has set it. It must run before Theano is imported. ``imports`` repairs what
+else of Theano does not work with this version of Python or NumPy, and ``installation`` installs it.
 
 Nothing here runs the compiler or imports anything but NumPy, which Theano imports as well.
 """
@@ -15,8 +16,8 @@ import sys
 from pathlib import Path
 from typing import Iterable, List, Mapping, Optional, Sequence, Tuple
 
-PYTHON_VERSIONS = ((3, 8), (3, 12))  # with Theano; other compilers have no upper bound
-NUMPY_VERSIONS = ((1, 23), (1, 24))
+PYTHON_VERSIONS = ((3, 8), (3, 15))  # with Theano; other compilers have no upper bound
+NUMPY_VERSIONS = ((1, 23), (3, 0))
 MPI_VARIABLES = ("MPI4PY_RC_INITIALIZE", "MPI4PY_RC_FINALIZE")
 LDFLAGS = "blas.ldflags"
 
@@ -89,9 +90,8 @@ def theano_python_complaint(version: Sequence[int]) -> Optional[str]:
     if tuple(version[:2]) < PYTHON_VERSIONS[1]:
         return python_complaint(version)
     return (
-        "With Theano, Synkhronos needs Python 3.8 to 3.11, since Theano 1.0.5 works on no newer one, "
-        f"and got Python {_dotted(version)}. PyTensor, which continues Theano, works on it: python -m "
-        f'pip install "pytensor>=2.38.3,<4". {_ways_to_python()}'
+        f"With Theano, Synkhronos needs Python 3.8 to 3.14, since Theano 1.0.5 has not been tried on a "
+        f"newer one, and got Python {_dotted(version)}. {_ways_to_python()}"
     )
 
 
@@ -124,8 +124,8 @@ def numpy_complaint(version: str) -> Optional[str]:
     if oldest <= numbers < too_new:
         return None
     return (
-        f"Synkhronos needs NumPy {_dotted(oldest)} or newer but before {_dotted(too_new)}, where "
-        f"Theano's C code no longer compiles, and got NumPy {version}. {_remedy()}"
+        f"With Theano, Synkhronos needs NumPy {_dotted(oldest)} or newer but before {_dotted(too_new)}, "
+        f"and got NumPy {version}. {_remedy()}"
     )
 
 
@@ -217,8 +217,8 @@ def fresh_python(code: str) -> List[str]:
 
 def _ways_to_python() -> str:
     return (
-        "Ways to get Python 3.11: an environment made by 'uv venv --python 3.11', the container image "
-        "'python:3.11', or Debian 12, whose python3 is 3.11."
+        "Ways to get Python 3.13: an environment made by 'uv venv --python 3.13', the container image "
+        "'python:3.13', or Debian 13, whose python3 is 3.13."
     )
 
 
@@ -227,7 +227,4 @@ def _dotted(version: Sequence[int]) -> str:
 
 
 def _remedy() -> str:
-    return (
-        'To fix this: python -m pip install "setuptools<70" wheel "numpy>=1.23,<1.24" '
-        '"scipy<1.11", and then: python -m pip install --no-build-isolation Theano==1.0.5'
-    )
+    return "To fix this: python -m synkhronos install"
