@@ -33,6 +33,7 @@ from typing import Any, Dict, List, Optional
 
 import numpy as np
 import psutil
+from threadpoolctl import threadpool_info
 from tqdm import tqdm
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -47,6 +48,8 @@ os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.g
 _DEVICES = "BENCHMARK_DEVICES"
 
 UNITS = {"µs": 1e6, "ms": 1e3, "s": 1.0}
+_ASK_BLAS_OF_CONTESTANT = "BLAS"  # asks a contestant which BLAS it has loaded
+_blas_of_contestants: Dict[str, str] = {}  # by name, of the contestants that have ended
 _PAUSE = 0.1  # seconds before a turn, in which threads of BLAS that still poll fall asleep
 
 
@@ -159,6 +162,11 @@ class Contestant:
         self.begin(*arguments)
         return self.result()
 
+    def blas(self):
+        """Return the name, the version and the kernels of the BLAS that the process has loaded."""
+        self._connection.send(_ASK_BLAS_OF_CONTESTANT)
+        return self.result()
+
     def close(self):
         """Let the process clean up and end. Return its exit code."""
         if self._process is None:
@@ -182,7 +190,10 @@ def _contest(connection, prepare, arguments):
             asked = connection.recv()
             if asked is None:
                 break
-            connection.send((None, work(*asked)))
+            if asked == _ASK_BLAS_OF_CONTESTANT:
+                connection.send((None, _blas_in_words(threadpool_info())))
+            else:
+                connection.send((None, work(*asked)))
         next(generator, None)
     except EOFError:
         pass
@@ -212,6 +223,7 @@ def contestants(**made):
         for contestant in tqdm(made.values(), "getting ready", leave=False, disable=None):
             contestant.start()
         yield made
+        _blas_of_contestants.update({name: one.blas() for name, one in made.items()})
     finally:
         codes = {name: contestant.close() for name, contestant in made.items()}
     if any(codes.values()):
@@ -394,7 +406,7 @@ from synkhronos.host.compiler import NAME
 package = __import__(NAME + ".tensor")
 x = package.tensor.fmatrix()
 f = package.function([x], package.tensor.dot(x, x), mode="FAST_RUN")  # loads what it is linked to
-print(json.dumps([one for one in threadpoolctl.threadpool_info() if one["user_api"] == "blas"]))
+print(json.dumps(threadpoolctl.threadpool_info()))
 """
 
 
@@ -402,7 +414,11 @@ def _blas():
     asked = subprocess.run([sys.executable, "-c", _ASK_BLAS], capture_output=True, text=True)
     if asked.returncode:
         return "unknown"
-    libraries = json.loads(asked.stdout.splitlines()[-1])
+    return _blas_in_words(json.loads(asked.stdout.splitlines()[-1]))
+
+
+def _blas_in_words(libraries):
+    libraries = [one for one in libraries if one["user_api"] == "blas"]
     # NumPy and SciPy each include a BLAS; Theano's is outside of Python's packages.
     own = [one for one in libraries if "site-packages" not in one["filepath"]] or libraries
     return ", ".join(
@@ -479,6 +495,7 @@ def _measure(name, measure, options):
         "load_after": [round(load, 2) for load in os.getloadavg()],
         "seconds": round(time.monotonic() - began),
         "machine": described,
+        "blas": dict(_blas_of_contestants),
         "lines": lines,
         "notes": result.notes,
         "extra": result.extra,
@@ -493,6 +510,8 @@ def report(record):
     print()
     for note in record["notes"]:
         print(f"- {note}")
+    if record.get("blas"):  # older records lack it
+        print(f"- BLAS: {blas_of_contestants(record)}")
     print(f"- {circumstances(record)}{quick}", flush=True)
 
 
@@ -503,6 +522,14 @@ def circumstances(record):
         f"{record['date']}, {record['machine']['cores']} cores, load average {load:.2f} before and "
         f"{after:.2f} after, {record['seconds']} s"
     )
+
+
+def blas_of_contestants(record):
+    """Return which BLAS each process that measured has loaded, with its version and kernels."""
+    by_blas = {}
+    for name, blas in record["blas"].items():
+        by_blas.setdefault(blas, []).append(name)
+    return "; ".join(f"{blas} in {', '.join(names)}" for blas, names in by_blas.items())
 
 
 # Plots

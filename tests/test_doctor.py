@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from synkhronos.host import doctor, doctor_pytensor
+from synkhronos.host import blas_kernels, doctor, doctor_pytensor
 
 FOUND = {
     "version": "1.0.5",
@@ -13,7 +13,16 @@ FOUND = {
     "ldflags": "-lopenblas",
     "theano": 0.010,
     "numpy": 0.010,
-    "libraries": ["/usr/lib/libopenblas.so.0"],
+    "libraries": [
+        {
+            "user_api": "blas",
+            "internal_api": "openblas",
+            "filepath": "/usr/lib/x86_64-linux-gnu/openblas-pthread/libopenblasp-r0.3.29.so",
+            "version": "0.3.29",
+            "threading_layer": "pthreads",
+            "architecture": "Haswell",
+        }
+    ],
 }
 
 
@@ -31,6 +40,51 @@ def test_pytensors_product_is_judged(change, state):
     assert doctor_pytensor.judge_pytensor({**found, **change}).state == state
 
 
+JUDGES = {
+    "Theano": (doctor.judge_theano, FOUND),
+    "PyTensor": (doctor_pytensor.judge_pytensor, {**FOUND, "version": "3.0.7", "pytensor": 0.010}),
+}
+each_compiler = pytest.mark.parametrize(("judge", "found"), JUDGES.values(), ids=JUDGES)
+
+
+@each_compiler
+def test_the_linked_openblas_and_its_kernels_are_named(judge, found):
+    result = judge(found, None, "AVX2")
+    assert result.state == doctor.OK
+    assert ", -lopenblas (OpenBLAS 0.3.29 with Haswell kernels); float32 product" in result.found
+
+
+@each_compiler
+@pytest.mark.parametrize(
+    ("coretype", "remedy"),
+    [("Haswell", "unset OPENBLAS_CORETYPE"), (None, "install a newer version of OpenBLAS")],
+)
+def test_kernels_that_are_older_than_the_processor_are_a_warning(judge, found, coretype, remedy):
+    result = judge(found, coretype, "AVX-512")
+    assert result.state == doctor.WARNING
+    assert f"AVX-512, which the processor has: {remedy}" in result.remedy
+
+
+@each_compiler
+def test_openblas_that_is_linked_already_is_not_recommended(judge, found):
+    slow = {**found, "theano": 0.030, "pytensor": 0.030}
+    for instructions in ("AVX2", "AVX-512", None):
+        result = judge(slow, None, instructions)
+        assert result.state == doctor.WARNING and "libopenblas-dev" not in result.remedy
+
+
+@pytest.mark.skipif(
+    blas_kernels.instructions_of_processor() in (None, "SSE"), reason="has no newer instructions"
+)
+def test_old_kernels_that_the_environment_names_are_found_and_their_cause(monkeypatch):
+    monkeypatch.setenv("OPENBLAS_CORETYPE", "Nehalem")
+    result = doctor.check_theano()
+    if "OpenBLAS" not in result.found:
+        pytest.skip("Theano is linked with another BLAS")
+    assert result.state == doctor.WARNING and "with Nehalem kernels" in result.found
+    assert "unset OPENBLAS_CORETYPE, which is 'Nehalem'" in result.remedy
+
+
 def test_pytensor_without_numpy_2_is_a_problem(monkeypatch):
     monkeypatch.setattr("numpy.__version__", "1.23.5")
     for check in (doctor_pytensor.check_numpy, doctor_pytensor.check_pytensor):
@@ -42,7 +96,7 @@ def test_this_python_is_well():
 
 
 def test_another_python_is_a_problem(monkeypatch):
-    monkeypatch.setattr(sys, "version_info", (3, 12, 1, "final", 0))
+    monkeypatch.setattr(sys, "version_info", (3, 15, 0, "final", 0))
     assert doctor.check_python().state == doctor.PROBLEM
 
 
@@ -54,7 +108,7 @@ def test_missing_modules_are_named_with_the_remedy(monkeypatch):
 
 
 def test_without_the_right_python_no_package_is_recommended(monkeypatch):
-    monkeypatch.setattr(sys, "version_info", (3, 13, 0, "final", 0))
+    monkeypatch.setattr(sys, "version_info", (3, 15, 0, "final", 0))
     monkeypatch.setitem(sys.modules, "psutil", None)
     assert doctor.check_modules().remedy == "use another version of Python first, as described above"
     monkeypatch.setitem(sys.modules, "numpy", None)

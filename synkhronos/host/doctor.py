@@ -15,7 +15,15 @@ import tempfile
 from pathlib import Path
 from typing import Any, Dict, Optional, Sequence
 
-from synkhronos.host import compile_cache, compiler, doctor_pytensor, environment, heap, preparation
+from synkhronos.host import (
+    blas_kernels,
+    compile_cache,
+    compiler,
+    doctor_pytensor,
+    environment,
+    heap,
+    preparation,
+)
 from synkhronos.host.doctor_gpus import check_cuda, check_gpus, check_nccl
 from synkhronos.host.doctor_mpi import check_mpi
 from synkhronos.host.machine import affinity, cores, cpu_quota, memory_room
@@ -61,9 +69,7 @@ print(json.dumps({
     "ldflags": theano.config.blas.ldflags,
     "theano": fastest(product),
     "numpy": fastest(numpy.dot),
-    "libraries": [
-        one["filepath"] for one in threadpoolctl.threadpool_info() if one["user_api"] == "blas"
-    ],
+    "libraries": [one for one in threadpoolctl.threadpool_info() if one["user_api"] == "blas"],
 }))
 """
 
@@ -162,7 +168,7 @@ def check_cache() -> Result:
 
 
 def check_theano() -> Result:
-    """Check that Theano compiles, and that its matrix product is as fast as NumPy's."""
+    """Check that Theano compiles, and that its BLAS is as fast as NumPy's and the processor."""
     complaint = environment.installed_theano_complaint()
     if complaint:
         found = "not installed, or another package in its place"
@@ -181,27 +187,43 @@ def check_theano() -> Result:
     except ProbeError as error:
         remedy = "empty Theano's cache of compiled code with: theano-cache purge"
         return Result("Theano", PROBLEM, str(error), remedy)
-    return judge_theano(found)
+    coretype = os.environ.get(blas_kernels.VARIABLE)
+    return judge_theano(found, coretype, blas_kernels.instructions_of_processor())
 
 
-def judge_theano(found: Dict[str, Any]) -> Result:
-    """Convert the output of `THEANO_PROBE` to a result."""
+def judge_theano(
+    found: Dict[str, Any], coretype: Optional[str] = None, instructions: Optional[str] = None
+) -> Result:
+    """Convert the output of `THEANO_PROBE` to a result.
+
+    Parameters
+    ----------
+    found : dict
+        The output.
+    coretype : str, optional
+        The value of ``OPENBLAS_CORETYPE`` in the environment.
+    instructions : str, optional
+        The newest instructions of the processor, as in `blas_kernels`.
+    """
     gigaflops = {name: 2 * 1024**3 / found[name] / 1e9 for name in ("theano", "numpy")}
+    library = blas_kernels.linked(found["ldflags"], found["libraries"])
+    described = f" ({blas_kernels.describe(library)})" if library else ""
     text = (
-        f"{found['version']}, {blas_name(found['ldflags'])}; float32 product: "
+        f"{found['version']}, {blas_name(found['ldflags'])}{described}; float32 product: "
         f"Theano {gigaflops['theano']:.0f}, NumPy {gigaflops['numpy']:.0f} GFLOP/s"
     )
-    install = "install OpenBLAS, on Debian with: apt-get install libopenblas-dev"
     if found["version"] != "1.0.5":
         return Result("Theano", PROBLEM, text, "python -m pip install Theano==1.0.5")
     if not found["compiler"]:
         return Result("Theano", PROBLEM, f"{text}; it does not use a C++ compiler", "unset the flag cxx")
-    if not found["ldflags"]:
-        return Result("Theano", WARNING, text, install)
-    if found["theano"] > 2 * found["numpy"]:
-        remedy = f"Theano's BLAS is slow ({', '.join(found['libraries'])}): {install}"
-        return Result("Theano", WARNING, text, remedy)
-    return Result("Theano", OK, text)
+    remedy = blas_kernels.remedy(
+        found["ldflags"],
+        found["libraries"],
+        is_slow=found["theano"] > 2 * found["numpy"],
+        coretype=coretype,
+        instructions=instructions,
+    )
+    return Result("Theano", WARNING if remedy else OK, text, remedy)
 
 
 def blas_name(ldflags: str) -> str:

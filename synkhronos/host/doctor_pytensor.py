@@ -1,14 +1,19 @@
 """The checks of ``python -m synkhronos doctor`` where PyTensor is the graph compiler."""
 
 import os
-from typing import Any, Dict
+from typing import Any, Dict, Optional
 
-from synkhronos.host import pytensor_environment
+from synkhronos.host import blas_kernels, pytensor_environment
 from synkhronos.host.probe import OK, PROBLEM, WARNING, ProbeError, Result, probe
 
 PROBE = """
 import json, time
 import numpy, pytensor, pytensor.tensor as pt
+
+try:
+    from threadpoolctl import threadpool_info
+except ImportError:  # another check reports it
+    threadpool_info = list
 
 a = numpy.random.RandomState(0).rand(1024, 1024).astype("float32")
 x, y = pt.fmatrices("x", "y")
@@ -29,6 +34,7 @@ print(json.dumps({
     "ldflags": pytensor.config.blas__ldflags,
     "pytensor": fastest(product),
     "numpy": fastest(numpy.dot),
+    "libraries": [one for one in threadpool_info() if one["user_api"] == "blas"],
 }))
 """
 
@@ -46,7 +52,7 @@ def check_numpy() -> Result:
 
 
 def check_pytensor() -> Result:
-    """Check that PyTensor compiles C code, and that its matrix product is as fast as NumPy's."""
+    """Check that PyTensor compiles C code, and that its BLAS is as fast as NumPy's and the processor."""
     complaint = pytensor_environment.package_complaint()
     if complaint:
         return Result("PyTensor", PROBLEM, "not usable", complaint)
@@ -57,20 +63,39 @@ def check_pytensor() -> Result:
     except ProbeError as error:
         remedy = "empty PyTensor's cache of compiled code with: pytensor-cache purge"
         return Result("PyTensor", PROBLEM, str(error), remedy)
-    return judge_pytensor(found)
+    coretype = os.environ.get(blas_kernels.VARIABLE)
+    return judge_pytensor(found, coretype, blas_kernels.instructions_of_processor())
 
 
-def judge_pytensor(found: Dict[str, Any]) -> Result:
-    """Convert the output of `PROBE` to a result."""
+def judge_pytensor(
+    found: Dict[str, Any], coretype: Optional[str] = None, instructions: Optional[str] = None
+) -> Result:
+    """Convert the output of `PROBE` to a result.
+
+    Parameters
+    ----------
+    found : dict
+        The output.
+    coretype : str, optional
+        The value of ``OPENBLAS_CORETYPE`` in the environment.
+    instructions : str, optional
+        The newest instructions of the processor, as in `blas_kernels`.
+    """
     gigaflops = {name: 2 * 1024**3 / found[name] / 1e9 for name in ("pytensor", "numpy")}
+    library = blas_kernels.linked(found["ldflags"], found["libraries"])
+    described = f" ({blas_kernels.describe(library)})" if library else ""
     text = (
-        f"{found['version']}, {found['ldflags'] or 'no BLAS'}; float32 product: "
+        f"{found['version']}, {found['ldflags'] or 'no BLAS'}{described}; float32 product: "
         f"PyTensor {gigaflops['pytensor']:.0f}, NumPy {gigaflops['numpy']:.0f} GFLOP/s"
     )
     if not found["compiler"]:
         remedy = "install g++, or build functions with mode='NUMBA'"
         return Result("PyTensor", WARNING, f"{text}; it uses no C++ compiler", remedy)
-    if not found["ldflags"] or found["pytensor"] > 2 * found["numpy"]:
-        remedy = "install OpenBLAS, on Debian with: apt-get install libopenblas-dev"
-        return Result("PyTensor", WARNING, text, remedy)
-    return Result("PyTensor", OK, text)
+    remedy = blas_kernels.remedy(
+        found["ldflags"],
+        found["libraries"],
+        is_slow=found["pytensor"] > 2 * found["numpy"],
+        coretype=coretype,
+        instructions=instructions,
+    )
+    return Result("PyTensor", WARNING if remedy else OK, text, remedy)

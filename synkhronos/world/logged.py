@@ -6,10 +6,11 @@ So logging costs nothing when it is off. Level ``info`` logs the start and the e
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 
-from synkhronos.host import log
+from synkhronos.host import blas_kernels, log
 from synkhronos.host.log import logger
 from synkhronos.transports.base import Transport
 from synkhronos.world.here import Command, Here
@@ -40,6 +41,8 @@ class LoggedWorld(World):
         start = time.perf_counter()
         super().start()
         logger.info("%d worker(s) started in %s", self.size - 1, _since(start))
+        if logger.isEnabledFor(logging.INFO):  # asking the libraries takes milliseconds
+            logger.info("BLAS: %s", blas_kernels.describe_all(blas_kernels.loaded()))
 
     def run(self, command: Command) -> list:
         start = time.perf_counter()
