@@ -8,7 +8,7 @@ import pytest
 from prelude import run_file
 from processes import ROOT
 
-from synkhronos.host import environment
+from synkhronos.host import environment, imports
 
 
 @pytest.fixture
@@ -28,43 +28,43 @@ def run(tmp_path):
     return run_it
 
 
-@pytest.mark.parametrize("version", [(3, 8, 0), (3, 11, 2)])
+@pytest.mark.parametrize("version", [(3, 8, 0), (3, 11, 2), (3, 14, 1)])
 def test_supported_python_versions_pass(version):
     assert environment.python_complaint(version) is None
     assert environment.theano_python_complaint(version) is None
 
 
 def test_newer_python_versions_pass_without_theano():
-    assert environment.python_complaint((3, 12, 0)) is environment.python_complaint((3, 14, 1)) is None
+    assert environment.python_complaint((3, 15, 0)) is environment.python_complaint((3, 16, 1)) is None
 
 
-@pytest.mark.parametrize("version", [(3, 7, 9), (3, 12, 0), (2, 7, 18)])
+@pytest.mark.parametrize("version", [(3, 7, 9), (3, 15, 0), (2, 7, 18)])
 def test_other_python_versions_are_named_with_what_is_expected(version):
     complaint = environment.theano_python_complaint(version)
     if version < (3, 8):
         assert environment.python_complaint(version) == complaint and "Python 3.8 or newer" in complaint
     else:
-        assert "Python 3.8 to 3.11" in complaint and 'pip install "pytensor>=' in complaint
-    for way in ("'uv venv --python 3.11'", "'python:3.11'", "Debian 12"):
+        assert "Python 3.8 to 3.14" in complaint
+    for way in ("'uv venv --python 3.13'", "'python:3.13'", "Debian 13"):
         assert way in complaint
     assert ".".join(map(str, version)) in complaint
 
 
-@pytest.mark.parametrize("version", ["1.23.0", "1.23.5", "1.23.0rc1"])
+@pytest.mark.parametrize("version", ["1.23.0", "1.23.0rc1", "1.26.4", "2.0.0", "2.5.5"])
 def test_supported_numpy_versions_pass(version):
     assert environment.numpy_complaint(version) is None
 
 
-@pytest.mark.parametrize("version", ["1.19.5", "1.20.0", "1.22.4", "1.24.0", "2.1.0rc1"])
+@pytest.mark.parametrize("version", ["1.19.5", "1.20.0", "1.22.4", "3.0.0rc1", "3.1.0"])
 def test_other_numpy_versions_are_named_with_the_remedy(version):
     complaint = environment.numpy_complaint(version)
     assert version in complaint
-    assert "pip install" in complaint
+    assert complaint.endswith("To fix this: python -m synkhronos install")
 
 
 @pytest.mark.parametrize(
     "version, what",
-    [("3.7.16", "import"), ("3.7.16", "setup.py"), ("3.12.1", "import"), ("3.13.0", "import")],
+    [("3.7.16", "import"), ("3.7.16", "setup.py"), ("3.15.1", "import"), ("3.16.0", "import")],
 )
 def test_another_python_is_one_sentence_from_the_import_and_from_the_setup(run_python, version, what):
     done = run_python("other_python.py", version, what, check=False)
@@ -76,9 +76,9 @@ def test_another_python_is_one_sentence_from_the_import_and_from_the_setup(run_p
 
 def test_setup_asks_for_the_numpy_that_an_import_accepts():
     required = (ROOT / "requirements" / "theano.in").read_text()
-    wanted = re.search("^numpy(.*);", required, re.MULTILINE).group(1)
-    oldest, too_new = (".".join(map(str, version)) for version in environment.NUMPY_VERSIONS)
-    assert wanted == f">={oldest},<{too_new}"
+    wanted = re.search("^numpy(.*)$", required, re.MULTILINE).group(1)
+    (major, minor), (too_new, _) = environment.NUMPY_VERSIONS
+    assert wanted == f">={major}.{minor},<{too_new}"
 
 
 @pytest.mark.parametrize("value", [None, "1"])
@@ -101,15 +101,15 @@ def test_theano_with_mpi4py_does_not_initialize_mpi_and_a_forked_child_can_end(r
     assert run("theano_with_mpi.py") == "False 3"
 
 
-def test_setup_asks_for_theano_where_it_can_be_used():
-    newest = ".".join(map(str, environment.PYTHON_VERSIONS[1]))
-    lines = (ROOT / "requirements" / "theano.in").read_text().splitlines()[1:]
-    assert len(lines) == 3 and all(line.endswith(f'; python_version < "{newest}"') for line in lines)
+def test_setup_asks_for_theano_where_pip_can_build_it():
+    lines = (ROOT / "requirements" / "theano.in").read_text().splitlines()
+    lines = [line for line in lines if not line.startswith("#")]
+    assert [line for line in lines if ";" in line] == ['theano==1.0.5; python_version < "3.12"']
 
 
 def test_importing_with_a_numpy_that_is_too_new_is_an_error_of_one_sentence(run):
     sentence, theano_imported = run("numpy_too_new.py").splitlines()
-    assert "got NumPy 1.26.4" in sentence
+    assert "got NumPy 3.0.0" in sentence
     assert theano_imported == "False"
 
 
@@ -193,8 +193,10 @@ def test_theano_can_be_imported_after_synkhronos(run):
 
 
 def test_theano_imported_before_does_no_harm(run):
-    printed = run("imports.py", "theano", "synkhronos", THEANO_FLAGS="blas.ldflags=-lopenblas")
-    assert printed == "-lopenblas"
+    """Python repairs Theano from its start, as in a script that ``python -m synkhronos run`` starts."""
+    from_start = imports.variables({"PYTHONPATH": str(ROOT)})
+    flags = "blas.ldflags=-lopenblas"
+    assert run("imports.py", "theano", "synkhronos", THEANO_FLAGS=flags, **from_start) == "-lopenblas"
 
 
 def test_theano_works_without_any_blas(run):
@@ -225,7 +227,8 @@ def test_theano_pymc_in_the_place_of_theano_is_named_with_the_remedy(tmp_path, d
     (tmp_path / described).mkdir()
     complaint = environment.theano_complaint([tmp_path / "theano"])
     assert f"got Theano-PyMC {version}, " in complaint and str(tmp_path / "theano") in complaint
-    assert "pip uninstall Theano-PyMC Theano" in complaint and "Theano==1.0.5" in complaint
+    assert "pip uninstall Theano-PyMC Theano" in complaint
+    assert complaint.endswith("python -m synkhronos install")
 
 
 def test_another_package_in_the_place_of_theano_is_named(tmp_path):

@@ -291,14 +291,14 @@ def too_new_numpy(tmp_path):
     """Environment with a fake NumPy package of an unsupported, newer version."""
     package = tmp_path / "hiding" / "numpy"
     package.mkdir(parents=True)
-    (package / "__init__.py").write_text("__version__ = '2.0.0'\n")
+    (package / "__init__.py").write_text("__version__ = '3.0.0'\n")
     return {"PYTHONPATH": os.pathsep.join([str(package.parent), str(ROOT)])}
 
 
 def test_doctor_works_where_the_package_cannot_be_imported(too_new_numpy):
     answer = command("doctor", **too_new_numpy)
     assert answer.returncode == 1
-    assert "problem  NumPy          2.0.0" in answer.stdout
+    assert "problem  NumPy          3.0.0" in answer.stdout
     assert "Traceback" not in answer.stderr
 
 
@@ -306,7 +306,7 @@ def test_run_with_a_wrong_numpy_says_one_sentence(script, too_new_numpy):
     answer = command("run", script("print('reached')"), **too_new_numpy)
     assert answer.returncode == 1
     assert answer.stdout == ""
-    assert answer.stderr.count("\n") == 1 and "got NumPy 2.0.0" in answer.stderr
+    assert answer.stderr.count("\n") == 1 and "got NumPy 3.0.0" in answer.stderr
 
 
 def packages_without(folder, *missing):
@@ -334,10 +334,9 @@ def doctor_says(folder, *names, **variables):
 def test_doctor_names_the_theano_that_is_missing(tmp_path):
     folder = packages_without(tmp_path / "packages", "theano", "Theano")
     numpy_, theano_ = doctor_says(folder, "NumPy", "Theano")
-    assert numpy_.startswith("ok NumPy 1.23.")
+    assert numpy_ == f"ok NumPy {numpy.__version__}"
     assert theano_.startswith("problem Theano not installed, or another package in its place -> ")
-    assert "and no Theano is installed. To fix this: python -m pip install" in theano_
-    assert theano_.endswith("Theano==1.0.5")
+    assert theano_.endswith("no Theano is installed. To fix this: python -m synkhronos install")
 
 
 def test_doctor_names_theano_pymc_in_the_place_of_theano(tmp_path):
@@ -346,7 +345,7 @@ def test_doctor_names_theano_pymc_in_the_place_of_theano(tmp_path):
     (folder / "theano" / "__init__.py").write_text("raise RuntimeError('imported')")
     (folder / "Theano_PyMC-1.1.2.dist-info").mkdir()
     numpy_, theano_ = doctor_says(folder, "NumPy", "Theano")
-    assert numpy_.startswith("ok NumPy 1.23.")
+    assert numpy_ == f"ok NumPy {numpy.__version__}"
     assert f"got Theano-PyMC 1.1.2, which is installed in its place: {folder / 'theano'}" in theano_
     assert "python -m pip uninstall Theano-PyMC Theano" in theano_
 

@@ -79,7 +79,7 @@ def test_what_is_imported_can_be_installed(folder, monkeypatch):
 
 
 def test_each_compiler_is_an_extra_and_none_is_required(monkeypatch):
-    """Otherwise nothing that pip could install would have PyTensor, with another NumPy than Theano's."""
+    """Otherwise pip would install Theano where PyTensor is used."""
     declared = {}
     monkeypatch.setattr("setuptools.setup", declared.update)
     runpy.run_path(str(ROOT / "setup.py"))

@@ -39,12 +39,7 @@ from synkhronos.host.probe import (
 )
 
 GIBIBYTE = 1024.0**3
-REQUIREMENTS = {  # by import name, the name for pip
-    "scipy": '"scipy<1.11"',
-    "cloudpickle": "cloudpickle",
-    "threadpoolctl": "threadpoolctl",
-    "psutil": "psutil",
-}
+REQUIREMENTS = ("scipy", "cloudpickle", "threadpoolctl", "psutil")
 
 THEANO_PROBE = """
 import json, time
@@ -103,8 +98,7 @@ def check_modules() -> Result:
         except ImportError:
             missing.append(name)
     if missing:
-        wanted = {**REQUIREMENTS, "scipy": "scipy"} if compiler.NAME == "pytensor" else REQUIREMENTS
-        remedy = "python -m pip install " + " ".join(wanted[name] for name in missing)
+        remedy = "python -m pip install " + " ".join(missing)
         found = f"cannot import {', '.join(missing)}"
         return Result("packages", PROBLEM, found, _with_this_python(remedy))
     return Result("packages", OK, ", ".join(REQUIREMENTS))
@@ -129,8 +123,8 @@ def check_compiler() -> Result:
         return Result("compiler", OK, f"{program}, with Python's headers in {folders[0]}")
     if "Python.h" in complaint or "pyconfig.h" in complaint:
         remedy = (
-            "install them, on Debian with: apt-get install python3-dev (python3.11-dev, if python3 is "
-            "another version)"
+            f"install them, on Debian with: apt-get install python3-dev (or python3."
+            f"{sys.version_info[1]}-dev, if python3 is another version)"
         )
         return Result("compiler", PROBLEM, f"no Python headers in {', '.join(folders)}", remedy)
     remedy = "reinstall it, on Debian with: apt-get install --reinstall g++ libc6-dev"
@@ -213,7 +207,7 @@ def judge_theano(
         f"Theano {gigaflops['theano']:.0f}, NumPy {gigaflops['numpy']:.0f} GFLOP/s"
     )
     if found["version"] != "1.0.5":
-        return Result("Theano", PROBLEM, text, "python -m pip install Theano==1.0.5")
+        return Result("Theano", PROBLEM, text, "python -m synkhronos install")
     if not found["compiler"]:
         return Result("Theano", PROBLEM, f"{text}; it does not use a C++ compiler", "unset the flag cxx")
     remedy = blas_kernels.remedy(

@@ -13,17 +13,17 @@ import subprocess
 import sys
 import sysconfig
 from importlib import metadata
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Dict, Iterable, List, NamedTuple, Optional, Sequence
 
 from synkhronos.host import environment
 
 NAMES = ("theano", "lasagne", "keras")
-#: What is installed from wheels. Lasagne 0.1 imports pkg_resources, which setuptools 82 no longer has.
+#: What is installed from wheels. Lasagne 0.1 imports pkg_resources, which setuptools 82 no longer has;
+#: on Python 3.12 and newer ``repairs`` replaces it.
 WHEELS = {
     "theano": ("numpy>=1.23,<3", "scipy>=1.9", "six", "cloudpickle", "psutil", "threadpoolctl"),
-    "lasagne": ("setuptools<82",),
+    "lasagne": ('setuptools<82; python_version < "3.12"',),
     "keras": ("Keras==2.3.1", "h5py", "pyyaml"),
 }
 #: What is built from source archives: the name and the version
@@ -67,7 +67,7 @@ def complaint() -> Optional[str]:
             f"install into it: make a virtual environment first: python3 -m venv env && . "
             f"env/bin/activate"
         )
-    if find_spec("pip") is None:
+    if installed_version("pip") is None:
         return (
             f"There is no pip for this Python, {sys.executable}: install it with: python -m ensurepip; "
             f"or make a virtual environment that has it: python3 -m venv env && . env/bin/activate"

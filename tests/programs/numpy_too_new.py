@@ -7,7 +7,7 @@ import sys
 
 import numpy
 
-numpy.__version__ = "1.26.4"
+numpy.__version__ = "3.0.0"
 try:
     import synkhronos  # noqa: F401
 except ImportError as error:

@@ -1,6 +1,6 @@
 """Import the library, or run its ``setup.py``, as another version of Python would.
 
-Python 3.12 and newer have no ``distutils``, ``imp`` and setuptools, and no NumPy is installed.
+It has no ``distutils``, ``imp`` and setuptools, as Python 3.12 and newer, and no NumPy is installed.
 """
 
 import runpy
