@@ -22,6 +22,7 @@ from synkhronos.host import (
     doctor_pytensor,
     environment,
     heap,
+    imports,
     preparation,
 )
 from synkhronos.host.doctor_gpus import check_cuda, check_gpus, check_nccl
@@ -41,6 +42,7 @@ from synkhronos.host.probe import (
 GIBIBYTE = 1024.0**3
 REQUIREMENTS = ("scipy", "cloudpickle", "threadpoolctl", "psutil")
 
+REPAIRS = f"import runpy\nrunpy.run_path({imports.__file__!r})['provide']()\n"
 THEANO_PROBE = """
 import json, time
 import numpy, theano, theano.tensor as T, threadpoolctl
@@ -95,7 +97,7 @@ def check_modules() -> Result:
     for name in REQUIREMENTS:
         try:
             importlib.import_module(name)
-        except ImportError:
+        except Exception:  # SciPy raises others if this NumPy is not for it
             missing.append(name)
     if missing:
         remedy = "python -m pip install " + " ".join(missing)
@@ -177,7 +179,7 @@ def check_theano() -> Result:
     # Importing Theano would use a GPU that is named in the user's flags. The last flag wins.
     flags = environ.get("THEANO_FLAGS", "") + ",device=cpu"
     try:
-        found = probe(THEANO_PROBE, THEANO_FLAGS=flags)
+        found = probe(REPAIRS + THEANO_PROBE, THEANO_FLAGS=flags)
     except ProbeError as error:
         remedy = "empty Theano's cache of compiled code with: theano-cache purge"
         return Result("Theano", PROBLEM, str(error), remedy)
