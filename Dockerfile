@@ -3,6 +3,7 @@
 #     docker run --rm synkhronos                  trains a network on MNIST, the main demo
 #     docker run --rm synkhronos sh tests/run     runs the tests
 # The memory that processes share is not in /dev/shm, so Docker's limit for it does not matter.
+# Debian 12 is the last release of Debian with pygpu, for the tests of the GPU back end.
 FROM debian:12-slim
 
 # The script below installs compilers, OpenBLAS, OpenCL and OpenMPI; these are what it needs itself, in the

@@ -5,8 +5,8 @@
 # Requires Python 3.10 to 3.14, and permission to install Debian packages unless they are installed already.
 #
 # The option --with-opencl also installs pygpu and an OpenCL implementation for the CPU, for the tests
-# of Theano's GPU back end; only with Python before 3.12, as later releases of Debian and Ubuntu have no
-# pygpu. The option --with-mpi also installs OpenMPI and mpi4py, for several machines,
+# of Theano's GPU back end; only with Python before 3.12, as the packages of pygpu are for NumPy 1, and are
+# not in Debian 13. The option --with-mpi also installs OpenMPI and mpi4py, for several machines,
 # and OpenMPI 5 in .venv/openmpi5, for jobs that go on when tasks die.
 # The option --with-pytensor also creates .venv-pytensor, with PyTensor and NumPy 2 in place of Theano, and
 # with JAX, and mpi4py if --with-mpi is given.
@@ -124,7 +124,7 @@ may_install() {
 }
 
 may_have_pygpu() {
-    # Debian and Ubuntu have pygpu for these versions of Python only.
+    # The packages of pygpu are for NumPy 1, of which there is none in .venv on newer versions of Python.
     "$environment/bin/python" -c 'import sys; sys.exit(sys.version_info >= (3, 12))' ||
         "$environment/bin/python" -c 'import pygpu' 2>/dev/null
 }
@@ -139,7 +139,7 @@ missing_for_opencl() {
 
 install_opencl() {
     if ! may_have_pygpu; then
-        say "left out, as Debian and Ubuntu have pygpu only for Python before 3.12: OpenCL (see docs/gpu.rst)"
+        say "left out, as it needs pygpu, which Debian 12 and Ubuntu 22.04 have (see docs/gpu.rst): OpenCL"
         return 0
     fi
     packages=
@@ -279,7 +279,8 @@ has_second() {
 
 make_environment() {
     python=$(find_python)
-    [ -n "$python" ] || fail "Python 3.10 to 3.14 is needed and is not here. Install it, on Debian by: apt-get install python3"
+    [ -n "$python" ] || fail "Python 3.10 to 3.14 is needed and is not here. Install it, on Debian 12 or newer by:
+    apt-get install python3"
     mkdir -p "$environment"
     : >"$log"
     install_debian_packages
