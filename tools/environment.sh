@@ -41,10 +41,15 @@ requirements='requirements/build.txt requirements/library.txt requirements/thean
 ulfm=$environment/openmpi5
 
 fingerprint() {
-    # The root is included because the environment contains absolute paths.
-    { echo "$root"; cat tools/environment.sh setup.py pyproject.toml requirements/*.in $requirements \
-        requirements/mpi.txt requirements/ulfm.txt requirements/pytensor.txt requirements/pymc.txt \
-        requirements/jax.txt; } | sha256sum
+    # The root is included because the environment contains absolute paths, and the version of Python
+    # because an upgrade of the system can change it.
+    {
+        echo "$root"
+        [ -z "$python" ] || "$python" --version
+        cat tools/environment.sh setup.py pyproject.toml requirements/*.in $requirements \
+            requirements/mpi.txt requirements/ulfm.txt requirements/pytensor.txt requirements/pymc.txt \
+            requirements/jax.txt
+    } | sha256sum
 }
 
 is_made() {
@@ -206,6 +211,7 @@ install_python_packages() {
     step "installing Theano, Lasagne and Keras" \
         "$environment/bin/python" -m synkhronos install theano lasagne keras \
         $(printf ' --constraint %s' $requirements)
+    # shellcheck disable=SC2046
     step "installing what the library, the demos, the documentation and the tests need" \
         pip_install $(printf ' --requirement %s' $requirements)
     step "installing Synkhronos from here" pip_install --no-deps --editable .
@@ -239,7 +245,6 @@ make_second() {
     # Creates .venv-$1 anew, with the packages of requirements/$1.txt, those that the tests need, and
     # what the other arguments name to pip.
     second=$root/.venv-$1
-    python=$(find_python)
     rm -rf "$second"
     say "making .venv-$1"
     mkdir "$second"
@@ -278,7 +283,6 @@ has_second() {
 }
 
 make_environment() {
-    python=$(find_python)
     [ -n "$python" ] || fail "Python 3.10 to 3.14 is needed and is not here. Install it, on Debian 12 or newer by:
     apt-get install python3"
     mkdir -p "$environment"
@@ -301,6 +305,7 @@ is_ready() {
     [ "$with_mpi" = no ] || [ "$with_pytensor" = no ] || has_mpi4py "$root/.venv-pytensor"
 }
 
+python=$(find_python)
 wanted=$(fingerprint)
 is_ready && exit 0
 
