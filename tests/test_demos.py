@@ -129,7 +129,7 @@ def test_the_network_for_digits_equals_that_on_one_process(run_demo):
 def test_the_keras_demo_equals_keras(run_demo, tmp_path):
     pytest.importorskip("sklearn")
     if NAME != "theano" or importlib.util.find_spec("keras") is None:
-        pytest.skip("Keras is not installed: pip install keras==2.3.1")
+        pytest.skip("Keras is not installed: python -m synkhronos install keras")
     arguments = ["--processes", 2, "--epochs", 2, "--units", 8]
     done = run_demo(
         ROOT / "demos" / "keras_digits.py", *arguments, environment={"KERAS_HOME": str(tmp_path)}

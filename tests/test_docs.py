@@ -60,7 +60,7 @@ def test_the_guides_have_examples():
 @pytest.mark.parametrize("page", PAGES)
 def test_examples_print_what_is_shown(programs, tmp_path, page):
     if page == "keras.rst" and importlib.util.find_spec("keras") is None:
-        pytest.skip("Keras is not installed: pip install keras==2.3.1")
+        pytest.skip("Keras is not installed: python -m synkhronos install keras")
     if page == "pytensor.rst" and NAME != "pytensor":
         pytest.skip("its examples run with PyTensor, in tests/test_pytensor.py")
     if page == "pymc.rst" and (NAME != "pytensor" or importlib.util.find_spec("pymc") is None):

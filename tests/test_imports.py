@@ -1,16 +1,19 @@
-"""Modules that are provided in Theano's place: Lasagne 0.1 can be imported, and nothing else changes."""
+"""Modules and repairs of Theano, Lasagne and Keras: what is needed here is active, and nothing else."""
 
 import importlib.util
 import os
 import sys
 import warnings
-from types import SimpleNamespace
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
 from processes import own_process
 
-from synkhronos.host import imports
+from synkhronos.host import imports, repairs
+
+PACKAGE = Path(imports.__file__).parents[1]
 
 if importlib.util.find_spec("lasagne") is None:
     pytest.skip("the tests need lasagne", allow_module_level=True)
@@ -45,14 +48,86 @@ def test_lasagne_can_be_imported_and_does_not_warn():
 
 
 def test_other_modules_are_left_to_python():
-    for name in ("theano", "theano.tensor.signal.pool", "lasagne", "downsample", "json"):
+    for name in ("theano", "theano.tensor.signal.pool", "lasagne.layers", "downsample", "json"):
         assert imports.Finder.find_spec(name) is None
 
 
 def test_each_module_is_found_by_its_name_and_exists():
-    for name, file in imports.FILES.items():
-        assert file.is_file()
+    for one in repairs.MODULES:
+        assert (PACKAGE / one.file).is_file()
+    for name, file in imports.Finder.needed().files.items():
         assert importlib.util.find_spec(name).origin == str(file)
+
+
+@pytest.mark.parametrize("row", repairs.REPAIRS, ids=lambda row: f"{row.modules}: {row.old!r:.40}")
+def test_each_repair_finds_its_text_and_keeps_the_line_numbers(row):
+    assert row.old.count("\n") == row.new.count("\n")
+    assert row.why and (row.python or row.numpy)
+    for name in row.modules.split():
+        if importlib.util.find_spec(name.partition(".")[0]) is None:
+            pytest.skip(f"{name} is not installed")
+        text = file_of(name).read_text()
+        assert row.old in text
+
+
+def file_of(name):
+    """Return the file of a module as it is installed. No package is imported."""
+    package, *others = name.split(".")
+    folder = Path(importlib.util.find_spec(package).submodule_search_locations[0])
+    file = folder.joinpath(*others)
+    return file / "__init__.py" if file.is_dir() else file.with_suffix(".py")
+
+
+def test_only_the_repairs_of_these_versions_are_active():
+    import theano.gof.cmodule
+
+    text = theano.gof.cmodule.__spec__.loader.get_source("theano.gof.cmodule")
+    assert ("import sysconfig" in text) == (sys.version_info >= (3, 12))
+    assert ("PREAMBLE" in text) == (np.lib.NumpyVersion(np.__version__) >= "1.24.0")
+    assert "numpy.distutils" not in text
+
+
+@pytest.fixture
+def broken(tmp_path, monkeypatch):
+    """A module that needs repairs, and a function that returns its loader with some repairs."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    monkeypatch.setattr(sys, "pycache_prefix", None)
+    file = tmp_path / "broken.py"
+    file.write_text("first = np.product\nsecond = 2\nthird = np.product\n")
+
+    def load(*pairs):
+        rows = [repairs.Repair("broken", "a test", *pair) for pair in pairs]
+        loader = imports.RepairingLoader("broken", str(file), rows)
+        module = ModuleType("broken")
+        module.np = np
+        exec(loader.get_code("broken"), vars(module))
+        return module
+
+    return load
+
+
+def test_a_repair_replaces_each_occurrence_and_nothing_else(broken):
+    module = broken(("np.product", "np.prod"), ("not there", "nothing"))
+    assert (module.first, module.second, module.third) == (np.prod, 2, np.prod)
+
+
+def test_other_repairs_do_not_run_the_bytecode_of_former_ones(broken, tmp_path):
+    replaced = ("np.product", "np.prod")
+    assert broken(replaced).second == 2
+    assert broken(replaced, ("second = 2", "second = 3")).second == 3
+    assert broken(replaced).second == 2
+    names = {path.name for path in (tmp_path / "__pycache__").iterdir()}
+    assert len(names) == 2 and all(".repaired-" in name for name in names)
+
+
+@own_process
+def test_numpy_is_not_changed_for_scripts():
+    before = dict(vars(np))
+    import lasagne.layers  # noqa: F401
+    import theano.tensor.nnet  # noqa: F401
+
+    changed = {name for name, value in vars(np).items() if value is not before.get(name)}
+    assert not [name for name in changed if not isinstance(getattr(np, name), ModuleType)]
 
 
 def test_providing_them_again_changes_nothing():
@@ -62,7 +137,7 @@ def test_providing_them_again_changes_nothing():
 
 
 def test_the_folder_for_the_start_comes_first_in_the_path():
-    folder = str(imports.FILES[DOWNSAMPLE].parent.parent / "startup")
+    folder = str(PACKAGE / "startup")
     assert imports.variables({}) == {"PYTHONPATH": folder}
     assert imports.variables({"PYTHONPATH": ""}) == {"PYTHONPATH": folder}
     assert imports.variables({"PYTHONPATH": "a:b"}) == {"PYTHONPATH": f"{folder}{os.pathsep}a:b"}

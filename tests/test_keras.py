@@ -10,7 +10,7 @@ import pytest
 from processes import MODULES, Programs, own_process
 
 if importlib.util.find_spec("keras") is None:
-    pytest.skip("Keras is not installed: pip install keras==2.3.1", allow_module_level=True)
+    pytest.skip("Keras is not installed: python -m synkhronos install keras", allow_module_level=True)
 
 import synkhronos as synk
 
@@ -480,7 +480,7 @@ def test_importing_refuses_another_back_end_and_another_keras():
         with pytest.raises(ImportError, match="expected version 2.3.1, got 2.2.4"):
             import_keras()
     with mock.patch.dict("sys.modules", keras=None):
-        with pytest.raises(ImportError, match="pip install keras==2.3.1"):
+        with pytest.raises(ImportError, match="python -m synkhronos install keras"):
             import_keras()
 
 

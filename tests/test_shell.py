@@ -69,7 +69,7 @@ def test_extensions_are_imported_when_they_are_used():
     with pytest.raises(AttributeError, match="no attribute 'rule'"):
         synk.extensions.__getattr__("rule")
     sys.modules["keras"] = None  # as if it were not installed
-    with pytest.raises(ImportError, match="pip install keras"):
+    with pytest.raises(ImportError, match="synkhronos install keras"):
         synk.extensions.__getattr__("keras")
 
 

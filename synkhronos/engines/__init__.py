@@ -13,8 +13,9 @@ and ``theano_gpu`` run Theano on NumPy arrays and on the arrays of a GPU; their 
 ``collectives`` are operations in graphs of either compiler, derived from the classes in ``operation``;
 ``buckets`` is one that does not wait for other ranks, and ``order`` gives them their order.
 ``theano_gpu_collectives`` replaces them for arrays on a GPU. ``theano_kernels`` and ``cuda_context``
-work around defects in the GPU code of Theano and libgpuarray. ``theano_scan`` and ``theano_downsample``
-are loaded under the names of Theano modules; see ``host/imports``. Engines know nothing about processes.
+work around defects in the GPU code of Theano and libgpuarray. ``theano_scan``, ``theano_downsample``,
+``theano_inc_code`` and ``theano_numpy`` are loaded under the names of Theano modules; see
+``host/repairs``. Engines know nothing about processes.
 
 May import: ``arithmetic``, ``host``.
 """

@@ -13,7 +13,7 @@ import sys
 import sysconfig
 import tempfile
 from pathlib import Path
-from typing import Any, Dict, Optional, Sequence
+from typing import Any, Dict, List, Optional, Sequence
 
 from synkhronos.host import (
     blas_kernels,
@@ -228,6 +228,19 @@ def blas_name(ldflags: str) -> str:
     return by_path.group(1) if by_path else ldflags or "no BLAS (blas.ldflags is empty)"
 
 
+def check_repairs() -> Result:
+    """List what is replaced in Theano, Lasagne and Keras for this version of Python and NumPy."""
+    if environment.installed_numpy_complaint():
+        return Result("repairs", OK, "depend on the version of NumPy")
+    reasons: Dict[str, List[str]] = {}
+    for one in imports.Finder.needed().rows:
+        reasons.setdefault(one.why, []).extend(one.names())
+    lines = [f"{why}: {', '.join(sorted(set(names)))}" for why, names in reasons.items()]
+    return Result(
+        "repairs", OK, "\n".join(["of Theano, Lasagne and Keras, when they are imported", *lines])
+    )
+
+
 def check_cores() -> Result:
     """Report the number of cores, and the number that this process may use."""
     quota = cpu_quota()
@@ -272,7 +285,7 @@ def check_malloc() -> Result:
     return Result("malloc", OK, text)
 
 
-OF_THEANO = (check_numpy, check_modules, check_compiler, check_cache, check_theano)
+OF_THEANO = (check_numpy, check_modules, check_repairs, check_compiler, check_cache, check_theano)
 OF_PYTENSOR = (
     doctor_pytensor.check_numpy,
     check_modules,

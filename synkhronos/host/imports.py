@@ -1,47 +1,109 @@
-"""Modules of Theano that this package provides.
+"""Loading Theano, Lasagne and Keras with the repairs that this version of Python and NumPy needs.
 
-They are loaded only when something imports them, by the names that they have in Theano:
+They were written for older versions, and use names that have since been removed. `Finder` provides the
+modules in ``repairs.MODULES``, under the names that they have in Theano, and loads the modules in
+``repairs.REPAIRS`` with the parts of their source code replaced that no longer work. Nothing else
+changes: neither their files, nor NumPy or Python as a script sees them.
 
-``theano.tensor.signal.downsample``
-    Theano 1.0 no longer has it, but Lasagne 0.1 imports it.
-``theano.scan_module.scan_perform_ext``
-    On Python 3.11 Theano's own does not compile.
-
-Nothing here imports Theano. This file imports nothing of this package either, because ``startup`` runs
-it in processes that do not import the package.
+Nothing here imports Theano. This file and ``repairs`` import nothing of this package either, because
+``startup`` runs them in processes that do not import the package.
 """
 
 import os
+import runpy
 import sys
-from importlib.machinery import ModuleSpec
+import zlib
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
-from typing import Any, Dict, Mapping, Optional
+from typing import Any, Callable, Dict, Mapping, NamedTuple, Optional
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 _STARTUP = _PACKAGE / "startup"
-_ENGINES = _PACKAGE / "engines"
+_PACKAGES = ("theano", "lasagne", "keras", "keras_preprocessing")
 
-#: The file that is loaded for each name
-FILES = {"theano.tensor.signal.downsample": _ENGINES / "theano_downsample.py"}
-if sys.version_info >= (3, 11):
-    FILES["theano.scan_module.scan_perform_ext"] = _ENGINES / "theano_scan.py"
+
+class _Needed(NamedTuple):
+    """What these versions of Python and NumPy need: the rows, and what they say by module."""
+
+    rows: list
+    files: Dict[str, Path]
+    repairs: Dict[str, list]
 
 
 class Finder:
-    """Finds the modules in `FILES`, before Python looks for them in Theano's folder."""
+    """Finds the modules in ``repairs``, before Python looks for them."""
 
-    @staticmethod
-    def find_spec(name: str, path: Any = None, target: Any = None) -> Optional[ModuleSpec]:
+    _needed: Optional[_Needed] = None
+
+    @classmethod
+    def find_spec(cls, name: str, path: Any = None, target: Any = None) -> Optional[ModuleSpec]:
         """Return where to load a module from; None for all other modules. Python calls this."""
-        if name not in FILES:
+        if name.partition(".")[0] not in _PACKAGES:
             return None
-        from importlib.util import spec_from_file_location  # takes a millisecond, so not at the start
+        needed = cls.needed()
+        if name in needed.files:
+            from importlib.util import spec_from_file_location  # takes a millisecond
 
-        return spec_from_file_location(name, FILES[name])
+            return spec_from_file_location(name, needed.files[name])
+        if name in needed.repairs:
+            spec = PathFinder.find_spec(name, path, target)
+            if spec is not None and type(spec.loader) is SourceFileLoader:
+                spec.loader = RepairingLoader(name, spec.loader.path, needed.repairs[name])
+            return spec
+        return None
+
+    @classmethod
+    def needed(cls) -> _Needed:
+        """Return what is needed here. The version of NumPy is looked up when it is first asked for."""
+        if cls._needed is None:
+            table = runpy.run_path(str(Path(__file__).with_name("repairs.py")))
+            needed = _Needed(table["needed_here"](), {}, {})
+            for row in needed.rows:
+                if hasattr(row, "file"):
+                    needed.files[row.name] = _PACKAGE / row.file
+                else:
+                    for module in row.names():
+                        needed.repairs.setdefault(module, []).append(row)
+            cls._needed = needed
+        return cls._needed
+
+
+class RepairingLoader(SourceFileLoader):
+    """Loads a module with its repairs.
+
+    Its bytecode is in a file of its own, whose name depends on the repairs, so that a Python without
+    them does not find it.
+    """
+
+    def __init__(self, name: str, path: str, repairs: list) -> None:
+        super().__init__(name, path)
+        self._repair: Callable[[str], str] = lambda text: repaired(text, repairs)
+        self._digest = f"{zlib.crc32(repr([tuple(one) for one in repairs]).encode()):08x}"
+
+    def get_data(self, path: str) -> bytes:
+        """Return the source code with its repairs, or the bytecode."""
+        if path == self.path:
+            return self._repair(super().get_data(path).decode()).encode()
+        return super().get_data(self._own(path))
+
+    def set_data(self, path: str, data: bytes, **options: Any) -> None:
+        """Write the bytecode."""
+        super().set_data(self._own(path), data, **options)
+
+    def _own(self, path):
+        stem, extension = os.path.splitext(path)
+        return f"{stem}.repaired-{self._digest}{extension}"
+
+
+def repaired(text: str, repairs: list) -> str:
+    """Return source code with its repairs. One whose text is not there is left out."""
+    for one in repairs:
+        text = text.replace(one.old, one.new)
+    return text
 
 
 def provide() -> None:
-    """Let Python find the modules in `FILES`. Calling it again changes nothing."""
+    """Let Python find the modules in ``repairs``. Calling it again changes nothing."""
     if Finder not in sys.meta_path:
         sys.meta_path.insert(0, Finder)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import collections
-import collections.abc
 import functools
 import importlib
 import os
@@ -12,11 +10,9 @@ from typing import Any, Mapping
 
 import numpy
 
-import synkhronos  # noqa: F401  # has Theano find a BLAS, before Keras imports Theano
+import synkhronos  # noqa: F401  # has Theano find a BLAS, and repairs Keras
 
-#: The names that Keras imports from `collections`, which had them until Python 3.9.
-_ALIASES = ("Container", "Iterable", "Mapping", "Sequence")
-_REMEDY = "install it by: pip install keras==2.3.1"
+_REMEDY = "install it by: python -m synkhronos install keras"
 
 
 def import_keras() -> ModuleType:
@@ -27,9 +23,6 @@ def import_keras() -> ModuleType:
     ImportError
         If Keras is not installed, is another version, or uses another back end than Theano.
     """
-    for name in _ALIASES:
-        if not hasattr(collections, name):
-            setattr(collections, name, getattr(collections.abc, name))
     chosen = os.environ.setdefault("KERAS_BACKEND", "theano")
     if chosen != "theano":
         raise ImportError(

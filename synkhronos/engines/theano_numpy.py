@@ -1,0 +1,81 @@
+"""What the repairs of Theano for NumPy 1.24 and newer call; see ``host/repairs``.
+
+Python loads it as the module ``theano.compat.numpy_1_24``. It imports nothing of Theano, whose first
+modules need it.
+"""
+
+import numpy as np
+
+_SINCE_2 = """
+// Descriptors have public fields again, if the code need not work with NumPy 1.
+#ifndef NPY_TARGET_VERSION
+#define NPY_TARGET_VERSION 0x00000012
+#endif
+#include <Python.h>
+#include <numpy/npy_common.h>
+// Complex numbers have two fields, as in NumPy 1.
+struct theano_npy_complex64 { npy_float32 real, imag; };
+struct theano_npy_complex128 { npy_float64 real, imag; };
+#define npy_complex64 theano_npy_complex64
+#define npy_complex128 theano_npy_complex128
+"""
+_SINCE_1_24 = """
+#include <Python.h>
+#ifndef NPY_PY3K
+#define NPY_PY3K 1
+#endif
+#ifndef PyInt_Check
+#define PyInt_Check PyLong_Check
+#endif
+#ifndef PyInt_AsLong
+#define PyInt_AsLong PyLong_AsLong
+#endif
+#ifndef PyInt_AS_LONG
+#define PyInt_AS_LONG PyLong_AsLong
+#endif
+#ifndef PyInt_FromLong
+#define PyInt_FromLong PyLong_FromLong
+#endif
+#ifndef PyNumber_Int
+#define PyNumber_Int PyNumber_Long
+#endif
+#ifndef PyString_Check
+#define PyString_Check PyUnicode_Check
+#endif
+#ifndef PyString_FromString
+#define PyString_FromString PyUnicode_FromString
+#endif
+#ifndef PyString_AsString
+#define PyString_AsString PyUnicode_AsUTF8
+#endif
+"""
+
+IS_2 = np.lib.NumpyVersion(np.__version__) >= "2.0.0"
+
+#: What all C code begins with
+PREAMBLE = (_SINCE_2 if IS_2 else "") + _SINCE_1_24
+
+
+def dtype_of(one):
+    """Return a dtype, from a description of it or an object that has one, such as a variable."""
+    name = getattr(one, "dtype", None)
+    return np.dtype(name if isinstance(name, str) else one)
+
+
+def asarray(value, dtype, order=None):
+    """Return an array of a dtype. Integers that do not fit it wrap, as they did up to NumPy 1.23."""
+    try:
+        return np.asarray(value, dtype=dtype, order=order)
+    except OverflowError:
+        return np.asarray(value).astype(dtype, order="K" if order is None else order)
+
+
+def unique(array, **options):
+    """Do the same as `numpy.unique`, with a vector as the inverse, as up to NumPy 1."""
+    found = np.unique(array, **options)
+    if not options.get("return_inverse"):
+        return found
+    found = list(found)
+    place = 1 + bool(options.get("return_index"))
+    found[place] = found[place].reshape(-1)
+    return found
