@@ -114,11 +114,13 @@ CAST = _Cast()
 
 
 def find_common_type(array_types, scalar_types):
-    """Return what ``numpy.find_common_type`` returned for arrays alone."""
+    """Return what ``numpy.find_common_type`` returned: scalars count if they are of a higher kind."""
     import numpy
 
-    assert not scalar_types
-    return numpy.result_type(*array_types)
+    array, scalar = numpy.result_type(*array_types), numpy.result_type(*scalar_types)
+    kinds = "buifc"
+    is_higher = kinds.index(scalar.kind) > kinds.index(array.kind)
+    return numpy.result_type(array, scalar) if is_higher else array
 
 
 class dec:  # noqa: N801  # the name that it had in numpy.testing

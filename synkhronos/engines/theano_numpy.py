@@ -21,6 +21,10 @@ struct theano_npy_complex128 { npy_float64 real, imag; };
 """
 _SINCE_1_24 = """
 #include <Python.h>
+// Some versions define a part of the following in this header.
+#if __has_include(<numpy/npy_3kcompat.h>)
+#include <numpy/npy_3kcompat.h>
+#endif
 #ifndef NPY_PY3K
 #define NPY_PY3K 1
 #endif

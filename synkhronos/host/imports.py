@@ -12,6 +12,7 @@ Nothing here imports Theano. This file and ``repairs`` import nothing of this pa
 import os
 import runpy
 import sys
+import warnings
 import zlib
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
@@ -40,7 +41,10 @@ class Finder:
         """Return where to load a module from; None for all other modules. Python calls this."""
         if name.partition(".")[0] not in _PACKAGES:
             return None
-        needed = cls.needed()
+        try:
+            needed = cls.needed()
+        except ImportError:  # without NumPy none of them works; whoever imports them says so
+            return None
         if name in needed.files:
             from importlib.util import spec_from_file_location  # takes a millisecond
 
@@ -89,6 +93,12 @@ class RepairingLoader(SourceFileLoader):
     def set_data(self, path: str, data: bytes, **options: Any) -> None:
         """Write the bytecode."""
         super().set_data(self._own(path), data, **options)
+
+    def source_to_code(self, data: Any, path: Any, **options: Any) -> Any:
+        """Compile the source code. What Python warns of in it concerns no user."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return super().source_to_code(data, path, **options)
 
     def _own(self, path):
         stem, extension = os.path.splitext(path)

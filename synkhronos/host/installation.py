@@ -19,11 +19,10 @@ from typing import Dict, Iterable, List, NamedTuple, Optional, Sequence
 from synkhronos.host import environment
 
 NAMES = ("theano", "lasagne", "keras")
-#: What is installed from wheels. Lasagne 0.1 imports pkg_resources, which setuptools 82 no longer has;
-#: on Python 3.12 and newer ``repairs`` replaces it.
-WHEELS = {
+#: What is installed from wheels
+WHEELS: Dict[str, Sequence[str]] = {
     "theano": ("numpy>=1.23,<3", "scipy>=1.9", "six", "cloudpickle", "psutil", "threadpoolctl"),
-    "lasagne": ('setuptools<82; python_version < "3.12"',),
+    "lasagne": (),
     "keras": ("Keras==2.3.1", "h5py", "pyyaml"),
 }
 #: What is built from source archives: the name and the version

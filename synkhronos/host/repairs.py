@@ -133,7 +133,7 @@ REPAIRS = (
             '__version__ = importlib.metadata.version("Lasagne")\n'
             "del importlib\n",
         ),
-        python=(3, 12),
+        python=(3, 8),
     ),
     *_in(
         "keras.callbacks.callbacks",
@@ -218,6 +218,7 @@ REPAIRS = (
             "isinstance(x, np.complex) or isinstance(y, np.complex)",
             "isinstance(x, type(0j)) or isinstance(y, type(0j))",
         ),
+        ("self.ctor = getattr(np, o_type.dtype)", "self.ctor = np.dtype(o_type.dtype).type"),
         numpy=(1, 24),
     ),
     *_in("theano.tensor.basic", _NO_NAME, ("np.complex(data)", "type(0j)(data)"), numpy=(1, 24)),
@@ -296,6 +297,15 @@ REPAIRS = (
         (
             "dtype = np.dtype(dtype)  # Convert",
             f"{_USE_FUNCTIONS}dtype = numpy_1_24.dtype_of(dtype)  # Convert",
+        ),
+        numpy=(2, 0),
+    ),
+    *_in(
+        "theano.scalar.basic",
+        "an object whose dtype is a name is no dtype",
+        (
+            "return np.zeros((), dtype=dt)",
+            f"{_USE_FUNCTIONS}return np.zeros((), numpy_1_24.dtype_of(dt))",
         ),
         numpy=(2, 0),
     ),
