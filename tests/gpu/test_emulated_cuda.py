@@ -10,6 +10,8 @@ import pytest
 from namespaces import Machines, why_no_mpi
 from processes import FOLDER, MODULES, Programs
 
+from synkhronos.host import libraries
+
 from .emulator import fixture_emulator  # noqa: F401
 from .graphs import CHECKS
 from .test_cuda import ASK_FOR_NCCL, PROGRAMS
@@ -18,6 +20,9 @@ from .test_gpu_communicators import NAMES
 COMMAND_LINE = FOLDER / "programs" / "command_line.py"
 GRAPH_CHECKS = [one.__name__ for one in CHECKS]
 pygpu = pytest.importorskip("pygpu")
+without_nvidia = pytest.mark.skipif(
+    bool(libraries.find()), reason="NVIDIA's libraries are here, and the test is about their absence"
+)
 REFUSAL = "collectives use shared memory, not NCCL: rank 0: ncclCommInitRank: invalid usage"
 
 
@@ -128,6 +133,7 @@ def test_ranks_that_nccl_does_not_join_go_over_the_cpu_and_one_line_says_why(run
     assert [line for line in done.stderr.splitlines() if "not NCCL" in line] == [REFUSAL]
 
 
+@without_nvidia
 def test_a_machine_without_nccl_goes_over_the_cpu_and_one_line_says_why(run, emulator, tmp_path):
     folder = emulator.put(tmp_path / "no-nccl", "libcuda.so", "libnvrtc.so", "libcublas.so")
     done = run(ASK_FOR_NCCL, "cuda0", "cuda1", LD_LIBRARY_PATH=str(folder))
@@ -153,6 +159,7 @@ def test_memory_of_devices_does_not_grow_with_calls(run):
     assert done.stdout == ""
 
 
+@without_nvidia
 def test_a_script_with_bare_names_missing_runs_by_the_command_and_the_doctor_says_so(
     run, emulator, tmp_path
 ):
