@@ -54,7 +54,7 @@ def precompile_headers():
         return
     includes = [f"-I{folder}" for folder in std_include_dirs()]
     command = [config.cxx, *GCC_compiler.compile_args(), "-fvisibility=hidden", *includes]
-    text = EXPORT + "".join(f"#include <{name}>\n" for name in HEADERS)
+    text = EXPORT + _preamble() + "".join(f"#include <{name}>\n" for name in HEADERS)
     name = hashlib.sha256(" ".join([*command, text]).encode()).hexdigest()[:16]
     header = Path(config.base_compiledir, f"tests-headers-{name}", "headers.h")
     compiled = header.with_suffix(".h.gch")
@@ -66,3 +66,12 @@ def precompile_headers():
         new.replace(compiled)
     config.gcc.cxxflags += f" -include {header}"
     set_flags(f"gcc.cxxflags={config.gcc.cxxflags}")
+
+
+def _preamble():
+    """Return what all C code begins with, which has to come before NumPy's headers."""
+    try:
+        from theano.compat.numpy_1_24 import PREAMBLE
+    except ImportError:  # this version of NumPy needs none
+        return ""
+    return PREAMBLE

@@ -56,8 +56,10 @@ _SINCE_1_24 = """
 
 IS_2 = np.lib.NumpyVersion(np.__version__) >= "2.0.0"
 
+_ONCE = "#ifndef THEANO_FOR_THIS_NUMPY\n#define THEANO_FOR_THIS_NUMPY\n{}#endif\n"
+
 #: What all C code begins with
-PREAMBLE = (_SINCE_2 if IS_2 else "") + _SINCE_1_24
+PREAMBLE = _ONCE.format((_SINCE_2 if IS_2 else "") + _SINCE_1_24)
 
 
 def dtype_of(one):
