@@ -293,6 +293,13 @@ REPAIRS = (
         numpy=(2, 0),
     ),
     *_in(
+        "theano.sandbox.rng_mrg",
+        "numbers of Python must fit the dtype that they are combined with",
+        ("mask = 0xffffffff", "mask = np.int64(0xffffffff)"),
+        ("mask = 0x7fff", "mask = np.int64(0x7fff)"),
+        numpy=(2, 0),
+    ),
+    *_in(
         "theano.misc.safe_asarray",
         "an object whose dtype is a name is no dtype",
         (
