@@ -14,6 +14,8 @@ import compiler
 
 compiler.set_flags(compiler.FLAGS)
 os.environ.setdefault("SYNKHRONOS_PROGRESS", "0")  # what takes long depends on the machine
+# Theano imports mpi4py. Some MPIs then load UCX, which writes to stderr when a process crashes.
+os.environ.setdefault("UCX_ERROR_SIGNALS", "")
 
 from processes import (  # noqa: F401
     demo_programs,

@@ -68,7 +68,7 @@ def test_these_versions_of_pytensor_are_accepted(version):
 def test_the_requirement_of_pytensor_is_the_version_that_is_checked():
     requirement = (ROOT / "requirements" / "pytensor.in").read_text()
     oldest = ".".join(map(str, pytensor_environment.VERSIONS[0]))
-    complaints = pytensor_environment.version_complaint("2.0"), theano_python_complaint((3, 13))
+    complaints = pytensor_environment.version_complaint("2.0"), theano_python_complaint((3, 15))
     for text in (requirement, *complaints):
         assert f"pytensor>={oldest},<4" in text
 
