@@ -69,11 +69,49 @@ def dtype_of(one):
 
 
 def asarray(value, dtype, order=None):
-    """Return an array of a dtype. Integers that do not fit it wrap, as they did up to NumPy 1.23."""
+    """Return an array of a dtype. Integers that do not fit it wrap, as they did with NumPy 1."""
     try:
         return np.asarray(value, dtype=dtype, order=order)
     except OverflowError:
-        return np.asarray(value).astype(dtype, order="K" if order is None else order)
+        dtype, objects = np.dtype(dtype), np.asarray(value, dtype=object)
+        # Up to there NumPy 1 converted numbers of Python.
+        least, most = -(2**63), 2**64 if dtype in ("uint32", "uint64") else 2**63
+        if dtype.kind not in "iu" or not all(
+            isinstance(one, (int, np.integer)) and least <= one < most for one in objects.flat
+        ):
+            raise
+        kept = 2 ** (8 * dtype.itemsize) - 1
+        unsigned = np.array([int(one) & kept for one in objects.flat], f"u{dtype.itemsize}")
+        return np.asarray(unsigned.reshape(objects.shape).view(dtype), order=order)
+
+
+def number(constructor, value):
+    """Return a number of a type of NumPy. An integer that does not fit it wraps."""
+    try:
+        return constructor(value)
+    except OverflowError:
+        return asarray(value, constructor)[()]
+
+
+def added(array, increment):
+    """Return an increment with which ``array += increment`` has the dtype that it had with NumPy 1.
+
+    There, the dtype of a 0-d array did not count among arrays.
+    """
+    if increment.ndim:
+        return increment
+    if array.dtype.kind in "iu" and increment.dtype.kind in "iu":
+        fits = array.dtype.kind == "u" and increment >= 0
+        return increment.astype(array.dtype) if fits else increment
+    return increment.item()
+
+
+def arange(start, stop, step, dtype):
+    """Return a range of numbers. Those that do not fit the dtype wrap."""
+    try:
+        return np.arange(start, stop, step, dtype=dtype)
+    except OverflowError:
+        return np.arange(start, stop, step).astype(dtype)
 
 
 def unique(array, **options):

@@ -78,7 +78,10 @@ _RENAMED = "the module was renamed"
 _NO_NAME = "NumPy no longer has the name"
 _HEADERS = "NumPy's headers have changed"
 _WRAPS = "integers that do not fit a dtype are an error, and used to wrap"
-_USE_FUNCTIONS = "from theano.compat import numpy_1_24; "
+_LISTS = "a list as an index is one array, and used to be an index for each axis"
+_PROMOTION = "dtypes no longer depend on values, and numbers of Python count as imprecise"
+_NO_DTYPE = "an object whose dtype is a name is no dtype"
+_USE = "from theano.compat import numpy_1_24; "
 
 REPAIRS = (
     # Modules and names of Python
@@ -192,7 +195,7 @@ REPAIRS = (
         _HEADERS,
         (
             "            cppfile.write(src_code)\n",
-            f"            {_USE_FUNCTIONS}cppfile.write(numpy_1_24.PREAMBLE + src_code)\n",
+            f"            {_USE}cppfile.write(numpy_1_24.PREAMBLE + src_code)\n",
         ),
         numpy=(1, 24),
     ),
@@ -207,6 +210,15 @@ REPAIRS = (
         "theano.tensor.nnet.conv",
         _HEADERS,
         ("['<numpy/noprefix.h>', '<iostream>', '<sstream>']", "['<iostream>', '<sstream>']"),
+        numpy=(2, 0),
+    ),
+    *_in(
+        "theano.scalar.basic",
+        _HEADERS,
+        (
+            "PyArrayScalar_ASSIGN(py_%(name)s, %(cls)s, %(name)s);",
+            "memcpy(&PyArrayScalar_VAL(py_%(name)s, %(cls)s), &%(name)s, sizeof(%(name)s));",
+        ),
         numpy=(2, 0),
     ),
     # Names of NumPy
@@ -253,13 +265,51 @@ REPAIRS = (
     *_in("keras.callbacks.callbacks", _NO_NAME, ("np.Inf", "np.inf"), numpy=(2, 0)),
     *_in("keras.utils.io_utils", _NO_NAME, ("np.string_", "np.bytes_"), numpy=(2, 0)),
     *_in("keras_preprocessing.sequence", _NO_NAME, ("np.unicode_", "np.str_"), numpy=(2, 0)),
-    # Values
+    # Names of SciPy
+    *_in(
+        "theano.tensor.nnet.conv theano.tensor.nnet.abstract_conv",
+        "SciPy's modules are private",
+        ("from scipy.signal.signaltools import", "from scipy.signal._signaltools import"),
+        ("from scipy.signal.sigtools import", "from scipy.signal._sigtools import"),
+        numpy=(1, 23),
+    ),
+    # Lists as indices
+    *_in(
+        "theano.tensor.sort",
+        _LISTS,
+        (
+            "    idx[axis] = (slice(-k, None) if k > 0 else slice(-k))\n",
+            "    idx[axis] = (slice(-k, None) if k > 0 else slice(-k)); idx = tuple(idx)\n",
+        ),
+        numpy=(1, 23),
+    ),
+    *_in(
+        "theano.tensor.signal.pool",
+        _LISTS,
+        (
+            "yk[[region_slices[i][r[i]] for i in xrange(nd)]]",
+            "yk[tuple([region_slices[i][r[i]] for i in xrange(nd)])]",
+        ),
+        ("gxk[region_slice] += val", "gxk[tuple(region_slice)] += val"),
+        numpy=(1, 23),
+    ),
+    # Integers that do not fit
     *_in(
         "theano.misc.safe_asarray",
         _WRAPS,
         (
             "rval = np.asarray(a, dtype=dtype, order=order)",
-            f"{_USE_FUNCTIONS}rval = numpy_1_24.asarray(a, dtype, order)",
+            f"{_USE}rval = numpy_1_24.asarray(a, dtype, order)",
+        ),
+        numpy=(1, 24),
+    ),
+    *_in(
+        "theano.scalar.basic",
+        _WRAPS,
+        ("return self.ctor(input)\n", f"{_USE}return numpy_1_24.number(self.ctor, input)\n"),
+        (
+            "converted_data = py_type(data)\n",
+            f"{_USE}converted_data = numpy_1_24.number(py_type, data)\n",
         ),
         numpy=(1, 24),
     ),
@@ -269,6 +319,14 @@ REPAIRS = (
         (
             "variable.fill(self.scalar_op.identity)",
             "variable.fill(np.asarray(self.scalar_op.identity).astype(acc_dtype))",
+        ),
+        (
+            "    variable = np.asarray(variable, dtype=nout.dtype)\n",
+            f"    {_USE}variable = numpy_1_24.asarray(variable, nout.dtype)\n",
+        ),
+        (
+            "    variable = np.asarray(variable, nout.dtype)\n",
+            f"    {_USE}variable = numpy_1_24.asarray(variable, nout.dtype)\n",
         ),
         numpy=(1, 24),
     ),
@@ -286,53 +344,104 @@ REPAIRS = (
         numpy=(1, 24),
     ),
     *_in(
+        "theano.tensor.basic",
+        _WRAPS,
+        (
+            "out[0] = np.arange(start, stop, step, dtype=self.dtype)\n",
+            f"{_USE}out[0] = numpy_1_24.arange(start, stop, step, self.dtype)\n",
+        ),
+        numpy=(1, 24),
+    ),
+    # Promotion: with NumPy 2 values no longer count, and numbers of Python are of any precision.
+    *_in(
         "theano.scalar.basic",
-        "numbers of Python no longer count as double precision",
-        ("return np.float32(1.0) / x\n", "return np.float32(1.0) / np.asarray(x)[()]\n"),
+        _PROMOTION,
         ("if np.all(x == x_):", "if np.all(np.asarray(x) == x_):"),
+        (
+            "data == converted_data):\n                return py_type(data)\n",
+            "np.asarray(data) == converted_data):\n                return converted_data\n",
+        ),
+        ("return np.float32(1.0) / x\n", "return np.float32(1.0) / np.asarray(x)[()]\n"),
+        (
+            "return sum(inputs)\n",
+            "return sum(inputs, np.int64(0) if inputs and isinstance(inputs[0], np.generic) else 0)\n",
+        ),
+        ("return np.angle(x)\n", "return np.angle(x if np.iscomplexobj(x) else np.float64(x))\n"),
+        ("return np.floor(a + 0.5)\n", "return np.floor(a + np.float64(0.5))\n"),
+        ("return np.ceil(a - 0.5)\n", "return np.ceil(a - np.float64(0.5))\n"),
+        numpy=(2, 0),
+    ),
+    *_in(
+        "theano.tensor.nnet.sigm",
+        _PROMOTION,
+        ("1.0 / (1.0 + np.exp(-x", "1.0 / (np.float64(1.0) + np.exp(-x"),
+        ("        x = 0.5 * x\n", "        x = np.float64(0.5) * x\n"),
+        numpy=(2, 0),
+    ),
+    *_in(
+        "theano.tensor.nnet.bn",
+        _PROMOTION,
+        (
+            "inputs[:5]\n        axes = self.axes\n",
+            "inputs[:5]\n        axes = self.axes; epsilon = epsilon.item(); "
+            "running_average_factor = running_average_factor.item()\n",
+        ),
+        (
+            "np.sqrt(estimated_variance + epsilon)) + bias\n        output_storage",
+            "np.sqrt(estimated_variance + epsilon.item())) + bias\n        output_storage",
+        ),
         numpy=(2, 0),
     ),
     *_in(
         "theano.sandbox.rng_mrg",
-        "numbers of Python must fit the dtype that they are combined with",
+        _PROMOTION,
         ("mask = 0xffffffff", "mask = np.int64(0xffffffff)"),
         ("mask = 0x7fff", "mask = np.int64(0x7fff)"),
         numpy=(2, 0),
     ),
     *_in(
-        "theano.misc.safe_asarray",
-        "an object whose dtype is a name is no dtype",
+        "theano.tensor.subtensor",
+        _PROMOTION,
+        ("    sub_x += y\n", f"    {_USE}sub_x += numpy_1_24.added(sub_x, y)\n"),
         (
-            "dtype = np.dtype(dtype)  # Convert",
-            f"{_USE_FUNCTIONS}dtype = numpy_1_24.dtype_of(dtype)  # Convert",
+            "x.__setitem__(cdata, sub_x + y)\n",
+            "x.__setitem__(cdata, np.asarray(sub_x + y).astype(x.dtype))\n",
         ),
+        numpy=(2, 0),
+    ),
+    # Other results and arguments of NumPy's functions
+    *_in(
+        "theano.scalar.basic",
+        "roundings of integers are integers",
+        ("return np.ceil(x)\n", "return np.ceil(x) * np.float16(1)\n"),
+        ("return np.floor(x)\n", "return np.floor(x) * np.float16(1)\n"),
+        ("return np.trunc(x)\n", "return np.trunc(x) * np.float16(1)\n"),
+        numpy=(2, 0),
+    ),
+    *_in(
+        "theano.scalar.basic theano.tensor.nnet.sigm",
+        "a signature has a type for each operand",
+        (", sig='f')", ", dtype='f')"),
         numpy=(2, 0),
     ),
     *_in(
         "theano.scalar.basic",
-        "an object whose dtype is a name is no dtype",
-        (
-            "return np.zeros((), dtype=dt)",
-            f"{_USE_FUNCTIONS}return np.zeros((), numpy_1_24.dtype_of(dt))",
-        ),
+        _NO_DTYPE,
+        ("return np.zeros((), dtype=dt)", f"{_USE}return np.zeros((), numpy_1_24.dtype_of(dt))"),
+        ("gz * np.asarray(np.pi / 180, gz.type),", "gz * np.asarray(np.pi / 180, gz.type.dtype),"),
+        ("gz * np.asarray(180. / np.pi, gz.type),", "gz * np.asarray(180. / np.pi, gz.type.dtype),"),
         numpy=(2, 0),
     ),
     *_in(
-        "theano.tensor.sort",
-        "a list as an index is one array, and used to be an index for each axis",
-        (
-            "    idx[axis] = (slice(-k, None) if k > 0 else slice(-k))\n",
-            "    idx[axis] = (slice(-k, None) if k > 0 else slice(-k)); idx = tuple(idx)\n",
-        ),
-        numpy=(1, 23),
+        "theano.misc.safe_asarray",
+        _NO_DTYPE,
+        ("dtype = np.dtype(dtype)  # Convert", f"{_USE}dtype = numpy_1_24.dtype_of(dtype)  # Convert"),
+        numpy=(2, 0),
     ),
     *_in(
         "theano.tensor.extra_ops",
         "the inverse of unique has another shape",
-        (
-            "outs = np.unique(x, **param)",
-            f"{_USE_FUNCTIONS}outs = numpy_1_24.unique(x, **param)",
-        ),
+        ("outs = np.unique(x, **param)", f"{_USE}outs = numpy_1_24.unique(x, **param)"),
         numpy=(2, 0),
     ),
 )
