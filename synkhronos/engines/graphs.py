@@ -19,7 +19,7 @@ from synkhronos.engines.order import (
     takes_from_master,
     takes_peers,
 )
-from synkhronos.engines.pickles import GraphPickler, GraphUnpickler, MainNames, with_deep_stack
+from synkhronos.engines.pickles import GraphUnpickler, MainNames, dump, with_deep_stack
 from synkhronos.engines.windows import cut_windows
 from synkhronos.host import compiler
 
@@ -149,7 +149,7 @@ class GraphEngine(Engine):
             self.enter_thread()
             buffer = io.BytesIO()
             self.dump_code(buffer)
-            self.pickler(buffer, known).dump(objects)
+            dump(lambda kind: self.pickler(kind, buffer, known), buffer, objects)
             return buffer.getbuffer()
 
         return with_deep_stack(work)
@@ -163,9 +163,9 @@ class GraphEngine(Engine):
 
         return with_deep_stack(work)
 
-    def pickler(self, buffer, known):
-        """Return a pickler of functions for ranks with the shared variables in `known`."""
-        return GraphPickler(buffer, known, self.reducers, self._main, self.make_function)
+    def pickler(self, kind, buffer, known):
+        """Return a pickler of functions, of a class, for ranks with the shared variables in `known`."""
+        return kind(buffer, known, self.reducers, self._main, self.make_function)
 
     @staticmethod
     @abstractmethod

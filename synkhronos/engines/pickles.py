@@ -54,8 +54,8 @@ class MainNames:
         return found is item
 
 
-class GraphPickler(cloudpickle.Pickler):
-    """Pickles compiled functions.
+class _OfGraphs:
+    """What distinguishes the picklers of compiled functions from their base class.
 
     Parameters
     ----------
@@ -93,6 +93,57 @@ class GraphPickler(cloudpickle.Pickler):
         if item.__module__ == "__main__" and item in self._main:
             return NotImplemented  # by name
         return super().reducer_override(item)
+
+
+class _PythonPickler(pickle._Pickler):  # type: ignore[name-defined]
+    """cloudpickle's pickler on Python's own code, which recurses without the C stack."""
+
+    def __init__(self, file, protocol):
+        super().__init__(file, protocol)
+        self.globals_ref = {}
+
+        def save_reduce(func, args, *others, obj=None):
+            return pickle._Pickler.save_reduce(self, func, args, *others, obj=obj)
+
+        # Python calls a function with *args without the C stack, but not a method.
+        self.save_reduce = save_reduce
+
+    reducer_override = cloudpickle.Pickler.reducer_override
+    _function_reduce = cloudpickle.Pickler._function_reduce
+    _function_getnewargs = cloudpickle.Pickler._function_getnewargs
+    _dynamic_function_reduce = cloudpickle.Pickler._dynamic_function_reduce
+
+
+class GraphPickler(_OfGraphs, cloudpickle.Pickler):
+    """Pickles compiled functions."""
+
+
+class DeepGraphPickler(_OfGraphs, _PythonPickler):
+    """Pickles compiled functions whose graphs are too deep for `GraphPickler`. It is slow.
+
+    The limit of recursions in C is fixed in Python 3.12 and 3.13.
+    """
+
+
+def dump(make_pickler, buffer, objects):
+    """Pickle objects into a buffer, also deep graphs.
+
+    Parameters
+    ----------
+    make_pickler : function
+        ``make_pickler(kind)`` returns a pickler of the class `kind` for the buffer.
+    buffer : io.BytesIO
+    objects : object
+    """
+    start = buffer.tell()
+    try:
+        make_pickler(GraphPickler).dump(objects)
+    except (RecursionError, pickle.PicklingError) as error:
+        if not isinstance(error, RecursionError) and not isinstance(error.__cause__, RecursionError):
+            raise
+        buffer.seek(start)
+        buffer.truncate()
+        make_pickler(DeepGraphPickler).dump(objects)
 
 
 class GraphUnpickler(pickle.Unpickler):

@@ -15,6 +15,7 @@ from theano.tensor.shared_randomstreams import RandomStreams
 from synkhronos._errors import SynkhronosError
 from synkhronos.arithmetic.streams import jump_mrg
 from synkhronos.engines.graphs import GraphEngine
+from synkhronos.engines.pickles import GraphPickler
 from synkhronos.engines.theano_direct import DirectCall
 from synkhronos.engines.theano_modules import ModuleLog, add_modules, make_cacheable
 from synkhronos.host import compile_cache
@@ -57,7 +58,7 @@ class TheanoEngine(GraphEngine):
         for item in self._modules.unknown().items():
             buffer = io.BytesIO()
             try:
-                self.pickler(buffer, {}).dump(item)
+                self.pickler(GraphPickler, buffer, {}).dump(item)
             except Exception:  # any exception that an operation raises; its function will report it
                 continue
             pickled.append(buffer.getvalue())

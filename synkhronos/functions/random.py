@@ -56,7 +56,7 @@ def reseed(streams: Any, seed: int | None = None) -> None:
     >>> draw = synk.function([], (streams.uniform((2,)), "gather"))
     >>> first = draw()
     >>> synk.reseed(streams, 1)
-    >>> (draw() == first).all()
+    >>> bool((draw() == first).all())
     True
     >>> synk.close()
     """
