@@ -26,7 +26,7 @@ class InThisProcess:
         return self._turn(*arguments)
 
     def blas(self):
-        return []
+        return "none"
 
     def close(self):
         assert next(self._steps, None) is None

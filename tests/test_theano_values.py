@@ -81,3 +81,13 @@ def test_only_floating_point_numbers_may_differ_by_rounding():
         encode(np.array([np.nan, np.inf, 0.0])), encode(np.array([np.nan, np.inf, -0.0])), "unary"
     )
     assert not same(encode(np.float64(np.nan)), encode(np.float64(np.inf)), "unary")
+
+
+def test_a_draw_without_an_update_leaves_the_state_of_the_stream():
+    """A shallow copy of a generator shares its state since NumPy 2."""
+    import theano
+    from theano.tensor.shared_randomstreams import RandomStreams
+
+    draw = RandomStreams(1).uniform(())
+    f = theano.function([], draw, no_default_updates=True)
+    assert f() == f()

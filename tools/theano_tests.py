@@ -88,6 +88,8 @@ REPAIRS = (
         "            x[idx] += a\n", "            x[tuple(idx) if type(idx) is list else idx] += a\n"
     ),
     Repair("x[[slice(1, -1)] * x.ndim])", "x[tuple([slice(1, -1)] * x.ndim)])"),
+    Repair("patch = padded_input[l][region]", "patch = padded_input[l][tuple(region)]"),
+    Repair("patch = input[l][region]", "patch = input[l][tuple(region)]"),
     Repair("np.product(", "np.prod("),
     Repair("np.float(", "float("),
     Repair("np.float)", "float)"),

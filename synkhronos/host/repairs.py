@@ -411,6 +411,27 @@ REPAIRS = (
     ),
     # Other results and arguments of NumPy's functions
     *_in(
+        "theano.tensor.raw_random",
+        "copies of random generators share their state",
+        ("from copy import copy\n", "from copy import deepcopy as copy\n"),
+        numpy=(2, 0),
+    ),
+    *_in(
+        "theano.compile.function_module",
+        "copies of random generators share their state",
+        ("storage[0] = copy.copy(\n", "storage[0] = copy.deepcopy(\n"),
+        numpy=(2, 0),
+    ),
+    *_in(
+        "theano.gof.link",
+        "copies of random generators share their state",
+        (
+            "input2.storage[0] = copy(input1.storage[0])",
+            "input2.storage[0] = deepcopy(input1.storage[0])",
+        ),
+        numpy=(2, 0),
+    ),
+    *_in(
         "theano.scalar.basic",
         "roundings of integers are integers",
         ("return np.ceil(x)\n", "return np.ceil(x) * np.float16(1)\n"),
