@@ -38,7 +38,9 @@ def started(tmp_path):
             [*command, str(script), *arguments],
             env={
                 **os.environ, "SYNKHRONOS_TASKS_ARE_MACHINES": "2", MARK: mark,
-                "PYTHONPATH": os.pathsep.join(filter(None, paths)), **variables,
+                "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+                "OMPI_MCA_btl_tcp_if_include": "lo",  # other interfaces may not reach themselves
+                **variables,
             },
             cwd=tmp_path, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             preexec_fn=restore_signals,
