@@ -21,6 +21,7 @@ from synkhronos.host import (
     leftovers,
     library_links,
     preparation,
+    supervision,
 )
 from synkhronos.host.doctor import CHECKS
 from synkhronos.host.doctor_mpi import check_hosts
@@ -249,6 +250,8 @@ def run(program: Sequence[str]) -> int:
     if task is not None and task.number > 0:  # the script runs in the first task only
         program = ["-c", SERVE]
         prepare_other_task(task)
+    elif task is not None and job.survives_deaths():
+        supervision.go_on_in_child()
     complaint = preparation.complaint()
     if complaint:
         print(complaint, file=sys.stderr)

@@ -19,7 +19,7 @@ import threading
 import time
 from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence
 
-from synkhronos.host import job
+from synkhronos.host import job, supervision
 from synkhronos.host.job_config import Job, JobError
 
 #: The signal that stands for Ctrl-C between mpirun and the script; mpirun passes on no SIGINT.
@@ -41,6 +41,10 @@ _ALLOCATIONS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "PE_HOSTFILE", "LOADL_
 _KEEPALIVE = {"time": 1, "intvl": 1, "probes": 4}
 # When OpenMPI 5.0.11's mpirun has lost a machine, it ends the job and returns 0, but it says this.
 _LOST = b"has lost communication with a remote daemon"
+# With ULFM it returns 0 when a signal has ended the script, and goes on while other tasks do.
+_ENDED = re.compile(supervision.ENDED.format(r"(SIG[A-Z0-9]+)").encode())
+_REMEMBERED = 200  # bytes
+_GRACE = 5.0  # seconds after the end of the script, in which other tasks can end by themselves
 _PR_SET_PDEATHSIG = 1
 _POLL_INTERVAL = 0.5  # seconds between two checks of whether the terminal is ours
 _LAST = 1.0  # seconds for what mpirun has written last
@@ -167,7 +171,7 @@ def run(line: Sequence[str], environ: Optional[Dict[str, str]] = None) -> int:
     """Run an ``mpirun`` line until it ends, and pass signals on to it; return the exit code.
 
     SIGTERM and SIGHUP end the job. If this process dies, so does the job. The exit code is 1 if mpirun
-    returns 0, but has lost a machine.
+    returns 0, but has lost a machine, and with ULFM that of the signal that has ended the script.
     """
     signals = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2}
     signals = {one for one in signals if signal.getsignal(one) != signal.SIG_IGN}
@@ -190,26 +194,34 @@ def run(line: Sequence[str], environ: Optional[Dict[str, str]] = None) -> int:
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     if terminal:
         threading.Thread(target=_pass_terminal, args=(process.stdin,), daemon=True).start()
-    has_lost = threading.Event()
-    errors = threading.Thread(target=_pass_errors, args=(process.stderr, has_lost), daemon=True)
+    failures: List[int] = []
+    errors = threading.Thread(target=_pass_errors, args=(process, failures), daemon=True)
     errors.start()
     code = process.wait()
     errors.join(_LAST)  # what mpirun has started may live on, and hold the pipe
     if ended_by:
         return 128 + ended_by[0]
-    return (code or int(has_lost.is_set())) if code >= 0 else 128 - code
+    if failures and (code == 0 or failures[0] > 128):
+        return failures[0]
+    return code if code >= 0 else 128 - code
 
 
-def _pass_errors(pipe, has_lost):
-    """Write to stderr what mpirun writes there; set `has_lost` if it has lost a machine."""
+def _pass_errors(process, failures):
+    """Write to stderr what mpirun writes there, and list the exit codes of failures that it tells."""
     known = b""
     while True:
-        data = os.read(pipe.fileno(), 1 << 16)
+        data = os.read(process.stderr.fileno(), 1 << 16)
         if not data:
             return
-        known = known[-len(_LOST) :] + data
-        if _LOST in known:
-            has_lost.set()
+        known = known[-_REMEMBERED:] + data
+        ended = _ENDED.search(known)
+        if ended and not failures:
+            failures.append(128 + signal.Signals[ended[1].decode()])
+            timer = threading.Timer(_GRACE, process.terminate)
+            timer.daemon = True
+            timer.start()
+        elif _LOST in known:
+            failures.append(1)
         with contextlib.suppress(OSError):  # nobody reads it
             while data:
                 data = data[os.write(2, data) :]
