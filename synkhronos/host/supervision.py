@@ -31,7 +31,8 @@ def go_on_in_child() -> None:
     if not os.WIFSIGNALED(status):
         os._exit(os.WEXITSTATUS(status))
     number = os.WTERMSIG(status)
-    print(ENDED.format(signal.Signals(number).name), file=sys.stderr, flush=True)
+    sys.stderr.write(ENDED.format(signal.Signals(number).name) + "\n")
+    sys.stderr.flush()
     os._exit(128 + number)
 
 
