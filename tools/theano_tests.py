@@ -76,8 +76,8 @@ Repair = collections.namedtuple("Repair", "old new")
 #: What is replaced in the test files
 REPAIRS = (
     Repair("np.cast[", "__import__('theano_tests').CAST["),
-    Repair("np.complex(", "type(0j)("),
-    Repair("np.complex)", "type(0j))"),
+    Repair("np.complex(", "(0j).__class__("),
+    Repair("np.complex)", "(0j).__class__)"),
     Repair("from numpy.testing import dec\n", "from theano_tests import dec\n"),
     Repair(
         "from numpy.testing import dec, ", "from theano_tests import dec; from numpy.testing import "
@@ -90,6 +90,7 @@ REPAIRS = (
     Repair("x[[slice(1, -1)] * x.ndim])", "x[tuple([slice(1, -1)] * x.ndim)])"),
     Repair("patch = padded_input[l][region]", "patch = padded_input[l][tuple(region)]"),
     Repair("patch = input[l][region]", "patch = input[l][tuple(region)]"),
+    Repair('print("sum %f" % _sum)', 'print("sum %f" % _sum[0])'),
     Repair("np.product(", "np.prod("),
     Repair("np.float(", "float("),
     Repair("np.float)", "float)"),
@@ -99,8 +100,13 @@ REPAIRS = (
     Repair("np.find_common_type(", "__import__('theano_tests').find_common_type("),
 )
 
-#: Why tests do not pass, by pattern: tests of what is gone, and of text or rounding of other packages
-REASONS = {}
+#: Why tests do not pass, by pattern
+REASONS = {
+    "tensor/tests/test_sort.py::Test_TopK::test_grad_*": "the largest numbers come in no particular "
+    "order, and NumPy's partition gives them another one after the small changes of this test",
+    "tensor/tests/test_extra_ops.py::test_Unique::test_basic_matrix": "it compares with "
+    "`numpy.unique`, whose inverse has another shape; Theano's is as before",
+}
 
 
 class _Cast:
@@ -281,13 +287,21 @@ def table(reference, others):
         for place, cell in enumerate(row):
             print(f"   {'-' if place else '* -'} {cell}".replace("   - ", "     - "))
     print()
-    for one in others:
-        missing = [name for name in expected if not _passed(one, name)]
-        for name in missing:
-            short = name.partition("theano/")[2]
-            reason = next((why for pattern, why in REASONS.items() if fnmatch(short, pattern)), None)
-            if reason is None:
-                print(f".. no reason: {short}: {one['outcomes'].get(name, ['missing', ''])}")
+    for title, one in zip(titles[1:], others):
+        reasons = collections.defaultdict(list)
+        for name in expected:
+            if not _passed(one, name):
+                short = name.partition("theano/")[2]
+                reasons[_reason(short, one["outcomes"].get(name, ["", "it did not run"])[1])].append(
+                    short
+                )
+        for reason, names in reasons.items():
+            print(f"- {title}: {', '.join(f'``{name}``' for name in names)}: {reason}.")
+
+
+def _reason(test, error):
+    """Return why a test does not pass, or its error."""
+    return next((why for pattern, why in REASONS.items() if fnmatch(test, pattern)), f"**{error}**")
 
 
 def _folder(name):
