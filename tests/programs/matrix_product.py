@@ -14,6 +14,7 @@ if sys.argv[1:] == ["scipy"]:
     library = environment["find_library"](environment["scipy_folders"](), "libopenblas*.so")
     ldflags = environment["ldflags_by_path"](library)
     os.environ["THEANO_FLAGS"] = environment["add_flag"]("", ldflags)
+    runpy.run_path(str(found / "host" / "imports.py"))["provide"]()
 else:
     import synkhronos  # noqa: F401
 import theano
