@@ -21,7 +21,8 @@ def machines(request):
 def test_a_machine_with_another_version_is_refused_by_name(machines, tmp_path):
     on_second_machine(tmp_path, "import numpy; numpy.__version__ += '.post9'")
     done = machines.run(SCRIPT, "raise", tmp_path, before_path=tmp_path)
-    assert done.returncode != 0 and f"and {np.__version__}.post9 on machine-b" in done.output, done.output
+    version = f"{np.__version__}.post9"
+    assert done.returncode != 0 and f"and {version} on machine-b" in done.output, done.output
     assert "install the same version on every machine" in done.output
     assert not machines.left()
 
