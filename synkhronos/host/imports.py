@@ -10,7 +10,6 @@ Nothing here imports Theano. This file and ``repairs`` import nothing of this pa
 """
 
 import os
-import runpy
 import sys
 import warnings
 import zlib
@@ -60,8 +59,7 @@ class Finder:
     def needed(cls) -> _Needed:
         """Return what is needed here. The version of NumPy is looked up when it is first asked for."""
         if cls._needed is None:
-            table = runpy.run_path(str(Path(__file__).with_name("repairs.py")))
-            needed = _Needed(table["needed_here"](), {}, {})
+            needed = _Needed(_table().needed_here(), {}, {})
             for row in needed.rows:
                 if hasattr(row, "file"):
                     needed.files[row.name] = _PACKAGE / row.file
@@ -70,6 +68,16 @@ class Finder:
                         needed.repairs.setdefault(module, []).append(row)
             cls._needed = needed
         return cls._needed
+
+
+def _table():
+    """Return the module ``repairs``, which is loaded without the package."""
+    from importlib.util import module_from_spec, spec_from_file_location
+
+    spec = spec_from_file_location("_synkhronos_repairs", Path(__file__).with_name("repairs.py"))
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 class RepairingLoader(SourceFileLoader):
