@@ -201,24 +201,12 @@ def judge_theano(
     instructions : str, optional
         The newest instructions of the processor, as in `blas_kernels`.
     """
-    gigaflops = {name: 2 * 1024**3 / found[name] / 1e9 for name in ("theano", "numpy")}
-    library = blas_kernels.linked(found["ldflags"], found["libraries"])
-    described = f" ({blas_kernels.describe(library)})" if library else ""
-    text = (
-        f"{found['version']}, {blas_name(found['ldflags'])}{described}; float32 product: "
-        f"Theano {gigaflops['theano']:.0f}, NumPy {gigaflops['numpy']:.0f} GFLOP/s"
-    )
+    name = blas_name(found["ldflags"])
+    text, remedy = blas_kernels.judge(found, "Theano", name, coretype, instructions)
     if found["version"] != "1.0.5":
         return Result("Theano", PROBLEM, text, "python -m synkhronos install")
     if not found["compiler"]:
         return Result("Theano", PROBLEM, f"{text}; it does not use a C++ compiler", "unset the flag cxx")
-    remedy = blas_kernels.remedy(
-        found["ldflags"],
-        found["libraries"],
-        is_slow=found["theano"] > 2 * found["numpy"],
-        coretype=coretype,
-        instructions=instructions,
-    )
     return Result("Theano", WARNING if remedy else OK, text, remedy)
 
 

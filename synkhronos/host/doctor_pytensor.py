@@ -81,21 +81,9 @@ def judge_pytensor(
     instructions : str, optional
         The newest instructions of the processor, as in `blas_kernels`.
     """
-    gigaflops = {name: 2 * 1024**3 / found[name] / 1e9 for name in ("pytensor", "numpy")}
-    library = blas_kernels.linked(found["ldflags"], found["libraries"])
-    described = f" ({blas_kernels.describe(library)})" if library else ""
-    text = (
-        f"{found['version']}, {found['ldflags'] or 'no BLAS'}{described}; float32 product: "
-        f"PyTensor {gigaflops['pytensor']:.0f}, NumPy {gigaflops['numpy']:.0f} GFLOP/s"
-    )
+    name = found["ldflags"] or "no BLAS"
+    text, remedy = blas_kernels.judge(found, "PyTensor", name, coretype, instructions)
     if not found["compiler"]:
-        remedy = "install g++, or build functions with mode='NUMBA'"
-        return Result("PyTensor", WARNING, f"{text}; it uses no C++ compiler", remedy)
-    remedy = blas_kernels.remedy(
-        found["ldflags"],
-        found["libraries"],
-        is_slow=found["pytensor"] > 2 * found["numpy"],
-        coretype=coretype,
-        instructions=instructions,
-    )
+        no_compiler = "install g++, or build functions with mode='NUMBA'"
+        return Result("PyTensor", WARNING, f"{text}; it uses no C++ compiler", no_compiler)
     return Result("PyTensor", WARNING if remedy else OK, text, remedy)
