@@ -68,8 +68,9 @@ def test_deep_graphs_can_be_pickled(world_of):
         f = synk.function([x], (y.sum(), "sum"), mode=theano.Mode(linker="py", optimizer=None))
     finally:
         sys.setrecursionlimit(before)
-    with pytest.raises(RecursionError):
-        pickle.dumps(f.replica.compiled)
+    if sys.version_info < (3, 14):  # where only the size of the stack counts
+        with pytest.raises(RecursionError):
+            pickle.dumps(f.replica.compiled)
     assert f(np.zeros(4)) == 0
 
 
