@@ -42,7 +42,8 @@ def test_the_choice_is_made_from_this_process(run_python, tmp_path):
     assert done.stderr.splitlines()[-1].startswith("ImportError: SYNKHRONOS_COMPILER: expected one of")
     other = compiler.NAMES[1 - compiler.NAMES.index(compiler.NAME)]
     done = run_python(script, environment={VARIABLE: other}, check=False)
-    assert done.stderr.splitlines()[-1].startswith("ImportError: ") and "install" in done.stderr.splitlines()[-1]
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("ImportError: ") and "install" in last
 
 
 @pytest.mark.parametrize("version", ["1.23.5", "1.26.4"])
