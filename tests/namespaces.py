@@ -135,6 +135,7 @@ class _Namespaces:
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, start_new_session=True,
         )  # fmt: skip
         if self._process.stdout.readline() != "ready\n":
+            self._process.stdout.close()
             raise RuntimeError(f"the namespaces ended with {self._process.wait(10)}")
         children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children").read_text()
         self.pid = int(children.split()[0])

@@ -10,7 +10,7 @@ from typing_extensions import assert_type
 import synkhronos as synk
 from synkhronos import Comparison, Data, Function, Profile
 
-Array = np.ndarray[Any, Any]
+Array = np.ndarray  # with the type arguments that this version of NumPy gives it
 
 
 def parameters() -> List[Any]:
