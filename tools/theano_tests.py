@@ -2,7 +2,7 @@
 
 ::
 
-    python tools/theano_tests.py run RESULTS.json [--plain] [FILE ...]
+    python tools/theano_tests.py run [--plain] RESULTS.json [FILE ...]
     python tools/theano_tests.py table REFERENCE.json RESULTS.json [...]
 
 ``run`` runs the test files, by default those in `FILES`, in two processes, without optimization by the
