@@ -238,10 +238,15 @@ REPAIRS = (
         "theano.scalar.basic",
         _NO_NAME,
         ("np.product(", "np.prod("),
+        numpy=(1, 25),
+    ),
+    *_in(
+        "theano.scalar.basic",
+        _NO_NAME,
         ("np.sctypeDict[config.floatX]", "np.dtype(config.floatX).type"),
         ("np.cast[x.type](2)", "np.asarray(2, x.type.dtype)"),
         ("np.cast[x.type](1)", "np.asarray(1, x.type.dtype)"),
-        numpy=(1, 25),
+        numpy=(2, 0),
     ),
     *_in(
         "theano.tensor.nnet.bn",
@@ -301,7 +306,7 @@ REPAIRS = (
             "rval = np.asarray(a, dtype=dtype, order=order)",
             f"{_USE}rval = numpy_1_24.asarray(a, dtype, order)",
         ),
-        numpy=(1, 24),
+        numpy=(2, 0),
     ),
     *_in(
         "theano.scalar.basic",
@@ -311,7 +316,7 @@ REPAIRS = (
             "converted_data = py_type(data)\n",
             f"{_USE}converted_data = numpy_1_24.number(py_type, data)\n",
         ),
-        numpy=(1, 24),
+        numpy=(2, 0),
     ),
     *_in(
         "theano.tensor.elemwise",
@@ -328,7 +333,7 @@ REPAIRS = (
             "    variable = np.asarray(variable, nout.dtype)\n",
             f"    {_USE}variable = numpy_1_24.asarray(variable, nout.dtype)\n",
         ),
-        numpy=(1, 24),
+        numpy=(2, 0),
     ),
     *_in(
         "theano.tensor.opt",
@@ -341,7 +346,7 @@ REPAIRS = (
             "np.asarray(-1, dtype=node.outputs[0].dtype)",
             "np.asarray(-1).astype(node.outputs[0].dtype)",
         ),
-        numpy=(1, 24),
+        numpy=(2, 0),
     ),
     *_in(
         "theano.tensor.basic",
@@ -350,7 +355,7 @@ REPAIRS = (
             "out[0] = np.arange(start, stop, step, dtype=self.dtype)\n",
             f"{_USE}out[0] = numpy_1_24.arange(start, stop, step, self.dtype)\n",
         ),
-        numpy=(1, 24),
+        numpy=(2, 0),
     ),
     # Promotion: with NumPy 2 values no longer count, and numbers of Python are of any precision.
     *_in(
