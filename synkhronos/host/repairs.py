@@ -470,6 +470,16 @@ REPAIRS = (
         ("outs = np.unique(x, **param)", f"{_USE}outs = numpy_1_24.unique(x, **param)"),
         numpy=(2, 0),
     ),
+    # Theano's own faults, with any version
+    *_in(
+        "theano.gpuarray.type",
+        "the C code of GPU operations contains an address, so that no other process finds it compiled",
+        (
+            "(type(self))\n\n    @staticmethod\n    def values_eq(a, b):\n        return a == b",
+            "(type(self))\n    __str__ = lambda self: type(self).__name__\n"
+            "    @staticmethod\n    def values_eq(a, b):\n        return a == b",
+        ),
+    ),
 )
 
 

@@ -5,11 +5,16 @@ Each check takes `ranks`, a `checks.ranks.Ranks` whose subject is the transport 
 
 import itertools
 import os
+import threading
 import time
 
 from synkhronos._errors import CollectiveAbortedError, MissingRankError
 
 LENGTHS = [0, 1, 7, 32_700, 32_768, 40_000, 200_000]
+
+#: Held while a rank forks: ranks can be threads of one process, and filelock 4, which PyTensor uses,
+#: refuses that two threads fork at the same time.
+forking = threading.Lock()
 
 
 # Programs that run on each rank
@@ -57,7 +62,8 @@ def fail(transport, failing, before, after):
 
 def ask_forked_process(transport):
     """Return nonzero if a child process that this rank forks believes that it is a rank."""
-    child = os.fork()
+    with forking:
+        child = os.fork()
     if not child:
         os._exit(10 * transport.is_master_process() + transport.is_worker_process())
     return os.waitpid(child, 0)[1]
