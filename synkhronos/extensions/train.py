@@ -17,7 +17,6 @@ import synkhronos as synk
 from synkhronos.engines.names import SharedVariable, Variable
 from synkhronos.extensions.steps.arguments import Inputs
 from synkhronos.extensions.steps.marks import gradients, reduced
-from synkhronos.extensions.steps.plan import make_plan
 from synkhronos.extensions.steps.requests import Arguments, script_of_function, script_of_training
 from synkhronos.extensions.steps.serial import SerialStep
 from synkhronos.extensions.steps.step import Step
@@ -72,6 +71,13 @@ class TrainFunction:
         numpy.ndarray or list of numpy.ndarray
             The loss before the step, in the dtype of the loss, or a list of the loss and the `outputs`.
         """
+        values, batch, num_slices = self._matched(data, data_by_name, batch, num_slices)
+        outputs = self._step(values, batch, num_slices)
+        return outputs[0] if self._is_single else outputs
+
+    def _matched(
+        self, data: Sequence[Any], data_by_name: Mapping[str, Any], batch: Any, num_slices: int
+    ) -> tuple[list[Any], Any, int]:
         if len(data) > self._n_arguments:
             data, positional = data[: self._n_arguments], data[self._n_arguments :]
             if batch is not None or len(positional) > 2:
@@ -80,9 +86,49 @@ class TrainFunction:
                     f"most batch and num_slices, each once; got {len(positional)} more"
                 )
             batch, num_slices = [*positional, num_slices][:2]
-        values = self._inputs.match(data, data_by_name)
-        outputs = self._step(values, batch, num_slices)
-        return outputs[0] if self._is_single else outputs
+        return self._inputs.match(data, data_by_name), batch, num_slices
+
+    def check(
+        self,
+        /,
+        *data: Any,
+        batch: Any = None,
+        num_slices: int = 1,
+        random: bool = False,
+        rtol: float | None = None,
+        atol: float | None = None,
+        **data_by_name: Any,
+    ) -> synk.Comparison:
+        """Compare a step with the same step on one process, from the same state.
+
+        Nothing changes. The outputs and the new values of updated variables on every process are
+        compared, as in :meth:`synkhronos.Function.check`.
+
+        Parameters
+        ----------
+        *data, **data_by_name, batch, num_slices
+            As in a call.
+        random : bool, default: False
+            Whether random numbers, such as those of dropout, are replaced by numbers that follow from
+            the rows. Otherwise what depends on random numbers is not compared, since every process
+            draws its own. The first such check compiles the step once more.
+        rtol, atol : float, optional
+            As for :meth:`synkhronos.Function.check`.
+
+        Returns
+        -------
+        Comparison
+
+        Raises
+        ------
+        MismatchError
+            If an output or a new value differs. It names all that differ, how much, and the usual
+            reason.
+        ValueError
+            If `random` is True, and the step draws no random numbers.
+        """
+        values, batch, num_slices = self._matched(data, data_by_name, batch, num_slices)
+        return self._step.check(values, batch, num_slices, None, random, rtol, atol)
 
 
 class ParallelFunction:
@@ -125,6 +171,49 @@ class ParallelFunction:
         if isinstance(self._form, list):
             return dict(zip(self._form, outputs))
         return outputs if self._form else outputs[0]
+
+    def check(
+        self,
+        /,
+        *args: Any,
+        batch: Any = None,
+        batch_s: Any = None,
+        num_slices: int = 1,
+        random: bool = False,
+        rtol: float | None = None,
+        atol: float | None = None,
+        **inputs_by_name: Any,
+    ) -> synk.Comparison:
+        """Compare a step with the same step on one process, from the same state.
+
+        Nothing changes. The outputs and the new values of updated variables on every process are
+        compared, as in :meth:`synkhronos.Function.check`.
+
+        Parameters
+        ----------
+        *args, **inputs_by_name, batch, batch_s, num_slices
+            As in a call.
+        random : bool, default: False
+            Whether random numbers, such as those of dropout, are replaced by numbers that follow from
+            the rows. Otherwise what depends on random numbers is not compared, since every process
+            draws its own. The first such check compiles the step once more.
+        rtol, atol : float, optional
+            As for :meth:`synkhronos.Function.check`.
+
+        Returns
+        -------
+        Comparison
+
+        Raises
+        ------
+        MismatchError
+            If an output or a new value differs. It names all that differ, how much, and the usual
+            reason.
+        ValueError
+            If `random` is True, and the step draws no random numbers.
+        """
+        values = self._inputs.match(args, inputs_by_name)
+        return self._step.check(values, batch, num_slices, batch_s, random, rtol, atol)
 
 
 def make_train_function(
@@ -243,7 +332,7 @@ def make_train_function(
         overlap,
     )
     script, inputs, options = script_of_training(arguments, loss, params, update_rule, args, kwargs)
-    step = Step(make_plan(script), inputs, options)
+    step = Step(script, inputs, options)
     return TrainFunction(step, inputs, outputs is None)
 
 
@@ -405,4 +494,4 @@ def parallel_function(
         params,
         gradients,
     )
-    return ParallelFunction(Step(make_plan(script), matched, options), matched, form)
+    return ParallelFunction(Step(script, matched, options), matched, form)

@@ -10,11 +10,12 @@ are ``packed`` for the finish barrier, and ``outputs`` reduces them afterwards. 
 functions to the workers, and ``random`` seeds their random streams. ``description`` is what notebooks
 show of a function.
 
-``check`` compares a call with the serial function, by a ``trial`` of the call on every rank, which
-updates ``copies`` of shared variables, and ``reasons`` finds why they differ. ``agreement`` keeps track
-of the replicas of shared variables that are meant to be equal, with what ``analysis`` reads from graphs;
-in the first calls of a function, ``watch`` warns if they are not equal, and in every call ``audit``
-raises an error if they are not.
+``calls`` are run without effects: on one rank alone, by ``serial`` commands, and on all, by a ``trial``
+on every rank, which updates ``copies`` of shared variables. ``check`` compares the results, and
+``reasons`` finds why they differ; ``verification`` does so for the first call of a function.
+``agreement`` keeps track of the replicas of shared variables that are meant to be equal, with what
+``analysis`` reads from graphs; in the first calls of a function, ``watch`` warns if they are not equal,
+and in every call ``audit`` raises an error if they are not.
 
-May import: ``arithmetic``, ``host``, ``stores``, ``engines``, ``world``, ``arrays``.
+May import: ``arithmetic``, ``comms``, ``host``, ``stores``, ``engines``, ``world``, ``arrays``.
 """

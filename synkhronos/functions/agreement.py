@@ -257,6 +257,10 @@ class Sampled(Command):
     def __init__(self, call: Command, numbers: Sequence[int]) -> None:
         self.call, self.numbers = call, numbers
 
+    @property
+    def plain(self) -> Command:
+        return self.call
+
     def needs(self, ranks: range, size: int) -> Iterable[Need]:
         return self.call.needs(ranks, size)
 

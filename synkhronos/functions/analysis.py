@@ -11,11 +11,20 @@ from synkhronos.functions.signature import Input
 from synkhronos.world.world import World
 
 
-def analyze(world: World, function: Any) -> Analysis:
+def analysis_of(world: World, function: Any) -> Analysis:
     """Return what the graph of a function says about its results."""
+    if function.analysis is None:
+        replica = function.replica
+        axes = _axes(function.inputs, replica.lengths is not None, len(replica.sliceable))
+        function.analysis = world.here.engine.analyze(replica.compiled, axes)
+    return function.analysis
+
+
+def has_rows(function: Any) -> bool:
+    """Whether the ranks divide rows among them in calls of a function."""
     replica = function.replica
-    axes = _axes(function.inputs, replica.lengths is not None, len(replica.sliceable))
-    return world.here.engine.analyze(replica.compiled, axes)
+    divided = any([one.axis is not None for one in function.inputs])
+    return divided or bool(replica.sliceable) or replica.lengths is not None
 
 
 def _axes(inputs, has_window, n_sliceable):
@@ -31,19 +40,17 @@ def uses(world: World, function: Any, analysis: Analysis) -> tuple[set[int], set
     variables, or of the same variable if it does more than accumulate. The second has all variables for
     which a value that is set on the master only has an effect.
     """
-    replica = function.replica
-    has_rows = bool(replica.sliceable) or replica.lengths is not None
-    has_rows = has_rows or any(one.axis is not None for one in function.inputs)
+    is_divided = has_rows(function)
     numbers, streams = world.registry.numbers, agreement_of(world).streams
     used, read = set(), set()
-    if has_rows:
+    if is_divided:
         for output in analysis.outputs:
             used |= output.own_shareds
     for shared, new in analysis.updates.items():
         if numbers[shared] in streams:
             continue
         read |= new.own_shareds
-        if has_rows:
+        if is_divided:
             used |= new.own_shareds - (analysis.accumulated & {shared})
     tensors = [one for one in used | read if world.here.engine.is_tensor(one)]
     return {numbers[one] for one in tensors if one in used} - streams, {

@@ -36,6 +36,21 @@ class Split(NamedTuple):
     minibatch: bool
 
 
+class Most(NamedTuple):
+    """A limit for rows of which only the ranks know how many there are: in a window, and sliceable ones.
+
+    Attributes
+    ----------
+    together, by_rank : int or None
+    """
+
+    together: int | None = None
+    by_rank: int | None = None
+
+
+_NO_LIMIT = Most()
+
+
 class CallFunction(Command):
     """One call of a replicated function.
 
@@ -55,9 +70,10 @@ class CallFunction(Command):
     num_slices : int
     subset : list of int or None
         Outputs to compute.
+    most : Most, optional
     """
 
-    is_rehearsed = True
+    is_rehearsed = is_like_serial = True
 
     _base: CallFunction | None = None  # the same call without rows, if that has been sent before
 
@@ -70,6 +86,7 @@ class CallFunction(Command):
         batch_s: list | None,
         num_slices: int,
         subset: list[int] | None,
+        most: Most = _NO_LIMIT,
     ) -> None:
         self.number = number
         self.handles = handles
@@ -78,19 +95,12 @@ class CallFunction(Command):
         self.batch_s = batch_s
         self.num_slices = num_slices
         self.subset = subset
+        self.most = most
         #: This rank's number of rows, and what computes its outputs, valid in an epoch of the store
         self._prepared: tuple[int | None, int, Any] = None, 0, None
 
     def __reduce__(self) -> tuple:
-        return CallFunction, (
-            self.number,
-            self.handles,
-            self.splits,
-            self.rows,
-            self.batch_s,
-            self.num_slices,
-            self.subset,
-        )
+        return CallFunction, tuple([getattr(self, name) for name in _ARGUMENTS])
 
     def on_rows(self, rows: Rows) -> CallFunction:
         """Return the same call on other rows of the same arrays, which are a few bytes to send."""
@@ -108,7 +118,24 @@ class CallFunction(Command):
             self.batch_s,
             self.num_slices,
             self.subset,
+            self.most,
         )
+
+    @property
+    def options(self) -> tuple:
+        """What distinguishes kinds of calls of a function."""
+        subset = None if self.subset is None else tuple(self.subset)
+        return self.num_slices > 1, self.batch_s is not None, subset
+
+    def on_few(self, most: Most) -> CallFunction:
+        """Return the same call on some of its rows, evenly spaced if their number is known."""
+        rows, n_rows = self.rows, most.together
+        if rows is not None and n_rows is not None and len(rows) > n_rows:
+            step = len(rows) // n_rows
+            rows = rows[: n_rows * step : step]
+        made = self._with_rows(rows)
+        made.most = most
+        return made
 
     def parted(self) -> tuple[Command, Any]:
         rows = self.rows
@@ -238,11 +265,7 @@ class CallFunction(Command):
             n_rows, bounds = self._window(here, replica, [column.source for column in columns])
             columns.extend(bounds)
         if replica.sliceable:
-            batch, sliceable = self._batch_s(here), []
-            for number in replica.sliceable:
-                array = here.engine.storage(here.shareds[number])
-                own = select(batch, len(array), "batch_s")
-                sliceable.append(Column(array, own, 0, (self.number, "shared", number)))
+            sliceable = [self._sliceable(here, number) for number in replica.sliceable]
             n_own = max(len(column.rows) for column in sliceable)
             if replica.has_collectives and not n_own:
                 sliceable = [column.of_last_row() for column in sliceable]
@@ -250,6 +273,12 @@ class CallFunction(Command):
             if self.rows is None and replica.lengths is None:
                 n_rows = n_own
         return columns, n_rows
+
+    def _sliceable(self, here, number):
+        """Return the column of a sliceable shared variable."""
+        array = here.engine.storage(here.shareds[number])
+        own = select(self._batch_s(here), len(array), "batch_s")[: self.most.by_rank]
+        return Column(array, own, 0, (self.number, "shared", number))
 
     def _window(self, here, replica, arguments):
         """Return the number of rows of this rank in the window, and the columns of its bounds."""
@@ -259,7 +288,8 @@ class CallFunction(Command):
                 f"givens: expected slices of the same number of rows, got {lengths}; the ranks share "
                 f"the rows of each slice"
             )
-        start, stop = self._share(here, lengths[0])
+        most = self.most.together
+        start, stop = self._share(here, lengths[0] if most is None else min(lengths[0], most))
         n_rows = stop - start
         rows = range(start if n_rows else max(stop - 1, 0), stop)
         return n_rows, [Bound(rows, 0), Bound(rows, 1)]
@@ -300,6 +330,9 @@ class CallFunction(Command):
                 for position, value in zip(chosen, reduced):
                     values[position] = value if here.is_master else None
         return values
+
+
+_ARGUMENTS = ("number", "handles", "splits", "rows", "batch_s", "num_slices", "subset", "most")
 
 
 def _call(engine, compiled, arguments):

@@ -1,29 +1,29 @@
-"""`Function.check`: a call compared with the serial function on the same rows and the same state.
+"""Calls compared with the same calls on one rank, from the same state.
 
-The master runs the Theano function on all rows. Then one command runs the call on every rank, compares
-the new values of shared variables with the serial values, and restores everything: functions work on
-copies of the variables they update, and afterwards the original arrays hold the values again.
+The master runs the calls alone, on the rows of all ranks. Then one command runs them on every rank.
+Nothing remains of either: functions work on copies of the variables they update, and afterwards the
+original arrays hold the values again.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Sequence
+from typing import Any, Callable, Iterable, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
 from synkhronos import _html
 from synkhronos._errors import MismatchError
+from synkhronos._typing import SharedVariable
 from synkhronos.arithmetic.comparison import difference
 from synkhronos.arithmetic.operations import GATHER
-from synkhronos.arithmetic.partition import take_along
-from synkhronos.functions import outputs, reasons
-from synkhronos.functions.agreement import agreement_of, label, labels, ranks_that_differ
-from synkhronos.functions.analysis import analyze
+from synkhronos.functions import reasons
+from synkhronos.functions.agreement import Digests, agreement_of, label, labels, ranks_that_differ
+from synkhronos.functions.analysis import analysis_of, has_rows
 from synkhronos.functions.call import CallFunction
-from synkhronos.functions.copies import on_copies
-from synkhronos.functions.packed import unpack
-from synkhronos.functions.replica import serial_arguments
-from synkhronos.functions.trial import DIFFERENT_SHAPE, SliceableRows, Tolerance, Trial
+from synkhronos.functions.calls import Called, Calls, OnOneRank, called
+from synkhronos.functions.replicate import replicate
+from synkhronos.functions.trial import Tolerance
+from synkhronos.world.here import Command
 from synkhronos.world.world import World
 
 
@@ -48,24 +48,112 @@ class Comparison(NamedTuple):
         return _html.table("Comparison with the serial function", rows)
 
 
-def check(
+#: How much larger a difference may be than that which a change of the last bits of the rows makes
+_NOISE = 32
+
+
+class Compared(NamedTuple):
+    """What of calls is compared.
+
+    Attributes
+    ----------
+    outputs : dict
+        The number of the call and the index of the output, by what messages call it.
+    variables : dict
+        What messages call the updated variables, by number.
+    reduced : dict
+        The operations by which variables are reduced after the calls, by number. These reductions are
+        compared; without one, the value of each rank.
+    """
+
+    outputs: Mapping[str, tuple[int, int]]
+    variables: Mapping[int, str]
+    reduced: Mapping[int, str] = {}
+
+
+class Complaint(NamedTuple):
+    """A result that differs.
+
+    Attributes
+    ----------
+    what, text : str
+        What it is, and how it differs and why.
+    value : numpy.ndarray or None
+        The value, or that of the master; None if there is none.
+    find : callable
+        ``find(results)`` finds the value among others on one rank.
+    """
+
+    what: str
+    text: str
+    value: np.ndarray | None
+    find: Callable[[OnOneRank], np.ndarray]
+
+
+def check_call(
+    world: World, function: Any, command: CallFunction, rtol: float | None, atol: float | None
+) -> Comparison:
+    """Compare all of a call with the same call on one rank; see `Function.check`."""
+    indices = range(len(function.output_modes)) if command.subset is None else command.subset
+    outputs = {f"output {index}": (0, index) for index in indices}
+    tolerances = _check_tolerances(rtol, atol)
+    replicate(world)
+    calls = Calls(world, [Called(function, command)])
+    compared = Compared(outputs, _named(world, calls.tensors), function.reduced)
+    return _checked(world, function, calls, compared, *tolerances)
+
+
+def check_commands(
     world: World,
     function: Any,
-    call: CallFunction,
-    arrays: Sequence[np.ndarray],
+    commands: Sequence[Command],
+    outputs: Mapping[str, tuple[int, int]],
+    variables: Iterable[SharedVariable],
     rtol: float | None,
-    atol: float,
+    atol: float | None,
 ) -> Comparison:
-    """Compare a call with the serial function; see `Function.check`."""
-    shareds = function.get_shared()
-    types = [one.type for one in function.inputs]
-    types += [world.here.engine.type_of(one) for one in shareds if world.here.engine.is_tensor(one)]
-    tolerance = Tolerance(rtol, atol, [one.dtype for one in types])
-    return _Check(world, function, call, arrays, tolerance).run()
+    """Compare the commands of a step with the same commands on one rank; see `Function.check_step`."""
+    tolerances = _check_tolerances(rtol, atol)
+    replicate(world)
+    calls = Calls(world, [called(world, one) for one in commands])
+    numbers = {world.registry.numbers[shared] for shared in variables}
+    compared = Compared(outputs, _named(world, [one for one in calls.tensors if one in numbers]))
+    return _checked(world, function, calls, compared, *tolerances)
 
 
-def check_tolerance(value: float, name: str) -> float:
-    """Return a tolerance, or raise if it is not a finite number of at least 0."""
+def _named(world, numbers):
+    return {number: f"shared variable {label(world, number)}" for number in numbers}
+
+
+def _checked(world, function, calls, compared, rtol, atol):
+    found = Check(world, calls, compared, tolerance_of(world, calls, rtol, atol))
+    found.run(everywhere=True)
+    if found.complaints:
+        text = found.text(function, "the serial function")
+        raise MismatchError(text, [one.what for one in found.complaints])
+    return Comparison(found.differences, found.not_compared)
+
+
+def tolerance_of(
+    world: World, calls: Calls, rtol: float | None = None, atol: float = 0.0
+) -> Tolerance:
+    """Return the tolerances for the results of calls, which depend on the dtypes of their operands."""
+    engine, dtypes = world.here.engine, []
+    for function, _ in calls.called:
+        if function is not None:
+            dtypes += [one.type.dtype for one in function.inputs]
+            shareds = [one for one in function.get_shared() if engine.is_tensor(one)]
+            dtypes += [engine.type_of(one).dtype for one in shareds]
+    return Tolerance(rtol, atol, [one for one in dtypes if one is not None])
+
+
+def _check_tolerances(rtol, atol):
+    """Return the tolerances, or raise if one is not a finite number of at least 0."""
+    relative = None if rtol is None else _check_tolerance(rtol, "rtol")
+    return relative, 0.0 if atol is None else _check_tolerance(atol, "atol")
+
+
+def _check_tolerance(value, name):
     if isinstance(value, bool) or not isinstance(value, (int, float, np.floating, np.integer)):
         raise TypeError(f"check: {name}: expected a number, got {value!r}")
     if not 0 <= value < float("inf"):
@@ -73,196 +161,219 @@ def check_tolerance(value: float, name: str) -> float:
     return float(value)
 
 
-class _Check:
-    """One comparison of a function's call with the serial function.
+class Check:
+    """One comparison.
 
     Parameters
     ----------
     world : World
-    function : Function
-    call : CallFunction
-    arrays : list of numpy.ndarray
-        The whole inputs.
+    calls : Calls
+    compared : Compared
     tolerance : Tolerance
+
+    Attributes
+    ----------
+    differences, not_compared : dict
+        As of `Comparison`.
+    complaints : list of Complaint
     """
 
-    def __init__(self, world, function, call, arrays, tolerance):
-        self.world, self.function, self.call = world, function, call
-        self.arrays, self.tolerance = arrays, tolerance
-        self.subset = range(len(function.output_modes)) if call.subset is None else call.subset
-        self.analysis = analyze(world, function)
-        self.updated = [world.registry.numbers[shared] for shared in self.analysis.updates]
-        self.not_compared: dict[str, str] = {}
+    def __init__(
+        self, world: World, calls: Calls, compared: Compared, tolerance: Tolerance
+    ) -> None:
+        self._world, self._calls, self._compared = world, calls, compared
+        self._tolerance = tolerance
         self.differences: dict[str, float] = {}
-        self.complaints: list[str] = []
-        self.names: list[str] = []
-        self.out_of_sync: set[int] = set()
+        self.not_compared: dict[str, str] = {}
+        self.complaints: list[Complaint] = []
+        self._out_of_sync: set[int] | None = None
 
-    def run(self):
-        """Compare, and return what was compared, or raise `MismatchError`."""
-        world = self.world
-        serial_outputs, serial_news = self._run_serially()
-        handles = {number: world.here.store.put(new) for number, new in serial_news.items()}
-        used = self._used()
-        trial = Trial(self.call, self.updated, handles, used, self.tolerance)
-        results, news, before = zip(*world.run(trial))
-        self.out_of_sync = {used[one] for one in ranks_that_differ(before, world.master_rank)}
-        by_rank = self._values_by_rank(results)
-        weights = [n_rows for n_rows, *_ in results]
-        active = [n_rows for n_rows in weights if n_rows]
-        values = outputs.collect(world, self.function, results, self.call.subset)
-        for position, index in enumerate(self.subset):
-            each = by_rank[position], active
-            self._compare_output(index, values[position], serial_outputs[position], each)
-        for number, serial in serial_news.items():
-            found = [self._fetched(each[number]) for each in news]
-            self._compare_update(number, found, serial, weights)
-        if self.complaints:
-            listed = "\n".join(f"- {one}" for one in self.complaints)
-            raise MismatchError(
-                f"{self.function!r}: on {world.size} rank(s) the call differs from the serial "
-                f"function:\n{listed}",
-                self.names,
-            )
-        return Comparison(self.differences, self.not_compared)
+    def run(self, everywhere: bool) -> None:
+        """Compare; the new values of all ranks if `everywhere`, otherwise those of the master."""
+        numbers = list(self._compared.variables)
+        self._alone = self._calls.alone(numbers)
+        handles = {}
+        if everywhere:
+            store = self._world.here.store
+            handles = {number: store.put(new) for number, new in self._alone.news.items()}
+        self._together = self._calls.together(numbers, handles, self._tolerance)
+        for what, (position, index) in self._compared.outputs.items():
+            self._compare_output(what, position, index)
+        for number, what in self._compared.variables.items():
+            self._compare_variable(what, number)
 
-    # The serial function
+    def text(self, function: Any, other: str) -> str:
+        """Return the complaints about a call of a function as text."""
+        listed = "\n".join(f"- {one.what} {one.text}" for one in self.complaints)
+        if reasons.USUAL in listed:  # once, at the end
+            listed = f"{listed.replace(' ' + reasons.USUAL, '')}\n{reasons.USUAL}"
+        return f"{function!r}: on {self._world.size} rank(s) the call differs from {other}:\n{listed}"
 
-    def _run_serially(self):
-        """Return the outputs of the serial function and the new values, by number, as NumPy arrays."""
-        here, replica = self.world.here, self.function.replica
-        inputs, rows = list(self._whole_inputs()), self._sliceable_rows()
-        arguments = serial_arguments(here.engine, replica, inputs, rows)
-        shareds = [here.shareds[number] for number in self.updated]
-        streams = agreement_of(self.world).streams
-        with on_copies(here, shareds):
-            computed = here.engine.call(replica.compiled, arguments, self.call.subset)
-            values = [np.array(here.engine.to_host(value)) for value in computed]
-            news = {
-                number: np.array(here.engine.export(shared))
-                for number, shared in zip(self.updated, shareds)
-                if here.engine.is_tensor(shared) and number not in streams
-            }
-        return values, news
+    @property
+    def is_stale(self) -> bool:
+        """Whether results differ since replicas did before the calls."""
+        return bool(self.complaints and self.out_of_sync)
 
-    def _whole_inputs(self):
-        rows = self.call.rows
-        splits = self.call.splits or [None] * len(self.arrays)
-        for split, array in zip(splits, self.arrays):
-            if split is None:
-                yield array
-            elif split.minibatch:
-                yield take_along(array, range(len(rows)), split.axis)
-            else:
-                yield take_along(array, rows, split.axis)
+    def forgive_rounding(self) -> None:
+        """Withdraw complaints about results that change as much if the rows are rounded otherwise."""
+        if not self.complaints or self.is_stale:
+            return
+        perturbed = self._calls.alone(list(self._compared.variables), perturbed=True)
+        self.complaints = [one for one in self.complaints if not self._is_rounding(one, perturbed)]
 
-    def _sliceable_rows(self):
-        """Return, for each sliceable variable, the rows of all ranks together."""
-        world, numbers = self.world, self.function.replica.sliceable
-        if not numbers:
-            return []
-        by_rank = world.run(SliceableRows(numbers, self.call.batch_s))
-        rows = [np.concatenate([unpack(world.here, one) for one in each]) for each in zip(*by_rank)]
-        engine = world.here.engine
-        on_host = [isinstance(engine.storage(world.here.shareds[one]), np.ndarray) for one in numbers]
-        return [one if host else engine.to_device(one) for one, host in zip(rows, on_host)]
+    def _is_rounding(self, complaint, perturbed):
+        serial, other = complaint.find(self._alone), complaint.find(perturbed)
+        value = complaint.value
+        if value is None or not value.shape == serial.shape == other.shape:
+            return False
+        noise, amount = difference(other, serial).absolute, difference(value, serial).absolute
+        return not np.isfinite(serial).all() or amount <= _NOISE * noise
 
     # What can be compared
 
-    def _can_compare(self, what, shareds):
+    def _can_compare(self, what, sources):
         """Note why a result cannot be compared, if it depends on what differs from rank to rank."""
-        world, agreement = self.world, agreement_of(self.world)
+        world, agreement = self._world, agreement_of(self._world)
         if world.size == 1:
             return True
-        numbers = [world.registry.numbers[one] for one in shareds if one in world.registry.numbers]
-        if any(number in agreement.streams for number in numbers):
+        if sources & agreement.streams:
             self.not_compared[what] = "it depends on random numbers, which each rank draws for itself"
             return False
-        own = sorted(self.out_of_sync & (agreement.scattered | agreement.sliceable) & set(numbers))
-        if own:
-            self.not_compared[what] = f"it depends on {labels(world, own)}, which differs by rank"
-        return not own
+        own = sources & (agreement.scattered | agreement.sliceable)
+        if own and own & self.out_of_sync:
+            named = labels(world, sorted(own & self.out_of_sync))
+            self.not_compared[what] = f"it depends on {named}, which differs by rank"
+            return False
+        return True
 
-    def _used(self):
-        """Return the numbers of the variables whose replicas have to be equal before the call."""
-        world, numbers = self.world, self.world.registry.numbers
-        dependences = [*self.analysis.outputs, *self.analysis.updates.values()]
-        read = {one for each in dependences for one in each.shareds if world.here.engine.is_tensor(one)}
-        return sorted({numbers[one] for one in read} - agreement_of(world).streams)
+    @property
+    def out_of_sync(self) -> set[int]:
+        """The variables that the results depend on whose replicas differ before the calls."""
+        if self._out_of_sync is None:
+            world, shareds = self._world, self._world.here.shareds
+            known = self._calls.used - agreement_of(world).streams
+            used = sorted(one for one in known if world.here.engine.is_tensor(shareds[one]))
+            found = ranks_that_differ(world.run(Digests(used)), world.master_rank)
+            self._out_of_sync = {used[position] for position in found}
+        return self._out_of_sync
+
+    def _stale(self, sources):
+        """Return the reason if replicas already differed before the calls."""
+        stale = sorted(sources & self.out_of_sync)
+        if not stale:
+            return None
+        return (
+            f"the replicas of {labels(self._world, stale)} differed before the call: make them "
+            f"equal with synk.broadcast()"
+        )
 
     # Outputs
 
-    def _values_by_rank(self, results):
-        """Return, for each output, copies of the values of the ranks with rows; None if not all sent."""
-        sent = [values for n_rows, *values in results if n_rows]
-        by_rank = []
-        for values in zip(*sent):
-            known = not any(value is None for value in values)
-            by_rank.append(
-                [np.array(unpack(self.world.here, value)) for value in values] if known else None
-            )
-        return by_rank
-
-    def _compare_output(self, index, value, serial, each):
-        what = f"output {index}"
-        mode = self.function.output_modes[index]
-        if mode is None:
+    def _compare_output(self, what, position, index):
+        function, command = self._calls.called[position]
+        mode = function.output_modes[index]
+        place = index if command.subset is None else list(command.subset).index(index)
+        serial = self._alone.outputs[position][place]
+        if mode is None and has_rows(function):
             self.not_compared[what] = "it is the master's own value (op None)"
             return
         if mode == GATHER and not serial.ndim:
             self.not_compared[what] = "it is one number per rank (op 'gather')"
             return
-        dependence = self.analysis.outputs[index]
-        if not self._can_compare(what, dependence.shareds):
+        sources = self._calls.sources[position][index]
+        if not self._can_compare(what, sources):
             return
-        value = np.asarray(value)
-        same_shape = value.shape == serial.shape
-        amount = difference(value, serial) if same_shape else DIFFERENT_SHAPE
-        if same_shape and self.tolerance.allows(value, serial):
-            self.differences[what] = amount.absolute
+        found = self._together.outputs[position][place]
+        value = _combined(function, index, found)
+        if value is not None and self._agrees(what, value, serial):
             return
-        reason = self._stale(dependence) or reasons.of_output(
-            mode, *each, serial, self.tolerance.allows
+        reason = self._stale(sources) or reasons.of_output(
+            mode,
+            found.values if len(found.values) > 1 else None,
+            found.weights,
+            serial,
+            self._tolerance.allows,
+            analysis_of(self._world, function).extents[index],
         )
-        found = f"differs {amount}" if same_shape else f"has the shape {value.shape}, not {serial.shape}"
-        self._complain(what, f"{found}; {reason}")
+        text = f"{_how_output_differs(value, serial, found)}; {reason}"
+        find = lambda results: results.outputs[position][place]  # noqa: E731
+        self.complaints.append(Complaint(what, text, value, find))
 
-    # Updates
+    def _agrees(self, what, value, serial):
+        """Whether a value agrees with the serial one; note how much they differ."""
+        if value.shape != serial.shape or not self._tolerance.allows(value, serial):
+            return False
+        most = difference(value, serial).absolute
+        self.differences[what] = max(most, self.differences.get(what, 0.0))
+        return True
 
-    def _fetched(self, found):
-        amount, value = found
-        return amount, None if value is None else np.asarray(unpack(self.world.here, value))
+    # Variables
 
-    def _compare_update(self, number, found, serial, weights):
-        what = f"shared variable {label(self.world, number)}"
-        dependence = self.analysis.updates[self.world.here.shareds[number]]
-        if not self._can_compare(what, dependence.shareds):
+    def _compare_variable(self, what, number):
+        sources = self._calls.update_sources[number]
+        if not self._can_compare(what, sources):
             return
-        wrong = [rank for rank, (_, value) in enumerate(found) if value is not None]
-        largest = max(amount for amount, _ in found)
-        if not wrong:
-            self.differences[what] = largest.absolute
-            return
+        serial, weights = self._alone.news[number], self._rows_by_rank()
+        found = [each[number] for each in self._together.news if number in each]
         values = [serial if value is None else value for _, value in found]
-        reason = self._stale(dependence) or reasons.of_update(
-            values, weights, serial, self.tolerance.allows
-        )
-        ranks = ", ".join(map(str, wrong))
+        op = self._compared.reduced.get(number)
+        if op is not None:
+            value = reasons.combined(op, values, weights)
+            if value is not None and self._agrees(what, value, serial):
+                return
+        wrong = [rank for rank, value in enumerate(values) if not self._agrees(what, value, serial)]
+        if not wrong:
+            amounts = [amount.absolute for amount, _ in found if amount is not None]
+            self.differences[what] = max([self.differences[what], *amounts])
+            return
+        text = self._how_variable_differs(values, wrong, serial)
+        reason = self._stale(sources) or self._why(values, weights, serial)
+        master = values[0] if len(values) == 1 else values[self._world.master_rank]
+        find = lambda results: results.news[number]  # noqa: E731
+        self.complaints.append(Complaint(what, f"{text}; {reason}", master, find))
+
+    def _how_variable_differs(self, values, wrong, serial):
         same_shape = all(value.shape == serial.shape for value in values)
-        how = str(largest) if same_shape else f"in its shape, serially {serial.shape}"
-        self._complain(what, f"the new value differs {how} on rank(s) {ranks}; {reason}")
+        how = _largest(values, serial) if same_shape else f"in its shape, serially {serial.shape}"
+        if self._is_reduced(values):
+            return f"differs {how}"
+        return f"the new value differs {how} on rank(s) {', '.join(map(str, wrong))}"
 
-    def _stale(self, dependence):
-        """Return the reason if replicas already differed before the call."""
-        numbers = self.world.registry.numbers
-        stale = [numbers[one] for one in dependence.shareds if numbers.get(one) in self.out_of_sync]
-        if not stale:
-            return None
-        return (
-            f"the replicas of {labels(self.world, sorted(stale))} differed before the call: make them "
-            f"equal with synk.broadcast()"
-        )
+    def _is_reduced(self, values):
+        """Whether this is only the value of the master, which all ranks have after a reduction."""
+        return len(values) == 1 and self._world.size > 1
 
-    def _complain(self, what, text):
-        self.names.append(what)
-        self.complaints.append(f"{what} {text}")
+    def _why(self, values, weights, serial):
+        if self._is_reduced(values):
+            return reasons.of_reduced(values[0], serial, self._world.size, self._tolerance.allows)
+        return reasons.of_update(values, weights, serial, self._tolerance.allows)
+
+    def _rows_by_rank(self):
+        """Return the numbers of rows of the first call that has outputs, or 1 for each rank."""
+        for outputs in self._together.outputs:
+            for found in outputs:
+                if len(found.weights) == self._world.size:
+                    return found.weights
+        return [1] * self._world.size
+
+
+def _combined(function, index, found):
+    """Return what a call makes of an output of all ranks; None if it cannot be combined."""
+    mode, replica = function.output_modes[index], function.replica
+    value = found.values[0]
+    if len(found.values) > 1:
+        value = reasons.combined(mode, found.values, found.weights, replica.output_axes[index])
+    return None if value is None else np.asarray(value, replica.output_dtypes[index])
+
+
+def _how_output_differs(value, serial, found):
+    if value is None:
+        shapes = ", ".join([str(one.shape) for one in found.values])
+        return f"cannot be combined, as the ranks' values have the shapes {shapes}"
+    if value.shape != serial.shape:
+        return f"has the shape {value.shape}, not {serial.shape}"
+    return f"differs {difference(value, serial)}"
+
+
+def _largest(values, serial):
+    return max((difference(value, serial) for value in values), key=lambda one: one.absolute)

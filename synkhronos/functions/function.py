@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, Sequence, overload
+from typing import Any, Iterable, Mapping, Sequence, overload
 
 from synkhronos import _html
 from synkhronos._errors import ClosedError
@@ -12,13 +12,14 @@ from synkhronos.arrays.binding import bind, find_bound
 from synkhronos.arrays.data import Data
 from synkhronos.functions import arguments, outputs
 from synkhronos.functions.agreement import agreement_of
-from synkhronos.functions.check import Comparison, check, check_tolerance
+from synkhronos.functions.check import Comparison, check_call, check_commands
 from synkhronos.functions.description import describe
 from synkhronos.functions.last_call import LastCall
 from synkhronos.functions.replica import Replica, serial_arguments
 from synkhronos.functions.replicate import check_sent, replicate
 from synkhronos.functions.signature import Input
 from synkhronos.functions.specification import Specification, specify
+from synkhronos.world.here import Command
 from synkhronos.world.world import World
 
 
@@ -40,6 +41,9 @@ class Function:
     last_call: LastCall | None = None  # if it had no options but a batch
     watch: Any = None  # what observes the next call; `watcher`, while there is something to observe
     watcher: Any = None
+    verification: Any = None  # of the first calls
+    analysis: Any = None  # of the graph, once it has been asked for
+    reduced: dict[int, str] = {}  # variables that a step reduces after a call, and how
 
     def __init__(
         self,
@@ -222,13 +226,51 @@ class Function:
         if registry.unsent:
             check_sent(world, self)
 
-        if self.watch is None and not world.is_recording:
+        if plain and self.watch is None and not world.is_recording:
             return self._finish(command, world.run(command))
         return self._submit(command, kept)
+
+    def reduced_by_step(self, reduced: Mapping[SharedVariable, tuple[str, str]]) -> None:
+        """Take note of the variables that a step reduces after each call.
+
+        Parameters
+        ----------
+        reduced : dict
+            What messages call each variable, and the operation.
+        """
+        numbers = self._usable_world().registry.numbers
+        self.reduced = {numbers[shared]: op for shared, (_, op) in reduced.items()}
+        if self.verification is not None:
+            self.verification.add({numbers[shared]: what for shared, (what, _) in reduced.items()})
+
+    def check_step(
+        self,
+        commands: list[Command],
+        outputs: Mapping[str, tuple[int, int]],
+        variables: Iterable[SharedVariable],
+        rtol: float | None,
+        atol: float | None,
+    ) -> Comparison:
+        """Compare a step, to which calls of this function belong, with the same step on one rank.
+
+        Parameters
+        ----------
+        commands : list of Command
+            As they were recorded.
+        outputs : dict
+            For each output of the step by name, the number of the command, and its number there.
+        variables : iterable of shared variables
+            Those that the step updates.
+        rtol, atol
+            As for `check`.
+        """
+        return check_commands(self._usable_world(), self, commands, outputs, variables, rtol, atol)
 
     def _submit(self, command, kept):
         """Run or record a command, perhaps another one that is observed; `kept` lives until then."""
         finish = functools.partial(self._finish, command)
+        if self.verification is not None:
+            self.verification.before(self, command)
         if self.watch is not None:
             command, finish = self.watch.observe(command, finish)
         return self._world.submit(command, finish, kept)
@@ -240,6 +282,7 @@ class Function:
     def forget_last_call(self) -> None:
         """Discard the last command, whose rows were divided for the former number of ranks."""
         self.last_call = None
+        self.watch = self.watcher
 
     def _usable_world(self):
         world = self._world
@@ -331,14 +374,11 @@ class Function:
         world = self._usable_world()
         if world.is_recording:
             raise RuntimeError("check(): not inside a fuse() block; call it before or after")
-        rtol = None if rtol is None else check_tolerance(rtol, "rtol")
-        atol = 0.0 if atol is None else check_tolerance(atol, "atol")
         values = arguments.match(world, self, args, inputs_by_name)
         datas = [arguments.in_store(world, *pair) for pair in zip(self.inputs, values)]
         command = arguments.plan(world, self, datas, output_subset, batch, batch_s, num_slices)
-        replicate(world)
         check_sent(world, self)
-        return check(world, self, command, arguments.whole(values), rtol, atol)
+        return check_call(world, self, command, rtol, atol)
 
     # The master alone
 
@@ -504,4 +544,7 @@ class Function:
 
 
 #: Used by the package itself; not shown by completion.
-_INTERNAL = {"copy_of", "forget_last_call", "last_call", "specification", "watch", "watcher"}
+_INTERNAL = {
+    "analysis", "check_step", "copy_of", "forget_last_call", "last_call", "reduced", "reduced_by_step",
+    "specification", "verification", "watch", "watcher",
+}  # fmt: skip

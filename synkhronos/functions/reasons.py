@@ -7,8 +7,19 @@ from typing import Callable, Sequence
 import numpy as np
 
 from synkhronos.arithmetic.operations import GATHER, OPERATIONS
+from synkhronos.engines.base import PARTLY_SUM
 
 _Allows = Callable[[np.ndarray, np.ndarray], bool]
+
+#: What follows if nothing else was found
+USUAL = (
+    "Usual reasons: a quotient whose denominator is not the number of rows, such as the sum of a mask "
+    "(return both sums and divide them, or combine them in the graph with synk.ops.all_reduce); "
+    "statistics over the batch, as in batch normalization, which each rank computes of its own rows "
+    "(synkhronos.extensions.batch_norm); a nonlinear function of a mean, such as its root; bounds for "
+    "values inside the gradient; inputs whose rows are not on axis 0, such as time steps of a "
+    "recurrence (synk.In(x, axis=1)); a batch size that is fixed in the graph"
+)
 
 
 def of_output(
@@ -17,6 +28,7 @@ def of_output(
     weights: Sequence[int],
     serial: np.ndarray,
     allows: _Allows,
+    extent: str | None = None,
 ) -> str:
     """Return why an output differs, and what to do.
 
@@ -32,24 +44,45 @@ def of_output(
         The serial value.
     allows : callable
         ``allows(value, serial)`` tells whether a value is close enough to the serial value.
+    extent : str or None
+        How it depends on the number of rows, as of `Analysis`.
     """
+    if extent == PARTLY_SUM:
+        return (
+            "it contains a sum over the rows, and terms that do not depend on their number: divide the "
+            "sum by the number of rows, or make the terms separate outputs"
+        )
     for op in ("sum", GATHER, "avg", "max", "min", "prod") if by_rank is not None else ():
-        if op != mode and _equals(_combined(op, by_rank, weights), serial, allows):
+        if op != mode and _equals(combined(op, by_rank, weights), serial, allows):
             what = "the concatenation" if op == GATHER else f"the {op}"
             return (
                 f"its op is {mode!r}, but {what} of the ranks' values equals the serial value: give it "
                 f"as (output, {op!r})"
             )
-    return (
-        f"its op is {mode!r}, but no op gives the serial value. Usual reasons: a quotient whose "
-        f"denominator is not the number of rows, such as the sum of a mask (return both sums, and "
-        f"divide them); statistics over the batch, as in batch normalization, which each rank computes "
-        f"of its own rows (combine them in the graph with synk.ops); inputs whose rows are not on axis 0"
-    )
+    return f"its op is {mode!r}, but no op gives the serial value. {USUAL}"
+
+
+def of_reduced(value: np.ndarray, serial: np.ndarray, size: int, allows: _Allows) -> str:
+    """Return why a value that a step has reduced differs, and what to do."""
+    same_shape = value.shape == serial.shape
+    if same_shape and allows(np.multiply(value, size, dtype=value.dtype), serial):
+        return (
+            "the serial value is the sum of the ranks' values, not their average: the loss is a sum "
+            "over the rows, perhaps divided by a number; make it a mean, or give loss_op='sum'"
+        )
+    if same_shape and allows(np.divide(value, size).astype(value.dtype), serial):
+        return (
+            "the serial value is the average of the ranks' values, not their sum: the loss is a mean "
+            "over the rows; leave out loss_op='sum'"
+        )
+    return f"no reduction of the ranks' values gives the serial one. {USUAL}"
 
 
 def of_update(
-    values: Sequence[np.ndarray], weights: Sequence[int], serial: np.ndarray, allows: _Allows
+    values: Sequence[np.ndarray],
+    weights: Sequence[int],
+    serial: np.ndarray,
+    allows: _Allows,
 ) -> str:
     """Return why the new values of a shared variable differ, and what to do.
 
@@ -67,7 +100,7 @@ def of_update(
         ("avg", "synk.all_reduce(variable, weights=function)"),
         ("sum", "synk.all_reduce(variable, 'sum')"),
     ):
-        if _equals(_combined(op, values, weights), serial, allows):
+        if _equals(combined(op, values, weights), serial, allows):
             return (
                 f"{why}; their {op} equals the serial value: call {call} after each call, or build a "
                 f"training step with synkhronos.extensions.train.make_train_function()"
@@ -80,13 +113,15 @@ def of_update(
     )
 
 
-def _combined(op, values, weights):
+def combined(
+    op: str, values: Sequence[np.ndarray], weights: Sequence[int], axis: int = 0
+) -> np.ndarray | None:
     """Return the reduction or concatenation of values; None if it is not possible."""
     shapes = {value.shape for value in values}
     if op == GATHER:
-        if not values[0].ndim or len({shape[1:] for shape in shapes}) > 1:
+        if values[0].ndim <= axis or len({one[:axis] + one[axis + 1 :] for one in shapes}) > 1:
             return None
-        return np.concatenate(values)
+        return np.concatenate(values, axis)
     if len(shapes) > 1 or not OPERATIONS[op].is_defined_for(values[0].dtype):
         return None
     return OPERATIONS[op].reduce(values, weights)

@@ -38,6 +38,8 @@ from synkhronos.world.here import Command
 class Broadcast(Command):
     """Set every rank's replicas to the master's."""
 
+    is_like_serial = takes_master = True
+
     def __init__(self, numbers, nccl):
         self.numbers, self.nccl = numbers, nccl
 

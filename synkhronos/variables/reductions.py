@@ -41,6 +41,13 @@ class Reduce(Command):
         self.numbers, self.op, self.target = numbers, op, target
         self.weights, self.nccl, self.wire, self.begun = weights, nccl, wire, dict(begun)
 
+    @property
+    def is_like_serial(self):
+        return self.target == "all"
+
+    def exact(self) -> Reduce:
+        return Reduce(self.numbers, self.op, self.target, self.weights, self.nccl)
+
     def run(self, here):
         comm = here.communicator(self.nccl)
         numbers = self.numbers

@@ -8,10 +8,12 @@ import synkhronos as synk
 from synkhronos.engines import names
 from synkhronos.engines.names import SharedVariable, Variable
 from synkhronos.extensions.steps.arguments import Inputs
+from synkhronos.extensions.steps.fixed_draws import with_fixed_draws
 from synkhronos.extensions.steps.graphs import inputs_first, operands_with
 from synkhronos.extensions.steps.overlap import overlapped
-from synkhronos.extensions.steps.plan import Plan
+from synkhronos.extensions.steps.plan import Plan, make_plan
 from synkhronos.extensions.steps.repetition import Repetition, are_in_store, is_observed
+from synkhronos.extensions.steps.script import Script
 
 
 class Options(NamedTuple):
@@ -101,7 +103,10 @@ class Step:
         The functions that a call runs, in their order.
     """
 
-    def __init__(self, plan: Plan, inputs: Inputs, options: Options) -> None:
+    def __init__(self, script: Script, inputs: Inputs, options: Options) -> None:
+        plan = make_plan(script)
+        self._arguments = script, inputs, options
+        self._with_fixed_draws: Step | None = None
         self._inputs, self._places, self._streams = inputs, plan.places, plan.streams
         self._reduced = _reductions(plan, options.wire)
         row_updates = overlapped(plan, options.wire) if options.overlap else plan.row_updates
@@ -126,6 +131,15 @@ class Step:
                 indices = [i for i, one in enumerate(inputs.variables) if one in used]
                 own = [(output, None) for output in outputs]  # the master's value
                 self._later.append(builder.build(name, own, updates, used, indices, []))
+        self._targets = [target for target, _ in plan.updates]
+        names = {one: "the gradient" for one in plan.gradients}
+        self._rows.function.reduced_by_step(
+            {
+                one: (names.get(one, f"what is reduced for an update ({one.name})"), op)
+                for op, shareds in plan.reduced.items()
+                for one in shareds
+            }
+        )
         self._called = [phase.function for phase in [*self._before, self._rows, *self._later]]
         self.functions = self._called[len(self._before) :]
         self._repetition: Repetition | None = None  # of the last step that was recorded
@@ -146,24 +160,72 @@ class Step:
         """Take a step of which all is checked; return the results of its calls."""
         self._repetition = None
         may_repeat = num_slices == 1 and batch_s is None and not is_observed(self._called)
+        with synk.fuse() as block:
+            self._make_calls(values, batch, num_slices, batch_s)
+        if may_repeat and are_in_store(values):
+            self._repetition = Repetition(block.recorded, self._called, len(self._before), values)
+        return block.results()
+
+    def _make_calls(self, values, batch, num_slices, batch_s):
         positional, named = self._inputs.select(self._rows.indices, values)
         if batch_s is not None:
             named["batch_s"] = batch_s
         rows = self._rows.function
+        for phase in self._before:
+            phase.function()
+        rows(*positional, batch=batch, num_slices=num_slices, **named)
+        for op, shareds, wire in self._reduced:
+            synk.all_reduce(shareds, op, weights=rows if op == "avg" else None, wire=wire)
+        if self._streams:
+            synk.broadcast(self._streams)
+        for phase in self._later:
+            positional, named = self._inputs.select(phase.indices, values)
+            phase.function(*positional, **named)
+
+    def check(
+        self,
+        values: Sequence[Any],
+        batch: Any,
+        num_slices: int,
+        batch_s: Any,
+        random: bool,
+        rtol: float | None,
+        atol: float | None,
+    ) -> Any:
+        """Compare a step with the same step on one rank; return the comparison.
+
+        If `random`, numbers that follow from the rows are in place of random ones.
+
+        Raises
+        ------
+        MismatchError
+            If an output or an updated variable differs.
+        """
+        if random:
+            if self._with_fixed_draws is None:
+                script, inputs, options = self._arguments
+                script = with_fixed_draws(script, inputs)
+                options = options._replace(givens=script.givens)
+                self._with_fixed_draws = Step(script, inputs, options)
+            step = self._with_fixed_draws
+            return step.check(values, batch, num_slices, batch_s, False, rtol, atol)
+        last = len(self._called) - 1
+        outputs = {
+            f"output {place}": (last if is_last else len(self._before), index)
+            for place, (is_last, index) in enumerate(self._places)
+        }
+        compared = []
+
+        def compare(commands):
+            places = [at for at, one in enumerate(commands) if hasattr(one.plain, "handles")]
+            found = {what: (places[at], index) for what, (at, index) in outputs.items()}
+            rows = self._rows.function
+            compared.append(rows.check_step(commands, found, self._targets, rtol, atol))
+
         with synk.fuse() as block:
-            for phase in self._before:
-                phase.function()
-            rows(*positional, batch=batch, num_slices=num_slices, **named)
-            for op, shareds, wire in self._reduced:
-                synk.all_reduce(shareds, op, weights=rows if op == "avg" else None, wire=wire)
-            if self._streams:
-                synk.broadcast(self._streams)
-            for phase in self._later:
-                positional, named = self._inputs.select(phase.indices, values)
-                phase.function(*positional, **named)
-        if may_repeat and are_in_store(values):
-            self._repetition = Repetition(block.recorded, self._called, len(self._before), values)
-        return block.results()
+            block.instead = compare
+            self._make_calls(values, batch, num_slices, batch_s)
+        return compared[0]
 
 
 def _reductions(plan: Plan, wire: Any) -> list[tuple[str, list[SharedVariable], Any]]:
