@@ -14,6 +14,8 @@ from theano.tensor.shared_randomstreams import RandomStreams
 import synkhronos as synk
 from synkhronos.extensions import updates
 from synkhronos.extensions.train import make_train_function, parallel_function
+from synkhronos.functions.analysis import suspects_of
+from synkhronos.world.world import current_world
 
 pytestmark = pytest.mark.usefixtures("in_python", "in_threads")
 ROWS, TARGETS = np.arange(12.0).reshape(6, 2), np.array([1.0, 0, 1, 1, 0, 0])
@@ -57,8 +59,8 @@ def loss_of(w):
         (tt.exp(-x), ["has the shape (3, 2), not (6, 2)", "(output, 'gather')"]),
         (x.sum() + 1, ["contains a sum over the rows, and terms that"]),
         (x.max(), ["(output, 'max')"]),
-        ((x[:, 0] * y).sum() / y.sum(), ["no op gives the serial value", "Usual reasons: a quotient"]),
-        (tt.sqrt(tt.sqr(x).mean()), ["a nonlinear function of a mean"]),
+        ((x[:, 0] * y).sum() / y.sum(), ["no op gives the serial value", "has a quotient of two sums"]),
+        (tt.sqrt(tt.sqr(x).mean()), ["a nonlinear function of a value of all rows"]),
         (theano.scan(lambda row: row * 2, x)[0], ["(output, 'gather')"]),
         (theano.scan(lambda row, t: t + row, x, tt.zeros_like(x[0]))[0][-1], ["(output, 'sum')"]),
     ],
@@ -269,9 +271,9 @@ def test_a_right_step_is_right_also_by_check(world):
     [
         (lambda e: e.sum(), "the serial value is the sum of the ranks' values"),
         (lambda e: e.sum() / 6, "perhaps divided by a number"),
-        (lambda e: tt.sqrt(e.mean()), "a nonlinear function of a mean"),
-        (lambda e: (e * y).sum() / y.sum(), "the sum of a mask"),
-        (lambda e: tt.tanh((e - e.mean()) / e.std() + 1).mean(), "statistics over the batch"),
+        (lambda e: tt.sqrt(e.mean()), "The graph has a nonlinear function of a value of all rows"),
+        (lambda e: (e * y).sum() / y.sum(), "The graph has a quotient of two sums over the rows"),
+        (lambda e: tt.tanh((e - e.mean()) / e.std() + 1).mean(), "The graph has statistics over"),
     ],
     ids=["sum", "constant", "root", "masked", "statistics"],
 )
@@ -285,6 +287,33 @@ def test_a_wrong_step_is_warned_of_once_and_refused_by_check(world, noticed, los
         assert not noticed()
         with pytest.raises(synk.MismatchError, match="differs from the serial function"):
             step.check(ROWS, TARGETS)
+
+
+@pytest.mark.parametrize(
+    "output, expected",
+    [
+        (x.sum() / 6, ["constant"]),
+        (tt.sum(tt.cast(x, "int64")) // 6, ["constant"]),
+        (x.sum() * (1 / 6), ["constant"]),
+        ((x[:, 0] * y).sum() / y.sum(), ["quotient"]),
+        (tt.sqr(x - x.mean(axis=0)).mean(), ["statistics"]),
+        (tt.nnet.bn.batch_normalization_train(x, x[0], x[0])[0].mean(), ["statistics"]),
+        (tt.sqrt(tt.sqr(x).mean()), ["nonlinear"]),
+        (theano.gradient.grad_clip(x, -1, 1).mean(), ["clipped"]),
+        (theano.scan(lambda row, t: t + row, x, tt.zeros_like(x[0]))[0][-1].mean(), ["recurrent"]),
+        (tt.sqr(x.reshape((6, 2, 1))).mean(), ["fixed batch"]),
+        (x.mean(), []),
+        (tt.grad(tt.sqr(x).mean(), x).sum(axis=0), []),
+        (theano.scan(lambda row: row * 2, x)[0].mean(), []),
+        (theano.scan(lambda t, s: s + t, x.T, tt.zeros_like(x[:, 0]))[0].mean(), []),
+        (x.sum() / x.shape[0], []),
+        (tt.sqr(x.reshape((-1, 2, 1))).mean(), []),
+        (tt.nnet.softmax(x).mean(axis=0), []),
+    ],
+)
+def test_what_is_suspect_in_a_graph(world, output, expected):
+    f = synk.function([x, y], (output, "avg"), on_unused_input="ignore")
+    assert suspects_of(current_world(), f) == expected
 
 
 def test_a_sum_is_right_with_the_operation_for_it(world):

@@ -4,7 +4,8 @@
 compiler that ``host/compiler`` has chosen. ``graphs`` is the common code of Theano and PyTensor, with
 ``pickles`` and ``containers``; ``names`` provides their names, and ``apart`` an operation that keeps
 others from being fused. ``dependence`` reads from a graph what its results depend on, and ``rows``, with
-``degrees`` and ``shapes``, how they depend on the number of rows. ``windows`` divides the rows that an
+``degrees`` and ``shapes``, how they depend on the number of rows; ``suspects`` finds what may make
+them differ from those of one process. ``windows`` divides the rows that an
 index selects.
 
 ``pytensor_engine`` runs PyTensor on NumPy arrays, and ``pytensor_jax`` on JAX arrays. ``theano_cpu``

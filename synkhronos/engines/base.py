@@ -99,6 +99,11 @@ class Analysis(NamedTuple):
 #: If each row occurs twice, an output is twice as large; or a part of it is; or it has twice the rows.
 SUM, PARTLY_SUM, ROWS = "sum", "partly sum", "rows"
 
+#: What in a graph may make the value of all rows another one than the values of parts of them give.
+CONSTANT, QUOTIENT, STATISTICS, NONLINEAR, CLIPPED, RECURRENT, FIXED_BATCH = SUSPECTS = (
+    "constant", "quotient", "statistics", "nonlinear", "clipped", "recurrent", "fixed batch",
+)  # fmt: skip
+
 #: In place of the axis of an argument: the argument is a bound of rows that `Engine.cut_windows` cut.
 BOUND = "bound"
 
@@ -298,6 +303,10 @@ class Engine(ABC):
         bounds that `cut_windows` returned. An engine that cannot tell how outputs depend on the number
         of rows reports None. It may report too many dependences, but not too few.
         """
+
+    def suspects(self, compiled: Compiled, axes: Sequence[int | str | None]) -> list[str]:
+        """Return which of `SUSPECTS` are in the graph, as far as the engine can tell; see `analyze`."""
+        return []
 
     @abstractmethod
     def dumps(self, objects: Any, known: Mapping[SharedVariable, int]) -> Buffer:

@@ -8,7 +8,7 @@ import numpy as np
 
 from synkhronos.engines import names
 from synkhronos.engines.base import Engine, InputType, TensorType, WrappedInput
-from synkhronos.engines.collectives import ALONE, PeersType
+from synkhronos.engines.collectives import ALONE, PeersType, is_peers
 from synkhronos.engines.containers import report_assignments
 from synkhronos.engines.dependence import analyze
 from synkhronos.engines.names import SharedVariable, Variable
@@ -20,6 +20,7 @@ from synkhronos.engines.order import (
     takes_peers,
 )
 from synkhronos.engines.pickles import GraphUnpickler, MainNames, dump, with_deep_stack
+from synkhronos.engines.suspects import suspects
 from synkhronos.engines.windows import cut_windows
 from synkhronos.host import compiler
 
@@ -137,6 +138,16 @@ class GraphEngine(Engine):
 
     def analyze(self, compiled, axes):
         return analyze(*self.source(compiled), axes)
+
+    def suspects(self, compiled, axes):
+        specifications, outputs = self.source(compiled)
+        inputs = [one.variable for one in specifications]
+        arguments = [one for one in inputs if not isinstance(one, SharedVariable) and not is_peers(one)]
+        by_input = {**dict.fromkeys(inputs), **dict(zip(arguments, axes))}
+        # Gradients have what their losses have, and more that is right.
+        found = suspects(list(by_input), list(by_input.values()), outputs)
+        updates = [one.update for one in specifications if one.update is not None]
+        return found or suspects(list(by_input), list(by_input.values()), updates)
 
     def source(self, compiled):
         """Return the graph before optimization: the specifications of inputs, and the outputs."""

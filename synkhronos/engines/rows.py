@@ -31,7 +31,7 @@ def extents(inputs, axes, outputs):
         The axis of each input along which its rows are split.
     outputs : list of variables
     """
-    graph = _Graph(dict(zip(inputs, axes)))
+    graph = Graph(dict(zip(inputs, axes)))
     for node in io_toposort(inputs, outputs):
         graph.add(node)
     return [_extent(graph.value(output)) for output in outputs]
@@ -47,7 +47,7 @@ def _extent(value):
     return PARTLY_SUM if value.degrees == {0, 1} else None
 
 
-class _Graph:
+class Graph:
     """The `Rows` of the variables of a graph; None if they are unknown."""
 
     def __init__(self, axes):
@@ -281,23 +281,23 @@ def _other(values):
 
 
 _RULES = [
-    (names.Elemwise, _Graph.elementwise),
-    (names.CAReduce, _Graph.reduction),
-    (names.DimShuffle, _Graph.dimshuffle),
-    (names.COPIES, _Graph.same),
-    (names.Dot, _Graph.dot),
-    (names.BatchedDot, _Graph.batched_dot),
-    (names.Subtensor, _Graph.indexed),
-    ((names.AdvancedSubtensor1, names.AdvancedSubtensor), _Graph.looked_up),
-    (names.Reshape, _Graph.reshape),
-    (names.Alloc, _Graph.alloc),
-    (names.Shape_i, _Graph.shape_item),
-    (names.LARGEST, _Graph.largest),
-    (names.BY_ROW, _Graph.by_row),
-    (names.SOFTMAXES, _Graph.softmax),
-    (names.LINEAR_BY_ROW, _Graph.linear_by_row),
-    (names.CONVOLUTIONS, _Graph.convolution),
-    (names.POOLS, _Graph.pooling),
-    (names.MakeVector, _Graph.stacked),
-    (names.RANDOM, _Graph.random),
+    (names.Elemwise, Graph.elementwise),
+    (names.CAReduce, Graph.reduction),
+    (names.DimShuffle, Graph.dimshuffle),
+    (names.COPIES, Graph.same),
+    (names.Dot, Graph.dot),
+    (names.BatchedDot, Graph.batched_dot),
+    (names.Subtensor, Graph.indexed),
+    ((names.AdvancedSubtensor1, names.AdvancedSubtensor), Graph.looked_up),
+    (names.Reshape, Graph.reshape),
+    (names.Alloc, Graph.alloc),
+    (names.Shape_i, Graph.shape_item),
+    (names.LARGEST, Graph.largest),
+    (names.BY_ROW, Graph.by_row),
+    (names.SOFTMAXES, Graph.softmax),
+    (names.LINEAR_BY_ROW, Graph.linear_by_row),
+    (names.CONVOLUTIONS, Graph.convolution),
+    (names.POOLS, Graph.pooling),
+    (names.MakeVector, Graph.stacked),
+    (names.RANDOM, Graph.random),
 ]

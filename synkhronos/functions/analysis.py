@@ -20,6 +20,13 @@ def analysis_of(world: World, function: Any) -> Analysis:
     return function.analysis
 
 
+def suspects_of(world: World, function: Any) -> list[str]:
+    """Return what in the graph of a function may make it differ from the serial one."""
+    replica = function.replica
+    axes = _axes(function.inputs, replica.lengths is not None, len(replica.sliceable))
+    return world.here.engine.suspects(replica.compiled, axes)
+
+
 def has_rows(function: Any) -> bool:
     """Whether the ranks divide rows among them in calls of a function."""
     replica = function.replica

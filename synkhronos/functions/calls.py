@@ -13,7 +13,7 @@ from synkhronos.functions.call import CallFunction
 from synkhronos.functions.copies import without_effects
 from synkhronos.functions.packed import unpack
 from synkhronos.functions.serial import Alone, Perturbed, SerialCall
-from synkhronos.functions.trial import SliceableRows, Tolerance, Trial
+from synkhronos.functions.trial import SliceableRows, Tolerance, Trial, sampled
 from synkhronos.stores.handle import Handle
 from synkhronos.world.fuse import FusedCommand
 from synkhronos.world.here import Command
@@ -140,10 +140,13 @@ class Calls:
         outputs = [one for each in self.sources for one in each]
         return set().union(*outputs, *self.update_sources.values())
 
-    def alone(self, compared: Sequence[int], perturbed: bool = False) -> OnOneRank:
+    def alone(
+        self, compared: Sequence[int], most: int | None, perturbed: bool = False
+    ) -> OnOneRank:
         """Run the calls on the master alone; return the new values of the compared variables.
 
-        If `perturbed`, floating-point rows differ by a few units in the last place.
+        At most `most` elements of each are returned. If `perturbed`, floating-point rows differ by a
+        few units in the last place.
         """
         world, outputs = self._world, []
         here = (Perturbed if perturbed else Alone)(world.here)
@@ -153,7 +156,8 @@ class Calls:
                 result = command.run(here)
                 is_call = isinstance(command, SerialCall)
                 outputs.append([np.array(unpack(here, one)) for one in result[1:]] if is_call else [])
-            news = {one: np.array(here.engine.export(here.shareds[one])) for one in compared}
+            exported = {one: here.engine.export(here.shareds[one]) for one in compared}
+            news = {one: sampled(new, most) for one, new in exported.items()}
         return OnOneRank(outputs, news)
 
     def _serial(self, command):
@@ -174,11 +178,15 @@ class Calls:
         return dict(zip(numbers, rows))
 
     def together(
-        self, compared: Sequence[int], serial: Mapping[int, Handle], tolerance: Tolerance
+        self,
+        compared: Sequence[int],
+        serial: Mapping[int, Handle],
+        tolerance: Tolerance,
+        most: int | None,
     ) -> OnAllRanks:
         """Run the calls on all ranks; see `Trial`."""
         command: Command = FusedCommand([command.exact() for _, command in self.called])
-        trial = Trial(command, self.updated, compared, serial, tolerance)
+        trial = Trial(command, self.updated, compared, serial, tolerance, most)
         returned, news = zip(*self._world.run(trial))
         # All values are copied now, since the next command frees what the ranks have sent.
         here, results = self._world.here, zip(*returned)

@@ -18,7 +18,7 @@ from synkhronos.arithmetic.comparison import difference
 from synkhronos.arithmetic.operations import GATHER
 from synkhronos.functions import reasons
 from synkhronos.functions.agreement import Digests, agreement_of, label, labels, ranks_that_differ
-from synkhronos.functions.analysis import analysis_of, has_rows
+from synkhronos.functions.analysis import analysis_of, has_rows, suspects_of
 from synkhronos.functions.call import CallFunction
 from synkhronos.functions.calls import Called, Calls, OnOneRank, called
 from synkhronos.functions.replicate import replicate
@@ -50,6 +50,7 @@ class Comparison(NamedTuple):
 
 #: How much larger a difference may be than that which a change of the last bits of the rows makes
 _NOISE = 32
+_SAMPLE = 1 << 20  # elements of a variable
 
 
 class Compared(NamedTuple):
@@ -76,8 +77,11 @@ class Complaint(NamedTuple):
 
     Attributes
     ----------
-    what, text : str
-        What it is, and how it differs and why.
+    what : str
+    how : str
+        How it differs.
+    why : callable
+        Returns why.
     value : numpy.ndarray or None
         The value, or that of the master; None if there is none.
     find : callable
@@ -85,7 +89,8 @@ class Complaint(NamedTuple):
     """
 
     what: str
-    text: str
+    how: str
+    why: Callable[[], reasons.Reason]
     value: np.ndarray | None
     find: Callable[[OnOneRank], np.ndarray]
 
@@ -144,7 +149,7 @@ def tolerance_of(
             dtypes += [one.type.dtype for one in function.inputs]
             shareds = [one for one in function.get_shared() if engine.is_tensor(one)]
             dtypes += [engine.type_of(one).dtype for one in shareds]
-    return Tolerance(rtol, atol, [one for one in dtypes if one is not None])
+    return Tolerance(rtol, atol, {one for one in dtypes if one is not None})
 
 
 def _check_tolerances(rtol, atol):
@@ -189,14 +194,15 @@ class Check:
         self._out_of_sync: set[int] | None = None
 
     def run(self, everywhere: bool) -> None:
-        """Compare; the new values of all ranks if `everywhere`, otherwise those of the master."""
+        """Compare; the new values of all ranks if `everywhere`, otherwise a sample of the master's."""
         numbers = list(self._compared.variables)
-        self._alone = self._calls.alone(numbers)
+        self._most = None if everywhere else _SAMPLE
+        self._alone = self._calls.alone(numbers, self._most)
         handles = {}
         if everywhere:
             store = self._world.here.store
             handles = {number: store.put(new) for number, new in self._alone.news.items()}
-        self._together = self._calls.together(numbers, handles, self._tolerance)
+        self._together = self._calls.together(numbers, handles, self._tolerance, self._most)
         for what, (position, index) in self._compared.outputs.items():
             self._compare_output(what, position, index)
         for number, what in self._compared.variables.items():
@@ -204,9 +210,10 @@ class Check:
 
     def text(self, function: Any, other: str) -> str:
         """Return the complaints about a call of a function as text."""
-        listed = "\n".join(f"- {one.what} {one.text}" for one in self.complaints)
-        if reasons.USUAL in listed:  # once, at the end
-            listed = f"{listed.replace(' ' + reasons.USUAL, '')}\n{reasons.USUAL}"
+        found = [(one, one.why()) for one in self.complaints]
+        listed = "\n".join(f"- {one.what} {one.how}; {reason.text}" for one, reason in found)
+        if not all(reason.is_found for _, reason in found):
+            listed += f"\n{reasons.of_graph(suspects_of(self._world, function))}"
         return f"{function!r}: on {self._world.size} rank(s) the call differs from {other}:\n{listed}"
 
     @property
@@ -216,9 +223,9 @@ class Check:
 
     def forgive_rounding(self) -> None:
         """Withdraw complaints about results that change as much if the rows are rounded otherwise."""
-        if not self.complaints or self.is_stale:
+        if not self.complaints:
             return
-        perturbed = self._calls.alone(list(self._compared.variables), perturbed=True)
+        perturbed = self._calls.alone(list(self._compared.variables), self._most, perturbed=True)
         self.complaints = [one for one in self.complaints if not self._is_rounding(one, perturbed)]
 
     def _is_rounding(self, complaint, perturbed):
@@ -262,7 +269,7 @@ class Check:
         stale = sorted(sources & self.out_of_sync)
         if not stale:
             return None
-        return (
+        return reasons.Reason(
             f"the replicas of {labels(self._world, stale)} differed before the call: make them "
             f"equal with synk.broadcast()"
         )
@@ -287,17 +294,20 @@ class Check:
         value = _combined(function, index, found)
         if value is not None and self._agrees(what, value, serial):
             return
-        reason = self._stale(sources) or reasons.of_output(
-            mode,
-            found.values if len(found.values) > 1 else None,
-            found.weights,
-            serial,
-            self._tolerance.allows,
-            analysis_of(self._world, function).extents[index],
-        )
-        text = f"{_how_output_differs(value, serial, found)}; {reason}"
+
+        def why():
+            return self._stale(sources) or reasons.of_output(
+                mode,
+                found.values if len(found.values) > 1 else None,
+                found.weights,
+                serial,
+                self._tolerance.allows,
+                analysis_of(self._world, function).extents[index],
+            )
+
+        how = _how_output_differs(value, serial, found)
         find = lambda results: results.outputs[position][place]  # noqa: E731
-        self.complaints.append(Complaint(what, text, value, find))
+        self.complaints.append(Complaint(what, how, why, value, find))
 
     def _agrees(self, what, value, serial):
         """Whether a value agrees with the serial one; note how much they differ."""
@@ -326,11 +336,11 @@ class Check:
             amounts = [amount.absolute for amount, _ in found if amount is not None]
             self.differences[what] = max([self.differences[what], *amounts])
             return
-        text = self._how_variable_differs(values, wrong, serial)
-        reason = self._stale(sources) or self._why(values, weights, serial)
+        how = self._how_variable_differs(values, wrong, serial)
+        why = lambda: self._stale(sources) or self._why(values, weights, serial)  # noqa: E731
         master = values[0] if len(values) == 1 else values[self._world.master_rank]
         find = lambda results: results.news[number]  # noqa: E731
-        self.complaints.append(Complaint(what, f"{text}; {reason}", master, find))
+        self.complaints.append(Complaint(what, how, why, master, find))
 
     def _how_variable_differs(self, values, wrong, serial):
         same_shape = all(value.shape == serial.shape for value in values)

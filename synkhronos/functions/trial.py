@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from typing import AbstractSet as Set
 from typing import Mapping, NamedTuple, Sequence
 
 import numpy as np
 
-from synkhronos.arithmetic.comparison import Difference, agree, difference, largest_of, tolerance
+from synkhronos.arithmetic.comparison import (
+    Difference,
+    agree,
+    difference,
+    largest_of,
+    sample,
+    tolerance,
+)
 from synkhronos.arithmetic.partition import select
 from synkhronos.functions.copies import without_effects
 from synkhronos.stores.handle import Handle
@@ -22,7 +30,7 @@ class Tolerance(NamedTuple):
 
     rtol: float | None
     atol: float
-    dtypes: Sequence[np.dtype]
+    dtypes: Set[np.dtype]
 
     def allows(self, value: np.ndarray, serial: np.ndarray) -> bool:
         """Whether a value of the same shape agrees with the serial one."""
@@ -47,6 +55,8 @@ class Trial(Command):
     serial : dict
         A handle to the serial new value of each of these, or nothing.
     tolerance : Tolerance
+    most : int or None
+        How many elements of each variable are returned, evenly spaced; None for all.
     """
 
     def __init__(
@@ -56,9 +66,10 @@ class Trial(Command):
         compared: Sequence[int],
         serial: Mapping[int, Handle],
         tolerance: Tolerance,
+        most: int | None,
     ) -> None:
         self.calls, self.updated, self.compared = calls, updated, compared
-        self.serial, self.tolerance = serial, tolerance
+        self.serial, self.tolerance, self.most = serial, tolerance, most
 
     def needs(self, ranks: range, size: int) -> list[Need]:
         return [*self.calls.needs(ranks, size), *map(Need, self.serial.values())]
@@ -72,11 +83,16 @@ class Trial(Command):
     def _new(self, here, number):
         new = here.engine.export(here.shareds[number])
         if here.is_master:
-            return None, np.array(new)
+            return None, sampled(new, self.most)
         serial = here.store.get(self.serial[number])
         amount = difference(new, serial) if new.shape == serial.shape else DIFFERENT_SHAPE
         is_right = new.shape == serial.shape and self.tolerance.allows(new, serial)
         return amount, None if is_right else here.send(new)
+
+
+def sampled(array: np.ndarray, most: int | None) -> np.ndarray:
+    """Return a copy of an array, or of `most` of its elements."""
+    return np.array(array if most is None else sample(array, most))
 
 
 class SliceableRows(Command):
