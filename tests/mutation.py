@@ -89,6 +89,7 @@ TESTS = {
     "functions/call.py": [*CALLS, "test_outputs.py", "test_idioms.py", "test_rehearsal.py"],
     "functions/calls.py": ["test_check.py", "test_verification.py"],
     "functions/check.py": ["test_check.py", "test_verification.py"],
+    "functions/compare.py": ["test_check.py", "test_verification.py"],
     "functions/columns.py": [*CALLS, "test_idioms.py", "test_ops_calls.py"],
     "functions/copies.py": ["test_check.py"],
     "functions/description.py": ["test_shell.py"],

@@ -62,6 +62,8 @@ class _Search:
         self.found |= set(self._suspicions(node, kinds))
 
     def _kind(self, node, kinds):
+        if isinstance(getattr(node.op, "scalar_op", None), scalar.Second):
+            return _ROWS if kinds[0] == _ROWS else kinds[1]  # the first is there for its shape
         most = max(kinds, default=_NONE)
         if isinstance(node.op, (names.Shape, names.Shape_i)):
             return _COUNT if most == _ROWS else _NONE
@@ -117,11 +119,13 @@ class _Search:
         counts = node.op if hasattr(node.op, "n_sit_sot") else node.op.info
         if not counts.n_mit_mot + counts.n_mit_sot + counts.n_sit_sot:
             return False
-        for sequence in node.inputs[1 : 1 + counts.n_seqs]:
-            value = self._graph.value(sequence)
-            if value is not None and value.axis == 0:
-                return True
-        return False
+        return any(self._has_rows_first(one) for one in node.inputs[1 : 1 + counts.n_seqs])
+
+    def _has_rows_first(self, variable):
+        value, node = self._graph.value(variable), variable.owner
+        if value is None and node is not None and isinstance(node.op, names.Subtensor):
+            return self._has_rows_first(node.inputs[0])  # as many steps of it as there are
+        return value is not None and value.axis == 0
 
 
 def _fixes_rows(node, value):

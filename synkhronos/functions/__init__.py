@@ -11,8 +11,8 @@ functions to the workers, and ``random`` seeds their random streams. ``descripti
 show of a function.
 
 ``calls`` are run without effects: on one rank alone, by ``serial`` commands, and on all, by a ``trial``
-on every rank, which updates ``copies`` of shared variables. ``check`` compares the results, and
-``reasons`` finds why they differ; ``verification`` does so for the first call of a function.
+on every rank, which updates ``copies`` of shared variables. ``compare`` compares the results, and
+``reasons`` finds why they differ: in ``check``, and for first calls in ``verification``.
 ``agreement`` keeps track of the replicas of shared variables that are meant to be equal, with what
 ``analysis`` reads from graphs; in the first calls of a function, ``watch`` warns if they are not equal,
 and in every call ``audit`` raises an error if they are not.

@@ -545,6 +545,5 @@ class Function:
 
 #: Used by the package itself; not shown by completion.
 _INTERNAL = {
-    "analysis", "check_step", "copy_of", "forget_last_call", "last_call", "reduced", "reduced_by_step",
-    "specification", "verification", "watch", "watcher",
-}  # fmt: skip
+    "analysis", "check_step", "copy_of", "forget_last_call", "last_call", "reduced",
+    "reduced_by_step", "specification", "verification", "watch", "watcher"}  # fmt: skip

@@ -15,7 +15,7 @@ from synkhronos._errors import MismatchError, WorldBrokenError, warn
 from synkhronos.functions.agreement import agreement_of
 from synkhronos.functions.call import CallFunction, Most
 from synkhronos.functions.calls import Called, Calls, calls_until
-from synkhronos.functions.check import Check, Compared, tolerance_of
+from synkhronos.functions.compare import Compare, Compared, tolerance_of
 from synkhronos.host.log import logger
 from synkhronos.world.here import Command
 from synkhronos.world.modes import ALWAYS, RAISE
@@ -86,7 +86,7 @@ class Verification:
         compared = self._comparable(calls, place)
         if not compared.outputs and not compared.variables:
             return None
-        found = Check(world, calls, compared, tolerance_of(world, calls))
+        found = Compare(world, calls, compared, tolerance_of(world, calls))
         try:
             found.run(everywhere=False)
             found.forgive_rounding()

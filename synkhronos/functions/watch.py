@@ -24,7 +24,7 @@ from synkhronos.engines.base import Analysis
 from synkhronos.functions.agreement import Sampled, agreement_of, label, labels
 from synkhronos.functions.analysis import analysis_of, has_rows, sources, uses
 from synkhronos.functions.audit import Audit
-from synkhronos.functions.check import Compared
+from synkhronos.functions.compare import Compared
 from synkhronos.functions.signature import Output
 from synkhronos.functions.verification import Verification
 from synkhronos.host import compiler
