@@ -81,20 +81,28 @@ class Verification:
 
     def _found(self, called, place):
         """Return the comparison; None if nothing can be compared, or nothing differs beyond rounding."""
-        world = self._world
-        calls = Calls(world, _on_few_rows(world, called))
-        compared = self._comparable(calls, place)
-        if not compared.outputs and not compared.variables:
-            return None
-        found = Compare(world, calls, compared, tolerance_of(world, calls))
+        few = _on_few_rows(self._world, called)
         try:
-            found.run(everywhere=False)
-            found.forgive_rounding()
+            try:
+                return self._compared_on(few, place)
+            except (WorldBrokenError, MemoryError):
+                raise
+            except Exception:  # the graph may need as many rows as the script gives
+                return self._compared_on(called, place)
         except WorldBrokenError:
             raise
         except Exception as error:  # the call itself reports what is wrong
             logger.info("not verified: %s: %s", type(error).__name__, error)
             return None
+
+    def _compared_on(self, called, place):
+        calls = Calls(self._world, called)
+        compared = self._comparable(calls, place)
+        if not compared.outputs and not compared.variables:
+            return None
+        found = Compare(self._world, calls, compared, tolerance_of(self._world, calls))
+        found.run(everywhere=False)
+        found.forgive_rounding()
         return None if found.is_stale else found
 
     def _comparable(self, calls, place):
