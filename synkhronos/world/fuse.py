@@ -121,8 +121,6 @@ class _Block(contextlib.ContextDecorator):
 
     Attributes
     ----------
-    observers : list of callable
-        Each is called with the list of the commands before they are run.
     instead : callable or None
         If it is set in the block, the commands are not run, but given to it.
     """
@@ -138,7 +136,7 @@ class _Block(contextlib.ContextDecorator):
         self._calls: list[tuple[Command, Finish]] = []
         self._pending: list[Pending] = []
         self._used: list[Any] = []
-        self.observers: list[Callable[[list[Command]], None]] = []
+        self._observers: list[Callable[[list[Command]], None]] = []
         self.instead: Callable[[list[Command]], Any] | None = None
         self._thread = threading.get_ident()
         world.record(self)
@@ -153,21 +151,29 @@ class _Block(contextlib.ContextDecorator):
                 self._end([command for command, _ in self._calls])
         finally:
             self._used.clear()
-            self.observers.clear()
+            self._observers.clear()
 
     def _end(self, commands):
         if self.instead is not None:
             self.instead(commands)
             return
-        for observe in self.observers:
+        for observe in self._observers:
             observe(commands)
         self._run()
 
-    def add(self, command: Command, finish: Finish, used: Any) -> Pending:
+    def observe(self, observe: Callable[[list[Command]], None]) -> None:
+        """Have `observe` called with the list of the commands before they are run."""
+        self._check_thread()
+        self._observers.append(observe)
+
+    def _check_thread(self):
         if threading.get_ident() != self._thread:
             raise SynkhronosError(
                 "another thread is in a fuse() block; use the processes from one thread at a time"
             )
+
+    def add(self, command: Command, finish: Finish, used: Any) -> Pending:
+        self._check_thread()
         pending = Pending()
         self._calls.append((command, finish))
         self._pending.append(pending)

@@ -231,7 +231,7 @@ class World:
 
     def observe_block(self, observe: Callable[[list[Command]], None]) -> None:
         """Have `observe` called with the recorded commands before they are run."""
-        self._recorder.observers.append(observe)
+        self._recorder.observe(observe)
 
     def submit(self, command: Command, finish: Finish, used: Any = None) -> Any:
         """Run a command and return ``finish(results by rank)``; inside ``fuse()``, record it.
