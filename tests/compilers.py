@@ -62,6 +62,7 @@ OF_BOTH = (
     "test_train_rules.py",
     "test_uneven.py",
     "test_updates.py",
+    "test_windows.py",
     "test_worlds.py",
     *OF_PYTENSOR,
 )

@@ -112,6 +112,7 @@ TESTS = {
     "functions/stages.py": ["test_ops_calls.py"],
     "functions/trial.py": ["test_check.py"],
     "functions/watch.py": ["test_watch.py"],
+    "functions/window.py": ["test_windows.py", "test_idioms.py"],
     "functions/wrappers.py": ["test_idioms.py"],
 }  # fmt: skip
 FOLDERS = ("comms", "transports", "functions")

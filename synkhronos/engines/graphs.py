@@ -120,8 +120,12 @@ class GraphEngine(Engine):
     def uses_master(self, compiled):
         return takes_from_master(compiled)
 
-    def cut_windows(self, givens, inputs):
-        return cut_windows(givens, inputs)
+    def cut_windows(self, givens, index, divided):
+        return cut_windows(givens, index, divided)
+
+    def are_computed_from(self, results, variables):
+        found = [set(names.ancestors([one])) if isinstance(one, Variable) else () for one in results]
+        return [any(one in each for one in variables) for each in found]
 
     def shareds(self, compiled):
         return compiled.get_shared()

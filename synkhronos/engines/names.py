@@ -28,6 +28,7 @@ if compiler.NAME == "pytensor":
     from pytensor.link.basic import Container
     from pytensor.link.c.type import Generic
     from pytensor.raise_op import CheckAndRaise
+    from pytensor.scan.op import Scan
     from pytensor.tensor.basic import (
         Alloc,
         ARange,
@@ -45,6 +46,7 @@ if compiler.NAME == "pytensor":
     from pytensor.tensor.shape import Reshape, Shape, Shape_i, SpecifyShape
     from pytensor.tensor.special import LogSoftmax, Softmax
     from pytensor.tensor.subtensor import (
+        AdvancedIncSubtensor,
         AdvancedSubtensor,
         IncSubtensor,
         Subtensor,
@@ -54,9 +56,9 @@ if compiler.NAME == "pytensor":
     from pytensor.tensor.type import TensorType
 
     try:
-        from pytensor.tensor.subtensor import AdvancedSubtensor1
+        from pytensor.tensor.subtensor import AdvancedIncSubtensor1, AdvancedSubtensor1
     except ImportError:  # PyTensor 3.3
-        AdvancedSubtensor1 = AdvancedSubtensor
+        AdvancedIncSubtensor1, AdvancedSubtensor1 = AdvancedIncSubtensor, AdvancedSubtensor
 
     try:
         from pytensor.conditional.op import IfElse
@@ -78,6 +80,7 @@ if compiler.NAME == "pytensor":
     RANDOM = (RandomVariable,)
     COPIES = (SpecifyShape, ViewOp, CheckAndRaise, TensorFromScalar, ScalarFromTensor)
     VIEWS = (DimShuffle, SpecifyShape, Subtensor, IncSubtensor, Join, Ready)
+    WRITES = (IncSubtensor, AdvancedIncSubtensor, AdvancedIncSubtensor1)
     LINEAR = (DimShuffle, Sum, SpecifyShape, ViewOp)
 
     def then(first, second):
@@ -129,6 +132,7 @@ else:
     from theano.gof.type import Generic
     from theano.ifelse import IfElse
     from theano.sandbox.rng_mrg import mrg_uniform_base
+    from theano.scan_module.scan_op import Scan
     from theano.tensor import TensorType
     from theano.tensor.basic import (
         Alloc,
@@ -152,6 +156,8 @@ else:
     from theano.tensor.raw_random import RandomStateType as GeneratorType
     from theano.tensor.signal.pool import Pool
     from theano.tensor.subtensor import (
+        AdvancedIncSubtensor,
+        AdvancedIncSubtensor1,
         AdvancedSubtensor,
         AdvancedSubtensor1,
         IncSubtensor,
@@ -171,6 +177,7 @@ else:
         Rebroadcast, SpecifyShape, ViewOp, Assert, CpuContiguous, TensorFromScalar, ScalarFromTensor,
     )  # fmt: skip
     VIEWS = (DimShuffle, Rebroadcast, Subtensor, IncSubtensor, Join, Ready)
+    WRITES = (IncSubtensor, AdvancedIncSubtensor, AdvancedIncSubtensor1)
     LINEAR = (DimShuffle, Sum, Rebroadcast, ViewOp)
 
     def then(first, second):

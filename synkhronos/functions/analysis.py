@@ -14,11 +14,13 @@ from synkhronos.world.world import World
 def analyze(world: World, function: Any) -> Analysis:
     """Return what the graph of a function says about its results."""
     replica = function.replica
-    axes = _axes(function.inputs, replica.lengths is not None, len(replica.sliceable))
+    axes = axes_of(function.inputs, replica.window is not None, len(replica.sliceable))
     return world.here.engine.analyze(replica.compiled, axes)
 
 
-def _axes(inputs, has_window, n_sliceable):
+def axes_of(
+    inputs: Sequence[Input], has_window: bool, n_sliceable: int
+) -> list[int | str | None]:
     """Return the axis of the rows of each argument of the compiled function."""
     axes: list[int | str | None] = [one.axis for one in inputs]
     return axes + [BOUND, BOUND] * has_window + [0] * n_sliceable
@@ -32,7 +34,7 @@ def uses(world: World, function: Any, analysis: Analysis) -> tuple[set[int], set
     which a value that is set on the master only has an effect.
     """
     replica = function.replica
-    has_rows = bool(replica.sliceable) or replica.lengths is not None
+    has_rows = bool(replica.sliceable) or replica.window is not None
     has_rows = has_rows or any(one.axis is not None for one in function.inputs)
     numbers, streams = world.registry.numbers, agreement_of(world).streams
     used, read = set(), set()
@@ -77,7 +79,7 @@ def collectives_in(
     if not engine.has_collectives(compiled):
         return {}
     streams = set(engine.random_streams(compiled))
-    analysis = engine.analyze(compiled, _axes(inputs, has_window, n_sliceable))
+    analysis = engine.analyze(compiled, axes_of(inputs, has_window, n_sliceable))
     joint = [
         numbers[shared]
         for shared, new in analysis.updates.items()

@@ -23,6 +23,7 @@ from synkhronos.functions.signature import (
     parse_updates,
 )
 from synkhronos.functions.watch import watch
+from synkhronos.functions.window import divide
 from synkhronos.functions.wrappers import In, Out
 from synkhronos.host import compiler
 from synkhronos.host.log import logger
@@ -142,9 +143,10 @@ def function(
     on_host = [one.over_cpu for one in parsed_outputs]
     results = [one.variable for one in parsed_outputs]
     with _compiling(world, kwargs["name"]):
-        givens, bounds, lengths = _cut_windows(engine, parsed[:n_own], parsed[n_own:], givens)
-        variables = [*(one.variable for one in parsed), *bounds]
-        compiled = engine.build(variables, results, pairs, givens, sliceable, on_host, **kwargs)
+        news = [new for _, new in pairs]
+        windows, window = divide(world, parsed, n_own, givens, sliceable, parsed_outputs, news)
+        variables = [*(one.variable for one in parsed), *windows.bounds]
+        compiled = engine.build(variables, results, pairs, windows.givens, sliceable, on_host, **kwargs)
     for shared in [*engine.shareds(compiled), *sliceable, *(shared for shared, _ in pairs)]:
         registry.add_shared(shared)
     by_shared = {shared: op for (shared, _), op in zip(pairs, ops)}
@@ -153,10 +155,10 @@ def function(
         number=registry.new_number(),
         compiled=compiled,
         **_described(parsed_outputs),
-        lengths=lengths,
+        window=window,
         sliceable=[registry.numbers[shared] for shared in sliceable],
         updates=accumulated,
-        **collectives_in(world, compiled, parsed, bool(bounds), len(sliceable)),
+        **collectives_in(world, compiled, parsed, window is not None, len(sliceable)),
     )
     made = Function(world, kwargs["name"], replica, parsed, sliceable, ops, not_accumulated, form)
     registry.add_function(made)
@@ -185,19 +187,3 @@ def _compiling(world: World, name: str) -> Iterator[None]:
         yield
     logger.info("%s compiled in %.3f s", called, time.perf_counter() - start)
 
-
-def _cut_windows(engine, inputs, bcast_inputs, givens):
-    """Have each rank use its part of the rows that an index in `inputs` selects in `givens`.
-
-    Return the givens, two more inputs, which are the bounds of the part, and a compiled function that
-    returns the numbers of all rows; or ``(givens, [], None)``.
-    """
-    if any([one.axis is not None for one in inputs]):
-        return givens, [], None
-    givens, bounds, lengths = engine.cut_windows(givens, [one.variable for one in inputs])
-    if not bounds:
-        return givens, [], None
-    variables = [one.variable for one in [*inputs, *bcast_inputs]]
-    on_host = [True] * len(lengths)
-    counted = engine.build(variables, lengths, [], [], [], on_host, on_unused_input="ignore")
-    return givens, bounds, counted

@@ -89,7 +89,7 @@ class _Planner:
         kept = [one.target for one in script.updates if one.is_own]
         sources = [*script.rows, *random, *kept]
         if not sources:
-            raise refusals.nothing_divided()
+            raise refusals.nothing_divided(script.index, script.whole)
         self.full = Dependence(sources, self.givens)
         self.random = self.full.mask_of(random)
         self.is_prepared = self._has_penalty()
