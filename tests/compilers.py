@@ -52,6 +52,7 @@ OF_BOTH = (
     "test_ops_shapes.py",
     "test_outputs.py",
     "test_parallel_function.py",
+    "test_recurrence.py",
     "test_rehearsal.py",
     "test_restart.py",
     "test_rules.py",

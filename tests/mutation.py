@@ -101,6 +101,7 @@ TESTS = {
     "functions/peers.py": ["test_ops_calls.py", "test_ops.py", "test_ops_gradients.py"],
     "functions/random.py": ["test_streams.py", "test_bad_input.py"],
     "functions/reasons.py": ["test_check.py"],
+    "functions/recurrence.py": ["test_recurrence.py"],
     "functions/replica.py": ["test_check.py", *CALLS],
     "functions/replicate.py": [
         "test_replicate.py", "test_streams.py", "test_late_operations.py", "test_call.py",

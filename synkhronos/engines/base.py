@@ -351,6 +351,13 @@ class Engine(ABC):
         of rows reports None. It may report too many dependences, but not too few.
         """
 
+    def recurrent(self, compiled: Compiled, axes: Sequence[int | str | None]) -> list[int]:
+        """Return the positions of arguments along whose rows a loop depends on earlier steps.
+
+        `axes` are as of `analyze`. An engine that cannot tell returns none.
+        """
+        return []
+
     @abstractmethod
     def dumps(self, objects: Any, known: Mapping[SharedVariable, int]) -> Buffer:
         """Pickle objects that contain compiled functions.

@@ -10,7 +10,7 @@ from synkhronos.engines import names
 from synkhronos.engines.base import Engine, InputType, TensorType, WrappedInput
 from synkhronos.engines.collectives import ALONE, PeersType
 from synkhronos.engines.containers import report_assignments
-from synkhronos.engines.dependence import analyze
+from synkhronos.engines.dependence import analyze, arguments_and_results
 from synkhronos.engines.names import SharedVariable, Variable
 from synkhronos.engines.order import (
     check_order,
@@ -20,6 +20,7 @@ from synkhronos.engines.order import (
     takes_peers,
 )
 from synkhronos.engines.pickles import GraphUnpickler, MainNames, dump, with_deep_stack
+from synkhronos.engines.recurrence import recurrent
 from synkhronos.engines.windows import cut_windows
 from synkhronos.host import compiler
 
@@ -141,6 +142,10 @@ class GraphEngine(Engine):
 
     def analyze(self, compiled, axes):
         return analyze(*self.source(compiled), axes)
+
+    def recurrent(self, compiled, axes):
+        arguments, results = arguments_and_results(*self.source(compiled))
+        return recurrent(arguments, axes, results)
 
     def source(self, compiled):
         """Return the graph before optimization: the specifications of inputs, and the outputs."""

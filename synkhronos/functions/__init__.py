@@ -8,7 +8,7 @@ arguments of a call before its start barrier, except for what has not changed si
 that an index selects, and possibly in ``slices``. ``peers`` are the other ranks in the collectives of a
 graph, which use the memory of ``stages``. Results are ``packed`` for the finish barrier, and ``outputs``
 reduces them afterwards. ``replicate`` sends functions to the workers, and ``random`` seeds their random
-streams. ``description`` is what
+streams. ``recurrence`` refuses loops that would begin anew on every rank. ``description`` is what
 notebooks show of a function.
 
 ``check`` compares a call with the serial function, by a ``trial`` of the call on every rank, which

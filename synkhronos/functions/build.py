@@ -14,6 +14,7 @@ from synkhronos._typing import Compiled, OutputOp, ReduceOp, SharedVariable, Var
 from synkhronos.arithmetic.operations import OPERATIONS
 from synkhronos.functions.analysis import collectives_in
 from synkhronos.functions.function import Function
+from synkhronos.functions.recurrence import check_recurrence
 from synkhronos.functions.replica import Replica
 from synkhronos.functions.signature import (
     parse_givens,
@@ -147,6 +148,7 @@ def function(
         windows, window = divide(world, parsed, n_own, givens, sliceable, parsed_outputs, news)
         variables = [*(one.variable for one in parsed), *windows.bounds]
         compiled = engine.build(variables, results, pairs, windows.givens, sliceable, on_host, **kwargs)
+    check_recurrence(engine, compiled, parsed, windows.divided, sliceable)
     for shared in [*engine.shareds(compiled), *sliceable, *(shared for shared, _ in pairs)]:
         registry.add_shared(shared)
     by_shared = {shared: op for (shared, _), op in zip(pairs, ops)}
