@@ -136,6 +136,7 @@ if NAME == "pytensor":
 
     change_flags = compiler.config.change_flags
     sigmoid, softplus = tt.sigmoid, tt.softplus
+    sparse_grad = sparse.sparse_grad
     try:
         from pytensor.gradient import pushforward
     except ImportError:  # PyTensor 2
@@ -187,6 +188,7 @@ else:
     from theano.tensor.shared_randomstreams import RandomStreams
 
     UnusedInputError = compiler.compile.UnusedInputError
+    sparse_grad = compiler.sparse_grad
     change_flags = compiler.change_flags
     Rop = tt.Rop
     relu, softmax, sigmoid, softplus = tt.nnet.relu, tt.nnet.softmax, tt.nnet.sigmoid, tt.nnet.softplus
@@ -244,5 +246,5 @@ __all__ = [
     "MissingInputError", "NullTypeGradError", "Op", "OpFromGraph", "RandomStreams", "Rop", "Streams",
     "UnusedInputError", "as_op", "change_flags", "clone", "compiler", "cross_entropy", "default_mode",
     "generic", "ifelse", "relu", "run_examples", "scan", "shared", "sigmoid", "softmax", "softplus",
-    "sparse", "tt",
+    "sparse", "sparse_grad", "tt",
 ]  # fmt: skip

@@ -5,6 +5,8 @@ module. Tuples hold the kinds of operations to which a rule applies; an empty tu
 compiler has none.
 """
 
+import importlib
+
 from synkhronos.engines.apart import apart as apart
 from synkhronos.engines.buckets import Ready
 from synkhronos.engines.collectives import Collective as Collective
@@ -12,6 +14,9 @@ from synkhronos.engines.collectives import is_peers as is_peers
 from synkhronos.engines.operation import Apply as Apply
 from synkhronos.engines.operation import with_pattern as with_pattern
 from synkhronos.host import compiler
+
+#: The modules of operations on sparse matrices are imported when they are used.
+_SPARSE = {"SparseType", "SparseTensorType"}
 
 if compiler.NAME == "pytensor":
     import pytensor as package
@@ -207,3 +212,28 @@ else:
     def is_read(compiled, variable):
         """Whether an input of an optimized graph is used in it."""
         return bool(variable.clients)
+
+
+def is_sparse(variable):
+    """Whether a variable is a sparse matrix."""
+    return type(variable.type).__name__ in _SPARSE
+
+
+def is_sum_with_sparse(op):
+    """Whether an operation adds a sparse and a dense matrix."""
+    return type(op).__name__ == "AddSD"
+
+
+def dense(variable):
+    """Return a variable, or the dense matrix of the values of a sparse one."""
+    if not is_sparse(variable):
+        return variable
+    return importlib.import_module(f"{package.__name__}.sparse").dense_from_sparse(variable)
+
+
+def in_type_of(variable, value):
+    """Return a dense value as a variable of the type of another one, which may be sparse."""
+    if is_sparse(variable):
+        module = importlib.import_module(f"{package.__name__}.sparse")
+        value = getattr(module, f"{variable.type.format}_from_dense")(value)
+    return variable.type.filter_variable(value)
