@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Sequence
 
-from synkhronos._typing import Compiled
+from synkhronos._typing import Compiled, SharedVariable
 from synkhronos.engines.base import BOUND, Analysis
 from synkhronos.functions.agreement import agreement_of
 from synkhronos.functions.signature import Input
@@ -30,17 +30,20 @@ def uses(world: World, function: Any, analysis: Analysis) -> tuple[set[int], set
     """Return two sets of numbers of variables: a narrow one and a wide one.
 
     The first has the variables on which outputs computed from rows depend, or new values of other
-    variables, or of the same variable if it does more than accumulate. The second has all variables for
-    which a value that is set on the master only has an effect.
+    variables, or of the same variable if it does more than accumulate; and the sliceable variables. The
+    second has all variables for which a value that is set on the master only has an effect.
     """
     replica = function.replica
     has_rows = bool(replica.sliceable) or replica.window is not None
     has_rows = has_rows or any(one.axis is not None for one in function.inputs)
     numbers, streams = world.registry.numbers, agreement_of(world).streams
-    used, read = set(), set()
-    if has_rows:
-        for output in analysis.outputs:
+    used = {world.here.shareds[number] for number in replica.sliceable}
+    read: set[SharedVariable] = set()
+    for output, mode in zip(analysis.outputs, replica.output_modes):
+        if has_rows:
             used |= output.own_shareds
+        elif mode is not None:
+            read |= output.own_shareds
     for shared, new in analysis.updates.items():
         if numbers[shared] in streams:
             continue
