@@ -87,7 +87,8 @@ def function(
         Each rank updates its own replica only. `op`, by default ``"avg"``, combines the new values of
         several slices (``num_slices``).
     givens : as in Theano, optional
-        Substitutions in the graph.
+        Substitutions in the graph. Rows of shared variables that an index selects, a scalar in `inputs`,
+        are divided among the ranks.
     sliceable_shareds : list of shared variables, optional
         Variables that hold rows of data, from which `batch_s` and `num_slices` select.
     **kwargs
@@ -101,7 +102,8 @@ def function(
     -----
     SynkhronosWarning
         If the graph shows that an output is a sum over the rows, or has a row for each of them, but no
-        operation is given for it.
+        operation is given for it; or if nothing is divided, although an index selects something in
+        `givens`.
 
     Raises
     ------
@@ -111,8 +113,10 @@ def function(
         If an argument is not a variable of the right kind, or an operation is not defined for the dtype
         of an output.
     ValueError
-        If an input cannot be split along axis 0, an operation does not exist, a variable is given
-        twice, or a sliceable shared variable is unused, updated by the function or replaced by `givens`.
+        If an input cannot be split along its axis, or a scan along this axis computes each step from
+        earlier ones; an operation does not exist; a variable is given twice; a sliceable shared variable
+        is unused, updated by the function or replaced by `givens`; or rows that an index selects cannot
+        be divided.
     SynkhronosError
         If there is no room on disk for Theano's compiled code.
 
@@ -144,8 +148,7 @@ def function(
     on_host = [one.over_cpu for one in parsed_outputs]
     results = [one.variable for one in parsed_outputs]
     with _compiling(world, kwargs["name"]):
-        news = [new for _, new in pairs]
-        windows, window = divide(world, parsed, n_own, givens, sliceable, parsed_outputs, news)
+        windows, window = divide(world, parsed, n_own, givens, sliceable, parsed_outputs, pairs)
         variables = [*(one.variable for one in parsed), *windows.bounds]
         compiled = engine.build(variables, results, pairs, windows.givens, sliceable, on_host, **kwargs)
     check_recurrence(engine, compiled, parsed, windows.divided, sliceable)

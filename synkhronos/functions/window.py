@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple, Sequence
 
 from synkhronos._errors import warn
-from synkhronos._typing import Compiled, Variable
+from synkhronos._typing import Compiled, SharedVariable, Variable
 from synkhronos.engines.base import Engine, Windows, how_to_select, name_of
 from synkhronos.functions.signature import Input, Output
 from synkhronos.host import compiler
@@ -62,7 +62,7 @@ def divide(
     givens: Sequence[tuple[Variable, Any]],
     sliceable: Sequence[Variable],
     outputs: Sequence[Output],
-    news: Sequence[Any],
+    updates: Sequence[tuple[SharedVariable, Any]],
 ) -> tuple[Windows, Window | None]:
     """Have each rank use its part of the rows that an index selects in givens.
 
@@ -76,8 +76,7 @@ def divide(
     givens : list of pairs
     sliceable : list of shared variables
     outputs : list of Output
-    news : list of variables
-        The new values of shared variables.
+    updates : list of pairs
 
     Raises
     ------
@@ -98,6 +97,7 @@ def divide(
     windows = engine.cut_windows(givens, [one.variable for one in index], divided)
     if not windows.bounds:
         if windows.whole and not divided:
+            news = [new for _, new in updates]
             _check_nothing_is_wrong(world, windows.whole, index, outputs, news)
         return windows, None
     positions = [position for position, one in enumerate(inputs) if one.axis is None]
