@@ -52,6 +52,7 @@ OF_BOTH = (
     "test_ops_shapes.py",
     "test_outputs.py",
     "test_parallel_function.py",
+    "test_recurrence.py",
     "test_rehearsal.py",
     "test_restart.py",
     "test_rules.py",
@@ -62,6 +63,7 @@ OF_BOTH = (
     "test_train_rules.py",
     "test_uneven.py",
     "test_updates.py",
+    "test_windows.py",
     "test_worlds.py",
     *OF_PYTENSOR,
 )
@@ -134,6 +136,7 @@ if NAME == "pytensor":
 
     change_flags = compiler.config.change_flags
     sigmoid, softplus = tt.sigmoid, tt.softplus
+    sparse_grad = sparse.sparse_grad
     try:
         from pytensor.gradient import pushforward
     except ImportError:  # PyTensor 2
@@ -185,6 +188,7 @@ else:
     from theano.tensor.shared_randomstreams import RandomStreams
 
     UnusedInputError = compiler.compile.UnusedInputError
+    sparse_grad = compiler.sparse_grad
     change_flags = compiler.change_flags
     Rop = tt.Rop
     relu, softmax, sigmoid, softplus = tt.nnet.relu, tt.nnet.softmax, tt.nnet.sigmoid, tt.nnet.softplus
@@ -242,5 +246,5 @@ __all__ = [
     "MissingInputError", "NullTypeGradError", "Op", "OpFromGraph", "RandomStreams", "Rop", "Streams",
     "UnusedInputError", "as_op", "change_flags", "clone", "compiler", "cross_entropy", "default_mode",
     "generic", "ifelse", "relu", "run_examples", "scan", "shared", "sigmoid", "softmax", "softplus",
-    "sparse", "tt",
+    "sparse", "sparse_grad", "tt",
 ]  # fmt: skip

@@ -103,6 +103,7 @@ TESTS = {
     "functions/peers.py": ["test_ops_calls.py", "test_ops.py", "test_ops_gradients.py"],
     "functions/random.py": ["test_streams.py", "test_bad_input.py"],
     "functions/reasons.py": ["test_check.py", "test_verification.py"],
+    "functions/recurrence.py": ["test_recurrence.py"],
     "functions/replica.py": ["test_check.py", *CALLS],
     "functions/replicate.py": [
         "test_replicate.py", "test_streams.py", "test_late_operations.py", "test_call.py",
@@ -116,6 +117,7 @@ TESTS = {
     "functions/trial.py": ["test_check.py"],
     "functions/verification.py": ["test_verification.py"],
     "functions/watch.py": ["test_watch.py"],
+    "functions/window.py": ["test_windows.py", "test_idioms.py"],
     "functions/wrappers.py": ["test_idioms.py"],
 }  # fmt: skip
 FOLDERS = ("comms", "transports", "functions")

@@ -24,8 +24,10 @@ ALLOWED_FOR_PYGPU = {"synkhronos.engines.theano_gpu", "synkhronos.comms.nccl"}
 OF_MPI4PY = "synkhronos.transports.machines.mpi"
 PROCESSES = {"multiprocessing", "subprocess", "signal", "threadpoolctl", "psutil"}
 COMPILERS = {"theano", "pygpu", "pytensor", "lasagne"}
-#: Besides the public names, the extensions use these: the compiler, and which one it is.
-OF_THE_COMPILER = {"synkhronos.engines.names", "synkhronos.host.compiler"}
+#: Besides the public names, the extensions use these: the compiler, which one it is, and what rows are.
+OF_THE_COMPILER = {
+    "synkhronos.engines.names", "synkhronos.engines.windows", "synkhronos.host.compiler",
+}  # fmt: skip
 #: The extensions that are for one compiler, and import it by its own name.
 OF_ONE_COMPILER = re.compile(r"synkhronos\.extensions\.(keras|pymc)")
 EVERYWHERE = {"_errors", "_html", "_typing", "_version"}

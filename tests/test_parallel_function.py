@@ -28,6 +28,7 @@ from compilers import (
     sigmoid,
     softplus,
     sparse,
+    sparse_grad,
     tt,
 )
 from synkhronos.extensions import train
@@ -314,6 +315,78 @@ def test_several_losses_in_one_function():
         return step, others.params[:2]
 
     compare(make_step)
+
+
+class Embeddings:
+    """A table of which each row of the data uses some rows, with a sparse gradient."""
+
+    def __init__(self, is_mean=True, penalty=0):
+        self.index, self.target = tt.ivector("index"), tt.dvector("target")
+        self.table = compiler.shared(np.arange(12.0).reshape(6, 2) / 7, "table")
+        rows = sparse_grad(self.table[self.index])
+        losses = tt.sqr(rows.sum(axis=1) - self.target)
+        self.loss = losses.mean() if is_mean else losses.sum()
+        if penalty:
+            self.loss += penalty * tt.sqr(self.table).sum()
+        self.gradient = tt.grad(self.loss, self.table)
+
+    def step(self, make, new, **kwargs):
+        updates = [(self.table, new)]
+        return self, make([self.index, self.target], self.loss, updates=updates, **kwargs)
+
+
+def dense(make):
+    net = Embeddings()
+    return net.step(make, net.table - 0.1 * sparse.dense_from_sparse(net.gradient))
+
+
+def added_as_sparse(make):
+    net = Embeddings()
+    return net.step(make, sparse.add(net.table, net.gradient))
+
+
+def of_a_loss_with_a_penalty(make):
+    net = Embeddings(penalty=0.3)
+    return net.step(make, net.table - 0.1 * net.gradient)
+
+
+def of_a_sum_with_a_penalty(make):
+    net = Embeddings(is_mean=False, penalty=0.3)
+    return net.step(make, net.table - 0.02 * net.gradient, loss=net.loss, loss_op="sum")
+
+
+def marked(make):
+    net = Embeddings()
+    [gradient] = train.gradients(net.loss, [net.table])
+    return net.step(make, net.table - 0.1 * gradient)
+
+
+def marked_as_given(make):
+    net = Embeddings()
+    [gradient] = train.gradients([net.gradient], [net.table])
+    return net.step(make, net.table - 0.1 * gradient)
+
+
+def given(make):
+    net = Embeddings()
+    new = net.table - 0.1 * sparse.dense_from_sparse(net.gradient)
+    return net.step(make, new, gradients=[net.gradient], params=[net.table])
+
+
+@pytest.mark.parametrize("make_step", [dense, added_as_sparse, of_a_loss_with_a_penalty,
+                                       of_a_sum_with_a_penalty, marked, marked_as_given,
+                                       given])  # fmt: skip
+def test_a_sparse_gradient_is_reduced_as_a_dense_one(make_step):
+    random = np.random.RandomState(1)
+    indices, targets = random.randint(0, 6, 11).astype("int32"), random.randn(11)
+    found = []
+    for make in (Scattered, train.parallel_function):
+        net, step = make_step(make)
+        values = [step(indices[rows], targets[rows]) for rows in (slice(0, 11), slice(3, 8), slice(1))]
+        found.append([*values, net.table.get_value()])
+    assert synk.in_sync(net.table)
+    for got, expected in zip(found[1], found[0]):
+        np.testing.assert_allclose(got, expected)
 
 
 def test_an_index_into_givens_divides_the_rows_that_it_selects():

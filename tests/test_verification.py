@@ -12,10 +12,9 @@ from theano.sandbox.rng_mrg import MRG_RandomStreams
 from theano.tensor.shared_randomstreams import RandomStreams
 
 import synkhronos as synk
+from synkhronos.engines.suspects import suspects
 from synkhronos.extensions import updates
 from synkhronos.extensions.train import make_train_function, parallel_function
-from synkhronos.functions.analysis import suspects_of
-from synkhronos.world.world import current_world
 
 pytestmark = pytest.mark.usefixtures("in_python", "in_threads")
 ROWS, TARGETS = np.arange(12.0).reshape(6, 2), np.array([1.0, 0, 1, 1, 0, 0])
@@ -62,9 +61,8 @@ def loss_of(w):
         ((x[:, 0] * y).sum() / y.sum(), ["no op gives the serial value", "has a quotient of two sums"]),
         (tt.sqrt(tt.sqr(x).mean()), ["a nonlinear function of a value of all rows"]),
         (theano.scan(lambda row: row * 2, x)[0], ["(output, 'gather')"]),
-        (theano.scan(lambda row, t: t + row, x, tt.zeros_like(x[0]))[0][-1], ["(output, 'sum')"]),
     ],
-    ids=["sum", "rows", "partly", "max", "quotient", "root", "by row", "along rows"],
+    ids=["sum", "rows", "partly", "max", "quotient", "root", "by row"],
 )
 def test_an_output_that_differs_is_named_with_its_reason(world, noticed, output, words):
     f = synk.function([x, y], [x.mean() + y.mean(), output], name="f")
@@ -311,9 +309,8 @@ def test_a_wrong_step_is_warned_of_once_and_refused_by_check(world, noticed, los
         (tt.nnet.softmax(x).mean(axis=0), []),
     ],
 )
-def test_what_is_suspect_in_a_graph(world, output, expected):
-    f = synk.function([x, y], (output, "avg"), on_unused_input="ignore")
-    assert suspects_of(current_world(), f) == expected
+def test_what_is_suspect_in_a_graph(output, expected):
+    assert suspects([x, y], [0, 0], [output]) == expected
 
 
 def test_a_sum_is_right_with_the_operation_for_it(world):

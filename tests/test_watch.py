@@ -14,7 +14,7 @@ from theano.tensor.shared_randomstreams import RandomStreams
 
 import synkhronos as synk
 from synkhronos.extensions import updates
-from synkhronos.extensions.train import make_train_function
+from synkhronos.extensions.train import make_train_function, parallel_function
 from synkhronos.functions.watch import PATIENCE
 from synkhronos.world.launch import _close_at_exit
 
@@ -265,6 +265,95 @@ def test_a_value_that_is_set_on_the_master_only_is_warned_of_at_the_next_call(wo
     f(ROWS)
     synk.close()
     assert not noticed()
+
+
+@pytest.mark.parametrize("op", ["avg", "sum", "max", "gather"])
+def test_a_minibatch_that_is_set_on_the_master_only_is_noticed_without_divided_rows(world, noticed, op):
+    """A common pattern: `set_value`, then a function without inputs."""
+    rows, batch = theano.shared(ROWS, "rows"), tt.dmatrix("batch")
+    f = synk.function([], (batch.sum(axis=0), op), givens={batch: rows}, name="f")
+    f()
+    rows.set_value(ROWS + 1)
+    f()
+    [text] = noticed()
+    assert "f> uses rows, whose replicas differ" in text and "synk.broadcast(variable, value)" in text
+    f()
+    synk.broadcast(rows, ROWS + 2)
+    f()
+    g = synk.function([], (rows.sum(), None))  # the master's own value
+    g()
+    rows.set_value(ROWS + 3)
+    assert g() == (ROWS + 3).sum()
+    assert not noticed()
+
+
+def sliced():
+    rows = theano.shared(ROWS, "rows")
+    return rows, synk.function([], rows.mean(), sliceable_shareds=[rows], name="sliced")
+
+
+def test_rows_that_are_set_on_the_master_only_are_noticed(world, noticed):
+    rows, f = sliced()
+    rows.set_value(ROWS + 1)  # before the workers are there
+    f()
+    rows.set_value(ROWS + 1)  # the same
+    f()
+    assert not noticed()
+    rows.set_value(ROWS + 2)
+    f()
+    [text] = noticed()
+    assert "sliced> uses rows, whose replicas differ" in text and "by up to 1" in text
+    assert "synk.scatter(variable, value)" in text
+    f()
+    assert not noticed()
+
+
+def test_rows_of_each_rank_that_are_set_on_the_master_are_noticed(world, noticed):
+    rows, f = sliced()
+    synk.scatter(rows, ROWS)
+    f()
+    synk.set_value(1, rows, ROWS[:1])
+    f()
+    synk.set_value(0, rows, ROWS[:2])
+    f()
+    rows.set_value(ROWS)
+    synk.scatter(rows, ROWS)
+    assert f() == ROWS.mean()
+    rows.set_value(ROWS)
+    synk.broadcast(rows)
+    assert f() == ROWS.mean()
+    assert not noticed()
+    synk.scatter(rows, ROWS)
+    rows.set_value(ROWS)
+    f()
+    [text] = noticed()
+    assert "sliced> uses rows, whose replicas differ" in text
+
+
+def test_ranks_may_set_their_own_rows_in_a_program(world, noticed):
+    rows, f = sliced()
+    f()
+
+    def set_own(rank):
+        rows.set_value(ROWS[rank.rank : rank.rank + 1])
+        rank.barrier()  # these ranks are threads, and the end of one is the end of the program
+
+    synk.spmd(set_own)
+    assert f() == ROWS[:2].mean()
+    assert not noticed()
+
+
+def test_a_step_on_rows_that_are_set_on_the_master_only_is_warned_of(world, noticed):
+    rows, w = theano.shared(ROWS, "rows"), weights()
+    loss = tt.sqr(tt.dot(rows, w)).mean()
+    step = parallel_function(
+        [], loss, updates=[(w, w - 0.01 * tt.grad(loss, w))], sliceable_shareds=[rows]
+    )
+    step()
+    rows.set_value(ROWS + 2)
+    step()
+    [text] = noticed()
+    assert "gradient> uses rows, whose replicas differ" in text
 
 
 def test_a_schedule_of_an_update_without_rows_is_noticed(world, noticed):

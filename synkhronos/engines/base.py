@@ -96,6 +96,45 @@ class Analysis(NamedTuple):
     extents: list[str | None]
 
 
+class Windows(NamedTuple):
+    """Givens in which each rank has its part of the rows that an index selects.
+
+    Attributes
+    ----------
+    givens : list of pairs
+    bounds : list of variables
+        Two int64 scalars: the first row of the part, and the row after the last. Empty if nothing is
+        divided.
+    lengths : list of variables
+        The number of all rows, for each new value that is divided.
+    divided : list of variables
+        The variables that are replaced by these values.
+    whole : list of variables
+        The other variables that are replaced by what depends on an index.
+    """
+
+    givens: Any
+    bounds: list[Variable]
+    lengths: list[Variable]
+    divided: list[Variable]
+    whole: list[Variable]
+
+
+def name_of(variable: Variable) -> str:
+    """Return how messages refer to a variable."""
+    return variable.name or str(variable)
+
+
+def how_to_select(replaced: str, index: str) -> str:
+    """Return what to write if rows that an index selects for a variable cannot be divided."""
+    return (
+        f"Let givens replace a variable by rows of a shared variable alone, as in "
+        f"data[{index} * size : ({index} + 1) * size] or data[numbers], and compute the rest from this "
+        f"variable in the graph; or make {replaced} an input, and give the selected rows in each call. "
+        f"To have every rank compute on all of them, give {index} in bcast_inputs"
+    )
+
+
 #: If each row occurs twice, an output is twice as large; or a part of it is; or it has twice the rows.
 SUM, PARTLY_SUM, ROWS = "sum", "partly sum", "rows"
 
@@ -104,7 +143,7 @@ CONSTANT, QUOTIENT, STATISTICS, NONLINEAR, CLIPPED, RECURRENT, FIXED_BATCH = SUS
     "constant", "quotient", "statistics", "nonlinear", "clipped", "recurrent", "fixed batch",
 )  # fmt: skip
 
-#: In place of the axis of an argument: the argument is a bound of rows that `Engine.cut_windows` cut.
+#: In place of the axis of an argument: the argument is a bound of the rows of `Windows`.
 BOUND = "bound"
 
 
@@ -254,22 +293,29 @@ class Engine(ABC):
         """
 
     def cut_windows(
-        self, givens: Sequence[tuple[Variable, Any]], inputs: Sequence[Variable]
-    ) -> tuple[Any, list[Variable], list[Variable]]:
-        """Take part of the rows that `inputs` select by slices of axis 0 in the new values of `givens`.
+        self,
+        givens: Sequence[tuple[Variable, Any]],
+        index: Sequence[Variable],
+        divided: Mapping[Variable, int],
+    ) -> Windows:
+        """Take part of the rows that an index selects in the new values of `givens`.
 
-        An engine that has no givens, or does not recognize such slices, cuts nothing.
+        An engine that has no givens, or does not recognize such rows, divides nothing.
 
-        Returns
-        -------
+        Parameters
+        ----------
         givens : list of pairs
-        bounds : list of variables
-            Two int64 scalars: the first row of the part, and the row after the last. Empty if nothing
-            is cut.
-        lengths : list of variables
-            The number of all rows, for each new value that is cut.
+        index : list of variables
+            The inputs that may select rows, of which every rank has the whole value.
+        divided : dict
+            The axis of the rows of each variable of which the ranks have different rows.
+
+        Raises
+        ------
+        ValueError
+            If rows are selected in a way in which they cannot be divided.
         """
-        return givens, [], []
+        return Windows(givens, [], [], [], [])
 
     def has_collectives(self, compiled: Compiled) -> bool:
         """Whether a function contains collectives.
@@ -282,6 +328,12 @@ class Engine(ABC):
     def uses_master(self, compiled: Compiled) -> bool:
         """Whether a function contains collectives that take the master's value."""
         return False
+
+    def are_computed_from(
+        self, results: Sequence[Any], variables: Sequence[Variable]
+    ) -> list[bool]:
+        """Whether each result is computed from one of the variables, which are in `Windows`."""
+        return [False] * len(results)
 
     @abstractmethod
     def shareds(self, compiled: Compiled) -> list[SharedVariable]:
@@ -300,12 +352,19 @@ class Engine(ABC):
         """Return what the graph says about the results.
 
         `axes` has, for each argument, the axis along which its rows are split, None, or `BOUND` for the
-        bounds that `cut_windows` returned. An engine that cannot tell how outputs depend on the number
+        bounds of `Windows`. An engine that cannot tell how outputs depend on the number
         of rows reports None. It may report too many dependences, but not too few.
         """
 
     def suspects(self, compiled: Compiled, axes: Sequence[int | str | None]) -> list[str]:
         """Return which of `SUSPECTS` are in the graph, as far as the engine can tell; see `analyze`."""
+        return []
+
+    def recurrent(self, compiled: Compiled, axes: Sequence[int | str | None]) -> list[int]:
+        """Return the positions of arguments along whose rows a loop depends on earlier steps.
+
+        `axes` are as of `analyze`. An engine that cannot tell returns none.
+        """
         return []
 
     @abstractmethod

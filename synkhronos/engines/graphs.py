@@ -8,9 +8,9 @@ import numpy as np
 
 from synkhronos.engines import names
 from synkhronos.engines.base import Engine, InputType, TensorType, WrappedInput
-from synkhronos.engines.collectives import ALONE, PeersType, is_peers
+from synkhronos.engines.collectives import ALONE, PeersType
 from synkhronos.engines.containers import report_assignments
-from synkhronos.engines.dependence import analyze
+from synkhronos.engines.dependence import analyze, arguments_and_results
 from synkhronos.engines.names import SharedVariable, Variable
 from synkhronos.engines.order import (
     check_order,
@@ -20,6 +20,7 @@ from synkhronos.engines.order import (
     takes_peers,
 )
 from synkhronos.engines.pickles import GraphUnpickler, MainNames, dump, with_deep_stack
+from synkhronos.engines.recurrence import recurrent
 from synkhronos.engines.suspects import suspects
 from synkhronos.engines.windows import cut_windows
 from synkhronos.host import compiler
@@ -121,8 +122,12 @@ class GraphEngine(Engine):
     def uses_master(self, compiled):
         return takes_from_master(compiled)
 
-    def cut_windows(self, givens, inputs):
-        return cut_windows(givens, inputs)
+    def cut_windows(self, givens, index, divided):
+        return cut_windows(givens, index, divided)
+
+    def are_computed_from(self, results, variables):
+        found = [set(names.ancestors([one])) if isinstance(one, Variable) else () for one in results]
+        return [any(one in each for one in variables) for each in found]
 
     def shareds(self, compiled):
         return compiled.get_shared()
@@ -141,13 +146,13 @@ class GraphEngine(Engine):
 
     def suspects(self, compiled, axes):
         specifications, outputs = self.source(compiled)
-        inputs = [one.variable for one in specifications]
-        arguments = [one for one in inputs if not isinstance(one, SharedVariable) and not is_peers(one)]
-        by_input = {**dict.fromkeys(inputs), **dict(zip(arguments, axes))}
+        arguments, results = arguments_and_results(specifications, outputs)
         # Gradients have what their losses have, and more that is right.
-        found = suspects(list(by_input), list(by_input.values()), outputs)
-        updates = [one.update for one in specifications if one.update is not None]
-        return found or suspects(list(by_input), list(by_input.values()), updates)
+        return suspects(arguments, axes, outputs) or suspects(arguments, axes, results)
+
+    def recurrent(self, compiled, axes):
+        arguments, results = arguments_and_results(*self.source(compiled))
+        return recurrent(arguments, axes, results)
 
     def source(self, compiled):
         """Return the graph before optimization: the specifications of inputs, and the outputs."""

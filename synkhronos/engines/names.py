@@ -5,6 +5,8 @@ module. Tuples hold the kinds of operations to which a rule applies; an empty tu
 compiler has none.
 """
 
+import importlib
+
 from synkhronos.engines.apart import apart as apart
 from synkhronos.engines.buckets import Ready
 from synkhronos.engines.collectives import Collective as Collective
@@ -12,6 +14,9 @@ from synkhronos.engines.collectives import is_peers as is_peers
 from synkhronos.engines.operation import Apply as Apply
 from synkhronos.engines.operation import with_pattern as with_pattern
 from synkhronos.host import compiler
+
+#: The modules of operations on sparse matrices are imported when they are used.
+_SPARSE = {"SparseType", "SparseTensorType"}
 
 if compiler.NAME == "pytensor":
     import pytensor as package
@@ -28,6 +33,7 @@ if compiler.NAME == "pytensor":
     from pytensor.link.basic import Container
     from pytensor.link.c.type import Generic
     from pytensor.raise_op import CheckAndRaise
+    from pytensor.scan.op import Scan
     from pytensor.tensor.basic import (
         Alloc,
         ARange,
@@ -45,6 +51,7 @@ if compiler.NAME == "pytensor":
     from pytensor.tensor.shape import Reshape, Shape, Shape_i, SpecifyShape
     from pytensor.tensor.special import LogSoftmax, Softmax
     from pytensor.tensor.subtensor import (
+        AdvancedIncSubtensor,
         AdvancedSubtensor,
         IncSubtensor,
         Subtensor,
@@ -54,9 +61,9 @@ if compiler.NAME == "pytensor":
     from pytensor.tensor.type import TensorType
 
     try:
-        from pytensor.tensor.subtensor import AdvancedSubtensor1
+        from pytensor.tensor.subtensor import AdvancedIncSubtensor1, AdvancedSubtensor1
     except ImportError:  # PyTensor 3.3
-        AdvancedSubtensor1 = AdvancedSubtensor
+        AdvancedIncSubtensor1, AdvancedSubtensor1 = AdvancedIncSubtensor, AdvancedSubtensor
 
     try:
         from pytensor.conditional.op import IfElse
@@ -78,6 +85,7 @@ if compiler.NAME == "pytensor":
     RANDOM = (RandomVariable,)
     COPIES = (SpecifyShape, ViewOp, CheckAndRaise, TensorFromScalar, ScalarFromTensor)
     VIEWS = (DimShuffle, SpecifyShape, Subtensor, IncSubtensor, Join, Ready)
+    WRITES = (IncSubtensor, AdvancedIncSubtensor, AdvancedIncSubtensor1)
     LINEAR = (DimShuffle, Sum, SpecifyShape, ViewOp)
 
     def then(first, second):
@@ -129,6 +137,7 @@ else:
     from theano.gof.type import Generic
     from theano.ifelse import IfElse
     from theano.sandbox.rng_mrg import mrg_uniform_base
+    from theano.scan_module.scan_op import Scan
     from theano.tensor import TensorType
     from theano.tensor.basic import (
         Alloc,
@@ -152,6 +161,8 @@ else:
     from theano.tensor.raw_random import RandomStateType as GeneratorType
     from theano.tensor.signal.pool import Pool
     from theano.tensor.subtensor import (
+        AdvancedIncSubtensor,
+        AdvancedIncSubtensor1,
         AdvancedSubtensor,
         AdvancedSubtensor1,
         IncSubtensor,
@@ -171,6 +182,7 @@ else:
         Rebroadcast, SpecifyShape, ViewOp, Assert, CpuContiguous, TensorFromScalar, ScalarFromTensor,
     )  # fmt: skip
     VIEWS = (DimShuffle, Rebroadcast, Subtensor, IncSubtensor, Join, Ready)
+    WRITES = (IncSubtensor, AdvancedIncSubtensor, AdvancedIncSubtensor1)
     LINEAR = (DimShuffle, Sum, Rebroadcast, ViewOp)
 
     def then(first, second):
@@ -200,3 +212,28 @@ else:
     def is_read(compiled, variable):
         """Whether an input of an optimized graph is used in it."""
         return bool(variable.clients)
+
+
+def is_sparse(variable):
+    """Whether a variable is a sparse matrix."""
+    return type(variable.type).__name__ in _SPARSE
+
+
+def is_sum_with_sparse(op):
+    """Whether an operation adds a sparse and a dense matrix."""
+    return type(op).__name__ == "AddSD"
+
+
+def dense(variable):
+    """Return a variable, or the dense matrix of the values of a sparse one."""
+    if not is_sparse(variable):
+        return variable
+    return importlib.import_module(f"{package.__name__}.sparse").dense_from_sparse(variable)
+
+
+def in_type_of(variable, value):
+    """Return a dense value as a variable of the type of another one, which may be sparse."""
+    if is_sparse(variable):
+        module = importlib.import_module(f"{package.__name__}.sparse")
+        value = getattr(module, f"{variable.type.format}_from_dense")(value)
+    return variable.type.filter_variable(value)

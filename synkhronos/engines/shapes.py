@@ -14,6 +14,7 @@ from synkhronos.engines.names import (
     Shape,
     Subtensor,
     constant_idx,
+    get_idx_list,
     scalar,
 )
 
@@ -59,6 +60,32 @@ def constant_index(node):
         slice(*map(_plain, (one.start, one.stop, one.step))) if isinstance(one, slice) else _plain(one)
         for one in constant_idx(node)
     ]
+
+
+def axis_after(axis, index):
+    """Return which axis of the indexed array an axis becomes; `index` is that of a `Subtensor`."""
+    return axis - sum(not isinstance(one, slice) for one in index[:axis])
+
+
+def numbers_along(node):
+    """Return ``(axis, numbers)`` of a node that looks up items of one axis by their numbers, else None.
+
+    All of the other axes are kept.
+    """
+    op = node.op
+    if getattr(op, "idx_list", None) is not None:
+        entries = get_idx_list(node.inputs, op.idx_list)
+    else:
+        entries = node.inputs[1:]
+    chosen = [(axis, one) for axis, one in enumerate(entries) if not _is_all(one)]
+    if len(chosen) != 1 or getattr(chosen[0][1], "ndim", None) != 1:
+        return None
+    return chosen[0] if chosen[0][1].type.dtype.startswith(("int", "uint")) else None
+
+
+def _is_all(entry):
+    entry = entry.data if isinstance(entry, Constant) else entry
+    return isinstance(entry, slice) and entry == slice(None)
 
 
 def _plain(index):

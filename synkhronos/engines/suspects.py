@@ -16,7 +16,7 @@ from synkhronos.engines.base import (
     SUSPECTS,
 )
 from synkhronos.engines.names import io_toposort, scalar
-from synkhronos.engines.rows import Graph
+from synkhronos.engines.rows import RowGraph
 
 #: How a value depends on the rows: not at all, on their number, on several of them, or row by row.
 _NONE, _COUNT, _MIXED, _ROWS = range(4)
@@ -46,7 +46,7 @@ def suspects(inputs, axes, outputs):
 class _Search:
     def __init__(self, axes):
         self.found = set()
-        self._graph = Graph(axes)
+        self._graph = RowGraph(axes)
         self._kinds = {
             variable: _COUNT if axis == BOUND else _NONE if axis is None else _ROWS
             for variable, axis in axes.items()

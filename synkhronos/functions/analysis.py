@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Sequence
 
-from synkhronos._typing import Compiled
+from synkhronos._typing import Compiled, SharedVariable
 from synkhronos.engines.base import BOUND, Analysis
 from synkhronos.functions.agreement import agreement_of
 from synkhronos.functions.signature import Input
@@ -15,7 +15,7 @@ def analysis_of(world: World, function: Any) -> Analysis:
     """Return what the graph of a function says about its results."""
     if function.analysis is None:
         replica = function.replica
-        axes = _axes(function.inputs, replica.lengths is not None, len(replica.sliceable))
+        axes = axes_of(function.inputs, replica.window is not None, len(replica.sliceable))
         function.analysis = world.here.engine.analyze(replica.compiled, axes)
     return function.analysis
 
@@ -23,7 +23,7 @@ def analysis_of(world: World, function: Any) -> Analysis:
 def suspects_of(world: World, function: Any) -> list[str]:
     """Return what in the graph of a function may make it differ from the serial one."""
     replica = function.replica
-    axes = _axes(function.inputs, replica.lengths is not None, len(replica.sliceable))
+    axes = axes_of(function.inputs, replica.window is not None, len(replica.sliceable))
     return world.here.engine.suspects(replica.compiled, axes)
 
 
@@ -31,10 +31,12 @@ def has_rows(function: Any) -> bool:
     """Whether the ranks divide rows among them in calls of a function."""
     replica = function.replica
     divided = any([one.axis is not None for one in function.inputs])
-    return divided or bool(replica.sliceable) or replica.lengths is not None
+    return divided or bool(replica.sliceable) or replica.window is not None
 
 
-def _axes(inputs, has_window, n_sliceable):
+def axes_of(
+    inputs: Sequence[Input], has_window: bool, n_sliceable: int
+) -> list[int | str | None]:
     """Return the axis of the rows of each argument of the compiled function."""
     axes: list[int | str | None] = [one.axis for one in inputs]
     return axes + [BOUND, BOUND] * has_window + [0] * n_sliceable
@@ -44,15 +46,18 @@ def uses(world: World, function: Any, analysis: Analysis) -> tuple[set[int], set
     """Return two sets of numbers of variables: a narrow one and a wide one.
 
     The first has the variables on which outputs computed from rows depend, or new values of other
-    variables, or of the same variable if it does more than accumulate. The second has all variables for
-    which a value that is set on the master only has an effect.
+    variables, or of the same variable if it does more than accumulate; and the sliceable variables. The
+    second has all variables for which a value that is set on the master only has an effect.
     """
-    is_divided = has_rows(function)
+    is_divided, replica = has_rows(function), function.replica
     numbers, streams = world.registry.numbers, agreement_of(world).streams
-    used, read = set(), set()
-    if is_divided:
-        for output in analysis.outputs:
+    used = {world.here.shareds[number] for number in replica.sliceable}
+    read: set[SharedVariable] = set()
+    for output, mode in zip(analysis.outputs, replica.output_modes):
+        if is_divided:
             used |= output.own_shareds
+        elif mode is not None:
+            read |= output.own_shareds
     for shared, new in analysis.updates.items():
         if numbers[shared] in streams:
             continue
@@ -91,7 +96,7 @@ def collectives_in(
     if not engine.has_collectives(compiled):
         return {}
     streams = set(engine.random_streams(compiled))
-    analysis = engine.analyze(compiled, _axes(inputs, has_window, n_sliceable))
+    analysis = engine.analyze(compiled, axes_of(inputs, has_window, n_sliceable))
     joint = [
         numbers[shared]
         for shared, new in analysis.updates.items()

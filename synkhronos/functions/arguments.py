@@ -200,7 +200,7 @@ def select_rows(function: Any, datas: Sequence[Any], batch: Batch | None) -> Row
 
 def check_slicing(here: Here, function: Any, replica: Replica) -> None:
     """Raise if the function cannot be computed in slices."""
-    sliced = replica.sliceable or replica.lengths is not None
+    sliced = replica.sliceable or replica.window is not None
     if not sliced and not any(one.axis is not None for one in function.inputs):
         raise ValueError(f"{function!r}: num_slices was given, but no input can be sliced")
     for reason in function.not_accumulated:

@@ -14,6 +14,7 @@ from synkhronos._typing import Compiled, OutputOp, ReduceOp, SharedVariable, Var
 from synkhronos.arithmetic.operations import OPERATIONS
 from synkhronos.functions.analysis import collectives_in
 from synkhronos.functions.function import Function
+from synkhronos.functions.recurrence import check_recurrence
 from synkhronos.functions.replica import Replica
 from synkhronos.functions.signature import (
     parse_givens,
@@ -23,6 +24,7 @@ from synkhronos.functions.signature import (
     parse_updates,
 )
 from synkhronos.functions.watch import watch
+from synkhronos.functions.window import divide
 from synkhronos.functions.wrappers import In, Out
 from synkhronos.host import compiler
 from synkhronos.host.log import logger
@@ -85,7 +87,8 @@ def function(
         Each rank updates its own replica only. `op`, by default ``"avg"``, combines the new values of
         several slices (``num_slices``).
     givens : as in Theano, optional
-        Substitutions in the graph.
+        Substitutions in the graph. Rows of shared variables that an index selects, a scalar in `inputs`,
+        are divided among the ranks.
     sliceable_shareds : list of shared variables, optional
         Variables that hold rows of data, from which `batch_s` and `num_slices` select.
     **kwargs
@@ -99,7 +102,8 @@ def function(
     -----
     SynkhronosWarning
         If the graph shows that an output is a sum over the rows, or has a row for each of them, but no
-        operation is given for it.
+        operation is given for it; or if nothing is divided, although an index selects something in
+        `givens`.
 
     Raises
     ------
@@ -109,8 +113,10 @@ def function(
         If an argument is not a variable of the right kind, or an operation is not defined for the dtype
         of an output.
     ValueError
-        If an input cannot be split along axis 0, an operation does not exist, a variable is given
-        twice, or a sliceable shared variable is unused, updated by the function or replaced by `givens`.
+        If an input cannot be split along its axis, or a scan along this axis computes each step from
+        earlier ones; an operation does not exist; a variable is given twice; a sliceable shared variable
+        is unused, updated by the function or replaced by `givens`; or rows that an index selects cannot
+        be divided.
     SynkhronosError
         If there is no room on disk for Theano's compiled code.
 
@@ -142,9 +148,10 @@ def function(
     on_host = [one.over_cpu for one in parsed_outputs]
     results = [one.variable for one in parsed_outputs]
     with _compiling(world, kwargs["name"]):
-        givens, bounds, lengths = _cut_windows(engine, parsed[:n_own], parsed[n_own:], givens)
-        variables = [*(one.variable for one in parsed), *bounds]
-        compiled = engine.build(variables, results, pairs, givens, sliceable, on_host, **kwargs)
+        windows, window = divide(world, parsed, n_own, givens, sliceable, parsed_outputs, pairs)
+        variables = [*(one.variable for one in parsed), *windows.bounds]
+        compiled = engine.build(variables, results, pairs, windows.givens, sliceable, on_host, **kwargs)
+    check_recurrence(engine, compiled, parsed, windows.divided, sliceable)
     for shared in [*engine.shareds(compiled), *sliceable, *(shared for shared, _ in pairs)]:
         registry.add_shared(shared)
     by_shared = {shared: op for (shared, _), op in zip(pairs, ops)}
@@ -153,10 +160,10 @@ def function(
         number=registry.new_number(),
         compiled=compiled,
         **_described(parsed_outputs),
-        lengths=lengths,
+        window=window,
         sliceable=[registry.numbers[shared] for shared in sliceable],
         updates=accumulated,
-        **collectives_in(world, compiled, parsed, bool(bounds), len(sliceable)),
+        **collectives_in(world, compiled, parsed, window is not None, len(sliceable)),
     )
     made = Function(world, kwargs["name"], replica, parsed, sliceable, ops, not_accumulated, form)
     registry.add_function(made)
@@ -185,19 +192,3 @@ def _compiling(world: World, name: str) -> Iterator[None]:
         yield
     logger.info("%s compiled in %.3f s", called, time.perf_counter() - start)
 
-
-def _cut_windows(engine, inputs, bcast_inputs, givens):
-    """Have each rank use its part of the rows that an index in `inputs` selects in `givens`.
-
-    Return the givens, two more inputs, which are the bounds of the part, and a compiled function that
-    returns the numbers of all rows; or ``(givens, [], None)``.
-    """
-    if any([one.axis is not None for one in inputs]):
-        return givens, [], None
-    givens, bounds, lengths = engine.cut_windows(givens, [one.variable for one in inputs])
-    if not bounds:
-        return givens, [], None
-    variables = [one.variable for one in [*inputs, *bcast_inputs]]
-    on_host = [True] * len(lengths)
-    counted = engine.build(variables, lengths, [], [], [], on_host, on_unused_input="ignore")
-    return givens, bounds, counted

@@ -238,7 +238,7 @@ class CallFunction(Command):
 
     def _is_constant(self, replica):
         """Whether the arguments are the same views whenever this command is repeated in an epoch."""
-        if replica.sliceable or replica.lengths is not None or type(self.rows) is np.ndarray:
+        if replica.sliceable or replica.window is not None or type(self.rows) is np.ndarray:
             return False
         return not any([isinstance(handle, Composite) for handle in self.handles])
 
@@ -261,8 +261,8 @@ class CallFunction(Command):
                 columns.append(Column(handle.open(here.store)))
             else:
                 columns.append(Column(self._whole(here, handle)))
-        if replica.lengths is not None:
-            n_rows, bounds = self._window(here, replica, [column.source for column in columns])
+        if replica.window is not None:
+            n_rows, bounds = self._window(here, replica.window, columns)
             columns.extend(bounds)
         if replica.sliceable:
             sliceable = [self._sliceable(here, number) for number in replica.sliceable]
@@ -270,7 +270,7 @@ class CallFunction(Command):
             if replica.has_collectives and not n_own:
                 sliceable = [column.of_last_row() for column in sliceable]
             columns.extend(sliceable)
-            if self.rows is None and replica.lengths is None:
+            if self.rows is None and replica.window is None:
                 n_rows = n_own
         return columns, n_rows
 
@@ -280,16 +280,16 @@ class CallFunction(Command):
         own = select(self._batch_s(here), len(array), "batch_s")[: self.most.by_rank]
         return Column(array, own, 0, (self.number, "shared", number))
 
-    def _window(self, here, replica, arguments):
+    def _window(self, here, window, columns):
         """Return the number of rows of this rank in the window, and the columns of its bounds."""
-        lengths = [int(one) for one in here.engine.call(replica.lengths, arguments)]
-        if len(set(lengths)) > 1:
-            raise ValueError(
-                f"givens: expected slices of the same number of rows, got {lengths}; the ranks share "
-                f"the rows of each slice"
-            )
+        arguments = [column.source for column in columns]
         most = self.most.together
-        start, stop = self._share(here, lengths[0] if most is None else min(lengths[0], most))
+        if most is None:
+            n_rows = None if self.rows is None else len(self.rows)
+            length = window.length(here.engine, arguments, n_rows)
+        else:
+            length = min(window.length(here.engine, arguments), most)
+        start, stop = self._share(here, length)
         n_rows = stop - start
         rows = range(start if n_rows else max(stop - 1, 0), stop)
         return n_rows, [Bound(rows, 0), Bound(rows, 1)]
@@ -311,7 +311,7 @@ class CallFunction(Command):
     def _all_have_rows(self, here, replica):
         """Whether it is certain, without communication, that every rank has rows."""
         if self.rows is None:
-            return not replica.sliceable and replica.lengths is None
+            return not replica.sliceable and replica.window is None
         return len(self.rows) >= here.size
 
     def _reduce_in_place(self, here, modes, values):

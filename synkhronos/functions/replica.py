@@ -8,6 +8,7 @@ import numpy as np
 
 from synkhronos._typing import Compiled
 from synkhronos.engines.base import Engine
+from synkhronos.functions.window import Window
 
 
 class Replica(NamedTuple):
@@ -23,9 +24,8 @@ class Replica(NamedTuple):
     output_dtypes : list of numpy.dtype
     output_axes : list of int
         The axis along which each output is gathered.
-    lengths : compiled function or None
-        Used if the function selects a window of rows by an index. From the same arguments, it computes
-        the numbers of rows in the window, which must be equal.
+    window : Window or None
+        The rows that an index selects in givens, if it does.
     sliceable : list of int
         The numbers of the sliceable shared variables.
     updates : list of (int, str or None)
@@ -44,7 +44,7 @@ class Replica(NamedTuple):
     output_modes: list[str | None]
     output_dtypes: list[np.dtype]
     output_axes: list[int]
-    lengths: Compiled | None
+    window: Window | None
     sliceable: list[int]
     updates: list[tuple[int, str | None]]
     has_collectives: bool = False
@@ -64,7 +64,6 @@ def serial_arguments(
         The rows of the sliceable shared variables.
     """
     bounds = []
-    if replica.lengths is not None:
-        length = min(int(one) for one in engine.call(replica.lengths, inputs))
-        bounds = [np.array(0), np.array(length)]
+    if replica.window is not None:
+        bounds = [np.array(0), np.array(replica.window.length(engine, inputs))]
     return [*inputs, *bounds, *rows, *([None] if replica.has_collectives else [])]

@@ -206,7 +206,8 @@ class Watch:
 
 _SET_ALONE = (
     f"{compiler.TITLE}'s set_value(), and as_theano(), change only the replica of the master; call "
-    "synk.broadcast(variable), or set the value with synk.broadcast(variable, value)"
+    "synk.broadcast(variable), or set the value with synk.broadcast(variable, value), or rows of which "
+    "each rank shall have its part with synk.scatter(variable, value)"
 )
 _NOT_RESEEDED = (
     "The other ranks continue with their own states, so a run does not repeat. Instead of the stream's "

@@ -56,7 +56,8 @@ class Cuts:
         for expression, param in zip(expressions, params):
             if expression is not None:
                 shape = param.get_value(borrow=True).shape
-                self._known[self._numbering.of(expression)] = shape
+                for one in (expression, names.dense(expression)):
+                    self._known[self._numbering.of(one)] = shape
 
     def add_gradients_of(self, loss: Variable, params: Sequence[SharedVariable]) -> None:
         """Cut at a loss and at its gradients."""
@@ -105,6 +106,7 @@ class Cuts:
             is_gradient = not self.is_loss(variable)
         else:
             return None
+        expression = names.dense(expression)
         return Cut(expression, op, shape, (self._numbering.of(expression), op), is_gradient)
 
 

@@ -26,7 +26,7 @@ def linear_operands(node: Apply | None, local: Dependence) -> Sequence[Variable]
         return _linear_in_each_element(node, local)
     if isinstance(node.op, names.Reshape):
         return () if local.of(node.inputs[1]) else node.inputs[:1]
-    if isinstance(node.op, names.LINEAR):
+    if isinstance(node.op, names.LINEAR) or names.is_sum_with_sparse(node.op):
         return node.inputs
     return ()
 
@@ -122,12 +122,13 @@ def _is_kept_whole(node, free):
 def _joined(variable, divided, which):
     """Return the sum or difference of the dependent, or of the free parts of the operands."""
     node = variable.owner
-    signs = [1, -1] if isinstance(node.op.scalar_op, scalar.Sub) else [1] * len(node.inputs)
+    is_difference = isinstance(getattr(node.op, "scalar_op", None), scalar.Sub)
+    signs = [1, -1] if is_difference else [1] * len(node.inputs)
     total = None
     for sign, operand in zip(signs, node.inputs):
         part = divided[operand][which]
         if part is not None:
-            part = part if sign > 0 else -part
+            part = names.dense(part if sign > 0 else -part)
             total = part if total is None else total + part
     if total is None:
         return None

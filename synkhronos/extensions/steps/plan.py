@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from synkhronos.engines import names
 from synkhronos.engines.names import GeneratorType, SharedVariable, Variable
 from synkhronos.extensions.steps import refusals as refusals
 from synkhronos.extensions.steps.cuts import Cut
@@ -89,7 +90,7 @@ class _Planner:
         kept = [one.target for one in script.updates if one.is_own]
         sources = [*script.rows, *random, *kept]
         if not sources:
-            raise refusals.nothing_divided()
+            raise refusals.nothing_divided(script.index, script.whole)
         self.full = Dependence(sources, self.givens)
         self.random = self.full.mask_of(random)
         self.is_prepared = self._has_penalty()
@@ -227,7 +228,7 @@ class _Planner:
             value, free = self.slots.piece(places[cut.key]), frees[cut.key]
             if free is not None:
                 value = value + rebuilt([free], {}, self.givens)[0]
-            replacements[variable] = variable.type.filter_variable(value)
+            replacements[variable] = names.in_type_of(variable, value)
         return replacements
 
     # Updates

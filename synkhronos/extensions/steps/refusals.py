@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Sequence
+
 from synkhronos.engines.names import HAS_MRG, Variable
+from synkhronos.engines.windows import how_to_select, listed
 from synkhronos.extensions.steps.dependence import Dependence
 
 _OPERATIONS = (
@@ -16,13 +19,19 @@ _MARKED = (
 )
 
 
-def nothing_divided() -> ValueError:
-    """No variable differs from rank to rank."""
-    return ValueError(
+def nothing_divided(index: Sequence[Variable], whole: Sequence[Variable]) -> ValueError:
+    """No variable differs from rank to rank; `whole` are replaced by what depends on an index."""
+    text = (
         "inputs: no input is divided among the ranks, so each of them would compute the whole step; "
         "give the rows of the minibatch as an input, or an index that selects them by a slice in "
         "givens, or name the shared variables that hold them as sliceable_shareds"
     )
+    if whole:
+        text += (
+            f". What replaces {listed(whole)} in givens depends on {listed(index)}, but has no rows "
+            f"that it selects. {how_to_select(listed(whole), listed(index))}"
+        )
+    return ValueError(text)
 
 
 def mixed(target: Variable, local: Dependence, mask: int) -> ValueError:

@@ -9,10 +9,10 @@ import numpy
 
 import synkhronos as synk
 from synkhronos.engines.names import Variable
+from synkhronos.engines.windows import find_windows
 from synkhronos.extensions._flat_gradient import check_loss, checked_parameters
 from synkhronos.extensions.steps.arguments import Inputs, group_of, variable_of
 from synkhronos.extensions.steps.cuts import Cuts, is_float_scalar, is_float_tensor
-from synkhronos.extensions.steps.graphs import is_window
 from synkhronos.extensions.steps.marks import is_marked
 from synkhronos.extensions.steps.rules import apply_rule
 from synkhronos.extensions.steps.script import (
@@ -161,12 +161,9 @@ def _check_gradients(gradients, params):
 def _completed(script: Script, inputs: Inputs, arguments: Arguments) -> tuple[Script, Options]:
     """Add to a script its rows and default updates; return it with the options of its functions."""
     broadcast = [variable_of(one) for one in arguments.bcast_inputs or ()]
-    others = [one for one in inputs.variables if one not in broadcast]
-    # Scalars, and values that are not arrays, have no rows.
-    rows = [one for one in others if getattr(one.type, "ndim", 0)]
-    if not rows:
-        rows = [old for old, new in script.givens.items() if is_window(new, others)]
     sliceable = _listed(arguments.sliceable_shareds, "sliceable_shareds")
+    divided, index = _divided(inputs, broadcast, sliceable)
+    found = find_windows(list(script.givens.items()), index, divided)
     options = dict(arguments.function_options or {})
     check_distinct(script.updates)
     updates = with_default_updates(
@@ -177,7 +174,9 @@ def _completed(script: Script, inputs: Inputs, arguments: Arguments) -> tuple[Sc
     )
     added = [one.target for one in updates[len(script.updates) :]]
     script = script._replace(
-        rows=rows + sliceable,
+        rows=[*divided, *found.axes],
+        index=index,
+        whole=found.whole,
         updates=updates,
         n_further=script.n_further + len(added),
     )
@@ -190,6 +189,19 @@ def _completed(script: Script, inputs: Inputs, arguments: Arguments) -> tuple[Sc
         _checked_wire(arguments.wire),
         _checked_overlap(arguments.overlap),
     )
+
+
+def _divided(inputs, broadcast, sliceable):
+    """Return the axis of each variable that has rows, and the inputs that may select rows."""
+    divided, index = {}, []
+    for given, variable in zip(inputs.given, inputs.variables):
+        if variable in broadcast:
+            continue
+        if getattr(variable.type, "ndim", 0):
+            divided[variable] = getattr(given, "axis", 0)
+        else:  # scalars, and values that are not arrays, have no rows
+            index.append(variable)
+    return {**divided, **dict.fromkeys(sliceable, 0)}, index
 
 
 def _parse_outputs(outputs: Any) -> tuple[list[Output], bool | list[str]]:

@@ -39,13 +39,18 @@ class Script(NamedTuple):
     Attributes
     ----------
     rows : list of variables
-        The inputs and shared variables whose rows are divided among the ranks.
+        The inputs and shared variables whose rows are divided among the ranks, and the variables that
+        are replaced by rows which an index selects.
     grad_updates : list of Update
     grad_shared : list of shared variables
         From an update rule that keeps its gradients in shared variables: the updates that write them,
         and the variables.
     n_further : int
         The number of updates at the end that are not from the update rule.
+    index : list of variables
+        The inputs that may select rows in `givens`.
+    whole : list of variables
+        The variables that are replaced by what depends on an index, but has no rows.
     """
 
     rows: list[Variable]
@@ -56,6 +61,8 @@ class Script(NamedTuple):
     grad_updates: list[Update] = []
     grad_shared: list[SharedVariable] = []
     n_further: int = 0
+    index: list[Variable] = []
+    whole: list[Variable] = []
 
 
 def parse_updates(updates: Any, what: str = "updates") -> list[Update]:

@@ -75,11 +75,14 @@ class _Builder:
         used: set[Variable],
         indices: list[int],
         sliceable: list[SharedVariable],
+        has_rows: bool = False,
     ) -> _Phase:
-        """Build a function of some of the inputs."""
+        """Build a function of some of the inputs. Without rows, no input selects any."""
         own, whole = [], []
         for index in indices:
-            is_whole = self.inputs.variables[index] in self.options.broadcast
+            variable = self.inputs.variables[index]
+            is_whole = variable in self.options.broadcast
+            is_whole = is_whole or not (has_rows or getattr(variable.type, "ndim", 0))
             (whole if is_whole else own).append(index)
         function = synk.function(
             [self.inputs.given[index] for index in own],
@@ -120,7 +123,7 @@ class Step:
         only_later = set().union(*later_use) - rows_use
         indices = [i for i, one in enumerate(inputs.variables) if one not in only_later]
         self._rows = builder.build(
-            "gradient", plan.row_outputs, row_updates, rows_use, indices, options.sliceable
+            "gradient", plan.row_outputs, row_updates, rows_use, indices, options.sliceable, True
         )
         self._before = []
         if plan.clearing:
