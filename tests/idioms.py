@@ -710,7 +710,7 @@ def by_make_train_function(made):
         options.pop(name, None)
     if "sliceable_shareds" in options or not made.inputs:
         raise LookupError("it takes no functions without inputs")
-    whole = [one for one in made.inputs if getattr(one, "ndim", 1) == 0]
+    whole = [one for one in made.inputs if is_given_whole(one)]
     rows = [one for one in made.inputs if one not in whole]
     updates = made.updates or descent(made)
     params = [target for target, _ in updates]
@@ -725,6 +725,11 @@ def by_make_train_function(made):
         function_options={"mode": made.mode},
         **options,
     )
+
+
+def is_given_whole(given):
+    """Whether an input is a number that is no index of rows."""
+    return getattr(given, "ndim", 1) == 0 and given.dtype.startswith("float")
 
 
 def by_function(made):
@@ -796,7 +801,7 @@ def called(build, made):
     function, results = build(made), []
     data = list(made.data)
     if build is by_make_train_function:
-        whole = [getattr(one, "ndim", 1) == 0 for one in made.inputs]
+        whole = [is_given_whole(one) for one in made.inputs]
         rows = [value for value, is_whole in zip(data, whole) if not is_whole]
         data = [rows, *(value for value, is_whole in zip(data, whole) if is_whole)]
     for _ in range(STEPS):
