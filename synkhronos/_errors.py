@@ -24,6 +24,13 @@ IN_PROGRAM = (
     "rank.call(f, ...) or rank.all_reduce(...)"
 )
 
+#: For a call before another one has returned
+BUSY = (
+    "another call has not returned yet; use the processes from one thread at a time, and not from a "
+    "signal handler. Inside an operation of a graph, use a function of the compiler itself, such as "
+    "theano.function() returns"
+)
+
 
 class SynkhronosError(Exception):
     """Base class of all exceptions of this package."""
