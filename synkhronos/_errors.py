@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import os
 import sys
 import warnings
 from traceback import StackSummary, walk_tb
-from typing import Callable, Sequence
+from typing import Any, Callable, Sequence
 
 #: What is possible in a broken world
 REMEDY = "only restart() and close() can be called"
@@ -21,6 +22,13 @@ REMEDY = "only restart() and close() can be called"
 IN_PROGRAM = (
     "inside a program of spmd(), ranks run by themselves: use the methods of its argument, such as "
     "rank.call(f, ...) or rank.all_reduce(...)"
+)
+
+#: For a call before another one has returned
+BUSY = (
+    "another call has not returned yet; use the processes from one thread at a time, and not from a "
+    "signal handler. Inside an operation of a graph, use a function of the compiler itself, such as "
+    "theano.function() returns"
 )
 
 
@@ -121,7 +129,8 @@ class MismatchError(SynkhronosError):
 class SynkhronosWarning(UserWarning):
     """What a script does is allowed, but the results probably differ from a run on one process.
 
-    The page "Checking results" of the documentation says when it is given.
+    The page "Checking results" of the documentation says when it is given. If the script ignores all
+    warnings, it is a line of the log instead, which is on stderr by default.
     """
 
 
@@ -136,15 +145,46 @@ def prepare_warning(message: str) -> Callable[[], None]:
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_INNER):
         frame = frame.f_back
     return functools.partial(
-        warnings.warn_explicit,
+        _issue,
         message,
-        SynkhronosWarning,
         frame.f_code.co_filename,
         frame.f_lineno,
         frame.f_globals.get("__name__"),
         frame.f_globals.setdefault("__warningregistry__", {}),
     )
 
+
+def _issue(
+    message: str, file: str, line: int, module: str | None, registry: dict[Any, Any]
+) -> None:
+    """Issue a warning, and log it if Python hides it from a script that has not asked for that."""
+    warnings.warn_explicit(message, SynkhronosWarning, file, line, module, registry)
+    key = message, line, "logged"  # Python empties the registry when filters change
+    if key not in registry and (_logger.hasHandlers() or _is_hidden(message, line, module)):
+        registry[key] = True
+        _logger.warning("%s:%d: %s: %s", file, line, SynkhronosWarning.__name__, message)
+
+
+def _is_hidden(message: str, line: int, module: str | None) -> bool:
+    """Whether a filter for all kinds of warnings ignores this one.
+
+    Many scripts begin with ``warnings.filterwarnings("ignore")``, because of other libraries.
+    """
+    for action, text, category, where, number in warnings.filters:
+        is_of_kind = issubclass(SynkhronosWarning, category) and number in (0, line)
+        if is_of_kind and _matches(text, message) and _matches(where, module or ""):
+            return action == "ignore" and category is not SynkhronosWarning and text is None
+    return False
+
+
+def _matches(pattern: Any, text: str) -> bool:
+    """Whether a text has the pattern of a filter, which may be None for any."""
+    if pattern is None or isinstance(pattern, str):
+        return pattern in (None, text)
+    return pattern.match(text) is not None
+
+
+_logger = logging.getLogger(__package__)
 
 # Of this package, and of ``with synk.fuse()``.
 _INNER = (os.path.join(os.path.dirname(os.path.abspath(__file__)), ""), contextlib.__file__)

@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import queue
 import shutil
+import signal
 import subprocess
 import sys
 import textwrap
@@ -15,6 +16,7 @@ import time
 
 import numpy as np
 import pytest
+from compilers import Apply, Op, as_op, compiler, tt
 from prelude import (
     LONG,
     NOTHING,
@@ -31,6 +33,8 @@ from prelude import (
 from processes import FOLDER, ROOT, own_process
 
 import synkhronos as synk
+from synkhronos._errors import BUSY
+from synkhronos.extensions import train
 from synkhronos.world.world import world_exists
 
 
@@ -194,6 +198,97 @@ def test_a_pool_of_concurrent_futures_has_a_world_in_each_process():
     masters, workers = {one for one, _ in pairs}, {one for _, one in pairs}
     assert len(masters) == len(workers) == len(pairs)
     assert all_gone_within(masters | workers, 2)
+
+
+def square(number):
+    return number**2
+
+
+def by_pool(numbers):
+    with multiprocessing.get_context("fork").Pool(2) as pool:
+        return pool.map(square, numbers)
+
+
+def by_executor(numbers):
+    context = multiprocessing.get_context("fork")
+    with concurrent.futures.ProcessPoolExecutor(2, mp_context=context) as pool:
+        return list(pool.map(square, numbers))
+
+
+@functools.lru_cache(None)
+def kept_pool():
+    return multiprocessing.get_context("fork").Pool(2)
+
+
+def by_pool_that_is_kept(numbers):
+    return kept_pool().map(square, numbers)
+
+
+def by_pool_that_is_ended(numbers):
+    pool = multiprocessing.get_context("fork").Pool(2)
+    pool.map_async(time.sleep, [60, 60])
+    found = pool.map(square, []) or by_pool(numbers)
+    pool.terminate()
+    pool.join()
+    return found
+
+
+@own_process
+@pytest.mark.parametrize("way", [by_pool, by_executor, by_pool_that_is_kept, by_pool_that_is_ended])
+def test_an_operation_may_use_multiprocessing_on_every_rank(way):
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # workers ignore what the script handles
+    squares = as_op([tt.dvector], [tt.dvector])(lambda numbers: np.array(way(list(numbers))))
+    synk.fork(2, use_gpu=False)
+    x = tt.dvector("x")
+    f = synk.function([x], (squares(x), "gather"), mode="FAST_COMPILE")
+    for _ in range(2):
+        assert f(np.arange(5.0)).tolist() == [0, 1, 4, 9, 16]
+    synk.close()
+
+
+class Calling(Op):
+    """The identity; it calls functions on a vector whose first element is not zero."""
+
+    __props__ = ()
+
+    def __init__(self, *calls):
+        super().__init__()
+        self.calls = calls
+
+    def make_node(self, x):
+        return Apply(self, [x], [x.type()])
+
+    def perform(self, node, inputs, outputs):
+        if inputs[0][0]:
+            for call in self.calls:
+                call(inputs[0])
+        outputs[0][0] = inputs[0].copy()
+
+
+@own_process
+@pytest.mark.parametrize("is_late", [False, True])
+def test_a_call_inside_an_operation_is_refused_in_the_same_words_on_every_rank(is_late):
+    synk.fork(2, use_gpu=False)
+    x, w = tt.dvector("x"), compiler.shared(np.ones(2), "w")
+    inner = synk.function([x], (x.sum() + w.sum(), "sum"), mode="FAST_COMPILE")
+    step = train.parallel_function(
+        [x], x.mean(), updates=[(w, w - tt.grad((x.mean() * w).sum(), w))], loss=(x.mean() * w).sum(),
+        params=[w], mode="FAST_COMPILE",
+    )  # fmt: skip
+    calls = [inner, step, inner.as_theano, lambda _: synk.all_reduce(w)][: 3 if is_late else 4]
+    if is_late:
+        synk.distribute()  # the functions below are sent to the workers
+    built = [synk.function([x], (Calling(one)(x), "gather"), mode="FAST_COMPILE") for one in calls]
+    for call, f in zip(calls, built):
+        of_worker = error_of(functools.partial(f, [0.0, 1.0]), 10)
+        assert type(of_worker) is synk.WorkerError and of_worker.type_name == "SynkhronosError"
+        assert of_worker.message.splitlines()[0] == BUSY
+        if call != inner.as_theano:
+            of_master = error_of(functools.partial(f, [1.0, 0.0]), 10)
+            assert type(of_master) is synk.SynkhronosError and str(of_master).splitlines()[0] == BUSY
+        assert f([0.0, 0.0]).tolist() == [0, 0]
+    assert inner([1.0, 2.0]) == 7
+    synk.close()
 
 
 # Hosts

@@ -24,7 +24,7 @@ from prelude import error_of, open_world, run_file
 from processes import FOLDER, ROOT, own_process
 
 import synkhronos as synk
-from synkhronos.host import compile_cache, machine
+from synkhronos.host import compile_cache, doctor, machine, preparation
 from synkhronos.stores import memory as shm
 from synkhronos.transports import limits
 from synkhronos.world.here import Command
@@ -122,6 +122,68 @@ def test_a_full_disk_for_the_compile_cache_is_an_error_and_not_a_hang(tmp_path):
         environment={"THEANO_FLAGS": f"base_compiledir={cache},gcc.cxxflags=-O0"},
         timeout=200,
     )
+
+
+@needs_mounts
+@pytest.mark.parametrize("option", ["ro", "noexec"])
+def test_a_compile_cache_that_cannot_be_used_is_explained(tmp_path, option):
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    run_file(
+        "unusable_compile_cache.py",
+        cache,
+        option,
+        cwd=tmp_path,
+        command=with_mounts(f"mount -t tmpfs tmpfs {cache}"),
+        environment={"THEANO_FLAGS": f"base_compiledir={cache},gcc.cxxflags=-O0"},
+        timeout=200,
+    )
+
+
+@needs_mounts
+@own_process
+@pytest.mark.parametrize(
+    "mount, reason",
+    [
+        ("mount -t tmpfs -o ro tmpfs cache", "(cache: Read-only file system)"),
+        ("mount -t tmpfs -o noexec tmpfs cache", "from which no code can be run"),
+        ("rmdir cache; touch cache", "(cache: Not a directory)"),
+    ],
+    ids=["read-only", "noexec", "file"],
+)
+def test_the_doctor_explains_a_compile_cache_that_cannot_be_used(mount, reason):
+    assert ctypes.CDLL(None).unshare(NEW_MOUNTS) == 0
+    os.mkdir("cache")
+    subprocess.run(["sh", "-ec", f"mount --make-rprivate /\n{mount}"], check=True)
+    os.environ["THEANO_FLAGS"] = "base_compiledir=cache/theano"
+    result = doctor.check_cache()
+    assert result.state == doctor.PROBLEM and reason in result.found, result
+    assert result.remedy == "set another folder with THEANO_FLAGS=base_compiledir=FOLDER"
+    assert preparation.complaint() == f"{result.found}: {result.remedy}"
+    assert "Theano's cache" in doctor.check_theano().remedy
+    os.environ["THEANO_FLAGS"] = "cxx=,base_compiledir=cache/theano"
+    assert (doctor.check_cache().state == doctor.PROBLEM) == ("code" not in reason)
+
+
+def test_a_folder_that_the_user_may_not_write_to_is_explained(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "access", lambda *_: False)  # root may
+    complaint = compile_cache.complaint(tmp_path / "a" / "b")
+    assert f"b, cannot be written to ({tmp_path}: Permission denied): set another" in complaint
+
+
+def test_the_setting_to_change_is_the_one_that_counts(monkeypatch):
+    monkeypatch.setenv("THEANO_FLAGS", "compiledir=/dev/null,base_compiledir=/tmp")
+    remedy = compile_cache.fault(compile_cache.folder(os.environ))[1]
+    assert remedy == "set another folder with THEANO_FLAGS=compiledir=FOLDER"
+
+
+def test_without_a_home_folder_a_compile_cache_has_to_be_set(monkeypatch):
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)
+    assert compile_cache.folder({"THEANO_FLAGS": "base_compiledir=/a"}) == Path("/a")
+    assert compile_cache.folder({"THEANORC": ""}) is None
+    complaint = compile_cache.complaint(None)
+    assert complaint.startswith("there is no home folder for Theano's cache")
+    assert complaint.endswith("THEANO_FLAGS=base_compiledir=FOLDER")
 
 
 def test_the_compile_cache_is_where_the_users_settings_say(tmp_path):

@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+import warnings
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ import theano.tensor as tt
 from processes import ROOT, own_process
 
 import synkhronos as synk
+from synkhronos import _errors
 from synkhronos.host import log
 from synkhronos.world.here import Here
 from synkhronos.world.world import World, current_world
@@ -201,3 +203,85 @@ def test_a_closed_stderr_does_no_harm():
     handler.emit(record)
     os.close(writer)
     handler.emit(record)
+
+
+# Warnings of this package
+
+TEXT = "w, set on the master only"
+
+
+def warn_twice(configure=None, **filters):
+    """Let a filter apply to two equal warnings; `configure` is the name of a function of this module."""
+    globals().get(configure, lambda: None)()
+    if filters:
+        warnings.filterwarnings(**filters)
+    for _ in range(2):
+        _errors.warn(TEXT)
+
+
+def log_to_a_file():
+    logging.basicConfig(filename="log")
+
+
+def silence_the_logger():
+    logging.getLogger("synkhronos").setLevel("ERROR")
+
+
+@pytest.mark.parametrize(
+    "filters, written",
+    [
+        ({}, [f": SynkhronosWarning: {TEXT}", "  _errors.warn(TEXT)"]),  # by Python
+        (
+            {"action": "once", "category": UserWarning},
+            [f": SynkhronosWarning: {TEXT}", "  _errors.warn(TEXT)"],
+        ),
+        ({"action": "ignore"}, [f": SynkhronosWarning: {TEXT}"]),
+        ({"action": "ignore", "category": UserWarning}, [f": SynkhronosWarning: {TEXT}"]),
+        ({"action": "ignore", "module": ".*log"}, [f": SynkhronosWarning: {TEXT}"]),
+        ({"action": "ignore", "category": synk.SynkhronosWarning}, []),
+        ({"action": "ignore", "message": "w, set"}, []),
+    ],
+)
+def test_a_warning_is_on_stderr_once_unless_it_is_ignored_by_its_name(programs, filters, written):
+    lines = programs.run(warn_twice, **filters).stderr.splitlines()
+    assert len(lines) == len(written)
+    assert all(line.endswith(end) for line, end in zip(lines, written))
+    assert not lines or "test_log.py:" in lines[0]
+
+
+def test_a_warning_that_is_an_error_is_not_logged_as_well(programs):
+    done = programs.run(warn_twice, action="error")
+    assert done.returncode == 1 and done.stderr.count(TEXT) == 1
+
+
+def test_a_warning_is_in_the_log_that_a_program_has_set_up(programs, tmp_path):
+    for filters in ({}, {"action": "ignore"}):
+        done = programs.run(warn_twice, configure="log_to_a_file", cwd=tmp_path, **filters)
+        assert done.stderr.count(TEXT) == (not filters)  # by Python
+        [line] = (tmp_path / "log").read_text().splitlines()
+        assert line.startswith("WARNING:synkhronos:") and line.endswith(f"SynkhronosWarning: {TEXT}")
+        (tmp_path / "log").unlink()
+
+
+def test_the_level_of_the_logger_decides_whether_an_ignored_warning_is_shown(programs):
+    done = programs.run(warn_twice, configure="silence_the_logger", action="ignore")
+    assert done.stderr == ""
+
+
+def test_a_script_that_ignores_warnings_is_told_of_its_mistakes(programs):
+    first, second = programs.run(ignoring_script).stderr.splitlines()
+    where = r".*test_log\.py:\d+: SynkhronosWarning: <synkhronos.Function f>"
+    assert re.match(where + ": output 0 .* is a sum over the rows", first)
+    assert re.match(where + " uses w, whose replicas differ", second)
+
+
+def ignoring_script():
+    warnings.filterwarnings("ignore")
+    synk.fork(2, use_gpu=False)
+    x, w = tt.dmatrix("x"), theano.shared(np.ones(3), "w")
+    f = synk.function([x], tt.dot(x, w).sum(), name="f")
+    f(np.ones((4, 3)))
+    w.set_value(np.zeros(3))
+    for _ in range(3):
+        f(np.ones((4, 3)))
+    synk.close()

@@ -5,7 +5,7 @@ from collections import OrderedDict
 import numpy
 import pytest
 from synkhronos.extensions import updates
-from compilers import change_flags, compiler, run_examples, shared, tt
+from compilers import FLOAT16, change_flags, compiler, run_examples, shared, tt
 
 STEPS = 20
 CHANGED_AT = 9  # the step after which the hyper-parameter in a shared variable changes
@@ -80,6 +80,10 @@ INITIAL = OrderedDict(
     kernel=numpy.sin(numpy.arange(36.0)).reshape(3, 2, 3, 2),
 )
 BROADCASTABLE = {"row": (True, False), "single": (True, False)}
+
+
+def float32_variable(value):
+    return compiler.shared(numpy.float32(value))
 
 
 def make_parameters(dtype):
@@ -168,6 +172,44 @@ def test_a_decay_close_to_one_keeps_its_precision_with_float32_parameters(name, 
     run(compile_pair(getattr(updates, name)([compiler.shared(gradient)], [param], 0.1, **made)), 1)
     expected = globals()[f"reference_{name}"](0, gradient.astype(float), {}, 1, 0.1, **hyper)
     numpy.testing.assert_allclose(param.get_value(), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("make", [float, numpy.float32, float32_variable])
+@pytest.mark.parametrize("name", RULES)
+def test_no_tensor_of_a_rule_for_float32_parameters_is_float64(name, make):
+    hyper = {key: make(value) for key, value in RULES[name].items()}
+    params = [param for param in make_parameters("float32") if param.name != "empty"]
+    with change_flags(floatX="float32", warn_float64="raise"):
+        functions = compile_pair(getattr(updates, name)(loss_of(params), params, **hyper))
+    run(functions, 3)
+    expected = [one for one in reference_values(name, 3, RULES[name]) if one.size]
+    assert_values(params, expected, "float32")
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_parameters_may_be_float16(name):
+    params = make_parameters(FLOAT16)
+    run(compile_pair(getattr(updates, name)(loss_of(params), params, **RULES[name])), 5)
+    for param, value in zip(params, reference_values(name, 5, RULES[name])):
+        assert param.get_value().dtype == FLOAT16
+        numpy.testing.assert_allclose(param.get_value(), value, rtol=0.01, atol=0.01)
+
+
+def test_steps_are_counted_beyond_the_integers_of_float16():
+    param = compiler.shared(numpy.ones(1, "float16"))
+    *_, (count, _) = updates.adam(param.sum(), [param], epsilon=1e-5)[1]
+    new = compiler.function([], count + 2049, mode=FAST_COMPILE)()
+    assert new == 2049
+
+
+@pytest.mark.parametrize("make", [float, compiler.shared])
+def test_the_correction_of_adam_is_computed_in_double_precision(make):
+    count = compiler.shared(numpy.zeros((), "float32"))
+    with change_flags(floatX="float32"):
+        correction = updates._bias(updates.FlatGradient([count], [count]), make(0.999), count)
+    compute = compiler.function([], correction, updates=[(count, count + 1)], mode=FAST_COMPILE)
+    found = [compute() for _ in range(50)]
+    assert found == [numpy.float32(1 - 0.999**t) for t in range(50)]
 
 
 @pytest.mark.parametrize("name", RULES)
@@ -321,6 +363,7 @@ def test_apply_momentum_to_some_parameters():
 
 WEIGHTS = compiler.shared(numpy.ones(3, dtype="float32"), name="weights")
 BIAS = compiler.shared(numpy.float64(1), name="bias")
+HALVES = compiler.shared(numpy.ones(3, dtype="float16"), name="halves")
 COUNTS = compiler.shared(numpy.ones(3, dtype="int64"), name="counts")
 LOSS = WEIGHTS.sum()
 STEP = [(WEIGHTS, WEIGHTS + 1)]
@@ -349,6 +392,8 @@ STEP = [(WEIGHTS, WEIGHTS + 1)]
         (ValueError, r"loss\[0\].*1 dimensions.*got 0", lambda: updates.sgd([LOSS], [WEIGHTS], 1)),
         (TypeError, r"learning_rate: .*got str", lambda: updates.sgd(LOSS, [WEIGHTS], "1")),
         (ValueError, r"rho: .*got 1 dim", lambda: updates.rmsprop(LOSS, [WEIGHTS], rho=WEIGHTS)),
+        (ValueError, r"epsilon: 1e-08 is 0 in float16; .* at least 6e-08",
+         lambda: updates.adam(HALVES.sum(), [HALVES])),
         (ValueError, r"beta1: .*got 1 dim",
          lambda: updates.adam(LOSS, [WEIGHTS], beta1=numpy.ones(2))),
         (TypeError, r"updates\[0\].*param_updates", lambda: updates.apply_momentum([WEIGHTS])),

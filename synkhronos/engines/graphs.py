@@ -88,7 +88,7 @@ class GraphEngine(Engine):
     def build(self, inputs, outputs, updates, givens, sliceable, on_host, **kwargs):
         _check_options(kwargs)
         givens = list(givens.items() if hasattr(givens, "items") else givens or ())
-        rows = [shared.type(f"{shared.name or 'shared'}_rows") for shared in sliceable]
+        rows = [self._rows_of(shared) for shared in sliceable]
         _check_used(sliceable, outputs, updates, givens)
         # These come first: the compiler then substitutes them everywhere, including other givens and the
         # default updates of shared variables, such as random streams.
@@ -98,6 +98,7 @@ class GraphEngine(Engine):
         has_peers = find_peers(expressions, kwargs.get("no_default_updates"))
         if has_peers:
             inputs = [*inputs, PeersType()("peers")]
+            inputs[-1].tag.test_value = None
             givens = [(ALONE, inputs[-1]), *givens]
             kwargs["mode"] = in_order(self.mode_for_collectives(kwargs.get("mode")))
         compiled = self.compile(inputs, outputs, updates, givens, **kwargs)
@@ -107,6 +108,13 @@ class GraphEngine(Engine):
         # call. https://theano-pymc.readthedocs.io/en/latest/tutorial/faq_tutorial.html
         compiled.trust_input = True
         return compiled
+
+    def _rows_of(self, shared):
+        """Return a variable for rows of a shared variable, with a test value if there are any."""
+        rows = shared.type(f"{shared.name or 'shared'}_rows")
+        if _has_test_values():
+            rows.tag.test_value = self.storage(shared)
+        return rows
 
     @abstractmethod
     def compile(self, inputs, outputs, updates, givens, **kwargs):
@@ -211,6 +219,13 @@ class GraphEngine(Engine):
 
     def notice_writes(self, shared, notify):
         report_assignments(shared.container, notify)
+
+
+def _has_test_values():
+    """Whether the compiler computes the values that its graphs have for the test values of inputs."""
+    config = names.package.config
+    settings = ("compute_test_value", "compute_test_value_opt")
+    return any(getattr(config, name, "off") != "off" for name in settings)
 
 
 def _check_options(options):

@@ -5,6 +5,7 @@ module. Tuples hold the kinds of operations to which a rule applies; an empty tu
 compiler has none.
 """
 
+import contextlib
 import importlib
 
 from synkhronos.engines.apart import apart as apart
@@ -91,6 +92,10 @@ if compiler.NAME == "pytensor":
     def then(first, second):
         """Return a rewriter that applies two, one after the other."""
         return SequentialGraphRewriter(first, second)
+
+    def without_test_values():
+        """Return a context, as PyTensor has no test values."""
+        return contextlib.nullcontext()
 
     def shared(value, name, broadcastable):
         """Return a shared tensor whose type fixes the axes that are broadcast, and no other extent."""
@@ -188,6 +193,10 @@ else:
     def then(first, second):
         """Return a rewriter that applies two, one after the other."""
         return SeqOptimizer([first, second])
+
+    def without_test_values():
+        """Return a context in which operations compute no test values."""
+        return package.change_flags(compute_test_value="off")
 
     def shared(value, name, broadcastable):
         """Return a shared tensor whose type fixes the axes that are broadcast, and no other extent."""

@@ -48,9 +48,9 @@ class Ordering(GraphRewriter):
         for node in fgraph.toposort():
             if isinstance(node.op, Collective):
                 first = node.inputs[0] if peers is None else peers
-                ordered = node.op.numbered(number).make_node(first, *node.inputs[1:])
-                fgraph.replace_all(list(zip(node.outputs, ordered.outputs)), reason="ordering")
-                peers, number = ordered.outputs[0], number + 1
+                ordered = node.op.numbered(number)(first, *node.inputs[1:])  # with their test values
+                fgraph.replace_all(list(zip(node.outputs, ordered)), reason="ordering")
+                peers, number = ordered[0], number + 1
 
 
 def in_order(mode):

@@ -10,6 +10,8 @@ possible are computed or copied.
 
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from synkhronos.engines import names
 from synkhronos.engines.axes import RowAxes
 from synkhronos.engines.base import Windows, name_of
@@ -58,12 +60,16 @@ def cut_windows(givens, index, divided):
     if not found.axes:
         return Windows(givens, [], [], [], found.whole)
     bounds = [tensor.lscalar("first_row"), tensor.lscalar("last_row")]
+    bounds[0].tag.test_value = np.array(0)
     parts = _Parts(found.selection, bounds)
     cut, lengths = [], []
     for old, new in givens:
         if old in found.axes:
             axis = found.axes[old]
-            lengths.append(new.shape[axis])
+            length = new.shape[axis]
+            if hasattr(length.tag, "test_value"):
+                bounds[1].tag.test_value = length.tag.test_value
+            lengths.append(length)
             new = parts.of(new, axis)
         cut.append((old, new))
     return Windows(cut, bounds, lengths, list(found.axes), found.whole)

@@ -14,7 +14,7 @@ instead of 1.4 ms, adagrad 0.5 instead of 1.1, adam 1.3 instead of 2.1.
 from __future__ import annotations
 
 from numbers import Real
-from typing import Any, Iterable, Iterator, List, Sequence, Tuple
+from typing import Any, Callable, Iterable, Iterator, List, Sequence, Tuple
 
 import numpy
 
@@ -23,7 +23,7 @@ from synkhronos.engines.names import SharedVariable, Variable
 from synkhronos.engines.names import tensor as tt
 from synkhronos.extensions.steps.layout import Layout
 
-FLOAT_DTYPES = ("float32", "float64")
+FLOAT_DTYPES = ("float16", "float32", "float64")
 
 UpdatePairs = List[Tuple[SharedVariable, Variable]]
 
@@ -54,7 +54,7 @@ def checked_parameters(params: Iterable[SharedVariable]) -> list[SharedVariable]
             )
         if param.dtype not in FLOAT_DTYPES:
             raise TypeError(
-                f"{which}: expected dtype float32 or float64, got {param.dtype}; "
+                f"{which}: expected one of the dtypes {', '.join(FLOAT_DTYPES)}, got {param.dtype}; "
                 f"store the parameter as array.astype({names.package.__name__}.config.floatX)"
             )
         if param in first_position:
@@ -134,7 +134,7 @@ def check_loss(loss: Any) -> None:
             f"loss: expected a scalar expression, got {loss.ndim} dimension(s); "
             "reduce it first, as in loss.mean()"
         )
-    if loss.dtype not in ("float16", *FLOAT_DTYPES):
+    if loss.dtype not in FLOAT_DTYPES:
         raise TypeError(
             f"loss: expected a float expression, got {loss.dtype}, which has no gradient; "
             "compute it from float variables"
@@ -159,6 +159,47 @@ def _computed_gradients(loss: Any, params: Sequence[SharedVariable]) -> list[Var
 
 def scalar(name: str, value: Any, dtype: str) -> Variable:
     """Return the hyperparameter `value`, a number or a scalar variable, as a scalar of `dtype`."""
+    value = _checked_scalar(name, value)
+    # A float64 scalar would have float32 parameters in float64.
+    if isinstance(value, Variable):
+        return tt.cast(value, dtype)
+    number = value.astype(dtype)
+    if value and not number:
+        least = float(numpy.finfo(dtype).smallest_subnormal)
+        raise ValueError(f"{name}: {value} is 0 in {dtype}; give a number of at least {least:.1g}")
+    return tt.constant(number)
+
+
+def in_double_precision(formula: Callable[..., Any], dtype: str, /, **values: Any) -> Variable:
+    """Return a formula of scalars, computed in double precision, as a scalar of `dtype`.
+
+    The steps of the computation are no tensors: with the flag ``warn_float64`` compilers refuse tensors
+    of float64.
+
+    Parameters
+    ----------
+    formula : function
+    dtype : str
+    **values : numbers or scalar variables
+        The arguments of the formula, by its names for them.
+    """
+    checked = {name: _checked_scalar(name, value) for name, value in values.items()}
+    variables = {name: one for name, one in checked.items() if isinstance(one, Variable)}
+    numbers = {name: numpy.float64(one) for name, one in checked.items() if name not in variables}
+    if not variables:
+        return tt.constant(numpy.asarray(formula(**numbers), dtype))
+    kind = names.scalar.get_scalar_type
+    inputs = {name: kind(one.dtype)() for name, one in variables.items()}
+    with names.without_test_values():
+        doubles = {name: names.scalar.cast(one, "float64") for name, one in inputs.items()}
+        for name, number in numbers.items():  # of which a constant() would have the dtype floatX
+            doubles[name] = names.scalar.ScalarConstant(kind("float64"), number)
+        result = names.scalar.cast(formula(**doubles), dtype)
+    return names.Elemwise(names.scalar.Composite([*inputs.values()], [result]))(*variables.values())
+
+
+def _checked_scalar(name, value):
+    """Return a hyperparameter, which is a scalar variable, or a number as an array."""
     if isinstance(value, Variable) and hasattr(value.type, "broadcastable"):
         ndim = value.ndim
     elif isinstance(value, (Real, numpy.ndarray)):
@@ -173,10 +214,7 @@ def scalar(name: str, value: Any, dtype: str) -> Variable:
             f"{name}: expected a scalar, got {ndim} dimension(s); one value applies to all "
             "parameters"
         )
-    # A float64 scalar would have float32 parameters in float64.
-    if isinstance(value, Variable):
-        return tt.cast(value, dtype)
-    return tt.constant(value.astype(dtype))
+    return value
 
 
 def as_state(variable: SharedVariable) -> SharedVariable:
@@ -233,7 +271,8 @@ class FlatGradient:
 
     def step_count(self) -> SharedVariable:
         """Return a new scalar that counts steps from 0."""
-        return as_state(names.shared(numpy.zeros((), dtype=self.dtype), "step_count", ()))
+        dtype = numpy.promote_types(self.dtype, "float32")  # float16 does not count beyond 2048
+        return as_state(names.shared(numpy.zeros((), dtype), "step_count", ()))
 
     def pieces(self, vector: Variable) -> Iterator[Variable]:
         """Return each parameter's part of `vector`, in the parameter's shape."""

@@ -33,6 +33,7 @@ from synkhronos.extensions._flat_gradient import (
     UpdatePairs,
     checked_parameters,
     gradients_of,
+    in_double_precision,
     scalar,
 )
 
@@ -63,8 +64,8 @@ def sgd(loss: Loss, params: Iterable[SharedVariable], learning_rate: Hyper) -> R
     loss : scalar float expression, or list of expressions
         The loss, or a list of gradients, one per parameter, in the order of `params`.
     params : list of shared variables
-        Distinct variables of any shapes, all float32 or all float64. The shapes are determined by the
-        present values and must not change afterwards.
+        Distinct variables of any shapes, all of one dtype: float16, float32 or float64. The shapes are
+        determined by the present values and must not change afterwards.
     learning_rate : float or scalar variable
         Like all hyperparameters, it may be a shared variable, which can be changed between calls. It is
         cast to the dtype of `params`.
@@ -391,11 +392,7 @@ def adam(
     new_count = count + 1
     new_mean = apart(_moving_average(flat, "beta1", beta1, mean, flat.gradient))
     new_squares = apart(_moving_average(flat, "beta2", beta2, squares, tt.sqr(flat.gradient)))
-    corrected_rate = (
-        rate
-        * tt.sqrt(_bias(flat, "beta2", beta2, new_count))
-        / _bias(flat, "beta1", beta1, new_count)
-    )
+    corrected_rate = rate * tt.sqrt(_bias(flat, beta2, new_count)) / _bias(flat, beta1, new_count)
     step = new_mean / (tt.sqrt(new_squares) + epsilon)
     state_updates = [(mean, new_mean), (squares, new_squares), (count, new_count)]
     return flat.gradient_updates(), [*flat.descent(step, corrected_rate), *state_updates], flat.vector
@@ -441,7 +438,7 @@ def adamax(
     new_mean = apart(_moving_average(flat, "beta1", beta1, mean, flat.gradient))
     decayed = flat.scalar("beta2", beta2) * largest
     new_largest = apart(tt.maximum(decayed, abs(flat.gradient)))
-    corrected_rate = rate / _bias(flat, "beta1", beta1, new_count)
+    corrected_rate = rate / _bias(flat, beta1, new_count)
     step = new_mean / (new_largest + epsilon)
     state_updates = [(mean, new_mean), (largest, new_largest), (count, new_count)]
     return flat.gradient_updates(), [*flat.descent(step, corrected_rate), *state_updates], flat.vector
@@ -450,12 +447,14 @@ def adamax(
 def _moving_average(
     flat: FlatGradient, name: str, decay: Hyper, average: Variable, value: Variable
 ) -> Variable:
+    weight_of_old = flat.scalar(name, decay)
     # In the precision that decay has: 1 - float32(0.999) would be off in the fifth digit.
-    weight_of_new = flat.scalar(name, 1 - scalar(name, decay, "float64"))
-    return flat.scalar(name, decay) * average + weight_of_new * value
+    weight_of_new = in_double_precision(lambda decay: 1 - decay, flat.dtype, decay=decay)
+    return weight_of_old * average + weight_of_new * value
 
 
-def _bias(flat: FlatGradient, name: str, decay: Hyper, count: Variable) -> Variable:
+def _bias(flat: FlatGradient, decay: Hyper, count: Variable) -> Variable:
     """Return the weight that the gradients have in a moving average after `count` steps from zero."""
-    left = scalar(name, decay, "float64") ** tt.cast(count, "float64")
-    return flat.scalar(name, 1 - left)
+    return in_double_precision(
+        lambda decay, count: 1 - decay**count, flat.dtype, decay=decay, count=count
+    )

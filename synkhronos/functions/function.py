@@ -6,7 +6,7 @@ import functools
 from typing import Any, Iterable, Mapping, Sequence, overload
 
 from synkhronos import _html
-from synkhronos._errors import ClosedError
+from synkhronos._errors import BUSY, ClosedError, SynkhronosError
 from synkhronos._typing import ArrayLike, Batch, Result, SharedVariable
 from synkhronos.arrays.binding import bind, find_bound
 from synkhronos.arrays.data import Data
@@ -20,7 +20,7 @@ from synkhronos.functions.replicate import check_sent, replicate
 from synkhronos.functions.signature import Input
 from synkhronos.functions.specification import Specification, specify
 from synkhronos.world.here import Command
-from synkhronos.world.world import World
+from synkhronos.world.world import World, current_world, world_exists
 
 
 class Function:
@@ -287,6 +287,8 @@ class Function:
     def _usable_world(self):
         world = self._world
         if world is None:
+            if world_exists() and current_world().transport.is_worker_process():
+                raise SynkhronosError(BUSY)  # it came with an operation
             raise TypeError(
                 f"{self!r}: this is a copy, made by copy or pickle, and cannot be called; use the "
                 f"original function, or build it again with synk.function()"

@@ -1,4 +1,4 @@
-"""Theano's cache of compiled code: its location, and whether there is room on its disk.
+"""Theano's cache of compiled code: its location, and whether Theano can write to it and run what it has.
 
 On a full disk Theano 1.0.5 creates an empty lock file, mistakes it for the lock of another process, and
 waits for that process ten times for two minutes. So the free space is checked first.
@@ -8,15 +8,17 @@ import errno
 import logging
 import os
 import resource
+import shutil
 import sys
 import tempfile
 from pathlib import Path
-from typing import Mapping, Optional
+from typing import Mapping, Optional, Tuple
 
 from synkhronos.host import environment
 
 LEAST = 1 << 20  # bytes; a module takes at least a tenth of this
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+_CACHE = "Theano's cache of compiled code"
 _LOCK = "theano.gof.compilelock"
 
 #: The beginnings of Theano's messages about its lock, and their replacements
@@ -32,7 +34,7 @@ _SENTENCES = {
 
 
 def check() -> None:
-    """Raise `ImportError` if there is no room for compiled code, before Theano is imported."""
+    """Raise `ImportError` if nothing can be compiled, before Theano is imported."""
     if "theano" not in sys.modules:
         found = complaint(folder(os.environ))
         if found:
@@ -52,33 +54,77 @@ def _explain_record(record):
     return True
 
 
-def folder(environ: Mapping[str, str]) -> Path:
-    """Find the folder where Theano will keep compiled code, without importing Theano."""
+def folder(environ: Mapping[str, str]) -> Optional[Path]:
+    """Find the folder where Theano will keep compiled code, without importing Theano.
+
+    It is None if it would be in the home folder, and there is none.
+    """
+    found = os.path.expanduser(_setting(environ)[1] or "~/.theano")
+    return None if found.startswith("~") else Path(found)
+
+
+def _setting(environ):
+    """Return the name and the value of the user's setting of the folder; the value may be None."""
     for name in ("compiledir", "base_compiledir"):
         setting = environment.user_setting(name, environ)
         if setting:
-            return Path(setting).expanduser()
-    return Path.home() / ".theano"
+            break
+    return name, setting
 
 
-def complaint(cache: Path) -> Optional[str]:
-    """Return an error message if there is no room to compile anything, else None.
+def complaint(cache: Optional[Path]) -> Optional[str]:
+    """Return an error message if nothing can be compiled, else None; see `fault`."""
+    found = fault(cache)
+    return None if found is None else ": ".join(found)
+
+
+def fault(cache: Optional[Path]) -> Optional[Tuple[str, str]]:
+    """Return why nothing can be compiled, and what to do; or None.
 
     Parameters
     ----------
-    cache : Path
-        Theano's folder, which need not exist.
+    cache : Path or None
+        Theano's folder, which need not exist; None if there is no home folder for it.
     """
+    if cache is None:
+        return f"there is no home folder for {_CACHE}", _other_folder()
     largest = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
     if 0 <= largest < LEAST:
         return (
-            f"files of this process are limited to {largest} bytes, too few for Theano's cache of "
-            f"compiled code, {cache}: raise the limit with 'ulimit -f'"
+            f"files of this process are limited to {largest} bytes, too few for {_CACHE}, {cache}",
+            "raise the limit with 'ulimit -f'",
+        )
+    place = next(one for one in (cache, *cache.parents) if os.path.exists(one))
+    reason = _why_not_writable(place)
+    if reason:
+        return f"{_CACHE}, {cache}, cannot be written to ({place}: {reason})", _other_folder()
+    if os.statvfs(place).f_flag & os.ST_NOEXEC and _compiles():
+        return (
+            f"{_CACHE}, {cache}, is on a disk from which no code can be run (it is mounted with the "
+            f"option noexec)",
+            _other_folder(),
         )
     free = _free(cache)
-    if free is None or free >= LEAST:
+    return None if free is None or free >= LEAST else _no_room(cache, free)
+
+
+def _why_not_writable(place):
+    if not os.path.isdir(place):
+        return os.strerror(errno.ENOTDIR)
+    if os.access(place, os.R_OK | os.W_OK | os.X_OK):
         return None
-    return _sentence(cache, free)
+    is_read_only = os.statvfs(place).f_flag & os.ST_RDONLY
+    return os.strerror(errno.EROFS if is_read_only else errno.EACCES)
+
+
+def _compiles():
+    """Whether Theano has a compiler. Without one, it runs no code from its cache."""
+    name = environment.user_setting("cxx", os.environ)
+    return name != "" and shutil.which(name or "g++") is not None
+
+
+def _other_folder():
+    return f"set another folder with THEANO_FLAGS={_setting(os.environ)[0]}=FOLDER"
 
 
 def explain(error: BaseException, cache: Path) -> Optional[str]:
@@ -95,14 +141,13 @@ def explain(error: BaseException, cache: Path) -> Optional[str]:
             f"the folder for temporary files, which the compiler needs, {scratch}, has {free_scratch} "
             f"bytes free, which is not enough: make room, or set TMPDIR to another folder"
         )
-    return _sentence(cache, free)
+    return ": ".join(_no_room(cache, free))
 
 
-def _sentence(cache, free):
+def _no_room(cache, free):
     return (
-        f"Theano's cache of compiled code, {cache}, is on a disk with {free} bytes free, too few to "
-        f"compile anything: make room (theano-cache purge empties the cache), or set another folder "
-        f"with THEANO_FLAGS=base_compiledir=FOLDER"
+        f"{_CACHE}, {cache}, is on a disk with {free} bytes free, too few to compile anything",
+        f"make room (theano-cache purge empties the cache), or {_other_folder()}",
     )
 
 

@@ -151,8 +151,11 @@ def compile_complaint(compiler: str, folders: Sequence[str]) -> Optional[str]:
 
 
 def check_cache() -> Result:
-    """Check that no other user can put code into Theano's cache, from which Theano runs it."""
+    """Check that Theano can use its cache, and that no other user can put code into it."""
     folder = compile_cache.folder(os.environ)
+    fault = compile_cache.fault(folder)
+    if fault is not None:
+        return Result("Theano's cache", PROBLEM, *fault)
     complaint = outsider(folder)
     if complaint is None:
         return Result("Theano's cache", OK, f"{folder}, which no other user can change")
@@ -169,7 +172,7 @@ def check_theano() -> Result:
     if complaint:
         found = "not installed, or another package in its place"
         return Result("Theano", PROBLEM, found, _with_this_python(complaint))
-    needed = (check_python, check_numpy, check_modules, check_compiler)
+    needed = (check_python, check_numpy, check_modules, check_compiler, check_cache)
     missing = [result.name for result in (check() for check in needed) if result.state == PROBLEM]
     if missing:
         remedy = f"fix the problems above first: {', '.join(missing)}"

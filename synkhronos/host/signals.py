@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import signal
 import threading
 
@@ -163,3 +164,10 @@ def ignore_signals_for_the_master() -> None:
             signal.signal(number, signal.SIG_IGN)
     if callable(signal.getsignal(signal.SIGCHLD)):  # ignoring it would hide how children end
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_IGN:
+        os.register_at_fork(after_in_child=_accept_sigterm)
+
+
+def _accept_sigterm() -> None:
+    """In a process that a worker forks: multiprocessing ends it by SIGTERM."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)

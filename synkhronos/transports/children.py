@@ -74,6 +74,8 @@ class Children:
             ignore_signals_for_the_master()
             signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
             self.workers, self.attendants = {}, []
+            # Daemonic for the master, which ends it. But its operations may use multiprocessing.
+            multiprocessing.current_process().daemon = False
             become()
 
         context = multiprocessing.get_context("fork")

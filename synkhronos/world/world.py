@@ -12,6 +12,7 @@ import threading
 from typing import Any, Callable, Iterator, TypeVar
 
 from synkhronos._errors import (
+    BUSY,
     IN_PROGRAM,
     REMEDY,
     ClosedError,
@@ -32,10 +33,6 @@ from synkhronos.world.replies import results_of
 from synkhronos.world.threads import ThreadLimits
 from synkhronos.world.worker import work
 
-_BUSY = (
-    "another call has not returned yet, in another thread or interrupted by this signal handler; use "
-    "the processes from one thread at a time"
-)
 _CLOSING = 2.0  # seconds for a worker to end by itself
 
 _Part = TypeVar("_Part")
@@ -157,6 +154,8 @@ class World:
         """Run as a worker, until the master ends the world."""
         forked = transport is self.transport  # a copy of the master's
         here = self.here if forked else self._make_here(transport, self.here.engine)
+        if forked:
+            self.mark_broken("this process is a worker, and only the master may use the workers")
         here.keep_replicas()
         work(here, self._threads, self._profile_workers)
 
@@ -209,12 +208,14 @@ class World:
         if self.closed:
             raise ClosedError("these processes were closed; call synk.fork() to start new ones")
         if self.broken is not None:
+            if self.transport.is_worker_process():  # in an operation of the command that is running
+                raise SynkhronosError(BUSY)
             raise WorldBrokenError(self.broken)
 
     def check_idle(self) -> None:
         """Raise if a command is running, in another thread or below a signal handler."""
         if self._turn.locked():
-            raise SynkhronosError(_BUSY)
+            raise SynkhronosError(BUSY)
 
     def mark_broken(self, reason: str) -> None:
         """Refuse all further commands, for this reason."""
@@ -272,7 +273,7 @@ class World:
 
     def _take_turn(self):
         if not self._turn.acquire(False):
-            raise SynkhronosError(_BUSY)
+            raise SynkhronosError(BUSY)
 
     def _run(self, command):
         payload = command.packed()

@@ -64,7 +64,7 @@ def make_step(
     loss : scalar variable
         The mean over the rows of a minibatch.
     params : list of shared variables
-        Distinct variables, all float32 or all float64.
+        Distinct variables, all of one dtype: float16, float32 or float64.
     inputs : list of variables
         The inputs of the loss.
     update : callable

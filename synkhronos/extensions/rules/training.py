@@ -63,7 +63,7 @@ def train(
         It updates the parameters of its rank, and its first output is the loss, the mean over the rows.
         Build it with `synkhronos.function`, or in two parts with `make_step`.
     params : list of shared variables
-        The parameters, all of float32 or float64.
+        The parameters, all of one dtype: float16, float32 or float64.
     data : list of Data or arrays
         The inputs of the step, with equal numbers of rows.
     rule : Rule
