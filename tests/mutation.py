@@ -97,6 +97,7 @@ TESTS = {
         *CALLS, "test_bad_input.py", "test_data.py", "test_idioms.py", "test_train.py",
         "test_replicate.py", "test_streams.py", "test_restart.py",
     ],
+    "functions/inputs.py": CALLS,
     "functions/last_call.py": ["test_worlds.py", "test_call.py", "test_restart.py"],
     "functions/outputs.py": ["test_outputs.py", *CALLS, "test_uneven.py"],
     "functions/packed.py": ["test_outputs.py", *CALLS],

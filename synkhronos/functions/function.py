@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, Iterable, Mapping, Sequence, overload
+from typing import Any, Iterable, Mapping, Sequence
 
 from synkhronos import _html
 from synkhronos._errors import BUSY, ClosedError, SynkhronosError
 from synkhronos._typing import ArrayLike, Batch, Result, SharedVariable
-from synkhronos.arrays.binding import bind, find_bound
-from synkhronos.arrays.data import Data
 from synkhronos.functions import arguments, outputs
 from synkhronos.functions.agreement import agreement_of
 from synkhronos.functions.check import Comparison, check_call, check_commands
 from synkhronos.functions.description import describe
+from synkhronos.functions.inputs import Inputs
 from synkhronos.functions.last_call import LastCall
 from synkhronos.functions.replica import Replica, serial_arguments
 from synkhronos.functions.replicate import check_sent, replicate
@@ -23,7 +22,7 @@ from synkhronos.world.here import Command
 from synkhronos.world.world import World, current_world, world_exists
 
 
-class Function:
+class Function(Inputs):
     """A function with a replica on every rank. Create it with `function`.
 
     Attributes
@@ -43,7 +42,7 @@ class Function:
     watcher: Any = None
     verification: Any = None  # of the first calls
     analysis: Any = None  # of the graph, once it has been asked for
-    reduced: dict[int, str] = {}  # variables that a step reduces after a call, and how
+    reduced: dict[int, str] = {}  # what a step reduces after a call, and how
 
     def __init__(
         self,
@@ -118,7 +117,7 @@ class Function:
 
     def __dir__(self) -> list[str]:
         # object.__dir__ would list the attributes of `__class__`, a class of the compiler.
-        return sorted({"name", "update_modes", *vars(Function)} - _INTERNAL)
+        return sorted({"name", "update_modes", *vars(Inputs), *vars(Function)} - _INTERNAL)
 
     def get_shared(self) -> list[SharedVariable]:
         """Return the shared variables that the function reads or updates.
@@ -238,7 +237,7 @@ class Function:
         reduced : dict
             What messages call each variable, and the operation.
         """
-        numbers = self._usable_world().registry.numbers
+        numbers = self._world.registry.numbers
         self.reduced = {numbers[shared]: op for shared, (_, op) in reduced.items()}
         if self.verification is not None:
             self.verification.add({numbers[shared]: what for shared, (what, _) in reduced.items()})
@@ -268,9 +267,9 @@ class Function:
 
     def _submit(self, command, kept):
         """Run or record a command, perhaps another one that is observed; `kept` lives until then."""
-        finish = functools.partial(self._finish, command)
         if self.verification is not None:
             self.verification.before(self, command)
+        finish = functools.partial(self._finish, command)
         if self.watch is not None:
             command, finish = self.watch.observe(command, finish)
         return self._world.submit(command, finish, kept)
@@ -428,124 +427,9 @@ class Function:
         computed = [engine.to_host(value) for value in computed]
         return outputs.in_form(self, computed, output_subset)
 
-    @overload
-    def build_inputs(
-        self,
-        value: ArrayLike,
-        /,
-        *,
-        force_cast: bool = ...,
-        oversize: float = ...,
-        minibatch: bool = ...,
-    ) -> Data: ...
-
-    @overload
-    def build_inputs(
-        self,
-        first: ArrayLike,
-        second: ArrayLike,
-        /,
-        *others: ArrayLike,
-        force_cast: bool = ...,
-        oversize: float = ...,
-        minibatch: bool = ...,
-    ) -> tuple[Data, ...]: ...
-
-    def build_inputs(
-        self,
-        *args: ArrayLike,
-        force_cast: bool = False,
-        oversize: float = 1.0,
-        minibatch: bool = False,
-    ) -> Any:
-        """Create a `Data` for each of the function's inputs, with its dtype and ndim.
-
-        Parameters
-        ----------
-        *args : array-like
-            One value per input, in order; inputs at the end may be omitted.
-        force_cast, oversize, minibatch
-            As in `data`.
-
-        Returns
-        -------
-        Data or tuple of Data
-            A single `Data` if one value is given.
-
-        Raises
-        ------
-        TypeError
-            If there are more values than inputs, or a value has the wrong ndim or cannot be cast safely.
-        MemoryError
-            If there is too little shared memory.
-        ClosedError, WorldBrokenError
-            If there are no processes that can be used.
-        """
-        world = self._usable_world()
-        if not self.inputs:
-            raise TypeError(f"{self!r}: build_inputs: the function has no inputs")
-        if not args or len(args) > len(self.inputs):
-            raise TypeError(
-                f"{self!r}: build_inputs expected 1 to {len(self.inputs)} arrays, got {len(args)}"
-            )
-        built = []
-        for one, value in zip(self.inputs, args):
-            if one.type.format != "dense":
-                raise TypeError(f"{self!r}: build_inputs: {one.label} is a {one.type.format} input")
-            made = Data(world, one.type.dtype, one.type.ndim, minibatch, one.name)
-            made.set_value(value, force_cast, oversize)
-            built.append(made)
-        return built[0] if len(built) == 1 else tuple(built)
-
-    def set_input_shmems(self, /, *values: ArrayLike, **values_by_name: ArrayLike) -> list[Data]:
-        """Bind data to the inputs, as `set_shmems` does.
-
-        Functions that share input variables share the data.
-
-        Parameters
-        ----------
-        *values, **values_by_name : array-like or Data
-            One value per input, in order or by name. Inputs that are omitted keep their `Data`.
-
-        Returns
-        -------
-        list of Data
-            One for each value that was given, in the order of the inputs.
-
-        Raises
-        ------
-        TypeError
-            If an input is unknown or given twice, or a value has the wrong dtype or ndim.
-        MemoryError
-            If there is too little shared memory.
-        ClosedError, WorldBrokenError
-            If there are no processes that can be used.
-        """
-        world = self._usable_world()
-        each = arguments.in_order(self, values, values_by_name)
-        given = [(one.variable, value) for one, value in zip(self.inputs, each) if value is not None]
-        bound = bind(world, given, None, "set_input_shmems")
-        return [bound[variable] for variable, _ in given]
-
-    def get_input_shmems(self) -> list[Data]:
-        """Return the `Data` bound to the inputs, in the order of the inputs.
-
-        Returns
-        -------
-        list of Data
-
-        Raises
-        ------
-        TypeError
-            If the function has no inputs.
-        ValueError
-            If no data is bound to an input.
-        """
-        world = self._usable_world()
-        return find_bound(world, [one.variable for one in self.inputs], "get_input_shmems")
-
 
 #: Used by the package itself; not shown by completion.
-_INTERNAL = {
-    "analysis", "check_step", "copy_of", "forget_last_call", "last_call", "reduced",
-    "reduced_by_step", "specification", "verification", "watch", "watcher"}  # fmt: skip
+_INTERNAL = set(
+    "analysis check_step copy_of forget_last_call last_call reduced reduced_by_step specification "
+    "verification watch watcher".split()
+)
