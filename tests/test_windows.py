@@ -5,9 +5,10 @@ import warnings
 import numpy as np
 import pytest
 import scipy.sparse
-from compilers import compiler, scan, softmax, sparse, tt
+from compilers import Streams, compiler, ifelse, scan, softmax, sparse, tt
 
 import synkhronos as synk
+from synkhronos.engines.names import with_pattern
 from synkhronos.extensions import train
 
 pytestmark = pytest.mark.usefixtures("in_python", "in_threads")
@@ -67,6 +68,10 @@ MATRICES = {
     "columns of another axis": lambda lab: lab.data.T[:, lab.rows].T,
     "looked up along another axis": lambda lab: lab.data.T[:, lab.order[lab.rows]].T,
     "in another order": lambda lab: lab.window[[1, 0]],
+    "one of two": lambda lab: ifelse(tt.gt(lab.i, 1), lab.window, 2 * lab.data[lab.rows]),
+    "noisy": lambda lab: lab.window + 0 * Streams(1).normal(size=lab.window.shape),
+    "noisy in place": lambda lab: tt.set_subtensor(lab.window[:, :1], 0.5),
+    "the rows of one group": lambda lab: lab.data[tt.eq(lab.labels, lab.i).nonzero()[0]],
     "the greatest of each row": lambda lab: lab.window.max(axis=1, keepdims=True) + lab.window,
 }
 
@@ -198,6 +203,35 @@ def test_a_rank_has_the_same_rows_of_an_input_and_of_what_an_index_selects(world
     assert not f.check(values, 1).not_compared
 
 
+@pytest.mark.parametrize("n_rows", [1, 2, 4])
+def test_collectives_in_the_graph_are_those_of_all_rows(world_of, n_rows):
+    """Also where a rank has no rows."""
+    world_of(3)
+    lab = Lab()
+    y, data = tt.dvector("y"), lab.data.get_value()
+    rows = slice(lab.i * n_rows, (lab.i + 1) * n_rows)
+    total = synk.ops.all_reduce((lab.x.T * y).sum(axis=1))
+    f = synk.function([y, lab.i], total, givens={lab.x: lab.data[rows]})
+    values = RNG.normal(size=n_rows)
+    for index in range(3):
+        assert_close(f(values, index), values.dot(data[index * n_rows : (index + 1) * n_rows]))
+
+
+def test_a_program_computes_on_all_rows_that_an_index_selects(world_of):
+    world_of(2)
+    lab = Lab()
+    y, data = tt.dvector("y"), lab.data.get_value()
+    total = (lab.x.T * y).sum(axis=1), "sum"
+    f = synk.function([y, lab.i], total, givens={lab.x: lab.window})
+    synk.distribute()
+
+    def program(rank):
+        return rank.call(f, np.arange(4.0), rank.rank)
+
+    for rank, total in enumerate(synk.spmd(program)):
+        assert_close(total, np.arange(4.0).dot(data[4 * rank : 4 * rank + 4]))
+
+
 def test_other_numbers_of_rows_beside_an_input_are_refused_in_the_call(world_of):
     world_of(2)
     lab = Lab()
@@ -214,6 +248,18 @@ def test_other_numbers_of_rows_beside_an_input_are_refused_in_the_call(world_of)
 def test_what_an_index_selects_but_is_no_row_stays_whole_beside_an_input(world_of):
     world_of(2)
     lab = Lab()
+    x, value = tt.dmatrix("x_in"), RNG.normal(size=(5, COLUMNS))
+    for one in (
+        x * lab.data[lab.i],
+        x / lab.series[0, lab.i, 1],
+        x + lab.window.mean(axis=0),
+        tt.dot(x, lab.batches[lab.i][:COLUMNS]),
+        x[:, lab.i :],
+        x * tt.zeros((x.shape[0], COLUMNS)) + lab.i,
+    ):
+        f = synk.function([x, lab.i], (lab.x * 2, "gather"), givens={lab.x: one})
+        g = compiler.function([x, lab.i], lab.x * 2, givens={lab.x: one})
+        assert_close(f(value, 1), g(value, 1))
     scale, weights = tt.dscalar("scale"), tt.dvector("weights")
     rows = tt.dmatrix("rows")
     f = synk.function(
@@ -367,6 +413,17 @@ def test_it_is_said_that_nothing_is_divided(world_of, name):
         f = synk.function([], (total, "sum"), bcast_inputs=[lab.i], givens=givens)
         assert_close(f(2), 2 * expected)
         synk.function([lab.i], [(lab.i * 2, "sum"), lab.i * 1.0], givens={variable: variable.type()})
+
+
+def test_a_batch_of_one_row_by_its_type_stays_whole(world_of):
+    world_of(2)
+    lab = Lab()
+    x = tt.drow("x")
+    data = compiler.shared(RNG.normal(size=(5, COLUMNS)))
+    row = with_pattern(data[lab.i : lab.i + 1], (True, False))
+    with pytest.warns(synk.SynkhronosWarning, match="nothing is divided among the ranks"):
+        f = synk.function([lab.i], tt.sqr(x).sum(), givens={x: row})
+    assert_close(f(2), np.square(data.get_value()[2]).sum())
 
 
 def test_functions_of_a_scalar_without_givens_are_not_warned_of(world_of):

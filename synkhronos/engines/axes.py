@@ -27,7 +27,9 @@ class RowAxes(RowGraph):
         return super()._apply(node, values)
 
     def elementwise(self, node, values):
-        return super().elementwise(node, values) or _on_one_axis(values)
+        """The axis of known operands: all others have the same extent along it, or are broadcast."""
+        found = super().elementwise(node, values)
+        return found or _on_one_axis([value for value in values if value is not None])
 
     def reduction(self, node, values):
         return super().reduction(node, values) or _reduced(node, values[0])
@@ -87,6 +89,10 @@ class RowAxes(RowGraph):
         is_by_row = start in (0, FIXED) and stop == LENGTH and step == 1
         return Rows(0, FIXED.degrees) if is_by_row else other(values)
 
+    def chosen(self, node, values):
+        """One of two values, depending on a condition."""
+        return None if len(node.outputs) > 1 else _on_one_axis(values) or other(values)
+
     def looped(self, node, values):
         """A loop has an item for each step, so it has rows on axis 0 if its sequences do."""
         sequences = values[1 : 1 + len(node.op.outer_seqs(node.inputs))]
@@ -120,4 +126,5 @@ _RULES = [
     (names.WRITES, "written"),
     (names.ARange, "counted"),
     (names.Scan, "looped"),
+    (names.IfElse, "chosen"),
 ]

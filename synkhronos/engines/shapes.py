@@ -84,6 +84,9 @@ def numbers_along(node):
 
 
 def _is_all(entry):
+    node = getattr(entry, "owner", None)
+    if node is not None and type(node.op).__name__ == "MakeSlice":
+        return all(getattr(one, "data", one) is None for one in node.inputs)
     entry = entry.data if isinstance(entry, Constant) else entry
     return isinstance(entry, slice) and entry == slice(None)
 

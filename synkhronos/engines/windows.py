@@ -21,6 +21,7 @@ from synkhronos.engines.names import (
     DimShuffle,
     Elemwise,
     Join,
+    Shape,
     Subtensor,
     Variable,
     ancestors,
@@ -97,18 +98,23 @@ def find_windows(givens, index, divided):
     news = {old: new for old, new in news.items() if not indices.isdisjoint(ancestors([new]))}
     selection = _Selection(index, divided, list(news.values()))
     for old, new in news.items():
-        value, is_selected = selection.value(new), new in selection.selected
-        if is_selected and new in selection.own:
+        if new in selection.rows and new in selection.own:
             raise _of_own_rows(old, new, index, divided)
-        if is_selected and value is None:
+        if new in selection.rows and selection.value(new) is None:
             raise _of_unknown_rows(old, new, index)
-        if is_selected and value.axis is not None:
-            axes[old] = value.axis
-        elif selection.are_row_numbers(new):
-            axes[old] = 0
-        elif new not in selection.own and (is_selected or getattr(new, "ndim", 0)):
+        axis = selection.axis_of(new)
+        if axis is not None and not _is_fixed(old, axis):
+            axes[old] = axis
+        elif new not in selection.own and (new in selection.selected or getattr(new, "ndim", 0)):
             whole.append(old)
     return Found(axes, whole, selection)
+
+
+def _is_fixed(variable, axis):
+    """Whether the type of a variable fixes its extent along an axis."""
+    if hasattr(variable.type, "shape"):
+        return variable.type.shape[axis] is not None
+    return getattr(variable.type, "broadcastable", {axis: False})[axis]
 
 
 class _Selection(RowAxes):
@@ -120,6 +126,8 @@ class _Selection(RowAxes):
         The nodes of the graph, inputs first.
     selected : set of variables
         What is computed from what an index has selected.
+    rows : set of variables
+        Those among them that have rows which an index has selected, perhaps along an unknown axis.
     own : set of variables
         What is computed from variables of which the ranks have different rows.
     """
@@ -127,38 +135,58 @@ class _Selection(RowAxes):
     def __init__(self, index, divided, roots):
         super().__init__(divided)
         self._dependent, self._numbers = set(index), set(index)
-        self.selected, self.own = set(), set(divided)
+        self.selected, self.rows, self.own = set(), set(), set(divided)
         self.nodes = io_toposort([*index, *divided], roots)
         for node in self.nodes:
             self.add(node)
 
     def add(self, node):
         super().add(node)
+        value = self.value(node.outputs[0])
+        may_have_rows = (value is None or value.axis is not None) and not isinstance(node.op, Shape)
+        if may_have_rows and not self.rows.isdisjoint(node.inputs):
+            self.rows.update(node.outputs)
         for group in (self._dependent, self.selected, self.own):
             if not group.isdisjoint(node.inputs):
                 group.update(node.outputs)
         if not self._numbers.isdisjoint(_summands(node)):
             self._numbers.update(node.outputs)
 
+    def axis_of(self, variable):
+        """Return the axis of the rows that an index has selected for a variable, or None."""
+        value, is_own = self.value(variable), variable in self.own
+        if variable in self.rows or (variable in self.selected and not is_own):
+            return None if value is None else value.axis
+        return 0 if self.are_row_numbers(variable) and not is_own else None
+
     def are_row_numbers(self, variable):
         """Whether a variable may number rows: integers to which an index is added, as to `arange`."""
         is_vector = getattr(variable, "ndim", 0) == 1 and variable.type.dtype.startswith(("int", "uint"))
-        return is_vector and variable in self._numbers and variable not in self.own
+        return is_vector and variable in self._numbers
 
     # Rules
+
+    def elementwise(self, node, values):
+        unknown = [one for one, value in zip(node.inputs, values) if value is None]
+        return super().elementwise(node, values) if self.rows.isdisjoint(unknown) else None
 
     def indexed(self, node, values):
         value, entries = values[0], get_idx_list(node.inputs, node.op.idx_list)
         axes = [axis for axis, one in enumerate(entries) if self._depends(one)]
         if not axes or value is None or value.axis not in (None, *axes):
             return super().indexed(node, values)
-        self.selected.update(node.outputs)
         slices = [axis for axis in axes if isinstance(entries[axis], slice)]
+        self._select(node, has_rows=slices or node.inputs[0] in self.own)
         if value.axis is not None or not slices:
             return super().indexed(node, values)
         if other(values[1:]) is None or (len(slices) > 1 and slices[0]):
             return None
         return Rows(axis_after(slices[0], entries), FIXED.degrees)
+
+    def _select(self, node, has_rows=True):
+        self.selected.update(node.outputs)
+        if has_rows:
+            self.rows.update(node.outputs)
 
     def _depends(self, entry):
         ends = (entry.start, entry.stop) if isinstance(entry, slice) else (entry,)
@@ -169,18 +197,18 @@ class _Selection(RowAxes):
         if self._dependent.isdisjoint(node.inputs[1:]):
             return super().looked_up(node, values)
         if value is None or found is None or found[0] == value.axis or values[-1] is None:
-            self.selected.update(node.outputs)
+            self._select(node)
             return None
         if value.axis is not None or values[-1].axis is not None:
             return super().looked_up(node, values)
-        self.selected.update(node.outputs)
+        self._select(node)
         return Rows(found[0], FIXED.degrees)
 
     def sparse(self, node, values):
         value = values[0]
         if value is None or value.axis is not None or self._dependent.isdisjoint(node.inputs[1:]):
             return super().sparse(node, values)
-        self.selected.update(node.outputs)
+        self._select(node)
         is_by_row = not self._dependent.isdisjoint(node.inputs[1:3])
         return Rows(0, FIXED.degrees) if is_by_row else None
 
@@ -202,7 +230,7 @@ class _Parts:
         self._parts = {}
         for node in selection.nodes:
             [output] = node.outputs if len(node.outputs) == 1 else [None]
-            value = selection.value(output) if output in selection.selected else None
+            value = selection.value(output) if output in selection.rows else None
             if value is not None and value.axis is not None:
                 part = self._part(node, value.axis)
                 if part is not None:
