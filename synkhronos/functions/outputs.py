@@ -6,7 +6,8 @@ from typing import Any, Sequence
 
 import numpy as np
 
-from synkhronos.arithmetic.operations import GATHER, NUMPY, OPERATIONS, PIECE_BYTES
+from synkhronos.arithmetic.averages import PIECE_BYTES
+from synkhronos.arithmetic.operations import GATHER, NUMPY, OPERATIONS
 from synkhronos.functions.packed import unpack
 from synkhronos.world.world import World
 
@@ -93,10 +94,11 @@ def _combine(function, index, values, weights, active, master):
         return operation.reduce(values, weights)
     # Sum into the memory of the master's own value if that is the first: allocating the pages of a new
     # array takes longer than the sum.
-    result = _own(values[0]) if active[0] == master else np.array(values[0])
-    if len(values) == 1:
-        return result
-    return operation.reduce_in_pieces(result, [result, *values[1:]], weights)
+    if active[0] == master:
+        values[0] = result = _own(values[0])
+    else:
+        result = np.empty(shapes[0], values[0].dtype)
+    return operation.reduce_in_pieces(result, values, weights)
 
 
 def _own(value):

@@ -10,7 +10,7 @@ name)``, ``streams(seed)`` and ``uniform(streams, size)``. Variables support ``+
 import numpy as np
 import pytest
 
-from synkhronos.arithmetic.operations import OPERATIONS
+from synkhronos.arithmetic.operations import OPERATIONS, Accumulator
 from synkhronos.functions.signature import parse_inputs
 
 
@@ -164,6 +164,16 @@ def check_arithmetic_returns_its_result(lab):
         assert results[name].dtype == lab.dtype
     joined = arithmetic.concatenate([up(numbers(lab, 2)), up(numbers(lab, 1))])
     np.testing.assert_array_equal(np.array(lab.engine.to_host(joined)), [1, 2, 1])
+
+
+def check_averages_over_slices_of_finite_numbers_are_finite(lab):
+    numbers_near = 0.99 * np.array([1, -1, 1e-300], lab.dtype) * np.finfo(lab.dtype).max
+    for weights in ([1], [1, 1], [3, 2, 2], [2, 2, 1, 1, 1, 1]):
+        accumulator = Accumulator("avg", lab.engine.arithmetic, most=len(weights))
+        for weight in weights:
+            accumulator.add(lab.engine.to_device(numbers_near), weight)
+        got = np.array(lab.engine.to_host(accumulator.result(np.dtype(lab.dtype))))
+        np.testing.assert_allclose(got, numbers_near, rtol=1e-6)
 
 
 def check_rows_are_taken_as_by_numpy(lab):
