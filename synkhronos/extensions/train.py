@@ -338,7 +338,8 @@ def parallel_function(
     loss : scalar variable, or list of these, optional
         The losses whose gradients the updates contain. By default, all scalar float outputs are tried.
     params : list of shared variables, optional
-        The parameters of these gradients; by default all float variables in `updates`.
+        The parameters of these gradients; by default all float shared variables in `updates`, and those
+        from which the losses are computed.
     gradients : list of variables, optional
         The gradient expressions themselves, one for each of `params`. Not needed for what
         ``theano.grad(loss, params)`` returns, or :func:`gradients`.

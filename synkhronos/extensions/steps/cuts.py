@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import Iterable, NamedTuple, Sequence
+from typing import Callable, Iterable, NamedTuple, Sequence, Tuple
 
 from synkhronos.engines import names
 from synkhronos.engines.names import SharedVariable, Variable
@@ -15,6 +15,9 @@ from synkhronos.extensions.steps.graphs import inputs_first
 from synkhronos.extensions.steps.marks import Mark
 
 _logger = logging.getLogger(__name__)
+
+#: The parameters of a loss, and shared variables that may be further parameters.
+Params = Tuple[Sequence[SharedVariable], Sequence[SharedVariable]]
 
 
 class Cut(NamedTuple):
@@ -39,14 +42,14 @@ class Cuts:
     def __init__(self, loss_op: str) -> None:
         self.loss_op = loss_op
         self._numbering = Numbering()
-        self._known: dict[int, tuple[int, ...]] = {}  # shapes
+        self._known: dict[int, SharedVariable | None] = {}  # gradients by a parameter, or losses
         self._losses: set[int] = set()
 
     def add_loss(self, loss: Variable, params: Sequence[Variable]) -> None:
         """Cut at a loss of some parameters."""
         self._check_collectives(loss, params)
         number = self._numbering.of(loss)
-        self._known[number] = ()
+        self._known[number] = None
         self._losses.add(number)
 
     def add_gradients(
@@ -55,25 +58,33 @@ class Cuts:
         """Cut at expressions in the shapes of parameters. None stands for no gradient."""
         for expression, param in zip(expressions, params):
             if expression is not None:
-                shape = param.get_value(borrow=True).shape
-                self._known[self._numbering.of(expression)] = shape
+                self._known[self._numbering.of(expression)] = param
 
-    def add_gradients_of(self, loss: Variable, params: Sequence[SharedVariable]) -> None:
-        """Cut at a loss and at its gradients."""
-        self.add_gradients(names.gradients(loss, list(params)), params)
+    def add_gradients_of(
+        self,
+        loss: Variable,
+        params: Sequence[SharedVariable],
+        others: Sequence[SharedVariable] = (),
+    ) -> None:
+        """Cut at a loss and at its gradients; of `others`, by those by which it has a gradient."""
+        expressions, params = _gradients(loss, params, others)
+        self.add_gradients(expressions, params)
         self.add_loss(loss, params)
 
     def add_gradients_of_losses_in(
         self,
         expressions: Sequence[Variable],
         outputs: Iterable[Variable],
-        params: Sequence[SharedVariable],
+        params_of: Callable[[Variable], Params],
     ) -> None:
-        """Cut at the outputs whose gradients are in the expressions, and at these gradients."""
+        """Cut at the outputs whose gradients are in the expressions, and at these gradients.
+
+        ``params_of(output)`` returns the last two arguments of `add_gradients_of`.
+        """
         numbers = {self._numbering.of(one) for one in inputs_first(expressions)}
         for output in outputs:
             try:
-                gradients = names.gradients(output, list(params))
+                gradients, params = _gradients(output, *params_of(output))
             except Exception as error:  # any exception; each operation may refuse in its own way
                 _logger.debug("output %s is no loss: %s", output, error)
                 continue
@@ -101,11 +112,39 @@ class Cuts:
             is_gradient = node.op.op is None
         elif self._known and self._numbering.of(variable) in self._known:
             expression, op = variable, self.loss_op
-            shape = self._known[self._numbering.of(variable)]
+            param = self._known[self._numbering.of(variable)]
+            shape = () if param is None else param.get_value(borrow=True).shape
             is_gradient = not self.is_loss(variable)
         else:
             return None
         return Cut(expression, op, shape, (self._numbering.of(expression), op), is_gradient)
+
+
+def _gradients(loss, params, others):
+    """Return the gradients of a loss, and the variables by which they are."""
+    every = [*params, *others]
+    try:
+        return names.gradients(loss, every), every
+    except Exception as error:  # any exception; each operation may refuse in its own way
+        if not others:
+            raise
+        _logger.debug("a gradient of %s by one of %s: %s", loss, others, error)
+    found = list(zip(names.gradients(loss, list(params)), params))
+    for one in others:
+        try:
+            found += zip(names.gradients(loss, [one]), [one])
+        except Exception as error:
+            _logger.debug("%s is no parameter of %s: %s", one, loss, error)
+    return [gradient for gradient, _ in found], [param for _, param in found]
+
+
+def parameters_under(loss: Variable) -> list[SharedVariable]:
+    """Return the shared variables from which a loss is computed and which may be parameters."""
+    return [
+        one
+        for one in inputs_first([loss])
+        if isinstance(one, SharedVariable) and is_float_tensor(one)
+    ]
 
 
 def is_float_scalar(variable: Variable) -> bool:

@@ -15,7 +15,7 @@ from synkhronos.extensions.steps.cuts import Cut
 from synkhronos.extensions.steps.dependence import Dependence, rebuilt
 from synkhronos.extensions.steps.graphs import inputs_first, is_random_state, operands_with
 from synkhronos.extensions.steps.linear import has_rows, is_count, split, terms
-from synkhronos.extensions.steps.script import Output, Script, Update
+from synkhronos.extensions.steps.script import Output, Script, Update, is_only_an_update
 from synkhronos.extensions.steps.slots import Slots
 
 
@@ -88,7 +88,7 @@ class _Planner:
         random = [one for one in inputs_first(roots, self.parents) if is_random_state(one)]
         kept = [one.target for one in script.updates if one.is_own]
         sources = [*script.rows, *random, *kept]
-        if not sources:
+        if not sources and not is_only_an_update(script):
             raise refusals.nothing_divided()
         self.full = Dependence(sources, self.givens)
         self.random = self.full.mask_of(random)

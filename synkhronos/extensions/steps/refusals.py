@@ -21,7 +21,8 @@ def nothing_divided() -> ValueError:
     return ValueError(
         "inputs: no input is divided among the ranks, so each of them would compute the whole step; "
         "give the rows of the minibatch as an input, or an index that selects them by a slice in "
-        "givens, or name the shared variables that hold them as sliceable_shareds"
+        "givens, or name the shared variables that hold them as sliceable_shareds. If every rank should "
+        "compute all of it, build it with synk.function()"
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple, Sequence
+from typing import Any, Collection, NamedTuple, Sequence
 
 import numpy
 
@@ -11,7 +11,13 @@ import synkhronos as synk
 from synkhronos.engines.names import Variable
 from synkhronos.extensions._flat_gradient import check_loss, checked_parameters
 from synkhronos.extensions.steps.arguments import Inputs, group_of, variable_of
-from synkhronos.extensions.steps.cuts import Cuts, is_float_scalar, is_float_tensor
+from synkhronos.extensions.steps.cuts import (
+    Cuts,
+    Params,
+    is_float_scalar,
+    is_float_tensor,
+    parameters_under,
+)
 from synkhronos.extensions.steps.graphs import is_window
 from synkhronos.extensions.steps.marks import is_marked
 from synkhronos.extensions.steps.rules import apply_rule
@@ -105,36 +111,54 @@ def script_of_function(
     listed += [one for one in broadcast if variable_of(one) not in variables]
     inputs = Inputs([group_of(None, one) for one in listed], "parallel function")
     outputs, form = _parse_outputs(arguments.outputs)
-    updates = parse_updates(arguments.updates)
+    updates, givens = parse_updates(arguments.updates), parse_givens(arguments.givens)
+    sliceable = _listed(arguments.sliceable_shareds, "sliceable_shareds")
     cuts = Cuts(arguments.loss_op)
     if gradients is None:
-        _find_gradients(cuts, outputs, updates, loss, params)
+        _find_gradients(cuts, outputs, updates, loss, params, {*givens, *sliceable})
     else:
         _check_gradients(gradients, params)
         cuts.add_gradients(gradients, checked_parameters(params))
         for one in _losses(loss):
             cuts.add_loss(one, params)
-    script = Script([], outputs, updates, parse_givens(arguments.givens), cuts)
+    script = Script([], outputs, updates, givens, cuts)
     script, options = _completed(script, inputs, arguments)
     return script, inputs, options, form
 
 
 def _find_gradients(
-    cuts: Cuts, outputs: Sequence[Output], updates: Sequence[Update], loss: Any, params: Any
+    cuts: Cuts,
+    outputs: Sequence[Output],
+    updates: Sequence[Update],
+    loss: Any,
+    params: Any,
+    data: Collection[Variable],
 ) -> None:
-    """Add the gradients that updates may contain to the expressions at which they are cut."""
+    """Add the gradients that updates may contain to the expressions at which they are cut.
+
+    Parameters
+    ----------
+    data : collection of variables
+        Shared variables that are no parameters.
+    """
     if params is None:
-        params = [one.target for one in updates if is_float_tensor(one.target)]
+        known = [one.target for one in updates if is_float_tensor(one.target)]
     else:
-        params = checked_parameters(params)
+        known = checked_parameters(params)
+
+    def params_of(one: Variable) -> Params:
+        if params is not None:
+            return known, ()
+        return known, [each for each in parameters_under(one) if each not in {*known, *data}]
+
     for one in _losses(loss):
-        cuts.add_gradients_of(one, params)
+        cuts.add_gradients_of(one, *params_of(one))
     if loss is not None or any(is_marked(one.new) for one in updates):
         return
     if cuts.loss_op == "sum":
         raise ValueError("loss_op: 'sum' is the operation for a loss; name it with loss=")
     scalars = [one.variable for one in outputs if is_float_scalar(one.variable)]
-    cuts.add_gradients_of_losses_in([one.new for one in updates], scalars, params)
+    cuts.add_gradients_of_losses_in([one.new for one in updates], scalars, params_of)
 
 
 def _losses(loss: Any) -> list[Variable]:

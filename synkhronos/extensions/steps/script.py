@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Sequence
 
-from synkhronos.engines.names import SharedVariable, Variable, package
-from synkhronos.extensions.steps.cuts import Cuts
+from synkhronos.engines.names import Constant, SharedVariable, Variable, package
+from synkhronos.extensions.steps.cuts import Cuts, is_float_scalar
 from synkhronos.extensions.steps.graphs import inputs_first, is_random_state, operands_with
 from synkhronos.extensions.steps.marks import check_operation
+from synkhronos.extensions.steps.seeds import seeds_of
 
 
 class Update(NamedTuple):
@@ -160,3 +161,19 @@ def with_default_updates(
         complete.extend([Update(shared, shared.default_update) for shared in found])
         targets.update(found)
     return complete
+
+
+def is_only_an_update(script: Script) -> bool:
+    """Whether a step applies what an earlier one has stored, such as gradients.
+
+    It has no outputs, computes no gradient, and no input can select rows. Every rank computes it all.
+    """
+    news = [one.new for one in script.updates]
+    leaves = [one for one in inputs_first(news, operands_with(script.givens)) if one.owner is None]
+    inputs = [one for one in leaves if not isinstance(one, (Constant, SharedVariable))]
+    return (
+        bool(news)
+        and not script.outputs
+        and all(is_float_scalar(one) for one in inputs)
+        and not seeds_of(news)
+    )
