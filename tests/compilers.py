@@ -44,6 +44,7 @@ OF_BOTH = (
     "test_graphs_of_steps.py",
     "test_in_sync.py",
     "test_lifecycle.py",
+    "test_losses.py",
     "test_machines.py",
     "test_machines_mpi.py",
     "test_ops.py",

@@ -822,7 +822,7 @@ def test_wrong_arguments_are_refused():
         ((inputs, loss), {"params": network.params[0]}, TypeError, "put a single parameter in a list"),
         ((inputs, loss), {"gradients": [slope(network)]}, ValueError, "as many params"),
         ((inputs, loss), {"gradients": [1], "params": [network.params[0]]}, TypeError, "gradients\\["),
-        ((inputs, loss), {"loss_op": "sum"}, ValueError, "name it with loss="),
+        ((inputs, None), {"loss_op": "sum"}, ValueError, "name it with loss="),
         ((inputs, loss), {"updates": updates * 2}, ValueError, "w1 is updated more than once"),
         ((inputs, loss), {"bcast_inputs": network.x}, TypeError, "bcast_inputs: expected a list"),
     ):

@@ -21,6 +21,7 @@ from synkhronos.engines.shapes import constant_index, dims, item
 
 _SAME_NAMES = ("GpuFromHost", "HostFromGpu", "GpuToGpu")  # only where there is pygpu
 
+
 def extents(inputs, axes, outputs):
     """Return `SUM`, `PARTLY_SUM`, `ROWS` or None for each output.
 
@@ -31,10 +32,32 @@ def extents(inputs, axes, outputs):
         The axis of each input along which its rows are split.
     outputs : list of variables
     """
-    graph = _Graph(dict(zip(inputs, axes)))
-    for node in io_toposort(inputs, outputs):
+    given = dict(zip(inputs, axes))
+    known = {one: of_input(axis) for one, axis in given.items() if axis != BOUND}
+    bounds = {one for one, axis in given.items() if axis == BOUND}
+    return [_extent(value) for value in rows_of(known, outputs, bounds)]
+
+
+def of_input(axis):
+    """Return the `Rows` of an input with an axis of rows; None if it has none."""
+    return FIXED if axis is None else Rows(axis, FIXED.degrees)
+
+
+def rows_of(known, variables, bounds=()):
+    """Return the `Rows` of variables, or None where they are not known.
+
+    Parameters
+    ----------
+    known : dict
+        The `Rows` of inputs, or of other variables of the graph. What has no inputs is fixed.
+    variables : list of variables
+    bounds : collection of variables
+        The two bounds of a window of rows, if there is one.
+    """
+    graph = _Graph(known, bounds)
+    for node in io_toposort(list(known), variables):
         graph.add(node)
-    return [_extent(graph.value(output)) for output in outputs]
+    return [graph.value(one) for one in variables]
 
 
 def _extent(value):
@@ -50,13 +73,8 @@ def _extent(value):
 class _Graph:
     """The `Rows` of the variables of a graph; None if they are unknown."""
 
-    def __init__(self, axes):
-        self._values = {
-            variable: FIXED if axis is None else Rows(axis, FIXED.degrees)
-            for variable, axis in axes.items()
-            if axis != BOUND
-        }
-        self._bounds = {variable for variable, axis in axes.items() if axis == BOUND}
+    def __init__(self, known, bounds):
+        self._values, self._bounds = dict(known), set(bounds)
 
     def value(self, variable):
         if variable in self._values:
@@ -71,7 +89,7 @@ class _Graph:
         """Find the values of the outputs of a node, whose inputs have been found."""
         found = self._apply(node, [self.value(one) for one in node.inputs])
         for output in node.outputs:
-            self._values[output] = found
+            self._values.setdefault(output, found)
 
     def _apply(self, node, values):
         op = node.op

@@ -12,7 +12,7 @@ import numpy as np
 
 from synkhronos._typing import Compiled, OutputOp, ReduceOp, SharedVariable, Variable
 from synkhronos.arithmetic.operations import OPERATIONS
-from synkhronos.functions.analysis import collectives_in
+from synkhronos.functions.analysis import check_loss_ops, collectives_in
 from synkhronos.functions.function import Function
 from synkhronos.functions.replica import Replica
 from synkhronos.functions.signature import (
@@ -99,7 +99,8 @@ def function(
     -----
     SynkhronosWarning
         If the graph shows that an output is a sum over the rows, or has a row for each of them, but no
-        operation is given for it.
+        operation is given for it; or that it is a gradient whose operation is not the `loss_op` of the
+        collectives in the graph.
 
     Raises
     ------
@@ -161,6 +162,7 @@ def function(
     made = Function(world, kwargs["name"], replica, parsed, sliceable, ops, not_accumulated, form)
     registry.add_function(made)
     watch(world, made, parsed_outputs)
+    check_loss_ops(world, made)
     return made
 
 

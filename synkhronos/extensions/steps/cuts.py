@@ -13,6 +13,7 @@ from synkhronos.extensions.steps.dependence import Dependence
 from synkhronos.extensions.steps.equality import Numbering
 from synkhronos.extensions.steps.graphs import inputs_first
 from synkhronos.extensions.steps.marks import Mark
+from synkhronos.extensions.steps.seeds import seeds_of
 
 _logger = logging.getLogger(__name__)
 
@@ -37,20 +38,24 @@ class Cuts:
     ----------
     loss_op : {"avg", "sum"}
         How losses and their gradients are combined.
+
+    Attributes
+    ----------
+    losses : list of variables
     """
 
     def __init__(self, loss_op: str) -> None:
         self.loss_op = loss_op
+        self.losses: list[Variable] = []
         self._numbering = Numbering()
         self._known: dict[int, SharedVariable | None] = {}  # gradients by a parameter, or losses
-        self._losses: set[int] = set()
 
     def add_loss(self, loss: Variable, params: Sequence[Variable]) -> None:
         """Cut at a loss of some parameters."""
         self._check_collectives(loss, params)
-        number = self._numbering.of(loss)
-        self._known[number] = None
-        self._losses.add(number)
+        if not self.is_loss(loss):
+            self.losses.append(loss)
+            self._known[self._numbering.of(loss)] = None
 
     def add_gradients(
         self, expressions: Iterable[Variable | None], params: Sequence[SharedVariable]
@@ -92,6 +97,11 @@ class Cuts:
                 self.add_gradients(gradients, params)
                 self.add_loss(output, params)
 
+    def add_losses_of(self, expressions: Iterable[Variable]) -> None:
+        """Cut at the losses of the gradients that expressions are computed from."""
+        for loss in seeds_of(expressions).values():
+            self.add_loss(loss, parameters_under(loss))
+
     def _check_collectives(self, loss, params):
         """Raise if gradients go through collectives that are for losses combined in another way."""
         depending = Dependence(params, {})
@@ -102,7 +112,8 @@ class Cuts:
 
     def is_loss(self, variable: Variable) -> bool:
         """Whether a variable is a loss, or is computed like one."""
-        return bool(self._losses) and self._numbering.of(variable) in self._losses
+        number = self._numbering.of(variable) if self.losses else None
+        return any([self._numbering.of(one) == number for one in self.losses])
 
     def find(self, variable: Variable) -> Cut | None:
         """Return the cut at a variable, or None."""

@@ -5,12 +5,8 @@ from __future__ import annotations
 from typing import Container, Iterable, Mapping, Sequence
 
 from synkhronos.engines.names import Variable
-from synkhronos.extensions.steps.graphs import (
-    inputs_first,
-    is_fill_of_one_number,
-    label,
-    operands,
-)
+from synkhronos.engines.seeds import is_fill_of_one_number
+from synkhronos.extensions.steps.graphs import inputs_first, label, operands
 
 
 class Dependence:

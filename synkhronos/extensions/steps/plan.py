@@ -15,6 +15,7 @@ from synkhronos.extensions.steps.cuts import Cut
 from synkhronos.extensions.steps.dependence import Dependence, rebuilt
 from synkhronos.extensions.steps.graphs import inputs_first, is_random_state, operands_with
 from synkhronos.extensions.steps.linear import has_rows, is_count, split, terms
+from synkhronos.extensions.steps.losses import check_losses
 from synkhronos.extensions.steps.script import Output, Script, Update, is_only_an_update
 from synkhronos.extensions.steps.slots import Slots
 
@@ -69,7 +70,9 @@ def make_plan(script: Script) -> Plan:
     TypeError
         If an update whose values have to be averaged is not a float.
     """
-    return _Planner(script).plan()
+    plan = _Planner(script).plan()
+    check_losses(script)
+    return plan
 
 
 class _Planner:
@@ -197,8 +200,8 @@ class _Planner:
 
     def _given(self, output):
         cuts = self.script.cuts
-        if cuts.loss_op == "sum" and not output.has_op and cuts.is_loss(output.variable):
-            return output.variable, "sum"
+        if not output.has_op and cuts.is_loss(output.variable):
+            return output.variable, cuts.loss_op  # stated, as `check_losses` looks at the losses
         return output.given
 
     # Cuts

@@ -19,7 +19,7 @@ from synkhronos.extensions.steps.cuts import (
     parameters_under,
 )
 from synkhronos.extensions.steps.graphs import is_window
-from synkhronos.extensions.steps.marks import is_marked
+from synkhronos.extensions.steps.marks import marks_in
 from synkhronos.extensions.steps.rules import apply_rule
 from synkhronos.extensions.steps.script import (
     Output,
@@ -73,7 +73,7 @@ def script_of_training(
         cuts.add_gradients_of(loss, checked_parameters(params))
     cuts.add_loss(loss, params)
     script = Script(
-        rows=[],
+        rows={},
         outputs=[loss_output, *outputs],
         updates=[*parse_updates(applied.updates, "the updates of update_rule"), *own],
         givens=parse_givens(arguments.givens),
@@ -121,7 +121,8 @@ def script_of_function(
         cuts.add_gradients(gradients, checked_parameters(params))
         for one in _losses(loss):
             cuts.add_loss(one, params)
-    script = Script([], outputs, updates, givens, cuts)
+        cuts.add_losses_of(gradients)
+    script = Script({}, outputs, updates, givens, cuts)
     script, options = _completed(script, inputs, arguments)
     return script, inputs, options, form
 
@@ -153,12 +154,21 @@ def _find_gradients(
 
     for one in _losses(loss):
         cuts.add_gradients_of(one, *params_of(one))
-    if loss is not None or any(is_marked(one.new) for one in updates):
+    if loss is not None:
         return
-    if cuts.loss_op == "sum":
-        raise ValueError("loss_op: 'sum' is the operation for a loss; name it with loss=")
+    marks = marks_in([one.new for one in updates])
     scalars = [one.variable for one in outputs if is_float_scalar(one.variable)]
-    cuts.add_gradients_of_losses_in([one.new for one in updates], scalars, params_of)
+    if marks:
+        cuts.add_losses_of([one.owner.inputs[0] for one in marks if one.owner.op.op is None])
+    else:
+        cuts.add_gradients_of_losses_in([one.new for one in updates], scalars, params_of)
+    if cuts.loss_op == "sum" and not cuts.losses:
+        if len(scalars) != 1:
+            raise ValueError(
+                f"loss_op: 'sum' is the operation for a loss, which was not found among "
+                f"{len(scalars)} scalar float outputs; name it with loss="
+            )
+        cuts.add_loss(scalars[0], parameters_under(scalars[0]))
 
 
 def _losses(loss: Any) -> list[Variable]:
@@ -187,9 +197,13 @@ def _completed(script: Script, inputs: Inputs, arguments: Arguments) -> tuple[Sc
     broadcast = [variable_of(one) for one in arguments.bcast_inputs or ()]
     others = [one for one in inputs.variables if one not in broadcast]
     # Scalars, and values that are not arrays, have no rows.
-    rows = [one for one in others if getattr(one.type, "ndim", 0)]
+    rows = {
+        one: getattr(given, "axis", 0)
+        for one, given in zip(inputs.variables, inputs.given)
+        if one in others and getattr(one.type, "ndim", 0)
+    }
     if not rows:
-        rows = [old for old, new in script.givens.items() if is_window(new, others)]
+        rows = {old: 0 for old, new in script.givens.items() if is_window(new, others)}
     sliceable = _listed(arguments.sliceable_shareds, "sliceable_shareds")
     options = dict(arguments.function_options or {})
     check_distinct(script.updates)
@@ -201,7 +215,7 @@ def _completed(script: Script, inputs: Inputs, arguments: Arguments) -> tuple[Sc
     )
     added = [one.target for one in updates[len(script.updates) :]]
     script = script._replace(
-        rows=rows + sliceable,
+        rows={**rows, **dict.fromkeys(sliceable, 0)},
         updates=updates,
         n_further=script.n_further + len(added),
     )

@@ -27,11 +27,12 @@ class Update(NamedTuple):
 
 
 class Output(NamedTuple):
-    """An output, and the form in which the user gave it."""
+    """An output, the form in which the user gave it, and the operation if the user gave one."""
 
     given: Any
     variable: Variable
     has_op: bool
+    op: Any = None
 
 
 class Script(NamedTuple):
@@ -39,8 +40,8 @@ class Script(NamedTuple):
 
     Attributes
     ----------
-    rows : list of variables
-        The inputs and shared variables whose rows are divided among the ranks.
+    rows : dict
+        The inputs and shared variables whose rows are divided among the ranks, and the axis of the rows.
     grad_updates : list of Update
     grad_shared : list of shared variables
         From an update rule that keeps its gradients in shared variables: the updates that write them,
@@ -49,7 +50,7 @@ class Script(NamedTuple):
         The number of updates at the end that are not from the update rule.
     """
 
-    rows: list[Variable]
+    rows: dict[Variable, int]
     outputs: list[Output]
     updates: list[Update]
     givens: dict[Variable, Variable]
@@ -103,19 +104,20 @@ def check_distinct(updates: Sequence[Update]) -> None:
 
 def parse_output(given: Any, where: str) -> Output:
     """Return an `Output`: of a variable, ``(variable, op)``, or a wrapper with a ``variable``."""
-    variable, has_op = given, False
+    variable, has_op, op = given, False, None
     if isinstance(given, tuple):
         if len(given) != 2:
             raise ValueError(
                 f"{where}: expected (variable, op), got {len(given)} items; give several outputs as a "
                 f"list"
             )
-        variable, has_op = given[0], True
+        (variable, op), has_op = given, True
     elif not isinstance(given, Variable):
         variable, has_op = getattr(given, "variable", given), hasattr(given, "op")
+        op = getattr(given, "op", None)
     if not isinstance(variable, Variable):
         raise TypeError(f"{where}: expected a variable or (variable, op), got {given!r}")
-    return Output(given, variable, has_op)
+    return Output(given, variable, has_op, op)
 
 
 def parse_givens(givens: Any) -> dict[Variable, Variable]:

@@ -1,11 +1,12 @@
-"""The seeds of gradients: a compiler's ``grad`` begins with the derivative of the loss by itself, 1."""
+"""The losses of the gradients in expressions."""
 
 from __future__ import annotations
 
 from typing import Callable, Iterable, Sequence
 
-from synkhronos.engines.names import Constant, Variable
-from synkhronos.extensions.steps.graphs import inputs_first, is_fill_of_one_number, operands
+from synkhronos.engines.names import Variable
+from synkhronos.engines.seeds import is_seed
+from synkhronos.extensions.steps.graphs import inputs_first, operands
 
 
 def seeds_of(
@@ -17,17 +18,9 @@ def seeds_of(
     """
 
     def until_seeds(variable: Variable) -> Sequence[Variable]:
-        return () if _is_seed(variable) else parents(variable)
+        return () if is_seed(variable) else parents(variable)
 
     reached = inputs_first(expressions, until_seeds)
-    seeds = {one: one.owner.inputs[0] for one in reached if _is_seed(one)}
+    seeds = {one: one.owner.inputs[0] for one in reached if is_seed(one)}
     inner = set(inputs_first(seeds.values(), parents))
     return {seed: loss for seed, loss in seeds.items() if seed not in inner}
-
-
-def _is_seed(variable: Variable) -> bool:
-    node = variable.owner
-    if node is None or node.inputs == [] or variable.type.ndim or not is_fill_of_one_number(node):
-        return False
-    loss, one = node.inputs
-    return loss.owner is not None and isinstance(one, Constant) and one.data == 1
