@@ -28,6 +28,7 @@ OF_BOTH = (
     "test_call.py",
     "test_center.py",
     "test_checkpoint.py",
+    "test_clipped_gradients.py",
     "test_collectives_oracle.py",
     "test_compiler.py",
     "test_containers.py",

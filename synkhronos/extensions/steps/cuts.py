@@ -97,6 +97,15 @@ class Cuts:
                 self.add_gradients(gradients, params)
                 self.add_loss(output, params)
 
+    def number_of(self, variable: Variable) -> int:
+        """Return the number of a variable, which is equal for equal expressions."""
+        return self._numbering.of(variable)
+
+    def numbers_of_gradients(self, loss: Variable) -> set[int]:
+        """Return the numbers of the gradients of a loss by what may be its parameters."""
+        gradients, _ = _gradients(loss, (), parameters_under(loss))
+        return {self.number_of(one) for one in gradients if one is not None}
+
     def add_losses_of(self, expressions: Iterable[Variable]) -> None:
         """Cut at the losses of the gradients that expressions are computed from."""
         for loss in seeds_of(expressions).values():

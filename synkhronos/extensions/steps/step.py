@@ -73,6 +73,7 @@ class _Builder:
         used: set[Variable],
         indices: list[int],
         sliceable: list[SharedVariable],
+        **keywords: Any,
     ) -> _Phase:
         """Build a function of some of the inputs."""
         own, whole = [], []
@@ -87,7 +88,7 @@ class _Builder:
             givens=[(old, new) for old, new in self.options.givens.items() if old in used],
             sliceable_shareds=sliceable,
             name=name if self._name is None else f"{self._name}: {name}",
-            **self._keywords,
+            **{**self._keywords, **keywords},
         )
         return _Phase(function, [*own, *whole])
 
@@ -120,13 +121,23 @@ class Step:
         self._before = []
         if plan.clearing:
             self._before.append(builder.build("clear", [], plan.clearing, set(), [], []))
+        self._count, self._counts_sliceable = None, False
+        if plan.counting:
+            used = builder.used([new for _, new in plan.counting])
+            indices = [i for i, one in enumerate(inputs.variables) if one in used]
+            sliceable = [one for one in options.sliceable if one in used]
+            self._counts_sliceable = bool(sliceable)
+            # The ranks meet in it, which not every mode can do.
+            self._count = builder.build("count", [], plan.counting, used, indices, sliceable, mode=None)
         self._later = []
         for (name, outputs, updates), used in zip(later, later_use):
             if outputs or updates:
                 indices = [i for i, one in enumerate(inputs.variables) if one in used]
                 own = [(output, None) for output in outputs]  # the master's value
                 self._later.append(builder.build(name, own, updates, used, indices, []))
-        self._called = [phase.function for phase in [*self._before, self._rows, *self._later]]
+        counts = [] if self._count is None else [self._count]
+        called = [*self._before, *counts, self._rows, *self._later]
+        self._called, self._place = [phase.function for phase in called], called.index(self._rows)
         self.functions = self._called[len(self._before) :]
         self._repetition: Repetition | None = None  # of the last step that was recorded
 
@@ -139,13 +150,14 @@ class Step:
             results = self._repetition.take(values, batch)
         if results is None:
             results = self._record(values, batch, num_slices, batch_s)
-        first, last = results[len(self._before)], results[-1]
+        first, last = results[self._place], results[-1]
         return [(last if is_last else first)[index] for is_last, index in self._places]
 
     def _record(self, values, batch, num_slices, batch_s):
         """Take a step of which all is checked; return the results of its calls."""
         self._repetition = None
         may_repeat = num_slices == 1 and batch_s is None and not is_observed(self._called)
+        may_repeat = may_repeat and self._count is None  # which is called on rows, too
         positional, named = self._inputs.select(self._rows.indices, values)
         if batch_s is not None:
             named["batch_s"] = batch_s
@@ -153,6 +165,8 @@ class Step:
         with synk.fuse() as block:
             for phase in self._before:
                 phase.function()
+            if self._count is not None:
+                self._count_rows(values, batch, batch_s)
             rows(*positional, batch=batch, num_slices=num_slices, **named)
             for op, shareds, wire in self._reduced:
                 synk.all_reduce(shareds, op, weights=rows if op == "avg" else None, wire=wire)
@@ -162,8 +176,14 @@ class Step:
                 positional, named = self._inputs.select(phase.indices, values)
                 phase.function(*positional, **named)
         if may_repeat and are_in_store(values):
-            self._repetition = Repetition(block.recorded, self._called, len(self._before), values)
+            self._repetition = Repetition(block.recorded, self._called, self._place, values)
         return block.results()
+
+    def _count_rows(self, values, batch, batch_s):
+        positional, named = self._inputs.select(self._count.indices, values)
+        if self._counts_sliceable and batch_s is not None:
+            named["batch_s"] = batch_s
+        self._count.function(*positional, batch=batch, **named)
 
 
 def _reductions(plan: Plan, wire: Any) -> list[tuple[str, list[SharedVariable], Any]]:
