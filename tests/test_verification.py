@@ -244,6 +244,10 @@ def test_functions_in_a_block_are_verified_where_they_are(world, noticed):
     assert_same(total.result(), ROWS.sum() / 2)
 
 
+def by_scan(rows):
+    return theano.scan(lambda row: row * 2, rows)[0]
+
+
 def steps(loss, w, named=None, **options):
     """The same step by both functions."""
     new = w - 0.001 * tt.grad(loss, w)
@@ -267,19 +271,20 @@ def test_a_right_step_is_right_also_by_check(world):
 @pytest.mark.parametrize(
     "loss, words",
     [
-        (lambda e: e.sum(), "the serial value is the sum of the ranks' values"),
-        (lambda e: e.sum() / 6, "perhaps divided by a number"),
+        (lambda e: e.sum(), "is a sum over the rows, perhaps divided by a fixed number"),
+        (lambda e: e.sum() / 6, "is a sum over the rows, perhaps divided by a fixed number"),
+        (lambda e: by_scan(e).sum(), "the serial value is the sum of the ranks' values"),
         (lambda e: tt.sqrt(e.mean()), "The graph has a nonlinear function of a value of all rows"),
         (lambda e: (e * y).sum() / y.sum(), "The graph has a quotient of two sums over the rows"),
         (lambda e: tt.tanh((e - e.mean()) / e.std() + 1).mean(), "The graph has statistics over"),
     ],
-    ids=["sum", "constant", "root", "masked", "statistics"],
+    ids=["sum", "constant", "scan", "root", "masked", "statistics"],
 )
 def test_a_wrong_step_is_warned_of_once_and_refused_by_check(world, noticed, loss, words):
     w = weights()
     for step in steps(loss(tt.sqr(tt.dot(x, w) - y)), w):
         step(ROWS, TARGETS)
-        texts = noticed()
+        texts = noticed()  # also of what is known when the step is built
         assert len(texts) == 1 and words in texts[0]
         step(ROWS, TARGETS)
         assert not noticed()

@@ -88,12 +88,15 @@ class Analysis(NamedTuple):
     extents : list of str or None
         How each output depends on the number of rows: `SUM`, `PARTLY_SUM`, `ROWS`, or None if that is
         not known, or if it is neither.
+    loss_ops : list of frozenset of str
+        For each output, the `loss_op` of the collectives that gradients pass from which it is computed.
     """
 
     outputs: list[Dependence]
     updates: dict[SharedVariable, Dependence]
     accumulated: frozenset[SharedVariable]
     extents: list[str | None]
+    loss_ops: list[frozenset[str]]
 
 
 class Windows(NamedTuple):

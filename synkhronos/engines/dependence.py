@@ -11,6 +11,7 @@ from synkhronos.engines.names import (
     scalar,
 )
 from synkhronos.engines.rows import extents
+from synkhronos.engines.seeds import loss_ops
 
 _ELEMENTWISE = (
     scalar.Add,
@@ -56,6 +57,7 @@ def analyze(specifications, outputs, axes):
             shared for shared, new in updates if _accumulates(shared, new, masks, inputs)
         ),
         extents=extents(arguments, axes, outputs),
+        loss_ops=loss_ops(nodes, outputs),
     )
 
 

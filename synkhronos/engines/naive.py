@@ -209,6 +209,7 @@ class NaiveEngine(Engine):
             updates={shared: self._dependence(compiled, new) for shared, new in updates},
             accumulated=frozenset(),
             extents=[None] * len(compiled.outputs),
+            loss_ops=[frozenset()] * len(compiled.outputs),
         )
 
     def _dependence(self, compiled, variable):

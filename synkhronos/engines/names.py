@@ -26,6 +26,7 @@ if compiler.NAME == "pytensor":
     from pytensor.compile.io import In, Out
     from pytensor.compile.ops import ViewOp
     from pytensor.compile.sharedvalue import SharedVariable
+    from pytensor.gradient import GradClip
     from pytensor.graph.basic import Constant, Variable
     from pytensor.graph.replace import clone_replace as clone
     from pytensor.graph.rewriting.basic import GraphRewriter as GraphRewriter
@@ -123,6 +124,10 @@ if compiler.NAME == "pytensor":
         """Return the index of a `Subtensor`, with numbers in place of constants."""
         return get_constant_idx(node.op.idx_list, node.inputs, True, True)
 
+    def steps_of(loop):
+        """Return the inputs and outputs of the steps of a `Scan`."""
+        return loop.inner_inputs, loop.inner_outputs
+
     def is_read(compiled, variable):
         """Whether an input of an optimized graph is used in it."""
         return bool(compiled.maker.fgraph.clients[variable])
@@ -140,6 +145,7 @@ else:
     from theano.gof.graph import inputs as graph_inputs
     from theano.gof.link import Container
     from theano.gof.type import Generic
+    from theano.gradient import GradClip
     from theano.ifelse import IfElse
     from theano.sandbox.rng_mrg import mrg_uniform_base
     from theano.scan_module.scan_op import Scan
@@ -217,6 +223,10 @@ else:
     def constant_idx(node):
         """Return the index of a `Subtensor`, with numbers in place of constants."""
         return node.op.get_constant_idx(node.inputs, allow_partial=True, only_process_constants=True)
+
+    def steps_of(loop):
+        """Return the inputs and outputs of the steps of a `Scan`."""
+        return loop.inputs, loop.outputs
 
     def is_read(compiled, variable):
         """Whether an input of an optimized graph is used in it."""

@@ -33,9 +33,24 @@ def extents(inputs, axes, outputs):
     outputs : list of variables
     """
     graph = RowGraph(dict(zip(inputs, axes)))
-    for node in io_toposort(inputs, outputs):
-        graph.add(node)
-    return [_extent(graph.value(output)) for output in outputs]
+    return [_extent(value) for value in graph.values_of(outputs)]
+
+
+def of_input(axis):
+    """Return the `Rows` of an input with an axis of rows; None if it has none."""
+    return FIXED if axis is None else Rows(axis, FIXED.degrees)
+
+
+def rows_of(known, variables):
+    """Return the `Rows` of variables, or None where they are not known.
+
+    Parameters
+    ----------
+    known : dict
+        The `Rows` of inputs, or of other variables of the graph. What has no inputs is fixed.
+    variables : list of variables
+    """
+    return RowGraph({}, known).values_of(variables)
 
 
 def _extent(value):
@@ -49,15 +64,26 @@ def _extent(value):
 
 
 class RowGraph:
-    """The `Rows` of the variables of a graph; None if they are unknown."""
+    """The `Rows` of the variables of a graph; None if they are unknown.
 
-    def __init__(self, axes):
-        self._values = {
-            variable: FIXED if axis is None else Rows(axis, FIXED.degrees)
-            for variable, axis in axes.items()
-            if axis != BOUND
-        }
-        self._bounds = {variable for variable, axis in axes.items() if axis == BOUND}
+    Parameters
+    ----------
+    axes : dict
+        The axis of the rows of each input, None or `BOUND`.
+    known : dict, optional
+        The `Rows` of other variables.
+    """
+
+    def __init__(self, axes, known=None):
+        given = {one: of_input(axis) for one, axis in axes.items() if axis != BOUND}
+        self._values = {**(known or {}), **given}
+        self._bounds = {one for one, axis in axes.items() if axis == BOUND}
+
+    def values_of(self, variables):
+        """Return the values of variables, after finding those of the graph."""
+        for node in io_toposort([*self._values, *self._bounds], variables):
+            self.add(node)
+        return [self.value(one) for one in variables]
 
     def value(self, variable):
         if variable in self._values:
@@ -72,7 +98,7 @@ class RowGraph:
         """Find the values of the outputs of a node, whose inputs have been found."""
         found = self._apply(node, [self.value(one) for one in node.inputs])
         for output in node.outputs:
-            self._values[output] = found
+            self._values.setdefault(output, found)
 
     def _apply(self, node, values):
         op = node.op

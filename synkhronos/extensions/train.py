@@ -273,8 +273,9 @@ def make_train_function(
         Inputs whose whole value is sent to every rank, such as a learning rate. In a call they follow
         the data of `x` and `y`.
     loss_op : {"avg", "sum"}
-        How the losses and gradients of the ranks are combined. Terms that are the same on every rank,
-        such as a penalty on the parameters, count once in either case.
+        How the losses and gradients of the ranks are combined: ``"avg"`` for a mean over the rows,
+        ``"sum"`` for a sum, also one that is divided by a fixed number. Terms that are the same on
+        every rank, such as a penalty on the parameters, count once in either case.
     function_options : dict, optional
         Passed to ``theano.function``, such as ``{"allow_input_downcast": True}``.
     wire : {"float16", "bfloat16", "int8"}, PowerSGD or TopK, optional
@@ -294,6 +295,12 @@ def make_train_function(
         list of the loss and the `outputs`. With `num_slices` each rank computes its gradient in slices;
         the step is the same, and takes less memory. The arguments and errors are the same as for a call
         of a `Function`.
+
+    Warns
+    -----
+    SynkhronosWarning
+        If the graph of a loss shows that it is a sum over the rows, and `loss_op` is ``"avg"``, or the
+        other way round.
 
     Raises
     ------
@@ -427,13 +434,16 @@ def parallel_function(
     loss : scalar variable, or list of these, optional
         The losses whose gradients the updates contain. By default, all scalar float outputs are tried.
     params : list of shared variables, optional
-        The parameters of these gradients; by default all float variables in `updates`.
+        The parameters of these gradients; by default all float shared variables in `updates`, and those
+        from which the losses are computed.
     gradients : list of variables, optional
         The gradient expressions themselves, one for each of `params`. Not needed for what
         ``theano.grad(loss, params)`` returns, or :func:`gradients`.
     loss_op : {"avg", "sum"}
         How the losses and gradients of the ranks are combined: ``"avg"`` for losses that are means over
-        the rows, ``"sum"`` for sums. In a sum, terms that are the same on every rank count once.
+        the rows, ``"sum"`` for sums. In a sum, terms that are the same on every rank count once. With
+        ``"sum"`` and without `loss`, a scalar output whose gradients are not found is the loss if there
+        is no other.
     bcast_inputs : list of variables, optional
         Inputs whose whole value is sent to every rank. Inputs that are not in `inputs` follow them.
     sliceable_shareds : list of shared variables, optional
@@ -452,6 +462,12 @@ def parallel_function(
     ParallelFunction
         Its calls take what a ``synkhronos.Function`` takes, with the inputs in the order of `inputs`,
         and return what the Theano function would return.
+
+    Warns
+    -----
+    SynkhronosWarning
+        If the graph of a loss shows that it is a sum over the rows, and `loss_op` is ``"avg"``, or the
+        other way round.
 
     Raises
     ------

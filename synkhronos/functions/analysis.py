@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Sequence
 
+from synkhronos._errors import warn
 from synkhronos._typing import Compiled, SharedVariable
 from synkhronos.engines.base import BOUND, Analysis
 from synkhronos.functions.agreement import agreement_of
@@ -82,6 +83,23 @@ def sources(world: World, function: Any, analysis: Analysis) -> dict[int, tuple[
         for shared, new in analysis.updates.items()
         if numbers[shared] not in streams
     }
+
+
+def check_loss_ops(world: World, function: Any) -> None:
+    """Warn about gradients that pass collectives built for losses combined in another way."""
+    replica = function.replica
+    if world.size == 1 or not replica.has_collectives:
+        return
+    for index, loss_ops in enumerate(analysis_of(world, function).loss_ops):
+        mode = replica.output_modes[index]
+        if mode in ("avg", "sum") and loss_ops - {mode}:
+            [other] = loss_ops - {mode}
+            warn(
+                f"{function!r}: output {index} is computed from a gradient that passes a collective "
+                f"built with loss_op={other!r}, but its values are combined by {mode!r}: the gradient "
+                f"differs from the one on one process. Build the collective with loss_op={mode!r}, or "
+                f"give the output as (output, {other!r})"
+            )
 
 
 def collectives_in(

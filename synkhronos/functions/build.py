@@ -12,7 +12,7 @@ import numpy as np
 
 from synkhronos._typing import Compiled, OutputOp, ReduceOp, SharedVariable, Variable
 from synkhronos.arithmetic.operations import OPERATIONS
-from synkhronos.functions.analysis import collectives_in
+from synkhronos.functions.analysis import check_loss_ops, collectives_in
 from synkhronos.functions.function import Function
 from synkhronos.functions.recurrence import check_recurrence
 from synkhronos.functions.replica import Replica
@@ -102,8 +102,9 @@ def function(
     -----
     SynkhronosWarning
         If the graph shows that an output is a sum over the rows, or has a row for each of them, but no
-        operation is given for it; or if nothing is divided, although an index selects something in
-        `givens`.
+        If nothing is divided although an index selects something in `givens`, or an output is a gradient
+        whose operation is not the `loss_op` of the collectives in the graph. Also before the first call,
+        if a result differs from one process.
 
     Raises
     ------
@@ -138,8 +139,7 @@ def function(
     engine, registry = world.here.engine, world.registry
     parsed = parse_inputs(engine, inputs, bcast_inputs, bool(kwargs.get("allow_input_downcast")))
     parsed_outputs, form = parse_outputs(engine, outputs)
-    pairs, ops = parse_updates(engine, updates)
-    givens = parse_givens(givens)
+    (pairs, ops), givens = parse_updates(engine, updates), parse_givens(givens)
     sliceable = parse_sliceable(engine, sliceable_shareds, pairs)
     if kwargs.get("name") is None:
         caller = sys._getframe(1)  # the name that Theano would use
@@ -168,6 +168,7 @@ def function(
     made = Function(world, kwargs["name"], replica, parsed, sliceable, ops, not_accumulated, form)
     registry.add_function(made)
     watch(world, made, parsed_outputs)
+    check_loss_ops(world, made)
     return made
 
 

@@ -229,18 +229,23 @@ class Function(Inputs):
             return self._finish(command, world.run(command))
         return self._submit(command, kept)
 
-    def reduced_by_step(self, reduced: Mapping[SharedVariable, tuple[str, str]]) -> None:
+    def reduced_by_step(
+        self, reduced: Mapping[SharedVariable, tuple[str, str]], is_doubtful: bool
+    ) -> None:
         """Take note of the variables that a step reduces after each call.
 
         Parameters
         ----------
         reduced : dict
             What messages call each variable, and the operation.
+        is_doubtful : bool
+            Whether a warning has already said that the step differs from the serial one.
         """
         numbers = self._world.registry.numbers
         self.reduced = {numbers[shared]: op for shared, (_, op) in reduced.items()}
         if self.verification is not None:
-            self.verification.add({numbers[shared]: what for shared, (what, _) in reduced.items()})
+            named = {numbers[shared]: what for shared, (what, _) in reduced.items()}
+            self.verification.add(named, is_doubtful)
 
     def check_step(
         self,

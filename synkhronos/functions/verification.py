@@ -38,13 +38,15 @@ class Verification:
     def __init__(self, world: World, compared: Compared) -> None:
         self._world, self._compared = world, compared
         self._done: set[Hashable] = set()
-        self._has_reductions = False
+        self._has_reductions = self._is_reported = False
         self._reported: set[str] = set()
 
     def before(self, function: Any, command: CallFunction) -> None:
         """Verify a call that is about to be made; inside `fuse`, when the block ends."""
         world = self._world
         if world.size == 1 or world.here.log is not None:  # `profile` measures what was asked for
+            return
+        if self._is_reported and world.verify != RAISE:
             return
         if world.verify != ALWAYS and self._kind(command) in self._done:
             return
@@ -59,9 +61,12 @@ class Verification:
     def _kind(self, command):
         return self._world.size, command.options
 
-    def add(self, variables: Mapping[int, str]) -> None:
-        """Compare these variables, too, which a step reduces; by number, what messages call them."""
-        self._has_reductions = True
+    def add(self, variables: Mapping[int, str], is_doubtful: bool) -> None:
+        """Compare these variables, too, which a step reduces; by number, what messages call them.
+
+        If a warning has already said that the step differs, there is not another one.
+        """
+        self._has_reductions, self._is_reported = True, is_doubtful
         self._compared = self._compared._replace(variables={**self._compared.variables, **variables})
 
     def _verify(self, called, place):

@@ -13,7 +13,6 @@ import numpy
 from synkhronos.engines import names
 from synkhronos.engines.names import Variable
 from synkhronos.engines.names import tensor as tt
-from synkhronos.extensions.steps.arguments import Inputs
 from synkhronos.extensions.steps.dependence import Dependence
 from synkhronos.extensions.steps.graphs import inputs_first, operands_with
 from synkhronos.extensions.steps.script import Script
@@ -25,7 +24,7 @@ _STEPS = (0.7548776662466927, 0.5698402909980532, 0.4301597090019468)  # along t
 _CONSTANT = 0.125
 
 
-def with_fixed_draws(script: Script, inputs: Inputs) -> Script:
+def with_fixed_draws(script: Script) -> Script:
     """Return a script with numbers that follow from the rows in place of random ones.
 
     Raises
@@ -36,7 +35,7 @@ def with_fixed_draws(script: Script, inputs: Inputs) -> Script:
     draws = list(_draws(script))
     if not draws:
         raise ValueError("check: random=True is for steps that draw random numbers; this one does not")
-    by_row = _number_of_each_row(script, inputs)
+    by_row = _number_of_each_row(script)
     of_rows = Dependence(script.rows, script.givens)
     fixed = {draw: _fixed(draw, by_row, bool(of_rows.of(_size(draw)))) for draw in draws}
     return script._replace(givens={**script.givens, **fixed})
@@ -66,12 +65,9 @@ def _is_empty(size):
     return data is not None and not len(data)
 
 
-def _number_of_each_row(script: Script, inputs: Inputs) -> Variable:
+def _number_of_each_row(script: Script) -> Variable:
     """Return a vector with a number for each row, which depends on the contents of the row."""
-    rows = script.rows[0]
-    axis = 0
-    if rows in inputs.variables:
-        axis = getattr(inputs.given[inputs.variables.index(rows)], "axis", 0) or 0
+    rows, axis = next(iter(script.rows.items()))
     others = [one for one in range(rows.ndim) if one != axis]
     numbers = tt.cast(rows, "float64")
     return numbers.sum(axis=others) if others else numbers

@@ -5,12 +5,9 @@ from __future__ import annotations
 from typing import Any, Callable, Container, Iterable, Iterator, Mapping, Sequence
 
 from synkhronos.engines.names import (
-    Apply,
-    Elemwise,
     GeneratorType,
     SharedVariable,
     Variable,
-    scalar,
 )
 
 
@@ -52,17 +49,6 @@ def inputs_first(
                 stack.extend([(one, False) for one in reversed(parents(variable))])
 
 
-def is_fill_of_one_number(node: Apply) -> bool:
-    """Whether a node repeats its second input in the shape of its first, which is one number.
-
-    Its value does not depend on the first input. The gradient of every loss begins with such a node.
-    """
-    return (
-        isinstance(node.op, Elemwise)
-        and isinstance(node.op.scalar_op, scalar.Second)
-        and all(node.inputs[0].type.broadcastable)
-        and node.inputs[1].type == node.outputs[0].type
-    )
 
 
 def is_random_state(variable: Any) -> bool:

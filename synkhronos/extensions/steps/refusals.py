@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Sequence
 
-from synkhronos.engines.names import HAS_MRG, Variable
+from synkhronos.engines.names import HAS_MRG, Apply, Variable
 from synkhronos.engines.windows import how_to_select, listed
 from synkhronos.extensions.steps.dependence import Dependence
 
@@ -24,7 +24,8 @@ def nothing_divided(index: Sequence[Variable], whole: Sequence[Variable]) -> Val
     text = (
         "inputs: no input is divided among the ranks, so each of them would compute the whole step; "
         "give the rows of the minibatch as an input, or an index that selects them by a slice in "
-        "givens, or name the shared variables that hold them as sliceable_shareds"
+        "givens, or name the shared variables that hold them as sliceable_shareds. If every rank should "
+        "compute all of it, build it with synk.function()"
     )
     if whole:
         text += (
@@ -117,6 +118,16 @@ def unknown_penalty() -> ValueError:
         "would contain once per rank, and the update rule does not use the gradients that "
         "grad(loss, params) returns, so that this term cannot be found in them. Use a rule that returns "
         "updates, or one that takes gradients"
+    )
+
+
+def changed_after_sum(node: Apply) -> ValueError:
+    """A gradient is clipped, or changed in another way, that is a sum over the rows of a rank."""
+    return ValueError(
+        f"updates: a gradient is changed by {node.op}, such as by grad_clip(), where it is a sum over "
+        f"the rows of one rank, and not over all rows as on one process. Change the gradient of a "
+        f"parameter after the average over the ranks: leave out grad_clip() on the parameter, and use "
+        f"T.clip(T.grad(loss, parameter), low, high) in the updates; give gradients= before this"
     )
 
 

@@ -76,6 +76,7 @@ class _Builder:
         indices: list[int],
         sliceable: list[SharedVariable],
         has_rows: bool = False,
+        **keywords: Any,
     ) -> _Phase:
         """Build a function of some of the inputs. Without rows, no input selects any."""
         own, whole = [], []
@@ -92,7 +93,7 @@ class _Builder:
             givens=[(old, new) for old, new in self.options.givens.items() if old in used],
             sliceable_shareds=sliceable,
             name=name if self._name is None else f"{self._name}: {name}",
-            **self._keywords,
+            **{**self._keywords, **keywords},
         )
         return _Phase(function, [*own, *whole])
 
@@ -128,6 +129,7 @@ class Step:
         self._before = []
         if plan.clearing:
             self._before.append(builder.build("clear", [], plan.clearing, set(), [], []))
+        self._count, self._counts_sliceable = self._build_count(builder, plan, options)
         self._later = []
         for (name, outputs, updates), used in zip(later, later_use):
             if outputs or updates:
@@ -135,17 +137,23 @@ class Step:
                 own = [(output, None) for output in outputs]  # the master's value
                 self._later.append(builder.build(name, own, updates, used, indices, []))
         self._targets = [target for target, _ in plan.updates]
-        names = {one: "the gradient" for one in plan.gradients}
-        self._rows.function.reduced_by_step(
-            {
-                one: (names.get(one, f"what is reduced for an update ({one.name})"), op)
-                for op, shareds in plan.reduced.items()
-                for one in shareds
-            }
-        )
-        self._called = [phase.function for phase in [*self._before, self._rows, *self._later]]
+        self._rows.function.reduced_by_step(_named(plan), plan.is_doubtful)
+        counts = [] if self._count is None else [self._count]
+        called = [*self._before, *counts, self._rows, *self._later]
+        self._called, self._place = [phase.function for phase in called], called.index(self._rows)
         self.functions = self._called[len(self._before) :]
         self._repetition: Repetition | None = None  # of the last step that was recorded
+
+    def _build_count(self, builder, plan, options):
+        """Return the phase that counts the rows of all ranks, and whether they are sliceable."""
+        if not plan.counting:
+            return None, False
+        used = builder.used([new for _, new in plan.counting])
+        indices = [i for i, one in enumerate(self._inputs.variables) if one in used]
+        sliceable = [one for one in options.sliceable if one in used]
+        # The ranks meet in it, which not every mode can do.
+        phase = builder.build("count", [], plan.counting, used, indices, sliceable, True, mode=None)
+        return phase, bool(sliceable)
 
     def __call__(
         self, values: Sequence[Any], batch: Any, num_slices: int, batch_s: Any = None
@@ -156,17 +164,18 @@ class Step:
             results = self._repetition.take(values, batch)
         if results is None:
             results = self._record(values, batch, num_slices, batch_s)
-        first, last = results[len(self._before)], results[-1]
+        first, last = results[self._place], results[-1]
         return [(last if is_last else first)[index] for is_last, index in self._places]
 
     def _record(self, values, batch, num_slices, batch_s):
         """Take a step of which all is checked; return the results of its calls."""
         self._repetition = None
         may_repeat = num_slices == 1 and batch_s is None and not is_observed(self._called)
+        may_repeat = may_repeat and self._count is None  # which is called on rows, too
         with synk.fuse() as block:
             self._make_calls(values, batch, num_slices, batch_s)
         if may_repeat and are_in_store(values):
-            self._repetition = Repetition(block.recorded, self._called, len(self._before), values)
+            self._repetition = Repetition(block.recorded, self._called, self._place, values)
         return block.results()
 
     def _make_calls(self, values, batch, num_slices, batch_s):
@@ -176,6 +185,8 @@ class Step:
         rows = self._rows.function
         for phase in self._before:
             phase.function()
+        if self._count is not None:
+            self._count_rows(values, batch, batch_s)
         rows(*positional, batch=batch, num_slices=num_slices, **named)
         for op, shareds, wire in self._reduced:
             synk.all_reduce(shareds, op, weights=rows if op == "avg" else None, wire=wire)
@@ -207,14 +218,14 @@ class Step:
         if random:
             if self._with_fixed_draws is None:
                 script, inputs, options = self._arguments
-                script = with_fixed_draws(script, inputs)
+                script = with_fixed_draws(script)
                 options = options._replace(givens=script.givens)
                 self._with_fixed_draws = Step(script, inputs, options)
             step = self._with_fixed_draws
             return step.check(values, batch, num_slices, batch_s, False, rtol, atol)
         last = len(self._called) - 1
         outputs = {
-            f"output {place}": (last if is_last else len(self._before), index)
+            f"output {place}": (last if is_last else self._place, index)
             for place, (is_last, index) in enumerate(self._places)
         }
         compared = []
@@ -229,6 +240,22 @@ class Step:
             block.instead = compare
             self._make_calls(values, batch, num_slices, batch_s)
         return compared[0]
+
+    def _count_rows(self, values, batch, batch_s):
+        positional, named = self._inputs.select(self._count.indices, values)
+        if self._counts_sliceable and batch_s is not None:
+            named["batch_s"] = batch_s
+        self._count.function(*positional, batch=batch, **named)
+
+
+def _named(plan: Plan) -> dict[SharedVariable, tuple[str, str]]:
+    """Return what messages call each variable that is reduced, and the operation."""
+    names = {one: "the gradient" for one in plan.gradients}
+    return {
+        one: (names.get(one, f"what is reduced for an update ({one.name})"), op)
+        for op, shareds in plan.reduced.items()
+        for one in shareds
+    }
 
 
 def _reductions(plan: Plan, wire: Any) -> list[tuple[str, list[SharedVariable], Any]]:
