@@ -137,7 +137,8 @@ class _Check:
         streams = agreement_of(self.world).streams
         with on_copies(here, shareds):
             computed = here.engine.call(replica.compiled, arguments, self.call.subset)
-            values = [np.array(here.engine.to_host(value)) for value in computed]
+            hosted = [here.engine.to_host(value) for value in computed]
+            values = [None if value is None else np.array(value) for value in hosted]
             news = {
                 number: np.array(here.engine.export(shared))
                 for number, shared in zip(self.updated, shareds)
@@ -208,6 +209,13 @@ class _Check:
         mode = self.function.output_modes[index]
         if mode is None:
             self.not_compared[what] = "it is the master's own value (op None)"
+            return
+        if value is None or serial is None:
+            if value is serial:
+                self.differences[what] = 0.0
+            else:
+                one, other = ("", " not") if value is None else (" not", "")
+                self._complain(what, f"is{one} None, but the serial output is{other}")
             return
         if mode == GATHER and not serial.ndim:
             self.not_compared[what] = "it is one number per rank (op 'gather')"
