@@ -48,6 +48,7 @@ OF_BOTH = (
     "test_losses.py",
     "test_machines.py",
     "test_machines_mpi.py",
+    "test_none.py",
     "test_ops.py",
     "test_ops_calls.py",
     "test_ops_gradients.py",

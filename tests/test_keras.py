@@ -259,6 +259,19 @@ def test_what_cannot_be_divided_is_refused():
 
 
 @own_process
+def test_none_is_not_taken_for_a_number():
+    from keras_models import compiled, digits
+
+    synk.fork(2, use_gpu=False)
+    x, y = digits()
+    _, model = compiled()
+    model.train_on_batch(x, y)
+    for inputs in ([x, y, None], [x, None, np.ones(len(y))]):
+        with pytest.raises(TypeError, match="expected an array or a number, got None"):
+            model.train_function(inputs)
+
+
+@own_process
 def test_a_metric_that_does_not_add_is_refused():
     from keras import backend as K
     from keras_models import compiled, digits, keras

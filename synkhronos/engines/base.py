@@ -141,6 +141,12 @@ def how_to_select(replaced: str, index: str) -> str:
 #: If each row occurs twice, an output is twice as large; or a part of it is; or it has twice the rows.
 SUM, PARTLY_SUM, ROWS = "sum", "partly sum", "rows"
 
+#: Why a shared variable has none, and what to do
+NO_VALUE = (
+    "an operation returned None for its update; have it return an array, and set the variable with "
+    "synk.broadcast(variable, value)"
+)
+
 #: What in a graph may make the value of all rows another one than the values of parts of them give.
 CONSTANT, QUOTIENT, STATISTICS, NONLINEAR, CLIPPED, RECURRENT, FIXED_BATCH = SUSPECTS = (
     "constant", "quotient", "statistics", "nonlinear", "clipped", "recurrent", "fixed batch",
@@ -417,9 +423,10 @@ class Engine(ABC):
     def overwrite(self, array: Array, value: Array) -> Array:
         """Return an array of the type of `array` with a copy of the values of another array.
 
-        It is `array` itself, overwritten, if that can be changed and has the same shape.
+        It is `array` itself, overwritten, if that can be changed and has the same shape. `array` may be
+        None, which an operation may have returned in place of an array.
         """
-        if array.shape != value.shape or not array.flags.writeable:
+        if array is None or array.shape != value.shape or not array.flags.writeable:
             return np.array(value)
         array[...] = value
         return array
@@ -433,7 +440,10 @@ class Engine(ABC):
         return take_rows(array, rows, out)
 
     def to_host(self, array: Array) -> np.ndarray:
-        """Return the array itself if it is a NumPy array, else a copy as a NumPy array."""
+        """Return the array itself if it is a NumPy array, else a copy as a NumPy array.
+
+        None, which an operation may return in place of an array, stays None.
+        """
         return array
 
     def to_device(self, value: np.ndarray) -> Array:
@@ -448,8 +458,15 @@ class Engine(ABC):
         """Return the value as a NumPy array, which may be the storage itself.
 
         The value of a random stream is its state, as numbers.
+
+        Raises
+        ------
+        ValueError
+            If an update has set the variable to None.
         """
         storage = self.storage(shared)
+        if storage is None:
+            raise ValueError(f"{shared} has no value: {NO_VALUE}")
         if isinstance(storage, GENERATORS):
             return state_to_array(storage)
         return np.asarray(self.to_host(storage))

@@ -259,7 +259,8 @@ class NaiveEngine(Engine):
 
         for one in collectives:  # in their order, for any subset
             evaluate(one)
-        outputs = [np.array(evaluate(one), one.dtype) for one in compiled.outputs]
+        results = [(evaluate(one), one.dtype) for one in compiled.outputs]
+        outputs = [None if value is None else np.array(value, dtype) for value, dtype in results]
         news = [np.array(evaluate(new), shared.dtype) for shared, new in compiled.updates]
         for (shared, _), new in zip(compiled.updates, news):
             shared.storage = new

@@ -24,17 +24,20 @@ from synkhronos.functions.signature import Input
 from synkhronos.world.here import Command, Here
 from synkhronos.world.world import World
 
+#: In place of the value of an input for which a call gives none. None may be a value.
+MISSING: Any = object()
+
 _KEYWORDS = ("output_subset", "batch", "batch_s", "num_slices")
 
 
 def in_order(
     function: Any, args: Sequence[ArrayLike], named: Mapping[str, ArrayLike]
 ) -> list[Any]:
-    """Return the value of each input, given by position or by name; None if it is not given."""
+    """Return the value of each input, given by position or by name, or `MISSING`."""
     inputs = function.inputs
     if len(args) > len(inputs):
         raise TypeError(f"{function!r}: expected at most {len(inputs)} inputs, got {len(args)}")
-    values = [*args, *[None] * (len(inputs) - len(args))]
+    values = [*args, *[MISSING] * (len(inputs) - len(args))]
     for name, value in named.items():
         positions = [i for i, one in enumerate(inputs) if one.name == name]
         if not positions:
@@ -44,7 +47,7 @@ def in_order(
             raise TypeError(
                 f"{function!r}: {len(positions)} inputs are named {name!r}; give these by position"
             )
-        if values[positions[0]] is not None:
+        if values[positions[0]] is not MISSING:
             raise TypeError(f"{function!r}: input {name!r} is given twice")
         values[positions[0]] = value
     return values
@@ -66,10 +69,10 @@ def match(
 def _fill(world, function, values):
     """Use the bound data, or the default value, of each input for which the call gives no value."""
     for position, one in enumerate(function.inputs):
-        if values[position] is None:
+        if values[position] is MISSING:
             bound = bound_data(world, one.variable)
-            values[position] = one.value if bound is None else bound
-    missing = [one for one, value in zip(function.inputs, values) if value is None]
+            values[position] = default_of(one) if bound is None else bound
+    missing = [one for one, value in zip(function.inputs, values) if value is MISSING]
     if missing:
         remedy = "give one, or bind data with set_shmems()"
         if any(one.name in _KEYWORDS for one in missing):
@@ -77,6 +80,11 @@ def _fill(world, function, values):
         listed = ", ".join(one.label for one in missing)
         raise TypeError(f"{function!r}: no value for {listed}; {remedy}")
     return values
+
+
+def default_of(one: Input) -> Any:
+    """Return the value of an input for which neither a call nor bound data have one, or `MISSING`."""
+    return MISSING if one.value is None else one.value
 
 
 def _check_data(world, value, one):

@@ -13,7 +13,7 @@ from synkhronos.arithmetic.operations import OPERATIONS
 from synkhronos.arithmetic.partition import select, share
 from synkhronos.functions.columns import Bound, Column
 from synkhronos.functions.copies import on_copies
-from synkhronos.functions.packed import pack
+from synkhronos.functions.packed import REDUCED, pack
 from synkhronos.functions.peers import GraphPeers
 from synkhronos.functions.replica import Replica
 from synkhronos.functions.slices import Slices, distinct
@@ -317,6 +317,7 @@ class CallFunction(Command):
     def _reduce_in_place(self, here, modes, values):
         """Reduce the values that the communicator supports; only the master keeps the results."""
         values = list(values)
+        self._check_arrays(here, modes, values)
         for op in OPERATIONS:
             chosen = [
                 position
@@ -328,8 +329,19 @@ class CallFunction(Command):
                 n_rows = here.rows[self.number]
                 reduced = here.comm.reduce(arrays, op, here.master_rank, n_rows)
                 for position, value in zip(chosen, reduced):
-                    values[position] = value if here.is_master else None
+                    values[position] = value if here.is_master else REDUCED
         return values
+
+    def _check_arrays(self, here, modes, values):
+        """Raise if an operation has returned None, as the other ranks may have an array to reduce."""
+        for position, (mode, value) in enumerate(zip(modes, values)):
+            if value is None and mode in OPERATIONS:
+                index = position if self.subset is None else self.subset[position]
+                raise ValueError(
+                    f"output {index} is None on rank {here.rank}, and cannot be reduced by {mode!r}: an "
+                    f"operation of its graph returns no array for some rows; have it return one for any "
+                    f"rows"
+                )
 
 
 _ARGUMENTS = ("number", "handles", "splits", "rows", "batch_s", "num_slices", "subset", "most")

@@ -11,7 +11,7 @@ from synkhronos.functions.agreement import agreement_of
 from synkhronos.functions.analysis import analysis_of
 from synkhronos.functions.call import CallFunction
 from synkhronos.functions.copies import without_effects
-from synkhronos.functions.packed import unpack
+from synkhronos.functions.packed import NO_ARRAY, unpack
 from synkhronos.functions.serial import Alone, Perturbed, SerialCall
 from synkhronos.functions.trial import SliceableRows, Tolerance, Trial, sampled
 from synkhronos.stores.handle import Handle
@@ -47,7 +47,7 @@ def calls_until(
 class OnOneRank(NamedTuple):
     """What calls give on one rank: for each call its outputs, and new values by number."""
 
-    outputs: list[list[np.ndarray]]
+    outputs: list[list[np.ndarray | None]]
     news: dict[int, np.ndarray]
 
 
@@ -56,14 +56,14 @@ class ByRank(NamedTuple):
 
     Attributes
     ----------
-    values : list of numpy.ndarray
+    values : list of numpy.ndarray or None
         The values of the ranks that have rows; or one, if the communicator has reduced them or there is
         only the master's.
     weights : list of int
         The numbers of rows of these ranks.
     """
 
-    values: list[np.ndarray]
+    values: list[np.ndarray | None]
     weights: list[int]
 
 
@@ -155,7 +155,7 @@ class Calls:
             for command in commands:
                 result = command.run(here)
                 is_call = isinstance(command, SerialCall)
-                outputs.append([np.array(unpack(here, one)) for one in result[1:]] if is_call else [])
+                outputs.append([_copied(here, one) for one in result[1:]] if is_call else [])
             exported = {one: here.engine.export(here.shareds[one]) for one in compared}
             news = {one: sampled(new, most) for one, new in exported.items()}
         return OnOneRank(outputs, news)
@@ -214,4 +214,5 @@ class Calls:
 
 
 def _copied(here, packed):
-    return None if packed is None else np.array(unpack(here, packed))
+    """Return a copy of an array that has been sent; None if there is none."""
+    return None if packed is None or packed is NO_ARRAY else np.array(unpack(here, packed))

@@ -193,13 +193,16 @@ class Compare:
         if mode is None and has_rows(function):
             self.not_compared[what] = "it is the master's own value (op None)"
             return
+        found = self._together.outputs[position][place]
+        if serial is None or any(one is None for one in found.values):
+            self._compare_no_arrays(what, serial, found)
+            return
         if mode == GATHER and not serial.ndim:
             self.not_compared[what] = "it is one number per rank (op 'gather')"
             return
         sources = self._calls.sources[position][index]
         if not self._can_compare(what, sources):
             return
-        found = self._together.outputs[position][place]
         value = _combined(function, index, found)
         if value is not None and self._agrees(what, value, serial):
             return
@@ -217,6 +220,15 @@ class Compare:
         how = _how_output_differs(value, serial, found)
         find = lambda results: results.outputs[position][place]  # noqa: E731
         self.complaints.append(Complaint(what, how, why, value, find))
+
+    def _compare_no_arrays(self, what, serial, found):
+        """Compare an output for which an operation has returned None."""
+        if serial is None and all(one is None for one in found.values):
+            self.differences[what] = 0.0
+            return
+        how = "is None on a rank, but not serially" if serial is not None else "is not None on a rank"
+        why = lambda: reasons.Reason("an operation returns no array for some rows")  # noqa: E731
+        self.complaints.append(Complaint(what, how, why, None, lambda results: None))
 
     def _agrees(self, what, value, serial):
         """Whether a value agrees with the serial one; note how much they differ."""

@@ -115,7 +115,8 @@ class Inputs:
         """
         world = self._usable_world()
         each = arguments.in_order(self, values, values_by_name)
-        given = [(one.variable, value) for one, value in zip(self.inputs, each) if value is not None]
+        pairs = [(one.variable, value) for one, value in zip(self.inputs, each)]
+        given = [pair for pair in pairs if pair[1] is not arguments.MISSING]
         bound = bind(world, given, None, "set_input_shmems")
         return [bound[variable] for variable, _ in given]
 

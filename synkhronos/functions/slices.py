@@ -47,7 +47,8 @@ class Slices:
             for own, total, columns in self._each():
                 for (_, shared, _), old in zip(updates, olds):
                     if engine.reads(replica.compiled, shared):
-                        engine.store(shared, old.copy())  # an update may write in place
+                        # An update may write in place.
+                        engine.store(shared, None if old is None else old.copy())
                 arguments = [column.take(self._here) for column in columns]
                 values = call.execute(self._here, replica, arguments, own)
                 for accumulator, value in zip(outputs, distinct(values) if own else ()):
@@ -60,7 +61,7 @@ class Slices:
             for (_, shared, _), old in zip(updates, olds):
                 engine.store(shared, old)
         results = [
-            (shared, old, accumulator.result(old.dtype))
+            (shared, old, accumulator.result(engine.type_of(shared).dtype))
             for accumulator, (_, shared, _), old in zip(news, updates, olds)
             if not accumulator.is_empty
         ]
@@ -105,6 +106,10 @@ class Slices:
 def distinct(values: Sequence[Any]) -> list[Any]:
     """Copy outputs that a subset names twice, so that the caller gets separate arrays."""
     return [
-        value.copy() if any([value is earlier for earlier in values[:position]]) else value
+        value.copy() if value is not None and _is_among(value, values[:position]) else value
         for position, value in enumerate(values)
     ]
+
+
+def _is_among(value, others):
+    return any([value is other for other in others])

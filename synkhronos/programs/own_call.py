@@ -140,10 +140,14 @@ def _specification(token: bytes, function: Function) -> Specification:
 
 
 def _filled(called, args, named):
-    """Return a value for each input; None becomes its default value."""
-    values = arguments.in_order(called, args, named)
-    values = [one.value if value is None else value for one, value in zip(called.inputs, values)]
-    missing = [one.label for one, value in zip(called.inputs, values) if value is None]
+    """Return a value for each input: the given one, or its default value."""
+    values = [
+        arguments.default_of(one) if value is arguments.MISSING else value
+        for one, value in zip(called.inputs, arguments.in_order(called, args, named))
+    ]
+    missing = [
+        one.label for one, value in zip(called.inputs, values) if value is arguments.MISSING
+    ]
     if missing:
         raise TypeError(f"{called!r}: no value for {', '.join(missing)}; give one")
     return values

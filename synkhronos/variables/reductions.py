@@ -14,7 +14,7 @@ from synkhronos.comms.formats import Format, check_arrays, check_format
 from synkhronos.engines.base import Engine
 from synkhronos.functions.function import Function
 from synkhronos.variables.begun import begun, has_completed
-from synkhronos.variables.naming import check_nccl, numbers_of, resolve
+from synkhronos.variables.naming import check_nccl, numbers_of, resolve, storages
 from synkhronos.world.here import Command
 from synkhronos.world.world import World, current_world
 
@@ -56,7 +56,7 @@ class Reduce(Command):
             if not numbers:
                 return None
         variables = [here.shareds[number] for number in numbers]
-        arrays = [here.engine.storage(variable) for variable in variables]
+        arrays = storages(here, numbers)
         weight = self._weight(here)
         if self.target == "all" and self.wire is not None and comm.over_cpu.has_wires:
             shapes = [array.shape for array in arrays]
