@@ -76,6 +76,10 @@ MATRICES = {
 }
 
 
+def reshaped_by(x, shape):
+    return x.reshape((shape[0], shape[1], shape[2]))
+
+
 def outputs_of(x):
     """A mean over the rows, a sum, the rows themselves, and their number on the master."""
     return [tt.sqr(x).mean(), (x.sum(axis=0), "sum"), (x * 2, "gather"), (x.shape[0], None)]
@@ -127,6 +131,11 @@ def test_rows_along_another_axis_are_divided_along_it(world_of):
         lab.series[:, lab.order[lab.rows]] * 2,
         lab.series[1:, lab.rows],
         lab.window.dimshuffle("x", 0, 1) + np.ones((5, 1, 1)),
+        lab.series[:, lab.rows].reshape((5, -1, COLUMNS)),
+        lab.series[:, lab.rows].reshape((5, SIZE, 1, COLUMNS)).reshape((5, SIZE, COLUMNS)),
+        reshaped_by(lab.series[:, lab.rows], lab.series[:, lab.rows].shape),
+        tt.concatenate([lab.series[:, lab.rows]] * 2, axis=2)[:, :, 1:4],
+        softmax(lab.window).dimshuffle("x", 0, 1).reshape((1, SIZE, COLUMNS)),
     ]
     for value in values:
         ours = synk.function([lab.i], outputs, givens={lab.x3: value})
@@ -348,6 +357,9 @@ def by_scan(lab):
 UNKNOWN = {
     "a loop over another axis": lambda lab: by_scan(lab)[0],
     "rows against rows": lambda lab: tt.dot(lab.window, lab.window.T)[:, :COLUMNS],
+    "rows behind an axis that is divided in two": lambda lab: lab.series[1:, lab.rows].reshape(
+        (2, -1, COLUMNS)
+    )[0],
     "rows among other axes": lambda lab: lab.series[:, lab.rows].reshape((-1, COLUMNS)),
 }
 

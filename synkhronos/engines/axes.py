@@ -6,10 +6,18 @@ in some order and number: as after a cumulative sum, a sort, a difference of nei
 the rows. Whoever takes part of these items takes part of a value that was computed from all rows.
 """
 
+import numpy as np
+
 from synkhronos.engines import names
 from synkhronos.engines.degrees import FIXED, LENGTH, Rows
 from synkhronos.engines.rows import RowGraph, counted, other
-from synkhronos.engines.shapes import axis_after, constant_index, numbers_along
+from synkhronos.engines.shapes import (
+    axis_after,
+    constant_index,
+    numbers_along,
+    present_extent,
+    present_items,
+)
 
 #: Operations on sparse matrices, by their names: the compiler imports these when they are used.
 _SPARSE_ROWS = ("GetItem2d", "DenseFromSparse", "SparseFromDense", "Cast")
@@ -66,13 +74,20 @@ class RowAxes(RowGraph):
         return super().reshape(node, values) or self._reshaped(node, values[0])
 
     def _reshaped(self, node, value):
-        """Whether the first axis becomes the first that is not of extent 1, in whatever extent."""
-        shape = self.dims(node.inputs[1])
-        if value is None or value.axis != 0 or not shape:
+        """The axis before which there are as many items as there were before the axis of rows."""
+        shape, present = self.dims(node.inputs[1]), present_items(node.inputs[1])
+        if value is None or value.axis is None or not shape or not present:
             return None
-        axis = next((axis for axis, one in enumerate(shape) if one != 1), 0)
-        are_known = all(isinstance(one, int) or one == FIXED for one in shape[axis + 1 :])
+        before = [present_extent(node.inputs[0], axis) for axis in range(value.axis)]
+        wanted, n_items, axis = None if None in before else np.prod(before, dtype=int), 1, 0
+        while axis < len(shape) and (n_items != wanted or shape[axis] == 1):
+            if present[axis] is None:
+                return None
+            n_items, axis = n_items * present[axis], axis + 1
+        if axis == len(shape) or n_items != wanted:
+            return None
         is_known = isinstance(shape[axis], int) or shape[axis] == LENGTH
+        are_known = all(isinstance(one, int) or one == FIXED for one in shape[axis + 1 :])
         return Rows(axis, FIXED.degrees) if is_known and are_known else None
 
     def by_row(self, node, values):

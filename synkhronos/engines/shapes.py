@@ -8,10 +8,14 @@ import numpy as np
 from synkhronos.engines.degrees import FIXED, LENGTH
 from synkhronos.engines.names import (
     Constant,
+    DimShuffle,
     Elemwise,
     Join,
     MakeVector,
+    Reshape,
     Shape,
+    Shape_i,
+    SharedVariable,
     Subtensor,
     constant_idx,
     get_idx_list,
@@ -51,7 +55,72 @@ def dims(shape, value_of):
 
 def item(number, value_of):
     """Return an item of a shape."""
-    return int(number.data) if isinstance(number, Constant) else value_of(number)
+    constant = _without_casts(number)
+    return int(constant.data) if isinstance(constant, Constant) else value_of(number)
+
+
+def _without_casts(number):
+    while (
+        number.owner is not None
+        and isinstance(number.owner.op, Elemwise)
+        and isinstance(number.owner.op.scalar_op, (scalar.Cast, scalar.Identity))
+    ):
+        [number] = number.owner.inputs
+    return number
+
+
+def present_items(shape):
+    """Return the items of a vector that is a shape, each as an int if shared variables tell it, or None.
+
+    If nothing is known about the vector, the result is None.
+    """
+    if isinstance(shape, Constant):
+        return [int(one) for one in shape.data]
+    if shape.owner is None or not isinstance(shape.owner.op, MakeVector):
+        return None
+    return [_present_item(_without_casts(one)) for one in shape.owner.inputs]
+
+
+def _present_item(number):
+    if isinstance(number, Constant):
+        return int(number.data)
+    node = number.owner
+    if node is not None and isinstance(node.op, Shape_i):
+        return present_extent(node.inputs[0], node.op.i)
+    if node is None or not isinstance(node.op, Subtensor):
+        return None
+    chosen, shape = constant_index(node)[0], node.inputs[0].owner
+    is_item = isinstance(chosen, int) and shape is not None and isinstance(shape.op, Shape)
+    return present_extent(shape.inputs[0], chosen) if is_item else None
+
+
+def present_extent(variable, axis):
+    """Return the extent of a variable along an axis, if the shapes of shared variables tell, or None."""
+    while variable.owner is not None:
+        op, first = variable.owner.op, variable.owner.inputs[0]
+        axis %= variable.ndim
+        if isinstance(op, DimShuffle):
+            variable, axis = first, op.new_order[axis]
+            if axis == "x":
+                return 1
+        elif isinstance(op, Elemwise):
+            wide = [one for one in variable.owner.inputs if not one.type.broadcastable[axis]]
+            variable = wide[0] if wide else first
+        elif isinstance(op, Subtensor):
+            chosen = constant_index(variable.owner)
+            chosen += [slice(None)] * (first.ndim - len(chosen))
+            axis = [k for k, one in enumerate(chosen) if isinstance(one, slice)][axis]
+            if chosen[axis] != slice(None):
+                return None
+            variable = first
+        elif isinstance(op, Reshape):
+            items = present_items(variable.owner.inputs[1]) or [None] * variable.ndim
+            return None if items[axis] == -1 else items[axis]
+        else:
+            return None
+    if isinstance(variable, SharedVariable):
+        return variable.get_value(borrow=True, return_internal_type=True).shape[axis]
+    return variable.data.shape[axis] if isinstance(variable, Constant) else None
 
 
 def constant_index(node):
