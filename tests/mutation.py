@@ -91,6 +91,7 @@ TESTS = {
     "functions/columns.py": [*CALLS, "test_idioms.py", "test_ops_calls.py"],
     "functions/copies.py": ["test_check.py"],
     "functions/description.py": ["test_shell.py"],
+    "functions/fixed.py": ["test_fixed_rows.py"],
     "functions/function.py": [
         *CALLS, "test_bad_input.py", "test_data.py", "test_idioms.py", "test_train.py",
         "test_replicate.py", "test_streams.py", "test_restart.py",

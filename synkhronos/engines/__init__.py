@@ -5,7 +5,8 @@ compiler that ``host/compiler`` has chosen. ``graphs`` is the common code of The
 ``pickles`` and ``containers``; ``names`` provides their names, and ``apart`` an operation that keeps
 others from being fused. ``dependence`` reads from a graph what its results depend on, and ``rows``, with
 ``degrees`` and ``shapes``, how they depend on the number of rows. ``seeds`` are where gradients begin.
-``windows`` divides the rows that an index selects.
+``windows`` divides the rows that an index selects. ``axes`` finds which ``extents`` are equal,
+and ``fixed_rows`` replaces numbers of rows that a script gives as constants.
 
 ``pytensor_engine`` runs PyTensor on NumPy arrays, and ``pytensor_jax`` on JAX arrays. ``theano_cpu``
 and ``theano_gpu`` run Theano on NumPy arrays and on the arrays of a GPU; their common code is in

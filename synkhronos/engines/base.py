@@ -106,6 +106,26 @@ SUM, PARTLY_SUM, ROWS = "sum", "partly sum", "rows"
 BOUND = "bound"
 
 
+class Fixed(NamedTuple):
+    """A number in a graph that may be a number of rows.
+
+    Attributes
+    ----------
+    number : int
+    text : str
+        The operation that has it.
+    regroups : bool
+        Whether it divides the rows anew, with other results if a rank has only a part of them.
+    is_product : bool
+        Whether it may be a multiple of a number of rows.
+    """
+
+    number: int
+    text: str
+    regroups: bool = False
+    is_product: bool = False
+
+
 class Peers(Protocol):
     """The ranks that call a function together, as the collectives in its graph see them.
 
@@ -250,6 +270,35 @@ class Engine(ABC):
         **kwargs
             Further options of the compiler.
         """
+
+    def free_rows(
+        self,
+        outputs: Sequence[Variable],
+        updates: Sequence[tuple[SharedVariable, Variable]],
+        givens: Sequence[tuple[Variable, Any]],
+        rows: Mapping[Variable, int],
+        no_default_updates: Any,
+    ) -> tuple[Any, Any, Any, list[Fixed]]:
+        """Replace numbers of rows in a graph that a script gives as constants.
+
+        An engine that does not recognize such numbers replaces none.
+
+        Parameters
+        ----------
+        outputs, updates, givens
+            As of `build`.
+        rows : dict
+            The variables whose rows are divided among the ranks, and the axis of the rows.
+        no_default_updates : bool or list of shared variables
+            An option of the compiler.
+
+        Returns
+        -------
+        outputs, updates, givens
+        fixed : list of Fixed
+            The numbers that are left.
+        """
+        return outputs, updates, givens, []
 
     def cut_windows(
         self, givens: Sequence[tuple[Variable, Any]], inputs: Sequence[Variable]

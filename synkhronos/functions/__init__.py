@@ -4,7 +4,8 @@
 which variables can be given with options. ``function`` has the class `Function`; ``replica`` is what a
 rank has of one, and ``specification`` what other ranks need to know about one. ``arguments`` checks the
 arguments of a call before its start barrier, except for what has not changed since the ``last_call``.
-``call`` is each rank's part of a call, on its ``columns`` of the arguments and possibly in ``slices``.
+``call`` is each rank's part of a call, on its ``columns`` of the arguments and possibly in ``slices``;
+``fixed`` has the errors of graphs that fix the number of rows.
 ``peers`` are the other ranks in the collectives of a graph, which use the memory of ``stages``. Results
 are ``packed`` for the finish barrier, and ``outputs`` reduces them afterwards. ``replicate`` sends
 functions to the workers, and ``random`` seeds their random streams. ``description`` is what notebooks

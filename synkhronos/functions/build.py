@@ -6,7 +6,7 @@ import contextlib
 import os
 import sys
 import time
-from typing import Any, Iterable, Iterator, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Iterable, Iterator, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
@@ -139,13 +139,10 @@ def function(
     if kwargs.get("name") is None:
         caller = sys._getframe(1)  # the name that Theano would use
         kwargs["name"] = f"{caller.f_code.co_filename}:{caller.f_lineno}"
-    n_own = len(inputs or ())
-    on_host = [one.over_cpu for one in parsed_outputs]
-    results = [one.variable for one in parsed_outputs]
     with _compiling(world, kwargs["name"]):
-        givens, bounds, lengths = _cut_windows(engine, parsed[:n_own], parsed[n_own:], givens)
-        variables = [*(one.variable for one in parsed), *bounds]
-        compiled = engine.build(variables, results, pairs, givens, sliceable, on_host, **kwargs)
+        windows = _cut_windows(engine, parsed, len(inputs or ()), givens)
+        rows = _rows(parsed, givens, windows.givens, sliceable)
+        compiled, fixed = _built(engine, parsed, windows, rows, parsed_outputs, pairs, sliceable, kwargs)
     for shared in [*engine.shareds(compiled), *sliceable, *(shared for shared, _ in pairs)]:
         registry.add_shared(shared)
     by_shared = {shared: op for (shared, _), op in zip(pairs, ops)}
@@ -154,16 +151,39 @@ def function(
         number=registry.new_number(),
         compiled=compiled,
         **_described(parsed_outputs),
-        lengths=lengths,
+        lengths=windows.lengths,
         sliceable=[registry.numbers[shared] for shared in sliceable],
         updates=accumulated,
-        **collectives_in(world, compiled, parsed, bool(bounds), len(sliceable)),
+        fixed=fixed,
+        **collectives_in(world, compiled, parsed, bool(windows.bounds), len(sliceable)),
     )
     made = Function(world, kwargs["name"], replica, parsed, sliceable, ops, not_accumulated, form)
     registry.add_function(made)
     watch(world, made, parsed_outputs)
     check_loss_ops(world, made)
     return made
+
+
+def _built(engine, inputs, windows, rows, outputs, updates, sliceable, options):
+    """Return the compiled function, and the numbers of rows that are left in its graph."""
+    results, updates, givens, fixed = engine.free_rows(
+        [one.variable for one in outputs],
+        updates,
+        windows.givens,
+        rows,
+        options.get("no_default_updates"),
+    )
+    variables = [*(one.variable for one in inputs), *windows.bounds]
+    on_host = [one.over_cpu for one in outputs]
+    return engine.build(variables, results, updates, givens, sliceable, on_host, **options), fixed
+
+
+def _rows(inputs, givens, cut, sliceable):
+    """Return the variables whose rows are divided among the ranks, and the axis of the rows of each."""
+    rows = {one.variable: one.axis for one in inputs if one.axis is not None}
+    if not rows:
+        rows = {old: 0 for (old, whole), (_, part) in zip(givens, cut) if part is not whole}
+    return rows or dict.fromkeys(sliceable, 0)
 
 
 def _described(outputs):
@@ -188,18 +208,31 @@ def _compiling(world: World, name: str) -> Iterator[None]:
     logger.info("%s compiled in %.3f s", called, time.perf_counter() - start)
 
 
-def _cut_windows(engine, inputs, bcast_inputs, givens):
-    """Have each rank use its part of the rows that an index in `inputs` selects in `givens`.
+class _Windows(NamedTuple):
+    """The givens of which each rank uses its part of the rows that an index selects.
 
-    Return the givens, two more inputs, which are the bounds of the part, and a compiled function that
-    returns the numbers of all rows; or ``(givens, [], None)``.
+    Attributes
+    ----------
+    givens : list of pairs
+    bounds : list of variables
+        Two more inputs, which are the bounds of the part; empty if no index selects rows.
+    lengths : compiled function or None
+        It returns the numbers of all rows.
     """
-    if any([one.axis is not None for one in inputs]):
-        return givens, [], None
-    givens, bounds, lengths = engine.cut_windows(givens, [one.variable for one in inputs])
+
+    givens: list
+    bounds: list = []
+    lengths: Any = None
+
+
+def _cut_windows(engine, inputs, n_own, givens):
+    """Return the `_Windows`; of the inputs, the first `n_own` may be an index."""
+    if any([one.axis is not None for one in inputs[:n_own]]):
+        return _Windows(givens)
+    cut, bounds, lengths = engine.cut_windows(givens, [one.variable for one in inputs[:n_own]])
     if not bounds:
-        return givens, [], None
-    variables = [one.variable for one in [*inputs, *bcast_inputs]]
+        return _Windows(givens)
+    variables = [one.variable for one in inputs]
     on_host = [True] * len(lengths)
     counted = engine.build(variables, lengths, [], [], [], on_host, on_unused_input="ignore")
-    return givens, bounds, counted
+    return _Windows(cut, bounds, counted)

@@ -13,6 +13,7 @@ from synkhronos.arithmetic.operations import OPERATIONS
 from synkhronos.arithmetic.partition import select, share
 from synkhronos.functions.columns import Bound, Column
 from synkhronos.functions.copies import on_copies
+from synkhronos.functions.fixed import check_regrouped, explained
 from synkhronos.functions.packed import pack
 from synkhronos.functions.peers import GraphPeers
 from synkhronos.functions.replica import Replica
@@ -60,6 +61,7 @@ class CallFunction(Command):
     is_rehearsed = True
 
     _base: CallFunction | None = None  # the same call without rows, if that has been sent before
+    _n_all: int | None = None  # the number of rows of all ranks, if this rank knows it
 
     def __init__(
         self,
@@ -127,11 +129,16 @@ class CallFunction(Command):
         if epoch is None or epoch != here.store.epoch:
             n_rows, compute = self._prepare(here, replica)
         here.rows[self.number] = n_rows
-        if n_rows:
-            return (n_rows, *self._send(here, replica, compute()))
-        if replica.has_collectives:
-            compute()
-        return (0,)
+        if not n_rows and not replica.has_collectives:
+            return (0,)
+        try:
+            values = compute()
+        except Exception as error:
+            better = explained(error, replica, self._n_all, self._at_once(n_rows))
+            if better is None:
+                raise
+            raise better from error
+        return (n_rows, *self._send(here, replica, values)) if n_rows else (0,)
 
     def rehearse(self, here: Here) -> None:
         replica = here.functions[self.number]
@@ -219,7 +226,8 @@ class CallFunction(Command):
         """Return a `Column` for each argument, and the number of rows of this rank."""
         n_rows, rows = 1, None
         if self.rows is not None:
-            start, stop = self._share(here, len(self.rows))
+            self._n_all = len(self.rows)
+            start, stop = self._share(here, self._n_all)
             n_rows = stop - start
             if not n_rows:  # in case it has to compute nevertheless
                 start = stop - 1
@@ -249,7 +257,13 @@ class CallFunction(Command):
             columns.extend(sliceable)
             if self.rows is None and replica.lengths is None:
                 n_rows = n_own
+        if replica.fixed:
+            check_regrouped(replica, self._n_all, self._at_once(n_rows))
         return columns, n_rows
+
+    def _at_once(self, n_rows):
+        """Return with how many rows the function is computed, the most of all slices."""
+        return -(-n_rows // self.num_slices)
 
     def _window(self, here, replica, arguments):
         """Return the number of rows of this rank in the window, and the columns of its bounds."""
@@ -259,7 +273,8 @@ class CallFunction(Command):
                 f"givens: expected slices of the same number of rows, got {lengths}; the ranks share "
                 f"the rows of each slice"
             )
-        start, stop = self._share(here, lengths[0])
+        self._n_all = lengths[0]
+        start, stop = self._share(here, self._n_all)
         n_rows = stop - start
         rows = range(start if n_rows else max(stop - 1, 0), stop)
         return n_rows, [Bound(rows, 0), Bound(rows, 1)]
