@@ -39,6 +39,7 @@ OF_BOTH = (
     "test_engines.py",
     "test_failures.py",
     "test_faults.py",
+    "test_fixed_rows.py",
     "test_function_oracle.py",
     "test_functions.py",
     "test_generators.py",

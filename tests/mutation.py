@@ -93,6 +93,7 @@ TESTS = {
     "functions/columns.py": [*CALLS, "test_idioms.py", "test_ops_calls.py"],
     "functions/copies.py": ["test_check.py"],
     "functions/description.py": ["test_shell.py"],
+    "functions/fixed.py": ["test_fixed_rows.py"],
     "functions/function.py": [
         *CALLS, "test_bad_input.py", "test_data.py", "test_idioms.py", "test_train.py",
         "test_replicate.py", "test_streams.py", "test_restart.py",
@@ -114,6 +115,7 @@ TESTS = {
     "functions/signature.py": ["test_bad_input.py", "test_idioms.py", *CALLS],
     "functions/slices.py": [*CALLS, "test_outputs.py", "test_ops_calls.py"],
     "functions/specification.py": [*CALLS, "test_replicate.py"],
+    "functions/split.py": CALLS,
     "functions/stages.py": ["test_ops_calls.py"],
     "functions/trial.py": ["test_check.py"],
     "functions/verification.py": ["test_verification.py"],

@@ -110,8 +110,8 @@ class Windows(NamedTuple):
         divided.
     lengths : list of variables
         The number of all rows, for each new value that is divided.
-    divided : list of variables
-        The variables that are replaced by these values.
+    divided : dict
+        The variables that are replaced by these values, and the axis of the rows of each.
     whole : list of variables
         The other variables that are replaced by what depends on an index.
     """
@@ -119,23 +119,8 @@ class Windows(NamedTuple):
     givens: Any
     bounds: list[Variable]
     lengths: list[Variable]
-    divided: list[Variable]
+    divided: dict[Variable, int]
     whole: list[Variable]
-
-
-def name_of(variable: Variable) -> str:
-    """Return how messages refer to a variable."""
-    return variable.name or str(variable)
-
-
-def how_to_select(replaced: str, index: str) -> str:
-    """Return what to write if rows that an index selects for a variable cannot be divided."""
-    return (
-        f"Let givens replace a variable by rows of a shared variable alone, as in "
-        f"data[{index} * size : ({index} + 1) * size] or data[numbers], and compute the rest from this "
-        f"variable in the graph; or make {replaced} an input, and give the selected rows in each call. "
-        f"To have every rank compute on all of them, give {index} in bcast_inputs"
-    )
 
 
 #: If each row occurs twice, an output is twice as large; or a part of it is; or it has twice the rows.
@@ -147,13 +132,28 @@ NO_VALUE = (
     "synk.broadcast(variable, value)"
 )
 
-#: What in a graph may make the value of all rows another one than the values of parts of them give.
-CONSTANT, QUOTIENT, STATISTICS, NONLINEAR, CLIPPED, RECURRENT, FIXED_BATCH = SUSPECTS = (
-    "constant", "quotient", "statistics", "nonlinear", "clipped", "recurrent", "fixed batch",
-)  # fmt: skip
-
 #: In place of the axis of an argument: the argument is a bound of the rows of `Windows`.
 BOUND = "bound"
+
+
+class Fixed(NamedTuple):
+    """A number in a graph that may be a number of rows.
+
+    Attributes
+    ----------
+    number : int
+    text : str
+        The operation that has it.
+    regroups : bool
+        Whether it divides the rows anew, with other results if a rank has only a part of them.
+    is_product : bool
+        Whether it may be a multiple of a number of rows.
+    """
+
+    number: int
+    text: str
+    regroups: bool = False
+    is_product: bool = False
 
 
 class Peers(Protocol):
@@ -301,6 +301,35 @@ class Engine(ABC):
             Further options of the compiler.
         """
 
+    def free_rows(
+        self,
+        outputs: Sequence[Variable],
+        updates: Sequence[tuple[SharedVariable, Variable]],
+        givens: Sequence[tuple[Variable, Any]],
+        rows: Mapping[Variable, int],
+        no_default_updates: Any,
+    ) -> tuple[Any, Any, Any, list[Fixed]]:
+        """Replace numbers of rows in a graph that a script gives as constants.
+
+        An engine that does not recognize such numbers replaces none.
+
+        Parameters
+        ----------
+        outputs, updates, givens
+            As of `build`.
+        rows : dict
+            The variables whose rows are divided among the ranks, and the axis of the rows.
+        no_default_updates : bool or list of shared variables
+            An option of the compiler.
+
+        Returns
+        -------
+        outputs, updates, givens
+        fixed : list of Fixed
+            The numbers that are left.
+        """
+        return outputs, updates, givens, []
+
     def cut_windows(
         self,
         givens: Sequence[tuple[Variable, Any]],
@@ -324,7 +353,7 @@ class Engine(ABC):
         ValueError
             If rows are selected in a way in which they cannot be divided.
         """
-        return Windows(givens, [], [], [], [])
+        return Windows(givens, [], [], {}, [])
 
     def has_collectives(self, compiled: Compiled) -> bool:
         """Whether a function contains collectives.

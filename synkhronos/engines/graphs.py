@@ -11,6 +11,7 @@ from synkhronos.engines.base import Engine, InputType, TensorType, WrappedInput
 from synkhronos.engines.collectives import ALONE, PeersType
 from synkhronos.engines.containers import report_assignments
 from synkhronos.engines.dependence import analyze, arguments_and_results
+from synkhronos.engines.fixed_rows import free_rows
 from synkhronos.engines.names import SharedVariable, Variable
 from synkhronos.engines.order import (
     check_order,
@@ -129,6 +130,9 @@ class GraphEngine(Engine):
 
     def uses_master(self, compiled):
         return takes_from_master(compiled)
+
+    def free_rows(self, outputs, updates, givens, rows, no_default_updates):
+        return free_rows(outputs, updates, givens, rows, no_default_updates)
 
     def cut_windows(self, givens, index, divided):
         return cut_windows(givens, index, divided)

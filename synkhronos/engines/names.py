@@ -39,6 +39,7 @@ if compiler.NAME == "pytensor":
     from pytensor.tensor.basic import (
         Alloc,
         ARange,
+        Eye,
         Join,
         MakeVector,
         ScalarFromTensor,
@@ -81,7 +82,9 @@ if compiler.NAME == "pytensor":
     HAS_MRG = False  # streams whose states are arrays
     Reciprocal = scalar.Reciprocal
     MEANS, POOLS, CONVOLUTIONS = (), (), ()
-    BY_ROW, LINEAR_BY_ROW = (), ()
+    ANY_POOLS, ANY_CONVOLUTIONS, FORWARD, TO_IMAGES, OLD_CONVOLUTIONS = (), (), (), (), ()
+    BY_ROW, LINEAR_BY_ROW, WITH_BIAS = (), (), ()
+    COUNTING, WITH_EXTENTS = (Scan, Eye), (Alloc, SpecifyShape)
     SOFTMAXES = (Softmax, LogSoftmax)
     LARGEST = (Argmax,)
     RANDOM = (RandomVariable,)
@@ -155,6 +158,7 @@ else:
         ARange,
         Argmax,
         Dot,
+        Eye,
         Join,
         MaxAndArgmax,
         Mean,
@@ -166,11 +170,11 @@ else:
     from theano.tensor.blas import BatchedDot
     from theano.tensor.elemwise import CAReduce, DimShuffle, Elemwise, Sum
     from theano.tensor.extra_ops import CpuContiguous
-    from theano.tensor.nnet import abstract_conv, nnet
+    from theano.tensor.nnet import abstract_conv, conv, nnet
     from theano.tensor.opt import Assert, MakeVector
     from theano.tensor.raw_random import RandomFunction
     from theano.tensor.raw_random import RandomStateType as GeneratorType
-    from theano.tensor.signal.pool import Pool
+    from theano.tensor.signal.pool import Pool, PoolGrad
     from theano.tensor.subtensor import (
         AdvancedIncSubtensor,
         AdvancedIncSubtensor1,
@@ -184,6 +188,11 @@ else:
     HAS_MRG = True
     Reciprocal = scalar.Inv
     MEANS, POOLS, CONVOLUTIONS = (Mean,), (Pool,), (abstract_conv.AbstractConv,)
+    FORWARD, TO_IMAGES = (abstract_conv.AbstractConv,), (abstract_conv.AbstractConv_gradInputs,)
+    ANY_POOLS, ANY_CONVOLUTIONS = (Pool, PoolGrad), (abstract_conv.BaseAbstractConv,)
+    OLD_CONVOLUTIONS = (conv.ConvOp,)
+    COUNTING, WITH_EXTENTS = (Scan, Eye), (Alloc,)
+    WITH_BIAS = (nnet.SoftmaxWithBias,)
     BY_ROW = (nnet.Softmax, nnet.LogSoftmax, nnet.SoftmaxWithBias, nnet.CrossentropyCategorical1Hot)
     LINEAR_BY_ROW = (nnet.SoftmaxGrad, nnet.CrossentropyCategorical1HotGrad)
     SOFTMAXES = ()

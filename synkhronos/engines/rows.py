@@ -110,7 +110,13 @@ class RowGraph:
         return other(values)
 
     def dims(self, shape):
-        return dims(shape, self.value)
+        return dims(shape, self.value, self._extents)
+
+    def _extents(self, variable):
+        value = self.value(variable)
+        if value is None:
+            return None
+        return [LENGTH if axis == value.axis else FIXED for axis in range(variable.ndim)]
 
     def item(self, number):
         return item(number, self.value)

@@ -1,11 +1,10 @@
-"""The items of shapes and indices in a graph, as far as they are constants or lengths of arrays.
+"""The items of shapes and indices in a graph, as far as they are constants or extents of arrays.
 
-An item is an int, or the `Rows` of a number: `LENGTH` for the number of rows; None if it is not known.
+An item is an int, or what stands for an extent; None if it is not known.
 """
 
 import numpy as np
 
-from synkhronos.engines.degrees import FIXED, LENGTH
 from synkhronos.engines.names import (
     Constant,
     DimShuffle,
@@ -23,10 +22,11 @@ from synkhronos.engines.names import (
 )
 
 
-def dims(shape, value_of):
+def dims(shape, value_of, extents_of):
     """Return the list of the items of a vector that is a shape; None if it is not known.
 
-    ``value_of(variable)`` returns the `Rows` of a variable, or None.
+    ``value_of(variable)`` returns what stands for a number, or None, and ``extents_of(variable)`` the
+    list of what stands for the extents of an array, or None.
     """
     node = shape.owner
     if isinstance(shape, Constant):
@@ -35,19 +35,16 @@ def dims(shape, value_of):
         return None
     op, first = node.op, node.inputs[0]
     if isinstance(op, Shape):
-        value = value_of(first)
-        if value is None:
-            return None
-        return [LENGTH if axis == value.axis else FIXED for axis in range(first.ndim)]
+        return extents_of(first)
     if isinstance(op, MakeVector):
         return [item(one, value_of) for one in node.inputs]
     if isinstance(op, Join):
-        parts = [dims(one, value_of) for one in node.inputs[1:]]
+        parts = [dims(one, value_of, extents_of) for one in node.inputs[1:]]
         return None if None in parts else sum(parts, [])
     if isinstance(op, Elemwise) and isinstance(op.scalar_op, (scalar.Cast, scalar.Identity)):
-        return dims(first, value_of)
+        return dims(first, value_of, extents_of)
     if isinstance(op, Subtensor):
-        items, chosen = dims(first, value_of), constant_index(node)
+        items, chosen = dims(first, value_of, extents_of), constant_index(node)
         if items is not None and len(chosen) == 1 and isinstance(chosen[0], slice):
             return items[chosen[0]] if _is_constant(chosen[0]) else None
     return None

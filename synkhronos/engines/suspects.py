@@ -4,8 +4,9 @@ It does not tell whether a result differs, only what to look at if it does.
 """
 
 from synkhronos.engines import names
-from synkhronos.engines.base import (
-    BOUND,
+from synkhronos.engines.base import BOUND
+from synkhronos.engines.names import io_toposort, scalar
+from synkhronos.engines.remarks import (
     CLIPPED,
     CONSTANT,
     FIXED_BATCH,
@@ -15,7 +16,6 @@ from synkhronos.engines.base import (
     STATISTICS,
     SUSPECTS,
 )
-from synkhronos.engines.names import io_toposort, scalar
 from synkhronos.engines.rows import RowGraph
 
 #: How a value depends on the rows: not at all, on their number, on several of them, or row by row.

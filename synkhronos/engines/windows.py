@@ -14,8 +14,7 @@ import numpy as np
 
 from synkhronos.engines import names
 from synkhronos.engines.axes import RowAxes
-from synkhronos.engines.base import Windows, name_of
-from synkhronos.engines.base import how_to_select as how_to_select
+from synkhronos.engines.base import Windows
 from synkhronos.engines.degrees import FIXED, Rows
 from synkhronos.engines.names import (
     DimShuffle,
@@ -30,6 +29,8 @@ from synkhronos.engines.names import (
     scalar,
     tensor,
 )
+from synkhronos.engines.remarks import how_to_select as how_to_select
+from synkhronos.engines.remarks import name_of
 from synkhronos.engines.rows import other
 from synkhronos.engines.shapes import axis_after, constant_index, numbers_along
 
@@ -59,7 +60,7 @@ def cut_windows(givens, index, divided):
     """See `synkhronos.engines.base.Engine.cut_windows`."""
     found = find_windows(givens, index, divided)
     if not found.axes:
-        return Windows(givens, [], [], [], found.whole)
+        return Windows(givens, [], [], {}, found.whole)
     bounds = [tensor.lscalar("first_row"), tensor.lscalar("last_row")]
     bounds[0].tag.test_value = np.array(0)
     parts = _Parts(found.selection, bounds)
@@ -73,7 +74,7 @@ def cut_windows(givens, index, divided):
             lengths.append(length)
             new = parts.of(new, axis)
         cut.append((old, new))
-    return Windows(cut, bounds, lengths, list(found.axes), found.whole)
+    return Windows(cut, bounds, lengths, found.axes, found.whole)
 
 
 def find_windows(givens, index, divided):

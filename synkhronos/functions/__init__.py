@@ -4,12 +4,13 @@
 which variables can be given with options. ``function`` has the class `Function`, a part of it in
 ``inputs``; ``replica`` is what a rank has of one, and ``specification`` what other ranks need to know
 about one. ``arguments`` checks the arguments of a call before its start barrier, except for what has
-not changed since the ``last_call``. ``call`` is each rank's part of a call, on its ``columns`` of the
-arguments and of the ``window`` of rows that an index selects, and possibly in ``slices``. ``peers``
-are the other ranks in the collectives of a graph, which use the memory of ``stages``. Results are
-``packed`` for the finish barrier, and ``outputs`` reduces them afterwards. ``replicate`` sends
-functions to the workers, and ``random`` seeds their random streams. ``recurrence`` refuses loops that
-would begin anew on every rank. ``description`` is what notebooks show of a function.
+not changed since the ``last_call``. ``call`` is each rank's part of a call, ``split`` into its
+``columns`` of the arguments and of the ``window`` of rows that an index selects, and possibly in
+``slices``; ``fixed`` has the errors of graphs that fix the number of rows. ``peers`` are the other
+ranks in the collectives of a graph, which use the memory of ``stages``. Results are ``packed`` for the
+finish barrier, and ``outputs`` reduces them afterwards. ``replicate`` sends functions to the workers,
+and ``random`` seeds their random streams. ``recurrence`` refuses loops that would begin anew on every
+rank. ``description`` is what notebooks show of a function.
 
 ``calls`` are run without effects: on one rank alone, by ``serial`` commands, and on all, by a ``trial``
 on every rank, which updates ``copies`` of shared variables. ``compare`` compares the results, and

@@ -144,13 +144,11 @@ def function(
     if kwargs.get("name") is None:
         caller = sys._getframe(1)  # the name that Theano would use
         kwargs["name"] = f"{caller.f_code.co_filename}:{caller.f_lineno}"
-    n_own = len(inputs or ())
-    on_host = [one.over_cpu for one in parsed_outputs]
-    results = [one.variable for one in parsed_outputs]
     with _compiling(world, kwargs["name"]):
+        n_own = len(inputs or ())
         windows, window = divide(world, parsed, n_own, givens, sliceable, parsed_outputs, pairs)
-        variables = [*(one.variable for one in parsed), *windows.bounds]
-        compiled = engine.build(variables, results, pairs, windows.givens, sliceable, on_host, **kwargs)
+        rows = _rows(parsed, windows, sliceable)
+        compiled, fixed = _built(engine, parsed, windows, rows, parsed_outputs, pairs, sliceable, kwargs)
     check_recurrence(engine, compiled, parsed, windows.divided, sliceable)
     for shared in [*engine.shareds(compiled), *sliceable, *(shared for shared, _ in pairs)]:
         registry.add_shared(shared)
@@ -163,6 +161,7 @@ def function(
         window=window,
         sliceable=[registry.numbers[shared] for shared in sliceable],
         updates=accumulated,
+        fixed=fixed,
         **collectives_in(world, compiled, parsed, window is not None, len(sliceable)),
     )
     made = Function(world, kwargs["name"], replica, parsed, sliceable, ops, not_accumulated, form)
@@ -170,6 +169,26 @@ def function(
     watch(world, made, parsed_outputs)
     check_loss_ops(world, made)
     return made
+
+
+def _built(engine, inputs, windows, rows, outputs, updates, sliceable, options):
+    """Return the compiled function, and the numbers of rows that are left in its graph."""
+    results, updates, givens, fixed = engine.free_rows(
+        [one.variable for one in outputs],
+        updates,
+        windows.givens,
+        rows,
+        options.get("no_default_updates"),
+    )
+    variables = [*(one.variable for one in inputs), *windows.bounds]
+    on_host = [one.over_cpu for one in outputs]
+    return engine.build(variables, results, updates, givens, sliceable, on_host, **options), fixed
+
+
+def _rows(inputs, windows, sliceable):
+    """Return the variables whose rows are divided among the ranks, and the axis of the rows of each."""
+    rows = {one.variable: one.axis for one in inputs if one.axis is not None}
+    return {**rows, **windows.divided} or dict.fromkeys(sliceable, 0)
 
 
 def _described(outputs):

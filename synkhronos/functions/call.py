@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -13,42 +13,15 @@ from synkhronos.arithmetic.operations import OPERATIONS
 from synkhronos.arithmetic.partition import select, share
 from synkhronos.functions.columns import Bound, Column
 from synkhronos.functions.copies import on_copies
+from synkhronos.functions.fixed import check_regrouped, explained
 from synkhronos.functions.packed import REDUCED, pack
 from synkhronos.functions.peers import GraphPeers
 from synkhronos.functions.replica import Replica
 from synkhronos.functions.slices import Slices, distinct
+from synkhronos.functions.split import NO_LIMIT, Most, Split
 from synkhronos.stores.handle import Composite, Handle
 from synkhronos.stores.needs import Need
 from synkhronos.world.here import Command, Here
-
-
-class Split(NamedTuple):
-    """How an argument is split over the ranks.
-
-    Attributes
-    ----------
-    axis : int
-    minibatch : bool
-        Whether the argument holds the rows of this batch only.
-    """
-
-    axis: int
-    minibatch: bool
-
-
-class Most(NamedTuple):
-    """A limit for rows of which only the ranks know how many there are: in a window, and sliceable ones.
-
-    Attributes
-    ----------
-    together, by_rank : int or None
-    """
-
-    together: int | None = None
-    by_rank: int | None = None
-
-
-_NO_LIMIT = Most()
 
 
 class CallFunction(Command):
@@ -76,6 +49,7 @@ class CallFunction(Command):
     is_rehearsed = is_like_serial = True
 
     _base: CallFunction | None = None  # the same call without rows, if that has been sent before
+    _n_all: int | None = None  # the number of rows of all ranks, if this rank knows it
 
     def __init__(
         self,
@@ -86,7 +60,7 @@ class CallFunction(Command):
         batch_s: list | None,
         num_slices: int,
         subset: list[int] | None,
-        most: Most = _NO_LIMIT,
+        most: Most = NO_LIMIT,
     ) -> None:
         self.number = number
         self.handles = handles
@@ -154,11 +128,16 @@ class CallFunction(Command):
         if epoch is None or epoch != here.store.epoch:
             n_rows, compute = self._prepare(here, replica)
         here.rows[self.number] = n_rows
-        if n_rows:
-            return (n_rows, *self._send(here, replica, compute()))
-        if replica.has_collectives:
-            compute()
-        return (0,)
+        if not n_rows and not replica.has_collectives:
+            return (0,)
+        try:
+            values = compute()
+        except Exception as error:
+            better = explained(error, replica, self._n_all, self._at_once(n_rows))
+            if better is None:
+                raise
+            raise better from error
+        return (n_rows, *self._send(here, replica, values)) if n_rows else (0,)
 
     def rehearse(self, here: Here) -> None:
         replica = here.functions[self.number]
@@ -246,7 +225,8 @@ class CallFunction(Command):
         """Return a `Column` for each argument, and the number of rows of this rank."""
         n_rows, rows = 1, None
         if self.rows is not None:
-            start, stop = self._share(here, len(self.rows))
+            self._n_all = len(self.rows)
+            start, stop = self._share(here, self._n_all)
             n_rows = stop - start
             if not n_rows:  # in case it has to compute nevertheless
                 start = stop - 1
@@ -272,7 +252,13 @@ class CallFunction(Command):
             columns.extend(sliceable)
             if self.rows is None and replica.window is None:
                 n_rows = n_own
+        if replica.fixed:
+            check_regrouped(replica, self._n_all, self._at_once(n_rows))
         return columns, n_rows
+
+    def _at_once(self, n_rows):
+        """Return with how many rows the function is computed, the most of all slices."""
+        return -(-n_rows // self.num_slices)
 
     def _sliceable(self, here, number):
         """Return the column of a sliceable shared variable."""
@@ -286,10 +272,10 @@ class CallFunction(Command):
         most = self.most.together
         if most is None:
             n_rows = None if self.rows is None else len(self.rows)
-            length = window.length(here.engine, arguments, n_rows)
+            self._n_all = window.length(here.engine, arguments, n_rows)
         else:
-            length = min(window.length(here.engine, arguments), most)
-        start, stop = self._share(here, length)
+            self._n_all = min(window.length(here.engine, arguments), most)
+        start, stop = self._share(here, self._n_all)
         n_rows = stop - start
         rows = range(start if n_rows else max(stop - 1, 0), stop)
         return n_rows, [Bound(rows, 0), Bound(rows, 1)]

@@ -7,12 +7,12 @@ from typing import Callable, NamedTuple, Sequence
 import numpy as np
 
 from synkhronos.arithmetic.operations import GATHER, OPERATIONS
-from synkhronos.engines.base import (
+from synkhronos.engines.base import PARTLY_SUM
+from synkhronos.engines.remarks import (
     CLIPPED,
     CONSTANT,
     FIXED_BATCH,
     NONLINEAR,
-    PARTLY_SUM,
     QUOTIENT,
     RECURRENT,
     STATISTICS,
@@ -54,7 +54,7 @@ def of_graph(suspects: Sequence[str]) -> str:
     Parameters
     ----------
     suspects : list of str
-        What the graph has, as of `synkhronos.engines.base.SUSPECTS`.
+        What the graph has, as of `synkhronos.engines.remarks.SUSPECTS`.
     """
     found = "; ".join(_OF_GRAPHS[one] for one in suspects or SUSPECTS)
     return f"The graph has {found}." if suspects else f"Usual reasons: {found}."

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Sequence
 import numpy as np
 
 from synkhronos._typing import Compiled
-from synkhronos.engines.base import Engine
+from synkhronos.engines.base import Engine, Fixed
 from synkhronos.functions.window import Window
 
 
@@ -37,6 +37,8 @@ class Replica(NamedTuple):
     joint : frozenset of int
         With collectives, the numbers of the updated variables whose new values depend on the rows
         through collectives only, if at all, so that they are the same on every rank.
+    fixed : list of Fixed
+        Numbers in the graph that may be numbers of rows.
     """
 
     number: int
@@ -50,6 +52,7 @@ class Replica(NamedTuple):
     has_collectives: bool = False
     uses_master: bool = False
     joint: frozenset[int] = frozenset()
+    fixed: Sequence[Fixed] = ()
 
 
 def serial_arguments(

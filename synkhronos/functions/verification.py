@@ -13,9 +13,10 @@ from typing import Any, Hashable, Mapping
 
 from synkhronos._errors import MismatchError, WorldBrokenError, warn
 from synkhronos.functions.agreement import agreement_of
-from synkhronos.functions.call import CallFunction, Most
+from synkhronos.functions.call import CallFunction
 from synkhronos.functions.calls import Called, Calls, calls_until
 from synkhronos.functions.compare import Compare, Compared, tolerance_of
+from synkhronos.functions.split import Most
 from synkhronos.host.log import logger
 from synkhronos.world.here import Command
 from synkhronos.world.modes import ALWAYS, RAISE

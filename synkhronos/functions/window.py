@@ -6,7 +6,8 @@ from typing import Any, NamedTuple, Sequence
 
 from synkhronos._errors import warn
 from synkhronos._typing import Compiled, SharedVariable, Variable
-from synkhronos.engines.base import Engine, Windows, how_to_select, name_of
+from synkhronos.engines.base import Engine, Windows
+from synkhronos.engines.remarks import how_to_select, name_of
 from synkhronos.functions.signature import Input, Output
 from synkhronos.host import compiler
 from synkhronos.world.world import World
@@ -91,7 +92,7 @@ def divide(
     """
     engine, index = world.here.engine, [one for one in inputs[:n_own] if one.axis is None]
     if not givens or not index:
-        return Windows(givens, [], [], [], []), None
+        return Windows(givens, [], [], {}, []), None
     split = [one for one in inputs if one.axis is not None]
     divided = {**{one.variable: one.axis for one in split}, **dict.fromkeys(sliceable, 0)}
     windows = engine.cut_windows(givens, [one.variable for one in index], divided)
