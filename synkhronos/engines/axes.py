@@ -2,8 +2,9 @@
 
 `rows` tells what a value on some of the rows has to do with the value on all of them, so it knows an
 axis only if each row is computed from one row. Here, it is enough that the items along an axis are rows,
-in some order and number: as after a cumulative sum, a sort, a difference of neighbours, or a loop over
-the rows. Whoever takes part of these items takes part of a value that was computed from all rows.
+in some order and number: as in a difference of neighbours, in rows in another order, less the mean of
+all rows, or after a loop over them. Whoever takes part of these items takes part of a value that was
+computed from all rows.
 """
 
 import numpy as np

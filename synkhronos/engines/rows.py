@@ -17,9 +17,7 @@ from synkhronos.engines import names
 from synkhronos.engines.base import BOUND, PARTLY_SUM, ROWS, SUM
 from synkhronos.engines.degrees import FIXED, LENGTH, ZERO, Rows, elementwise
 from synkhronos.engines.names import io_toposort, scalar
-from synkhronos.engines.shapes import axis_after, constant_index, dims, item
-
-_SAME_NAMES = ("GpuFromHost", "HostFromGpu", "GpuToGpu")  # only where there is pygpu
+from synkhronos.engines.shapes import TRANSFERS, axis_after, constant_index, dims, item
 
 
 def extents(inputs, axes, outputs):
@@ -105,7 +103,7 @@ class RowGraph:
         for kinds, rule in _RULES:
             if isinstance(op, kinds):
                 return getattr(self, rule)(node, values)
-        if type(op).__name__ in _SAME_NAMES:
+        if type(op).__name__ in TRANSFERS:
             return values[0]
         return other(values)
 

@@ -21,6 +21,9 @@ from synkhronos.engines.names import (
     scalar,
 )
 
+#: The names of operations that move a value to another device; they are there only with pygpu.
+TRANSFERS = ("GpuFromHost", "HostFromGpu", "GpuToGpu")
+
 
 def dims(shape, value_of, extents_of):
     """Return the list of the items of a vector that is a shape; None if it is not known.
@@ -109,6 +112,8 @@ def present_extent(variable, axis):
             axis = [k for k, one in enumerate(chosen) if isinstance(one, slice)][axis]
             if chosen[axis] != slice(None):
                 return None
+            variable = first
+        elif type(op).__name__ in TRANSFERS:
             variable = first
         elif isinstance(op, Reshape):
             items = present_items(variable.owner.inputs[1]) or [None] * variable.ndim
