@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from synkhronos._typing import Rows
+from synkhronos.arithmetic.conversion import usable
 from synkhronos.arithmetic.operations import OPERATIONS
 from synkhronos.arithmetic.partition import select, share
 from synkhronos.functions.columns import Bound, Column
@@ -240,7 +241,7 @@ class CallFunction(Command):
         if replica.sliceable:
             batch, sliceable = self._batch_s(here), []
             for number in replica.sliceable:
-                array = here.engine.storage(here.shareds[number])
+                array = usable(here.engine.storage(here.shareds[number]))
                 own = select(batch, len(array), "batch_s")
                 sliceable.append(Column(array, own, 0, (self.number, "shared", number)))
             n_own = max(len(column.rows) for column in sliceable)

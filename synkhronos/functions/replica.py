@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Sequence
 import numpy as np
 
 from synkhronos._typing import Compiled
+from synkhronos.arithmetic.conversion import usable
 from synkhronos.engines.base import Engine
 
 
@@ -60,9 +61,11 @@ def serial_arguments(
     Parameters
     ----------
     inputs : list of arrays
+        They may have any memory layout.
     rows : list of arrays
         The rows of the sliceable shared variables.
     """
+    inputs, rows = ([usable(one) for one in each] for each in (inputs, rows))
     bounds = []
     if replica.lengths is not None:
         length = min(int(one) for one in engine.call(replica.lengths, inputs))
