@@ -68,7 +68,7 @@ def usable(value: Any) -> Any:
     return value
 
 
-def _is_usable(array):
+def _is_usable(array: np.ndarray) -> bool:
     flags = array.flags
     if not flags.aligned or not array.dtype.isnative:
         return False
