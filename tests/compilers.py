@@ -45,6 +45,7 @@ OF_BOTH = (
     "test_generators.py",
     "test_graphs_of_steps.py",
     "test_in_sync.py",
+    "test_layouts.py",
     "test_lifecycle.py",
     "test_losses.py",
     "test_machines.py",

@@ -425,7 +425,11 @@ class Engine(ABC):
     def call(
         self, compiled: Compiled, arguments: Sequence[Array], subset: Sequence[int] | None = None
     ) -> list[Array]:
-        """Call a compiled function and return the list of its outputs, all or a subset of them."""
+        """Call a compiled function and return the list of its outputs, all or a subset of them.
+
+        Arguments that are NumPy arrays have a layout that compiled code can use; see
+        `synkhronos.arithmetic.conversion.usable`.
+        """
 
     # Shared variables and arrays
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from synkhronos._typing import Rows
+from synkhronos.arithmetic.conversion import usable
 from synkhronos.arithmetic.operations import OPERATIONS
 from synkhronos.arithmetic.partition import select, share
 from synkhronos.functions.columns import Bound, Column
@@ -262,7 +263,7 @@ class CallFunction(Command):
 
     def _sliceable(self, here, number):
         """Return the column of a sliceable shared variable."""
-        array = here.engine.storage(here.shareds[number])
+        array = usable(here.engine.storage(here.shareds[number]))
         own = select(self._batch_s(here), len(array), "batch_s")[: self.most.by_rank]
         return Column(array, own, 0, (self.number, "shared", number))
 

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Sequence
 import numpy as np
 
 from synkhronos._typing import Compiled
+from synkhronos.arithmetic.conversion import usable
 from synkhronos.engines.base import Engine, Fixed
 from synkhronos.functions.window import Window
 
@@ -63,9 +64,11 @@ def serial_arguments(
     Parameters
     ----------
     inputs : list of arrays
+        They may have any memory layout.
     rows : list of arrays
         The rows of the sliceable shared variables.
     """
+    inputs, rows = ([usable(one) for one in each] for each in (inputs, rows))
     bounds = []
     if replica.window is not None:
         bounds = [np.array(0), np.array(replica.window.length(engine, inputs))]

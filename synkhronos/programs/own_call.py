@@ -7,6 +7,7 @@ from typing import Any, Callable, Mapping, NamedTuple, Sequence
 import numpy as np
 
 from synkhronos._typing import ArrayLike, Batch, Result
+from synkhronos.arithmetic.conversion import usable
 from synkhronos.arithmetic.partition import select, take_along
 from synkhronos.arrays.data import Data
 from synkhronos.functions import arguments
@@ -158,7 +159,7 @@ def _converted(value, one):
     minibatch = type(value) is Data and value.minibatch
     if type(value) is Data:
         value = value.data
-    return arguments.to_value(value, one), minibatch
+    return usable(arguments.to_value(value, one)), minibatch
 
 
 def _in_call(value):

@@ -70,6 +70,18 @@ def check_a_function_computes_its_outputs_or_a_subset_of_them(lab):
             np.testing.assert_allclose(one, other, rtol=1e-6)
 
 
+def check_arguments_may_be_views_with_any_steps_but_zero(lab):
+    x, y = lab.tensor("x", 2), lab.tensor("y", 1)
+    compiled = build(lab, [x, y], [x * y, x.sum(axis=0), (x * y).sum(axis=1), x + x])
+    whole, row = numbers(lab, 6, 8), numbers(lab, 8)
+    views = [whole[::-1], whole[:, ::-1], whole[1::2], whole[:3, 4:], whole[:1], whole[:, :1], whole[:0]]
+    for view in [*views, numbers(lab, 8, 6).T]:
+        for own in (row[: view.shape[1]], row[::-1][: view.shape[1]]):
+            got = lab.engine.call(compiled, [view, own])
+            for one, other in zip(got, (view * own, view.sum(0), (view * own).sum(1), 2 * view)):
+                np.testing.assert_array_equal(one, other)
+
+
 def check_updates_read_the_old_values(lab):
     v, w = lab.shared(numbers(lab, 2), "v"), lab.shared(numbers(lab, 2) * 10, "w")
     swap = build(lab, [], [v + w], [(v, w), (w, v)])
