@@ -6,6 +6,7 @@ The rest of the package uses graphs only through these methods. An engine knows 
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from typing import Any, Callable, Iterable, Mapping, NamedTuple, Protocol, Sequence
 
@@ -298,6 +299,42 @@ class Engine(ABC):
         bounds that `cut_windows` returned. An engine that cannot tell how outputs depend on the number
         of rows reports None. It may report too many dependences, but not too few.
         """
+
+    @abstractmethod
+    def copy(
+        self,
+        compiled: Compiled,
+        swap: Mapping[SharedVariable, SharedVariable],
+        delete_updates: bool = False,
+        **options: Any,
+    ) -> Compiled:
+        """Return a function like a compiled one, with other shared variables in the place of some.
+
+        Parameters
+        ----------
+        swap : dict
+            From shared variables of the function to others of the same types.
+        delete_updates : bool
+            Whether the copy makes no updates, not even default updates.
+        **options
+            ``name`` and ``profile``, as the compiler takes them.
+        """
+
+    def to_parts(self, compiled: Compiled) -> Any:
+        """Return what can be copied and pickled, and from which `from_parts` makes a function."""
+        return compiled
+
+    def from_parts(self, parts: Any) -> Compiled:
+        """Return the compiled function of what `to_parts` has returned, or of a copy of that."""
+        return parts
+
+    def deepcopy(self, objects: Any, memo: dict[int, Any]) -> Any:
+        """Return ``copy.deepcopy(objects, memo)``, also of deep graphs."""
+        return copy.deepcopy(objects, memo)
+
+    @abstractmethod
+    def duplicate(self, shared: SharedVariable) -> SharedVariable:
+        """Return a new shared variable of the same type, with a copy of the value."""
 
     @abstractmethod
     def dumps(self, objects: Any, known: Mapping[SharedVariable, int]) -> Buffer:

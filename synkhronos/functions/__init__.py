@@ -7,8 +7,9 @@ arguments of a call before its start barrier, except for what has not changed si
 ``call`` is each rank's part of a call, on its ``columns`` of the arguments and possibly in ``slices``.
 ``peers`` are the other ranks in the collectives of a graph, which use the memory of ``stages``. Results
 are ``packed`` for the finish barrier, and ``outputs`` reduces them afterwards. ``replicate`` sends
-functions to the workers, and ``random`` seeds their random streams. ``description`` is what notebooks
-show of a function.
+functions to the workers, and ``random`` seeds their random streams. ``copyable`` has what copies and
+pickles of functions do, of which ``parts`` are made. ``compiling`` shows that a function is being
+compiled, and ``description`` is what notebooks show of one.
 
 ``check`` compares a call with the serial function, by a ``trial`` of the call on every rank, which
 updates ``copies`` of shared variables, and ``reasons`` finds why they differ. ``agreement`` keeps track

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import sys
-import time
-from typing import Any, Iterable, Iterator, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Iterable, Mapping, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
 from synkhronos._typing import Compiled, OutputOp, ReduceOp, SharedVariable, Variable
 from synkhronos.arithmetic.operations import OPERATIONS
 from synkhronos.functions.analysis import collectives_in
+from synkhronos.functions.compiling import compiling
 from synkhronos.functions.function import Function
 from synkhronos.functions.replica import Replica
 from synkhronos.functions.signature import (
@@ -24,9 +22,6 @@ from synkhronos.functions.signature import (
 )
 from synkhronos.functions.watch import watch
 from synkhronos.functions.wrappers import In, Out
-from synkhronos.host import compiler
-from synkhronos.host.log import logger
-from synkhronos.host.progress import Progress
 from synkhronos.world.world import World, current_world
 
 Input = Union[Variable, In]
@@ -141,7 +136,7 @@ def function(
     n_own = len(inputs or ())
     on_host = [one.over_cpu for one in parsed_outputs]
     results = [one.variable for one in parsed_outputs]
-    with _compiling(world, kwargs["name"]):
+    with compiling(world, kwargs["name"]):
         givens, bounds, lengths = _cut_windows(engine, parsed[:n_own], parsed[n_own:], givens)
         variables = [*(one.variable for one in parsed), *bounds]
         compiled = engine.build(variables, results, pairs, givens, sliceable, on_host, **kwargs)
@@ -171,19 +166,6 @@ def _described(outputs):
         "output_dtypes": [np.dtype(one.dtype) for one in outputs],
         "output_axes": [one.axis for one in outputs],
     }
-
-
-@contextlib.contextmanager
-def _compiling(world: World, name: str) -> Iterator[None]:
-    """Show that a function is being compiled, if this takes long, and log the time it took."""
-    called = f"function {world.registry.n_functions + 1} ({os.path.basename(name)})"
-    remark = (
-        f"the first time this can take minutes; later the code is taken from {compiler.TITLE}'s cache"
-    )
-    start = time.perf_counter()
-    with world.part(Progress).show(f"compiling {called}", remark):
-        yield
-    logger.info("%s compiled in %.3f s", called, time.perf_counter() - start)
 
 
 def _cut_windows(engine, inputs, bcast_inputs, givens):

@@ -13,16 +13,16 @@ from synkhronos.arrays.data import Data
 from synkhronos.functions import arguments, outputs
 from synkhronos.functions.agreement import agreement_of
 from synkhronos.functions.check import Comparison, check, check_tolerance
+from synkhronos.functions.copyable import Copyable
 from synkhronos.functions.description import describe
 from synkhronos.functions.last_call import LastCall
 from synkhronos.functions.replica import Replica, serial_arguments
 from synkhronos.functions.replicate import check_sent, replicate
 from synkhronos.functions.signature import Input
-from synkhronos.functions.specification import Specification, specify
 from synkhronos.world.world import World, current_world, world_exists
 
 
-class Function:
+class Function(Copyable):
     """A function with a replica on every rank. Create it with `function`.
 
     Attributes
@@ -35,8 +35,7 @@ class Function:
         The operation that accumulates each update over slices.
     """
 
-    _world: World | None = None  # in a copy
-    _specification: Specification | None = None
+    _world: World | None = None  # in a copy for programs
     last_call: LastCall | None = None  # if it had no options but a batch
     watch: Any = None  # what observes the next call; `watcher`, while there is something to observe
     watcher: Any = None
@@ -60,23 +59,6 @@ class Function:
         self.update_modes = update_modes
         self.not_accumulated = not_accumulated
         self.form = form
-
-    def __reduce__(self) -> tuple:
-        return Function.copy_of, (self.name, self.specification)
-
-    @property
-    def specification(self) -> Specification:
-        """What is needed to call the replica of a rank. Copies have it, too."""
-        if self._specification is None:
-            self._specification = specify(self)
-        return self._specification
-
-    @staticmethod
-    def copy_of(name: str | None, specification: Specification) -> Function:
-        """Return a copy of a function. Calling it raises a TypeError; programs can use it."""
-        made = Function.__new__(Function)
-        made.name, made._specification = name, specification
-        return made
 
     @property
     def __class__(self) -> type:  # type: ignore[override]
@@ -114,7 +96,7 @@ class Function:
 
     def __dir__(self) -> list[str]:
         # object.__dir__ would list the attributes of `__class__`, a class of the compiler.
-        return sorted({"name", "update_modes", *vars(Function)} - _INTERNAL)
+        return sorted({"name", "update_modes", *vars(Copyable), *vars(Function)} - _INTERNAL)
 
     def get_shared(self) -> list[SharedVariable]:
         """Return the shared variables that the function reads or updates.
@@ -247,8 +229,8 @@ class Function:
             if world_exists() and current_world().transport.is_worker_process():
                 raise SynkhronosError(BUSY)  # it came with an operation
             raise TypeError(
-                f"{self!r}: this is a copy, made by copy or pickle, and cannot be called; use the "
-                f"original function, or build it again with synk.function()"
+                f"{self!r}: this is a copy that was made for a program of spmd(), and cannot be called; "
+                f"use rank.call() there, and the original function elsewhere"
             )
         if world.closed:
             raise ClosedError(
@@ -506,4 +488,6 @@ class Function:
 
 
 #: Used by the package itself; not shown by completion.
-_INTERNAL = {"copy_of", "forget_last_call", "last_call", "specification", "watch", "watcher"}
+_INTERNAL = {
+    "copy_of", "forget_last_call", "from_parts", "last_call", "specification", "watch", "watcher",
+}  # fmt: skip

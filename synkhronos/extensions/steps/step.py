@@ -130,6 +130,9 @@ class Step:
         self.functions = self._called[len(self._before) :]
         self._repetition: Repetition | None = None  # of the last step that was recorded
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_repetition": None}  # copies and pickles record their own
+
     def __call__(
         self, values: Sequence[Any], batch: Any, num_slices: int, batch_s: Any = None
     ) -> list[Any]:
