@@ -32,6 +32,7 @@ OF_BOTH = (
     "test_collectives_oracle.py",
     "test_compiler.py",
     "test_containers.py",
+    "test_copyable.py",
     "test_data.py",
     "test_demos.py",
     "test_doctor_mpi.py",

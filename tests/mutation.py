@@ -91,7 +91,9 @@ TESTS = {
     "functions/check.py": ["test_check.py", "test_verification.py"],
     "functions/compare.py": ["test_check.py", "test_verification.py"],
     "functions/columns.py": [*CALLS, "test_idioms.py", "test_ops_calls.py"],
+    "functions/compiling.py": ["test_progress.py", "test_log.py"],
     "functions/copies.py": ["test_check.py"],
+    "functions/copyable.py": ["test_copyable.py", "test_replicate.py"],
     "functions/description.py": ["test_shell.py"],
     "functions/fixed.py": ["test_fixed_rows.py"],
     "functions/function.py": [
@@ -102,6 +104,7 @@ TESTS = {
     "functions/last_call.py": ["test_worlds.py", "test_call.py", "test_restart.py"],
     "functions/outputs.py": ["test_outputs.py", *CALLS, "test_uneven.py"],
     "functions/packed.py": ["test_outputs.py", *CALLS],
+    "functions/parts.py": ["test_copyable.py"],
     "functions/peers.py": ["test_ops_calls.py", "test_ops.py", "test_ops_gradients.py"],
     "functions/random.py": ["test_streams.py", "test_bad_input.py"],
     "functions/reasons.py": ["test_check.py", "test_verification.py"],

@@ -32,10 +32,17 @@ def with_test_value(variable, value):
     return variable
 
 
-@pytest.fixture(params=["compute_test_value", "compute_test_value_opt"])
-def tested(request):
-    """All variables need test values, in the graphs of the script, or while Theano optimizes them."""
-    with flags(**{"compute_test_value": "raise", request.param: "raise"}):
+@pytest.fixture
+def tested():
+    """All variables of the script's graphs need test values."""
+    with flags(compute_test_value="raise"):
+        yield
+
+
+@pytest.fixture(params=["off", "raise"])
+def all_tested(tested, request):
+    """Perhaps also those that Theano makes when it optimizes a graph."""
+    with flags(compute_test_value_opt=request.param):
         yield
 
 
@@ -64,6 +71,7 @@ def test_a_step_in_the_precision_of_the_flag(two, floatX):
     assert_same_results(values[1], values[0], rtol=0.01, atol=0.01)
 
 
+@pytest.mark.filterwarnings("ignore:loss_op:synkhronos.SynkhronosWarning")  # the loss is a mean
 @pytest.mark.parametrize("floatX", ["float16", "float32"])
 @pytest.mark.parametrize("loss_op", ["avg", "sum"])
 def test_no_tensor_of_a_step_is_float64(two, loss_op, floatX):
@@ -95,6 +103,7 @@ def test_no_tensor_of_batch_normalization_is_float64(two, axes):
         assert step(data if x.ndim == 2 else data[:, :, None, None]).dtype == "float32"
 
 
+@pytest.mark.filterwarnings("ignore:.*differs from one process")
 def test_no_tensor_of_a_collective_is_float64(two):
     with flags(floatX="float32", warn_float64="raise"):
         x = tt.matrix("x")
@@ -119,14 +128,14 @@ def windows():
     return index, loss, [(w, w - 0.1 * tt.grad(loss, w))], givens
 
 
-def test_a_function_with_windows_has_test_values(two, tested):
+def test_a_function_with_windows_needs_no_further_test_values(two, tested):
     index, loss, _, givens = windows()
     serial = theano.function([index], loss, givens=givens)
     ours = synk.function([index], loss, givens=givens)
     assert_same_results(ours(2), serial(2))
 
 
-def test_a_step_with_windows_has_test_values(two, tested):
+def test_a_step_with_windows_needs_no_further_test_values(two, tested):
     results = []
     for build in (theano.function, train.parallel_function):
         index, loss, updates, givens = windows()
@@ -143,14 +152,14 @@ def test_windows_of_variables_without_test_values_are_as_without_the_flag(two):
     np.testing.assert_allclose(f(2), theano.function([index], loss, givens=givens)(2))
 
 
-def test_sliceable_variables_have_test_values(two, tested):
+def test_sliceable_variables_have_test_values(two, all_tested):
     shared = theano.shared(ROWS, "shared")
     f = synk.function([], shared.mean(axis=0), sliceable_shareds=[shared])
     synk.scatter(shared, ROWS)
     np.testing.assert_allclose(f(batch_s=slice(2, 4)), ROWS[[2, 3, 8, 9]].mean(axis=0))
 
 
-def test_collectives_have_test_values(two, tested):
+def test_collectives_have_test_values(two, all_tested):
     x = with_test_value(tt.dmatrix("x"), ROWS)
     mean = synk.ops.all_reduce(x.mean(axis=0), "avg")
     gathered = synk.ops.all_gather(x)

@@ -1,6 +1,5 @@
 """Tests of functions that are created after the workers have been forked."""
 
-import copy
 import pickle
 import sys
 import threading
@@ -324,18 +323,3 @@ def test_modules_are_sent_beside_a_function_that_cannot_be(world_of, new_module)
     assert look(knows_module) == [True] * 3
     ones = np.ones((6, 2), "float32")
     assert late(ones) == locked.as_theano(ones) == pytest.approx(6)
-
-
-@pytest.mark.parametrize(
-    "copied", [copy.copy, copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))]
-)
-def test_copies_of_functions_say_that_they_cannot_be_called(world_of, copied):
-    world_of(2)
-    x = T.dvector("x")
-    f = synk.function([x], (x.sum(), "sum"), name="f", mode="FAST_COMPILE")
-    other = copied(f)
-    calls = [other, other.as_theano, other.build_inputs, other.set_input_shmems]
-    for call in [*calls, lambda _: other.get_shared(), lambda _: other.get_input_shmems()]:
-        with pytest.raises(TypeError, match="Function f>: this is a copy"):
-            call(np.ones(2))
-    assert f(np.ones(2)) == 2

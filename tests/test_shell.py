@@ -96,8 +96,8 @@ def shown(open_world):
 
 def test_completion_of_a_function_shows_its_public_names(shown):
     assert [name for name in dir(shown[0]) if not name.startswith("_")] == [
-        "as_theano", "build_inputs", "check", "fn", "get_input_shmems", "get_shared", "maker", "name",
-        "output_modes", "profile", "set_input_shmems", "update_modes",
+        "as_theano", "build_inputs", "check", "copy", "fn", "get_input_shmems", "get_shared", "maker",
+        "name", "output_modes", "profile", "set_input_shmems", "update_modes",
     ]  # fmt: skip
 
 
@@ -146,7 +146,9 @@ def test_a_function_with_keys_and_other_inputs_is_shown(open_world):
         ["output", "a", "float64", "avg over the ranks"],
         ["output", "b", "int64", "sum over the ranks"],
     ]
-    assert cells_of(copy.copy(f))[1:] == [["a copy", "", "", "cannot be called"]]
+    assert cells_of(copy.copy(f)) == cells_of(f)
+    of_a_program = type(f).copy_of(f.name, f.specification)
+    assert cells_of(of_a_program)[1:] == [["a copy", "", "", "cannot be called"]]
 
 
 def test_data_is_shown_with_its_memory_and_the_first_values(open_world):

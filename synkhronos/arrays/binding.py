@@ -170,6 +170,14 @@ def bind(
     return {variable: bindings[variable] for variable, _ in prepared}
 
 
+def rebind(world: World, pairs: Sequence[tuple[Variable, Variable]]) -> None:
+    """Bind the data of variables to copies of the variables, too, unless these have data."""
+    bindings = world.part(_Bindings)
+    for variable, copy in pairs:
+        if variable in bindings:
+            bindings.setdefault(copy, bindings[variable])
+
+
 def _prepare(world, variable, value, what):
     """Return what to bind to a variable: a `Data`, or an array of its type."""
     try:

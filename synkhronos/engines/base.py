@@ -6,8 +6,9 @@ The rest of the package uses graphs only through these methods. An engine knows 
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
-from typing import Any, Callable, Iterable, Mapping, NamedTuple, Protocol, Sequence
+from typing import Any, Callable, Iterable, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
@@ -154,49 +155,6 @@ class Fixed(NamedTuple):
     text: str
     regroups: bool = False
     is_product: bool = False
-
-
-class Peers(Protocol):
-    """The ranks that call a function together, as the collectives in its graph see them.
-
-    The ranks call the same methods in the same order, which the numbers confirm. Arrays are of the
-    engine's types. They are not changed, and results do not share their memory.
-
-    Attributes
-    ----------
-    is_master : bool
-    """
-
-    is_master: bool
-
-    def all_reduce(self, array: Array, op: str, number: int | None) -> Array:
-        """Return the reduction of the arrays of all ranks.
-
-        Parameters
-        ----------
-        op : str
-            An operation of `synkhronos.arithmetic.operations`; or one of two that use the numbers of
-            rows of the ranks, n_r, and of this rank, n_s: ``"weighted_sum"``, the sum of the arrays
-            times ``n_r / n_s``, and ``"share_of_sum"``, the sum of the arrays, times n_s over the sum
-            of n_r.
-        number : int or None
-            The number of the collective in the function.
-        """
-
-    def all_gather(self, array: Array, number: int | None) -> Array:
-        """Return the arrays of all ranks, concatenated along axis 0."""
-
-    def own_rows(self, array: Array, op: str, n_rows: int, number: int | None) -> Array:
-        """Return `n_rows` rows of a reduction, after the rows of the ranks before this one."""
-
-    def broadcast(self, array: Array, number: int | None) -> Array:
-        """Return the array of the master."""
-
-    def zeros_like(self, array: Array) -> Array:
-        """Return zeros in the shape and type of an array."""
-
-    def start(self, array: Array, buckets: Buckets, number: int) -> None:
-        """If possible, let a bucket of a vector be reduced while the function computes the others."""
 
 
 class Engine(ABC):
@@ -404,6 +362,42 @@ class Engine(ABC):
         `axes` are as of `analyze`. An engine that cannot tell returns none.
         """
         return []
+
+    @abstractmethod
+    def copy(
+        self,
+        compiled: Compiled,
+        swap: Mapping[SharedVariable, SharedVariable],
+        delete_updates: bool = False,
+        **options: Any,
+    ) -> Compiled:
+        """Return a function like a compiled one, with other shared variables in the place of some.
+
+        Parameters
+        ----------
+        swap : dict
+            From shared variables of the function to others of the same types.
+        delete_updates : bool
+            Whether the copy makes no updates, not even default updates.
+        **options
+            ``name`` and ``profile``, as the compiler takes them.
+        """
+
+    def to_parts(self, compiled: Compiled) -> Any:
+        """Return what can be copied and pickled, and from which `from_parts` makes a function."""
+        return compiled
+
+    def from_parts(self, parts: Any) -> Compiled:
+        """Return the compiled function of what `to_parts` has returned, or of a copy of that."""
+        return parts
+
+    def deepcopy(self, objects: Any, memo: dict[int, Any]) -> Any:
+        """Return ``copy.deepcopy(objects, memo)``, also of deep graphs."""
+        return copy.deepcopy(objects, memo)
+
+    @abstractmethod
+    def duplicate(self, shared: SharedVariable) -> SharedVariable:
+        """Return a new shared variable of the same type, with a copy of the value."""
 
     @abstractmethod
     def dumps(self, objects: Any, known: Mapping[SharedVariable, int]) -> Buffer:

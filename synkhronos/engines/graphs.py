@@ -1,5 +1,6 @@
 """The common code of the engines of Theano and PyTensor: graphs, pickles and shared variables."""
 
+import copy
 import inspect
 import io
 from abc import abstractmethod
@@ -102,7 +103,8 @@ class GraphEngine(Engine):
             inputs[-1].tag.test_value = None
             givens = [(ALONE, inputs[-1]), *givens]
             kwargs["mode"] = in_order(self.mode_for_collectives(kwargs.get("mode")))
-        compiled = self.compile(inputs, outputs, updates, givens, **kwargs)
+        with names.without_test_values():
+            compiled = self.compile(inputs, outputs, updates, givens, **kwargs)
         if has_peers:
             check_order(compiled)
         # Arguments have been checked before they were scattered. Checking again takes 40% of a small
@@ -116,6 +118,39 @@ class GraphEngine(Engine):
         if _has_test_values():
             rows.tag.test_value = self.storage(shared)
         return rows
+
+    def copy(self, compiled, swap, delete_updates=False, **options):
+        specifications, outputs = self.source(compiled)
+        variables = [one.variable for one in specifications]
+        updated = [] if delete_updates else [one for one in specifications if one.update is not None]
+        roots = [*outputs, *(one.update for one in updated)]
+        copies = names.clone_get_equiv(variables, roots, False, False, dict(swap))
+        copied = self.compile(
+            [one for one in variables if not self.is_shared(one)],
+            [copies[one] for one in outputs],
+            [(swap.get(one.variable, one.variable), copies[one.update]) for one in updated],
+            [],
+            mode=compiled.maker.mode,
+            no_default_updates=True,
+            on_unused_input="ignore",
+            **options,
+        )
+        if takes_peers(copied):
+            check_order(copied)
+        copied.trust_input = True
+        return copied
+
+    def from_parts(self, parts):
+        parts.trust_input = True
+        return parts
+
+    def deepcopy(self, objects, memo):
+        return with_deep_stack(lambda: copy.deepcopy(objects, memo))
+
+    def duplicate(self, shared):
+        made = shared.clone()
+        made.container = copy.deepcopy(shared.container)
+        return made
 
     @abstractmethod
     def compile(self, inputs, outputs, updates, givens, **kwargs):
@@ -135,7 +170,8 @@ class GraphEngine(Engine):
         return free_rows(outputs, updates, givens, rows, no_default_updates)
 
     def cut_windows(self, givens, index, divided):
-        return cut_windows(givens, index, divided)
+        with names.without_test_values():  # as the bounds have none
+            return cut_windows(givens, index, divided)
 
     def are_computed_from(self, results, variables):
         found = [set(names.ancestors([one])) if isinstance(one, Variable) else () for one in results]

@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import operator
 import pickle
@@ -71,7 +72,7 @@ class Draw(Apply):
 
 
 class Collective(Tensor):
-    """A collective: a method of `synkhronos.engines.base.Peers`, applied to a variable."""
+    """A collective: a method of `synkhronos.engines.peers.Peers`, applied to a variable."""
 
     def __init__(self, method, variable, *options):
         super().__init__(None, variable.dtype, variable.ndim)
@@ -119,9 +120,10 @@ class Streams:
 class Graph:
     """A compiled function: variables, with substitutions for some of them."""
 
-    def __init__(self, name, inputs, outputs, updates, givens):
+    def __init__(self, name, inputs, outputs, updates, givens, keeps_states=False):
         self.name = name
         self.inputs, self.outputs, self.updates, self.givens = inputs, outputs, updates, givens
+        self.keeps_states = keeps_states  # of random streams
 
     def variables(self, own=False):
         """Return all variables that are evaluated, without duplicates, in the order of first use.
@@ -222,6 +224,21 @@ class NaiveEngine(Engine):
             ]
         return Dependence(*found)
 
+    def copy(self, compiled, swap, delete_updates=False, name=None, profile=None):
+        updates = [(swap.get(shared, shared), new) for shared, new in compiled.updates]
+        givens = {old: swap.get(new, new) for old, new in compiled.givens.items()}
+        return Graph(
+            name,
+            compiled.inputs,
+            compiled.outputs,
+            [] if delete_updates else updates,
+            {**givens, **swap},
+            delete_updates,
+        )
+
+    def duplicate(self, shared):
+        return copy.deepcopy(shared)
+
     def dumps(self, objects, known):
         buffer = io.BytesIO()
         pickler = pickle.Pickler(buffer)
@@ -254,6 +271,8 @@ class NaiveEngine(Engine):
                     values[variable] = call(own, *variable.options, number) if call else own.copy()
                 else:
                     inputs = [evaluate(one) for one in variable.inputs]
+                    if isinstance(variable, Draw) and compiled.keeps_states:
+                        inputs = copy.deepcopy(inputs)
                     values[variable] = variable.function(*inputs, **variable.keywords)
             return values[variable]
 

@@ -27,7 +27,7 @@ if compiler.NAME == "pytensor":
     from pytensor.compile.ops import ViewOp
     from pytensor.compile.sharedvalue import SharedVariable
     from pytensor.gradient import GradClip
-    from pytensor.graph.basic import Constant, Variable
+    from pytensor.graph.basic import Constant, Variable, clone_get_equiv
     from pytensor.graph.replace import clone_replace as clone
     from pytensor.graph.rewriting.basic import GraphRewriter as GraphRewriter
     from pytensor.graph.rewriting.basic import SequentialGraphRewriter
@@ -144,7 +144,7 @@ else:
     from theano.compile.sharedvalue import SharedVariable
     from theano.gof import Constant, SeqOptimizer, Variable
     from theano.gof import Optimizer as GraphRewriter
-    from theano.gof.graph import ancestors, io_toposort
+    from theano.gof.graph import ancestors, clone_get_equiv, io_toposort
     from theano.gof.graph import inputs as graph_inputs
     from theano.gof.link import Container
     from theano.gof.type import Generic

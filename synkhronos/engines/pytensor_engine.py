@@ -1,5 +1,6 @@
 """PyTensor on NumPy arrays: compilation by its C code or by Numba, calls, and random generators."""
 
+import warnings
 import weakref
 
 import numpy as np
@@ -78,6 +79,20 @@ class PyTensorEngine(GraphEngine):
 
     def source(self, compiled):
         return self._sources[compiled.maker]
+
+    def copy(self, compiled, swap, delete_updates=False, **options):
+        with warnings.catch_warnings():
+            # Of the argument `no_default_updates`: nothing else leaves out default updates.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            return super().copy(compiled, swap, delete_updates, **options)
+
+    def to_parts(self, compiled):
+        return compiled, self._sources[compiled.maker]
+
+    def from_parts(self, parts):
+        compiled, source = parts
+        self._sources[compiled.maker] = source
+        return super().from_parts(compiled)
 
     @staticmethod
     def make_function(maker, input_storage):

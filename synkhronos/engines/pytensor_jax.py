@@ -92,6 +92,21 @@ class PyTensorJaxEngine(PyTensorEngine):
             )
         return windows
 
+    def to_parts(self, compiled):
+        for shared in self.shareds(compiled):
+            self._give_back(shared)
+        return super().to_parts(compiled)
+
+    def duplicate(self, shared):
+        self._give_back(shared)
+        return super().duplicate(shared)
+
+    def _give_back(self, shared):
+        """Move a value from the device, where PyTensor cannot copy it."""
+        storage = self.storage(shared)
+        if isinstance(storage, self._jax.Array):
+            self.store(shared, np.array(storage))
+
     def check_stream(self, shared):
         self._state(shared)
 

@@ -10,7 +10,9 @@ not changed since the ``last_call``. ``call`` is each rank's part of a call, ``s
 ranks in the collectives of a graph, which use the memory of ``stages``. Results are ``packed`` for the
 finish barrier, and ``outputs`` reduces them afterwards. ``replicate`` sends functions to the workers,
 and ``random`` seeds their random streams. ``recurrence`` refuses loops that would begin anew on every
-rank. ``description`` is what notebooks show of a function.
+rank. ``copyable`` has what copies and pickles of functions do, of which ``parts`` are made.
+``compiling`` shows that a function is being compiled, and ``description`` is what notebooks show of
+one.
 
 ``calls`` are run without effects: on one rank alone, by ``serial`` commands, and on all, by a ``trial``
 on every rank, which updates ``copies`` of shared variables. ``compare`` compares the results, and

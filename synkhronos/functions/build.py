@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import sys
-import time
-from typing import Any, Iterable, Iterator, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Iterable, Mapping, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
 from synkhronos._typing import Compiled, OutputOp, ReduceOp, SharedVariable, Variable
 from synkhronos.arithmetic.operations import OPERATIONS
 from synkhronos.functions.analysis import check_loss_ops, collectives_in
+from synkhronos.functions.compiling import compiling
 from synkhronos.functions.function import Function
 from synkhronos.functions.recurrence import check_recurrence
 from synkhronos.functions.replica import Replica
@@ -26,9 +24,6 @@ from synkhronos.functions.signature import (
 from synkhronos.functions.watch import watch
 from synkhronos.functions.window import divide
 from synkhronos.functions.wrappers import In, Out
-from synkhronos.host import compiler
-from synkhronos.host.log import logger
-from synkhronos.host.progress import Progress
 from synkhronos.world.world import World, current_world
 
 Input = Union[Variable, In]
@@ -144,7 +139,7 @@ def function(
     if kwargs.get("name") is None:
         caller = sys._getframe(1)  # the name that Theano would use
         kwargs["name"] = f"{caller.f_code.co_filename}:{caller.f_lineno}"
-    with _compiling(world, kwargs["name"]):
+    with compiling(world, kwargs["name"]):
         n_own = len(inputs or ())
         windows, window = divide(world, parsed, n_own, givens, sliceable, parsed_outputs, pairs)
         rows = _rows(parsed, windows, sliceable)
@@ -199,16 +194,4 @@ def _described(outputs):
         "output_axes": [one.axis for one in outputs],
     }
 
-
-@contextlib.contextmanager
-def _compiling(world: World, name: str) -> Iterator[None]:
-    """Show that a function is being compiled, if this takes long, and log the time it took."""
-    called = f"function {world.registry.n_functions + 1} ({os.path.basename(name)})"
-    remark = (
-        f"the first time this can take minutes; later the code is taken from {compiler.TITLE}'s cache"
-    )
-    start = time.perf_counter()
-    with world.part(Progress).show(f"compiling {called}", remark):
-        yield
-    logger.info("%s compiled in %.3f s", called, time.perf_counter() - start)
 

@@ -11,18 +11,18 @@ from synkhronos._typing import ArrayLike, Batch, Result, SharedVariable
 from synkhronos.functions import arguments, outputs
 from synkhronos.functions.agreement import agreement_of
 from synkhronos.functions.check import Comparison, check_call, check_commands
+from synkhronos.functions.copyable import Copyable
 from synkhronos.functions.description import describe
 from synkhronos.functions.inputs import Inputs
 from synkhronos.functions.last_call import LastCall
 from synkhronos.functions.replica import Replica, serial_arguments
 from synkhronos.functions.replicate import check_sent, replicate
 from synkhronos.functions.signature import Input
-from synkhronos.functions.specification import Specification, specify
 from synkhronos.world.here import Command
 from synkhronos.world.world import World, current_world, world_exists
 
 
-class Function(Inputs):
+class Function(Inputs, Copyable):
     """A function with a replica on every rank. Create it with `function`.
 
     Attributes
@@ -35,8 +35,7 @@ class Function(Inputs):
         The operation that accumulates each update over slices.
     """
 
-    _world: World | None = None  # in a copy
-    _specification: Specification | None = None
+    _world: World | None = None  # in a copy for programs
     last_call: LastCall | None = None  # if it had no options but a batch
     watch: Any = None  # what observes the next call; `watcher`, while there is something to observe
     watcher: Any = None
@@ -63,23 +62,6 @@ class Function(Inputs):
         self.update_modes = update_modes
         self.not_accumulated = not_accumulated
         self.form = form
-
-    def __reduce__(self) -> tuple:
-        return Function.copy_of, (self.name, self.specification)
-
-    @property
-    def specification(self) -> Specification:
-        """What is needed to call the replica of a rank. Copies have it, too."""
-        if self._specification is None:
-            self._specification = specify(self)
-        return self._specification
-
-    @staticmethod
-    def copy_of(name: str | None, specification: Specification) -> Function:
-        """Return a copy of a function. Calling it raises a TypeError; programs can use it."""
-        made = Function.__new__(Function)
-        made.name, made._specification = name, specification
-        return made
 
     @property
     def __class__(self) -> type:  # type: ignore[override]
@@ -117,7 +99,8 @@ class Function(Inputs):
 
     def __dir__(self) -> list[str]:
         # object.__dir__ would list the attributes of `__class__`, a class of the compiler.
-        return sorted({"name", "update_modes", *vars(Inputs), *vars(Function)} - _INTERNAL)
+        parts = {**vars(Inputs), **vars(Copyable), **vars(Function)}
+        return sorted({"name", "update_modes", *parts} - _INTERNAL)
 
     def get_shared(self) -> list[SharedVariable]:
         """Return the shared variables that the function reads or updates.
@@ -241,6 +224,8 @@ class Function(Inputs):
         is_doubtful : bool
             Whether a warning has already said that the step differs from the serial one.
         """
+        if self._world is None:  # a copy that programs use
+            return
         numbers = self._world.registry.numbers
         self.reduced = {numbers[shared]: op for shared, (_, op) in reduced.items()}
         if self.verification is not None:
@@ -294,8 +279,8 @@ class Function(Inputs):
             if world_exists() and current_world().transport.is_worker_process():
                 raise SynkhronosError(BUSY)  # it came with an operation
             raise TypeError(
-                f"{self!r}: this is a copy, made by copy or pickle, and cannot be called; use the "
-                f"original function, or build it again with synk.function()"
+                f"{self!r}: this is a copy that was made for a program of spmd(), and cannot be called; "
+                f"use rank.call() there, and the original function elsewhere"
             )
         if world.closed:
             raise ClosedError(
@@ -435,6 +420,6 @@ class Function(Inputs):
 
 #: Used by the package itself; not shown by completion.
 _INTERNAL = set(
-    "analysis check_step copy_of forget_last_call last_call reduced reduced_by_step specification "
-    "verification watch watcher".split()
+    "analysis check_step copy_of forget_last_call from_parts last_call reduced reduced_by_step "
+    "specification verification watch watcher".split()
 )

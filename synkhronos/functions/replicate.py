@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from synkhronos._errors import SynkhronosError, WorkerError
+from synkhronos.functions.specification import Sending
 from synkhronos.host import heap
 from synkhronos.host.log import logger
 from synkhronos.host.progress import Progress
@@ -103,12 +104,13 @@ def _send(world, replicas, shareds, streams):
     known = dict(world.registry.numbers)
     for shared in shareds.values():
         del known[shared]
-    try:
-        _send_pickle(world, replicas, shareds, known, streams)
-    except WorkerError:
-        if not _find_unloadable(world, replicas, known):
-            raise
-        _send_pickle(world, replicas, shareds, known, streams)
+    with world.part(Sending).active():
+        try:
+            _send_pickle(world, replicas, shareds, known, streams)
+        except WorkerError:
+            if not _find_unloadable(world, replicas, known):
+                raise
+            _send_pickle(world, replicas, shareds, known, streams)
     world.here.engine.after_replication()
 
 

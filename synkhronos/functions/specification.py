@@ -2,9 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+import contextlib
+from typing import Any, Iterator, NamedTuple
 
 from synkhronos.functions.signature import Input
+
+
+class Sending:
+    """Whether pickles are for the workers of a world, which need only specifications of functions."""
+
+    is_active = False
+
+    @contextlib.contextmanager
+    def active(self) -> Iterator[None]:
+        """Inside the block, pickles are for the workers."""
+        self.is_active = True
+        try:
+            yield
+        finally:
+            self.is_active = False
 
 
 class Specification(NamedTuple):

@@ -341,4 +341,60 @@ def check_collectives_meet_the_peers_in_one_order_or_return_what_they_get(lab):
     assert not new.arguments and new.own_shareds == {w}
 
 
+def check_a_copy_uses_other_shared_variables(lab):
+    x = lab.tensor("x", 1)
+    v, w, other = [lab.shared(numbers(lab, 2) * scale, name) for name, scale in zip("vwo", (1, 10, 100))]
+    compiled = build(lab, [x], [x + v, w.sum()], [(v, v + w)], name="f")
+    ones = numbers(lab, 2) * 0 + 1
+    for swap, added, total, changed in (
+        ({}, v, 30, (v, [11, 22])), ({w: other}, v, 300, (v, [101, 202])),
+        ({v: other}, other, 30, (other, [110, 220])), ({v: w, w: v}, w, 3, (w, [11, 22])),
+    ):  # fmt: skip
+        before = [lab.engine.storage(one) for one in (v, w, other)]
+        for one in (v, w, other):
+            lab.engine.store(one, lab.engine.to_device(value_of(lab, one)))
+        copied = lab.engine.copy(compiled, swap, name="g")
+        assert copied.name == "g" and compiled.name == "f"
+        expected = value_of(lab, added) + 1
+        sums, of_other = lab.engine.call(copied, [ones])
+        np.testing.assert_array_equal(sums, expected)
+        assert of_other == total and value_of(lab, changed[0]).tolist() == changed[1]
+        for one, array in zip((v, w, other), before):
+            lab.engine.store(one, array)
+    without = lab.engine.copy(compiled, {w: other}, delete_updates=True)
+    assert lab.engine.updated(without) == [] and lab.engine.call(without, [ones])[1] == 300
+    assert value_of(lab, v).tolist() == [1, 2] and set(lab.engine.shareds(without)) == {v, other}
+
+
+def check_a_copy_may_leave_streams_as_they_are(lab):
+    streams = lab.streams(5)
+    compiled = build(lab, [], [lab.uniform(streams, (4,))])
+    without = lab.engine.copy(compiled, {}, delete_updates=True)
+    drawn = [np.array(lab.engine.call(each, [])[0]) for each in (without, without, compiled, compiled)]
+    assert drawn[0].tolist() == drawn[1].tolist() == drawn[2].tolist() != drawn[3].tolist()
+
+
+def check_a_deep_copy_has_copies_of_the_shared_variables(lab):
+    x, w = lab.tensor("x", 1), lab.shared(numbers(lab, 2), "w")
+    compiled = build(lab, [x], [x + w], [(w, w * 2)])
+    parts, copy_of_w = lab.engine.deepcopy((lab.engine.to_parts(compiled), w), {})
+    copied = lab.engine.from_parts(parts)
+    assert lab.engine.shareds(copied) == lab.engine.updated(copied) == [copy_of_w] != [w]
+    ones = numbers(lab, 2) * 0 + 1
+    assert lab.engine.call(copied, [ones])[0].tolist() == [2, 3]
+    assert lab.engine.call(copied, [ones])[0].tolist() == [3, 5]
+    assert lab.engine.call(compiled, [ones])[0].tolist() == [2, 3]
+    assert value_of(lab, copy_of_w).tolist() == [4, 8] and value_of(lab, w).tolist() == [2, 4]
+    analysis = lab.engine.analyze(copied, [0])
+    assert analysis.outputs[0].shareds == {copy_of_w} and set(analysis.updates) == {copy_of_w}
+
+
+def check_a_duplicate_has_a_value_of_its_own(lab):
+    w = lab.shared(numbers(lab, 2), "w")
+    made = lab.engine.duplicate(w)
+    assert made is not w and lab.engine.type_of(made) == lab.engine.type_of(w)
+    lab.engine.write(w, numbers(lab, 2) * 5)
+    assert value_of(lab, made).tolist() == [1, 2] and value_of(lab, w).tolist() == [5, 10]
+
+
 CHECKS = [item for name, item in sorted(globals().items()) if name.startswith("check_")]

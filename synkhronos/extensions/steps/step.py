@@ -137,7 +137,8 @@ class Step:
                 own = [(output, None) for output in outputs]  # the master's value
                 self._later.append(builder.build(name, own, updates, used, indices, []))
         self._targets = [target for target, _ in plan.updates]
-        self._rows.function.reduced_by_step(_named(plan), plan.is_doubtful)
+        self._told = _named(plan), plan.is_doubtful
+        self._rows.function.reduced_by_step(*self._told)
         counts = [] if self._count is None else [self._count]
         called = [*self._before, *counts, self._rows, *self._later]
         self._called, self._place = [phase.function for phase in called], called.index(self._rows)
@@ -154,6 +155,15 @@ class Step:
         # The ranks meet in it, which not every mode can do.
         phase = builder.build("count", [], plan.counting, used, indices, sliceable, True, mode=None)
         return phase, bool(sliceable)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Copies and pickles record steps of their own, and are without the script's expressions.
+        own = dict.fromkeys(("_repetition", "_arguments", "_with_fixed_draws"))
+        return {**vars(self), **own}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._rows.function.reduced_by_step(*self._told)
 
     def __call__(
         self, values: Sequence[Any], batch: Any, num_slices: int, batch_s: Any = None
@@ -216,6 +226,8 @@ class Step:
             If an output or an updated variable differs.
         """
         if random:
+            if self._arguments is None:
+                raise ValueError("check: random=True is for the original step, not for a copy of it")
             if self._with_fixed_draws is None:
                 script, inputs, options = self._arguments
                 script = with_fixed_draws(script)
