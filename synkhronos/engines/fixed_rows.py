@@ -192,7 +192,7 @@ def _with_lengths(node, inputs, lengths):
         items = [lengths.get(axis, one) for axis, one in enumerate(inputs[1:])]
         return [inputs[0], *(_as_index(one) for one in items)]
     if isinstance(op, names.ARange):
-        return [inputs[0], tt.cast(lengths[0], inputs[1].dtype), inputs[2]]
+        return [inputs[0], _as_index(lengths[0]), inputs[2]]
     shape, known = inputs[1], _numbers(inputs[1])
     count = node.outputs[-1].ndim if known is None else len(known)
     items = [shape[axis] for axis in range(count)] if known is None else known
