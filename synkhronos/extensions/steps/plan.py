@@ -219,8 +219,8 @@ class _Planner:
 
     def _given(self, output):
         cuts = self.script.cuts
-        if not output.has_op and cuts.is_loss(output.variable):
-            return output.variable, cuts.loss_op  # stated, as `check_losses` looks at the losses
+        if cuts.loss_op == "sum" and not output.has_op and cuts.is_loss(output.variable):
+            return output.variable, "sum"
         return output.given
 
     # Cuts
