@@ -118,6 +118,17 @@ def test_bsp_equals_the_serial_steps_on_the_rows_of_all_ranks(model):
     assert [len(losses) for losses in record.losses] == [len(used)] * 2
 
 
+def test_bsp_is_verified_before_it_begins(model):
+    w, x, y = compiler.shared(np.zeros(2), "w"), tt.dmatrix("x"), tt.dvector("y")
+    loss = tt.sqrt(tt.sqr(tt.dot(x, w) - y).mean())
+    step = rules.make_step(loss, [w], [x, y], updates.sgd, learning_rate=0.01)
+    options = {"batch_size": 5, "progress": False}
+    with pytest.warns(synk.SynkhronosWarning, match="a nonlinear function of a value of all rows"):
+        rules.train(step, [w], DATA, rules.BSP(), **options)
+    rules.train(step, [w], DATA, rules.BSP(), **options)
+    rules.train(step, [w], DATA, rules.EASGD(), **options)
+
+
 @pytest.mark.parametrize("rule", [rules.LocalSGD(2), rules.EASGD(0.5, 2), rules.GoSGD(0.2)])
 def test_the_record_has_every_step_of_every_rank(model, rule, tmp_path):
     record = model.train(rule, model.function, epochs=4, validate=(model.loss, DATA))

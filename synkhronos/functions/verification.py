@@ -39,7 +39,8 @@ class Verification:
     def __init__(self, world: World, compared: Compared) -> None:
         self._world, self._compared = world, compared
         self._done: set[Hashable] = set()
-        self._has_reductions = self._is_reported = False
+        self._reduced: dict[int, str] = {}
+        self._is_reported = False
         self._reported: set[str] = set()
 
     def before(self, function: Any, command: CallFunction) -> None:
@@ -57,18 +58,17 @@ class Verification:
             self._verify([Called(function, command)], 0)
 
     def _before_block(self, command, commands):
-        self._verify(*calls_until(self._world, commands, command, self._has_reductions))
+        self._verify(*calls_until(self._world, commands, command, bool(self._reduced)))
 
     def _kind(self, command):
         return self._world.size, command.options
 
     def add(self, variables: Mapping[int, str], is_doubtful: bool) -> None:
-        """Compare these variables, too, which a step reduces; by number, what messages call them.
+        """Compare these variables, too, where they are reduced; by number, what messages call them.
 
         If a warning has already said that the step differs, there is not another one.
         """
-        self._has_reductions, self._is_reported = True, is_doubtful
-        self._compared = self._compared._replace(variables={**self._compared.variables, **variables})
+        self._reduced, self._is_reported = dict(variables), is_doubtful
 
     def _verify(self, called, place):
         """Compare calls that are about to be made, and warn if they differ, or raise an error."""
@@ -120,7 +120,11 @@ class Verification:
         def is_same(sources):
             return not sources & different
 
-        outputs, variables = self._compared.outputs, self._compared.variables
+        outputs, reduced = self._compared.outputs, set()
+        for one in calls.called:
+            reduced |= set() if one.function is not None else {*one.command.numbers}
+        variables = {one: what for one, what in self._reduced.items() if one in reduced}
+        variables.update(self._compared.variables)
         subset = calls.called[place].command.subset
         return Compared(
             {

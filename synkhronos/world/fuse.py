@@ -123,6 +123,8 @@ class _Block(contextlib.ContextDecorator):
     ----------
     instead : callable or None
         If it is set in the block, the commands are not run, but given to it.
+    runs : bool
+        Whether the commands are run. Otherwise they are only observed.
     """
 
     def __enter__(self) -> _Block:
@@ -138,6 +140,7 @@ class _Block(contextlib.ContextDecorator):
         self._used: list[Any] = []
         self._observers: list[Callable[[list[Command]], None]] = []
         self.instead: Callable[[list[Command]], Any] | None = None
+        self.runs = True
         self._thread = threading.get_ident()
         world.record(self)
         return self
@@ -159,7 +162,8 @@ class _Block(contextlib.ContextDecorator):
             return
         for observe in self._observers:
             observe(commands)
-        self._run()
+        if self.runs:
+            self._run()
 
     def observe(self, observe: Callable[[list[Command]], None]) -> None:
         """Have `observe` called with the list of the commands before they are run."""

@@ -131,6 +131,11 @@ class BSP(LocalSGD):
             )
         self._step = step
 
+    def verify(self, data: Sequence[Any], n_rows: int) -> None:
+        """Compare the average of the gradients with the gradient of one rank, if they are averaged."""
+        if self.average == "gradients" and self._step is not None:
+            self._step.verify(data, n_rows)
+
     def start(self, rank: synk.Rank, params: Params) -> None:
         super().start(rank, params)
         self._sums = None  # of gradients times rows, if they accumulate

@@ -76,6 +76,18 @@ class Rule:
         step : Function or TrainingStep
         """
 
+    def verify(self, data: Sequence[Any], n_rows: int) -> None:  # noqa: B027
+        """Compare a step of all ranks with the same step on one rank, if they should be equal.
+
+        `train` calls it on the master before anything starts; a difference is a warning.
+
+        Parameters
+        ----------
+        data : list of Data
+        n_rows : int
+            The number of rows of a step of all ranks.
+        """
+
     def start(self, rank: synk.Rank, params: Params) -> None:
         """Begin, on every rank; `params` have the same values on all of them, unless it is `restored`.
 

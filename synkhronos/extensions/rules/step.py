@@ -49,6 +49,20 @@ class TrainingStep:
         rank.call(self.update)
         return loss
 
+    def verify(self, data: Sequence[Any], n_rows: int) -> None:
+        """Compare the average of the ranks' gradients with the gradient of one rank.
+
+        Parameters
+        ----------
+        data : list of Data
+        n_rows : int
+            The number of the first rows to use.
+        """
+        with synk.fuse() as block:
+            block.runs = False
+            self.compute(*data, batch=n_rows)
+            synk.all_reduce(self.gradient, weights=self.compute)
+
 
 def make_step(
     loss: Variable,
@@ -109,6 +123,7 @@ def make_step(
         grad_updates, gradient = flat.gradient_updates(), [flat.gradient]
         param_updates = update(list(flat.pieces(flat.gradient)), params, **hyper)
     compute = synk.function(list(inputs), loss, updates=_pairs(grad_updates), name="compute gradients")
+    compute.reduced_by_step({one: ("the gradient", "avg") for one in gradient}, False)
     return TrainingStep(
         params, gradient, compute, synk.function([], updates=_pairs(param_updates), name="update")
     )

@@ -175,7 +175,7 @@ def train(
 
 
 def _train_at_once(programs, seed):
-    synk.broadcast(programs.plan.params)
+    _start_alike(programs.plan)
     begin = _beginning(seed)
     results = programs.run(train_program, begin, 0.0, programs.plan.epochs, False)
     saved = _after(begin, results)
@@ -193,7 +193,7 @@ def _train_with_checkpoints(programs, seed, path, every):
                 f"{saved.seed}, got {seed}; leave it out, or remove the file to begin anew"
             )
     else:
-        synk.broadcast(plan.params)
+        _start_alike(plan)
         saved = _beginning(seed)
     results = None
     per_epoch = synk.Rank.n_minibatches(len(plan.data[0]), synk.size(), plan.batch_size)
@@ -207,6 +207,13 @@ def _train_with_checkpoints(programs, seed, path, every):
     if saved.states is not None:
         programs.run(finish_program, saved)
     return _ended(saved.record, plan, saved.steps, results)
+
+
+def _start_alike(plan):
+    """Give every rank the master's parameters, and verify the first step of all ranks."""
+    synk.broadcast(plan.params)
+    n_rows = min(plan.batch_size * synk.size(), len(plan.data[0]))
+    plan.rule.verify(plan.data, n_rows)
 
 
 def _beginning(seed):
