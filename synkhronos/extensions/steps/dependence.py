@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Container, Iterable, Mapping, Sequence
 
+from synkhronos._text import listed
 from synkhronos.engines.names import Variable
 from synkhronos.extensions.steps.graphs import (
     inputs_first,
@@ -74,7 +75,7 @@ class Dependence:
 
     def labels_in(self, mask: int) -> str:
         """Return the sources in a mask as text."""
-        return ", ".join(label(source) for source in self.sources_in(mask))
+        return listed(label(source) for source in self.sources_in(mask))
 
 
 def rebuilt(
