@@ -1,4 +1,8 @@
-"""start: the time to import the package, to start four ranks, and to end them."""
+"""start: the time to import the package, to start four ranks and end them, and of the first step.
+
+The first step of ResNet-50 on two ranks, which is verified, is compared with later ones in the same
+process. Compiling and the start of the workers are over by then.
+"""
 
 import os
 import subprocess
@@ -6,11 +10,14 @@ import sys
 import tempfile
 
 import common
+import step_large
 from common import COLOURS, Contestant, Line
 
 import numpy as np
 
 RANKS = 4
+FIRST = 1.6  # how long the first step may take, in later ones
+LATER = 5
 GOALS = {"import": 50, "fork": 100, "close": 100}  # milliseconds
 
 _IMPORT = """
@@ -71,6 +78,41 @@ def first_ranks():
         contestant.close()
 
 
+def steps(pixels, verify):
+    """Takes the first steps of ResNet-50 on two ranks."""
+    import time
+
+    import synkhronos as synk
+    from synkhronos.extensions.train import make_train_function
+
+    synk.fork(step_large.RANKS, use_gpu=False, verify=verify)
+    # With the statistics of all ranks, the step is that of one process.
+    step = make_train_function(*step_large.network(pixels, sync_batch_norm=True))
+    synk.distribute()
+    data = step_large.images(pixels)
+
+    def turn():
+        times = [time.perf_counter()]
+        for _ in range(1 + LATER):
+            step(*data)
+            times.append(time.perf_counter())
+        return np.diff(times).tolist()
+
+    yield turn
+    synk.close()
+
+
+def first_step(pixels, verify):
+    """Return the time of the first step, in seconds, and the median of later ones."""
+    contestant = Contestant(steps, pixels, verify)
+    try:
+        contestant.start()
+        first, *later = contestant()
+        return first, float(np.median(later))
+    finally:
+        contestant.close()
+
+
 def measure(options):
     rounds = 4 if options.quick else 15
     with tempfile.TemporaryDirectory() as bytecode:
@@ -104,8 +146,20 @@ def measure(options):
         Line("fork(4) and distribute(), again", "ms", list(again[:, 0] + again[:, 1])),
         Line("close(), again", "ms", list(again[:, 2])),
     ]
+    pixels = 64 if options.quick else 224
+    for verify, goal in (("first", FIRST), ("off", None)):
+        times = np.array([first_step(pixels, verify) for _ in range(1 if options.quick else 3)])
+        one, later = 1e3 * times.T
+        what = f'a first step, verify="{verify}"'
+        lines.append(Line("a later step", "ms", list(later)))
+        ratios = list(one / later)
+        line = Line(what, "ms", list(one), ratios, of="a later step")
+        if goal is not None:
+            line.goal, line.reached = f"≤ {goal} ×", float(np.median(ratios)) <= goal
+        lines.append(line)
     notes = [
         f"each in {rounds} fresh processes, in turns; “again”: the second time in a process",
+        f"steps of ResNet-50, {pixels} x {pixels} pixels, on two ranks, {step_large.EACH} images each",
         "the first distribute() starts the workers; fork() alone only prepares them",
     ]
     return common.Result("import, the start of 4 ranks and their end", lines, notes)

@@ -27,11 +27,11 @@ def add_options(parser):
     parser.add_argument("--pixels", type=int, help="of an image's side; default: 224, with --quick 64")
 
 
-def network(pixels):
+def network(pixels, sync_batch_norm=False):
     """Return the arguments of ``make_train_function``, ResNet-50's."""
     from synkhronos.extensions import updates
 
-    model, _ = build(pixels)
+    model, _ = build(pixels, sync_batch_norm)
 
     def rule(loss, params, *arguments):
         gradient, *rest = updates.nesterov_momentum(loss, params, *arguments)
@@ -47,11 +47,16 @@ def plain_network(pixels):
     return [model.x, model.y], model.loss, [*rule.items(), *model.average_updates]
 
 
-def build(pixels):
+def build(pixels, sync_batch_norm=False):
     """Return the demo's model, and Lasagne."""
     demo = common.load_demo("resnet", "network")
     options = argparse.Namespace(
-        seed=1, size=pixels, classes=1000, blocks=[3, 4, 6, 3], width=64, sync_batch_norm=False
+        seed=1,
+        size=pixels,
+        classes=1000,
+        blocks=[3, 4, 6, 3],
+        width=64,
+        sync_batch_norm=sync_batch_norm,
     )
     return demo.build_model(options), demo.lasagne
 

@@ -37,7 +37,7 @@ folder's docstring describes its contents.
 
 ===================  ==============================================================================
 ``startup``          what ``python -m synkhronos run`` does before the first line of a script
-``extensions``       update rules and training steps, built on the public names only
+``extensions``       update rules and training steps, built on the public names
 ``ops``              collectives as operations in graphs
 ``programs``         programs that every rank runs at its own pace: center, messages, controller
 ``_profile``         measures how each rank spends its time

@@ -28,6 +28,7 @@ OF_BOTH = (
     "test_call.py",
     "test_center.py",
     "test_checkpoint.py",
+    "test_clipped_gradients.py",
     "test_collectives_oracle.py",
     "test_compiler.py",
     "test_containers.py",
@@ -39,20 +40,25 @@ OF_BOTH = (
     "test_engines.py",
     "test_failures.py",
     "test_faults.py",
+    "test_fixed_rows.py",
     "test_function_oracle.py",
     "test_functions.py",
     "test_generators.py",
     "test_graphs_of_steps.py",
     "test_in_sync.py",
+    "test_layouts.py",
     "test_lifecycle.py",
+    "test_losses.py",
     "test_machines.py",
     "test_machines_mpi.py",
+    "test_none.py",
     "test_ops.py",
     "test_ops_calls.py",
     "test_ops_gradients.py",
     "test_ops_shapes.py",
     "test_outputs.py",
     "test_parallel_function.py",
+    "test_recurrence.py",
     "test_rehearsal.py",
     "test_restart.py",
     "test_rules.py",
@@ -63,6 +69,7 @@ OF_BOTH = (
     "test_train_rules.py",
     "test_uneven.py",
     "test_updates.py",
+    "test_windows.py",
     "test_worlds.py",
     *OF_PYTENSOR,
 )
@@ -135,6 +142,7 @@ if NAME == "pytensor":
 
     change_flags = compiler.config.change_flags
     sigmoid, softplus = tt.sigmoid, tt.softplus
+    sparse_grad = sparse.sparse_grad
     try:
         from pytensor.gradient import pushforward
     except ImportError:  # PyTensor 2
@@ -186,6 +194,7 @@ else:
     from theano.tensor.shared_randomstreams import RandomStreams
 
     UnusedInputError = compiler.compile.UnusedInputError
+    sparse_grad = compiler.sparse_grad
     change_flags = compiler.change_flags
     Rop = tt.Rop
     relu, softmax, sigmoid, softplus = tt.nnet.relu, tt.nnet.softmax, tt.nnet.sigmoid, tt.nnet.softplus
@@ -243,5 +252,5 @@ __all__ = [
     "MissingInputError", "NullTypeGradError", "Op", "OpFromGraph", "RandomStreams", "Rop", "Streams",
     "UnusedInputError", "as_op", "change_flags", "clone", "compiler", "cross_entropy", "default_mode",
     "generic", "ifelse", "relu", "run_examples", "scan", "shared", "sigmoid", "softmax", "softplus",
-    "sparse", "tt",
+    "sparse", "sparse_grad", "tt",
 ]  # fmt: skip

@@ -67,6 +67,19 @@ def test_values_set_on_the_master_are_refused_before_and_after_a_call(world):
     assert f(ROWS) == 0
 
 
+def test_rows_set_on_the_master_are_refused(world):
+    rows = theano.shared(ROWS, "rows")
+    f = synk.function([], rows.mean(), sliceable_shareds=[rows], name="f")
+    f()
+    synk.scatter(rows, ROWS)
+    assert f() == ROWS.mean()
+    rows.set_value(ROWS)
+    error = mismatch(f)
+    assert error.names == ["rows"] and "before this call the replicas of rows" in str(error)
+    synk.scatter(rows, ROWS)
+    assert f() == ROWS.mean()
+
+
 @pytest.mark.parametrize("fused", [False, True])
 def test_a_right_training_step_passes(world, fused):
     w, grad, total = weights(), theano.shared(np.zeros(2), "grad"), theano.shared(0.0, "total")

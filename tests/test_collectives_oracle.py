@@ -442,6 +442,26 @@ def test_a_reduction_weighted_by_a_function_needs_a_call_of_it(world_of):
     assert_same(synk.reduce(s, "avg", in_place=False, weights=f), [5.0, 5.0])
 
 
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_averages_of_numbers_near_the_largest_are_finite(world_of, dtype):
+    world_of(3, master_rank=1)
+    value = np.array([0.9 * np.finfo(dtype).max, -np.finfo(dtype).max, 2], dtype)
+    w, v = (compiler.shared(value, name) for name in "wv")
+    synk.function([], [w.sum(), v.sum()], mode="FAST_COMPILE")
+    for weights in (None, [1, 2, 3], [0, 1e-40, 2e-40]):
+        np.testing.assert_allclose(synk.reduce(w, in_place=False, weights=weights), value, rtol=1e-3)
+        synk.all_reduce([w, v], weights=weights)
+        for rank in range(3):
+            np.testing.assert_allclose(synk.get_value(rank, w), value, rtol=1e-3)
+
+    def program(rank):
+        rank.all_reduce(v, weight=1 + rank.rank)
+        return v.get_value()
+
+    for got in synk.spmd(program):
+        np.testing.assert_allclose(got, value, rtol=1e-3)
+
+
 def test_numbers_that_python_code_computed_can_be_reduced_and_broadcast(world_of):
     world_of(2)
     s = compiler.shared(np.float32(1))

@@ -153,7 +153,7 @@ def test_a_step_equals_the_serial_one_where_every_share_has_the_same_statistics(
     serial_step, serial_evaluate = demo.train_resnet_theano.build(serial, options)
     expected = [float(serial_step(x, y)) for _ in range(2)]
 
-    world_of(processes)
+    world_of(processes, verify="off")
     model = demo.network.build_model(options)
     step, evaluate = demo.train_resnet.build(model, options)
     data = synk.data(x), synk.data(y)
@@ -189,7 +189,7 @@ def test_evaluation_averages_the_running_averages_over_the_ranks_by_their_rows(
     demo, world_of
 ):
     options = options_of(demo, "--batch", 5, processes=2)
-    world_of(2)
+    world_of(2, verify="off")
     model = demo.network.build_model(options)
     step, evaluate = demo.train_resnet.build(model, options)
     x, y = minibatch(options, 5)

@@ -71,6 +71,7 @@ def test_a_step_in_the_precision_of_the_flag(two, floatX):
     assert_same_results(values[1], values[0], rtol=0.01, atol=0.01)
 
 
+@pytest.mark.filterwarnings("ignore:loss_op:synkhronos.SynkhronosWarning")  # the loss is a mean
 @pytest.mark.parametrize("floatX", ["float16", "float32"])
 @pytest.mark.parametrize("loss_op", ["avg", "sum"])
 def test_no_tensor_of_a_step_is_float64(two, loss_op, floatX):
@@ -102,6 +103,7 @@ def test_no_tensor_of_batch_normalization_is_float64(two, axes):
         assert step(data if x.ndim == 2 else data[:, :, None, None]).dtype == "float32"
 
 
+@pytest.mark.filterwarnings("ignore:.*differs from one process")
 def test_no_tensor_of_a_collective_is_float64(two):
     with flags(floatX="float32", warn_float64="raise"):
         x = tt.matrix("x")

@@ -9,7 +9,6 @@ import synkhronos  # noqa: F401
 from compilers import Streams, compiler, softplus, tt
 from synkhronos.extensions.steps.dependence import Dependence, rebuilt
 from synkhronos.extensions.steps.equality import Numbering
-from synkhronos.extensions.steps.graphs import is_window
 from synkhronos.extensions.steps.linear import has_rows, split, terms
 
 X = tt.dmatrix("x")
@@ -187,38 +186,3 @@ def test_terms_and_rows():
     assert not has_rows(tt.dot(W.T, X.T), [X], local)
     assert not has_rows(X / X.shape[0], [X], local)
     assert not has_rows(B, [X], local)
-
-
-# Rows that an index selects
-
-INDEX = tt.lscalar("index")
-WINDOW = W[INDEX : INDEX + 2]
-WINDOWS = {
-    "slice": WINDOW,
-    "from the start": W[:INDEX],
-    "cast": tt.cast(WINDOW, "float32"),
-    "scaled": 1 - WINDOW / 255,
-    "columns": WINDOW[:, 1:],
-    "one column": WINDOW[:, 0],
-    "new axis": WINDOW.dimshuffle(0, "x", 1),
-}
-OTHERS = {
-    "all": W,
-    "constant": W[1:2],
-    "columns only": W[:, INDEX:],
-    "one row": W[INDEX],
-    "transposed": WINDOW.T,
-    "sum": WINDOW.sum(axis=1),
-    "of a new axis": W.dimshuffle("x", 0, 1)[:, INDEX:],
-}
-
-
-@pytest.mark.parametrize("name", WINDOWS)
-def test_rows_that_an_index_selects_are_found(name):
-    assert is_window(WINDOWS[name], [INDEX])
-    assert not is_window(WINDOWS[name], [X])
-
-
-@pytest.mark.parametrize("name", OTHERS)
-def test_what_is_not_computed_by_row_from_them_is_none(name):
-    assert not is_window(OTHERS[name], [INDEX])

@@ -259,6 +259,19 @@ def test_what_cannot_be_divided_is_refused():
 
 
 @own_process
+def test_none_is_not_taken_for_a_number():
+    from keras_models import compiled, digits
+
+    synk.fork(2, use_gpu=False)
+    x, y = digits()
+    _, model = compiled()
+    model.train_on_batch(x, y)
+    for inputs in ([x, y, None], [x, None, np.ones(len(y))]):
+        with pytest.raises(TypeError, match="expected an array or a number, got None"):
+            model.train_function(inputs)
+
+
+@own_process
 def test_a_metric_that_does_not_add_is_refused():
     from keras import backend as K
     from keras_models import compiled, digits, keras
@@ -326,7 +339,7 @@ def test_ranks_drop_different_units_and_keep_the_same_weights():
 
 
 @own_process
-def test_batch_normalization_uses_the_rows_of_each_rank():
+def test_batch_normalization_uses_the_rows_of_each_rank_and_a_warning_says_so():
     from keras_models import compiled, keras
 
     def network():
@@ -338,7 +351,8 @@ def test_batch_normalization_uses_the_rows_of_each_rank():
     serial, parallel = compiled(network, loss="mse")
     x = np.array([[1.0], [2.0], [6.0], [5.0], [3.0]])  # three rows on this process, two on the worker
     before = serial.get_weights()
-    parallel.train_on_batch(x, x)
+    with pytest.warns(synk.SynkhronosWarning, match="statistics over the batch"):
+        parallel.train_on_batch(x, x)
     layer = parallel.layers[0]
     for mean in synk.gather(layer.moving_mean):
         np.testing.assert_allclose(mean, [0.25 * x.mean()])

@@ -72,8 +72,105 @@ def test_an_average_of_equal_weights_is_the_rounded_quotient(number, dtype):
         total = np.array(one, kind)
         for _ in range(number - 1):
             total = total + np.array(one, kind)
-        expected = total / kind.type(number)
+        expected = total / kind.type(number) if number > 1 else total
     assert got.tobytes() == expected.tobytes()
+
+
+def near_the_largest(dtype):
+    """Return lists of numbers to be averaged, and weights: finite ones near the largest, and others."""
+    largest = float(np.finfo(dtype).max)
+    lists = [
+        [largest] * 3, [largest, -largest, largest], [largest, largest / 2, 1], [-largest] * 5,
+        [largest, 0, 0], [np.inf, largest, largest], [np.nan, largest, largest],
+        [np.inf, -np.inf, largest], [largest, largest], [1.5, 2.5, -3],
+    ]  # fmt: skip
+    choices = [[None, [5] * len(one), range(1, 1 + len(one))] for one in lists]
+    return [(one, weights) for one, each in zip(lists, choices) for weights in each]
+
+
+def exact_average(numbers, weights, dtype):
+    """Return the average in a wider type."""
+    with np.errstate(invalid="ignore"):
+        average = np.average(np.array(numbers, "longdouble"), weights=weights)
+    return np.asarray(average).astype(dtype)
+
+
+FLOATS = ["float16", "float32", "float64"]
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@np.errstate(invalid="ignore")  # of infinities
+def test_an_average_of_finite_numbers_is_finite(dtype):
+    for numbers, weights in near_the_largest(dtype):
+        wanted = exact_average(numbers, weights, dtype)
+        for shape in ((), (3,), (70_001,)):
+            arrays = [np.full(shape, number, dtype) for number in numbers]
+            got = OPERATIONS["avg"].reduce(arrays, weights)
+            assert got.dtype == dtype and got.shape == shape
+            assert_close(got, np.full(shape, wanted))
+            in_pieces = arrays[0].copy()
+            OPERATIONS["avg"].reduce_in_pieces(in_pieces, [in_pieces, *arrays[1:]], weights)
+            assert in_pieces.tobytes() == got.tobytes()
+        if dtype == "float64":
+            got = OPERATIONS["avg"].reduce_floats(numbers, weights or [1] * len(numbers))
+            assert_close(np.array(got), wanted)
+
+
+@pytest.mark.parametrize("dtype", ["complex64", "complex128"])
+def test_an_average_of_finite_complex_numbers_is_finite_in_each_part(dtype):
+    largest = np.finfo(dtype).max
+    for weights in (None, [1, 2, 3]):
+        for one, wanted in (
+            (largest + 1j, largest + 1j),
+            (1 + largest * 1j, 1 + largest * 1j),
+            (largest - largest * 1j, largest - largest * 1j),
+        ):
+            for shape in ((), (70_001,)):
+                got = OPERATIONS["avg"].reduce([np.full(shape, one, dtype)] * 3, weights)
+                np.testing.assert_allclose(got, np.full(shape, wanted, dtype), rtol=1e-6)
+
+
+def test_only_what_overflows_is_averaged_again():
+    largest, rng = np.finfo("float32").max, np.random.default_rng(0)
+    arrays = list(rng.normal(size=(3, 70_001)).astype("float32"))
+    for weights in (None, [3, 1, 2]):
+        before = OPERATIONS["avg"].reduce(arrays, weights)
+        with_large = [array.copy() for array in arrays]
+        for array in with_large:
+            array[[3, 69_999]] = largest
+        after = OPERATIONS["avg"].reduce(with_large, weights)
+        np.testing.assert_array_equal(after[[3, 69_999]], largest)
+        rest = np.delete(np.arange(70_001), [3, 69_999])
+        assert after[rest].tobytes() == before[rest].tobytes()
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("unit", [1e-300, 1e-40, 1e-30, 1e40, 8e307])
+def test_weights_of_any_size_are_relative_to_each_other(dtype, unit):
+    arrays = [np.full(3, number, dtype) for number in (1, 4)]
+    got = OPERATIONS["avg"].reduce(arrays, [unit, unit * 2])
+    assert_close(got, [3] * 3)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@np.errstate(invalid="ignore")
+def test_an_average_over_slices_of_finite_numbers_is_finite(dtype):
+    for numbers, weights in near_the_largest(dtype):
+        for shape in ((), (3,), (70_001,)):
+            accumulator = Accumulator("avg")
+            for number, weight in zip(numbers, weights or [1] * len(numbers)):
+                accumulator.add(np.full(shape, number, dtype), weight)
+            got = accumulator.result(np.dtype(dtype))
+            assert got.dtype == dtype and got.shape == shape
+            assert_close(got, np.full(shape, exact_average(numbers, weights, dtype)))
+
+
+def test_an_average_over_many_slices_of_finite_numbers_is_finite():
+    largest = np.finfo("float32").max
+    accumulator = Accumulator("avg")
+    for _ in range(5000):
+        accumulator.add(np.array([largest, -largest, 1], "float32"), 2)
+    np.testing.assert_allclose(accumulator.result("float32"), [largest, -largest, 1], rtol=1e-3)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])

@@ -111,6 +111,21 @@ def test_a_number_of_each_rank_is_gathered_to_a_vector(size):
     np.testing.assert_allclose(f(ROWS), expected)
 
 
+@pytest.mark.parametrize("width", [3, LARGE])
+def test_averages_of_finite_numbers_and_their_gradients_are_finite(size, width):
+    largest, x = np.finfo("float32").max, matrix("float32")
+    average, ones = ops.all_reduce(x[0], "avg"), tt.ones_like(x[0])
+    slopes = tt.grad((ops.all_reduce(ones, "avg", loss_op="sum") * x[0]).sum(), ones)
+    f = build([x], [on_all_ranks(average), on_all_ranks(slopes)])
+    for n_rows in (4 * size, 4 * size - 1):
+        rows = np.full((n_rows, width), largest, "float32")
+        averages, slopes = f(rows)
+        np.testing.assert_allclose(averages, rows[:size])
+        shares = [len(share) * size / n_rows for share in np.array_split(rows, size)]
+        if n_rows == 4 * size:
+            np.testing.assert_allclose(slopes, np.outer(shares, rows[0]))
+
+
 def random_graph(x, w, rng):
     """Return expressions with collectives, which compute alone on all rows what the ranks compute.
 

@@ -122,7 +122,7 @@ def test_integers_have_a_gradient_of_zero(world):
     x, v = tt.dmatrix("x"), compiler.shared(np.ones(2), name="v")
     count = ops.all_reduce(tt.cast(v, "int64").sum()) + ops.all_gather(tt.cast(v, "int8")).sum()
     loss = (v * count * x.mean()).sum()
-    f = synk.function([x], tt.grad(loss, v))
+    f = synk.function([x], (tt.grad(loss, v), "avg"))  # it depends on the number of ranks
     np.testing.assert_allclose(f(ROWS), [4 * world * ROWS.mean()] * 2)
 
 

@@ -18,6 +18,8 @@ from steps import (
 import synkhronos as synk
 from compilers import (
     NAME,
+    Apply,
+    Op,
     RandomStreams,
     Streams,
     UnusedInputError,
@@ -28,6 +30,7 @@ from compilers import (
     sigmoid,
     softplus,
     sparse,
+    sparse_grad,
     tt,
 )
 from synkhronos.extensions import train
@@ -316,6 +319,78 @@ def test_several_losses_in_one_function():
     compare(make_step)
 
 
+class Embeddings:
+    """A table of which each row of the data uses some rows, with a sparse gradient."""
+
+    def __init__(self, is_mean=True, penalty=0):
+        self.index, self.target = tt.ivector("index"), tt.dvector("target")
+        self.table = compiler.shared(np.arange(12.0).reshape(6, 2) / 7, "table")
+        rows = sparse_grad(self.table[self.index])
+        losses = tt.sqr(rows.sum(axis=1) - self.target)
+        self.loss = losses.mean() if is_mean else losses.sum()
+        if penalty:
+            self.loss += penalty * tt.sqr(self.table).sum()
+        self.gradient = tt.grad(self.loss, self.table)
+
+    def step(self, make, new, **kwargs):
+        updates = [(self.table, new)]
+        return self, make([self.index, self.target], self.loss, updates=updates, **kwargs)
+
+
+def dense(make):
+    net = Embeddings()
+    return net.step(make, net.table - 0.1 * sparse.dense_from_sparse(net.gradient))
+
+
+def added_as_sparse(make):
+    net = Embeddings()
+    return net.step(make, sparse.add(net.table, net.gradient))
+
+
+def of_a_loss_with_a_penalty(make):
+    net = Embeddings(penalty=0.3)
+    return net.step(make, net.table - 0.1 * net.gradient)
+
+
+def of_a_sum_with_a_penalty(make):
+    net = Embeddings(is_mean=False, penalty=0.3)
+    return net.step(make, net.table - 0.02 * net.gradient, loss=net.loss, loss_op="sum")
+
+
+def marked(make):
+    net = Embeddings()
+    [gradient] = train.gradients(net.loss, [net.table])
+    return net.step(make, net.table - 0.1 * gradient)
+
+
+def marked_as_given(make):
+    net = Embeddings()
+    [gradient] = train.gradients([net.gradient], [net.table])
+    return net.step(make, net.table - 0.1 * gradient)
+
+
+def given(make):
+    net = Embeddings()
+    new = net.table - 0.1 * sparse.dense_from_sparse(net.gradient)
+    return net.step(make, new, gradients=[net.gradient], params=[net.table])
+
+
+@pytest.mark.parametrize("make_step", [dense, added_as_sparse, of_a_loss_with_a_penalty,
+                                       of_a_sum_with_a_penalty, marked, marked_as_given,
+                                       given])  # fmt: skip
+def test_a_sparse_gradient_is_reduced_as_a_dense_one(make_step):
+    random = np.random.RandomState(1)
+    indices, targets = random.randint(0, 6, 11).astype("int32"), random.randn(11)
+    found = []
+    for make in (Scattered, train.parallel_function):
+        net, step = make_step(make)
+        values = [step(indices[rows], targets[rows]) for rows in (slice(0, 11), slice(3, 8), slice(1))]
+        found.append([*values, net.table.get_value()])
+    assert synk.in_sync(net.table)
+    for got, expected in zip(found[1], found[0]):
+        np.testing.assert_allclose(got, expected)
+
+
 def test_an_index_into_givens_divides_the_rows_that_it_selects():
     """As in Theano's tutorials; the last minibatch is shorter, and one update uses the index."""
     networks, steps = [Network(), Network()], []
@@ -552,6 +627,146 @@ def test_outputs_that_do_not_depend_on_the_rows_may_have_any_dtype():
     assert synk.gather(count).tolist() == [6, 6]
 
 
+# Pairs of functions: one stores gradients, another one applies them
+
+
+def zeros_of(params):
+    return [compiler.shared(one.get_value() * 0) for one in params]
+
+
+def decayed(averages, values, rate=0.95):
+    return [(one, rate * one + (1 - rate) * value) for one, value in zip(averages, values)]
+
+
+def pair_of_adadelta(gradients, params, rate):
+    """Return the updates of both functions, and the variables that connect them."""
+    stored, squares, steps = (zeros_of(params) for _ in range(3))
+    moves = [
+        -tt.sqrt(old + 1e-6) / tt.sqrt(square + 1e-6) * gradient
+        for gradient, old, square in zip(stored, steps, squares)
+    ]
+    first = list(zip(stored, gradients)) + decayed(squares, [one**2 for one in gradients])
+    second = decayed(steps, [move**2 for move in moves])
+    second += [(one, one + move) for one, move in zip(params, moves)]
+    return first, second, stored + squares + steps
+
+
+def pair_of_rmsprop(gradients, params, rate):
+    stored, means, squares, moves = (zeros_of(params) for _ in range(4))
+    new_moves = [
+        0.9 * move - 1e-3 * gradient / tt.sqrt(square - mean**2 + 1e-4)
+        for move, gradient, mean, square in zip(moves, stored, means, squares)
+    ]
+    first = list(zip(stored, gradients))
+    first += decayed(means, gradients) + decayed(squares, [tt.sqr(one) for one in gradients])
+    second = list(zip(moves, new_moves))
+    second += [(one, one + new) for one, new in zip(params, new_moves)]
+    return first, second, stored + means + squares + moves
+
+
+def pair_of_adam(gradients, params, rate):
+    """With gradients whose norm is limited before they are stored."""
+    norm = tt.sqrt(sum(tt.sqr(one).sum() for one in gradients))
+    limited = [tt.switch(norm > 0.3, 0.3 * one / norm, one) for one in gradients]
+    stored, means, squares = (zeros_of(params) for _ in range(3))
+    count = compiler.shared(params[0].get_value().sum() * 0, "count")
+    correction = tt.sqrt(1 - 0.999 ** (count + 1)) / (1 - 0.9 ** (count + 1))
+    second = [(count, count + 1)]
+    for param, gradient, mean, square in zip(params, stored, means, squares):
+        new_mean, new_square = 0.9 * mean + 0.1 * gradient, 0.999 * square + 0.001 * gradient**2
+        step = rate * correction * new_mean / (tt.sqrt(new_square) + 1e-8)
+        second += [(mean, new_mean), (square, new_square), (param, param - step)]
+    return list(zip(stored, limited)), second, [*stored, *means, *squares, count]
+
+
+@pytest.mark.parametrize("pair_of", [pair_of_adadelta, pair_of_rmsprop, pair_of_adam])
+def test_one_function_stores_gradients_and_another_one_applies_them(pair_of):
+    """The parameters are not in the updates of the first function."""
+
+    def make_step(network, make):
+        rate = tt.dscalar("rate")
+        gradients = tt.grad(network.loss, network.params)
+        first, second, between = pair_of(gradients, network.params, rate)
+        store = make([network.x, network.y], network.loss, updates=first)
+        apply = make([rate], [], updates=second, on_unused_input="ignore")
+
+        def step(x, y, num_slices=1):
+            value = store(x, y, num_slices=num_slices)
+            assert apply(0.01) == []
+            return value
+
+        return step, between
+
+    compare(make_step)
+
+
+@pytest.mark.parametrize("given", ["loss", "gradients", "nothing"])
+def test_stored_gradients_of_some_of_the_parameters(given):
+    """The loss is no output, or it is one of several; the other parameters have no gradients."""
+
+    def make_step(network, make):
+        params = network.params[1:3]
+        gradients = tt.grad(network.loss, params)
+        squares = zeros_of(params)
+        known = {
+            "loss": {"loss": network.loss},
+            "gradients": {"gradients": gradients, "params": params},
+            "nothing": {"outputs": [network.accuracy, network.loss]},
+        }
+        updates = decayed(squares, [one**2 for one in gradients])
+        return make([network.x, network.y], updates=updates, **known[given]), squares
+
+    compare(make_step)
+
+
+def test_stored_gradients_of_a_loss_of_data_in_shared_variables():
+    """What the rows are taken from is no parameter, although it is a float shared variable."""
+    networks, steps = [Network(), Network()], []
+    x, y = digits()
+    index = tt.lscalar("index")
+    for network, make in zip(networks, (train.parallel_function, compiler.function)):
+        data = compiler.shared(x, "data")
+        squares = zeros_of(network.params)
+        gradients = tt.grad(network.loss, network.params)
+        givens = {network.x: data[7 * index : 7 * index + 7]}
+        givens[network.y] = compiler.shared(y)[7 * index : 7 * index + 7]
+        updates = decayed(squares, [one**2 for one in gradients])
+        steps.append(make([index], network.loss, updates=updates, givens=givens))
+        network.params = squares
+    for step in range(4):
+        assert_same_results(steps[0](step), steps[1](step))
+        assert_same_values(networks[0].params, networks[1].params)
+
+
+def test_a_variable_without_a_gradient_does_not_hide_the_gradients_of_others():
+    """The loss depends on one variable through an operation that refuses to be differentiated."""
+
+    class NotDifferentiable(Op):
+        __props__ = ()
+
+        def make_node(self, x):
+            return Apply(self, [x], [x.type()])
+
+        def perform(self, node, inputs, outputs):
+            outputs[0][0] = inputs[0] * 2
+
+        def grad(self, inputs, gradients):
+            raise NotImplementedError("no gradient")
+
+        def pullback(self, inputs, outputs, gradients):
+            raise NotImplementedError("no gradient")
+
+    def make_step(network, make):
+        scale = network.shared(0.5, "scale")
+        loss = network.loss * NotDifferentiable()(scale)
+        gradients = tt.grad(loss, network.params)
+        squares = zeros_of(network.params)
+        return make([network.x, network.y], loss, updates=decayed(squares, [
+            one**2 for one in gradients])), squares  # fmt: skip
+
+    compare(make_step)
+
+
 # What cannot equal the serial step
 
 N = compiler.shared(0, "n")
@@ -680,7 +895,7 @@ def test_wrong_arguments_are_refused():
         ((inputs, loss), {"params": network.params[0]}, TypeError, "put a single parameter in a list"),
         ((inputs, loss), {"gradients": [slope(network)]}, ValueError, "as many params"),
         ((inputs, loss), {"gradients": [1], "params": [network.params[0]]}, TypeError, "gradients\\["),
-        ((inputs, loss), {"loss_op": "sum"}, ValueError, "name it with loss="),
+        ((inputs, None), {"loss_op": "sum"}, ValueError, "name it with loss="),
         ((inputs, loss), {"updates": updates * 2}, ValueError, "w1 is updated more than once"),
         ((inputs, loss), {"bcast_inputs": network.x}, TypeError, "bcast_inputs: expected a list"),
     ):

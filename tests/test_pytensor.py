@@ -15,7 +15,9 @@ import synkhronos as synk
 from synkhronos.engines.base import PARTLY_SUM, ROWS, SUM
 from synkhronos.engines.pytensor_engine import PyTensorEngine
 from synkhronos.engines.rows import extents
+from synkhronos.engines.suspects import suspects
 from synkhronos.extensions import batch_norm, updates
+from synkhronos.extensions.train import parallel_function
 from synkhronos.world.here import Command
 from synkhronos.world.world import current_world
 
@@ -104,8 +106,33 @@ def test_sums_over_the_rows_are_recognized(graph, wanted):
 
 
 def test_a_sum_that_is_averaged_is_warned_of(two):
-    with pytest.warns(synk.SynkhronosWarning, match="is a sum over the rows.*differs from pytensor"):
-        synk.function([x], x.sum())
+    f = synk.function([x], [x.sum(), x.mean()])
+    with pytest.warns(synk.SynkhronosWarning, match="output 0 .*give it as .output, 'sum'."):
+        f(np.ones((4, 2)))
+
+
+@pytest.mark.parametrize(
+    "graph, wanted",
+    [
+        (x.sum() / 6, ["constant"]),
+        ((x.sum(axis=1) * v).sum() / v.sum(), ["quotient"]),
+        (pt.sqr(x - x.mean(axis=0)).mean(), ["statistics"]),
+        (pt.sqrt(pt.sqr(x).mean()), ["nonlinear"]),
+        (x.mean(), []),
+    ],
+)
+def test_what_is_suspect_in_a_graph(graph, wanted):
+    assert suspects([x, v], [0, 0], [graph]) == wanted
+
+
+def test_a_step_with_random_numbers_is_checked_with_others_that_follow_from_the_rows(two):
+    uniform = RandomStreams(1).uniform(size=x.shape)
+    w = pytensor.shared(np.ones(2), "w")
+    loss = pt.sqr((x * (uniform < 0.5)).dot(w) - 1).mean()
+    step = parallel_function([x], loss, updates=[(w, w - 0.1 * pt.grad(loss, w))])
+    rows = np.arange(12.0).reshape(6, 2)
+    assert set(step.check(rows, random=True).differences) == {"output 0", "shared variable w"}
+    assert "shared variable w" in step.check(rows).not_compared
 
 
 @of_pytensor_3

@@ -5,9 +5,10 @@ import weakref
 
 import numpy as np
 import pytest
+import scipy.sparse
 
 import synkhronos as synk
-from compilers import UnusedInputError, compiler, cross_entropy, softmax, tt
+from compilers import UnusedInputError, compiler, cross_entropy, softmax, sparse, sparse_grad, tt
 from synkhronos.extensions import train, updates
 from synkhronos.functions.watch import PATIENCE
 from synkhronos.world.fuse import _Block
@@ -345,3 +346,42 @@ def test_givens_replace_inputs(world_of):
         assert step([2, 6]) == 5
         assert w.get_value() == 2
         w.set_value(0.0)
+
+
+def by_gradients(gradients, params):
+    return [(one, one - 0.1 * gradient) for one, gradient in zip(params, gradients)]
+
+
+def by_loss(loss, params):
+    return [(one, one - 0.1 * sparse.dense_from_sparse(tt.grad(loss, one))) for one in params]
+
+
+@pytest.mark.usefixtures("in_python")
+@pytest.mark.parametrize("rule", [updates.sgd, updates.adam, updates.sgd_nonflat, by_gradients, by_loss])
+def test_the_gradient_of_a_table_may_be_sparse(world_of, rule):
+    world_of(3)
+    random, found = np.random.RandomState(1), []
+    indices, targets = random.randint(0, 6, 11).astype("int32"), random.randn(11)
+    for make in (train.make_train_function_theano, train.make_train_function):
+        index, target = tt.ivector("index"), tt.dvector("target")
+        table = compiler.shared(np.arange(12.0).reshape(6, 2) / 7, "table")
+        loss = tt.sqr(sparse_grad(table[index]).sum(axis=1) - target).mean()
+        rate = {} if rule in (by_gradients, by_loss) else {"learning_rate": 0.1}
+        step = make(loss, [table], index, target, rule, **rate)
+        found.append([step(indices, targets), step(indices, targets, batch=[1, 7]), table.get_value()])
+    for got, expected in zip(found[1], found[0]):
+        np.testing.assert_allclose(got, expected)
+
+
+@pytest.mark.usefixtures("in_python")
+def test_an_input_of_the_loss_may_be_sparse(world_of):
+    world_of(3)
+    matrix, targets = scipy.sparse.random(7, 5, 0.5, "csr", random_state=1), np.arange(7.0)
+    found = []
+    for make in (train.make_train_function_theano, train.make_train_function):
+        x, y, w = sparse.csr_matrix("x"), tt.dvector("y"), compiler.shared(np.ones((5, 2)), "w")
+        loss = tt.sqr(sparse.structured_dot(x, w).sum(axis=1) - y).mean()
+        step = make(loss, [w], x, y, by_gradients)
+        found.append([step(matrix, targets), step(matrix[2:5], targets[2:5]), w.get_value()])
+    for got, expected in zip(found[1], found[0]):
+        np.testing.assert_allclose(got, expected)

@@ -14,7 +14,7 @@ from theano.tensor.shared_randomstreams import RandomStreams
 
 import synkhronos as synk
 from synkhronos.extensions import updates
-from synkhronos.extensions.train import make_train_function
+from synkhronos.extensions.train import make_train_function, parallel_function
 from synkhronos.functions.watch import PATIENCE
 from synkhronos.world.launch import _close_at_exit
 
@@ -58,103 +58,6 @@ def loss_of(w):
 def naive_step(w, rate=0.001):
     loss = loss_of(w)
     return synk.function([x, y], loss, updates=[(w, w - rate * tt.grad(loss, w))], name="train")
-
-
-# Outputs
-
-
-@pytest.mark.parametrize(
-    "output, words",
-    [
-        (x.sum(), r"output 0 \(Sum.*is a sum over the rows.*\(output, 'sum'\)"),
-        (tt.exp(x), r"has a row for each row.*\(output, 'gather'\)"),
-        (x.sum() + 1, "contains a sum over the rows, and terms that"),
-    ],
-)
-def test_an_output_that_is_averaged_by_default_and_is_no_average_is_warned_of(world, output, words):
-    with pytest.warns(synk.SynkhronosWarning, match=words) as caught:
-        f = synk.function([x], output)
-    assert len(caught) == 1 and caught[0].filename == __file__
-    f(ROWS)  # no second warning, which would be an error
-
-
-@pytest.mark.parametrize("op", ["avg", "sum", "gather", "max", "min", "prod", None, "c_avg"])
-def test_an_operation_that_is_given_is_meant(world, op):
-    synk.function([x], [(x.sum(axis=0), op), (tt.exp(x), op)])
-
-
-def test_several_outputs_are_one_warning_for_each_cause(world, noticed):
-    synk.function([x], [x.sum(), x.mean(), x.sum(axis=1), tt.sqr(x).sum(), (x.sum(), "sum")])
-    sums, rows = noticed()
-    assert "each of the outputs 0 (Sum" in sums and ", 3 (Sum" in sums and "1 (" not in sums[:150]
-    assert "output 2 (Sum" in rows
-
-
-def test_averages_and_what_is_not_split_are_not_warned_of(world):
-    w = weights()
-    whole = tt.dvector("whole")
-    loss = loss_of(w)
-    synk.function([x, y], [loss, tt.grad(loss, w), x.mean(axis=0), w.sum(), whole.sum()],
-                  bcast_inputs=[whole])  # fmt: skip
-    synk.function([], w.sum())
-    rows = theano.shared(ROWS, "rows")
-    synk.function([], [rows.sum()])
-
-
-def test_rows_of_sliceable_variables_and_givens_count_as_rows(world):
-    rows = theano.shared(ROWS, "rows")
-    with pytest.warns(synk.SynkhronosWarning, match="is a sum over the rows"):
-        synk.function([], x.sum(), givens={x: rows}, sliceable_shareds=[rows])
-
-
-def test_rows_that_an_index_selects_count_as_rows(world, noticed):
-    index, w = tt.lscalar("index"), weights()
-    rows, targets = theano.shared(ROWS, "rows"), theano.shared(TARGETS, "targets")
-    window = slice(2 * index, 2 * index + 2)
-    givens = {x: rows[window], y: targets[window]}
-    loss = loss_of(w)
-    outputs = [x.sum(), tt.exp(x), loss, x.mean(axis=0), tt.grad(loss, w), x.sum() / x.shape[0]]
-    synk.function([index], outputs, givens=givens)
-    sums, by_row = noticed()
-    assert "output 0 (Sum" in sums and "is a sum over the rows" in sums
-    assert "output 1 (Elemwise{exp" in by_row and "has a row for each row" in by_row
-
-
-def test_one_process_is_not_warned(world_of):
-    world_of(1)
-    w = weights()
-    synk.function([x], [x.sum(), x])
-    step = naive_step(w)
-    for _ in range(PATIENCE + 1):
-        step(ROWS, TARGETS)
-    w.set_value(np.zeros(2))
-    step(ROWS, TARGETS)
-    synk.close()
-
-
-def by_scan(rows):
-    return theano.scan(lambda row: row * 2, rows)[0]
-
-
-def test_rows_that_only_calls_show_are_warned_of_when_two_lengths_agree(world, noticed):
-    f = synk.function([x], [by_scan(x), theano.scan(lambda r, t: t + r, x, tt.zeros_like(x[0]))[0][-1]])
-    for n_rows in (4, 4, 4):
-        f(np.ones((n_rows, 2)))
-        assert not noticed()  # rows and columns might be equal by chance
-    f(np.ones((6, 2)))
-    [text] = noticed()
-    assert "output 0 (" in text and "has a row for each row" in text and "'gather'" in text
-    f(np.ones((2, 2)))
-    assert not noticed()
-
-
-def test_outputs_of_other_lengths_are_not_taken_for_rows(world):
-    square = theano.scan(lambda i: i * x.sum(), tt.arange(3))[0]
-    f = synk.function([x], [square, by_scan(x[:3])])
-    for n_rows in (6, 6, 8):
-        f(np.ones((n_rows, 2)))
-    f(np.ones((6, 2)), output_subset=[1])
-    f(np.ones((6, 2)), num_slices=3)
 
 
 # Updates
@@ -362,6 +265,95 @@ def test_a_value_that_is_set_on_the_master_only_is_warned_of_at_the_next_call(wo
     f(ROWS)
     synk.close()
     assert not noticed()
+
+
+@pytest.mark.parametrize("op", ["avg", "sum", "max", "gather"])
+def test_a_minibatch_that_is_set_on_the_master_only_is_noticed_without_divided_rows(world, noticed, op):
+    """A common pattern: `set_value`, then a function without inputs."""
+    rows, batch = theano.shared(ROWS, "rows"), tt.dmatrix("batch")
+    f = synk.function([], (batch.sum(axis=0), op), givens={batch: rows}, name="f")
+    f()
+    rows.set_value(ROWS + 1)
+    f()
+    [text] = noticed()
+    assert "f> uses rows, whose replicas differ" in text and "synk.broadcast(variable, value)" in text
+    f()
+    synk.broadcast(rows, ROWS + 2)
+    f()
+    g = synk.function([], (rows.sum(), None))  # the master's own value
+    g()
+    rows.set_value(ROWS + 3)
+    assert g() == (ROWS + 3).sum()
+    assert not noticed()
+
+
+def sliced():
+    rows = theano.shared(ROWS, "rows")
+    return rows, synk.function([], rows.mean(), sliceable_shareds=[rows], name="sliced")
+
+
+def test_rows_that_are_set_on_the_master_only_are_noticed(world, noticed):
+    rows, f = sliced()
+    rows.set_value(ROWS + 1)  # before the workers are there
+    f()
+    rows.set_value(ROWS + 1)  # the same
+    f()
+    assert not noticed()
+    rows.set_value(ROWS + 2)
+    f()
+    [text] = noticed()
+    assert "sliced> uses rows, whose replicas differ" in text and "by up to 1" in text
+    assert "synk.scatter(variable, value)" in text
+    f()
+    assert not noticed()
+
+
+def test_rows_of_each_rank_that_are_set_on_the_master_are_noticed(world, noticed):
+    rows, f = sliced()
+    synk.scatter(rows, ROWS)
+    f()
+    synk.set_value(1, rows, ROWS[:1])
+    f()
+    synk.set_value(0, rows, ROWS[:2])
+    f()
+    rows.set_value(ROWS)
+    synk.scatter(rows, ROWS)
+    assert f() == ROWS.mean()
+    rows.set_value(ROWS)
+    synk.broadcast(rows)
+    assert f() == ROWS.mean()
+    assert not noticed()
+    synk.scatter(rows, ROWS)
+    rows.set_value(ROWS)
+    f()
+    [text] = noticed()
+    assert "sliced> uses rows, whose replicas differ" in text
+
+
+def test_ranks_may_set_their_own_rows_in_a_program(world, noticed):
+    rows, f = sliced()
+    f()
+
+    def set_own(rank):
+        rows.set_value(ROWS[rank.rank : rank.rank + 1])
+        rank.barrier()  # these ranks are threads, and the end of one is the end of the program
+
+    synk.spmd(set_own)
+    assert f() == ROWS[:2].mean()
+    assert not noticed()
+
+
+def test_a_step_on_rows_that_are_set_on_the_master_only_is_warned_of(world, noticed):
+    rows, w = theano.shared(ROWS, "rows"), weights()
+    loss = tt.sqr(tt.dot(rows, w)).mean()
+    step = parallel_function(
+        [], loss, updates=[(w, w - 0.01 * tt.grad(loss, w))], sliceable_shareds=[rows]
+    )
+    step()
+    rows.set_value(ROWS + 2)
+    step()
+    [text] = noticed()
+    assert "gradient> uses rows, whose replicas differ" in text
 
 
 def test_a_schedule_of_an_update_without_rows_is_noticed(world, noticed):

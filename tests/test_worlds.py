@@ -177,7 +177,7 @@ def test_streams_of_the_ranks_differ_and_are_seeded_again(lab):
 
 def test_a_fused_step_is_one_command(lab, rows, monkeypatch):
     x, w = lab.tensor("x", 2), lab.shared(np.zeros(2), "w")
-    gradient = synk.function([x], x.mean(), updates=[(w, x.mean(axis=0))])
+    gradient = synk.function([x], (x.mean(), "avg"), updates=[(w, x.mean(axis=0))])
     synk.distribute()
     transport, posts = current_world().transport, []
     post = transport.post

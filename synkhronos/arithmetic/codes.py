@@ -20,7 +20,7 @@ from abc import ABC, abstractmethod
 
 import numpy as np
 
-from synkhronos.arithmetic.operations import pieces
+from synkhronos.arithmetic.averages import pieces
 
 _PIECE_BYTES = 1 << 17  # float16 has a scale for each piece: part of its format
 

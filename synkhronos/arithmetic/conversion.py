@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from typing import Any
 
 import numpy as np
 
@@ -51,6 +52,30 @@ def as_array(value: ArrayLike, dtype: DTypeLike, label: str) -> np.ndarray:
     if array.dtype.kind not in "biufc":
         raise TypeError(f"{label}: expected numbers, got dtype {array.dtype} from {type(value)}")
     return array
+
+
+def usable(value: Any) -> Any:
+    """Return an array that compiled code can use: the given one, or a copy.
+
+    Code in C and BLAS need aligned items whose strides are whole numbers of items, and none of them zero
+    except on axes of one item, as they divide by them. They take negative ones. A sparse matrix gets
+    such arrays; other objects are returned as they are.
+    """
+    if isinstance(value, np.ndarray):
+        return value if _is_usable(value) else np.array(value, value.dtype.newbyteorder("="), order="C")
+    for name in ("data", "indices", "indptr") if hasattr(value, "indptr") else ():
+        setattr(value, name, usable(getattr(value, name)))
+    return value
+
+
+def _is_usable(array: np.ndarray) -> bool:
+    flags = array.flags
+    if not flags.aligned or not array.dtype.isnative:
+        return False
+    if flags.forc:  # contiguous in the order of C or of Fortran
+        return True
+    steps = [step for step, extent in zip(array.strides, array.shape) if extent > 1]
+    return all([step and not step % array.itemsize for step in steps])
 
 
 def _fit(array: np.ndarray, wanted: np.dtype, exactly: bool) -> np.ndarray:

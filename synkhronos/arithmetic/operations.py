@@ -6,17 +6,23 @@ communicators use it. To add an operation, add a row to ``OPERATIONS``.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Sequence
+from typing import Any, Iterable, NamedTuple, Sequence
 
 import numpy as np
 
 from synkhronos._typing import DTypeLike
+from synkhronos.arithmetic.averages import (
+    AVERAGED_BYTES,
+    PIECE_BYTES,
+    GrowingSum,
+    average_each,
+    average_floats,
+    pieces,
+    power_of_two_below,
+)
 
 #: Modes that an output may have besides the reductions.
 GATHER = "gather"
-
-#: The part of each array that is processed at a time, so that it stays in the cache.
-PIECE_BYTES = 1 << 18
 
 
 class Operation(NamedTuple):
@@ -63,15 +69,13 @@ class Operation(NamedTuple):
         weights : list of float, optional
             One per array, used by ``"avg"`` only. Arrays of weight zero are ignored.
         """
-        result = np.array(arrays[0])
-        return self.reduce_into(result, [result, *arrays[1:]], weights)
+        return self.reduce_into(np.array(arrays[0]), arrays, weights)
 
     def reduce_floats(self, values: Sequence[float], weights: Sequence[float]) -> float:
         """Like `reduce`, for Python floats, in double precision."""
-        if not self.weighted:
-            return sum(values) if self.combine is np.add else self.combine.reduce(values)
-        total = sum([value * weight for value, weight in zip(values, weights) if weight])
-        return total / sum(weights)
+        if self.weighted:
+            return average_floats(values, weights)
+        return sum(values) if self.combine is np.add else self.combine.reduce(values)
 
     def reduce_into(
         self,
@@ -80,13 +84,22 @@ class Operation(NamedTuple):
         weights: Sequence[float] | None = None,
     ) -> np.ndarray:
         """Like `reduce`, into `out`, which may be ``arrays[0]`` but no other item."""
-        if not self.weighted:
-            return self._fold(out, arrays)
-        if weights is None or are_equal(weights):
-            if out.dtype == np.float16:
-                return _weighted_mean(out, arrays, [1.0] * len(arrays))
-            return _divide(self._fold(out, arrays), len(arrays))
-        return _weighted_mean(out, arrays, weights)
+        self.reduce_each([(out, arrays, ())], weights)
+        return out
+
+    def reduce_each(
+        self,
+        parts: Iterable[tuple[np.ndarray, Sequence[np.ndarray], Sequence[np.ndarray]]],
+        weights: Sequence[float] | None = None,
+    ) -> None:
+        """Like `reduce_into`, for each ``(out, arrays, copies)``; `copies` are set to `out`."""
+        if self.weighted:
+            average_each(parts, weights)
+            return
+        for out, arrays, copies in parts:
+            self._fold(out, arrays)
+            for copy in copies:
+                copy[...] = out
 
     def reduce_in_pieces(
         self,
@@ -95,53 +108,28 @@ class Operation(NamedTuple):
         weights: Sequence[float] | None = None,
     ) -> np.ndarray:
         """Like `reduce_into`, for C-contiguous arrays larger than the cache, with identical bits."""
+        if len(arrays) == 1 and out is arrays[0]:
+            return out
         flat, flats = out.reshape(-1), [array.reshape(-1) for array in arrays]
-        for piece in pieces(0, out.size, out.itemsize):
-            self.reduce_into(flat[piece], [one[piece] for one in flats], weights)
+        parts = [
+            (flat[piece], [one[piece] for one in flats], ())
+            for piece in self.pieces(0, out.size, out.itemsize)
+        ]
+        self.reduce_each(parts, weights)
         return out
 
-    def _fold(self, out: np.ndarray, arrays: Sequence[np.ndarray]) -> np.ndarray:
+    def pieces(self, start: int, stop: int, itemsize: int) -> list[slice]:
+        """Split the items from `start` to `stop` into pieces that fit in the cache."""
+        return pieces(start, stop, itemsize, AVERAGED_BYTES if self.weighted else PIECE_BYTES)
+
+    def _fold(self, out: np.ndarray, arrays: Sequence[np.ndarray]) -> None:
         if len(arrays) == 1:
             if out is not arrays[0]:
                 out[...] = arrays[0]
-            return out
+            return
         self.combine(arrays[0], arrays[1], out=out)
         for array in arrays[2:]:
             self.combine(out, array, out=out)
-        return out
-
-
-def are_equal(weights: Sequence[float]) -> bool:
-    """Whether all weights are the same, so that none is needed."""
-    return all([weight == weights[0] for weight in weights])
-
-
-def _divide(array: np.ndarray, divisor: int) -> np.ndarray:
-    """Divide an array in place."""
-    if array.dtype.kind == "f" and not divisor & (divisor - 1):
-        # By a power of two, a multiplication has the same bits and is faster.
-        return np.multiply(array, 1 / divisor, out=array, casting="same_kind")
-    return np.divide(array, divisor, out=array, casting="same_kind")
-
-
-def pieces(start: int, stop: int, itemsize: int, nbytes: int = PIECE_BYTES) -> list[slice]:
-    """Split the items from `start` to `stop` into pieces of `nbytes` bytes, which fit in the cache."""
-    step = max(1, nbytes // itemsize)
-    return [slice(begin, min(begin + step, stop)) for begin in range(start, stop, step)]
-
-
-def _weighted_mean(
-    out: np.ndarray, arrays: Sequence[np.ndarray], weights: Sequence[float]
-) -> np.ndarray:
-    """``sum(w * a) / sum(w)``; half precision is accumulated in single."""
-    wide = np.promote_types(out.dtype, np.float32)
-    total = np.zeros(out.shape, wide)
-    for array, weight in zip(arrays, weights):
-        if weight:
-            total += np.multiply(array, wide.type(weight), dtype=wide)
-    total /= wide.type(sum(weights))
-    out[...] = total
-    return out
 
 
 class Arithmetic:
@@ -194,6 +182,8 @@ class Accumulator:
         For error messages: a name for the values, and what to do if their shapes differ.
     axis : int
         With ``"gather"``, the axis along which the values are concatenated.
+    most : int
+        The largest number of values that will be added.
     """
 
     def __init__(
@@ -203,6 +193,7 @@ class Accumulator:
         label: str = "an output",
         remedy: str = "'gather'",
         axis: int = 0,
+        most: int = 1,
     ) -> None:
         self._mode, self._axis = mode, axis
         self._label, self._remedy = label, remedy
@@ -212,50 +203,81 @@ class Accumulator:
         self._weight: float = 0
         self._unit: float = 0
         self._parts: list[Any] = []
+        self._count = self._nones = 0
+        # Sums of arrays that are not in NumPy are scaled in any case, as nothing tells if they overflow.
+        self._scale = power_of_two_below(1 / most)
 
     @property
     def is_empty(self) -> bool:
         """Whether no value was added."""
-        return self._value is None and not self._parts
+        return not self._count
 
     def add(self, value: Any, weight: float) -> None:
-        """Add a value that was computed from `weight` rows, and may be scaled.
+        """Add a value that was computed from `weight` rows, and may be scaled; None is no array.
 
         Its memory may be reused afterwards: some operations of PyTensor write where they did before.
         """
-        if self._mode == GATHER:
-            self._parts.append(self._arithmetic.own(value).copy())
-        elif self._operation is None:
+        self._count += 1
+        if self._mode is None:
             self._value = value
+        elif value is None:
+            self._nones += 1
+        elif self._mode == GATHER:
+            self._parts.append(self._arithmetic.own(value).copy())
         else:
             self._fold(self._operation, self._arithmetic.own(value), weight)
 
-    def _fold(self, operation: Operation, value: Any, weight: float) -> None:
+    def _fold(self, operation: Any, value: Any, weight: float) -> None:
         if operation.weighted:
             # Relative to the first weight, so that slices of equal length need no multiplication.
             self._unit = self._unit or weight
             self._weight += weight
             value = self._arithmetic.astype(value, np.promote_types(value.dtype, np.float32))
-            if weight != self._unit:
-                value = self._arithmetic.multiply(value, weight / self._unit)
-        if self._value is None:
-            self._value = value.copy()
-        elif self._value.shape != value.shape:
+        if self._value is not None and self._value.shape != value.shape:
             raise ValueError(
                 f"operation {operation.name!r} of {self._label}: the slices' values have unequal "
                 f"shapes, {self._value.shape} and {value.shape}; use {self._remedy}"
             )
+        if operation.weighted:
+            self._add_up(operation, value, weight / self._unit)
+        elif self._value is None:
+            self._value = value.copy()
         else:
             self._value = self._arithmetic.combine(operation, self._value, value)
 
+    def _add_up(self, operation: Operation, value: Any, factor: float) -> None:
+        if isinstance(self._value, GrowingSum):
+            self._value.add(value, factor)
+        elif isinstance(value, np.ndarray):
+            self._value = GrowingSum(value.copy())
+        elif self._value is None:
+            self._value = self._arithmetic.multiply(value.copy(), self._scale)
+        else:
+            value = self._arithmetic.multiply(value, factor * self._scale)
+            self._value = self._arithmetic.combine(operation, self._value, value)
+
     def result(self, dtype: DTypeLike) -> Any:
-        """Return the reduction of all values."""
+        """Return the reduction of all values; None if all are None.
+
+        Raises
+        ------
+        ValueError
+            If only some of them are None.
+        """
+        if self._nones == self._count or self._mode is None:
+            return self._value
+        if self._nones:
+            raise ValueError(
+                f"{self._label} is None in {self._nones} of {self._count} slices: an operation of its "
+                f"graph returns no array for some rows"
+            )
         if self._mode == GATHER:
             return self._arithmetic.concatenate(self._parts, self._axis)
-        if self._operation is None:
-            return self._value
-        if self._operation.weighted and self._weight != self._unit:
-            self._value = self._arithmetic.divide(self._value, self._weight / self._unit)
+        quotient = self._weight / self._unit if self._unit else 1
+        if isinstance(self._value, GrowingSum):
+            return self._value.divided(quotient, dtype)
+        if self._unit and quotient * self._scale != 1:
+            self._value = self._arithmetic.divide(self._value, quotient * self._scale)
         return self._arithmetic.astype(self._value, dtype)
 
 

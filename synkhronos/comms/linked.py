@@ -199,10 +199,12 @@ class _Batch:
 
     def reduce_small(self, operation, items, weights):
         """Reduce the small arrays of some ranks into this rank's."""
+        parts = []
         for index, place in zip(self.small, self._places):
             shape, dtype = self.types[index]
             arrays = [np.frombuffer(item, np.uint8)[place].view(dtype).reshape(shape) for item in items]
-            operation.reduce_into(self.arrays[index], arrays, weights)
+            parts.append((self.arrays[index], arrays, ()))
+        operation.reduce_each(parts, weights)
 
 
 class _Reduction:

@@ -11,6 +11,7 @@ import pickle
 
 import numpy as np
 
+from synkhronos.arithmetic.averages import normalized
 from synkhronos.arithmetic.operations import find_operation
 from synkhronos.comms.base import ArraySpec, Communicator
 from synkhronos.comms.wires import WireReduction
@@ -138,6 +139,7 @@ class MachinesCommunicator(Communicator):
         # This machine's reduction writes to an array, so all ranks have to agree before it.
         by_rank, weights = self._exchange(arrays, weight)
         self.check_reducible(op, by_rank, weights)
+        weights = normalized(weights)
         total = sum(weights[rank] for rank in self._machines[self._machine])
         if self._local.size > 1 and (total or not find_operation(op).weighted):
             arrays = self._local.reduce(arrays, op, self._leader, weight)

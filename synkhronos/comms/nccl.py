@@ -17,6 +17,7 @@ from pygpu.collectives import GpuComm, GpuCommCliqueId
 from pygpu.gpuarray import GpuArray, GpuArrayException
 
 from synkhronos._errors import text_of
+from synkhronos.arithmetic.averages import scaled
 from synkhronos.arithmetic.operations import find_operation
 from synkhronos.comms.base import ArraySpec, Communicator
 
@@ -146,28 +147,27 @@ class NcclCommunicator(Communicator):
         flats = self._flats(arrays, widen=operation.weighted)
         by_rank, weights = self._meet(arrays, weight)
         self.check_reducible(op, by_rank, weights)
-        weighted = operation.weighted and any(one != weights[0] for one in weights)
-        is_target = root in (None, self.rank)
-        if weighted:
-            self._weigh(flats, weight, is_target)
+        is_target, divisor = root in (None, self.rank), 1.0
+        if operation.weighted:
+            factors, divisor = scaled(weights)
+            self._weigh(flats, factors[self.rank], is_target)
             self.group.barrier()
         for flat in flats:
             self._reduce_flat(flat.array, operation, root)
             if is_target:
-                if operation.weighted:
-                    divisor = sum(weights) if weighted else self.size
+                if divisor != 1:
                     flat.array = self._arithmetic.divide(flat.array, divisor)
                 flat.unpack()
         return arrays
 
-    def _weigh(self, flats, weight, is_target):
+    def _weigh(self, flats, factor, is_target):
         for flat in flats:
-            if not weight:
+            if not factor:
                 flat.clear()  # its values may be NaN
-            else:
+            elif factor != 1:
                 if not is_target:
                     flat.own()  # the arrays of these ranks do not change
-                flat.array = self._arithmetic.multiply(flat.array, weight)
+                flat.array = self._arithmetic.multiply(flat.array, factor)
 
     def _reduce_flat(self, flat, operation, root):
         name = "sum" if operation.weighted else operation.name

@@ -13,7 +13,7 @@ result is computed once, so it is bit-identical on every rank.
 import pickle
 import struct
 
-from synkhronos.arithmetic.operations import are_equal, pieces
+from synkhronos.arithmetic.averages import are_equal
 from synkhronos.arithmetic.partition import share
 from synkhronos.comms.base import Communicator
 
@@ -101,10 +101,7 @@ class SharedMemoryCommunicator(Communicator):
         plan = self._plan
         if plan.weights is not weights or plan.op != op or plan.targets != targets:
             plan = self._make_plan(op, by_rank, weights, targets)
-        for reduced, parts, others in plan.pieces:
-            plan.operation.reduce_into(reduced, parts, plan.active_weights)
-            for other in others:
-                other[...] = reduced
+        plan.operation.reduce_each(plan.pieces, plan.active_weights)
 
     def _make_plan(self, op, by_rank, weights, targets):
         """Return the plan of a reduction; the last one, if only weights that are not zero differ."""
@@ -150,7 +147,7 @@ class _Plan:
             flat = [array.reshape(-1) for array in arrays]
             low, high = max(start - passed, 0), min(stop - passed, flat[0].size)
             passed += flat[0].size
-            for piece in pieces(low, high, flat[0].itemsize):
+            for piece in operation.pieces(low, high, flat[0].itemsize):
                 parts = [flat[one][piece] for one in self.active]
                 self.pieces.append((flat[first][piece], parts, [flat[one][piece] for one in others]))
 

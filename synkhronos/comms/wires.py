@@ -18,6 +18,7 @@ from typing import Any, Sequence
 
 import numpy as np
 
+from synkhronos.arithmetic.averages import normalized
 from synkhronos.arithmetic.operations import find_operation
 from synkhronos.comms.base import ArraySpec, Communicator
 from synkhronos.comms.linked import LinkedCommunicator
@@ -118,6 +119,7 @@ class WireReduction:
         weights, are_alike = self._meet(contents, op, weight, used)
         scale = 1.0
         if find_operation(op).weighted:
+            weights = normalized(weights)
             scale = weights[self.rank] / sum(weights)
         small = [array for array, is_one in zip(contents, is_large) if not is_one]
         exact = iter(self.leaders.all_reduce(small, op, weight) if small else [])

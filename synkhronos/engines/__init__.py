@@ -1,11 +1,16 @@
 """Engines: graph compilers and their array types.
 
-``base`` is the interface; ``naive``, in NumPy, is its specification. ``cpu`` provides the engine of the
-compiler that ``host/compiler`` has chosen. ``graphs`` is the common code of Theano and PyTensor, with
-``pickles`` and ``containers``; ``names`` provides their names, and ``apart`` an operation that keeps
-others from being fused. ``dependence`` reads from a graph what its results depend on, and ``rows``, with
-``degrees`` and ``shapes``, how they depend on the number of rows. ``windows`` divides the rows that an
-index selects.
+``base`` is the interface; ``naive``, in NumPy, is its specification; ``peers`` are the other ranks,
+for collectives in graphs. ``cpu`` provides the engine of the compiler that ``host/compiler`` has
+chosen. ``graphs`` is the common code of Theano and PyTensor, with ``pickles`` and ``containers``;
+``names`` provides their names, and ``apart`` an operation that keeps others from being fused.
+``dependence`` reads from a graph what its results depend on, and ``rows``, with ``degrees`` and
+``shapes``, how they depend on the number of rows; ``seeds`` are where gradients begin, and
+``suspects`` finds what may make results differ from those of one process. ``axes`` follows the axis of
+the rows further than ``rows``, for ``windows``, which divides the rows that an index selects, and
+``recurrence``, which finds loops along them. ``equal_axes`` finds which ``extents`` are equal, and
+``fixed_rows`` replaces numbers of rows that a script gives as constants. ``remarks`` are words of
+messages.
 
 ``pytensor_engine`` runs PyTensor on NumPy arrays, and ``pytensor_jax`` on JAX arrays. ``theano_cpu``
 and ``theano_gpu`` run Theano on NumPy arrays and on the arrays of a GPU; their common code is in

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from typing import Any, Callable, Iterable, Mapping, NamedTuple, Protocol, Sequence
+from typing import Any, Callable, Iterable, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
@@ -89,62 +89,72 @@ class Analysis(NamedTuple):
     extents : list of str or None
         How each output depends on the number of rows: `SUM`, `PARTLY_SUM`, `ROWS`, or None if that is
         not known, or if it is neither.
+    loss_ops : list of frozenset of str
+        For each output, the `loss_op` of the collectives that gradients pass from which it is computed.
     """
 
     outputs: list[Dependence]
     updates: dict[SharedVariable, Dependence]
     accumulated: frozenset[SharedVariable]
     extents: list[str | None]
+    loss_ops: list[frozenset[str]]
+
+
+class Windows(NamedTuple):
+    """Givens in which each rank has its part of the rows that an index selects.
+
+    Attributes
+    ----------
+    givens : list of pairs
+    bounds : list of variables
+        Two int64 scalars: the first row of the part, and the row after the last. Empty if nothing is
+        divided.
+    lengths : list of variables
+        The number of all rows, for each new value that is divided.
+    divided : dict
+        The variables that are replaced by these values, and the axis of the rows of each.
+    whole : list of variables
+        The other variables that are replaced by what depends on an index.
+    """
+
+    givens: Any
+    bounds: list[Variable]
+    lengths: list[Variable]
+    divided: dict[Variable, int]
+    whole: list[Variable]
 
 
 #: If each row occurs twice, an output is twice as large; or a part of it is; or it has twice the rows.
 SUM, PARTLY_SUM, ROWS = "sum", "partly sum", "rows"
 
-#: In place of the axis of an argument: the argument is a bound of rows that `Engine.cut_windows` cut.
+#: Why a shared variable has none, and what to do
+NO_VALUE = (
+    "an operation returned None for its update; have it return an array, and set the variable with "
+    "synk.broadcast(variable, value)"
+)
+
+#: In place of the axis of an argument: the argument is a bound of the rows of `Windows`.
 BOUND = "bound"
 
 
-class Peers(Protocol):
-    """The ranks that call a function together, as the collectives in its graph see them.
-
-    The ranks call the same methods in the same order, which the numbers confirm. Arrays are of the
-    engine's types. They are not changed, and results do not share their memory.
+class Fixed(NamedTuple):
+    """A number in a graph that may be a number of rows.
 
     Attributes
     ----------
-    is_master : bool
+    number : int
+    text : str
+        The operation that has it.
+    regroups : bool
+        Whether it divides the rows anew, with other results if a rank has only a part of them.
+    is_product : bool
+        Whether it may be a multiple of a number of rows.
     """
 
-    is_master: bool
-
-    def all_reduce(self, array: Array, op: str, number: int | None) -> Array:
-        """Return the reduction of the arrays of all ranks.
-
-        Parameters
-        ----------
-        op : str
-            An operation of `synkhronos.arithmetic.operations`; or one of two that use the numbers of
-            rows of the ranks, n_r, and of this rank, n_s: ``"weighted_sum"``, the sum of the arrays
-            times ``n_r / n_s``, and ``"share_of_sum"``, the sum of the arrays, times n_s over the sum
-            of n_r.
-        number : int or None
-            The number of the collective in the function.
-        """
-
-    def all_gather(self, array: Array, number: int | None) -> Array:
-        """Return the arrays of all ranks, concatenated along axis 0."""
-
-    def own_rows(self, array: Array, op: str, n_rows: int, number: int | None) -> Array:
-        """Return `n_rows` rows of a reduction, after the rows of the ranks before this one."""
-
-    def broadcast(self, array: Array, number: int | None) -> Array:
-        """Return the array of the master."""
-
-    def zeros_like(self, array: Array) -> Array:
-        """Return zeros in the shape and type of an array."""
-
-    def start(self, array: Array, buckets: Buckets, number: int) -> None:
-        """If possible, let a bucket of a vector be reduced while the function computes the others."""
+    number: int
+    text: str
+    regroups: bool = False
+    is_product: bool = False
 
 
 class Engine(ABC):
@@ -249,23 +259,59 @@ class Engine(ABC):
             Further options of the compiler.
         """
 
-    def cut_windows(
-        self, givens: Sequence[tuple[Variable, Any]], inputs: Sequence[Variable]
-    ) -> tuple[Any, list[Variable], list[Variable]]:
-        """Take part of the rows that `inputs` select by slices of axis 0 in the new values of `givens`.
+    def free_rows(
+        self,
+        outputs: Sequence[Variable],
+        updates: Sequence[tuple[SharedVariable, Variable]],
+        givens: Sequence[tuple[Variable, Any]],
+        rows: Mapping[Variable, int],
+        no_default_updates: Any,
+    ) -> tuple[Any, Any, Any, list[Fixed]]:
+        """Replace numbers of rows in a graph that a script gives as constants.
 
-        An engine that has no givens, or does not recognize such slices, cuts nothing.
+        An engine that does not recognize such numbers replaces none.
+
+        Parameters
+        ----------
+        outputs, updates, givens
+            As of `build`.
+        rows : dict
+            The variables whose rows are divided among the ranks, and the axis of the rows.
+        no_default_updates : bool or list of shared variables
+            An option of the compiler.
 
         Returns
         -------
-        givens : list of pairs
-        bounds : list of variables
-            Two int64 scalars: the first row of the part, and the row after the last. Empty if nothing
-            is cut.
-        lengths : list of variables
-            The number of all rows, for each new value that is cut.
+        outputs, updates, givens
+        fixed : list of Fixed
+            The numbers that are left.
         """
-        return givens, [], []
+        return outputs, updates, givens, []
+
+    def cut_windows(
+        self,
+        givens: Sequence[tuple[Variable, Any]],
+        index: Sequence[Variable],
+        divided: Mapping[Variable, int],
+    ) -> Windows:
+        """Take part of the rows that an index selects in the new values of `givens`.
+
+        An engine that has no givens, or does not recognize such rows, divides nothing.
+
+        Parameters
+        ----------
+        givens : list of pairs
+        index : list of variables
+            The inputs that may select rows, of which every rank has the whole value.
+        divided : dict
+            The axis of the rows of each variable of which the ranks have different rows.
+
+        Raises
+        ------
+        ValueError
+            If rows are selected in a way in which they cannot be divided.
+        """
+        return Windows(givens, [], [], {}, [])
 
     def has_collectives(self, compiled: Compiled) -> bool:
         """Whether a function contains collectives.
@@ -278,6 +324,12 @@ class Engine(ABC):
     def uses_master(self, compiled: Compiled) -> bool:
         """Whether a function contains collectives that take the master's value."""
         return False
+
+    def are_computed_from(
+        self, results: Sequence[Any], variables: Sequence[Variable]
+    ) -> list[bool]:
+        """Whether each result is computed from one of the variables, which are in `Windows`."""
+        return [False] * len(results)
 
     @abstractmethod
     def shareds(self, compiled: Compiled) -> list[SharedVariable]:
@@ -296,9 +348,20 @@ class Engine(ABC):
         """Return what the graph says about the results.
 
         `axes` has, for each argument, the axis along which its rows are split, None, or `BOUND` for the
-        bounds that `cut_windows` returned. An engine that cannot tell how outputs depend on the number
+        bounds of `Windows`. An engine that cannot tell how outputs depend on the number
         of rows reports None. It may report too many dependences, but not too few.
         """
+
+    def suspects(self, compiled: Compiled, axes: Sequence[int | str | None]) -> list[str]:
+        """Return which of `SUSPECTS` are in the graph, as far as the engine can tell; see `analyze`."""
+        return []
+
+    def recurrent(self, compiled: Compiled, axes: Sequence[int | str | None]) -> list[int]:
+        """Return the positions of arguments along whose rows a loop depends on earlier steps.
+
+        `axes` are as of `analyze`. An engine that cannot tell returns none.
+        """
+        return []
 
     @abstractmethod
     def copy(
@@ -356,7 +419,11 @@ class Engine(ABC):
     def call(
         self, compiled: Compiled, arguments: Sequence[Array], subset: Sequence[int] | None = None
     ) -> list[Array]:
-        """Call a compiled function and return the list of its outputs, all or a subset of them."""
+        """Call a compiled function and return the list of its outputs, all or a subset of them.
+
+        Arguments that are NumPy arrays have a layout that compiled code can use; see
+        `synkhronos.arithmetic.conversion.usable`.
+        """
 
     # Shared variables and arrays
 
@@ -383,9 +450,10 @@ class Engine(ABC):
     def overwrite(self, array: Array, value: Array) -> Array:
         """Return an array of the type of `array` with a copy of the values of another array.
 
-        It is `array` itself, overwritten, if that can be changed and has the same shape.
+        It is `array` itself, overwritten, if that can be changed and has the same shape. `array` may be
+        None, which an operation may have returned in place of an array.
         """
-        if array.shape != value.shape or not array.flags.writeable:
+        if array is None or array.shape != value.shape or not array.flags.writeable:
             return np.array(value)
         array[...] = value
         return array
@@ -399,7 +467,10 @@ class Engine(ABC):
         return take_rows(array, rows, out)
 
     def to_host(self, array: Array) -> np.ndarray:
-        """Return the array itself if it is a NumPy array, else a copy as a NumPy array."""
+        """Return the array itself if it is a NumPy array, else a copy as a NumPy array.
+
+        None, which an operation may return in place of an array, stays None.
+        """
         return array
 
     def to_device(self, value: np.ndarray) -> Array:
@@ -414,8 +485,15 @@ class Engine(ABC):
         """Return the value as a NumPy array, which may be the storage itself.
 
         The value of a random stream is its state, as numbers.
+
+        Raises
+        ------
+        ValueError
+            If an update has set the variable to None.
         """
         storage = self.storage(shared)
+        if storage is None:
+            raise ValueError(f"{shared} has no value: {NO_VALUE}")
         if isinstance(storage, GENERATORS):
             return state_to_array(storage)
         return np.asarray(self.to_host(storage))

@@ -11,6 +11,7 @@ from synkhronos.engines.names import (
     scalar,
 )
 from synkhronos.engines.rows import extents
+from synkhronos.engines.seeds import loss_ops
 
 _ELEMENTWISE = (
     scalar.Add,
@@ -38,12 +39,9 @@ def analyze(specifications, outputs, axes):
     """
     inputs = [one.variable for one in specifications]
     updates = [(one.variable, one.update) for one in specifications if one.update is not None]
-    results = [*outputs, *(new for _, new in updates)]
+    arguments, results = arguments_and_results(specifications, outputs)
     nodes = io_toposort(inputs, results)
     masks, own = _masks(inputs, nodes), _masks(inputs, nodes, is_cut=True)
-    arguments = [
-        one for one in inputs if not isinstance(one, SharedVariable) and not is_peers(one)
-    ]
     positions = {one: position for position, one in enumerate(arguments)}
     found = [
         Dependence(
@@ -59,7 +57,15 @@ def analyze(specifications, outputs, axes):
             shared for shared, new in updates if _accumulates(shared, new, masks, inputs)
         ),
         extents=extents(arguments, axes, outputs),
+        loss_ops=loss_ops(nodes, outputs),
     )
+
+
+def arguments_and_results(specifications, outputs):
+    """Return the arguments of a function, but for the peers, and all that it computes."""
+    inputs = [one.variable for one in specifications]
+    arguments = [one for one in inputs if not isinstance(one, SharedVariable) and not is_peers(one)]
+    return arguments, [*outputs, *(one.update for one in specifications if one.update is not None)]
 
 
 def _masks(inputs, nodes, is_cut=False):

@@ -12,7 +12,8 @@ from synkhronos.engines import names
 from synkhronos.engines.base import Engine, InputType, TensorType, WrappedInput
 from synkhronos.engines.collectives import ALONE, PeersType
 from synkhronos.engines.containers import report_assignments
-from synkhronos.engines.dependence import analyze
+from synkhronos.engines.dependence import analyze, arguments_and_results
+from synkhronos.engines.fixed_rows import free_rows
 from synkhronos.engines.names import SharedVariable, Variable
 from synkhronos.engines.order import (
     check_order,
@@ -22,6 +23,8 @@ from synkhronos.engines.order import (
     takes_peers,
 )
 from synkhronos.engines.pickles import GraphUnpickler, MainNames, dump, with_deep_stack
+from synkhronos.engines.recurrence import recurrent
+from synkhronos.engines.suspects import suspects
 from synkhronos.engines.windows import cut_windows
 from synkhronos.host import compiler
 
@@ -164,9 +167,16 @@ class GraphEngine(Engine):
     def uses_master(self, compiled):
         return takes_from_master(compiled)
 
-    def cut_windows(self, givens, inputs):
+    def free_rows(self, outputs, updates, givens, rows, no_default_updates):
+        return free_rows(outputs, updates, givens, rows, no_default_updates)
+
+    def cut_windows(self, givens, index, divided):
         with names.without_test_values():  # as the bounds have none
-            return cut_windows(givens, inputs)
+            return cut_windows(givens, index, divided)
+
+    def are_computed_from(self, results, variables):
+        found = [set(names.ancestors([one])) if isinstance(one, Variable) else () for one in results]
+        return [any(one in each for one in variables) for each in found]
 
     def shareds(self, compiled):
         return compiled.get_shared()
@@ -182,6 +192,16 @@ class GraphEngine(Engine):
 
     def analyze(self, compiled, axes):
         return analyze(*self.source(compiled), axes)
+
+    def suspects(self, compiled, axes):
+        specifications, outputs = self.source(compiled)
+        arguments, results = arguments_and_results(specifications, outputs)
+        # Gradients have what their losses have, and more that is right.
+        return suspects(arguments, axes, outputs) or suspects(arguments, axes, results)
+
+    def recurrent(self, compiled, axes):
+        arguments, results = arguments_and_results(*self.source(compiled))
+        return recurrent(arguments, axes, results)
 
     def source(self, compiled):
         """Return the graph before optimization: the specifications of inputs, and the outputs."""

@@ -72,7 +72,7 @@ class Draw(Apply):
 
 
 class Collective(Tensor):
-    """A collective: a method of `synkhronos.engines.base.Peers`, applied to a variable."""
+    """A collective: a method of `synkhronos.engines.peers.Peers`, applied to a variable."""
 
     def __init__(self, method, variable, *options):
         super().__init__(None, variable.dtype, variable.ndim)
@@ -211,6 +211,7 @@ class NaiveEngine(Engine):
             updates={shared: self._dependence(compiled, new) for shared, new in updates},
             accumulated=frozenset(),
             extents=[None] * len(compiled.outputs),
+            loss_ops=[frozenset()] * len(compiled.outputs),
         )
 
     def _dependence(self, compiled, variable):
@@ -277,7 +278,8 @@ class NaiveEngine(Engine):
 
         for one in collectives:  # in their order, for any subset
             evaluate(one)
-        outputs = [np.array(evaluate(one), one.dtype) for one in compiled.outputs]
+        results = [(evaluate(one), one.dtype) for one in compiled.outputs]
+        outputs = [None if value is None else np.array(value, dtype) for value, dtype in results]
         news = [np.array(evaluate(new), shared.dtype) for shared, new in compiled.updates]
         for (shared, _), new in zip(compiled.updates, news):
             shared.storage = new

@@ -6,6 +6,7 @@ compiler has none.
 """
 
 import contextlib
+import importlib
 
 from synkhronos.engines.apart import apart as apart
 from synkhronos.engines.buckets import Ready
@@ -15,6 +16,9 @@ from synkhronos.engines.operation import Apply as Apply
 from synkhronos.engines.operation import with_pattern as with_pattern
 from synkhronos.host import compiler
 
+#: The modules of operations on sparse matrices are imported when they are used.
+_SPARSE = {"SparseType", "SparseTensorType"}
+
 if compiler.NAME == "pytensor":
     import pytensor as package
     import pytensor.tensor as tensor
@@ -22,6 +26,7 @@ if compiler.NAME == "pytensor":
     from pytensor.compile.io import In, Out
     from pytensor.compile.ops import ViewOp
     from pytensor.compile.sharedvalue import SharedVariable
+    from pytensor.gradient import GradClip
     from pytensor.graph.basic import Constant, Variable, clone_get_equiv
     from pytensor.graph.replace import clone_replace as clone
     from pytensor.graph.rewriting.basic import GraphRewriter as GraphRewriter
@@ -30,9 +35,11 @@ if compiler.NAME == "pytensor":
     from pytensor.link.basic import Container
     from pytensor.link.c.type import Generic
     from pytensor.raise_op import CheckAndRaise
+    from pytensor.scan.op import Scan
     from pytensor.tensor.basic import (
         Alloc,
         ARange,
+        Eye,
         Join,
         MakeVector,
         ScalarFromTensor,
@@ -47,6 +54,7 @@ if compiler.NAME == "pytensor":
     from pytensor.tensor.shape import Reshape, Shape, Shape_i, SpecifyShape
     from pytensor.tensor.special import LogSoftmax, Softmax
     from pytensor.tensor.subtensor import (
+        AdvancedIncSubtensor,
         AdvancedSubtensor,
         IncSubtensor,
         Subtensor,
@@ -56,9 +64,9 @@ if compiler.NAME == "pytensor":
     from pytensor.tensor.type import TensorType
 
     try:
-        from pytensor.tensor.subtensor import AdvancedSubtensor1
+        from pytensor.tensor.subtensor import AdvancedIncSubtensor1, AdvancedSubtensor1
     except ImportError:  # PyTensor 3.3
-        AdvancedSubtensor1 = AdvancedSubtensor
+        AdvancedIncSubtensor1, AdvancedSubtensor1 = AdvancedIncSubtensor, AdvancedSubtensor
 
     try:
         from pytensor.conditional.op import IfElse
@@ -74,12 +82,15 @@ if compiler.NAME == "pytensor":
     HAS_MRG = False  # streams whose states are arrays
     Reciprocal = scalar.Reciprocal
     MEANS, POOLS, CONVOLUTIONS = (), (), ()
-    BY_ROW, LINEAR_BY_ROW = (), ()
+    ANY_POOLS, ANY_CONVOLUTIONS, FORWARD, TO_IMAGES, OLD_CONVOLUTIONS = (), (), (), (), ()
+    BY_ROW, LINEAR_BY_ROW, WITH_BIAS = (), (), ()
+    COUNTING, WITH_EXTENTS = (Scan, Eye), (Alloc, SpecifyShape)
     SOFTMAXES = (Softmax, LogSoftmax)
     LARGEST = (Argmax,)
     RANDOM = (RandomVariable,)
     COPIES = (SpecifyShape, ViewOp, CheckAndRaise, TensorFromScalar, ScalarFromTensor)
     VIEWS = (DimShuffle, SpecifyShape, Subtensor, IncSubtensor, Join, Ready)
+    WRITES = (IncSubtensor, AdvancedIncSubtensor, AdvancedIncSubtensor1)
     LINEAR = (DimShuffle, Sum, SpecifyShape, ViewOp)
 
     def then(first, second):
@@ -116,6 +127,10 @@ if compiler.NAME == "pytensor":
         """Return the index of a `Subtensor`, with numbers in place of constants."""
         return get_constant_idx(node.op.idx_list, node.inputs, True, True)
 
+    def steps_of(loop):
+        """Return the inputs and outputs of the steps of a `Scan`."""
+        return loop.inner_inputs, loop.inner_outputs
+
     def is_read(compiled, variable):
         """Whether an input of an optimized graph is used in it."""
         return bool(compiled.maker.fgraph.clients[variable])
@@ -133,14 +148,17 @@ else:
     from theano.gof.graph import inputs as graph_inputs
     from theano.gof.link import Container
     from theano.gof.type import Generic
+    from theano.gradient import GradClip
     from theano.ifelse import IfElse
     from theano.sandbox.rng_mrg import mrg_uniform_base
+    from theano.scan_module.scan_op import Scan
     from theano.tensor import TensorType
     from theano.tensor.basic import (
         Alloc,
         ARange,
         Argmax,
         Dot,
+        Eye,
         Join,
         MaxAndArgmax,
         Mean,
@@ -152,12 +170,14 @@ else:
     from theano.tensor.blas import BatchedDot
     from theano.tensor.elemwise import CAReduce, DimShuffle, Elemwise, Sum
     from theano.tensor.extra_ops import CpuContiguous
-    from theano.tensor.nnet import abstract_conv, nnet
+    from theano.tensor.nnet import abstract_conv, conv, nnet
     from theano.tensor.opt import Assert, MakeVector
     from theano.tensor.raw_random import RandomFunction
     from theano.tensor.raw_random import RandomStateType as GeneratorType
-    from theano.tensor.signal.pool import Pool
+    from theano.tensor.signal.pool import Pool, PoolGrad
     from theano.tensor.subtensor import (
+        AdvancedIncSubtensor,
+        AdvancedIncSubtensor1,
         AdvancedSubtensor,
         AdvancedSubtensor1,
         IncSubtensor,
@@ -168,6 +188,11 @@ else:
     HAS_MRG = True
     Reciprocal = scalar.Inv
     MEANS, POOLS, CONVOLUTIONS = (Mean,), (Pool,), (abstract_conv.AbstractConv,)
+    FORWARD, TO_IMAGES = (abstract_conv.AbstractConv,), (abstract_conv.AbstractConv_gradInputs,)
+    ANY_POOLS, ANY_CONVOLUTIONS = (Pool, PoolGrad), (abstract_conv.BaseAbstractConv,)
+    OLD_CONVOLUTIONS = (conv.ConvOp,)
+    COUNTING, WITH_EXTENTS = (Scan, Eye), (Alloc,)
+    WITH_BIAS = (nnet.SoftmaxWithBias,)
     BY_ROW = (nnet.Softmax, nnet.LogSoftmax, nnet.SoftmaxWithBias, nnet.CrossentropyCategorical1Hot)
     LINEAR_BY_ROW = (nnet.SoftmaxGrad, nnet.CrossentropyCategorical1HotGrad)
     SOFTMAXES = ()
@@ -177,6 +202,7 @@ else:
         Rebroadcast, SpecifyShape, ViewOp, Assert, CpuContiguous, TensorFromScalar, ScalarFromTensor,
     )  # fmt: skip
     VIEWS = (DimShuffle, Rebroadcast, Subtensor, IncSubtensor, Join, Ready)
+    WRITES = (IncSubtensor, AdvancedIncSubtensor, AdvancedIncSubtensor1)
     LINEAR = (DimShuffle, Sum, Rebroadcast, ViewOp)
 
     def then(first, second):
@@ -207,6 +233,35 @@ else:
         """Return the index of a `Subtensor`, with numbers in place of constants."""
         return node.op.get_constant_idx(node.inputs, allow_partial=True, only_process_constants=True)
 
+    def steps_of(loop):
+        """Return the inputs and outputs of the steps of a `Scan`."""
+        return loop.inputs, loop.outputs
+
     def is_read(compiled, variable):
         """Whether an input of an optimized graph is used in it."""
         return bool(variable.clients)
+
+
+def is_sparse(variable):
+    """Whether a variable is a sparse matrix."""
+    return type(variable.type).__name__ in _SPARSE
+
+
+def is_sum_with_sparse(op):
+    """Whether an operation adds a sparse and a dense matrix."""
+    return type(op).__name__ == "AddSD"
+
+
+def dense(variable):
+    """Return a variable, or the dense matrix of the values of a sparse one."""
+    if not is_sparse(variable):
+        return variable
+    return importlib.import_module(f"{package.__name__}.sparse").dense_from_sparse(variable)
+
+
+def in_type_of(variable, value):
+    """Return a dense value as a variable of the type of another one, which may be sparse."""
+    if is_sparse(variable):
+        module = importlib.import_module(f"{package.__name__}.sparse")
+        value = getattr(module, f"{variable.type.format}_from_dense")(value)
+    return variable.type.filter_variable(value)

@@ -83,14 +83,14 @@ class PyTensorJaxEngine(PyTensorEngine):
             "functions of JAX cannot; use synk.all_reduce between two functions"
         )
 
-    def cut_windows(self, givens, inputs):
-        cut = super().cut_windows(givens, inputs)
-        if cut[1]:
+    def cut_windows(self, givens, index, divided):
+        windows = super().cut_windows(givens, index, divided)
+        if windows.bounds:
             raise ValueError(
                 "function: givens: slices whose bounds are inputs have no fixed number of rows, which "
                 "JAX needs; give the rows as inputs, and select them by batch"
             )
-        return cut
+        return windows
 
     def to_parts(self, compiled):
         for shared in self.shareds(compiled):

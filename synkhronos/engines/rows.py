@@ -17,9 +17,8 @@ from synkhronos.engines import names
 from synkhronos.engines.base import BOUND, PARTLY_SUM, ROWS, SUM
 from synkhronos.engines.degrees import FIXED, LENGTH, ZERO, Rows, elementwise
 from synkhronos.engines.names import io_toposort, scalar
-from synkhronos.engines.shapes import constant_index, dims, item
+from synkhronos.engines.shapes import TRANSFERS, axis_after, constant_index, dims, item
 
-_SAME_NAMES = ("GpuFromHost", "HostFromGpu", "GpuToGpu")  # only where there is pygpu
 
 def extents(inputs, axes, outputs):
     """Return `SUM`, `PARTLY_SUM`, `ROWS` or None for each output.
@@ -31,10 +30,25 @@ def extents(inputs, axes, outputs):
         The axis of each input along which its rows are split.
     outputs : list of variables
     """
-    graph = _Graph(dict(zip(inputs, axes)))
-    for node in io_toposort(inputs, outputs):
-        graph.add(node)
-    return [_extent(graph.value(output)) for output in outputs]
+    graph = RowGraph(dict(zip(inputs, axes)))
+    return [_extent(value) for value in graph.values_of(outputs)]
+
+
+def of_input(axis):
+    """Return the `Rows` of an input with an axis of rows; None if it has none."""
+    return FIXED if axis is None else Rows(axis, FIXED.degrees)
+
+
+def rows_of(known, variables):
+    """Return the `Rows` of variables, or None where they are not known.
+
+    Parameters
+    ----------
+    known : dict
+        The `Rows` of inputs, or of other variables of the graph. What has no inputs is fixed.
+    variables : list of variables
+    """
+    return RowGraph({}, known).values_of(variables)
 
 
 def _extent(value):
@@ -47,16 +61,27 @@ def _extent(value):
     return PARTLY_SUM if value.degrees == {0, 1} else None
 
 
-class _Graph:
-    """The `Rows` of the variables of a graph; None if they are unknown."""
+class RowGraph:
+    """The `Rows` of the variables of a graph; None if they are unknown.
 
-    def __init__(self, axes):
-        self._values = {
-            variable: FIXED if axis is None else Rows(axis, FIXED.degrees)
-            for variable, axis in axes.items()
-            if axis != BOUND
-        }
-        self._bounds = {variable for variable, axis in axes.items() if axis == BOUND}
+    Parameters
+    ----------
+    axes : dict
+        The axis of the rows of each input, None or `BOUND`.
+    known : dict, optional
+        The `Rows` of other variables.
+    """
+
+    def __init__(self, axes, known=None):
+        given = {one: of_input(axis) for one, axis in axes.items() if axis != BOUND}
+        self._values = {**(known or {}), **given}
+        self._bounds = {one for one, axis in axes.items() if axis == BOUND}
+
+    def values_of(self, variables):
+        """Return the values of variables, after finding those of the graph."""
+        for node in io_toposort([*self._values, *self._bounds], variables):
+            self.add(node)
+        return [self.value(one) for one in variables]
 
     def value(self, variable):
         if variable in self._values:
@@ -71,19 +96,25 @@ class _Graph:
         """Find the values of the outputs of a node, whose inputs have been found."""
         found = self._apply(node, [self.value(one) for one in node.inputs])
         for output in node.outputs:
-            self._values[output] = found
+            self._values.setdefault(output, found)
 
     def _apply(self, node, values):
         op = node.op
         for kinds, rule in _RULES:
             if isinstance(op, kinds):
-                return rule(self, node, values)
-        if type(op).__name__ in _SAME_NAMES:
+                return getattr(self, rule)(node, values)
+        if type(op).__name__ in TRANSFERS:
             return values[0]
-        return _other(values)
+        return other(values)
 
     def dims(self, shape):
-        return dims(shape, self.value)
+        return dims(shape, self.value, self._extents)
+
+    def _extents(self, variable):
+        value = self.value(variable)
+        if value is None:
+            return None
+        return [LENGTH if axis == value.axis else FIXED for axis in range(variable.ndim)]
 
     def item(self, number):
         return item(number, self.value)
@@ -101,7 +132,7 @@ class _Graph:
             return None if None in items else Rows(None, frozenset([items.count(LENGTH)]))
         if value is None:
             return None
-        axes = _counted(op.axis, node.inputs[0].ndim)
+        axes = counted(op.axis, node.inputs[0].ndim)
         axis = value.axis
         is_sum = isinstance(op.scalar_op, scalar.Add)
         if axis is not None and axis in axes:
@@ -114,7 +145,7 @@ class _Graph:
         (value,) = values[:1]
         if value is None or not value.degrees <= {0}:
             return None
-        axes = _counted(node.op.axis, node.inputs[0].ndim)
+        axes = counted(node.op.axis, node.inputs[0].ndim)
         if value.axis in axes:
             return None
         kept = None if value.axis is None else value.axis - sum(one < value.axis for one in axes)
@@ -145,38 +176,38 @@ class _Graph:
 
     def batched_dot(self, node, values):
         if None in values or [value.axis for value in values] != [0, 0]:
-            return _other(values)
+            return other(values)
         return Rows(0, values[0].times(values[1]))
 
     def convolution(self, node, values):
         images, filters = values[:2]
         if None in values or images.axis != 0 or filters.axis is not None:
-            return _other(values)
+            return other(values)
         return Rows(0, images.times(filters))
 
     def by_row(self, node, values):
         if None in values or values[0].axis != 0 or not all(one.degrees <= {0} for one in values):
-            return _other(values)
+            return other(values)
         return Rows(0, FIXED.degrees)
 
     def softmax(self, node, values):
         axes = node.op.axis
-        if values[0] is None or axes is None or values[0].axis in _counted(axes, node.inputs[0].ndim):
-            return _other(values)
+        if values[0] is None or axes is None or values[0].axis in counted(axes, node.inputs[0].ndim):
+            return other(values)
         return Rows(values[0].axis, FIXED.degrees) if values[0].degrees <= {0} else None
 
     def linear_by_row(self, node, values):
         if None in values or values[0].axis != 0:
-            return _other(values)
+            return other(values)
         return Rows(0, values[0].degrees)
 
     def pooling(self, node, values):
-        return self.by_row(node, values) if node.inputs[0].ndim > node.op.ndim else _other(values)
+        return self.by_row(node, values) if node.inputs[0].ndim > node.op.ndim else other(values)
 
     def reshape(self, node, values):
         value, shape = values[0], self.dims(node.inputs[1])
         if value is None or not shape:
-            return _other(values)
+            return other(values)
         rest_is_fixed = all(isinstance(one, int) or one == FIXED for one in shape[1:])
         if value.axis is None:
             return value if rest_is_fixed and (isinstance(shape[0], int) or shape[0] == FIXED) else None
@@ -193,7 +224,7 @@ class _Graph:
     def random(self, node, values):
         shape = self.dims(node.inputs[1])
         if shape is None or None in shape:
-            return _other(values)
+            return other(values)
         known = all(one is not None and one.degrees <= {0} for one in values[2:])
         return self._filled(shape, FIXED.degrees) if known else None
 
@@ -215,14 +246,15 @@ class _Graph:
             one = items[chosen[0]] if -len(items) <= chosen[0] < len(items) else None
             return FIXED if isinstance(one, int) else one
         value = values[0]
-        if value is not None and value.axis is None and self._is_window(chosen[0]):
-            return Rows(0, value.degrees)
+        if value is not None and value.axis is None:
+            for axis, one in enumerate(chosen):
+                if self._is_window(one):
+                    return Rows(axis_after(axis, chosen), value.degrees)
         if value is None or value.axis is None:
-            return value if _other(values[1:]) is not None else None
+            return value if other(values[1:]) is not None else None
         if value.axis < len(chosen) and chosen[value.axis] != slice(None):
             return None
-        before = chosen[: value.axis]
-        return Rows(value.axis - sum(not isinstance(one, slice) for one in before), value.degrees)
+        return Rows(axis_after(value.axis, chosen), value.degrees)
 
     def _is_window(self, rows):
         """Whether these are the rows between the bounds of a window."""
@@ -232,14 +264,14 @@ class _Graph:
 
     def looked_up(self, node, values):
         if any(isinstance(one, slice) for one in getattr(node.op, "idx_list", ())):
-            return _other(values)
+            return other(values)
         table, index = values[0], values[-1]
         if table is not None and index is not None and index.axis == 0 and index.degrees <= {0}:
             if table.axis is None and len(values) == 2:  # as of embeddings
                 return Rows(0, table.degrees)
             if table.axis == 0 and len(values) == 3 and self._counts_rows(node.inputs[1]):
                 return Rows(0, table.degrees)  # table[arange(n), index]
-        return _other(values)
+        return other(values)
 
     def _counts_rows(self, index):
         """Whether this is ``arange(n)`` for the number of rows."""
@@ -250,7 +282,7 @@ class _Graph:
 
     def stacked(self, node, values):
         alike = len(set(values)) == 1 and values[0] is not None and values[0].axis is None
-        return values[0] if alike else _other(values)
+        return values[0] if alike else other(values)
 
     def same(self, node, values):
         return values[0]
@@ -263,7 +295,7 @@ def _of_tensor(bound):
     return node.inputs[0] if is_scalar else bound
 
 
-def _counted(axes, ndim):
+def counted(axes, ndim):
     """Return the axes of an operation, where None stands for all, counted from the first."""
     if axes is None:
         return range(ndim)
@@ -274,30 +306,30 @@ def _raised(degrees, by):
     return Rows(None, frozenset(degree + by for degree in degrees))
 
 
-def _other(values):
+def other(values):
     """Return the value of an operation about which nothing is known except that it is deterministic."""
     fixed = all(one is not None and one.axis is None and one.degrees <= {0} for one in values)
     return FIXED if fixed else None
 
 
 _RULES = [
-    (names.Elemwise, _Graph.elementwise),
-    (names.CAReduce, _Graph.reduction),
-    (names.DimShuffle, _Graph.dimshuffle),
-    (names.COPIES, _Graph.same),
-    (names.Dot, _Graph.dot),
-    (names.BatchedDot, _Graph.batched_dot),
-    (names.Subtensor, _Graph.indexed),
-    ((names.AdvancedSubtensor1, names.AdvancedSubtensor), _Graph.looked_up),
-    (names.Reshape, _Graph.reshape),
-    (names.Alloc, _Graph.alloc),
-    (names.Shape_i, _Graph.shape_item),
-    (names.LARGEST, _Graph.largest),
-    (names.BY_ROW, _Graph.by_row),
-    (names.SOFTMAXES, _Graph.softmax),
-    (names.LINEAR_BY_ROW, _Graph.linear_by_row),
-    (names.CONVOLUTIONS, _Graph.convolution),
-    (names.POOLS, _Graph.pooling),
-    (names.MakeVector, _Graph.stacked),
-    (names.RANDOM, _Graph.random),
+    (names.Elemwise, "elementwise"),
+    (names.CAReduce, "reduction"),
+    (names.DimShuffle, "dimshuffle"),
+    (names.COPIES, "same"),
+    (names.Dot, "dot"),
+    (names.BatchedDot, "batched_dot"),
+    (names.Subtensor, "indexed"),
+    ((names.AdvancedSubtensor1, names.AdvancedSubtensor), "looked_up"),
+    (names.Reshape, "reshape"),
+    (names.Alloc, "alloc"),
+    (names.Shape_i, "shape_item"),
+    (names.LARGEST, "largest"),
+    (names.BY_ROW, "by_row"),
+    (names.SOFTMAXES, "softmax"),
+    (names.LINEAR_BY_ROW, "linear_by_row"),
+    (names.CONVOLUTIONS, "convolution"),
+    (names.POOLS, "pooling"),
+    (names.MakeVector, "stacked"),
+    (names.RANDOM, "random"),
 ]

@@ -118,7 +118,7 @@ class TheanoGpuEngine(TheanoEngine):
         return _contiguous(array).take1(self.to_device(rows))
 
     def to_host(self, array):
-        return np.asarray(array)
+        return None if array is None else np.asarray(array)
 
     def to_device(self, value):
         return pygpu.array(value, context=self.context)

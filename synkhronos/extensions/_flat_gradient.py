@@ -86,13 +86,17 @@ def gradients_of(loss: Any, params: Sequence[SharedVariable]) -> list[Variable]:
     `loss` is a scalar expression, or a list of gradient expressions in the order of `params`.
     """
     if isinstance(loss, (list, tuple)):
-        gradients = _checked_gradients(loss, params)
+        gradients = _checked_gradients(list(map(_as_dense, loss)), params)
     else:
-        gradients = _computed_gradients(loss, params)
+        gradients = list(map(_as_dense, _computed_gradients(loss, params)))
     return [
         gradient if gradient.dtype == param.dtype else tt.cast(gradient, param.dtype)
         for param, gradient in zip(params, gradients)
     ]
+
+
+def _as_dense(gradient):
+    return names.dense(gradient) if isinstance(gradient, Variable) else gradient
 
 
 def _checked_gradients(

@@ -17,7 +17,6 @@ import synkhronos as synk
 from synkhronos.engines.names import SharedVariable, Variable
 from synkhronos.extensions.steps.arguments import Inputs
 from synkhronos.extensions.steps.marks import gradients, reduced
-from synkhronos.extensions.steps.plan import make_plan
 from synkhronos.extensions.steps.requests import Arguments, script_of_function, script_of_training
 from synkhronos.extensions.steps.serial import SerialStep
 from synkhronos.extensions.steps.step import Step
@@ -72,6 +71,13 @@ class TrainFunction:
         numpy.ndarray or list of numpy.ndarray
             The loss before the step, in the dtype of the loss, or a list of the loss and the `outputs`.
         """
+        values, batch, num_slices = self._matched(data, data_by_name, batch, num_slices)
+        outputs = self._step(values, batch, num_slices)
+        return outputs[0] if self._is_single else outputs
+
+    def _matched(
+        self, data: Sequence[Any], data_by_name: Mapping[str, Any], batch: Any, num_slices: int
+    ) -> tuple[list[Any], Any, int]:
         if len(data) > self._n_arguments:
             data, positional = data[: self._n_arguments], data[self._n_arguments :]
             if batch is not None or len(positional) > 2:
@@ -80,9 +86,49 @@ class TrainFunction:
                     f"most batch and num_slices, each once; got {len(positional)} more"
                 )
             batch, num_slices = [*positional, num_slices][:2]
-        values = self._inputs.match(data, data_by_name)
-        outputs = self._step(values, batch, num_slices)
-        return outputs[0] if self._is_single else outputs
+        return self._inputs.match(data, data_by_name), batch, num_slices
+
+    def check(
+        self,
+        /,
+        *data: Any,
+        batch: Any = None,
+        num_slices: int = 1,
+        random: bool = False,
+        rtol: float | None = None,
+        atol: float | None = None,
+        **data_by_name: Any,
+    ) -> synk.Comparison:
+        """Compare a step with the same step on one process, from the same state.
+
+        Nothing changes. The outputs and the new values of updated variables on every process are
+        compared, as in :meth:`synkhronos.Function.check`.
+
+        Parameters
+        ----------
+        *data, **data_by_name, batch, num_slices
+            As in a call.
+        random : bool, default: False
+            Whether random numbers, such as those of dropout, are replaced by numbers that follow from
+            the rows. Otherwise what depends on random numbers is not compared, since every process
+            draws its own. The first such check compiles the step once more.
+        rtol, atol : float, optional
+            As for :meth:`synkhronos.Function.check`.
+
+        Returns
+        -------
+        Comparison
+
+        Raises
+        ------
+        MismatchError
+            If an output or a new value differs. It names all that differ, how much, and the usual
+            reason.
+        ValueError
+            If `random` is True, and the step draws no random numbers.
+        """
+        values, batch, num_slices = self._matched(data, data_by_name, batch, num_slices)
+        return self._step.check(values, batch, num_slices, None, random, rtol, atol)
 
 
 class ParallelFunction:
@@ -125,6 +171,49 @@ class ParallelFunction:
         if isinstance(self._form, list):
             return dict(zip(self._form, outputs))
         return outputs if self._form else outputs[0]
+
+    def check(
+        self,
+        /,
+        *args: Any,
+        batch: Any = None,
+        batch_s: Any = None,
+        num_slices: int = 1,
+        random: bool = False,
+        rtol: float | None = None,
+        atol: float | None = None,
+        **inputs_by_name: Any,
+    ) -> synk.Comparison:
+        """Compare a step with the same step on one process, from the same state.
+
+        Nothing changes. The outputs and the new values of updated variables on every process are
+        compared, as in :meth:`synkhronos.Function.check`.
+
+        Parameters
+        ----------
+        *args, **inputs_by_name, batch, batch_s, num_slices
+            As in a call.
+        random : bool, default: False
+            Whether random numbers, such as those of dropout, are replaced by numbers that follow from
+            the rows. Otherwise what depends on random numbers is not compared, since every process
+            draws its own. The first such check compiles the step once more.
+        rtol, atol : float, optional
+            As for :meth:`synkhronos.Function.check`.
+
+        Returns
+        -------
+        Comparison
+
+        Raises
+        ------
+        MismatchError
+            If an output or a new value differs. It names all that differ, how much, and the usual
+            reason.
+        ValueError
+            If `random` is True, and the step draws no random numbers.
+        """
+        values = self._inputs.match(args, inputs_by_name)
+        return self._step.check(values, batch, num_slices, batch_s, random, rtol, atol)
 
 
 def make_train_function(
@@ -184,8 +273,9 @@ def make_train_function(
         Inputs whose whole value is sent to every rank, such as a learning rate. In a call they follow
         the data of `x` and `y`.
     loss_op : {"avg", "sum"}
-        How the losses and gradients of the ranks are combined. Terms that are the same on every rank,
-        such as a penalty on the parameters, count once in either case.
+        How the losses and gradients of the ranks are combined: ``"avg"`` for a mean over the rows,
+        ``"sum"`` for a sum, also one that is divided by a fixed number. Terms that are the same on
+        every rank, such as a penalty on the parameters, count once in either case.
     function_options : dict, optional
         Passed to ``theano.function``, such as ``{"allow_input_downcast": True}``.
     wire : {"float16", "bfloat16", "int8"}, PowerSGD or TopK, optional
@@ -205,6 +295,12 @@ def make_train_function(
         list of the loss and the `outputs`. With `num_slices` each rank computes its gradient in slices;
         the step is the same, and takes less memory. The arguments and errors are the same as for a call
         of a `Function`.
+
+    Warns
+    -----
+    SynkhronosWarning
+        If the graph of a loss shows that it is a sum over the rows, and `loss_op` is ``"avg"``, or the
+        other way round.
 
     Raises
     ------
@@ -243,7 +339,7 @@ def make_train_function(
         overlap,
     )
     script, inputs, options = script_of_training(arguments, loss, params, update_rule, args, kwargs)
-    step = Step(make_plan(script), inputs, options)
+    step = Step(script, inputs, options)
     return TrainFunction(step, inputs, outputs is None)
 
 
@@ -338,13 +434,16 @@ def parallel_function(
     loss : scalar variable, or list of these, optional
         The losses whose gradients the updates contain. By default, all scalar float outputs are tried.
     params : list of shared variables, optional
-        The parameters of these gradients; by default all float variables in `updates`.
+        The parameters of these gradients; by default all float shared variables in `updates`, and those
+        from which the losses are computed.
     gradients : list of variables, optional
         The gradient expressions themselves, one for each of `params`. Not needed for what
         ``theano.grad(loss, params)`` returns, or :func:`gradients`.
     loss_op : {"avg", "sum"}
         How the losses and gradients of the ranks are combined: ``"avg"`` for losses that are means over
-        the rows, ``"sum"`` for sums. In a sum, terms that are the same on every rank count once.
+        the rows, ``"sum"`` for sums. In a sum, terms that are the same on every rank count once. With
+        ``"sum"`` and without `loss`, a scalar output whose gradients are not found is the loss if there
+        is no other.
     bcast_inputs : list of variables, optional
         Inputs whose whole value is sent to every rank. Inputs that are not in `inputs` follow them.
     sliceable_shareds : list of shared variables, optional
@@ -363,6 +462,12 @@ def parallel_function(
     ParallelFunction
         Its calls take what a ``synkhronos.Function`` takes, with the inputs in the order of `inputs`,
         and return what the Theano function would return.
+
+    Warns
+    -----
+    SynkhronosWarning
+        If the graph of a loss shows that it is a sum over the rows, and `loss_op` is ``"avg"``, or the
+        other way round.
 
     Raises
     ------
@@ -405,4 +510,4 @@ def parallel_function(
         params,
         gradients,
     )
-    return ParallelFunction(Step(make_plan(script), matched, options), matched, form)
+    return ParallelFunction(Step(script, matched, options), matched, form)

@@ -73,8 +73,12 @@ class Agreement:
 
     @property
     def different(self) -> set[int]:
-        """The variables whose replicas are meant to differ."""
-        return self.scattered | self.assigned | self.streams | self.sliceable
+        """The variables whose replicas are meant to differ.
+
+        Rows are not meant to differ if the script has set them on the master, but not on other ranks.
+        """
+        meant = self.scattered | self.assigned | self.streams | self.sliceable
+        return meant - (self.sliceable & self.set_on_master)
 
     @property
     def incomparable(self) -> set[int]:
@@ -180,8 +184,9 @@ def _notice(reference, number):
     if world is None or world.closed or number >= world.registry.replicated:
         return
     agreement = agreement_of(world)
-    # In a program, the other ranks may do the same, and only tensors can be compared afterwards.
-    if not (world.in_program and number in agreement.incomparable):
+    # In a program, the other ranks may do the same, and only what is meant to be equal can be compared
+    # afterwards.
+    if not (world.in_program and number in agreement.incomparable | agreement.sliceable):
         agreement.changed_on_master([number])
 
 
@@ -256,6 +261,10 @@ class Sampled(Command):
 
     def __init__(self, call: Command, numbers: Sequence[int]) -> None:
         self.call, self.numbers = call, numbers
+
+    @property
+    def plain(self) -> Command:
+        return self.call
 
     def needs(self, ranks: range, size: int) -> Iterable[Need]:
         return self.call.needs(ranks, size)

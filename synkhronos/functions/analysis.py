@@ -4,21 +4,40 @@ from __future__ import annotations
 
 from typing import Any, Sequence
 
-from synkhronos._typing import Compiled
+from synkhronos._errors import warn
+from synkhronos._typing import Compiled, SharedVariable
 from synkhronos.engines.base import BOUND, Analysis
 from synkhronos.functions.agreement import agreement_of
 from synkhronos.functions.signature import Input
 from synkhronos.world.world import World
 
 
-def analyze(world: World, function: Any) -> Analysis:
+def analysis_of(world: World, function: Any) -> Analysis:
     """Return what the graph of a function says about its results."""
+    if function.analysis is None:
+        replica = function.replica
+        axes = axes_of(function.inputs, replica.window is not None, len(replica.sliceable))
+        function.analysis = world.here.engine.analyze(replica.compiled, axes)
+    return function.analysis
+
+
+def suspects_of(world: World, function: Any) -> list[str]:
+    """Return what in the graph of a function may make it differ from the serial one."""
     replica = function.replica
-    axes = _axes(function.inputs, replica.lengths is not None, len(replica.sliceable))
-    return world.here.engine.analyze(replica.compiled, axes)
+    axes = axes_of(function.inputs, replica.window is not None, len(replica.sliceable))
+    return world.here.engine.suspects(replica.compiled, axes)
 
 
-def _axes(inputs, has_window, n_sliceable):
+def has_rows(function: Any) -> bool:
+    """Whether the ranks divide rows among them in calls of a function."""
+    replica = function.replica
+    divided = any([one.axis is not None for one in function.inputs])
+    return divided or bool(replica.sliceable) or replica.window is not None
+
+
+def axes_of(
+    inputs: Sequence[Input], has_window: bool, n_sliceable: int
+) -> list[int | str | None]:
     """Return the axis of the rows of each argument of the compiled function."""
     axes: list[int | str | None] = [one.axis for one in inputs]
     return axes + [BOUND, BOUND] * has_window + [0] * n_sliceable
@@ -28,22 +47,23 @@ def uses(world: World, function: Any, analysis: Analysis) -> tuple[set[int], set
     """Return two sets of numbers of variables: a narrow one and a wide one.
 
     The first has the variables on which outputs computed from rows depend, or new values of other
-    variables, or of the same variable if it does more than accumulate. The second has all variables for
-    which a value that is set on the master only has an effect.
+    variables, or of the same variable if it does more than accumulate; and the sliceable variables. The
+    second has all variables for which a value that is set on the master only has an effect.
     """
-    replica = function.replica
-    has_rows = bool(replica.sliceable) or replica.lengths is not None
-    has_rows = has_rows or any(one.axis is not None for one in function.inputs)
+    is_divided, replica = has_rows(function), function.replica
     numbers, streams = world.registry.numbers, agreement_of(world).streams
-    used, read = set(), set()
-    if has_rows:
-        for output in analysis.outputs:
+    used = {world.here.shareds[number] for number in replica.sliceable}
+    read: set[SharedVariable] = set()
+    for output, mode in zip(analysis.outputs, replica.output_modes):
+        if is_divided:
             used |= output.own_shareds
+        elif mode is not None:
+            read |= output.own_shareds
     for shared, new in analysis.updates.items():
         if numbers[shared] in streams:
             continue
         read |= new.own_shareds
-        if has_rows:
+        if is_divided:
             used |= new.own_shareds - (analysis.accumulated & {shared})
     tensors = [one for one in used | read if world.here.engine.is_tensor(one)]
     return {numbers[one] for one in tensors if one in used} - streams, {
@@ -65,6 +85,23 @@ def sources(world: World, function: Any, analysis: Analysis) -> dict[int, tuple[
     }
 
 
+def check_loss_ops(world: World, function: Any) -> None:
+    """Warn about gradients that pass collectives built for losses combined in another way."""
+    replica = function.replica
+    if world.size == 1 or not replica.has_collectives:
+        return
+    for index, loss_ops in enumerate(analysis_of(world, function).loss_ops):
+        mode = replica.output_modes[index]
+        if mode in ("avg", "sum") and loss_ops - {mode}:
+            [other] = loss_ops - {mode}
+            warn(
+                f"{function!r}: output {index} is computed from a gradient that passes a collective "
+                f"built with loss_op={other!r}, but its values are combined by {mode!r}: the gradient "
+                f"differs from the one on one process. Build the collective with loss_op={mode!r}, or "
+                f"give the output as (output, {other!r})"
+            )
+
+
 def collectives_in(
     world: World, compiled: Compiled, inputs: Sequence[Input], has_window: bool, n_sliceable: int
 ) -> dict[str, Any]:
@@ -77,7 +114,7 @@ def collectives_in(
     if not engine.has_collectives(compiled):
         return {}
     streams = set(engine.random_streams(compiled))
-    analysis = engine.analyze(compiled, _axes(inputs, has_window, n_sliceable))
+    analysis = engine.analyze(compiled, axes_of(inputs, has_window, n_sliceable))
     joint = [
         numbers[shared]
         for shared, new in analysis.updates.items()

@@ -18,12 +18,16 @@ from synkhronos.arithmetic.partition import select, share
 from synkhronos.arrays.binding import bound_data
 from synkhronos.arrays.data import Data, as_data
 from synkhronos.arrays.objects import ObjectData, SparseData, to_sparse
-from synkhronos.functions.call import CallFunction, Split
+from synkhronos.functions.call import CallFunction
 from synkhronos.functions.replica import Replica
 from synkhronos.functions.replicate import replicate
 from synkhronos.functions.signature import Input
+from synkhronos.functions.split import Split
 from synkhronos.world.here import Command, Here
 from synkhronos.world.world import World
+
+#: In place of the value of an input for which a call gives none. None may be a value.
+MISSING: Any = object()
 
 _KEYWORDS = ("output_subset", "batch", "batch_s", "num_slices")
 
@@ -31,11 +35,11 @@ _KEYWORDS = ("output_subset", "batch", "batch_s", "num_slices")
 def in_order(
     function: Any, args: Sequence[ArrayLike], named: Mapping[str, ArrayLike]
 ) -> list[Any]:
-    """Return the value of each input, given by position or by name; None if it is not given."""
+    """Return the value of each input, given by position or by name, or `MISSING`."""
     inputs = function.inputs
     if len(args) > len(inputs):
         raise TypeError(f"{function!r}: expected at most {len(inputs)} inputs, got {len(args)}")
-    values = [*args, *[None] * (len(inputs) - len(args))]
+    values = [*args, *[MISSING] * (len(inputs) - len(args))]
     for name, value in named.items():
         positions = [i for i, one in enumerate(inputs) if one.name == name]
         if not positions:
@@ -45,7 +49,7 @@ def in_order(
             raise TypeError(
                 f"{function!r}: {len(positions)} inputs are named {name!r}; give these by position"
             )
-        if values[positions[0]] is not None:
+        if values[positions[0]] is not MISSING:
             raise TypeError(f"{function!r}: input {name!r} is given twice")
         values[positions[0]] = value
     return values
@@ -67,10 +71,10 @@ def match(
 def _fill(world, function, values):
     """Use the bound data, or the default value, of each input for which the call gives no value."""
     for position, one in enumerate(function.inputs):
-        if values[position] is None:
+        if values[position] is MISSING:
             bound = bound_data(world, one.variable)
-            values[position] = one.value if bound is None else bound
-    missing = [one for one, value in zip(function.inputs, values) if value is None]
+            values[position] = default_of(one) if bound is None else bound
+    missing = [one for one, value in zip(function.inputs, values) if value is MISSING]
     if missing:
         remedy = "give one, or bind data with set_shmems()"
         if any(one.name in _KEYWORDS for one in missing):
@@ -78,6 +82,11 @@ def _fill(world, function, values):
         labels = listed(one.label for one in missing)
         raise TypeError(f"{function!r}: no value for {labels}; {remedy}")
     return values
+
+
+def default_of(one: Input) -> Any:
+    """Return the value of an input for which neither a call nor bound data have one, or `MISSING`."""
+    return MISSING if one.value is None else one.value
 
 
 def _check_data(world, value, one):
@@ -201,7 +210,7 @@ def select_rows(function: Any, datas: Sequence[Any], batch: Batch | None) -> Row
 
 def check_slicing(here: Here, function: Any, replica: Replica) -> None:
     """Raise if the function cannot be computed in slices."""
-    sliced = replica.sliceable or replica.lengths is not None
+    sliced = replica.sliceable or replica.window is not None
     if not sliced and not any(one.axis is not None for one in function.inputs):
         raise ValueError(f"{function!r}: num_slices was given, but no input can be sliced")
     for reason in function.not_accumulated:

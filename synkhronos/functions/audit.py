@@ -32,6 +32,10 @@ class Audited(Command):
     def __init__(self, call: Command, before: list[int], after: list[int]) -> None:
         self.call, self.before, self.after = call, before, after
 
+    @property
+    def plain(self) -> Command:
+        return self.call
+
     def needs(self, ranks: range, size: int) -> Iterable[Need]:
         return self.call.needs(ranks, size)
 

@@ -9,9 +9,10 @@ import numpy as np
 
 from synkhronos._typing import Compiled, OutputOp, ReduceOp, SharedVariable, Variable
 from synkhronos.arithmetic.operations import OPERATIONS
-from synkhronos.functions.analysis import collectives_in
+from synkhronos.functions.analysis import check_loss_ops, collectives_in
 from synkhronos.functions.compiling import compiling
 from synkhronos.functions.function import Function
+from synkhronos.functions.recurrence import check_recurrence
 from synkhronos.functions.replica import Replica
 from synkhronos.functions.signature import (
     parse_givens,
@@ -21,6 +22,7 @@ from synkhronos.functions.signature import (
     parse_updates,
 )
 from synkhronos.functions.watch import watch
+from synkhronos.functions.window import divide
 from synkhronos.functions.wrappers import In, Out
 from synkhronos.world.world import World, current_world
 
@@ -80,7 +82,8 @@ def function(
         Each rank updates its own replica only. `op`, by default ``"avg"``, combines the new values of
         several slices (``num_slices``).
     givens : as in Theano, optional
-        Substitutions in the graph.
+        Substitutions in the graph. Rows of shared variables that an index selects, a scalar in `inputs`,
+        are divided among the ranks.
     sliceable_shareds : list of shared variables, optional
         Variables that hold rows of data, from which `batch_s` and `num_slices` select.
     **kwargs
@@ -94,7 +97,9 @@ def function(
     -----
     SynkhronosWarning
         If the graph shows that an output is a sum over the rows, or has a row for each of them, but no
-        operation is given for it.
+        If nothing is divided although an index selects something in `givens`, or an output is a gradient
+        whose operation is not the `loss_op` of the collectives in the graph. Also before the first call,
+        if a result differs from one process.
 
     Raises
     ------
@@ -104,8 +109,10 @@ def function(
         If an argument is not a variable of the right kind, or an operation is not defined for the dtype
         of an output.
     ValueError
-        If an input cannot be split along axis 0, an operation does not exist, a variable is given
-        twice, or a sliceable shared variable is unused, updated by the function or replaced by `givens`.
+        If an input cannot be split along its axis, or a scan along this axis computes each step from
+        earlier ones; an operation does not exist; a variable is given twice; a sliceable shared variable
+        is unused, updated by the function or replaced by `givens`; or rows that an index selects cannot
+        be divided.
     SynkhronosError
         If there is no room on disk for Theano's compiled code.
 
@@ -127,19 +134,17 @@ def function(
     engine, registry = world.here.engine, world.registry
     parsed = parse_inputs(engine, inputs, bcast_inputs, bool(kwargs.get("allow_input_downcast")))
     parsed_outputs, form = parse_outputs(engine, outputs)
-    pairs, ops = parse_updates(engine, updates)
-    givens = parse_givens(givens)
+    (pairs, ops), givens = parse_updates(engine, updates), parse_givens(givens)
     sliceable = parse_sliceable(engine, sliceable_shareds, pairs)
     if kwargs.get("name") is None:
         caller = sys._getframe(1)  # the name that Theano would use
         kwargs["name"] = f"{caller.f_code.co_filename}:{caller.f_lineno}"
-    n_own = len(inputs or ())
-    on_host = [one.over_cpu for one in parsed_outputs]
-    results = [one.variable for one in parsed_outputs]
     with compiling(world, kwargs["name"]):
-        givens, bounds, lengths = _cut_windows(engine, parsed[:n_own], parsed[n_own:], givens)
-        variables = [*(one.variable for one in parsed), *bounds]
-        compiled = engine.build(variables, results, pairs, givens, sliceable, on_host, **kwargs)
+        n_own = len(inputs or ())
+        windows, window = divide(world, parsed, n_own, givens, sliceable, parsed_outputs, pairs)
+        rows = _rows(parsed, windows, sliceable)
+        compiled, fixed = _built(engine, parsed, windows, rows, parsed_outputs, pairs, sliceable, kwargs)
+    check_recurrence(engine, compiled, parsed, windows.divided, sliceable)
     for shared in [*engine.shareds(compiled), *sliceable, *(shared for shared, _ in pairs)]:
         registry.add_shared(shared)
     by_shared = {shared: op for (shared, _), op in zip(pairs, ops)}
@@ -148,15 +153,37 @@ def function(
         number=registry.new_number(),
         compiled=compiled,
         **_described(parsed_outputs),
-        lengths=lengths,
+        window=window,
         sliceable=[registry.numbers[shared] for shared in sliceable],
         updates=accumulated,
-        **collectives_in(world, compiled, parsed, bool(bounds), len(sliceable)),
+        fixed=fixed,
+        **collectives_in(world, compiled, parsed, window is not None, len(sliceable)),
     )
     made = Function(world, kwargs["name"], replica, parsed, sliceable, ops, not_accumulated, form)
     registry.add_function(made)
     watch(world, made, parsed_outputs)
+    check_loss_ops(world, made)
     return made
+
+
+def _built(engine, inputs, windows, rows, outputs, updates, sliceable, options):
+    """Return the compiled function, and the numbers of rows that are left in its graph."""
+    results, updates, givens, fixed = engine.free_rows(
+        [one.variable for one in outputs],
+        updates,
+        windows.givens,
+        rows,
+        options.get("no_default_updates"),
+    )
+    variables = [*(one.variable for one in inputs), *windows.bounds]
+    on_host = [one.over_cpu for one in outputs]
+    return engine.build(variables, results, updates, givens, sliceable, on_host, **options), fixed
+
+
+def _rows(inputs, windows, sliceable):
+    """Return the variables whose rows are divided among the ranks, and the axis of the rows of each."""
+    rows = {one.variable: one.axis for one in inputs if one.axis is not None}
+    return {**rows, **windows.divided} or dict.fromkeys(sliceable, 0)
 
 
 def _described(outputs):
@@ -168,18 +195,3 @@ def _described(outputs):
     }
 
 
-def _cut_windows(engine, inputs, bcast_inputs, givens):
-    """Have each rank use its part of the rows that an index in `inputs` selects in `givens`.
-
-    Return the givens, two more inputs, which are the bounds of the part, and a compiled function that
-    returns the numbers of all rows; or ``(givens, [], None)``.
-    """
-    if any([one.axis is not None for one in inputs]):
-        return givens, [], None
-    givens, bounds, lengths = engine.cut_windows(givens, [one.variable for one in inputs])
-    if not bounds:
-        return givens, [], None
-    variables = [one.variable for one in [*inputs, *bcast_inputs]]
-    on_host = [True] * len(lengths)
-    counted = engine.build(variables, lengths, [], [], [], on_host, on_unused_input="ignore")
-    return givens, bounds, counted

@@ -4,36 +4,25 @@ from __future__ import annotations
 
 import os
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from synkhronos._typing import Rows
+from synkhronos.arithmetic.conversion import usable
 from synkhronos.arithmetic.operations import OPERATIONS
 from synkhronos.arithmetic.partition import select, share
 from synkhronos.functions.columns import Bound, Column
 from synkhronos.functions.copies import on_copies
-from synkhronos.functions.packed import pack
+from synkhronos.functions.fixed import check_regrouped, explained
+from synkhronos.functions.packed import REDUCED, pack
 from synkhronos.functions.peers import GraphPeers
 from synkhronos.functions.replica import Replica
 from synkhronos.functions.slices import Slices, distinct
+from synkhronos.functions.split import NO_LIMIT, Most, Split
 from synkhronos.stores.handle import Composite, Handle
 from synkhronos.stores.needs import Need
 from synkhronos.world.here import Command, Here
-
-
-class Split(NamedTuple):
-    """How an argument is split over the ranks.
-
-    Attributes
-    ----------
-    axis : int
-    minibatch : bool
-        Whether the argument holds the rows of this batch only.
-    """
-
-    axis: int
-    minibatch: bool
 
 
 class CallFunction(Command):
@@ -55,11 +44,13 @@ class CallFunction(Command):
     num_slices : int
     subset : list of int or None
         Outputs to compute.
+    most : Most, optional
     """
 
-    is_rehearsed = True
+    is_rehearsed = is_like_serial = True
 
     _base: CallFunction | None = None  # the same call without rows, if that has been sent before
+    _n_all: int | None = None  # the number of rows of all ranks, if this rank knows it
 
     def __init__(
         self,
@@ -70,6 +61,7 @@ class CallFunction(Command):
         batch_s: list | None,
         num_slices: int,
         subset: list[int] | None,
+        most: Most = NO_LIMIT,
     ) -> None:
         self.number = number
         self.handles = handles
@@ -78,19 +70,12 @@ class CallFunction(Command):
         self.batch_s = batch_s
         self.num_slices = num_slices
         self.subset = subset
+        self.most = most
         #: This rank's number of rows, and what computes its outputs, valid in an epoch of the store
         self._prepared: tuple[int | None, int, Any] = None, 0, None
 
     def __reduce__(self) -> tuple:
-        return CallFunction, (
-            self.number,
-            self.handles,
-            self.splits,
-            self.rows,
-            self.batch_s,
-            self.num_slices,
-            self.subset,
-        )
+        return CallFunction, tuple([getattr(self, name) for name in _ARGUMENTS])
 
     def on_rows(self, rows: Rows) -> CallFunction:
         """Return the same call on other rows of the same arrays, which are a few bytes to send."""
@@ -108,7 +93,24 @@ class CallFunction(Command):
             self.batch_s,
             self.num_slices,
             self.subset,
+            self.most,
         )
+
+    @property
+    def options(self) -> tuple:
+        """What distinguishes kinds of calls of a function."""
+        subset = None if self.subset is None else tuple(self.subset)
+        return self.num_slices > 1, self.batch_s is not None, subset
+
+    def on_few(self, most: Most) -> CallFunction:
+        """Return the same call on some of its rows, evenly spaced if their number is known."""
+        rows, n_rows = self.rows, most.together
+        if rows is not None and n_rows is not None and len(rows) > n_rows:
+            step = len(rows) // n_rows
+            rows = rows[: n_rows * step : step]
+        made = self._with_rows(rows)
+        made.most = most
+        return made
 
     def parted(self) -> tuple[Command, Any]:
         rows = self.rows
@@ -127,11 +129,16 @@ class CallFunction(Command):
         if epoch is None or epoch != here.store.epoch:
             n_rows, compute = self._prepare(here, replica)
         here.rows[self.number] = n_rows
-        if n_rows:
-            return (n_rows, *self._send(here, replica, compute()))
-        if replica.has_collectives:
-            compute()
-        return (0,)
+        if not n_rows and not replica.has_collectives:
+            return (0,)
+        try:
+            values = compute()
+        except Exception as error:
+            better = explained(error, replica, self._n_all, self._at_once(n_rows))
+            if better is None:
+                raise
+            raise better from error
+        return (n_rows, *self._send(here, replica, values)) if n_rows else (0,)
 
     def rehearse(self, here: Here) -> None:
         replica = here.functions[self.number]
@@ -211,7 +218,7 @@ class CallFunction(Command):
 
     def _is_constant(self, replica):
         """Whether the arguments are the same views whenever this command is repeated in an epoch."""
-        if replica.sliceable or replica.lengths is not None or type(self.rows) is np.ndarray:
+        if replica.sliceable or replica.window is not None or type(self.rows) is np.ndarray:
             return False
         return not any([isinstance(handle, Composite) for handle in self.handles])
 
@@ -219,7 +226,8 @@ class CallFunction(Command):
         """Return a `Column` for each argument, and the number of rows of this rank."""
         n_rows, rows = 1, None
         if self.rows is not None:
-            start, stop = self._share(here, len(self.rows))
+            self._n_all = len(self.rows)
+            start, stop = self._share(here, self._n_all)
             n_rows = stop - start
             if not n_rows:  # in case it has to compute nevertheless
                 start = stop - 1
@@ -234,32 +242,41 @@ class CallFunction(Command):
                 columns.append(Column(handle.open(here.store)))
             else:
                 columns.append(Column(self._whole(here, handle)))
-        if replica.lengths is not None:
-            n_rows, bounds = self._window(here, replica, [column.source for column in columns])
+        if replica.window is not None:
+            n_rows, bounds = self._window(here, replica.window, columns)
             columns.extend(bounds)
         if replica.sliceable:
-            batch, sliceable = self._batch_s(here), []
-            for number in replica.sliceable:
-                array = here.engine.storage(here.shareds[number])
-                own = select(batch, len(array), "batch_s")
-                sliceable.append(Column(array, own, 0, (self.number, "shared", number)))
+            sliceable = [self._sliceable(here, number) for number in replica.sliceable]
             n_own = max(len(column.rows) for column in sliceable)
             if replica.has_collectives and not n_own:
                 sliceable = [column.of_last_row() for column in sliceable]
             columns.extend(sliceable)
-            if self.rows is None and replica.lengths is None:
+            if self.rows is None and replica.window is None:
                 n_rows = n_own
+        if replica.fixed:
+            check_regrouped(replica, self._n_all, self._at_once(n_rows))
         return columns, n_rows
 
-    def _window(self, here, replica, arguments):
+    def _at_once(self, n_rows):
+        """Return with how many rows the function is computed, the most of all slices."""
+        return -(-n_rows // self.num_slices)
+
+    def _sliceable(self, here, number):
+        """Return the column of a sliceable shared variable."""
+        array = usable(here.engine.storage(here.shareds[number]))
+        own = select(self._batch_s(here), len(array), "batch_s")[: self.most.by_rank]
+        return Column(array, own, 0, (self.number, "shared", number))
+
+    def _window(self, here, window, columns):
         """Return the number of rows of this rank in the window, and the columns of its bounds."""
-        lengths = [int(one) for one in here.engine.call(replica.lengths, arguments)]
-        if len(set(lengths)) > 1:
-            raise ValueError(
-                f"givens: expected slices of the same number of rows, got {lengths}; the ranks share "
-                f"the rows of each slice"
-            )
-        start, stop = self._share(here, lengths[0])
+        arguments = [column.source for column in columns]
+        most = self.most.together
+        if most is None:
+            n_rows = None if self.rows is None else len(self.rows)
+            self._n_all = window.length(here.engine, arguments, n_rows)
+        else:
+            self._n_all = min(window.length(here.engine, arguments), most)
+        start, stop = self._share(here, self._n_all)
         n_rows = stop - start
         rows = range(start if n_rows else max(stop - 1, 0), stop)
         return n_rows, [Bound(rows, 0), Bound(rows, 1)]
@@ -281,12 +298,13 @@ class CallFunction(Command):
     def _all_have_rows(self, here, replica):
         """Whether it is certain, without communication, that every rank has rows."""
         if self.rows is None:
-            return not replica.sliceable and replica.lengths is None
+            return not replica.sliceable and replica.window is None
         return len(self.rows) >= here.size
 
     def _reduce_in_place(self, here, modes, values):
         """Reduce the values that the communicator supports; only the master keeps the results."""
         values = list(values)
+        self._check_arrays(here, modes, values)
         for op in OPERATIONS:
             chosen = [
                 position
@@ -298,8 +316,22 @@ class CallFunction(Command):
                 n_rows = here.rows[self.number]
                 reduced = here.comm.reduce(arrays, op, here.master_rank, n_rows)
                 for position, value in zip(chosen, reduced):
-                    values[position] = value if here.is_master else None
+                    values[position] = value if here.is_master else REDUCED
         return values
+
+    def _check_arrays(self, here, modes, values):
+        """Raise if an operation has returned None, as the other ranks may have an array to reduce."""
+        for position, (mode, value) in enumerate(zip(modes, values)):
+            if value is None and mode in OPERATIONS:
+                index = position if self.subset is None else self.subset[position]
+                raise ValueError(
+                    f"output {index} is None on rank {here.rank}, and cannot be reduced by {mode!r}: an "
+                    f"operation of its graph returns no array for some rows; have it return one for any "
+                    f"rows"
+                )
+
+
+_ARGUMENTS = ("number", "handles", "splits", "rows", "batch_s", "num_slices", "subset", "most")
 
 
 def _call(engine, compiled, arguments):

@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, Sequence, overload
+from typing import Any, Iterable, Mapping, Sequence
 
 from synkhronos import _html
 from synkhronos._errors import BUSY, ClosedError, SynkhronosError
 from synkhronos._typing import ArrayLike, Batch, Result, SharedVariable
-from synkhronos.arrays.binding import bind, find_bound
-from synkhronos.arrays.data import Data
 from synkhronos.functions import arguments, outputs
 from synkhronos.functions.agreement import agreement_of
-from synkhronos.functions.check import Comparison, check, check_tolerance
+from synkhronos.functions.check import Comparison, check_call, check_commands
 from synkhronos.functions.copyable import Copyable
 from synkhronos.functions.description import describe
+from synkhronos.functions.inputs import Inputs
 from synkhronos.functions.last_call import LastCall
 from synkhronos.functions.replica import Replica, serial_arguments
 from synkhronos.functions.replicate import check_sent, replicate
 from synkhronos.functions.signature import Input
+from synkhronos.world.here import Command
 from synkhronos.world.world import World, current_world, world_exists
 
 
-class Function(Copyable):
+class Function(Inputs, Copyable):
     """A function with a replica on every rank. Create it with `function`.
 
     Attributes
@@ -39,6 +39,9 @@ class Function(Copyable):
     last_call: LastCall | None = None  # if it had no options but a batch
     watch: Any = None  # what observes the next call; `watcher`, while there is something to observe
     watcher: Any = None
+    verification: Any = None  # of the first calls
+    analysis: Any = None  # of the graph, once it has been asked for
+    reduced: dict[int, str] = {}  # what a step reduces after a call, and how
 
     def __init__(
         self,
@@ -96,7 +99,8 @@ class Function(Copyable):
 
     def __dir__(self) -> list[str]:
         # object.__dir__ would list the attributes of `__class__`, a class of the compiler.
-        return sorted({"name", "update_modes", *vars(Copyable), *vars(Function)} - _INTERNAL)
+        parts = {**vars(Inputs), **vars(Copyable), **vars(Function)}
+        return sorted({"name", "update_modes", *parts} - _INTERNAL)
 
     def get_shared(self) -> list[SharedVariable]:
         """Return the shared variables that the function reads or updates.
@@ -204,12 +208,57 @@ class Function(Copyable):
         if registry.unsent:
             check_sent(world, self)
 
-        if self.watch is None and not world.is_recording:
+        if plain and self.watch is None and not world.is_recording:
             return self._finish(command, world.run(command))
         return self._submit(command, kept)
 
+    def reduced_by_step(
+        self, reduced: Mapping[SharedVariable, tuple[str, str]], is_doubtful: bool
+    ) -> None:
+        """Take note of the variables that a step reduces after each call.
+
+        Parameters
+        ----------
+        reduced : dict
+            What messages call each variable, and the operation.
+        is_doubtful : bool
+            Whether a warning has already said that the step differs from the serial one.
+        """
+        if self._world is None:  # a copy that programs use
+            return
+        numbers = self._world.registry.numbers
+        self.reduced = {numbers[shared]: op for shared, (_, op) in reduced.items()}
+        if self.verification is not None:
+            named = {numbers[shared]: what for shared, (what, _) in reduced.items()}
+            self.verification.add(named, is_doubtful)
+
+    def check_step(
+        self,
+        commands: list[Command],
+        outputs: Mapping[str, tuple[int, int]],
+        variables: Iterable[SharedVariable],
+        rtol: float | None,
+        atol: float | None,
+    ) -> Comparison:
+        """Compare a step, to which calls of this function belong, with the same step on one rank.
+
+        Parameters
+        ----------
+        commands : list of Command
+            As they were recorded.
+        outputs : dict
+            For each output of the step by name, the number of the command, and its number there.
+        variables : iterable of shared variables
+            Those that the step updates.
+        rtol, atol
+            As for `check`.
+        """
+        return check_commands(self._usable_world(), self, commands, outputs, variables, rtol, atol)
+
     def _submit(self, command, kept):
         """Run or record a command, perhaps another one that is observed; `kept` lives until then."""
+        if self.verification is not None:
+            self.verification.before(self, command)
         finish = functools.partial(self._finish, command)
         if self.watch is not None:
             command, finish = self.watch.observe(command, finish)
@@ -222,6 +271,7 @@ class Function(Copyable):
     def forget_last_call(self) -> None:
         """Discard the last command, whose rows were divided for the former number of ranks."""
         self.last_call = None
+        self.watch = self.watcher
 
     def _usable_world(self):
         world = self._world
@@ -315,14 +365,11 @@ class Function(Copyable):
         world = self._usable_world()
         if world.is_recording:
             raise RuntimeError("check(): not inside a fuse() block; call it before or after")
-        rtol = None if rtol is None else check_tolerance(rtol, "rtol")
-        atol = 0.0 if atol is None else check_tolerance(atol, "atol")
         values = arguments.match(world, self, args, inputs_by_name)
         datas = [arguments.in_store(world, *pair) for pair in zip(self.inputs, values)]
         command = arguments.plan(world, self, datas, output_subset, batch, batch_s, num_slices)
-        replicate(world)
         check_sent(world, self)
-        return check(world, self, command, arguments.whole(values), rtol, atol)
+        return check_call(world, self, command, rtol, atol)
 
     # The master alone
 
@@ -370,124 +417,9 @@ class Function(Copyable):
         computed = [engine.to_host(value) for value in computed]
         return outputs.in_form(self, computed, output_subset)
 
-    @overload
-    def build_inputs(
-        self,
-        value: ArrayLike,
-        /,
-        *,
-        force_cast: bool = ...,
-        oversize: float = ...,
-        minibatch: bool = ...,
-    ) -> Data: ...
-
-    @overload
-    def build_inputs(
-        self,
-        first: ArrayLike,
-        second: ArrayLike,
-        /,
-        *others: ArrayLike,
-        force_cast: bool = ...,
-        oversize: float = ...,
-        minibatch: bool = ...,
-    ) -> tuple[Data, ...]: ...
-
-    def build_inputs(
-        self,
-        *args: ArrayLike,
-        force_cast: bool = False,
-        oversize: float = 1.0,
-        minibatch: bool = False,
-    ) -> Any:
-        """Create a `Data` for each of the function's inputs, with its dtype and ndim.
-
-        Parameters
-        ----------
-        *args : array-like
-            One value per input, in order; inputs at the end may be omitted.
-        force_cast, oversize, minibatch
-            As in `data`.
-
-        Returns
-        -------
-        Data or tuple of Data
-            A single `Data` if one value is given.
-
-        Raises
-        ------
-        TypeError
-            If there are more values than inputs, or a value has the wrong ndim or cannot be cast safely.
-        MemoryError
-            If there is too little shared memory.
-        ClosedError, WorldBrokenError
-            If there are no processes that can be used.
-        """
-        world = self._usable_world()
-        if not self.inputs:
-            raise TypeError(f"{self!r}: build_inputs: the function has no inputs")
-        if not args or len(args) > len(self.inputs):
-            raise TypeError(
-                f"{self!r}: build_inputs expected 1 to {len(self.inputs)} arrays, got {len(args)}"
-            )
-        built = []
-        for one, value in zip(self.inputs, args):
-            if one.type.format != "dense":
-                raise TypeError(f"{self!r}: build_inputs: {one.label} is a {one.type.format} input")
-            made = Data(world, one.type.dtype, one.type.ndim, minibatch, one.name)
-            made.set_value(value, force_cast, oversize)
-            built.append(made)
-        return built[0] if len(built) == 1 else tuple(built)
-
-    def set_input_shmems(self, /, *values: ArrayLike, **values_by_name: ArrayLike) -> list[Data]:
-        """Bind data to the inputs, as `set_shmems` does.
-
-        Functions that share input variables share the data.
-
-        Parameters
-        ----------
-        *values, **values_by_name : array-like or Data
-            One value per input, in order or by name. Inputs that are omitted keep their `Data`.
-
-        Returns
-        -------
-        list of Data
-            One for each value that was given, in the order of the inputs.
-
-        Raises
-        ------
-        TypeError
-            If an input is unknown or given twice, or a value has the wrong dtype or ndim.
-        MemoryError
-            If there is too little shared memory.
-        ClosedError, WorldBrokenError
-            If there are no processes that can be used.
-        """
-        world = self._usable_world()
-        each = arguments.in_order(self, values, values_by_name)
-        given = [(one.variable, value) for one, value in zip(self.inputs, each) if value is not None]
-        bound = bind(world, given, None, "set_input_shmems")
-        return [bound[variable] for variable, _ in given]
-
-    def get_input_shmems(self) -> list[Data]:
-        """Return the `Data` bound to the inputs, in the order of the inputs.
-
-        Returns
-        -------
-        list of Data
-
-        Raises
-        ------
-        TypeError
-            If the function has no inputs.
-        ValueError
-            If no data is bound to an input.
-        """
-        world = self._usable_world()
-        return find_bound(world, [one.variable for one in self.inputs], "get_input_shmems")
-
 
 #: Used by the package itself; not shown by completion.
-_INTERNAL = {
-    "copy_of", "forget_last_call", "from_parts", "last_call", "specification", "watch", "watcher",
-}  # fmt: skip
+_INTERNAL = set(
+    "analysis check_step copy_of forget_last_call from_parts last_call reduced reduced_by_step "
+    "specification verification watch watcher".split()
+)

@@ -6,8 +6,9 @@ from typing import Any, Sequence
 
 import numpy as np
 
-from synkhronos.arithmetic.operations import GATHER, NUMPY, OPERATIONS, PIECE_BYTES
-from synkhronos.functions.packed import unpack
+from synkhronos.arithmetic.averages import PIECE_BYTES
+from synkhronos.arithmetic.operations import GATHER, NUMPY, OPERATIONS
+from synkhronos.functions.packed import NO_ARRAY, unpack
 from synkhronos.world.world import World
 
 
@@ -39,15 +40,16 @@ def collect(
     for index, values in enumerate(columns) if subset is None else zip(subset, columns):
         mode, first, last = replica.output_modes[index], values[0], values[-1]
         if type(first) is float and type(last) is float and mode != GATHER:
-            value = OPERATIONS[mode].reduce_floats(values, weights)
+            try:
+                value = OPERATIONS[mode].reduce_floats(values, weights)
+            except TypeError:  # another rank has no float
+                value = _of_ranks(world, function, index, values, results)
             outputs.append(np.asarray(value, replica.output_dtypes[index]))
         elif mode is None or first is None or last is None:
             # The master's own value, or one that the communicator has reduced to the master
             outputs.append(_of_master(world, function, index, results)[len(outputs)])
         else:
-            active = [rank for rank, (n_rows, *_) in enumerate(results) if n_rows]
-            values = [unpack(world.here, value) for value in values]
-            outputs.append(_combine(function, index, values, weights, active, world.master_rank))
+            outputs.append(_of_ranks(world, function, index, values, results))
     return outputs
 
 
@@ -69,6 +71,25 @@ def _of_master(world, function, index, results):
             f"no rows (batch_s)"
         )
     return outputs
+
+
+def _of_ranks(world, function, index, values, results):
+    """Return the output to which the values of the ranks with rows are combined."""
+    weights, active = zip(*[(result[0], rank) for rank, result in enumerate(results) if result[0]])
+    without = [rank for rank, value in zip(active, values) if value is NO_ARRAY]
+    if len(without) == len(active):
+        return None
+    if without:
+        those, others = (
+            ", ".join([str(rank) for rank in active if (rank in without) == is_without])
+            for is_without in (True, False)
+        )
+        raise ValueError(
+            f"{function!r}: output {index} is None on rank(s) {those}, but not on rank(s) {others}: an "
+            f"operation of its graph returns no array for some rows; have it return one for any rows"
+        )
+    values = [unpack(world.here, value) for value in values]
+    return _combine(function, index, values, weights, active, world.master_rank)
 
 
 def _combine(function, index, values, weights, active, master):
@@ -93,10 +114,11 @@ def _combine(function, index, values, weights, active, master):
         return operation.reduce(values, weights)
     # Sum into the memory of the master's own value if that is the first: allocating the pages of a new
     # array takes longer than the sum.
-    result = _own(values[0]) if active[0] == master else np.array(values[0])
-    if len(values) == 1:
-        return result
-    return operation.reduce_in_pieces(result, [result, *values[1:]], weights)
+    if active[0] == master:
+        values[0] = result = _own(values[0])
+    else:
+        result = np.empty(shapes[0], values[0].dtype)
+    return operation.reduce_in_pieces(result, values, weights)
 
 
 def _own(value):

@@ -8,7 +8,9 @@ a floating-point scalar      a float
 an array of up to 4 kB       dtype, shape and bytes: pickling an array takes ten
                              times as long
 a larger array               a handle to shared memory
-none, as without rows        None
+None, instead of an array    `NO_ARRAY`
+nothing is sent, as the      None
+communicator has reduced it
 ===========================  ====================================================
 """
 
@@ -24,12 +26,33 @@ from synkhronos.world.here import Here
 _SMALL = 4096  # bytes
 
 
+class _Named:
+    """An object of this module that is the same on every rank."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __repr__(self) -> str:
+        return self._name
+
+    def __reduce__(self) -> str:
+        return self._name
+
+
+#: An operation has returned None in place of an array.
+NO_ARRAY = _Named("NO_ARRAY")
+#: In place of an output that the communicator has reduced to the master.
+REDUCED = _Named("REDUCED")
+
+
 def pack(here: Here, mode: str | None, value: Any) -> Any:
     """Return an output of this rank as it is sent; None if there is nothing to send."""
+    if value is REDUCED:
+        return None
     if mode is None:
         return here.engine.to_host(value) if here.is_master else None
     if value is None:
-        return None
+        return NO_ARRAY
     if value.ndim == 0 and value.dtype.kind == "f":
         return value.item()
     if here.is_master:

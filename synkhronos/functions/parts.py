@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Iterable, Mapping, NamedTuple
+from typing import Any, Callable, Iterable, Mapping, NamedTuple
 
 from synkhronos._errors import SynkhronosError
 from synkhronos._typing import SharedVariable
@@ -11,6 +11,7 @@ from synkhronos.functions.compiling import compiling
 from synkhronos.functions.replica import Replica
 from synkhronos.functions.replicate import replicate
 from synkhronos.functions.signature import Input
+from synkhronos.functions.window import Window
 from synkhronos.world.here import Command
 from synkhronos.world.world import World
 
@@ -45,7 +46,7 @@ def parts_of(world: World, function: Any) -> Parts:
         replica._replace(
             number=-1,
             compiled=engine.to_parts(replica.compiled),
-            lengths=None if replica.lengths is None else engine.to_parts(replica.lengths),
+            window=_with_lengths(replica.window, engine.to_parts),
             sliceable=list(function.sliceable),
             updates=[(shareds[number], op) for number, op in replica.updates],
             joint=frozenset([shareds[number] for number in replica.joint]),
@@ -57,6 +58,11 @@ def parts_of(world: World, function: Any) -> Parts:
     )
 
 
+def _with_lengths(window: Window | None, convert: Callable[[Any], Any]) -> Window | None:
+    """Return a window of rows with another form of the compiled function in it."""
+    return None if window is None else window._replace(lengths=convert(window.lengths))
+
+
 def replica_of(world: World, parts: Parts) -> Replica:
     """Return the master's replica of a new function, with a new number."""
     engine, register, replica = world.here.engine, world.registry.add_shared, parts.replica
@@ -65,7 +71,7 @@ def replica_of(world: World, parts: Parts) -> Replica:
         register(shared)
     return replica._replace(
         compiled=compiled,
-        lengths=None if replica.lengths is None else engine.from_parts(replica.lengths),
+        window=_with_lengths(replica.window, engine.from_parts),
         sliceable=[register(shared) for shared in replica.sliceable],
         updates=[(register(shared), op) for shared, op in replica.updates],
         joint=frozenset([register(shared) for shared in replica.joint]),
@@ -91,11 +97,10 @@ def swapped(
         of_it = {old: new for old, new in swap.items() if old in own}
         return engine.to_parts(engine.copy(compiled, of_it, without_updates, **options))
 
-    lengths = function.replica.lengths
     with compiling(world, name):
         replica = replica._replace(
             compiled=copied(function.replica.compiled, delete_updates, name=name, profile=profile),
-            lengths=None if lengths is None else copied(lengths, False),
+            window=_with_lengths(function.replica.window, lambda lengths: copied(lengths, False)),
             sliceable=[swap.get(one, one) for one in replica.sliceable],
             updates=[] if delete_updates else [(swap.get(one, one), op) for one, op in replica.updates],
             joint=frozenset([] if delete_updates else [swap.get(one, one) for one in replica.joint]),

@@ -101,11 +101,11 @@ class GraphPeers:
         return self._here.is_master
 
     def all_reduce(self, array: Array, op: str, number: int | None) -> Array:
-        """See `synkhronos.engines.base.Peers`."""
+        """See `synkhronos.engines.peers.Peers`."""
         return self._reduce(self._meet(f"all_reduce {op!r}", number, array), array, op)
 
     def own_rows(self, array: Array, op: str, n_rows: int, number: int | None) -> Array:
-        """See `synkhronos.engines.base.Peers`."""
+        """See `synkhronos.engines.peers.Peers`."""
         items = self._meet(f"all_reduce {op!r} of rows", number, array, n_rows)
         total = self._reduce(items, array, op)
         if not self.weight:
@@ -114,7 +114,7 @@ class GraphPeers:
         return total[start : start + n_rows].copy()
 
     def all_gather(self, array: Array, number: int | None) -> Array:
-        """See `synkhronos.engines.base.Peers`."""
+        """See `synkhronos.engines.peers.Peers`."""
         items = self._meet("all_gather", number, array)
         if any([one.place.shape[1:] != array.shape[1:] for one in items]):
             raise ValueError(
@@ -128,19 +128,19 @@ class GraphPeers:
         return self._here.engine.arithmetic.concatenate(chosen)
 
     def broadcast(self, array: Array, number: int | None) -> Array:
-        """See `synkhronos.engines.base.Peers`."""
+        """See `synkhronos.engines.peers.Peers`."""
         items, root = self._meet("broadcast", number, array), self._here.master_rank
         if _all_are_sent(items):
             return self._new(np.array(items[root].value), array)
         return self._on_copy(lambda own, comm: comm.broadcast([own], root)[0], number, array)
 
     def start(self, array: Array, buckets: Buckets, number: int) -> None:
-        """See `synkhronos.engines.base.Peers`."""
+        """See `synkhronos.engines.peers.Peers`."""
         if self.is_whole and self._here.ahead is not None:
             self._here.ahead.start(buckets, number, array, self.weight, self._function)
 
     def zeros_like(self, array: Array) -> Array:
-        """See `synkhronos.engines.base.Peers`."""
+        """See `synkhronos.engines.peers.Peers`."""
         return self._new(np.zeros(array.shape, array.dtype), array)
 
     def _meet(self, name, number, array, n_rows=0):
@@ -186,24 +186,27 @@ class GraphPeers:
         weights = [one.weight for one in items]
         if not any(weights):
             raise ValueError(f"all_reduce {op!r}: no rank has rows")
-        op, factor = _plain(op, weights, self.weight)
+        op, factor, is_equal = _plain(op, weights, self.weight)
+        if is_equal:
+            weights = [min(weight, 1) for weight in weights]
         operation = find_operation(op)
         if _all_are_sent(items):
-            active = [(one.value, one.weight) for one in items if one.weight]
+            active = [(one.value, weight) for one, weight in zip(items, weights) if weight]
             result = self._new(operation.reduce(*zip(*active)), array)
         else:
-            result = self._reduce_large(items[0].place.number, array, operation)
+            weight = weights[self._here.rank]
+            result = self._reduce_large(items[0].place.number, array, operation, weight)
         if factor != 1:
             result = self._here.engine.arithmetic.multiply(result, factor)
         return result
 
-    def _reduce_large(self, number, array, operation):
+    def _reduce_large(self, number, array, operation, weight):
         """Reduce arrays through a communicator."""
 
         def reduce(own, comm):
-            if not self.weight and not operation.weighted:
+            if not weight and not operation.weighted:
                 own[...] = operation.neutral(own.dtype)
-            return comm.all_reduce([own], operation.name, self.weight)[0]
+            return comm.all_reduce([own], operation.name, weight)[0]
 
         return self._on_copy(reduce, number, array)
 
@@ -221,15 +224,15 @@ class GraphPeers:
         return value if isinstance(like, np.ndarray) else self._here.engine.to_device(value)
 
 
-def _plain(op: str, weights: Sequence[int], own: int) -> tuple[str, float]:
-    """Return a reduction as an operation, and a factor of its result."""
+def _plain(op: str, weights: Sequence[int], own: int) -> tuple[str, float, bool]:
+    """Return a reduction as an operation, a factor of its result, and whether ranks weigh the same."""
     if op == "weighted_sum":
         if all(weight == own for weight in weights):
-            return "sum", 1
-        return "avg", sum(weights) / own if own else 0
-    if op == "share_of_sum":
-        return "sum", own / sum(weights)
-    return op, 1
+            return "sum", 1, False
+        return "avg", sum(weights) / own if own else 0, False
+    if op == "share_of_sum":  # an average, which does not overflow where the sum does
+        return "avg", own * sum(map(bool, weights)) / sum(weights), True
+    return op, 1, False
 
 
 def _all_are_sent(items):

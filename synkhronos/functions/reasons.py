@@ -2,13 +2,62 @@
 
 from __future__ import annotations
 
-from typing import Callable, Sequence
+from typing import Callable, NamedTuple, Sequence
 
 import numpy as np
 
 from synkhronos.arithmetic.operations import GATHER, OPERATIONS
+from synkhronos.engines.base import PARTLY_SUM
+from synkhronos.engines.remarks import (
+    CLIPPED,
+    CONSTANT,
+    FIXED_BATCH,
+    NONLINEAR,
+    QUOTIENT,
+    RECURRENT,
+    STATISTICS,
+    SUSPECTS,
+)
 
 _Allows = Callable[[np.ndarray, np.ndarray], bool]
+
+
+class Reason(NamedTuple):
+    """Why a result differs, and what to do; or that no reduction would make it right."""
+
+    text: str
+    is_found: bool = True
+
+
+#: What a graph may have that makes it so
+_OF_GRAPHS = {
+    CONSTANT: "a sum over the rows that is divided by a constant, such as a batch size: divide it by "
+    "the number of rows, x.shape[0], or take the mean",
+    QUOTIENT: "a quotient of two sums over the rows, such as a mean of what a mask selects: return both "
+    "sums and divide them, or combine each in the graph with synk.ops.all_reduce(total, 'sum')",
+    STATISTICS: "statistics over the batch, as in batch normalization, which each rank computes of its "
+    "own rows: combine them in the graph, see synkhronos.extensions.batch_norm",
+    NONLINEAR: "a nonlinear function of a value of all rows, such as the root of a mean: combine the "
+    "value in the graph first, with synk.ops.all_reduce, or compute the function after the call",
+    CLIPPED: "bounds for values inside the gradient (grad_clip), which are as large for a mean over the "
+    "rows of a rank: bound the gradient after it was averaged, or give loss_op='sum'",
+    RECURRENT: "a recurrence along the axis that is divided among the ranks: if the rows are on another "
+    "axis, say so with synk.In(x, axis=1)",
+    FIXED_BATCH: "a batch size that is fixed in the graph, such as that of input_shape or reshape: use "
+    "None, -1 or x.shape[0] for it",
+}
+
+
+def of_graph(suspects: Sequence[str]) -> str:
+    """Return what to look at if no reduction gives a serial value.
+
+    Parameters
+    ----------
+    suspects : list of str
+        What the graph has, as of `synkhronos.engines.remarks.SUSPECTS`.
+    """
+    found = "; ".join(_OF_GRAPHS[one] for one in suspects or SUSPECTS)
+    return f"The graph has {found}." if suspects else f"Usual reasons: {found}."
 
 
 def of_output(
@@ -17,7 +66,8 @@ def of_output(
     weights: Sequence[int],
     serial: np.ndarray,
     allows: _Allows,
-) -> str:
+    extent: str | None = None,
+) -> Reason:
     """Return why an output differs, and what to do.
 
     Parameters
@@ -32,25 +82,46 @@ def of_output(
         The serial value.
     allows : callable
         ``allows(value, serial)`` tells whether a value is close enough to the serial value.
+    extent : str or None
+        How it depends on the number of rows, as of `Analysis`.
     """
+    if extent == PARTLY_SUM:
+        return Reason(
+            "it contains a sum over the rows, and terms that do not depend on their number: divide the "
+            "sum by the number of rows, or make the terms separate outputs"
+        )
     for op in ("sum", GATHER, "avg", "max", "min", "prod") if by_rank is not None else ():
-        if op != mode and _equals(_combined(op, by_rank, weights), serial, allows):
+        if op != mode and _equals(combined(op, by_rank, weights), serial, allows):
             what = "the concatenation" if op == GATHER else f"the {op}"
-            return (
+            return Reason(
                 f"its op is {mode!r}, but {what} of the ranks' values equals the serial value: give it "
                 f"as (output, {op!r})"
             )
-    return (
-        f"its op is {mode!r}, but no op gives the serial value. Usual reasons: a quotient whose "
-        f"denominator is not the number of rows, such as the sum of a mask (return both sums, and "
-        f"divide them); statistics over the batch, as in batch normalization, which each rank computes "
-        f"of its own rows (combine them in the graph with synk.ops); inputs whose rows are not on axis 0"
-    )
+    return Reason(f"its op is {mode!r}, but no op gives the serial value", False)
+
+
+def of_reduced(value: np.ndarray, serial: np.ndarray, size: int, allows: _Allows) -> Reason:
+    """Return why a value that a step has reduced differs, and what to do."""
+    same_shape = value.shape == serial.shape
+    if same_shape and allows(np.multiply(value, size, dtype=value.dtype), serial):
+        return Reason(
+            "the serial value is the sum of the ranks' values, not their average: the loss is a sum "
+            "over the rows, perhaps divided by a number; make it a mean, or give loss_op='sum'"
+        )
+    if same_shape and allows(np.divide(value, size).astype(value.dtype), serial):
+        return Reason(
+            "the serial value is the average of the ranks' values, not their sum: the loss is a mean "
+            "over the rows; leave out loss_op='sum'"
+        )
+    return Reason("no reduction of the ranks' values gives the serial one", False)
 
 
 def of_update(
-    values: Sequence[np.ndarray], weights: Sequence[int], serial: np.ndarray, allows: _Allows
-) -> str:
+    values: Sequence[np.ndarray],
+    weights: Sequence[int],
+    serial: np.ndarray,
+    allows: _Allows,
+) -> Reason:
     """Return why the new values of a shared variable differ, and what to do.
 
     Parameters
@@ -67,12 +138,12 @@ def of_update(
         ("avg", "synk.all_reduce(variable, weights=function)"),
         ("sum", "synk.all_reduce(variable, 'sum')"),
     ):
-        if _equals(_combined(op, values, weights), serial, allows):
-            return (
+        if _equals(combined(op, values, weights), serial, allows):
+            return Reason(
                 f"{why}; their {op} equals the serial value: call {call} after each call, or build a "
                 f"training step with synkhronos.extensions.train.make_train_function()"
             )
-    return (
+    return Reason(
         f"{why}, and neither their average nor their sum equals the serial value. A training step has "
         f"to average the gradients, not the parameters: build it with "
         f"synkhronos.extensions.train.parallel_function() or make_train_function(), or call "
@@ -80,13 +151,15 @@ def of_update(
     )
 
 
-def _combined(op, values, weights):
+def combined(
+    op: str, values: Sequence[np.ndarray], weights: Sequence[int], axis: int = 0
+) -> np.ndarray | None:
     """Return the reduction or concatenation of values; None if it is not possible."""
     shapes = {value.shape for value in values}
     if op == GATHER:
-        if not values[0].ndim or len({shape[1:] for shape in shapes}) > 1:
+        if values[0].ndim <= axis or len({one[:axis] + one[axis + 1 :] for one in shapes}) > 1:
             return None
-        return np.concatenate(values)
+        return np.concatenate(values, axis)
     if len(shapes) > 1 or not OPERATIONS[op].is_defined_for(values[0].dtype):
         return None
     return OPERATIONS[op].reduce(values, weights)

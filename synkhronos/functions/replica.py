@@ -7,7 +7,9 @@ from typing import Any, NamedTuple, Sequence
 import numpy as np
 
 from synkhronos._typing import Compiled
-from synkhronos.engines.base import Engine
+from synkhronos.arithmetic.conversion import usable
+from synkhronos.engines.base import Engine, Fixed
+from synkhronos.functions.window import Window
 
 
 class Replica(NamedTuple):
@@ -23,9 +25,8 @@ class Replica(NamedTuple):
     output_dtypes : list of numpy.dtype
     output_axes : list of int
         The axis along which each output is gathered.
-    lengths : compiled function or None
-        Used if the function selects a window of rows by an index. From the same arguments, it computes
-        the numbers of rows in the window, which must be equal.
+    window : Window or None
+        The rows that an index selects in givens, if it does.
     sliceable : list of int
         The numbers of the sliceable shared variables.
     updates : list of (int, str or None)
@@ -37,6 +38,8 @@ class Replica(NamedTuple):
     joint : frozenset of int
         With collectives, the numbers of the updated variables whose new values depend on the rows
         through collectives only, if at all, so that they are the same on every rank.
+    fixed : list of Fixed
+        Numbers in the graph that may be numbers of rows.
     """
 
     number: int
@@ -44,12 +47,13 @@ class Replica(NamedTuple):
     output_modes: list[str | None]
     output_dtypes: list[np.dtype]
     output_axes: list[int]
-    lengths: Compiled | None
+    window: Window | None
     sliceable: list[int]
     updates: list[tuple[int, str | None]]
     has_collectives: bool = False
     uses_master: bool = False
     joint: frozenset[int] = frozenset()
+    fixed: Sequence[Fixed] = ()
 
 
 def serial_arguments(
@@ -60,11 +64,12 @@ def serial_arguments(
     Parameters
     ----------
     inputs : list of arrays
+        They may have any memory layout.
     rows : list of arrays
         The rows of the sliceable shared variables.
     """
+    inputs, rows = ([usable(one) for one in each] for each in (inputs, rows))
     bounds = []
-    if replica.lengths is not None:
-        length = min(int(one) for one in engine.call(replica.lengths, inputs))
-        bounds = [np.array(0), np.array(length)]
+    if replica.window is not None:
+        bounds = [np.array(0), np.array(replica.window.length(engine, inputs))]
     return [*inputs, *bounds, *rows, *([None] if replica.has_collectives else [])]

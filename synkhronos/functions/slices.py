@@ -41,20 +41,14 @@ class Slices:
         """Return the outputs for all slices; every slice reads the old values of updated variables."""
         call, replica, engine = self._call, self._replica, self._here.engine
         updates = [(number, self._here.shareds[number], op) for number, op in replica.updates]
-        outputs = [
-            Accumulator(mode, engine.arithmetic, axis=axis)
-            for mode, axis in call.chosen([*zip(replica.output_modes, replica.output_axes)])
-        ]
-        news = [
-            Accumulator(op, engine.arithmetic, f"the update of {shared}", "op None, to keep the last")
-            for _, shared, op in updates
-        ]
+        outputs, news = self._accumulators(updates)
         olds = [engine.storage(shared) for _, shared, _ in updates]
         try:
             for own, total, columns in self._each():
                 for (_, shared, _), old in zip(updates, olds):
                     if engine.reads(replica.compiled, shared):
-                        engine.store(shared, old.copy())  # an update may write in place
+                        # An update may write in place.
+                        engine.store(shared, None if old is None else old.copy())
                 arguments = [column.take(self._here) for column in columns]
                 values = call.execute(self._here, replica, arguments, own)
                 for accumulator, value in zip(outputs, distinct(values) if own else ()):
@@ -66,11 +60,32 @@ class Slices:
         finally:
             for (_, shared, _), old in zip(updates, olds):
                 engine.store(shared, old)
-        for accumulator, (_, shared, _), old in zip(news, updates, olds):
-            if not accumulator.is_empty:
-                engine.store(shared, engine.overwrite(old, accumulator.result(old.dtype)))
+        results = [
+            (shared, old, accumulator.result(engine.type_of(shared).dtype))
+            for accumulator, (_, shared, _), old in zip(news, updates, olds)
+            if not accumulator.is_empty
+        ]
+        for shared, old, new in results:
+            engine.store(shared, None if new is None else engine.overwrite(old, new))
         dtypes = call.chosen(replica.output_dtypes) if self._n_rows else ()
         return [accumulator.result(dtype) for accumulator, dtype in zip(outputs, dtypes)]
+
+    def _accumulators(self, updates):
+        """Return what accumulates the outputs, and the new values of updated variables."""
+        call, replica, most = self._call, self._replica, self._call.num_slices
+        arithmetic, numbers = self._here.engine.arithmetic, range(len(replica.output_modes))
+        outputs = [
+            Accumulator(mode, arithmetic, f"output {number}", axis=axis, most=most)
+            for number, mode, axis in call.chosen(
+                [*zip(numbers, replica.output_modes, replica.output_axes)]
+            )
+        ]
+        remedy = "op None, to keep the last"
+        news = [
+            Accumulator(op, arithmetic, f"the update of {shared}", remedy, most=most)
+            for _, shared, op in updates
+        ]
+        return outputs, news
 
     def _each(self):
         """Yield, for each slice, the rows of this rank, of all ranks that meet, and the columns."""
@@ -91,6 +106,10 @@ class Slices:
 def distinct(values: Sequence[Any]) -> list[Any]:
     """Copy outputs that a subset names twice, so that the caller gets separate arrays."""
     return [
-        value.copy() if any([value is earlier for earlier in values[:position]]) else value
+        value.copy() if value is not None and _is_among(value, values[:position]) else value
         for position, value in enumerate(values)
     ]
+
+
+def _is_among(value, others):
+    return any([value is other for other in others])

@@ -1,8 +1,4 @@
-"""Warnings in the first calls about results that probably differ from a run on one process.
-
-Outputs that are averaged by default, although the graph shows that they are sums over the rows, are
-reported when the function is built. Other mistakes show in calls: an output that has as many rows as the
-rank, and replicas that differ where their values are used.
+"""Warnings about replicas that differ where their values are used.
 
 A few of the first calls, and the calls after a value was set on the master, return samples of the
 replicas with their results, and the master compares the samples. Other calls cost nothing: the attribute
@@ -24,38 +20,24 @@ import numpy as np
 from synkhronos._errors import prepare_warning, warn
 from synkhronos._typing import Finish
 from synkhronos.arithmetic.comparison import difference, rounding
-from synkhronos.engines.base import PARTLY_SUM, ROWS, SUM, Analysis
-from synkhronos.functions.agreement import Sampled, agreement_of, labels
-from synkhronos.functions.analysis import analyze, sources, uses
+from synkhronos.engines.base import Analysis
+from synkhronos.functions.agreement import Sampled, agreement_of, label, labels
+from synkhronos.functions.analysis import analysis_of, has_rows, sources, uses
 from synkhronos.functions.audit import Audit
-from synkhronos.functions.packed import shape_of
+from synkhronos.functions.compare import Compared
 from synkhronos.functions.signature import Output
+from synkhronos.functions.verification import Verification
 from synkhronos.host import compiler
 from synkhronos.world.here import Command
+from synkhronos.world.modes import OFF
 from synkhronos.world.world import World
 
 #: Calls after which replicas that differ and were never combined are taken for a mistake.
 PATIENCE = 64
 _CHECKED = (1, 2, 4, 8)  # calls that compare the replicas
 
-_ADVICE = {
-    SUM: (
-        "is a sum over the rows",
-        "give it as (output, 'sum'), or divide it by the number of rows",
-    ),
-    PARTLY_SUM: (
-        "contains a sum over the rows, and terms that do not depend on their number",
-        "divide the sum by the number of rows, or make the terms separate outputs",
-    ),
-    ROWS: (
-        "has a row for each row of the inputs",
-        "give it as (output, 'gather'), with the rows on axis 0",
-    ),
-}
-
-
 def watch(world: World, function: Any, given: Sequence[Output]) -> None:
-    """Watch a new function, and warn about mistakes that its graph shows.
+    """Have the first calls of a new function verified, and watch the variables that it uses.
 
     Parameters
     ----------
@@ -70,30 +52,23 @@ def watch(world: World, function: Any, given: Sequence[Output]) -> None:
     agreement.streams.update(numbers[shared] for shared in streams)
     agreement.sliceable.update(function.replica.sliceable)
     agreement.watch(world, function.get_shared())
-    analysis = analyze(world, function)
-    if world.audits:
-        function.watch = function.watcher = Audit(world, function, analysis)
-        return
-    averaged: dict[Any, list] = {SUM: [], PARTLY_SUM: [], ROWS: [], None: []}
-    for index, extent in enumerate(analysis.extents):
-        if function.output_modes[index] == "avg" and not given[index].stated:
-            averaged[extent].append((index, str(given[index].variable)))
-    function.watch = function.watcher = Watch(world, function, analysis, averaged.pop(None))
-    for kind, found in averaged.items():
-        if found:
-            advise(function, found, kind)
+    analysis = analysis_of(world, function)
+    if world.verify != OFF and has_rows(function):
+        function.verification = Verification(world, _claimed(world, function, given))
+    kind = Audit if world.audits else Watch
+    function.watch = function.watcher = kind(world, function, analysis)
 
 
-def advise(function: Any, averaged: Sequence[tuple[int, str]], kind: str) -> None:
-    """Warn about outputs ``(index, name)`` that are averaged by default; `kind` says what they are."""
-    listed = ", ".join(f"{index} ({name})" for index, name in averaged)
-    what, remedy = _ADVICE[kind]
-    noun = "output" if len(averaged) == 1 else "each of the outputs"
-    warn(
-        f"{function!r}: {noun} {listed} {what}, but is averaged over the ranks, which is the default: "
-        f"the result differs from {compiler.NAME}.function(). {remedy[0].upper()}{remedy[1:]}. To "
-        f"state that the average is meant, give it as (output, 'avg')"
-    )
+def _claimed(world, function, given):
+    """Return what of a call has to be as on one process: what the script says nothing else about."""
+    modes = function.output_modes
+    outputs = {
+        f"output {index} ({one.variable})": (0, index)
+        for index, one in enumerate(given)
+        if not one.stated and modes[index] is not None
+    }
+    joint = {one: f"shared variable {label(world, one)}" for one in sorted(function.replica.joint)}
+    return Compared(outputs, joint)
 
 
 class Watch:
@@ -105,17 +80,11 @@ class Watch:
     function : Function
     analysis : Analysis
         What its graph says.
-    unknown : list of (int, str)
-        Index and name of outputs that are averaged by default and may have a row for each row.
     """
 
-    def __init__(
-        self, world: World, function: Any, analysis: Analysis, unknown: Sequence[tuple[int, str]]
-    ) -> None:
+    def __init__(self, world: World, function: Any, analysis: Analysis) -> None:
         self.calls = 0
         self._world, self._reference = world, weakref.ref(function)
-        self._names = dict(unknown)
-        self._row_counts: dict[int, set[int]] = {index: set() for index, _ in unknown}
         agreement = agreement_of(world)
         self.updated = sources(world, function, analysis)
         self.used, self.read = uses(world, function, analysis)
@@ -144,21 +113,16 @@ class Watch:
         numbers = self._to_compare()
         if self.calls >= PATIENCE:
             self._function.watch = None  # until something wakes it
-        if not numbers and not self._row_counts:
+        if not numbers:
             return call, finish
 
         def finish_observed(results):
-            samples: list = []
-            if numbers:
-                results, samples = zip(*results)
-            if self._row_counts:
-                self._count_rows(call, results)
+            results, samples = zip(*results)
             finished = finish(results)
-            if numbers:
-                self._judge(numbers, samples)
+            self._judge(numbers, samples)
             return finished
 
-        return Sampled(call, numbers) if numbers else call, finish_observed
+        return Sampled(call, numbers), finish_observed
 
     def _to_compare(self):
         """Return the numbers of the variables whose replicas this call compares."""
@@ -239,32 +203,11 @@ class Watch:
             f"{max(amounts.values()):.3g}: the result differs from one process. "
         )
 
-    # Rows of outputs
-
-    def _count_rows(self, call, results):
-        """Compare the lengths of outputs with the number of rows, and warn if they always agree."""
-        if call.num_slices > 1:
-            return
-        computed = range(len(self._function.output_modes)) if call.subset is None else call.subset
-        by_rank = [(n_rows, values) for n_rows, *values in results if n_rows]
-        for position, index in enumerate(computed):
-            counts = self._row_counts.get(index)
-            if counts is None or any(values[position] is None for _, values in by_rank):
-                continue
-            for n_rows, values in by_rank:
-                if shape_of(values[position])[:1] != (n_rows,):
-                    self._row_counts.pop(index, None)
-                counts.add(n_rows)
-        agreeing = [index for index, counts in self._row_counts.items() if len(counts) > 1]
-        if agreeing or self.calls >= PATIENCE:
-            self._row_counts.clear()
-        if agreeing:
-            advise(self._function, [(index, self._names[index]) for index in agreeing], ROWS)
-
 
 _SET_ALONE = (
     f"{compiler.TITLE}'s set_value(), and as_theano(), change only the replica of the master; call "
-    "synk.broadcast(variable), or set the value with synk.broadcast(variable, value)"
+    "synk.broadcast(variable), or set the value with synk.broadcast(variable, value), or rows of which "
+    "each rank shall have its part with synk.scatter(variable, value)"
 )
 _NOT_RESEEDED = (
     "The other ranks continue with their own states, so a run does not repeat. Instead of the stream's "

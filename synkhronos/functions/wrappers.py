@@ -18,7 +18,7 @@ class In:
         The axis along which the value is split over the ranks: 1 for data whose axis 0 is time. The
         `batch` of a call then selects along this axis.
     value : array-like, optional
-        The value to use if a call gives none.
+        The value to use if a call gives none. None stands for no value, as in ``theano.In``.
     name : str, optional
         The keyword of this input in calls; by default the name of the variable.
 

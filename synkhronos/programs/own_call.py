@@ -8,6 +8,7 @@ import numpy as np
 
 from synkhronos._text import listed
 from synkhronos._typing import ArrayLike, Batch, Result
+from synkhronos.arithmetic.conversion import usable
 from synkhronos.arithmetic.partition import select, take_along
 from synkhronos.arrays.data import Data
 from synkhronos.functions import arguments
@@ -141,10 +142,14 @@ def _specification(token: bytes, function: Function) -> Specification:
 
 
 def _filled(called, args, named):
-    """Return a value for each input; None becomes its default value."""
-    values = arguments.in_order(called, args, named)
-    values = [one.value if value is None else value for one, value in zip(called.inputs, values)]
-    missing = [one.label for one, value in zip(called.inputs, values) if value is None]
+    """Return a value for each input: the given one, or its default value."""
+    values = [
+        arguments.default_of(one) if value is arguments.MISSING else value
+        for one, value in zip(called.inputs, arguments.in_order(called, args, named))
+    ]
+    missing = [
+        one.label for one, value in zip(called.inputs, values) if value is arguments.MISSING
+    ]
     if missing:
         raise TypeError(f"{called!r}: no value for {listed(missing)}; give one")
     return values
@@ -155,7 +160,7 @@ def _converted(value, one):
     minibatch = type(value) is Data and value.minibatch
     if type(value) is Data:
         value = value.data
-    return arguments.to_value(value, one), minibatch
+    return usable(arguments.to_value(value, one)), minibatch
 
 
 def _in_call(value):

@@ -26,6 +26,7 @@ from synkhronos.variables.naming import (
     numbers_of,
     register,
     resolve,
+    storages,
     submit,
     submit_equalizing,
 )
@@ -38,13 +39,15 @@ from synkhronos.world.here import Command
 class Broadcast(Command):
     """Set every rank's replicas to the master's."""
 
+    is_like_serial = takes_master = True
+
     def __init__(self, numbers, nccl):
         self.numbers, self.nccl = numbers, nccl
 
     def run(self, here):
         variables = [here.shareds[number] for number in self.numbers]
-        storages = [here.engine.storage(variable) for variable in variables]
-        values = here.communicator(self.nccl).broadcast(storages, here.master_rank)
+        arrays = storages(here, self.numbers)
+        values = here.communicator(self.nccl).broadcast(arrays, here.master_rank)
         for variable, value in zip(variables, values):
             here.engine.store(variable, value)
 
@@ -124,10 +127,10 @@ class Gather(Command):
     def run(self, here):
         comm = here.communicator(self.nccl)
         variables = [here.shareds[number] for number in self.numbers]
-        storages = [here.engine.storage(variable) for variable in variables]
+        own = storages(here, self.numbers)
         if not self.to_all:
-            return comm.gather(storages, here.master_rank)
-        for variable, arrays in zip(variables, comm.all_gather(storages)):
+            return comm.gather(own, here.master_rank)
+        for variable, arrays in zip(variables, comm.all_gather(own)):
             here.engine.store(variable, here.engine.arithmetic.concatenate(arrays))
 
 

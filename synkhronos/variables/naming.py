@@ -9,10 +9,10 @@ import numpy as np
 from synkhronos._typing import ArrayLike, Finish, SharedVariable, SharedVariables, Values
 from synkhronos.arithmetic.conversion import condition
 from synkhronos.arrays.data import Data
-from synkhronos.engines.base import Engine
+from synkhronos.engines.base import NO_VALUE, Engine
 from synkhronos.functions.agreement import agreement_of
 from synkhronos.functions.replicate import replicate
-from synkhronos.world.here import Command
+from synkhronos.world.here import Command, Here
 from synkhronos.world.world import World, current_world
 
 
@@ -78,6 +78,15 @@ def submit_equalizing(world: World, command: Any, variables: Sequence[SharedVari
 def numbers_of(world: World, variables: Sequence[SharedVariable]) -> list[int]:
     """Return the numbers by which the ranks know the variables."""
     return [world.registry.numbers[variable] for variable in variables]
+
+
+def storages(here: Here, numbers: Sequence[int]) -> list[Any]:
+    """Return the arrays of this rank's replicas, or raise ``ValueError`` if one is None."""
+    found = [here.engine.storage(here.shareds[number]) for number in numbers]
+    for number, array in zip(numbers, found):
+        if array is None:
+            raise ValueError(f"{here.shareds[number]} has no value on rank {here.rank}: {NO_VALUE}")
+    return found
 
 
 def as_list(shared_vars: SharedVariables, values: Values, what: str) -> list[Any]:

@@ -14,7 +14,7 @@ from synkhronos.comms.formats import Format, check_arrays, check_format
 from synkhronos.engines.base import Engine
 from synkhronos.functions.function import Function
 from synkhronos.variables.begun import begun, has_completed
-from synkhronos.variables.naming import check_nccl, numbers_of, resolve
+from synkhronos.variables.naming import check_nccl, numbers_of, resolve, storages
 from synkhronos.world.here import Command
 from synkhronos.world.world import World, current_world
 
@@ -41,6 +41,13 @@ class Reduce(Command):
         self.numbers, self.op, self.target = numbers, op, target
         self.weights, self.nccl, self.wire, self.begun = weights, nccl, wire, dict(begun)
 
+    @property
+    def is_like_serial(self):
+        return self.target == "all"
+
+    def exact(self) -> Reduce:
+        return Reduce(self.numbers, self.op, self.target, self.weights, self.nccl)
+
     def run(self, here):
         comm = here.communicator(self.nccl)
         numbers = self.numbers
@@ -49,7 +56,7 @@ class Reduce(Command):
             if not numbers:
                 return None
         variables = [here.shareds[number] for number in numbers]
-        arrays = [here.engine.storage(variable) for variable in variables]
+        arrays = storages(here, numbers)
         weight = self._weight(here)
         if self.target == "all" and self.wire is not None and comm.over_cpu.has_wires:
             shapes = [array.shape for array in arrays]

@@ -28,6 +28,7 @@ from synkhronos.variables.naming import (
     conditioned,
     numbers_of,
     resolve,
+    storages,
     submit,
 )
 from synkhronos.world.fuse import Pending
@@ -229,11 +230,11 @@ class _Fetch(Command):
     def run(self, here):
         if here.rank != self.rank:
             return None
-        storages = [here.engine.storage(here.shareds[number]) for number in self.numbers]
+        arrays = storages(here, self.numbers)
         if here.is_master:
-            return [np.array(here.engine.to_host(storage)) for storage in storages]
-        copies = [here.store.empty(np.shape(one), one.dtype) for one in storages]
-        for copy, one in zip(copies, storages):
+            return [np.array(here.engine.to_host(array)) for array in arrays]
+        copies = [here.store.empty(np.shape(one), one.dtype) for one in arrays]
+        for copy, one in zip(copies, arrays):
             here.engine.read(one, copy)  # a copy even if it is in the store, where others may write
         return [here.send(copy) for copy in copies]
 
@@ -308,7 +309,7 @@ class _Shapes(Command):
         self.numbers = numbers
 
     def run(self, here):
-        return [np.shape(here.engine.storage(here.shareds[number])) for number in self.numbers]
+        return [np.shape(array) for array in storages(here, self.numbers)]
 
 
 @overload

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from typing import Any, Sequence
+from typing import Any, Callable, Sequence
 
 from synkhronos._errors import FuseError, SynkhronosError
 from synkhronos._typing import Finish
@@ -117,7 +117,13 @@ class Pending:
 
 
 class _Block(contextlib.ContextDecorator):
-    """A block that `fuse` begins. It records the calls, and runs them at the end."""
+    """A block that `fuse` begins. It records the calls, and runs them at the end.
+
+    Attributes
+    ----------
+    instead : callable or None
+        If it is set in the block, the commands are not run, but given to it.
+    """
 
     def __enter__(self) -> _Block:
         self._world = world = current_world()
@@ -130,6 +136,8 @@ class _Block(contextlib.ContextDecorator):
         self._calls: list[tuple[Command, Finish]] = []
         self._pending: list[Pending] = []
         self._used: list[Any] = []
+        self._observers: list[Callable[[list[Command]], None]] = []
+        self.instead: Callable[[list[Command]], Any] | None = None
         self._thread = threading.get_ident()
         world.record(self)
         return self
@@ -140,15 +148,32 @@ class _Block(contextlib.ContextDecorator):
             pending._failed = True  # until there are results
         try:
             if kind is None and self._calls:
-                self._run()
+                self._end([command for command, _ in self._calls])
         finally:
             self._used.clear()
+            self._observers.clear()
 
-    def add(self, command: Command, finish: Finish, used: Any) -> Pending:
+    def _end(self, commands):
+        if self.instead is not None:
+            self.instead(commands)
+            return
+        for observe in self._observers:
+            observe(commands)
+        self._run()
+
+    def observe(self, observe: Callable[[list[Command]], None]) -> None:
+        """Have `observe` called with the list of the commands before they are run."""
+        self._check_thread()
+        self._observers.append(observe)
+
+    def _check_thread(self):
         if threading.get_ident() != self._thread:
             raise SynkhronosError(
                 "another thread is in a fuse() block; use the processes from one thread at a time"
             )
+
+    def add(self, command: Command, finish: Finish, used: Any) -> Pending:
+        self._check_thread()
         pending = Pending()
         self._calls.append((command, finish))
         self._pending.append(pending)

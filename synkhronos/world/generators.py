@@ -61,14 +61,15 @@ def states_of_script(here: Here, given: tuple[Any, Any]) -> Iterator[None]:
         yield
         return
     own = states()
-    _set(given)
+    restore(given)
     try:
         yield
     finally:
-        _set(own)
+        restore(own)
 
 
-def _set(given):
+def restore(given: tuple[Any, Any]) -> None:
+    """Set the generators of this process to states that `states` has returned."""
     of_python, of_numpy = given
     random.setstate(of_python)
     kind = of_numpy["bit_generator"]

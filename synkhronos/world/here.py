@@ -40,9 +40,14 @@ class Command(ABC):
     ----------
     is_rehearsed : bool
         Whether the next command is often one like this, so that `rehearse` is useful.
+    is_like_serial : bool
+        Whether it can be run on one rank alone to compare what it does.
+    takes_master : bool
+        Whether what it changes depends on the master's values only.
     """
 
     is_rehearsed = False
+    is_like_serial = takes_master = False
 
     _packed: bytes | None = None
 
@@ -73,6 +78,15 @@ class Command(ABC):
     def needs(self, ranks: range, size: int) -> Iterable[Need]:
         """Return which rows of the master's arrays some of the `size` ranks need: by default, none."""
         return ()
+
+    @property
+    def plain(self) -> Command:
+        """The command without what observes it."""
+        return self
+
+    def exact(self) -> Command:
+        """Return the command without what makes its results depend on former ones, or inexact."""
+        return self
 
     def rehearse(self, here: Here) -> None:  # noqa: B027
         """Do the steps of `run` before it computes: nothing changes, and nothing is waited for."""

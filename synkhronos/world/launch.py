@@ -21,12 +21,16 @@ from synkhronos.transports.local import LocalTransport
 from synkhronos.world.devices import Bind, check_int, choose_devices, kind_of, log_communicator
 from synkhronos.world.logged import LoggedWorld
 from synkhronos.world.machines import machines_of_job, make_engine
+from synkhronos.world.modes import FIRST, MODES
 from synkhronos.world.placement import by_rank
 from synkhronos.world.threads import ThreadLimits
 from synkhronos.world.world import World, current_world, enter_world, world_exists
 
 #: An environment variable. If it is 1, every call compares the replicas of shared variables.
 CHECK = "SYNKHRONOS_CHECK"
+
+#: An environment variable: which calls are verified.
+VERIFY = "SYNKHRONOS_VERIFY"
 
 
 class Processes(int):
@@ -62,6 +66,7 @@ def fork(
     devices: Sequence[str] | None = None,
     timeout: float | None = None,
     check: bool | None = None,
+    verify: str | None = None,
     restart: bool = False,
 ) -> Processes:
     """Set up `n` processes: this one, the master, and ``n - 1`` workers.
@@ -94,6 +99,11 @@ def fork(
         Whether every call of a function compares the replicas of shared variables, and raises
         `MismatchError` if they differ where they should be equal. It takes time for each byte of the
         variables. By default it is True if the environment variable ``SYNKHRONOS_CHECK`` is 1.
+    verify : {"first", "always", "off", "raise"}, optional
+        Which calls of functions and training steps are compared with the same calls on one process, on
+        some of their rows, before they are made. A result that differs by more than rounding is a
+        `SynkhronosWarning`, or with ``"raise"`` a `MismatchError`. By default it is the value of the
+        environment variable ``SYNKHRONOS_VERIFY``, or else ``"first"``: the first call of each.
     restart : bool, default: False
         Whether existing processes are closed first, as in a notebook cell that is run again. Functions
         and `Data` must be built again.
@@ -135,14 +145,13 @@ def fork(
         _check_replaceable(current_world(), restart)
     machines, by_machine = _place(n_parallel, use_gpu, devices)
     size = sum(map(len, by_machine))
-    master_rank = check_int(master_rank, "fork: master_rank")
-    if not 0 <= master_rank < size:
-        raise ValueError(f"fork: master_rank: expected 0 to {size - 1}, got {master_rank}")
-    check_int(max_n_var, "fork: max_n_var")
-    check_int(max_dim, "fork: max_dim")
+    master_rank = _check_master(master_rank, size)
+    for name, ignored in (("max_n_var", max_n_var), ("max_dim", max_dim)):
+        check_int(ignored, f"fork: {name}")
     timeout = _check_timeout(timeout)
     engine = make_engine(by_machine[0])
     audits = os.environ.get(CHECK) == "1" if check is None else check
+    verify = _check_verify(verify)
     if world_exists():
         close()
     try:
@@ -152,7 +161,7 @@ def fork(
     with defer_termination():
         transport = _make_transport(machines, by_machine, master_rank, timeout, profile_workers)
         kind = LoggedWorld if logger.isEnabledFor(logging.INFO) else World
-        world = kind(transport, engine, threads, profile_workers, audits)
+        world = kind(transport, engine, threads, profile_workers, audits, verify)
         enter_world(world)
     if not world.workers_inherit:
         _start(world, by_machine)
@@ -182,6 +191,22 @@ def _make_transport(machines, by_machine, master_rank, timeout, profile_workers)
 def _check_flag(name, flag, or_none=False):
     if not isinstance(flag, bool) and not (flag is None and or_none):
         raise TypeError(f"fork: {name}: expected True or False, got {flag!r}")
+
+
+def _check_master(master_rank, size):
+    master_rank = check_int(master_rank, "fork: master_rank")
+    if not 0 <= master_rank < size:
+        raise ValueError(f"fork: master_rank: expected 0 to {size - 1}, got {master_rank}")
+    return master_rank
+
+
+def _check_verify(verify):
+    where = "fork: verify"
+    if verify is None:
+        verify, where = os.environ.get(VERIFY) or FIRST, VERIFY
+    if verify not in MODES:
+        raise ValueError(f"{where}: expected one of {', '.join(map(repr, MODES))}, got {verify!r}")
+    return verify
 
 
 def _check_replaceable(world, restart):

@@ -27,6 +27,7 @@ from synkhronos.host import heap
 from synkhronos.host.signals import DeferredSignal, defer_termination
 from synkhronos.transports.base import Transport
 from synkhronos.world.here import Command, Here
+from synkhronos.world.modes import FIRST
 from synkhronos.world.registry import Registry
 from synkhronos.world.replies import results_of
 from synkhronos.world.threads import ThreadLimits
@@ -51,6 +52,8 @@ class World:
         Whether each worker writes a cProfile file.
     audits : bool
         Whether every call compares the replicas of shared variables.
+    verify : str
+        Which calls are compared with one rank: one of `modes.MODES`.
 
     Attributes
     ----------
@@ -77,10 +80,11 @@ class World:
         threads: ThreadLimits,
         profile_workers: bool = False,
         audits: bool = False,
+        verify: str = FIRST,
     ) -> None:
         self.registry = Registry()
         self.closed = self.in_program = False
-        self.audits = audits
+        self.audits, self.verify = audits, verify
         self.remarks: list[Callable[[], None]] = []
         self.defer_interrupt = DeferredSignal(signal.SIGINT)
         self._threads = threads
@@ -225,6 +229,10 @@ class World:
     def record(self, recorder: Any) -> None:
         """Let `submit` call ``recorder.add(command, finish, used)``; if it is None, run commands."""
         self._recorder = recorder
+
+    def observe_block(self, observe: Callable[[list[Command]], None]) -> None:
+        """Have `observe` called with the recorded commands before they are run."""
+        self._recorder.observe(observe)
 
     def submit(self, command: Command, finish: Finish, used: Any = None) -> Any:
         """Run a command and return ``finish(results by rank)``; inside ``fuse()``, record it.

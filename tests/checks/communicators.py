@@ -357,6 +357,47 @@ def check_no_rank_leaves_before_the_others_have_read_and_written(ranks):
                     np.testing.assert_array_equal(np.array(one), other)
 
 
+def twice(comm, name, arrays, args, weights):
+    """Call a collective, and once more on the memory of its result."""
+    own = np.array(arrays[comm.rank])
+    first = single(comm, name, arrays[comm.rank], *args, weight=weights[comm.rank])
+    kept = np.array(first)
+    comm.group.barrier()  # others may have copied to this rank's memory
+    first[...] = own
+    return kept, np.array(single(comm, name, first, *args, weight=weights[comm.rank]))
+
+
+def check_averages_of_finite_numbers_are_finite_with_the_same_bits_everywhere(ranks):
+    size = ranks.size
+    for dtype in [*FLOATS, *COMPLEX]:
+        largest = np.finfo(dtype).max
+        for shape in [(), (3,), (2, 70_001)]:
+            arrays = [np.full(shape, largest, dtype) for _ in range(size)]
+            for weights in ([1] * size, list(range(1, size + 1))):
+                wanted = np.full(shape, largest, dtype)
+                if shape:
+                    for rank, array in enumerate(arrays):
+                        array.reshape(-1)[:2] = np.inf if dtype in FLOATS and not rank else 1, rank
+                    infinite = np.inf if dtype in FLOATS else 1
+                    wanted.reshape(-1)[:2] = infinite, np.average(range(size), weights=weights)
+                got = values(ranks.run(twice, "all_reduce", arrays, ["avg"], weights))
+                assert same_bits([one for each in got for one in each])
+                got += values(ranks.run(twice, "reduce", arrays, ["avg", size - 1], weights))[-1:]
+                for one in [one for each in got for one in each]:
+                    assert one.dtype == dtype and one.shape == shape
+                    np.testing.assert_allclose(one, wanted, rtol=4e-3)
+
+
+def check_weights_of_any_size_are_relative_to_each_other(ranks):
+    for dtype in FLOATS:
+        arrays = [np.full(4, rank + 1, dtype) for rank in range(ranks.size)]
+        for unit in (1e-300, 1e-40, 1e40, 8e307 / ranks.size):
+            weights = [unit * (rank + 1) for rank in range(ranks.size)]
+            wanted = expected("avg", arrays, [rank + 1 for rank in range(ranks.size)])
+            for one in values(ranks.run(weighted, "all_reduce", arrays, ["avg"], weights)):
+                assert_reduced(one, wanted, dtype, (4,))
+
+
 def check_averages_of_halves_are_accumulated_in_single_precision(ranks):
     for length in (3, 40_001):
         arrays = [np.full(length, 40_000, "float16")] * ranks.size

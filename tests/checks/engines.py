@@ -10,7 +10,7 @@ name)``, ``streams(seed)`` and ``uniform(streams, size)``. Variables support ``+
 import numpy as np
 import pytest
 
-from synkhronos.arithmetic.operations import OPERATIONS
+from synkhronos.arithmetic.operations import OPERATIONS, Accumulator
 from synkhronos.functions.signature import parse_inputs
 
 
@@ -68,6 +68,18 @@ def check_a_function_computes_its_outputs_or_a_subset_of_them(lab):
         for one, other in zip(got, chosen):
             assert isinstance(one, np.ndarray) and one.dtype == lab.dtype and one.shape == other.shape
             np.testing.assert_allclose(one, other, rtol=1e-6)
+
+
+def check_arguments_may_be_views_with_any_steps_but_zero(lab):
+    x, y = lab.tensor("x", 2), lab.tensor("y", 1)
+    compiled = build(lab, [x, y], [x * y, x.sum(axis=0), (x * y).sum(axis=1), x + x])
+    whole, row = numbers(lab, 6, 8), numbers(lab, 8)
+    views = [whole[::-1], whole[:, ::-1], whole[1::2], whole[:3, 4:], whole[:1], whole[:, :1], whole[:0]]
+    for view in [*views, numbers(lab, 8, 6).T]:
+        for own in (row[: view.shape[1]], row[::-1][: view.shape[1]]):
+            got = lab.engine.call(compiled, [view, own])
+            for one, other in zip(got, (view * own, view.sum(0), (view * own).sum(1), 2 * view)):
+                np.testing.assert_array_equal(one, other)
 
 
 def check_updates_read_the_old_values(lab):
@@ -164,6 +176,16 @@ def check_arithmetic_returns_its_result(lab):
         assert results[name].dtype == lab.dtype
     joined = arithmetic.concatenate([up(numbers(lab, 2)), up(numbers(lab, 1))])
     np.testing.assert_array_equal(np.array(lab.engine.to_host(joined)), [1, 2, 1])
+
+
+def check_averages_over_slices_of_finite_numbers_are_finite(lab):
+    numbers_near = 0.99 * np.array([1, -1, 1e-300], lab.dtype) * np.finfo(lab.dtype).max
+    for weights in ([1], [1, 1], [3, 2, 2], [2, 2, 1, 1, 1, 1]):
+        accumulator = Accumulator("avg", lab.engine.arithmetic, most=len(weights))
+        for weight in weights:
+            accumulator.add(lab.engine.to_device(numbers_near), weight)
+        got = np.array(lab.engine.to_host(accumulator.result(np.dtype(lab.dtype))))
+        np.testing.assert_allclose(got, numbers_near, rtol=1e-6)
 
 
 def check_rows_are_taken_as_by_numpy(lab):

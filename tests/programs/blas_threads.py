@@ -19,7 +19,7 @@ class Threads(Command):
 threads.cores = lambda: 8
 synk.fork(2, use_gpu=False)
 x = tt.dmatrix("x")
-f = synk.function([x], tt.dot(x, x.T).sum())  # makes Theano load its BLAS after fork()
+f = synk.function([x], (tt.dot(x, x.T).sum(), "sum"))  # makes Theano load its BLAS after fork()
 f(np.ones((4, 4)))
 master, worker = current_world().run(Threads())
 assert master == worker, (master, worker)

@@ -60,6 +60,8 @@ class _Data:
 
 
 def _converted(value, variable):
+    if value is None:  # which NumPy would convert to NaN
+        raise TypeError(f"input {variable}: expected an array or a number, got None")
     if sparse.issparse(value):
         return value.astype(variable.dtype)
     return numpy.asarray(value, variable.dtype)

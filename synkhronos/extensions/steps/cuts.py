@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import Iterable, NamedTuple, Sequence
+from typing import Callable, Iterable, NamedTuple, Sequence, Tuple
 
 from synkhronos.engines import names
 from synkhronos.engines.names import SharedVariable, Variable
@@ -13,8 +13,12 @@ from synkhronos.extensions.steps.dependence import Dependence
 from synkhronos.extensions.steps.equality import Numbering
 from synkhronos.extensions.steps.graphs import inputs_first
 from synkhronos.extensions.steps.marks import Mark
+from synkhronos.extensions.steps.seeds import seeds_of
 
 _logger = logging.getLogger(__name__)
+
+#: The parameters of a loss, and shared variables that may be further parameters.
+Params = Tuple[Sequence[SharedVariable], Sequence[SharedVariable]]
 
 
 class Cut(NamedTuple):
@@ -34,20 +38,24 @@ class Cuts:
     ----------
     loss_op : {"avg", "sum"}
         How losses and their gradients are combined.
+
+    Attributes
+    ----------
+    losses : list of variables
     """
 
     def __init__(self, loss_op: str) -> None:
         self.loss_op = loss_op
+        self.losses: list[Variable] = []
         self._numbering = Numbering()
-        self._known: dict[int, tuple[int, ...]] = {}  # shapes
-        self._losses: set[int] = set()
+        self._known: dict[int, SharedVariable | None] = {}  # gradients by a parameter, or losses
 
     def add_loss(self, loss: Variable, params: Sequence[Variable]) -> None:
         """Cut at a loss of some parameters."""
         self._check_collectives(loss, params)
-        number = self._numbering.of(loss)
-        self._known[number] = ()
-        self._losses.add(number)
+        if not self.is_loss(loss):
+            self.losses.append(loss)
+            self._known[self._numbering.of(loss)] = None
 
     def add_gradients(
         self, expressions: Iterable[Variable | None], params: Sequence[SharedVariable]
@@ -55,31 +63,54 @@ class Cuts:
         """Cut at expressions in the shapes of parameters. None stands for no gradient."""
         for expression, param in zip(expressions, params):
             if expression is not None:
-                shape = param.get_value(borrow=True).shape
-                self._known[self._numbering.of(expression)] = shape
+                for one in (expression, names.dense(expression)):
+                    self._known[self._numbering.of(one)] = param
 
-    def add_gradients_of(self, loss: Variable, params: Sequence[SharedVariable]) -> None:
-        """Cut at a loss and at its gradients."""
-        self.add_gradients(names.gradients(loss, list(params)), params)
+    def add_gradients_of(
+        self,
+        loss: Variable,
+        params: Sequence[SharedVariable],
+        others: Sequence[SharedVariable] = (),
+    ) -> None:
+        """Cut at a loss and at its gradients; of `others`, by those by which it has a gradient."""
+        expressions, params = _gradients(loss, params, others)
+        self.add_gradients(expressions, params)
         self.add_loss(loss, params)
 
     def add_gradients_of_losses_in(
         self,
         expressions: Sequence[Variable],
         outputs: Iterable[Variable],
-        params: Sequence[SharedVariable],
+        params_of: Callable[[Variable], Params],
     ) -> None:
-        """Cut at the outputs whose gradients are in the expressions, and at these gradients."""
+        """Cut at the outputs whose gradients are in the expressions, and at these gradients.
+
+        ``params_of(output)`` returns the last two arguments of `add_gradients_of`.
+        """
         numbers = {self._numbering.of(one) for one in inputs_first(expressions)}
         for output in outputs:
             try:
-                gradients = names.gradients(output, list(params))
+                gradients, params = _gradients(output, *params_of(output))
             except Exception as error:  # any exception; each operation may refuse in its own way
                 _logger.debug("output %s is no loss: %s", output, error)
                 continue
             if any(self._numbering.of(one) in numbers for one in gradients if one is not None):
                 self.add_gradients(gradients, params)
                 self.add_loss(output, params)
+
+    def number_of(self, variable: Variable) -> int:
+        """Return the number of a variable, which is equal for equal expressions."""
+        return self._numbering.of(variable)
+
+    def numbers_of_gradients(self, loss: Variable) -> set[int]:
+        """Return the numbers of the gradients of a loss by what may be its parameters."""
+        gradients, _ = _gradients(loss, (), parameters_under(loss))
+        return {self.number_of(one) for one in gradients if one is not None}
+
+    def add_losses_of(self, expressions: Iterable[Variable]) -> None:
+        """Cut at the losses of the gradients that expressions are computed from."""
+        for loss in seeds_of(expressions).values():
+            self.add_loss(loss, parameters_under(loss))
 
     def _check_collectives(self, loss, params):
         """Raise if gradients go through collectives that are for losses combined in another way."""
@@ -91,7 +122,8 @@ class Cuts:
 
     def is_loss(self, variable: Variable) -> bool:
         """Whether a variable is a loss, or is computed like one."""
-        return bool(self._losses) and self._numbering.of(variable) in self._losses
+        number = self._numbering.of(variable) if self.losses else None
+        return any([self._numbering.of(one) == number for one in self.losses])
 
     def find(self, variable: Variable) -> Cut | None:
         """Return the cut at a variable, or None."""
@@ -101,11 +133,40 @@ class Cuts:
             is_gradient = node.op.op is None
         elif self._known and self._numbering.of(variable) in self._known:
             expression, op = variable, self.loss_op
-            shape = self._known[self._numbering.of(variable)]
+            param = self._known[self._numbering.of(variable)]
+            shape = () if param is None else param.get_value(borrow=True).shape
             is_gradient = not self.is_loss(variable)
         else:
             return None
+        expression = names.dense(expression)
         return Cut(expression, op, shape, (self._numbering.of(expression), op), is_gradient)
+
+
+def _gradients(loss, params, others):
+    """Return the gradients of a loss, and the variables by which they are."""
+    every = [*params, *others]
+    try:
+        return names.gradients(loss, every), every
+    except Exception as error:  # any exception; each operation may refuse in its own way
+        if not others:
+            raise
+        _logger.debug("a gradient of %s by one of %s: %s", loss, others, error)
+    found = list(zip(names.gradients(loss, list(params)), params))
+    for one in others:
+        try:
+            found += zip(names.gradients(loss, [one]), [one])
+        except Exception as error:
+            _logger.debug("%s is no parameter of %s: %s", one, loss, error)
+    return [gradient for gradient, _ in found], [param for _, param in found]
+
+
+def parameters_under(loss: Variable) -> list[SharedVariable]:
+    """Return the shared variables from which a loss is computed and which may be parameters."""
+    return [
+        one
+        for one in inputs_first([loss])
+        if isinstance(one, SharedVariable) and is_float_tensor(one)
+    ]
 
 
 def is_float_scalar(variable: Variable) -> bool:

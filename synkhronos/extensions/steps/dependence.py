@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Container, Iterable, Mapping, Sequence
+from typing import Callable, Container, Iterable, Mapping, Sequence
 
 from synkhronos._text import listed
-from synkhronos.engines.names import Variable
-from synkhronos.extensions.steps.graphs import (
-    inputs_first,
-    is_fill_of_one_number,
-    label,
-    operands,
-)
+from synkhronos.engines.names import Apply, Variable
+from synkhronos.engines.seeds import is_fill_of_one_number
+from synkhronos.extensions.steps.graphs import inputs_first, label, operands
 
 
 class Dependence:
@@ -82,11 +78,13 @@ def rebuilt(
     variables: Sequence[Variable],
     replacements: Mapping[Variable, Variable],
     givens: Mapping[Variable, Variable],
+    apply: Callable[[Apply, list[Variable]], Sequence[Variable]] | None = None,
 ) -> list[Variable]:
     """Return expressions with variables replaced by others of the same type.
 
     Scalar variables whose shape is all that is used are left out: they do not count as a dependence, and
-    may have no replacement.
+    may have no replacement. With `apply`, ``apply(node, inputs)`` returns the outputs of each node for
+    what its inputs are replaced by.
     """
     copies = dict(replacements)
     parents = Dependence((), givens).parents
@@ -98,10 +96,13 @@ def rebuilt(
             copies[variable] = copies[node.inputs[1]]
         else:
             inputs = [copies[one] for one in node.inputs]
-            if all(new is old for new, old in zip(inputs, node.inputs)):
-                copies[variable] = variable
-                continue
-            outputs = node.clone_with_new_inputs(inputs).outputs
+            outputs = (apply or with_inputs)(node, inputs)
             for old, new in zip(node.outputs, outputs):
                 copies.setdefault(old, new)
     return [copies[variable] for variable in variables]
+
+
+def with_inputs(node: Apply, inputs: Sequence[Variable]) -> Sequence[Variable]:
+    """Return the outputs of the same operation for other inputs."""
+    is_same = all(new is old for new, old in zip(inputs, node.inputs))
+    return node.outputs if is_same else node.clone_with_new_inputs(inputs).outputs

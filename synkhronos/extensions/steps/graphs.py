@@ -5,15 +5,9 @@ from __future__ import annotations
 from typing import Any, Callable, Container, Iterable, Iterator, Mapping, Sequence
 
 from synkhronos.engines.names import (
-    Apply,
-    DimShuffle,
-    Elemwise,
     GeneratorType,
     SharedVariable,
-    Subtensor,
     Variable,
-    get_idx_list,
-    scalar,
 )
 
 
@@ -55,49 +49,6 @@ def inputs_first(
                 stack.extend([(one, False) for one in reversed(parents(variable))])
 
 
-def is_fill_of_one_number(node: Apply) -> bool:
-    """Whether a node repeats its second input in the shape of its first, which is one number.
-
-    Its value does not depend on the first input. The gradient of every loss begins with such a node.
-    """
-    return (
-        isinstance(node.op, Elemwise)
-        and isinstance(node.op.scalar_op, scalar.Second)
-        and all(node.inputs[0].type.broadcastable)
-        and node.inputs[1].type == node.outputs[0].type
-    )
-
-
-def is_window(variable: Variable, inputs: Container[Variable]) -> bool:
-    """Whether a variable is a slice of rows whose bounds depend on inputs, or is computed from one.
-
-    Computed row by row, such as by a cast or a selection of columns: then each of its rows depends on
-    one row of the slice. ``synkhronos.function`` divides the rows of such a variable among the ranks, if
-    it replaces another by `givens`.
-    """
-    bounds: list[Any] = []
-    for one in inputs_first([variable], _of_same_rows):
-        if one.owner and isinstance(one.owner.op, Subtensor):
-            rows = _selected_rows(one)
-            if isinstance(rows, slice):
-                bounds += [rows.start, rows.stop]
-    bounds = [one for one in bounds if isinstance(one, Variable)]
-    return any(one in inputs for one in inputs_first(bounds))
-
-
-def _of_same_rows(variable: Variable) -> Sequence[Variable]:
-    """Return the operands from whose rows an operation computes the same rows."""
-    op = variable.owner.op if variable.owner else None
-    moves_rows = isinstance(op, DimShuffle) and op.new_order[:1] != (0,)
-    if isinstance(op, (Elemwise, DimShuffle)) and not moves_rows:
-        return operands(variable)
-    if isinstance(op, Subtensor) and _selected_rows(variable) == slice(None):
-        return operands(variable)[:1]
-    return ()
-
-
-def _selected_rows(variable: Variable) -> Any:
-    return get_idx_list(variable.owner.inputs, variable.owner.op.idx_list)[0]
 
 
 def is_random_state(variable: Any) -> bool:

@@ -7,8 +7,9 @@ from typing import Container, Iterator, Optional, Sequence, Tuple
 from synkhronos.engines import names
 from synkhronos.engines.names import Apply, DimShuffle, Elemwise, Sum, Variable, ViewOp, scalar
 from synkhronos.engines.names import tensor as tt
+from synkhronos.engines.seeds import is_fill_of_one_number
 from synkhronos.extensions.steps.dependence import Dependence
-from synkhronos.extensions.steps.graphs import inputs_first, is_fill_of_one_number
+from synkhronos.extensions.steps.graphs import inputs_first
 
 Parts = Tuple[Optional[Variable], Optional[Variable]]
 
@@ -26,7 +27,7 @@ def linear_operands(node: Apply | None, local: Dependence) -> Sequence[Variable]
         return _linear_in_each_element(node, local)
     if isinstance(node.op, names.Reshape):
         return () if local.of(node.inputs[1]) else node.inputs[:1]
-    if isinstance(node.op, names.LINEAR):
+    if isinstance(node.op, names.LINEAR) or names.is_sum_with_sparse(node.op):
         return node.inputs
     return ()
 
@@ -122,12 +123,13 @@ def _is_kept_whole(node, free):
 def _joined(variable, divided, which):
     """Return the sum or difference of the dependent, or of the free parts of the operands."""
     node = variable.owner
-    signs = [1, -1] if isinstance(node.op.scalar_op, scalar.Sub) else [1] * len(node.inputs)
+    is_difference = isinstance(getattr(node.op, "scalar_op", None), scalar.Sub)
+    signs = [1, -1] if is_difference else [1] * len(node.inputs)
     total = None
     for sign, operand in zip(signs, node.inputs):
         part = divided[operand][which]
         if part is not None:
-            part = part if sign > 0 else -part
+            part = names.dense(part if sign > 0 else -part)
             total = part if total is None else total + part
     if total is None:
         return None

@@ -140,11 +140,10 @@ def reduced(expression: Variable, op: str = "avg", shape: Sequence[int] = ()) ->
     return _marked(expression, op, shape)
 
 
-def is_marked(expression: Variable) -> bool:
-    """Whether an expression contains a mark."""
-    return any(
-        one.owner is not None and isinstance(one.owner.op, Mark) for one in inputs_first([expression])
-    )
+def marks_in(expressions: Iterable[Variable]) -> list[Variable]:
+    """Return the marked expressions from which some expressions are computed."""
+    variables = inputs_first(expressions)
+    return [one for one in variables if one.owner is not None and isinstance(one.owner.op, Mark)]
 
 
 def check_operation(op: Any, what: str, where: str, dtype: str | None = None) -> None:

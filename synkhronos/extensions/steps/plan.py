@@ -9,13 +9,16 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from synkhronos.engines import names
 from synkhronos.engines.names import GeneratorType, SharedVariable, Variable
 from synkhronos.extensions.steps import refusals as refusals
 from synkhronos.extensions.steps.cuts import Cut
 from synkhronos.extensions.steps.dependence import Dependence, rebuilt
 from synkhronos.extensions.steps.graphs import inputs_first, is_random_state, operands_with
 from synkhronos.extensions.steps.linear import has_rows, is_count, split, terms
-from synkhronos.extensions.steps.script import Output, Script, Update
+from synkhronos.extensions.steps.losses import check_losses
+from synkhronos.extensions.steps.script import Output, Script, Update, is_only_an_update
+from synkhronos.extensions.steps.shares import Shares
 from synkhronos.extensions.steps.slots import Slots
 
 
@@ -26,6 +29,8 @@ class Plan(NamedTuple):
     ----------
     clearing : list of (shared, new)
         Updates before the first phase, on every rank.
+    counting : list of (shared, new)
+        Updates before the first phase, on each rank's rows.
     row_outputs : list of outputs as the user gave them
         The first phase, on each rank's rows.
     row_variables : list of variables
@@ -43,9 +48,12 @@ class Plan(NamedTuple):
         The last phase, on every rank.
     places : list of (bool, int)
         For each output of the script, whether it belongs to the last phase, and its index.
+    is_doubtful : bool
+        Whether a warning has said that the step differs from the serial one.
     """
 
     clearing: list[tuple[SharedVariable, Variable]]
+    counting: list[tuple[SharedVariable, Variable]]
     row_outputs: list[Any]
     row_variables: list[Variable]
     row_updates: list[tuple[SharedVariable, Variable, Any]]
@@ -56,6 +64,7 @@ class Plan(NamedTuple):
     outputs: list[Variable]
     updates: list[tuple[SharedVariable, Variable]]
     places: list[tuple[bool, int]]
+    is_doubtful: bool = False
 
 
 def make_plan(script: Script) -> Plan:
@@ -69,7 +78,7 @@ def make_plan(script: Script) -> Plan:
     TypeError
         If an update whose values have to be averaged is not a float.
     """
-    return _Planner(script).plan()
+    return _Planner(script).plan()._replace(is_doubtful=check_losses(script))
 
 
 class _Planner:
@@ -88,9 +97,10 @@ class _Planner:
         random = [one for one in inputs_first(roots, self.parents) if is_random_state(one)]
         kept = [one.target for one in script.updates if one.is_own]
         sources = [*script.rows, *random, *kept]
-        if not sources:
-            raise refusals.nothing_divided()
+        if not sources and not is_only_an_update(script):
+            raise refusals.nothing_divided(script.index, script.whole)
         self.full = Dependence(sources, self.givens)
+        self.shares = Shares(script, self.full)
         self.random = self.full.mask_of(random)
         self.is_prepared = self._has_penalty()
         self.candidates = self._candidates()
@@ -143,6 +153,7 @@ class _Planner:
         news = iter(rebuilt(expressions, replacements, self.givens))
         return Plan(
             clearing=self.slots.clearing(),
+            counting=self.shares.counting,
             row_outputs=[self._given(one) for one in row_outputs],
             row_variables=row_variables,
             row_updates=row_updates,
@@ -164,11 +175,22 @@ class _Planner:
                 if mask:
                     raise refusals.mixed(update.target, self.local, mask)
             return script.grad_updates
-        for target, new, given_op, has_op in script.grad_updates:
-            self.slots.updates.append((target, new, given_op if has_op else op))
+        for update, new in zip(script.grad_updates, self._shared_gradients(op)):
+            self.slots.updates.append((update.target, new, update.op if update.has_op else op))
         if script.grad_shared:
             self.slots.reduced.setdefault(op, []).extend(script.grad_shared)
         return []
+
+    def _shared_gradients(self, op):
+        """Return the new values of an update rule's gradients, of vectors with what they are filled."""
+        news = [one.new for one in self.script.grad_updates]
+        filled = [getattr(one.tag, "filled_with", []) for one in news]
+        every = iter(self.shares.applied([*news, *(one for each in filled for one in each)], op))
+        shared = [next(every) for _ in news]
+        for new, expressions in zip(shared, filled):
+            if expressions:
+                new.tag.filled_with = [next(every) for _ in expressions]
+        return shared
 
     # Outputs
 
@@ -197,8 +219,8 @@ class _Planner:
 
     def _given(self, output):
         cuts = self.script.cuts
-        if cuts.loss_op == "sum" and not output.has_op and cuts.is_loss(output.variable):
-            return output.variable, "sum"
+        if not output.has_op and cuts.is_loss(output.variable):
+            return output.variable, cuts.loss_op  # stated, as `check_losses` looks at the losses
         return output.given
 
     # Cuts
@@ -214,20 +236,23 @@ class _Planner:
         """Return what replaces the cut variables in `expressions`."""
         reached = inputs_first(expressions, self.local.parents)
         cuts = {one: self.candidates[one] for one in reached if one in self.candidates}
+        by_key = {cut.key: cut for cut in cuts.values()}
+        gradients = [cut for cut in by_key.values() if cut.is_gradient]
+        expressions = [cut.expression for cut in gradients]
+        rewritten = self.shares.applied(expressions, self.script.cuts.loss_op)
+        for cut, expression in zip(gradients, rewritten):
+            by_key[cut.key] = cut._replace(expression=expression)
         places, frees = {}, {}
-        for cut in cuts.values():
-            if cut.key not in places:
-                reduced, frees[cut.key] = self._parts(cut)
-                places[cut.key] = self.slots.add(
-                    reduced, cut.op, cut.shape, cut.is_gradient
-                )
+        for key, cut in by_key.items():
+            reduced, frees[key] = self._parts(cut)
+            places[key] = self.slots.add(reduced, cut.op, cut.shape, cut.is_gradient)
         self.slots.build()
         replacements = {}
         for variable, cut in cuts.items():
             value, free = self.slots.piece(places[cut.key]), frees[cut.key]
             if free is not None:
                 value = value + rebuilt([free], {}, self.givens)[0]
-            replacements[variable] = variable.type.filter_variable(value)
+            replacements[variable] = names.in_type_of(variable, value)
         return replacements
 
     # Updates

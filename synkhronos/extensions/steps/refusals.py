@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from synkhronos.engines.names import HAS_MRG, Variable
+from typing import Sequence
+
+from synkhronos.engines.names import HAS_MRG, Apply, Variable
+from synkhronos.engines.windows import how_to_select, listed
 from synkhronos.extensions.steps.dependence import Dependence
 
 _OPERATIONS = (
@@ -23,13 +26,20 @@ def _of(target):
     return f"{target} of the shape {getattr(target.get_value(borrow=True), 'shape', None)}"
 
 
-def nothing_divided() -> ValueError:
-    """No variable differs from rank to rank."""
-    return ValueError(
+def nothing_divided(index: Sequence[Variable], whole: Sequence[Variable]) -> ValueError:
+    """No variable differs from rank to rank; `whole` are replaced by what depends on an index."""
+    text = (
         "inputs: no input is divided among the ranks, so each of them would compute the whole step; "
         "give the rows of the minibatch as an input, or an index that selects them by a slice in "
-        "givens, or name the shared variables that hold them as sliceable_shareds"
+        "givens, or name the shared variables that hold them as sliceable_shareds. If every rank should "
+        "compute all of it, build it with synk.function()"
     )
+    if whole:
+        text += (
+            f". What replaces {listed(whole)} in givens depends on {listed(index)}, but has no rows "
+            f"that it selects. {how_to_select(listed(whole), listed(index))}"
+        )
+    return ValueError(text)
 
 
 def mixed(target: Variable, local: Dependence, mask: int) -> ValueError:
@@ -116,6 +126,16 @@ def unknown_penalty() -> ValueError:
         "would contain once per rank, and the update rule does not use the gradients that "
         "grad(loss, params) returns, so that this term cannot be found in them. Use a rule that returns "
         "updates, or one that takes gradients"
+    )
+
+
+def changed_after_sum(node: Apply) -> ValueError:
+    """A gradient is clipped, or changed in another way, that is a sum over the rows of a rank."""
+    return ValueError(
+        f"updates: a gradient is changed by {node.op}, such as by grad_clip(), where it is a sum over "
+        f"the rows of one rank, and not over all rows as on one process. Change the gradient of a "
+        f"parameter after the average over the ranks: leave out grad_clip() on the parameter, and use "
+        f"T.clip(T.grad(loss, parameter), low, high) in the updates; give gradients= before this"
     )
 
 

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple, Sequence
+from typing import Any, Collection, NamedTuple, Sequence
 
 import numpy
 
 import synkhronos as synk
 from synkhronos._text import shortened
 from synkhronos.engines.names import Variable
+from synkhronos.engines.windows import find_windows
 from synkhronos.extensions._flat_gradient import check_loss, checked_parameters
 from synkhronos.extensions.steps.arguments import Inputs, group_of, variable_of
-from synkhronos.extensions.steps.cuts import Cuts, is_float_scalar, is_float_tensor
-from synkhronos.extensions.steps.graphs import is_window
-from synkhronos.extensions.steps.marks import is_marked
+from synkhronos.extensions.steps.cuts import (
+    Cuts,
+    Params,
+    is_float_scalar,
+    is_float_tensor,
+    parameters_under,
+)
+from synkhronos.extensions.steps.marks import marks_in
 from synkhronos.extensions.steps.rules import apply_rule
 from synkhronos.extensions.steps.script import (
     Output,
@@ -68,7 +74,7 @@ def script_of_training(
         cuts.add_gradients_of(loss, checked_parameters(params))
     cuts.add_loss(loss, params)
     script = Script(
-        rows=[],
+        rows={},
         outputs=[loss_output, *outputs],
         updates=[*parse_updates(applied.updates, "the updates of update_rule"), *own],
         givens=parse_givens(arguments.givens),
@@ -106,36 +112,64 @@ def script_of_function(
     listed += [one for one in broadcast if variable_of(one) not in variables]
     inputs = Inputs([group_of(None, one) for one in listed], "parallel function")
     outputs, form = _parse_outputs(arguments.outputs)
-    updates = parse_updates(arguments.updates)
+    updates, givens = parse_updates(arguments.updates), parse_givens(arguments.givens)
+    sliceable = _listed(arguments.sliceable_shareds, "sliceable_shareds")
     cuts = Cuts(arguments.loss_op)
     if gradients is None:
-        _find_gradients(cuts, outputs, updates, loss, params)
+        _find_gradients(cuts, outputs, updates, loss, params, {*givens, *sliceable})
     else:
         _check_gradients(gradients, params)
         cuts.add_gradients(gradients, checked_parameters(params))
         for one in _losses(loss):
             cuts.add_loss(one, params)
-    script = Script([], outputs, updates, parse_givens(arguments.givens), cuts)
+        cuts.add_losses_of(gradients)
+    script = Script({}, outputs, updates, givens, cuts)
     script, options = _completed(script, inputs, arguments)
     return script, inputs, options, form
 
 
 def _find_gradients(
-    cuts: Cuts, outputs: Sequence[Output], updates: Sequence[Update], loss: Any, params: Any
+    cuts: Cuts,
+    outputs: Sequence[Output],
+    updates: Sequence[Update],
+    loss: Any,
+    params: Any,
+    data: Collection[Variable],
 ) -> None:
-    """Add the gradients that updates may contain to the expressions at which they are cut."""
+    """Add the gradients that updates may contain to the expressions at which they are cut.
+
+    Parameters
+    ----------
+    data : collection of variables
+        Shared variables that are no parameters.
+    """
     if params is None:
-        params = [one.target for one in updates if is_float_tensor(one.target)]
+        known = [one.target for one in updates if is_float_tensor(one.target)]
     else:
-        params = checked_parameters(params)
+        known = checked_parameters(params)
+
+    def params_of(one: Variable) -> Params:
+        if params is not None:
+            return known, ()
+        return known, [each for each in parameters_under(one) if each not in {*known, *data}]
+
     for one in _losses(loss):
-        cuts.add_gradients_of(one, params)
-    if loss is not None or any(is_marked(one.new) for one in updates):
+        cuts.add_gradients_of(one, *params_of(one))
+    if loss is not None:
         return
-    if cuts.loss_op == "sum":
-        raise ValueError("loss_op: 'sum' is the operation for a loss; name it with loss=")
+    marks = marks_in([one.new for one in updates])
     scalars = [one.variable for one in outputs if is_float_scalar(one.variable)]
-    cuts.add_gradients_of_losses_in([one.new for one in updates], scalars, params)
+    if marks:
+        cuts.add_losses_of([one.owner.inputs[0] for one in marks if one.owner.op.op is None])
+    else:
+        cuts.add_gradients_of_losses_in([one.new for one in updates], scalars, params_of)
+    if cuts.loss_op == "sum" and not cuts.losses:
+        if len(scalars) != 1:
+            raise ValueError(
+                f"loss_op: 'sum' is the operation for a loss, which was not found among "
+                f"{len(scalars)} scalar float outputs; name it with loss="
+            )
+        cuts.add_loss(scalars[0], parameters_under(scalars[0]))
 
 
 def _losses(loss: Any) -> list[Variable]:
@@ -162,12 +196,9 @@ def _check_gradients(gradients, params):
 def _completed(script: Script, inputs: Inputs, arguments: Arguments) -> tuple[Script, Options]:
     """Add to a script its rows and default updates; return it with the options of its functions."""
     broadcast = [variable_of(one) for one in arguments.bcast_inputs or ()]
-    others = [one for one in inputs.variables if one not in broadcast]
-    # Scalars, and values that are not arrays, have no rows.
-    rows = [one for one in others if getattr(one.type, "ndim", 0)]
-    if not rows:
-        rows = [old for old, new in script.givens.items() if is_window(new, others)]
     sliceable = _listed(arguments.sliceable_shareds, "sliceable_shareds")
+    divided, index = _divided(inputs, broadcast, sliceable)
+    found = find_windows(list(script.givens.items()), index, divided)
     options = dict(arguments.function_options or {})
     check_distinct(script.updates)
     updates = with_default_updates(
@@ -178,7 +209,9 @@ def _completed(script: Script, inputs: Inputs, arguments: Arguments) -> tuple[Sc
     )
     added = [one.target for one in updates[len(script.updates) :]]
     script = script._replace(
-        rows=rows + sliceable,
+        rows={**divided, **found.axes},
+        index=index,
+        whole=found.whole,
         updates=updates,
         n_further=script.n_further + len(added),
     )
@@ -191,6 +224,19 @@ def _completed(script: Script, inputs: Inputs, arguments: Arguments) -> tuple[Sc
         _checked_wire(arguments.wire),
         _checked_overlap(arguments.overlap),
     )
+
+
+def _divided(inputs, broadcast, sliceable):
+    """Return the axis of each variable that has rows, and the inputs that may select rows."""
+    divided, index = {}, []
+    for given, variable in zip(inputs.given, inputs.variables):
+        if variable in broadcast:
+            continue
+        if getattr(variable.type, "ndim", 0):
+            divided[variable] = getattr(given, "axis", 0)
+        else:  # scalars, and values that are not arrays, have no rows
+            index.append(variable)
+    return {**divided, **dict.fromkeys(sliceable, 0)}, index
 
 
 def _parse_outputs(outputs: Any) -> tuple[list[Output], bool | list[str]]:

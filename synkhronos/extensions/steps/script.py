@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple, Sequence
 
 from synkhronos._text import shortened
-from synkhronos.engines.names import SharedVariable, Variable, package
-from synkhronos.extensions.steps.cuts import Cuts
+from synkhronos.engines.names import Constant, SharedVariable, Variable, package
+from synkhronos.extensions.steps.cuts import Cuts, is_float_scalar
 from synkhronos.extensions.steps.graphs import inputs_first, is_random_state, operands_with
 from synkhronos.extensions.steps.marks import check_operation
+from synkhronos.extensions.steps.seeds import seeds_of
 
 
 class Update(NamedTuple):
@@ -27,12 +28,13 @@ class Update(NamedTuple):
 
 
 class Output(NamedTuple):
-    """An output, and the form in which the user gave it."""
+    """An output, the form in which the user gave it, and the operation if the user gave one."""
 
     given: Any
     variable: Variable
     has_op: bool
     where: str  # how messages refer to it
+    op: Any = None
 
 
 class Script(NamedTuple):
@@ -40,17 +42,22 @@ class Script(NamedTuple):
 
     Attributes
     ----------
-    rows : list of variables
-        The inputs and shared variables whose rows are divided among the ranks.
+    rows : dict
+        The inputs and shared variables whose rows are divided among the ranks, and the variables that
+        are replaced by rows which an index selects; with the axis of the rows.
     grad_updates : list of Update
     grad_shared : list of shared variables
         From an update rule that keeps its gradients in shared variables: the updates that write them,
         and the variables.
     n_further : int
         The number of updates at the end that are not from the update rule.
+    index : list of variables
+        The inputs that may select rows in `givens`.
+    whole : list of variables
+        The variables that are replaced by what depends on an index, but has no rows.
     """
 
-    rows: list[Variable]
+    rows: dict[Variable, int]
     outputs: list[Output]
     updates: list[Update]
     givens: dict[Variable, Variable]
@@ -58,6 +65,8 @@ class Script(NamedTuple):
     grad_updates: list[Update] = []
     grad_shared: list[SharedVariable] = []
     n_further: int = 0
+    index: list[Variable] = []
+    whole: list[Variable] = []
 
 
 def parse_updates(updates: Any, what: str = "updates") -> list[Update]:
@@ -104,19 +113,20 @@ def check_distinct(updates: Sequence[Update]) -> None:
 
 def parse_output(given: Any, where: str) -> Output:
     """Return an `Output`: of a variable, ``(variable, op)``, or a wrapper with a ``variable``."""
-    variable, has_op = given, False
+    variable, has_op, op = given, False, None
     if isinstance(given, tuple):
         if len(given) != 2:
             raise ValueError(
                 f"{where}: expected (variable, op), got {len(given)} items; give several outputs as a "
                 f"list"
             )
-        variable, has_op = given[0], True
+        (variable, op), has_op = given, True
     elif not isinstance(given, Variable):
         variable, has_op = getattr(given, "variable", given), hasattr(given, "op")
+        op = getattr(given, "op", None)
     if not isinstance(variable, Variable):
         raise TypeError(f"{where}: expected a variable or (variable, op), got {shortened(given)}")
-    return Output(given, variable, has_op, where)
+    return Output(given, variable, has_op, where, op)
 
 
 def parse_givens(givens: Any) -> dict[Variable, Variable]:
@@ -162,3 +172,19 @@ def with_default_updates(
         complete.extend([Update(shared, shared.default_update) for shared in found])
         targets.update(found)
     return complete
+
+
+def is_only_an_update(script: Script) -> bool:
+    """Whether a step applies what an earlier one has stored, such as gradients.
+
+    It has no outputs, computes no gradient, and no input can select rows. Every rank computes it all.
+    """
+    news = [one.new for one in script.updates]
+    leaves = [one for one in inputs_first(news, operands_with(script.givens)) if one.owner is None]
+    inputs = [one for one in leaves if not isinstance(one, (Constant, SharedVariable))]
+    return (
+        bool(news)
+        and not script.outputs
+        and all(is_float_scalar(one) for one in inputs)
+        and not seeds_of(news)
+    )

@@ -44,13 +44,20 @@ class SerialStep:
             rows = batch if isinstance(batch, slice) else numpy.asarray(batch)
         chosen = [
             _rows_of(value, rows) if scattered and value is not MISSING else value
-            for value, scattered in zip(values, self._scattered)
+            for value, scattered in zip(map(_usable, values), self._scattered)
         ]
         positional, named = self._inputs.select(range(len(chosen)), chosen)
         outputs = self._function(*positional, **named)
         if self._update is not None:
             self._update()
         return outputs
+
+
+def _usable(value):
+    """Return an array that the compiler takes, and that is not wrong in BLAS because of its strides."""
+    if not isinstance(value, numpy.ndarray) or value.flags.forc and value.flags.aligned:
+        return value
+    return numpy.array(value, order="C")
 
 
 def _rows_of(value, rows):

@@ -8,10 +8,12 @@ import synkhronos as synk
 from synkhronos.engines import names
 from synkhronos.engines.names import SharedVariable, Variable
 from synkhronos.extensions.steps.arguments import Inputs
+from synkhronos.extensions.steps.fixed_draws import with_fixed_draws
 from synkhronos.extensions.steps.graphs import inputs_first, operands_with
 from synkhronos.extensions.steps.overlap import overlapped
-from synkhronos.extensions.steps.plan import Plan
+from synkhronos.extensions.steps.plan import Plan, make_plan
 from synkhronos.extensions.steps.repetition import Repetition, are_in_store, is_observed
+from synkhronos.extensions.steps.script import Script
 
 
 class Options(NamedTuple):
@@ -73,11 +75,15 @@ class _Builder:
         used: set[Variable],
         indices: list[int],
         sliceable: list[SharedVariable],
+        has_rows: bool = False,
+        **keywords: Any,
     ) -> _Phase:
-        """Build a function of some of the inputs."""
+        """Build a function of some of the inputs. Without rows, no input selects any."""
         own, whole = [], []
         for index in indices:
-            is_whole = self.inputs.variables[index] in self.options.broadcast
+            variable = self.inputs.variables[index]
+            is_whole = variable in self.options.broadcast
+            is_whole = is_whole or not (has_rows or getattr(variable.type, "ndim", 0))
             (whole if is_whole else own).append(index)
         function = synk.function(
             [self.inputs.given[index] for index in own],
@@ -87,7 +93,7 @@ class _Builder:
             givens=[(old, new) for old, new in self.options.givens.items() if old in used],
             sliceable_shareds=sliceable,
             name=name if self._name is None else f"{self._name}: {name}",
-            **self._keywords,
+            **{**self._keywords, **keywords},
         )
         return _Phase(function, [*own, *whole])
 
@@ -101,7 +107,10 @@ class Step:
         The functions that a call runs, in their order.
     """
 
-    def __init__(self, plan: Plan, inputs: Inputs, options: Options) -> None:
+    def __init__(self, script: Script, inputs: Inputs, options: Options) -> None:
+        plan = make_plan(script)
+        self._arguments = script, inputs, options
+        self._with_fixed_draws: Step | None = None
         self._inputs, self._places, self._streams = inputs, plan.places, plan.streams
         self._reduced = _reductions(plan, options.wire)
         row_updates = overlapped(plan, options.wire) if options.overlap else plan.row_updates
@@ -115,23 +124,46 @@ class Step:
         only_later = set().union(*later_use) - rows_use
         indices = [i for i, one in enumerate(inputs.variables) if one not in only_later]
         self._rows = builder.build(
-            "gradient", plan.row_outputs, row_updates, rows_use, indices, options.sliceable
+            "gradient", plan.row_outputs, row_updates, rows_use, indices, options.sliceable, True
         )
         self._before = []
         if plan.clearing:
             self._before.append(builder.build("clear", [], plan.clearing, set(), [], []))
+        self._count, self._counts_sliceable = self._build_count(builder, plan, options)
         self._later = []
         for (name, outputs, updates), used in zip(later, later_use):
             if outputs or updates:
                 indices = [i for i, one in enumerate(inputs.variables) if one in used]
                 own = [(output, None) for output in outputs]  # the master's value
                 self._later.append(builder.build(name, own, updates, used, indices, []))
-        self._called = [phase.function for phase in [*self._before, self._rows, *self._later]]
+        self._targets = [target for target, _ in plan.updates]
+        self._told = _named(plan), plan.is_doubtful
+        self._rows.function.reduced_by_step(*self._told)
+        counts = [] if self._count is None else [self._count]
+        called = [*self._before, *counts, self._rows, *self._later]
+        self._called, self._place = [phase.function for phase in called], called.index(self._rows)
         self.functions = self._called[len(self._before) :]
         self._repetition: Repetition | None = None  # of the last step that was recorded
 
+    def _build_count(self, builder, plan, options):
+        """Return the phase that counts the rows of all ranks, and whether they are sliceable."""
+        if not plan.counting:
+            return None, False
+        used = builder.used([new for _, new in plan.counting])
+        indices = [i for i, one in enumerate(self._inputs.variables) if one in used]
+        sliceable = [one for one in options.sliceable if one in used]
+        # The ranks meet in it, which not every mode can do.
+        phase = builder.build("count", [], plan.counting, used, indices, sliceable, True, mode=None)
+        return phase, bool(sliceable)
+
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_repetition": None}  # copies and pickles record their own
+        # Copies and pickles record steps of their own, and are without the script's expressions.
+        own = dict.fromkeys(("_repetition", "_arguments", "_with_fixed_draws"))
+        return {**vars(self), **own}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._rows.function.reduced_by_step(*self._told)
 
     def __call__(
         self, values: Sequence[Any], batch: Any, num_slices: int, batch_s: Any = None
@@ -142,31 +174,100 @@ class Step:
             results = self._repetition.take(values, batch)
         if results is None:
             results = self._record(values, batch, num_slices, batch_s)
-        first, last = results[len(self._before)], results[-1]
+        first, last = results[self._place], results[-1]
         return [(last if is_last else first)[index] for is_last, index in self._places]
 
     def _record(self, values, batch, num_slices, batch_s):
         """Take a step of which all is checked; return the results of its calls."""
         self._repetition = None
         may_repeat = num_slices == 1 and batch_s is None and not is_observed(self._called)
+        may_repeat = may_repeat and self._count is None  # which is called on rows, too
+        with synk.fuse() as block:
+            self._make_calls(values, batch, num_slices, batch_s)
+        if may_repeat and are_in_store(values):
+            self._repetition = Repetition(block.recorded, self._called, self._place, values)
+        return block.results()
+
+    def _make_calls(self, values, batch, num_slices, batch_s):
         positional, named = self._inputs.select(self._rows.indices, values)
         if batch_s is not None:
             named["batch_s"] = batch_s
         rows = self._rows.function
+        for phase in self._before:
+            phase.function()
+        if self._count is not None:
+            self._count_rows(values, batch, batch_s)
+        rows(*positional, batch=batch, num_slices=num_slices, **named)
+        for op, shareds, wire in self._reduced:
+            synk.all_reduce(shareds, op, weights=rows if op == "avg" else None, wire=wire)
+        if self._streams:
+            synk.broadcast(self._streams)
+        for phase in self._later:
+            positional, named = self._inputs.select(phase.indices, values)
+            phase.function(*positional, **named)
+
+    def check(
+        self,
+        values: Sequence[Any],
+        batch: Any,
+        num_slices: int,
+        batch_s: Any,
+        random: bool,
+        rtol: float | None,
+        atol: float | None,
+    ) -> Any:
+        """Compare a step with the same step on one rank; return the comparison.
+
+        If `random`, numbers that follow from the rows are in place of random ones.
+
+        Raises
+        ------
+        MismatchError
+            If an output or an updated variable differs.
+        """
+        if random:
+            if self._arguments is None:
+                raise ValueError("check: random=True is for the original step, not for a copy of it")
+            if self._with_fixed_draws is None:
+                script, inputs, options = self._arguments
+                script = with_fixed_draws(script)
+                options = options._replace(givens=script.givens)
+                self._with_fixed_draws = Step(script, inputs, options)
+            step = self._with_fixed_draws
+            return step.check(values, batch, num_slices, batch_s, False, rtol, atol)
+        last = len(self._called) - 1
+        outputs = {
+            f"output {place}": (last if is_last else self._place, index)
+            for place, (is_last, index) in enumerate(self._places)
+        }
+        compared = []
+
+        def compare(commands):
+            places = [at for at, one in enumerate(commands) if hasattr(one.plain, "handles")]
+            found = {what: (places[at], index) for what, (at, index) in outputs.items()}
+            rows = self._rows.function
+            compared.append(rows.check_step(commands, found, self._targets, rtol, atol))
+
         with synk.fuse() as block:
-            for phase in self._before:
-                phase.function()
-            rows(*positional, batch=batch, num_slices=num_slices, **named)
-            for op, shareds, wire in self._reduced:
-                synk.all_reduce(shareds, op, weights=rows if op == "avg" else None, wire=wire)
-            if self._streams:
-                synk.broadcast(self._streams)
-            for phase in self._later:
-                positional, named = self._inputs.select(phase.indices, values)
-                phase.function(*positional, **named)
-        if may_repeat and are_in_store(values):
-            self._repetition = Repetition(block.recorded, self._called, len(self._before), values)
-        return block.results()
+            block.instead = compare
+            self._make_calls(values, batch, num_slices, batch_s)
+        return compared[0]
+
+    def _count_rows(self, values, batch, batch_s):
+        positional, named = self._inputs.select(self._count.indices, values)
+        if self._counts_sliceable and batch_s is not None:
+            named["batch_s"] = batch_s
+        self._count.function(*positional, batch=batch, **named)
+
+
+def _named(plan: Plan) -> dict[SharedVariable, tuple[str, str]]:
+    """Return what messages call each variable that is reduced, and the operation."""
+    names = {one: "the gradient" for one in plan.gradients}
+    return {
+        one: (names.get(one, f"what is reduced for an update ({one.name})"), op)
+        for op, shareds in plan.reduced.items()
+        for one in shareds
+    }
 
 
 def _reductions(plan: Plan, wire: Any) -> list[tuple[str, list[SharedVariable], Any]]:

@@ -1,0 +1,310 @@
+"""A comparison of calls on one rank with the same calls on all ranks: what differs, and why."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Mapping, NamedTuple
+
+import numpy as np
+
+from synkhronos.arithmetic.comparison import difference
+from synkhronos.arithmetic.operations import GATHER
+from synkhronos.functions import reasons
+from synkhronos.functions.agreement import Digests, agreement_of, labels, ranks_that_differ
+from synkhronos.functions.analysis import analysis_of, has_rows, suspects_of
+from synkhronos.functions.calls import Calls, OnOneRank
+from synkhronos.functions.trial import Tolerance
+from synkhronos.world.world import World
+
+#: How much larger a difference may be than that which a change of the last bits of the rows makes
+_NOISE = 32
+_SAMPLE = 1 << 20  # elements of a variable
+
+
+class Compared(NamedTuple):
+    """What of calls is compared.
+
+    Attributes
+    ----------
+    outputs : dict
+        The number of the call and the index of the output, by what messages call it.
+    variables : dict
+        What messages call the updated variables, by number.
+    reduced : dict
+        The operations by which variables are reduced after the calls, by number. These reductions are
+        compared; without one, the value of each rank.
+    """
+
+    outputs: Mapping[str, tuple[int, int]]
+    variables: Mapping[int, str]
+    reduced: Mapping[int, str] = {}
+
+
+class Complaint(NamedTuple):
+    """A result that differs.
+
+    Attributes
+    ----------
+    what : str
+    how : str
+        How it differs.
+    why : callable
+        Returns why.
+    value : numpy.ndarray or None
+        The value, or that of the master; None if there is none.
+    find : callable
+        ``find(results)`` finds the value among others on one rank.
+    """
+
+    what: str
+    how: str
+    why: Callable[[], reasons.Reason]
+    value: np.ndarray | None
+    find: Callable[[OnOneRank], np.ndarray]
+
+
+def tolerance_of(
+    world: World, calls: Calls, rtol: float | None = None, atol: float = 0.0
+) -> Tolerance:
+    """Return the tolerances for the results of calls, which depend on the dtypes of their operands."""
+    engine, dtypes = world.here.engine, []
+    for function, _ in calls.called:
+        if function is not None:
+            dtypes += [one.type.dtype for one in function.inputs]
+            shareds = [one for one in function.get_shared() if engine.is_tensor(one)]
+            dtypes += [engine.type_of(one).dtype for one in shareds]
+    return Tolerance(rtol, atol, {one for one in dtypes if one is not None})
+
+
+class Compare:
+    """One comparison.
+
+    Parameters
+    ----------
+    world : World
+    calls : Calls
+    compared : Compared
+    tolerance : Tolerance
+
+    Attributes
+    ----------
+    differences, not_compared : dict
+        As of `Comparison`.
+    complaints : list of Complaint
+    """
+
+    def __init__(
+        self, world: World, calls: Calls, compared: Compared, tolerance: Tolerance
+    ) -> None:
+        self._world, self._calls, self._compared = world, calls, compared
+        self._tolerance = tolerance
+        self.differences: dict[str, float] = {}
+        self.not_compared: dict[str, str] = {}
+        self.complaints: list[Complaint] = []
+        self._out_of_sync: set[int] | None = None
+
+    def run(self, everywhere: bool) -> None:
+        """Compare; the new values of all ranks if `everywhere`, otherwise a sample of the master's."""
+        numbers = list(self._compared.variables)
+        self._most = None if everywhere else _SAMPLE
+        self._alone = self._calls.alone(numbers, self._most)
+        handles = {}
+        if everywhere:
+            store = self._world.here.store
+            handles = {number: store.put(new) for number, new in self._alone.news.items()}
+        self._together = self._calls.together(numbers, handles, self._tolerance, self._most)
+        for what, (position, index) in self._compared.outputs.items():
+            self._compare_output(what, position, index)
+        for number, what in self._compared.variables.items():
+            self._compare_variable(what, number)
+
+    def text(self, function: Any, other: str) -> str:
+        """Return the complaints about a call of a function as text."""
+        found = [(one, one.why()) for one in self.complaints]
+        listed = "\n".join(f"- {one.what} {one.how}; {reason.text}" for one, reason in found)
+        if not all(reason.is_found for _, reason in found):
+            listed += f"\n{reasons.of_graph(suspects_of(self._world, function))}"
+        return f"{function!r}: on {self._world.size} rank(s) the call differs from {other}:\n{listed}"
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether results differ since replicas did before the calls."""
+        return bool(self.complaints and self.out_of_sync)
+
+    def forgive_rounding(self) -> None:
+        """Withdraw complaints about results that change as much if the rows are rounded otherwise."""
+        if not self.complaints:
+            return
+        perturbed = self._calls.alone(list(self._compared.variables), self._most, perturbed=True)
+        self.complaints = [one for one in self.complaints if not self._is_rounding(one, perturbed)]
+
+    def _is_rounding(self, complaint, perturbed):
+        serial, other = complaint.find(self._alone), complaint.find(perturbed)
+        value = complaint.value
+        if value is None or not value.shape == serial.shape == other.shape:
+            return False
+        noise, amount = difference(other, serial).absolute, difference(value, serial).absolute
+        return not np.isfinite(serial).all() or amount <= _NOISE * noise
+
+    # What can be compared
+
+    def _can_compare(self, what, sources):
+        """Note why a result cannot be compared, if it depends on what differs from rank to rank."""
+        world, agreement = self._world, agreement_of(self._world)
+        if world.size == 1:
+            return True
+        if sources & agreement.streams:
+            self.not_compared[what] = "it depends on random numbers, which each rank draws for itself"
+            return False
+        own = sources & (agreement.scattered | agreement.sliceable)
+        if own and own & self.out_of_sync:
+            named = labels(world, sorted(own & self.out_of_sync))
+            self.not_compared[what] = f"it depends on {named}, which differs by rank"
+            return False
+        return True
+
+    @property
+    def out_of_sync(self) -> set[int]:
+        """The variables that the results depend on whose replicas differ before the calls."""
+        if self._out_of_sync is None:
+            world, shareds = self._world, self._world.here.shareds
+            known = self._calls.used - agreement_of(world).streams
+            used = sorted(one for one in known if world.here.engine.is_tensor(shareds[one]))
+            found = ranks_that_differ(world.run(Digests(used)), world.master_rank)
+            self._out_of_sync = {used[position] for position in found}
+        return self._out_of_sync
+
+    def _stale(self, sources):
+        """Return the reason if replicas already differed before the calls."""
+        stale = sorted(sources & self.out_of_sync)
+        if not stale:
+            return None
+        return reasons.Reason(
+            f"the replicas of {labels(self._world, stale)} differed before the call: make them "
+            f"equal with synk.broadcast()"
+        )
+
+    # Outputs
+
+    def _compare_output(self, what, position, index):
+        function, command = self._calls.called[position]
+        mode = function.output_modes[index]
+        place = index if command.subset is None else list(command.subset).index(index)
+        serial = self._alone.outputs[position][place]
+        if mode is None and has_rows(function):
+            self.not_compared[what] = "it is the master's own value (op None)"
+            return
+        found = self._together.outputs[position][place]
+        if serial is None or any(one is None for one in found.values):
+            self._compare_no_arrays(what, serial, found)
+            return
+        if mode == GATHER and not serial.ndim:
+            self.not_compared[what] = "it is one number per rank (op 'gather')"
+            return
+        sources = self._calls.sources[position][index]
+        if not self._can_compare(what, sources):
+            return
+        value = _combined(function, index, found)
+        if value is not None and self._agrees(what, value, serial):
+            return
+
+        def why():
+            return self._stale(sources) or reasons.of_output(
+                mode,
+                found.values if len(found.values) > 1 else None,
+                found.weights,
+                serial,
+                self._tolerance.allows,
+                analysis_of(self._world, function).extents[index],
+            )
+
+        how = _how_output_differs(value, serial, found)
+        find = lambda results: results.outputs[position][place]  # noqa: E731
+        self.complaints.append(Complaint(what, how, why, value, find))
+
+    def _compare_no_arrays(self, what, serial, found):
+        """Compare an output for which an operation has returned None."""
+        if serial is None and all(one is None for one in found.values):
+            self.differences[what] = 0.0
+            return
+        how = "is None on a rank, but not serially" if serial is not None else "is not None on a rank"
+        why = lambda: reasons.Reason("an operation returns no array for some rows")  # noqa: E731
+        self.complaints.append(Complaint(what, how, why, None, lambda results: None))
+
+    def _agrees(self, what, value, serial):
+        """Whether a value agrees with the serial one; note how much they differ."""
+        if value.shape != serial.shape or not self._tolerance.allows(value, serial):
+            return False
+        most = difference(value, serial).absolute
+        self.differences[what] = max(most, self.differences.get(what, 0.0))
+        return True
+
+    # Variables
+
+    def _compare_variable(self, what, number):
+        sources = self._calls.update_sources[number]
+        if not self._can_compare(what, sources):
+            return
+        serial, weights = self._alone.news[number], self._rows_by_rank()
+        found = [each[number] for each in self._together.news if number in each]
+        values = [serial if value is None else value for _, value in found]
+        op = self._compared.reduced.get(number)
+        if op is not None:
+            value = reasons.combined(op, values, weights)
+            if value is not None and self._agrees(what, value, serial):
+                return
+        wrong = [rank for rank, value in enumerate(values) if not self._agrees(what, value, serial)]
+        if not wrong:
+            amounts = [amount.absolute for amount, _ in found if amount is not None]
+            self.differences[what] = max([self.differences[what], *amounts])
+            return
+        how = self._how_variable_differs(values, wrong, serial)
+        why = lambda: self._stale(sources) or self._why(values, weights, serial)  # noqa: E731
+        master = values[0] if len(values) == 1 else values[self._world.master_rank]
+        find = lambda results: results.news[number]  # noqa: E731
+        self.complaints.append(Complaint(what, how, why, master, find))
+
+    def _how_variable_differs(self, values, wrong, serial):
+        same_shape = all(value.shape == serial.shape for value in values)
+        how = _largest(values, serial) if same_shape else f"in its shape, serially {serial.shape}"
+        if self._is_reduced(values):
+            return f"differs {how}"
+        return f"the new value differs {how} on rank(s) {', '.join(map(str, wrong))}"
+
+    def _is_reduced(self, values):
+        """Whether this is only the value of the master, which all ranks have after a reduction."""
+        return len(values) == 1 and self._world.size > 1
+
+    def _why(self, values, weights, serial):
+        if self._is_reduced(values):
+            return reasons.of_reduced(values[0], serial, self._world.size, self._tolerance.allows)
+        return reasons.of_update(values, weights, serial, self._tolerance.allows)
+
+    def _rows_by_rank(self):
+        """Return the numbers of rows of the first call that has outputs, or 1 for each rank."""
+        for outputs in self._together.outputs:
+            for found in outputs:
+                if len(found.weights) == self._world.size:
+                    return found.weights
+        return [1] * self._world.size
+
+
+def _combined(function, index, found):
+    """Return what a call makes of an output of all ranks; None if it cannot be combined."""
+    mode, replica = function.output_modes[index], function.replica
+    value = found.values[0]
+    if len(found.values) > 1:
+        value = reasons.combined(mode, found.values, found.weights, replica.output_axes[index])
+    return None if value is None else np.asarray(value, replica.output_dtypes[index])
+
+
+def _how_output_differs(value, serial, found):
+    if value is None:
+        shapes = ", ".join([str(one.shape) for one in found.values])
+        return f"cannot be combined, as the ranks' values have the shapes {shapes}"
+    if value.shape != serial.shape:
+        return f"has the shape {value.shape}, not {serial.shape}"
+    return f"differs {difference(value, serial)}"
+
+
+def _largest(values, serial):
+    return max((difference(value, serial) for value in values), key=lambda one: one.absolute)

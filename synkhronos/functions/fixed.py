@@ -1,0 +1,54 @@
+"""Errors for graphs that fix the number of rows, of which a rank has only a part."""
+
+from __future__ import annotations
+
+from typing import Sequence
+
+from synkhronos._errors import text_of
+from synkhronos.engines.base import Fixed
+from synkhronos.functions.replica import Replica
+
+_MOST = 3  # operations that a message names
+
+
+def check_regrouped(replica: Replica, n_all: int | None, n_rows: int) -> None:
+    """Raise an error if a graph divides the rows of a call into as many groups as there are rows.
+
+    Parameters
+    ----------
+    n_all : int or None
+        The number of rows of the call, if it is known.
+    n_rows : int
+        The number of rows with which this rank computes the graph.
+    """
+    if n_all is not None and n_all != n_rows:
+        found = [one for one in replica.fixed if one.regroups and one.number == n_all]
+        if found:
+            raise ValueError(f"reshape: {_words(found, n_all, n_rows)}")
+
+
+def explained(
+    error: Exception, replica: Replica, n_all: int | None, n_rows: int
+) -> Exception | None:
+    """Return an error that says which number of rows the graph fixes; None if it fixes none."""
+    if n_all is None or n_all in (1, n_rows) or isinstance(error, MemoryError):
+        return None
+    found = [
+        one
+        for one in replica.fixed
+        if one.number == n_all or (one.is_product and one.number % n_all == 0)
+    ]
+    if not found:
+        return None
+    first = text_of(error).partition("\n")[0]
+    return ValueError(f"{first}\n{_words(found, n_all, n_rows)}")
+
+
+def _words(found: Sequence[Fixed], n_all: int, n_rows: int) -> str:
+    numbers = ", ".join(map(str, dict.fromkeys(one.number for one in found)))
+    listed = "; ".join([one.text for one in found[:_MOST]])
+    return (
+        f"this rank computes {n_rows} of the {n_all} rows of the call; the graph fixes {numbers}, by "
+        f"{listed}. Use the number of rows of an array, as x.shape[0], in its place, or flatten(2) in "
+        f"place of a reshape"
+    )

@@ -1,0 +1,152 @@
+"""The first call of a function or step, compared with the same call on one rank.
+
+Only some rows are used, which fit one rank and are then divided among all. An operation that is given
+for an output is not questioned, and neither are variables that each rank updates from its own rows:
+they may be combined later. What depends on random numbers cannot be compared, as each rank draws its
+own.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, Hashable, Mapping
+
+from synkhronos._errors import MismatchError, WorldBrokenError, warn
+from synkhronos.functions.agreement import agreement_of
+from synkhronos.functions.call import CallFunction
+from synkhronos.functions.calls import Called, Calls, calls_until
+from synkhronos.functions.compare import Compare, Compared, tolerance_of
+from synkhronos.functions.split import Most
+from synkhronos.host.log import logger
+from synkhronos.world.here import Command
+from synkhronos.world.modes import ALWAYS, RAISE
+from synkhronos.world.world import World
+
+#: Rows of each rank that are used at most, and at least if the call has them and takes a short time
+_MOST, _LEAST = 32, 4
+_SMALL = 4 << 20  # bytes of shared variables with which it does
+
+
+class Verification:
+    """What is compared in the first call of a function, or of the functions of a step.
+
+    Parameters
+    ----------
+    world : World
+    compared : Compared
+    """
+
+    def __init__(self, world: World, compared: Compared) -> None:
+        self._world, self._compared = world, compared
+        self._done: set[Hashable] = set()
+        self._has_reductions = self._is_reported = False
+        self._reported: set[str] = set()
+
+    def before(self, function: Any, command: CallFunction) -> None:
+        """Verify a call that is about to be made; inside `fuse`, when the block ends."""
+        world = self._world
+        if world.size == 1 or world.here.log is not None:  # `profile` measures what was asked for
+            return
+        if self._is_reported and world.verify != RAISE:
+            return
+        if world.verify != ALWAYS and self._kind(command) in self._done:
+            return
+        if world.is_recording:
+            world.observe_block(functools.partial(self._before_block, command))
+        else:
+            self._verify([Called(function, command)], 0)
+
+    def _before_block(self, command, commands):
+        self._verify(*calls_until(self._world, commands, command, self._has_reductions))
+
+    def _kind(self, command):
+        return self._world.size, command.options
+
+    def add(self, variables: Mapping[int, str], is_doubtful: bool) -> None:
+        """Compare these variables, too, which a step reduces; by number, what messages call them.
+
+        If a warning has already said that the step differs, there is not another one.
+        """
+        self._has_reductions, self._is_reported = True, is_doubtful
+        self._compared = self._compared._replace(variables={**self._compared.variables, **variables})
+
+    def _verify(self, called, place):
+        """Compare calls that are about to be made, and warn if they differ, or raise an error."""
+        self._done.add(self._kind(called[place].command))
+        if not all([one.command.is_like_serial for one in called]):
+            return
+        found = self._found(called, place)
+        if found is None:
+            return
+        new = {one.what for one in found.complaints} - self._reported
+        if not new:
+            return
+        self._reported |= new
+        text = found.text(called[place].function, "one process")
+        if self._world.verify == RAISE:
+            raise MismatchError(text, [one.what for one in found.complaints])
+        warn(text)
+
+    def _found(self, called, place):
+        """Return the comparison; None if nothing can be compared, or nothing differs beyond rounding."""
+        few = _on_few_rows(self._world, called)
+        try:
+            try:
+                return self._compared_on(few, place)
+            except (WorldBrokenError, MemoryError):
+                raise
+            except Exception:  # the graph may need as many rows as the script gives
+                return self._compared_on(called, place)
+        except WorldBrokenError:
+            raise
+        except Exception as error:  # the call itself reports what is wrong
+            logger.info("not verified: %s: %s", type(error).__name__, error)
+            return None
+
+    def _compared_on(self, called, place):
+        calls = Calls(self._world, called)
+        compared = self._comparable(calls, place)
+        if not compared.outputs and not compared.variables:
+            return None
+        found = Compare(self._world, calls, compared, tolerance_of(self._world, calls))
+        found.run(everywhere=False)
+        found.forgive_rounding()
+        return None if found.is_stale else found
+
+    def _comparable(self, calls, place):
+        """Leave out what depends on random numbers, or on variables that differ by rank on purpose."""
+        different = agreement_of(self._world).different
+
+        def is_same(sources):
+            return not sources & different
+
+        outputs, variables = self._compared.outputs, self._compared.variables
+        subset = calls.called[place].command.subset
+        return Compared(
+            {
+                what: (place, index)
+                for what, (_, index) in outputs.items()
+                if is_same(calls.sources[place][index]) and (subset is None or index in subset)
+            },
+            {one: what for one, what in variables.items() if is_same(calls.update_sources[one])},
+        )
+
+
+def _on_few_rows(world, called):
+    """Return the calls on rows that take less time than the calls themselves."""
+    engine, size = world.here.engine, world.size
+    lengths = [len(one.command.rows) for one in called if _rows_of(one.command) is not None]
+    own = -(-max(lengths) // size) if lengths else _MOST
+    shareds = {shared for one in called if one.function for shared in one.function.get_shared()}
+    tensors = [engine.storage(shared) for shared in shareds if engine.is_tensor(shared)]
+    is_short = sum(one.size * one.dtype.itemsize for one in tensors) <= _SMALL
+    # One rank computes `size` times as many rows, and then all compute these: half of a call or less.
+    by_rank = max(1, min(own, _LEAST) if is_short else 1, min(_MOST, own // (2 * (size + 1))))
+    most = Most(by_rank * size, by_rank)
+    return [
+        one._replace(command=one.command.on_few(most)) if one.function else one for one in called
+    ]
+
+
+def _rows_of(command: Command) -> Any:
+    return command.rows if isinstance(command, CallFunction) else None

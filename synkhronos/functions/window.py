@@ -1,0 +1,132 @@
+"""The rows that an index selects in givens: divided when a function is built, counted in a call."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Sequence
+
+from synkhronos._errors import warn
+from synkhronos._typing import Compiled, SharedVariable, Variable
+from synkhronos.engines.base import Engine, Windows
+from synkhronos.engines.remarks import how_to_select, name_of
+from synkhronos.functions.signature import Input, Output
+from synkhronos.host import compiler
+from synkhronos.world.world import World
+
+#: What returns the value that every rank has.
+_OF_EQUAL_VALUES = ("avg", "min", "max", None)
+
+
+class Window(NamedTuple):
+    """The number of rows that an index selects.
+
+    Attributes
+    ----------
+    lengths : compiled function
+        Computes the numbers of rows in the new value of each variable, which must be equal.
+    arguments : list of int
+        The positions of its arguments among the arguments of the function: those that are not split.
+    names : list of str
+        The variables that the rows replace.
+    split : list of str
+        The inputs that are split.
+    """
+
+    lengths: Compiled
+    arguments: list[int]
+    names: list[str]
+    split: list[str]
+
+    def length(self, engine: Engine, arguments: Sequence[Any], n_rows: int | None = None) -> int:
+        """Return the number of rows; raise if it differs, also from the number of rows of the inputs."""
+        chosen = [arguments[position] for position in self.arguments]
+        lengths = [int(one) for one in engine.call(self.lengths, chosen)]
+        if len(set(lengths)) > 1:
+            listed = ", ".join(f"{name}: {length}" for name, length in zip(self.names, lengths))
+            raise ValueError(
+                f"givens: expected slices of the same number of rows, got {listed}; each rank has the "
+                f"same rows of all of them"
+            )
+        if n_rows not in (None, lengths[0]):
+            raise ValueError(
+                f"givens: expected as many rows as of {', '.join(self.split)}, {n_rows} rows, got "
+                f"{lengths[0]} rows that replace {', '.join(self.names)}; each rank has the same rows "
+                f"of all of them. Give an input that has no such rows, or an index that selects none, "
+                f"in bcast_inputs"
+            )
+        return lengths[0]
+
+
+def divide(
+    world: World,
+    inputs: Sequence[Input],
+    n_own: int,
+    givens: Sequence[tuple[Variable, Any]],
+    sliceable: Sequence[Variable],
+    outputs: Sequence[Output],
+    updates: Sequence[tuple[SharedVariable, Any]],
+) -> tuple[Windows, Window | None]:
+    """Have each rank use its part of the rows that an index selects in givens.
+
+    Parameters
+    ----------
+    world : World
+    inputs : list of Input
+        The first `n_own` of those that are not split may select rows. The others are used by every rank
+        for itself.
+    n_own : int
+    givens : list of pairs
+    sliceable : list of shared variables
+    outputs : list of Output
+    updates : list of pairs
+
+    Raises
+    ------
+    ValueError
+        If an index selects rows in a way in which they cannot be divided, or nothing is divided and so
+        an output would differ from the serial one.
+
+    Warns
+    -----
+    SynkhronosWarning
+        If nothing is divided although an index selects something.
+    """
+    engine, index = world.here.engine, [one for one in inputs[:n_own] if one.axis is None]
+    if not givens or not index:
+        return Windows(givens, [], [], {}, []), None
+    split = [one for one in inputs if one.axis is not None]
+    divided = {**{one.variable: one.axis for one in split}, **dict.fromkeys(sliceable, 0)}
+    windows = engine.cut_windows(givens, [one.variable for one in index], divided)
+    if not windows.bounds:
+        if windows.whole and not divided:
+            news = [new for _, new in updates]
+            _check_nothing_is_wrong(world, windows.whole, index, outputs, news)
+        return windows, None
+    positions = [position for position, one in enumerate(inputs) if one.axis is None]
+    variables = [inputs[position].variable for position in positions]
+    on_host = [True] * len(windows.lengths)
+    lengths = engine.build(variables, windows.lengths, [], [], [], on_host, on_unused_input="ignore")
+    names = [name_of(one) for one in windows.divided]
+    return windows, Window(lengths, positions, names, [one.label for one in split])
+
+
+def _check_nothing_is_wrong(world, whole, index, outputs, news):
+    """Say that nothing is divided although `whole` depend on an index; raise if that is wrong."""
+    results = [*(one.variable for one in outputs), *news]
+    are_used = world.here.engine.are_computed_from(results, whole)
+    if not any(are_used):
+        return
+    replaced = ", ".join(map(name_of, whole))
+    selecting = ", ".join([name_of(one.variable) for one in index])
+    text = (
+        f"nothing is divided among the ranks, so each of them computes the same: what replaces "
+        f"{replaced} in givens depends on {selecting}, but has no rows that it selects"
+    )
+    remedy = how_to_select(replaced, selecting)
+    for position, (one, is_used) in enumerate(zip(outputs, are_used)):
+        if is_used and one.op not in _OF_EQUAL_VALUES:
+            raise ValueError(
+                f"outputs[{position}]: {one.op!r} over the ranks would differ from "
+                f"{compiler.NAME}.function(), as {text}. {remedy}"
+            )
+    if world.size > 1:
+        warn(f"function: {text}, which is right, but takes as long as on one process. {remedy}")

@@ -1,0 +1,827 @@
+"""How scripts write losses, data and updates: a table of idioms, each as a graph with its data.
+
+Each function of `IDIOMS` returns an `Idiom`, with shared variables of its own each time. `trials` runs
+one in the three ways in which a script can be ported, next to the compiler's own function.
+"""
+
+import warnings
+from typing import Any, Dict, List, NamedTuple, Sequence
+
+import lasagne
+import numpy as np
+import theano
+import theano.sparse
+import theano.tensor as tt
+from theano.sandbox.rng_mrg import MRG_RandomStreams
+
+import synkhronos as synk
+from synkhronos.extensions import batch_norm, train
+
+N, D, K, TIME = 12, 3, 4, 5  # rows, columns, classes, time steps
+RNG = np.random.RandomState(11)
+X, Y = RNG.normal(size=(N, D)), 3 * RNG.normal(size=N)
+LABELS = RNG.randint(0, K, N).astype("int32")
+MASK = (RNG.uniform(size=(N, D)) < np.linspace(0.2, 1, N)[:, None]).astype("float64")
+IMAGES = RNG.normal(size=(N, 1, 6, 6))
+SEQUENCES = RNG.normal(size=(N, TIME, D))
+STEPS = 2
+
+IDIOMS: Dict[str, Any] = {}
+
+
+class Idiom(NamedTuple):
+    """A script's function, and the data of one call.
+
+    Attributes
+    ----------
+    inputs : list of variables, or of `synk.In`
+    loss : variable
+    params : list of shared variables
+    data : list of arrays
+    givens : dict
+    updates : list
+        In place of plain gradient descent.
+    options : dict
+        Further arguments of the functions of `train`, such as ``loss_op``.
+    output : variable, (variable, op) or None
+        In place of the loss in a plain function.
+    before : callable or None
+        What the script does before each call.
+    is_random : bool
+        Whether results depend on random numbers, which other ranks draw.
+    mode : str
+        How it has to be compiled.
+    """
+
+    inputs: List[Any]
+    loss: Any
+    params: List[Any]
+    data: List[Any]
+    givens: Dict[Any, Any] = {}
+    updates: Sequence[Any] = ()
+    options: Dict[str, Any] = {}
+    output: Any = None
+    before: Any = None
+    is_random: bool = False
+    mode: Any = None
+
+
+def idiom(function):
+    """Add an idiom to the table, by its docstring."""
+    IDIOMS[function.__doc__.rstrip(".")] = function
+    return function
+
+
+def weights(*shape, name="w"):
+    values = np.linspace(-0.5, 0.7, int(np.prod(shape)))
+    return theano.shared(values.reshape(shape), name)
+
+
+def linear(loss_of, data=(X, Y), **more):
+    """An idiom of a linear model: the loss is computed from the errors of the rows."""
+    x, y, w = tt.dmatrix("x"), tt.dvector("y"), weights(D)
+    more = {name: value(w) if callable(value) else value for name, value in more.items()}
+    return Idiom([x, y], loss_of(tt.dot(x, w) - y, x, y, w), [w], list(data), **more)
+
+
+def classified(loss_of, **more):
+    """An idiom of a classifier."""
+    x, y, w = tt.dmatrix("x"), tt.ivector("y"), weights(D, K)
+    return Idiom([x, y], loss_of(tt.nnet.softmax(tt.dot(x, w)), x, y, w), [w], [X, LABELS], **more)
+
+
+def convolved(loss_of, input_shape):
+    x, w = tt.tensor4("x", dtype="float64"), weights(2, 1, 3, 3)
+    maps = tt.nnet.conv2d(x, w, input_shape=input_shape, filter_shape=(2, 1, 3, 3))
+    mode = theano.Mode("cvm", "fast_compile")  # convolutions have no Python code
+    return Idiom([x], loss_of(maps), [w], [IMAGES], mode=mode)
+
+
+# Means over the rows
+
+
+@idiom
+def _():
+    """a mean of squares."""
+    return linear(lambda e, *_: tt.sqr(e).mean())
+
+
+@idiom
+def _():
+    """a mean over all elements, not only rows."""
+    return linear(lambda e, x, y, w: tt.sqr(x * w - y.dimshuffle(0, "x")).mean())
+
+
+@idiom
+def _():
+    """a sum over the columns, a mean over the rows."""
+    return linear(lambda e, x, y, w: tt.sqr(x * w - y.dimshuffle(0, "x")).sum(axis=1).mean())
+
+
+@idiom
+def _():
+    """a sum divided by x.shape[0]."""
+    return linear(lambda e, x, *_: tt.sqr(e).sum() / x.shape[0])
+
+
+@idiom
+def _():
+    """a sum divided by a cast of x.shape[0]."""
+    return linear(lambda e, x, *_: tt.sqr(e).sum() / tt.cast(x.shape[0], "float64"))
+
+
+@idiom
+def _():
+    """binary cross-entropy."""
+    target = (Y > 0).astype("float64")
+    return linear(
+        lambda e, x, y, w: tt.nnet.binary_crossentropy(tt.nnet.sigmoid(tt.dot(x, w)), y).mean(),
+        (X, target),
+    )
+
+
+@idiom
+def _():
+    """-mean(log(p)[arange(n), y])."""
+    return classified(lambda p, x, y, w: -tt.mean(tt.log(p)[tt.arange(y.shape[0]), y]))
+
+
+@idiom
+def _():
+    """categorical_crossentropy(p, y).mean()."""
+    return classified(lambda p, x, y, w: tt.nnet.categorical_crossentropy(p, y).mean())
+
+
+@idiom
+def _():
+    """a mean and an L2 penalty."""
+    return linear(lambda e, x, y, w: tt.sqr(e).mean() + 0.1 * tt.sqr(w).sum())
+
+
+@idiom
+def _():
+    """a mean and an L1 penalty."""
+    return linear(lambda e, x, y, w: tt.sqr(e).mean() + 0.1 * abs(w).sum())
+
+
+@idiom
+def _():
+    """a hinge loss of each row."""
+    return linear(lambda e, *_: tt.maximum(0, 1 - e).mean())
+
+
+@idiom
+def _():
+    """a mean within each row, by a mask, and then over the rows."""
+    x, m, w = tt.dmatrix("x"), tt.dmatrix("m"), weights(D)
+    mask = np.maximum(MASK, np.eye(D)[0])
+    by_row = (tt.sqr(x * w) * m).sum(axis=1) / m.sum(axis=1)
+    return Idiom([x, m], by_row.mean(), [w], [X, mask])
+
+
+@idiom
+def _():
+    """a target without a gradient (disconnected_grad)."""
+    return linear(lambda e, x, y, w: tt.sqr(e - theano.gradient.disconnected_grad(e) * 0.5).mean())
+
+
+@idiom
+def _():
+    """consider_constant in the gradient."""
+    fixed = tt.dvector
+    x, y, w = tt.dmatrix("x"), fixed("y"), weights(D)
+    predicted = tt.dot(x, w)
+    target = predicted * 0.5 + y
+    loss = tt.sqr(predicted - target).mean()
+    gradient = tt.grad(loss, w, consider_constant=[target])
+    return Idiom([x, y], loss, [w], [X, Y], updates=[(w, w - 0.1 * gradient)],
+                 options={"gradients": [gradient], "params": [w]})  # fmt: skip
+
+
+# Sums
+
+
+@idiom
+def _():
+    """a sum over the rows."""
+    return linear(lambda e, *_: tt.sqr(e).sum())
+
+
+@idiom
+def _():
+    """a sum over the rows, with loss_op='sum' or op 'sum'."""
+    made = linear(lambda e, *_: tt.sqr(e).sum(), options={"loss_op": "sum"})
+    return made._replace(output=(made.loss, "sum"))
+
+
+@idiom
+def _():
+    """a sum and a penalty, with loss_op='sum'."""
+    made = linear(lambda e, x, y, w: tt.sqr(e).sum() + tt.sqr(w).sum(), options={"loss_op": "sum"})
+    return made
+
+
+@idiom
+def _():
+    """a sum divided by the script's batch size."""
+    return linear(lambda e, *_: tt.sqr(e).sum() / N)
+
+
+@idiom
+def _():
+    """a sum times 1 / the script's batch size."""
+    return linear(lambda e, *_: tt.sqr(e).sum() * (1.0 / N))
+
+
+@idiom
+def _():
+    """a sum // the script's batch size, beside a mean."""
+    return linear(lambda e, x, y, w: tt.sqr(e).mean() + (tt.sqr(x) * w).sum() // N)
+
+
+# Functions of several rows
+
+
+@idiom
+def _():
+    """a masked mean, sum(e * m) / sum(m)."""
+    x, m, w = tt.dmatrix("x"), tt.dmatrix("m"), weights(D)
+    return Idiom([x, m], (tt.sqr(x * w - 1) * m).sum() / m.sum(), [w], [X, MASK])
+
+
+@idiom
+def _():
+    """a masked mean with an epsilon, sum(e * m) / (sum(m) + 1e-6)."""
+    x, m, w = tt.dmatrix("x"), tt.dmatrix("m"), weights(D)
+    return Idiom([x, m], (tt.sqr(x * w - 1) * m).sum() / (m.sum() + 1e-6), [w], [X, MASK])
+
+
+@idiom
+def _():
+    """a weighted mean, sum(e * weights) / sum(weights)."""
+    return linear(lambda e, x, y, w: (tt.sqr(e) * tt.sqr(y)).sum() / tt.sqr(y).sum())
+
+
+@idiom
+def _():
+    """the root of a mean (RMSE)."""
+    return linear(lambda e, *_: tt.sqrt(tt.sqr(e).mean()))
+
+
+@idiom
+def _():
+    """the logarithm of a mean."""
+    return linear(lambda e, *_: tt.log(1 + tt.sqr(e).mean()))
+
+
+@idiom
+def _():
+    """feature matching: a difference of means, squared."""
+    return linear(lambda e, x, y, w: tt.sqr((x * w).mean(axis=0) - y.mean()).sum())
+
+
+@idiom
+def _():
+    """a variance with Bessel's factor."""
+    return linear(lambda e, x, *_: tt.sqr(e - e.mean()).sum() / (x.shape[0] - 1))
+
+
+@idiom
+def _():
+    """rows minus their mean."""
+    return linear(lambda e, *_: tt.tanh(e - e.mean()).sum() / e.shape[0] + tt.sqr(e - e.mean()).mean())
+
+
+@idiom
+def _():
+    """batch normalization by hand."""
+    return linear(lambda e, *_: tt.tanh((e - e.mean()) / tt.sqrt(e.var() + 1e-3) + 1).mean())
+
+
+@idiom
+def _():
+    """batch_normalization_train."""
+
+    def loss(e, x, y, w):
+        gamma, beta = tt.ones_like(w), tt.zeros_like(w)
+        out, _, _ = tt.nnet.bn.batch_normalization_train(x * w, gamma, beta)
+        return tt.tanh(out + y.dimshuffle(0, "x")).mean()
+
+    return linear(loss)
+
+
+@idiom
+def _():
+    """batch normalization over all ranks (extensions.batch_norm)."""
+
+    def loss(e, x, y, w):
+        mean, variance = batch_norm.moments(x * w, [0])[:2]
+        return tt.tanh((x * w - mean) / tt.sqrt(variance + 1e-3) + y.dimshuffle(0, "x")).mean()
+
+    return linear(loss)
+
+
+@idiom
+def _():
+    """the largest of the rows."""
+    return linear(lambda e, *_: tt.sqr(e).max())
+
+
+@idiom
+def _():
+    """differences of all pairs of rows."""
+    return linear(lambda e, *_: tt.sqr(e.dimshuffle(0, "x") - e.dimshuffle("x", 0)).mean())
+
+
+@idiom
+def _():
+    """a cumulative sum along the rows."""
+    return linear(lambda e, *_: tt.sqr(tt.cumsum(e)).mean())
+
+
+@idiom
+def _():
+    """differences of successive rows."""
+    return linear(lambda e, *_: tt.sqr(e[1:] - e[:-1]).mean())
+
+
+@idiom
+def _():
+    """sorted rows."""
+    return linear(lambda e, *_: (tt.sort(e) * tt.arange(e.shape[0])).mean())
+
+
+@idiom
+def _():
+    """a softmax over the rows."""
+    return linear(lambda e, *_: tt.sqr(tt.nnet.softmax(e.dimshuffle("x", 0))).sum())
+
+
+# Gradients
+
+
+@idiom
+def _():
+    """grad_clip in the graph."""
+    return linear(lambda e, *_: tt.sqr(theano.gradient.grad_clip(e, -0.1, 0.1)).mean())
+
+
+@idiom
+def _():
+    """the norm of the gradient, bounded after it."""
+    x, y, w = tt.dmatrix("x"), tt.dvector("y"), weights(D)
+    loss = tt.sqr(tt.dot(x, w) - y).mean()
+    gradient = tt.grad(loss, w)
+    bounded = gradient / tt.maximum(1, gradient.norm(2))
+    return Idiom([x, y], loss, [w], [X, Y], updates=[(w, w - 0.1 * bounded)])
+
+
+@idiom
+def _():
+    """Lasagne's adam."""
+    x, y, w = tt.dmatrix("x"), tt.dvector("y"), weights(D)
+    loss = tt.sqr(tt.dot(x, w) - y).mean()
+    return Idiom([x, y], loss, [w], [X, Y], updates=list(lasagne.updates.adam(loss, [w]).items()))
+
+
+@idiom
+def _():
+    """Lasagne's total_norm_constraint and momentum."""
+    x, y, w = tt.dmatrix("x"), tt.dvector("y"), weights(D)
+    loss = tt.sqr(tt.dot(x, w) - y).mean()
+    gradients = lasagne.updates.total_norm_constraint(tt.grad(loss, [w]), 0.1)
+    updates = lasagne.updates.apply_momentum(lasagne.updates.sgd(gradients, [w], 0.1))
+    return Idiom([x, y], loss, [w], [X, Y], updates=list(updates.items()))
+
+
+@idiom
+def _():
+    """rows of an embedding, with sparse_grad."""
+    i, w = tt.ivector("i"), weights(K, 2, name="E")
+    chosen = theano.sparse_grad(w[i])
+    loss = tt.sqr(chosen.sum(axis=1) - 1).mean()
+    gradient = theano.sparse.dense_from_sparse(tt.grad(loss, w))
+    return Idiom([i], loss, [w], [LABELS], updates=[(w, w - 0.1 * gradient)])
+
+
+@idiom
+def _():
+    """rows of an embedding."""
+    i, w = tt.ivector("i"), weights(K, 2, name="E")
+    return Idiom([i], tt.sqr(w[i].sum(axis=1) - 1).mean(), [w], [LABELS])
+
+
+@idiom
+def _():
+    """gradients that one function stores for another (f_grad_shared)."""
+    x, y, w = tt.dmatrix("x"), tt.dvector("y"), weights(D)
+    loss = tt.sqr(tt.dot(x, w) - y).mean()
+    gradient = tt.grad(loss, w)
+    stored, squares = (theano.shared(np.zeros(D), name) for name in ("w_grad", "w_rgrad2"))
+    updates = [(stored, gradient), (squares, 0.95 * squares + 0.05 * gradient**2)]
+    return Idiom([x, y], loss, [stored, squares], [X, Y], updates=updates)
+
+
+@idiom
+def _():
+    """a running average of the rows, beside the gradient."""
+    x, y, w = tt.dmatrix("x"), tt.dvector("y"), weights(D)
+    mean = theano.shared(np.zeros(D), "running")
+    loss = tt.sqr(tt.dot(x, w) - y).mean()
+    updates = [(w, w - 0.1 * tt.grad(loss, w)), (mean, 0.9 * mean + 0.1 * x.mean(axis=0))]
+    return Idiom([x, y], loss, [w, mean], [X, Y], updates=updates)
+
+
+@idiom
+def _():
+    """a count of the steps, and a rate that follows from it."""
+    x, y, w = tt.dmatrix("x"), tt.dvector("y"), weights(D)
+    count = theano.shared(0.0, "count")
+    loss = tt.sqr(tt.dot(x, w) - y).mean()
+    updates = [(w, w - 0.1 / (1 + count) * tt.grad(loss, w)), (count, count + 1)]
+    return Idiom([x, y], loss, [w, count], [X, Y], updates=updates)
+
+
+@idiom
+def _():
+    """a learning rate among the inputs."""
+    x, y, w, rate = tt.dmatrix("x"), tt.dvector("y"), weights(D), tt.dscalar("rate")
+    loss = tt.sqr(tt.dot(x, w) - y).mean()
+    updates = [(w, w - rate * tt.grad(loss, w))]
+    return Idiom([x, y, rate], loss, [w], [X, Y, 0.1], updates=updates, output=loss + 0 * rate)
+
+
+# Networks
+
+
+@idiom
+def _():
+    """a convolution of any number of images."""
+    return convolved(lambda maps: tt.sqr(maps).mean(), (None, 1, 6, 6))
+
+
+@idiom
+def _():
+    """a convolution with the batch size in input_shape."""
+    return convolved(lambda maps: tt.sqr(maps).mean(), (N, 1, 6, 6))
+
+
+@idiom
+def _():
+    """the same, and global pooling."""
+    return convolved(lambda maps: tt.sqr(maps.mean(axis=(2, 3))).sum(axis=1).mean(), (N, 1, 6, 6))
+
+
+@idiom
+def _():
+    """reshape((batch size, -1))."""
+    return convolved(lambda maps: tt.sqr(maps.reshape((N, -1))).sum(axis=1).mean(), None)
+
+
+@idiom
+def _():
+    """reshape((-1, columns))."""
+    return convolved(lambda maps: tt.sqr(maps.reshape((-1, 32))).sum(axis=1).mean(), None)
+
+
+@idiom
+def _():
+    """flatten(2)."""
+    return convolved(lambda maps: tt.sqr(maps.flatten(2)).sum(axis=1).mean(), None)
+
+
+@idiom
+def _():
+    """Lasagne's InputLayer with a batch size."""
+    x, y = tt.dmatrix("x"), tt.dvector("y")
+    layer = lasagne.layers.InputLayer((N, D), x)
+    layer = lasagne.layers.DenseLayer(layer, 2, W=weights(D, 2), b=None)
+    loss = tt.sqr(lasagne.layers.get_output(layer).sum(axis=1) - y).mean()
+    return Idiom([x, y], loss, lasagne.layers.get_all_params(layer), [X, Y])
+
+
+def recurrent(sequences, wrap, first, mean_of=lambda h: tt.sqr(h).mean(), data=None):
+    w = weights(D, D)
+    x = tt.dtensor3("x")
+    hidden, _ = theano.scan(
+        lambda x_t, h: tt.tanh(x_t + tt.dot(h, w)), sequences=sequences(x), outputs_info=first(x)
+    )
+    return Idiom([wrap(x)], mean_of(hidden), [w], [SEQUENCES if data is None else data])
+
+
+@idiom
+def _():
+    """a recurrence over the time of batch-major sequences."""
+    return recurrent(
+        lambda x: x.dimshuffle(1, 0, 2), lambda x: x, lambda x: tt.zeros((x.shape[0], D), "float64")
+    )
+
+
+@idiom
+def _():
+    """a recurrence over time-major sequences, given with synk.In(x, axis=1)."""
+    return recurrent(
+        lambda x: x,
+        lambda x: synk.In(x, axis=1),
+        lambda x: tt.zeros((x.shape[1], D), "float64"),
+        data=np.ascontiguousarray(SEQUENCES.transpose(1, 0, 2)),
+    )
+
+
+@idiom
+def _():
+    """a recurrence over time-major sequences, given without an axis."""
+    return recurrent(
+        lambda x: x,
+        lambda x: x,
+        lambda x: tt.zeros((x.shape[1], D), "float64"),
+        data=np.ascontiguousarray(SEQUENCES.transpose(1, 0, 2)),
+    )
+
+
+@idiom
+def _():
+    """a recurrence whose first state has the batch size."""
+    return recurrent(
+        lambda x: x.dimshuffle(1, 0, 2),
+        lambda x: x,
+        lambda x: tt.alloc(np.float64(0), N, D),
+        lambda h: tt.sqr(h[-1]).sum(axis=1).mean(),
+    )
+
+
+@idiom
+def _():
+    """a scan that maps over the rows."""
+    return linear(lambda e, *_: theano.scan(lambda one: tt.sqr(one), e)[0].mean())
+
+
+# Data
+
+
+def selected(rows_of, targets_of=None, data=(1,), index=None):
+    """Rows of shared data that an index selects."""
+    x, y, w = tt.dmatrix("x"), tt.dvector("y"), weights(D)
+    i = tt.lscalar("i") if index is None else index
+    shared = theano.shared(X, "data")
+    givens = {x: rows_of(shared, i)}
+    inputs, loss = [i], tt.sqr(tt.dot(x, w) - 1).mean()
+    if targets_of is not None:
+        givens[y] = targets_of(theano.shared(Y, "targets"), i)
+        loss = tt.sqr(tt.dot(x, w) - y).mean()
+    return Idiom(inputs, loss, [w], list(data), givens)
+
+
+@idiom
+def _():
+    """data[i * b : (i + 1) * b]."""
+    window = lambda one, i: one[i * 4 : (i + 1) * 4]  # noqa: E731
+    return selected(window, window)
+
+
+@idiom
+def _():
+    """data[perm[i * b : (i + 1) * b]]."""
+    order = theano.shared(np.random.RandomState(1).permutation(N), "perm")
+    return selected(lambda one, i: one[order[i * 4 : (i + 1) * 4]])
+
+
+@idiom
+def _():
+    """data[arange(i * b, (i + 1) * b)]."""
+    return selected(lambda one, i: one[tt.arange(i * 4, (i + 1) * 4)])
+
+
+@idiom
+def _():
+    """data[rows], with the numbers of the rows as the input."""
+    return selected(lambda one, i: one[i], data=[[3, 1, 7, 9, 2]], index=tt.lvector("rows"))
+
+
+@idiom
+def _():
+    """a window of shared data, then reshape((-1, columns))."""
+    return selected(lambda one, i: one[i * 4 : (i + 1) * 4].reshape((-1, D)))
+
+
+@idiom
+def _():
+    """a window of shared data beside rows that are given."""
+    x, y, i, w = tt.dmatrix("x"), tt.dvector("y"), tt.lscalar("i"), weights(D)
+    shared = theano.shared(X, "data")
+    loss = tt.sqr(tt.dot(x, w) - y).mean()
+    return Idiom([y, i], loss, [w], [Y[:4], 1], {x: shared[i * 4 : (i + 1) * 4]})
+
+
+@idiom
+def _():
+    """a minibatch that set_value puts into a shared variable, in a function without inputs."""
+    held, w = theano.shared(np.zeros((N, D)), "held"), weights(D)
+    batches = iter([X, X + 1, X - 1])
+    loss = tt.sqr(tt.dot(held, w) - 1).mean()
+    return Idiom([], loss, [w], [], before=lambda: held.set_value(next(batches)))
+
+
+@idiom
+def _():
+    """a minibatch that set_value puts into a sliceable shared variable."""
+    held, w = theano.shared(np.zeros((N, D)), "held"), weights(D)
+    batches = iter([X, X + 1, X - 1])
+    loss = tt.sqr(tt.dot(held, w) - 1).mean()
+    options = {"sliceable_shareds": [held]}
+    return Idiom([], loss, [w], [], options=options, before=lambda: held.set_value(next(batches)))
+
+
+@idiom
+def _():
+    """a learning rate that set_value changes."""
+    x, y, w = tt.dmatrix("x"), tt.dvector("y"), weights(D)
+    rate, rates = theano.shared(0.1, "rate"), iter([0.1, 0.05, 0.025])
+    loss = tt.sqr(tt.dot(x, w) - y).mean()
+    updates = [(w, w - rate * tt.grad(loss, w))]
+    return Idiom([x, y], loss, [w], [X, Y], updates=updates,
+                 output=loss * rate, before=lambda: rate.set_value(next(rates)))  # fmt: skip
+
+
+# Outputs
+
+
+@idiom
+def _():
+    """predictions of the rows, without an op."""
+    made = classified(lambda p, x, y, w: tt.nnet.categorical_crossentropy(p, y).mean())
+    predicted = tt.argmax(tt.dot(made.inputs[0], made.params[0]), axis=1)
+    return made._replace(output=tt.cast(tt.eq(predicted, made.inputs[1]), "float64"))
+
+
+@idiom
+def _():
+    """predictions of the rows, gathered."""
+    made = classified(lambda p, x, y, w: tt.nnet.categorical_crossentropy(p, y).mean())
+    predicted = tt.argmax(tt.dot(made.inputs[0], made.params[0]), axis=1)
+    return made._replace(output=(tt.eq(predicted, made.inputs[1]), "gather"))
+
+
+@idiom
+def _():
+    """the share of errors, mean(neq(...))."""
+    made = classified(lambda p, x, y, w: tt.nnet.categorical_crossentropy(p, y).mean())
+    predicted = tt.argmax(tt.dot(made.inputs[0], made.params[0]), axis=1)
+    return made._replace(output=tt.mean(tt.neq(predicted, made.inputs[1])))
+
+
+@idiom
+def _():
+    """the number of errors, sum(neq(...)), without an op."""
+    made = classified(lambda p, x, y, w: tt.nnet.categorical_crossentropy(p, y).mean())
+    predicted = tt.argmax(tt.dot(made.inputs[0], made.params[0]), axis=1)
+    return made._replace(output=tt.sum(tt.cast(tt.neq(predicted, made.inputs[1]), "float64")))
+
+
+@idiom
+def _():
+    """noise in the loss, from a random stream."""
+    streams = MRG_RandomStreams(3)
+    made = linear(lambda e, x, *_: tt.sqr(e * streams.uniform(e.shape)).mean())
+    return made._replace(is_random=True)
+
+
+# Trials
+
+
+def serial(made):
+    """The script's own function."""
+    updates = made.updates or descent(made)
+    inputs = [getattr(one, "variable", one) for one in made.inputs]
+    givens = list(made.givens.items())
+    return theano.function(inputs, made.loss, updates=updates, givens=givens, mode=made.mode)
+
+
+def by_parallel_function(made):
+    updates, options = made.updates or descent(made), {**made.options, "mode": made.mode}
+    return train.parallel_function(
+        made.inputs, made.loss, updates=updates, givens=made.givens, **options
+    )
+
+
+def by_make_train_function(made):
+    options = dict(made.options)
+    for name in ("gradients", "params"):
+        options.pop(name, None)
+    if "sliceable_shareds" in options or not made.inputs:
+        raise LookupError("it takes no functions without inputs")
+    whole = [one for one in made.inputs if is_given_whole(one)]
+    rows = [one for one in made.inputs if one not in whole]
+    updates = made.updates or descent(made)
+    params = [target for target, _ in updates]
+    return train.make_train_function(
+        made.loss,
+        params,
+        rows,
+        None,
+        updates,
+        givens=made.givens,
+        bcast_inputs=whole,
+        function_options={"mode": made.mode},
+        **options,
+    )
+
+
+def is_given_whole(given):
+    """Whether an input is a number that is no index of rows."""
+    return getattr(given, "ndim", 1) == 0 and given.dtype.startswith("float")
+
+
+def by_function(made):
+    output = made.loss if made.output is None else made.output
+    sliceable = made.options.get("sliceable_shareds")
+    return synk.function(
+        made.inputs, output, givens=made.givens, sliceable_shareds=sliceable, mode=made.mode
+    )
+
+
+def plain(made):
+    """The plain function of the output that `by_function` has."""
+    output = made.loss if made.output is None else made.output
+    output = output[0] if isinstance(output, tuple) else output
+    inputs = [getattr(one, "variable", one) for one in made.inputs]
+    return theano.function(inputs, output, givens=list(made.givens.items()), mode=made.mode)
+
+
+def descent(made):
+    gradients = theano.grad(made.loss, made.params)
+    return [(one, one - 0.1 * gradient) for one, gradient in zip(made.params, gradients)]
+
+
+#: The ways in which a script is ported, and the serial function of each
+WAYS = {
+    "function": (by_function, plain),
+    "parallel_function": (by_parallel_function, serial),
+    "make_train_function": (by_make_train_function, serial),
+}
+
+EQUAL, WARNED, REFUSED, RANDOM, NONE = "equal", "warned", "refused", "not compared", "--"
+
+
+def outcome(make, way):
+    """Return what comes of an idiom, in the present world: one of these words.
+
+    Raises
+    ------
+    AssertionError
+        If a result differs from the serial one in silence, or a right one is warned of, or an error says
+        not what to do.
+    """
+    build, build_serial = WAYS[way]
+    theirs = called(build_serial, make())
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", synk.SynkhronosWarning)
+        made = make()
+        try:
+            ours = called(build, made)
+        except LookupError as error:
+            if type(error) is not LookupError:
+                raise
+            return NONE
+        except (TypeError, ValueError, synk.SynkhronosError) as error:
+            assert explains(error), f"{type(error).__name__}: {error}"
+            return REFUSED
+    texts = [str(one.message) for one in caught if one.category is synk.SynkhronosWarning]
+    is_equal = all(same(one, other) for one, other in zip(ours, theirs))
+    if made.is_random:
+        assert not texts
+        return EQUAL if is_equal else RANDOM
+    assert is_equal or texts, f"different in silence: {ours} instead of {theirs}"
+    assert not (is_equal and texts), f"a false alarm: {texts}"
+    return EQUAL if is_equal else WARNED
+
+
+def called(build, made):
+    """Return the results of some calls, and then the values of the parameters on all ranks."""
+    function, results = build(made), []
+    data = list(made.data)
+    if build is by_make_train_function:
+        whole = [is_given_whole(one) for one in made.inputs]
+        rows = [value for value, is_whole in zip(data, whole) if not is_whole]
+        data = [rows, *(value for value, is_whole in zip(data, whole) if is_whole)]
+    for _ in range(STEPS):
+        if made.before is not None:
+            made.before()
+        results.append(np.array(function(*data)))
+    if build in (by_function, plain):
+        return results
+    if build is serial:
+        values = [[one.get_value()] * synk.size() for one in made.params]
+    else:
+        values = synk.gather(made.params)
+    return [*results, *(np.array(one) for one in values)]
+
+
+def explains(error):
+    """Whether an error is one of this package, which says what to do."""
+    text = str(error)
+    return any(word in text for word in ("synk.", "loss_op", "give ", "graph fixes", "In(x, axis"))
+
+
+def same(one, other):
+    return one.shape == other.shape and np.allclose(one, other, rtol=1e-8, atol=1e-10)

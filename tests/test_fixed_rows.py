@@ -1,0 +1,370 @@
+"""Graphs in which a script gives the number of rows as a constant, on ranks that have a part of them."""
+
+import numpy as np
+import pytest
+
+import synkhronos as synk
+from compilers import NAME, Streams, compiler, default_mode, scan, shared, softmax, tt
+from synkhronos.extensions import train
+
+pytestmark = pytest.mark.usefixtures("in_threads")
+ROWS = 12
+RNG = np.random.RandomState(3)
+IMAGES = RNG.randn(ROWS, 36)
+LABELS = RNG.randint(0, 3, ROWS).astype("int32")
+theano_only = pytest.mark.skipif(NAME == "pytensor", reason="about operations of Theano")
+
+
+@pytest.fixture(autouse=True)
+def with_convolutions_in_python():
+    mode = "FAST_COMPILE"
+    if NAME == "theano":  # the others need C code
+        mode = compiler.compile.get_mode(mode).excluding("conv_gemm")
+    with default_mode(mode):
+        yield
+
+
+@pytest.fixture(params=[2, 3])
+def ranks(request, world_of):
+    world_of(request.param)
+
+
+@pytest.fixture
+def two(world_of):
+    world_of(2)
+
+
+class Net:
+    """The inputs and parameters of a network."""
+
+    def __init__(self):
+        rng = np.random.RandomState(4)
+        self.x, self.y = tt.dmatrix("x"), tt.ivector("y")
+        self.params = [
+            compiler.shared(rng.randn(*shape) / 3, name)
+            for name, shape in (("f", (2, 1, 3, 3)), ("w", (36, 5)), ("u", (5, 5)), ("v", (5, 3)))
+        ]
+        self.filters, self.w, self.u, self.v = self.params
+
+    def loss_of(self, hidden):
+        """Return a loss of five hidden units."""
+        rows = softmax(tt.dot(hidden, self.v))
+        return -tt.log(rows)[tt.arange(self.y.shape[0]), self.y].mean()
+
+    def convolved(self, number):
+        images = self.x.reshape((self.x.shape[0], 1, 6, 6))
+        shape = (number, 1, 6, 6)
+        return tt.nnet.conv2d(images, self.filters, input_shape=shape, filter_shape=(2, 1, 3, 3))
+
+
+def lenet(net):
+    images = net.x.reshape((ROWS, 1, 6, 6))
+    maps = tt.nnet.conv2d(images, net.filters, input_shape=(ROWS, 1, 6, 6), filter_shape=(2, 1, 3, 3))
+    pooled = tt.signal.pool.pool_2d(tt.tanh(maps), (2, 2), ignore_border=True)
+    return net.loss_of(tt.tanh(tt.dot(pooled.flatten(2), net.w[:8])))
+
+
+def mean_of_squares(net):
+    return tt.sqr(net.convolved(ROWS)).mean()
+
+
+def global_mean(net):
+    return tt.sqr(net.convolved(ROWS).mean(axis=(2, 3))).sum(axis=1).mean()
+
+
+def global_largest(net):
+    return tt.tanh(tt.max(net.convolved(ROWS), axis=(2, 3))).sum(axis=1).mean()
+
+
+def flattened(net):
+    return tt.sqr(net.convolved(ROWS).flatten(2)).sum(axis=1).mean()
+
+
+def over_the_shape(net):
+    return tt.tanh(net.convolved(ROWS)).sum() / net.convolved(ROWS).shape[0]
+
+
+def regrouped_after_a_convolution(net):
+    return tt.sqr(net.convolved(ROWS).reshape((ROWS, -1))).sum(axis=1).mean()
+
+
+def regrouped_elements(net):
+    """The number of columns shows that the rows are kept."""
+    cubes = net.x.reshape((ROWS, 4, 9))
+    return tt.sqr(tt.tanh(cubes).sum(axis=2)).sum(axis=1).mean()
+
+
+def regrouped_twice(net):
+    cubes = tt.tanh(net.x.reshape((ROWS, 4, 9)))
+    return net.loss_of(tt.dot(tt.tanh(cubes.reshape((ROWS, -1))), net.w))
+
+
+def regrouped_beside_rows(net):
+    """The labels show that the rows are kept."""
+    flat = tt.tanh(net.x[:, :, None]).reshape((ROWS, -1))
+    return tt.sqr(flat - net.y[:, None]).mean()
+
+
+def zeros(net):
+    return net.loss_of(tt.tanh(tt.dot(net.x, net.w) + tt.zeros((ROWS, 5))))
+
+
+def first_state(net):
+    states = scan(
+        lambda inner, state, u: tt.tanh(inner + tt.dot(state, u)),
+        sequences=[tt.dot(net.x, net.w).dimshuffle("x", 0, 1) * tt.ones((3, 1, 1))],
+        outputs_info=[tt.alloc(np.float64(0), ROWS, 5)], non_sequences=[net.u],
+    )  # fmt: skip
+    return net.loss_of(states[-1])
+
+
+def counted(net):
+    rows = softmax(tt.dot(tt.tanh(tt.dot(net.x, net.w)), net.v))
+    return -tt.log(rows)[tt.arange(ROWS), net.y].mean()
+
+
+def masked(net):
+    """A mask of fixed size, which has no effect here."""
+    mask = Streams(3).uniform(size=(ROWS, 5)) >= 0
+    return net.loss_of(tt.tanh(tt.dot(net.x, net.w)) * mask)
+
+
+#: Losses in which the operations show which numbers are those of the rows.
+LOSSES = {
+    "LeNet": lenet,
+    "mean of squares": mean_of_squares,
+    "global mean": global_mean,
+    "global largest": global_largest,
+    "flattened": flattened,
+    "over the shape": over_the_shape,
+    "regrouped after a convolution": regrouped_after_a_convolution,
+    "regrouped elements": regrouped_elements,
+    "regrouped twice": regrouped_twice,
+    "regrouped beside rows": regrouped_beside_rows,
+    "zeros": zeros,
+    "first state": first_state,
+    "counted": counted,
+    "masked": masked,
+}
+#: With PyTensor, the numbers are in the types of what follows, so that calls fail.
+IN_TYPES = {"regrouped twice", "zeros", "first state", "masked"}
+OF_THEANO = {
+    "LeNet", "mean of squares", "global mean", "global largest", "flattened", "over the shape",
+    "regrouped after a convolution",
+}  # fmt: skip
+
+
+def descent(loss, params):
+    return [
+        (one, one - 0.3 * slope)
+        for one, slope in zip(params, compiler.grad(loss, params, disconnected_inputs="ignore"))
+    ]
+
+
+def build(name, make):
+    net = Net()
+    loss = LOSSES[name](net)
+    options = {"on_unused_input": "ignore"}
+    return net, make([net.x, net.y], loss, updates=descent(loss, net.params), **options)
+
+
+def assert_same_params(ours, theirs):
+    for one, other in zip(ours.params, theirs.params):
+        for replica in synk.gather(one):
+            np.testing.assert_allclose(replica, other.get_value(), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_steps_equal_the_serial_ones(ranks, name):
+    if name in OF_THEANO and NAME == "pytensor":
+        pytest.skip("about operations of Theano")
+    ours, step = build(name, train.parallel_function)
+    theirs, serial = build(name, compiler.function)
+    if name in IN_TYPES and NAME == "pytensor":
+        with pytest.raises(Exception, match=f"of the {ROWS} rows of the call; the graph fixes"):
+            step(IMAGES, LABELS)
+        return
+    for num_slices in (1, 3, 1):
+        value = step(IMAGES, LABELS, num_slices=num_slices)
+        np.testing.assert_allclose(value, serial(IMAGES, LABELS), rtol=1e-9)
+        assert_same_params(ours, theirs)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_functions_equal_the_serial_ones(two, name):
+    if name in OF_THEANO and NAME == "pytensor":
+        pytest.skip("about operations of Theano")
+    net = Net()
+    loss = LOSSES[name](net)
+    function = synk.function([net.x, net.y], loss, on_unused_input="ignore")
+    if name in IN_TYPES and NAME == "pytensor":
+        with pytest.raises(ValueError, match=f"of the {ROWS} rows of the call; the graph fixes"):
+            function(IMAGES, LABELS)
+        return
+    expected = compiler.function([net.x, net.y], loss, on_unused_input="ignore")(IMAGES, LABELS)
+    np.testing.assert_allclose(function(IMAGES, LABELS), expected, rtol=1e-9)
+    np.testing.assert_allclose(function(IMAGES, LABELS, num_slices=4), expected, rtol=1e-9)
+    np.testing.assert_allclose(function.as_theano(IMAGES, LABELS), expected, rtol=1e-9)
+
+
+@theano_only
+def test_rows_that_an_index_selects(ranks):
+    """As in Theano's tutorials: the size of a minibatch is in the givens and in the graph."""
+    nets, steps, index = [Net(), Net()], [], tt.lscalar("index")
+    data = np.concatenate([IMAGES, -IMAGES]), np.concatenate([LABELS, LABELS])
+    for net, make in zip(nets, (train.parallel_function, compiler.function)):
+        loss = lenet(net)
+        rows = slice(index * ROWS, (index + 1) * ROWS)
+        givens = {one: compiler.shared(data)[rows] for one, data in zip([net.x, net.y], data)}
+        steps.append(make([index], loss, updates=descent(loss, net.params), givens=givens))
+    for position in (1, 0, 1):
+        np.testing.assert_allclose(steps[0](position), steps[1](position), rtol=1e-9)
+        assert_same_params(*nets)
+
+
+@theano_only
+def test_sliceable_rows(two):
+    images = compiler.shared(IMAGES, "images")
+    net = Net()
+    loss = mean_of_squares(net)
+    function = synk.function([], loss, givens=[(net.x, images)], sliceable_shareds=[images])
+    synk.scatter(images, IMAGES)
+    np.testing.assert_allclose(function(), compiler.function([net.x], loss)(IMAGES))
+
+
+def test_default_updates_of_what_is_replaced(two):
+    """The stream continues by what was drawn, and an average is that of the rows."""
+    x, streams = tt.dmatrix("x"), Streams(5)
+    noise = streams.uniform(size=(ROWS, 36))
+    drawn = synk.function([x], (x * 0 + noise, "gather"))
+    first, second = drawn(IMAGES), drawn(IMAGES)
+    assert first.shape == second.shape == (ROWS, 36)
+    assert len({*first.ravel(), *second.ravel()}) == 2 * ROWS * 36
+
+
+# What has the same number by chance
+
+
+def test_other_extents_of_the_same_number_are_kept(ranks):
+    """Of parameters, of columns, and of groups."""
+    x, w = tt.dmatrix("x"), shared(RNG.randn(ROWS, ROWS), "w")
+    square = w + tt.zeros((ROWS, ROWS)) + tt.alloc(1.0, ROWS, ROWS).T
+    outputs = [
+        tt.dot(x[:, :ROWS], square).mean(),
+        (x.reshape((-1, ROWS)), "gather"),
+        x.reshape((x.shape[0], ROWS, 3)).mean(axis=0),
+        (w + tt.arange(ROWS), None),
+        (w.reshape((ROWS, -1, 2)), None),
+        tt.dot(x, tt.zeros((36, ROWS))).mean(),
+    ]
+    plain = [one[0] if isinstance(one, tuple) else one for one in outputs]
+    function, serial = synk.function([x], outputs), compiler.function([x], plain)
+    for rows in (IMAGES, IMAGES[:7]):
+        for ours, theirs in zip(function(rows), serial(rows)):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-9)
+
+
+# What cannot be replaced
+
+
+@pytest.mark.filterwarnings("ignore:.*differs from one process")
+def test_a_regrouping_of_rows_that_nothing_explains_is_an_error_for_this_number(ranks):
+    x = tt.dmatrix("x")
+    function = synk.function([x], tt.sqr(x.reshape((ROWS, -1)).sum(axis=1)).mean())
+    message = (
+        f"this rank computes . of the {ROWS} rows of the call; the graph fixes {ROWS}, by Reshape.*"
+        "x.shape\\[0\\], in its place, or flatten\\(2\\)"
+    )
+    with pytest.raises(ValueError, match=message):
+        function(IMAGES)
+    with pytest.raises(ValueError, match=message):
+        function(synk.data(np.concatenate([IMAGES, IMAGES])), batch=range(ROWS))
+    if synk.size() == 2:  # one process would sum groups of two rows
+        function(np.concatenate([IMAGES, IMAGES]))
+
+
+def test_a_regrouping_is_an_error_in_slices(world_of):
+    world_of(1)
+    x = tt.dmatrix("x")
+    function = synk.function([x], tt.sqr(x.reshape((ROWS, -1)).sum(axis=1)).mean())
+    function(IMAGES)
+    with pytest.raises(ValueError, match="the graph fixes 12"):
+        function(IMAGES, num_slices=2)
+
+
+ERRORS = {
+    "the steps of a loop": lambda x: scan(
+        lambda row, total: total + tt.tanh(row), sequences=[x],
+        outputs_info=[tt.zeros_like(x[0])], n_steps=ROWS,
+    )[-1].mean(),
+    "an identity matrix": lambda x: tt.dot(tt.eye(ROWS), x).mean(),
+    "a reshape": lambda x: x.reshape((2 * ROWS, 18)).mean(),
+    "a loop with an array": lambda x: scan(
+        lambda total: total + x + tt.zeros((ROWS, 36)), outputs_info=[x], n_steps=2
+    )[-1].mean(),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_errors_of_the_compiler_say_which_number_is_fixed(two, name):
+    x = tt.dmatrix("x")
+    function = synk.function([x], ERRORS[name](x))
+    with pytest.raises(Exception, match=f"this rank computes 6 of the {ROWS} rows of the call"):
+        function(IMAGES)
+
+
+def test_errors_in_steps_say_which_number_is_fixed(two):
+    x, w = tt.dmatrix("x"), shared(np.ones(36), "w")
+    loss = tt.dot(tt.dot(tt.eye(ROWS), x), w).mean()
+    step = train.parallel_function([x], loss, updates=[(w, w - 0.1 * tt.grad(loss, w))])
+    with pytest.raises(Exception, match=f"this rank computes 6 of the {ROWS} rows of the call"):
+        step(IMAGES)
+    np.testing.assert_array_equal(synk.gather(w), np.ones((2, 36)))
+
+
+def test_other_errors_are_as_before(two):
+    x = tt.dmatrix("x")
+    loss = (tt.dot(tt.eye(ROWS), tt.ones((ROWS, 36))) * x[0]).mean()
+    function = synk.function([x], loss)
+    with pytest.raises(Exception) as caught:
+        function(IMAGES[:4, :5])
+    assert "rows of the call" not in str(caught.value)
+
+
+@theano_only
+@pytest.mark.filterwarnings("ignore:.*conv2d is deprecated:UserWarning")
+def test_the_old_convolution_of_theano(two):
+    x, filters = tt.dtensor4("x"), shared(np.ones((2, 1, 3, 3)), "filters")
+    from theano.tensor.nnet import conv
+
+    maps = conv.conv2d(x, filters, image_shape=(ROWS, 1, 6, 6), filter_shape=(2, 1, 3, 3))
+    function = synk.function([x], tt.sqr(maps).mean())
+    with pytest.raises(Exception, match="this rank computes 6 of the 12 rows of the call"):
+        function(IMAGES.reshape((ROWS, 1, 6, 6)))
+
+
+@theano_only
+@pytest.mark.filterwarnings("ignore::UserWarning:lasagne")
+def test_layers_of_lasagne_with_a_fixed_batch_size(two):
+    lasagne = pytest.importorskip("lasagne")
+    layers, nets, steps = lasagne.layers, [], []
+    for make in (train.parallel_function, compiler.function):
+        lasagne.random.set_rng(np.random.RandomState(1))
+        x, y = tt.dtensor4("x"), tt.ivector("y")
+        network = layers.InputLayer((ROWS, 1, 6, 6), x)
+        network = layers.Conv2DLayer(network, 3, (3, 3))
+        network = layers.MaxPool2DLayer(network, 2)
+        network = layers.DenseLayer(layers.DropoutLayer(network, p=1e-12), 4)
+        network = layers.ReshapeLayer(network, (ROWS, 2, 2))
+        network = layers.DenseLayer(network, 3, nonlinearity=lasagne.nonlinearities.softmax)
+        output = layers.get_output(network)
+        loss = lasagne.objectives.categorical_crossentropy(output, y).mean()
+        params = layers.get_all_params(network, trainable=True)
+        steps.append(make([x, y], loss, updates=lasagne.updates.adam(loss, params)))
+        nets.append(params)
+    images = IMAGES.reshape((ROWS, 1, 6, 6))
+    for _ in range(3):
+        np.testing.assert_allclose(steps[0](images, LABELS), steps[1](images, LABELS), rtol=1e-9)
+    for one, other in zip(*nets):
+        for replica in synk.gather(one):
+            np.testing.assert_allclose(replica, other.get_value(), rtol=1e-7, atol=1e-12)

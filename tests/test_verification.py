@@ -1,0 +1,382 @@
+"""The first call of a function or step is compared with one rank, and a difference is a warning."""
+
+import random
+import warnings
+
+import numpy as np
+import pytest
+import theano
+import theano.tensor as tt
+from oracle import assert_same
+from theano.sandbox.rng_mrg import MRG_RandomStreams
+from theano.tensor.shared_randomstreams import RandomStreams
+
+import synkhronos as synk
+from synkhronos.engines.suspects import suspects
+from synkhronos.extensions import updates
+from synkhronos.extensions.train import make_train_function, parallel_function
+
+pytestmark = pytest.mark.usefixtures("in_python", "in_threads")
+ROWS, TARGETS = np.arange(12.0).reshape(6, 2), np.array([1.0, 0, 1, 1, 0, 0])
+x, y = tt.dmatrix("x"), tt.dvector("y")
+
+
+@pytest.fixture
+def world(world_of):
+    world_of(2)
+
+
+@pytest.fixture
+def noticed():
+    """A function that returns the texts of all SynkhronosWarnings since it was last called."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", synk.SynkhronosWarning)
+
+        def texts():
+            found = [str(one.message) for one in caught]
+            caught.clear()
+            return found
+
+        yield texts
+
+
+def weights():
+    return theano.shared(np.array([0.5, -0.3]), "w")
+
+
+def loss_of(w):
+    return tt.sqr(tt.dot(x, w) - y).mean()
+
+
+# Outputs
+
+
+@pytest.mark.parametrize(
+    "output, words",
+    [
+        (x.sum(), ["output 0 (Sum", "the sum of the ranks' values equals", "(output, 'sum')"]),
+        (tt.exp(-x), ["has the shape (3, 2), not (6, 2)", "(output, 'gather')"]),
+        (x.sum() + 1, ["contains a sum over the rows, and terms that"]),
+        (x.max(), ["(output, 'max')"]),
+        ((x[:, 0] * y).sum() / y.sum(), ["no op gives the serial value", "has a quotient of two sums"]),
+        (tt.sqrt(tt.sqr(x).mean()), ["a nonlinear function of a value of all rows"]),
+        (theano.scan(lambda row: row * 2, x)[0], ["(output, 'gather')"]),
+    ],
+    ids=["sum", "rows", "partly", "max", "quotient", "root", "by row"],
+)
+def test_an_output_that_differs_is_named_with_its_reason(world, noticed, output, words):
+    f = synk.function([x, y], [x.mean() + y.mean(), output], name="f")
+    f(ROWS, TARGETS)
+    [text] = noticed()
+    assert "<synkhronos.Function f>: on 2 rank(s) the call differs from one process" in text
+    for word in words:
+        assert word.replace("output 0", "output 1") in text
+    assert "output 0" not in text
+    f(ROWS, TARGETS)
+    assert not noticed()
+
+
+def test_the_warning_is_one_of_the_line_of_the_call(world):
+    f = synk.function([x], x.sum())
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", synk.SynkhronosWarning)
+        f(ROWS)
+    assert [one.filename for one in caught if one.category is synk.SynkhronosWarning] == [__file__]
+
+
+@pytest.mark.parametrize("op", ["avg", "sum", "gather", "max", "min", "prod", None, "c_avg"])
+def test_an_operation_that_is_given_is_meant(world, op):
+    f = synk.function([x], [(x.sum(axis=0), op), (tt.exp(-x), op)])
+    f(ROWS)
+
+
+def test_several_outputs_are_one_warning(world, noticed):
+    f = synk.function([x], [x.sum(), x.mean(), x.sum(axis=1), tt.sqr(x).sum(), (x.sum(), "sum")])
+    f(ROWS)
+    [text] = noticed()
+    named = [line.split()[2] for line in text.splitlines()[1:]]
+    assert named == ["0", "2", "3"]
+
+
+def test_averages_and_what_is_not_split_are_right(world):
+    w, whole, rows = weights(), tt.dvector("whole"), theano.shared(ROWS, "rows")
+    loss = loss_of(w)
+    outputs = [loss, tt.grad(loss, w), x.mean(axis=0), w.sum(), whole.sum()]
+    synk.function([x, y], outputs, bcast_inputs=[whole])(ROWS, TARGETS, TARGETS)
+    synk.function([], w.sum())()
+    synk.function([], [rows.sum()])()
+
+
+@pytest.mark.parametrize("kind", ["sliceable", "window"])
+def test_rows_of_shared_variables_count_as_rows(world, noticed, kind):
+    index, rows = tt.lscalar("index"), theano.shared(ROWS, "rows")
+    outputs = [x.sum(), x.mean(axis=0), x.sum() / x.shape[0]]
+    if kind == "sliceable":
+        f = synk.function([], outputs, givens={x: rows}, sliceable_shareds=[rows])
+        synk.distribute()
+        synk.scatter(rows, ROWS)
+        f()
+    else:
+        f = synk.function([index], outputs, givens={x: rows[2 * index : 2 * index + 4]})
+        f(1)
+    [text] = noticed()
+    assert "output 0" in text and "output 1" not in text and "output 2" not in text
+
+
+def test_one_process_is_not_verified(world_of):
+    world_of(1)
+    total, rows = synk.function([x], [x.sum(), x])(ROWS)
+    assert_same(total, ROWS.sum())
+    assert_same(rows, ROWS)
+
+
+def test_rounding_is_no_difference(world):
+    """Also where a result is zero but for rounding."""
+    rows = np.concatenate([ROWS / 3, -ROWS / 3])
+    synk.function([x], [x.mean(), tt.sqr(x).mean() - tt.sqr(tt.abs_(x)).mean()])(rows)
+
+
+# When
+
+
+def test_other_options_are_verified_too_and_other_numbers_of_ranks(world_of, noticed):
+    world_of(3)
+    f = synk.function([x], [x.mean(), x.sum()])
+    f(ROWS, output_subset=[0])
+    assert not noticed()
+    f(ROWS)
+    assert len(noticed()) == 1
+    f(ROWS, num_slices=2)
+    assert not noticed()  # it has been said of this output
+    g = synk.function([x], theano.printing.Print("never", attrs=())(x.sum()) * 0 + x.sum())
+    g(ROWS)
+    noticed()
+    synk.restart(2)
+    g(ROWS)
+    assert not noticed()
+
+
+def test_the_mode_of_a_world(world_of, noticed, monkeypatch):
+    world_of(2, verify="off")
+    f = synk.function([x], x.sum())
+    f(ROWS)
+    assert f.verification is None and not noticed()
+    world_of(2, verify="raise")
+    w = weights()
+    f = synk.function([x], x.sum(), updates=[(w, w + 1)])
+    with pytest.raises(synk.MismatchError, match="give it as .output, 'sum'.") as caught:
+        f(ROWS)
+    assert len(caught.value.names) == 1 and (w.get_value() == [0.5, -0.3]).all()
+    world_of(2, verify="always")
+    f = synk.function([x], tt.switch(x.sum() > 100, x.sum(), x.mean()))
+    f(ROWS)
+    assert not noticed()
+    f(ROWS * 100)
+    assert len(noticed()) == 1
+    monkeypatch.setenv("SYNKHRONOS_VERIFY", "off")
+    world_of(2)
+    assert synk.function([x], x.sum()).verification is None
+    for wrong in ("never", 1):
+        synk.close()
+        with pytest.raises(ValueError, match="fork: verify: expected one of 'first', 'always', 'off'"):
+            synk.fork(2, use_gpu=False, verify=wrong)
+        synk.fork(2, use_gpu=False)
+    synk.close()
+    monkeypatch.setenv("SYNKHRONOS_VERIFY", "on")
+    with pytest.raises(ValueError, match="SYNKHRONOS_VERIFY: expected one of"):
+        synk.fork(2, use_gpu=False)
+    monkeypatch.delenv("SYNKHRONOS_VERIFY")
+
+
+def test_nothing_remains_of_it(world):
+    """Of updates, random streams, and the generators of the process."""
+    w, count, streams = weights(), theano.shared(0, "count"), MRG_RandomStreams(1)
+    noise = streams.uniform((2,))
+    f = synk.function([x], [x.mean(), (noise, "gather")], updates=[(count, count + 1), (w, 2 * w)])
+    g = synk.function([], (streams.uniform((2,)), "gather"))
+    np.random.seed(3)
+    random.seed(3)
+    first = f(ROWS)[1]
+    assert (np.random.rand(), random.random()) == (
+        np.random.RandomState(3).rand(),
+        random.Random(3).random(),
+    )
+    assert synk.gather(count).tolist() == [1, 1]
+    np.testing.assert_array_equal(synk.gather(w), [[1, -0.6], [1, -0.6]])
+    synk.close()
+    synk.fork(2, use_gpu=False, verify="off")
+    streams = MRG_RandomStreams(1)
+    noise = streams.uniform((2,))
+    f = synk.function([x], [x.mean(), (noise, "gather")])
+    np.testing.assert_array_equal(f(ROWS)[1], first)
+    del g
+
+
+def test_replicas_that_differ_on_purpose_are_not_reported(world):
+    w, own = weights(), theano.shared(np.zeros(2), "own")
+    loss = loss_of(w)
+    local = synk.function([x, y], loss, updates=[(w, w - 0.001 * tt.grad(loss, w))])
+    local(ROWS, TARGETS)
+    synk.function([x, y], loss)(ROWS, TARGETS)  # before the replicas are averaged
+    synk.all_reduce(w)
+    f = synk.function([x], (x * own).mean())
+    synk.distribute()
+    synk.set_value(1, own, np.ones(2))
+    f(ROWS)
+    synk.function([x], (x * MRG_RandomStreams(1).uniform(x.shape)).mean())(ROWS)
+
+
+# Blocks and steps
+
+
+def test_functions_in_a_block_are_verified_where_they_are(world, noticed):
+    scale = theano.shared(0.0, "scale")
+    f = synk.function([x], (x * scale).sum(), name="f")
+    g = synk.function([x], (x * scale).mean(), name="g")
+    synk.distribute()
+    scale.set_value(1.0)
+    with synk.fuse():
+        synk.broadcast(scale)
+        g(ROWS)
+        total = f(ROWS)
+    [text] = noticed()
+    assert "Function f" in text and "(output, 'sum')" in text
+    assert_same(total.result(), ROWS.sum() / 2)
+
+
+def by_scan(rows):
+    return theano.scan(lambda row: row * 2, rows)[0]
+
+
+def steps(loss, w, named=None, **options):
+    """The same step by both functions."""
+    new = w - 0.001 * tt.grad(loss, w)
+    yield parallel_function([x, y], loss, updates=[(w, new)], **(named or {}), **options)
+    yield make_train_function(loss, [w], x, y, updates.sgd, learning_rate=0.001, **options)
+
+
+def test_a_right_step_is_right_also_by_check(world):
+    w = weights()
+    for step in steps(loss_of(w), w):
+        step(ROWS, TARGETS)
+        before = synk.gather(w)
+        compared = step.check(ROWS, TARGETS)
+        assert {"output 0", "shared variable w"} == set(compared.differences)
+        step.check(ROWS, TARGETS, batch=[5, 0, 1], num_slices=2)
+        assert_same(synk.gather(w), before)
+        compared = step.functions[0].check(ROWS, TARGETS)
+        assert max(compared.differences.values()) < 1e-12
+
+
+@pytest.mark.parametrize(
+    "loss, words",
+    [
+        (lambda e: e.sum(), "is a sum over the rows, perhaps divided by a fixed number"),
+        (lambda e: e.sum() / 6, "is a sum over the rows, perhaps divided by a fixed number"),
+        (lambda e: by_scan(e).sum(), "the serial value is the sum of the ranks' values"),
+        (lambda e: tt.sqrt(e.mean()), "The graph has a nonlinear function of a value of all rows"),
+        (lambda e: (e * y).sum() / y.sum(), "The graph has a quotient of two sums over the rows"),
+        (lambda e: tt.tanh((e - e.mean()) / e.std() + 1).mean(), "The graph has statistics over"),
+    ],
+    ids=["sum", "constant", "scan", "root", "masked", "statistics"],
+)
+def test_a_wrong_step_is_warned_of_once_and_refused_by_check(world, noticed, loss, words):
+    w = weights()
+    for step in steps(loss(tt.sqr(tt.dot(x, w) - y)), w):
+        step(ROWS, TARGETS)
+        texts = noticed()  # also of what is known when the step is built
+        assert len(texts) == 1 and words in texts[0]
+        step(ROWS, TARGETS)
+        assert not noticed()
+        with pytest.raises(synk.MismatchError, match="differs from the serial function"):
+            step.check(ROWS, TARGETS)
+
+
+@pytest.mark.parametrize(
+    "output, expected",
+    [
+        (x.sum() / 6, ["constant"]),
+        (x.sum() // 6, ["constant"]),
+        (x.sum() * (1 / 6), ["constant"]),
+        ((x[:, 0] * y).sum() / y.sum(), ["quotient"]),
+        (tt.sqr(x - x.mean(axis=0)).mean(), ["statistics"]),
+        (tt.nnet.bn.batch_normalization_train(x, x[0], x[0])[0].mean(), ["statistics"]),
+        (tt.sqrt(tt.sqr(x).mean()), ["nonlinear"]),
+        (theano.gradient.grad_clip(x, -1, 1).mean(), ["clipped"]),
+        (theano.scan(lambda row, t: t + row, x, tt.zeros_like(x[0]))[0][-1].mean(), ["recurrent"]),
+        (tt.sqr(x.reshape((6, 2, 1))).mean(), ["fixed batch"]),
+        (x.mean(), []),
+        (tt.grad(tt.sqr(x).mean(), x).sum(axis=0), []),
+        (theano.scan(lambda row: row * 2, x)[0].mean(), []),
+        (theano.scan(lambda t, s: s + t, x.T, tt.zeros_like(x[:, 0]))[0].mean(), []),
+        (x.sum() / x.shape[0], []),
+        (tt.sqr(x.reshape((-1, 2, 1))).mean(), []),
+        (tt.nnet.softmax(x).mean(axis=0), []),
+    ],
+)
+def test_what_is_suspect_in_a_graph(output, expected):
+    assert suspects([x, y], [0, 0], [output]) == expected
+
+
+def test_a_sum_is_right_with_the_operation_for_it(world):
+    w = weights()
+    loss = tt.sqr(tt.dot(x, w) - y).sum()
+    for step in steps(loss, w, {"loss": loss}, loss_op="sum"):
+        step(ROWS, TARGETS)
+        step.check(ROWS, TARGETS)
+
+
+def test_a_mean_is_warned_of_with_the_operation_for_sums(world, noticed):
+    w = weights()
+    loss = loss_of(w)
+    for step in steps(loss, w, {"loss": loss}, loss_op="sum"):
+        step(ROWS, TARGETS)
+        assert "leave out loss_op='sum'" in noticed()[0]
+
+
+# Random numbers
+
+
+def masked(uniform, e):
+    """A mean over the elements that a dropout mask keeps: with other counts on other ranks."""
+    keep = tt.cast(uniform > 0.55, "float64")
+    return (e * keep).sum() / keep.sum()
+
+
+def drawn(kind, streams):
+    w = weights()
+    hidden = (tt.dot(x, w) - y).dimshuffle(0, "x") * np.array([1.0, -2.0, 0.5])
+    if kind == "normal":
+        return w, tt.sqr(hidden + streams.normal(hidden.shape)).mean()
+    uniform = streams.uniform(hidden.shape)
+    if kind == "dropout":
+        return w, tt.sqr(hidden * tt.cast(uniform > 0.3, "float64") / 0.7).mean()
+    if kind == "parameters":
+        return w, tt.sqr(tt.dot(x, w + streams.uniform(w.shape)) - y).mean()
+    return w, masked(uniform, tt.sqr(hidden))
+
+
+@pytest.mark.parametrize("make_streams", [MRG_RandomStreams, RandomStreams])
+@pytest.mark.parametrize("kind", ["dropout", "normal", "parameters", "masked"])
+def test_steps_that_draw_are_compared_with_numbers_that_follow_from_the_rows(
+    world, noticed, make_streams, kind
+):
+    w, loss = drawn(kind, make_streams(1))
+    for step in steps(loss, w):
+        step(ROWS, TARGETS)
+        assert not noticed()  # the default cannot see it
+        if kind == "masked":
+            with pytest.raises(synk.MismatchError, match="shared variable w"):
+                step.check(ROWS, TARGETS, random=True)
+            continue
+        compared = step.check(ROWS, TARGETS, random=True)
+        assert {"output 0", "shared variable w"} == set(compared.differences)
+        assert not compared.not_compared
+        assert "shared variable w" in step.check(ROWS, TARGETS).not_compared
+
+
+def test_a_step_that_draws_nothing_has_nothing_to_replace(world):
+    w = weights()
+    for step in steps(loss_of(w), w):
+        with pytest.raises(ValueError, match="random=True is for steps that draw random numbers"):
+            step.check(ROWS, TARGETS, random=True)
