@@ -25,14 +25,14 @@ OF_MPI4PY = "synkhronos.transports.machines.mpi"
 PROCESSES = {"multiprocessing", "subprocess", "signal", "threadpoolctl", "psutil"}
 COMPILERS = {"theano", "pygpu", "pytensor", "lasagne"}
 #: Besides the public names, the extensions use these: the compiler, which one it is, what its graphs
-#: tell about rows and gradients, and how to warn.
+#: tell about rows and gradients, how to warn, and lists in messages.
 FOR_EXTENSIONS = {
-    "synkhronos._errors", "synkhronos.engines.names", "synkhronos.engines.rows",
+    "synkhronos._errors", "synkhronos._text", "synkhronos.engines.names", "synkhronos.engines.rows",
     "synkhronos.engines.seeds", "synkhronos.engines.windows", "synkhronos.host.compiler",
 }  # fmt: skip
 #: The extensions that are for one compiler, and import it by its own name.
 OF_ONE_COMPILER = re.compile(r"synkhronos\.extensions\.(keras|pymc)")
-EVERYWHERE = {"_errors", "_html", "_typing", "_version"}
+EVERYWHERE = {"_errors", "_html", "_text", "_typing", "_version"}
 MUTATORS = {
     "add", "append", "clear", "discard", "extend", "insert", "move_to_end", "pop", "popitem",
     "popleft", "appendleft", "remove", "reverse", "setdefault", "sort", "update",

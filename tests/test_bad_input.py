@@ -5,7 +5,6 @@ in the master, immediately and before any worker is involved. The message must s
 what was given. The call must not change anything, and the world must remain usable.
 """
 
-import copy
 import importlib.util
 import inspect
 import time
@@ -384,7 +383,7 @@ wrong("call: no inputs", TypeError, ("no value for input 'x'", "input 'y'", "inp
 wrong("call: an input missing", TypeError, ("no value for input 'b'", "set_shmems"),
       lambda e: e.f(X, Y))  # fmt: skip
 wrong("call: input None", TypeError, ("input 'x'", "numbers", "None"), lambda e: e.f(None, Y, 1))
-wrong("call: unknown name", TypeError, ("no input is named 'z'", "'x'", "'y'", "'b'"),
+wrong("call: unknown name", TypeError, ("no input is named 'z'", "inputs: x, y, b"),
       lambda e: e.f(X, Y, z=1))  # fmt: skip
 wrong("call: input given twice", TypeError, "input 'x' is given twice",
       lambda e: e.f(X, Y, 1, x=X))  # fmt: skip
@@ -739,7 +738,7 @@ for name in ("reduce", "all_reduce"):
     wrong(f"{name}: weights of a closed world's function", ValueError, ("weights", "this world"),
           lambda e, c=collective: c(e.w, weights=e.closed.f))  # fmt: skip
     wrong(f"{name}: weights of a copy of a function", ValueError, ("weights", "this world"),
-          lambda e, c=collective: c(e.w, weights=copy.copy(e.f)))  # fmt: skip
+          lambda e, c=collective: c(e.w, weights=e.f.copy_of("f", e.f.specification)))  # fmt: skip
 for name in ("get_value", "set_value"):
     for rank, error, words in [
         (2, IndexError, ("0 to 1", "2")), (-1, IndexError, ("0 to 1", "-1")),

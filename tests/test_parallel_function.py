@@ -919,7 +919,7 @@ def test_wrong_data_are_refused():
     rows, x = np.ones(4), np.ones((4, COLUMNS))
     for args, named, message in (
         ((rows, x, x), {}, "expected at most 2 arguments by position, got 3"),
-        ((rows,), {"z": x}, "no input is named 'z'; inputs: \\[None, 'x'\\]"),
+        ((rows,), {"z": x}, "no input is named 'z'; inputs: None, x"),
         ((rows, x), {"x": x}, "data for the input x is given twice"),
         ((rows,), {}, "no value for input 'x'"),
         ((rows, x[0]), {}, "expected 2 dimensions"),

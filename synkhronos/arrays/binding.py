@@ -8,6 +8,7 @@ from typing import Any, Sequence, overload
 
 import numpy as np
 
+from synkhronos._text import shortened
 from synkhronos._typing import ArrayLike, Variable
 from synkhronos.arithmetic.conversion import check_oversize, condition
 from synkhronos.arrays.data import Data
@@ -78,10 +79,10 @@ def set_shmems(
     elif isinstance(vars_data, (list, tuple)):
         pairs = list(vars_data)
     else:
-        raise TypeError(f"set_shmems: expected a dict or a list of pairs, got {vars_data!r}")
+        raise TypeError(f"set_shmems: expected a dict or a list of pairs, got {shortened(vars_data)}")
     for pair in pairs:
         if not isinstance(pair, (tuple, list)) or len(pair) != 2:
-            raise TypeError(f"set_shmems: expected pairs (variable, data), got {pair!r}")
+            raise TypeError(f"set_shmems: expected pairs (variable, data), got {shortened(pair)}")
     return bind(world, pairs, oversize, "set_shmems")
 
 

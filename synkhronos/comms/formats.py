@@ -9,6 +9,7 @@ from typing import Any, Sequence, Union
 
 import numpy as np
 
+from synkhronos._text import listed
 from synkhronos.arithmetic.codes import CODES
 from synkhronos.comms.coded import CodedWire
 from synkhronos.comms.low_rank import LowRankWire, check_shapes
@@ -180,7 +181,7 @@ def check_arrays(
             check_shapes(wire.shapes, math.prod(array.shape))
     elif all(len(array.shape) < 2 and one is None for array, one in zip(arrays, pieces)):
         raise ValueError(
-            f"wire: {wire!r} is for matrices, got vectors only: {', '.join(map(str, names))}; if they "
+            f"wire: {wire!r} is for matrices, got vectors only: {listed(names)}; if they "
             f"hold the elements of several arrays, give the shapes of these: PowerSGD({wire.rank}, "
             f"shapes=[...])"
         )

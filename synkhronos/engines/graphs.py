@@ -7,6 +7,7 @@ from abc import abstractmethod
 
 import numpy as np
 
+from synkhronos._text import listed
 from synkhronos.engines import names
 from synkhronos.engines.base import Engine, InputType, TensorType, WrappedInput
 from synkhronos.engines.collectives import ALONE, PeersType
@@ -281,11 +282,12 @@ def _check_options(options):
 def _check_used(sliceable, outputs, updates, givens):
     roots = [*outputs, *(new for _, new in updates), *(new for _, new in givens)]
     used = set(names.graph_inputs([one for one in roots if hasattr(one, "owner")]))
+    names_of_used = sorted(str(one) for one in used if isinstance(one, SharedVariable))
     for shared in sliceable:
         if shared not in used:
             raise ValueError(
                 f"sliceable_shareds: {shared} is not used by the outputs, updates or givens of the "
-                f"function; used are {sorted(str(v) for v in used if isinstance(v, SharedVariable))}"
+                f"function; used are {listed(names_of_used) or 'none'}"
             )
         if any(old is shared for old, _ in givens):
             raise ValueError(

@@ -10,6 +10,7 @@ possible are computed or copied.
 
 from typing import Any, NamedTuple
 
+from synkhronos import _text
 from synkhronos.engines import names
 from synkhronos.engines.axes import RowAxes
 from synkhronos.engines.base import Windows
@@ -274,7 +275,7 @@ class _Parts:
 
 def listed(variables):
     """Return how messages refer to several variables."""
-    return ", ".join(map(name_of, variables))
+    return _text.listed(map(name_of, variables))
 
 
 def _used_in(new, variables):

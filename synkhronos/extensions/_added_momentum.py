@@ -7,6 +7,7 @@ from typing import Any, Callable, Iterable, Mapping, Sequence, Union
 
 import numpy
 
+from synkhronos._text import shortened
 from synkhronos.engines import names
 from synkhronos.engines.names import SharedVariable, Variable
 from synkhronos.extensions._flat_gradient import as_state, checked_parameters, is_state, scalar
@@ -138,8 +139,8 @@ def _entries_by_variable(updates: Mapping | Sequence) -> OrderedDict[Variable, t
     for position, entry in enumerate(updates):
         if not isinstance(entry, (tuple, list)) or len(entry) < 2:
             raise TypeError(
-                f"updates[{position}]: expected (shared variable, expression), got {entry!r}; pass "
-                "the param_updates of a rule, the second of the three values that it returns"
+                f"updates[{position}]: expected (shared variable, expression), got {shortened(entry)}; "
+                "pass the param_updates of a rule, the second of the three values that it returns"
             )
         variable, *rest = entry
         if variable in entries:

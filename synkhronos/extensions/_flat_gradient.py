@@ -18,6 +18,7 @@ from typing import Any, Callable, Iterable, Iterator, List, Sequence, Tuple
 
 import numpy
 
+from synkhronos._text import listed
 from synkhronos.engines import names
 from synkhronos.engines.names import SharedVariable, Variable
 from synkhronos.engines.names import tensor as tt
@@ -152,7 +153,7 @@ def _computed_gradients(loss: Any, params: Sequence[SharedVariable]) -> list[Var
     if disconnected:
         raise ValueError(
             "params: expected parameters that the loss depends on, got some that it does not: "
-            f"{', '.join(disconnected)}; leave them out of params"
+            f"{listed(disconnected)}; leave them out of params"
         )
     return gradients
 

@@ -13,6 +13,7 @@ from typing import Any, Iterator
 import theano.tensor as tt
 from theano.gof import Variable
 
+from synkhronos._text import listed
 from synkhronos.extensions.keras_backend.functions import (
     Metrics,
     PredictFunction,
@@ -110,8 +111,8 @@ def parallelize(model: Any) -> Any:
     if model.stateful:
         names = [layer.name for layer in model.layers if getattr(layer, "stateful", False)]
         raise ValueError(
-            f"model: layers {names} keep states of the rows from batch to batch, which cannot be "
-            f"divided among the ranks; build them with stateful=False"
+            f"model: layers {listed(names)} keep states of the rows from batch to batch, which cannot "
+            f"be divided among the ranks; build them with stateful=False"
         )
     kept = None
     if getattr(model, "train_function", None) is not None:

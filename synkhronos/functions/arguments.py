@@ -10,6 +10,7 @@ from typing import Any, Mapping, Sequence
 import numpy as np
 
 from synkhronos._errors import ClosedError
+from synkhronos._text import listed
 from synkhronos._typing import ArrayLike, Batch, Rows
 from synkhronos.arithmetic.conversion import condition
 from synkhronos.arithmetic.operations import OPERATIONS
@@ -43,7 +44,7 @@ def in_order(
         positions = [i for i, one in enumerate(inputs) if one.name == name]
         if not positions:
             names = [one.name for one in inputs]
-            raise TypeError(f"{function!r}: no input is named {name!r}; inputs: {names}")
+            raise TypeError(f"{function!r}: no input is named {name!r}; inputs: {listed(names)}")
         if len(positions) > 1:
             raise TypeError(
                 f"{function!r}: {len(positions)} inputs are named {name!r}; give these by position"
@@ -78,8 +79,8 @@ def _fill(world, function, values):
         remedy = "give one, or bind data with set_shmems()"
         if any(one.name in _KEYWORDS for one in missing):
             remedy = f"give it by position: {', '.join(_KEYWORDS)} are keywords of every call"
-        listed = ", ".join(one.label for one in missing)
-        raise TypeError(f"{function!r}: no value for {listed}; {remedy}")
+        labels = listed(one.label for one in missing)
+        raise TypeError(f"{function!r}: no value for {labels}; {remedy}")
     return values
 
 
@@ -193,8 +194,8 @@ def select_rows(function: Any, datas: Sequence[Any], batch: Batch | None) -> Row
     if not whole:  # with a batch, the minibatch data may be longer
         whole = set(lengths[: None if batch is None else 1])
     if len(whole) > 1:
-        listed = ", ".join(f"{one.label}: {n}" for n, (one, _) in zip(lengths, split))
-        raise ValueError(f"{function!r}: expected inputs of the same number of rows, got {listed}")
+        found = listed(f"{one.label}: {n}" for n, (one, _) in zip(lengths, split))
+        raise ValueError(f"{function!r}: expected inputs of the same number of rows, got {found}")
     rows = select(batch, whole.pop())
     if not len(rows):
         raise ValueError(f"{function!r}: no rows to compute on (batch={batch!r})")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from synkhronos._text import shortened
 from synkhronos._typing import SharedVariable, Variable
 from synkhronos.arithmetic.conversion import as_array
 from synkhronos.arithmetic.operations import GATHER, OPERATIONS, find_operation, parse_output_mode
@@ -72,7 +73,7 @@ def parse_inputs(
         if variables is None:
             variables = []
         if not isinstance(variables, (list, tuple)):
-            raise TypeError(f"{what}: expected a list of variables, got {variables!r}")
+            raise TypeError(f"{what}: expected a list of variables, got {shortened(variables)}")
         for variable in variables:
             one = _parse_input(engine, what, variable)
             parsed.append(one._replace(downcast=one.downcast or downcast))
@@ -180,13 +181,15 @@ def parse_updates(
     if isinstance(updates, Mapping):
         updates = list(updates.items())
     if not isinstance(updates, (list, tuple)):
-        raise TypeError(f"updates: expected a list of pairs or an ordered dict, got {updates!r}")
+        got = shortened(updates)
+        raise TypeError(f"updates: expected a list of pairs or an ordered dict, got {got}")
     pairs: list[tuple[SharedVariable, Any]] = []
     ops: list[str | None] = []
     for position, update in enumerate(updates):
         if not isinstance(update, (tuple, list)) or len(update) not in (2, 3):
             raise TypeError(
-                f"updates[{position}]: expected (shared, new) or (shared, new, op), got {update!r}"
+                f"updates[{position}]: expected (shared, new) or (shared, new, op), got "
+                f"{shortened(update)}"
             )
         shared, new, op = (*update, "avg") if len(update) == 2 else update
         if not engine.is_shared(shared):
@@ -208,11 +211,11 @@ def parse_givens(givens: Any) -> list[tuple[Variable, Any]]:
     """Return a list of pairs of a variable and its replacement."""
     pairs = givens.items() if isinstance(givens, Mapping) else givens or []
     if isinstance(pairs, (int, float, str, bytes)) or hasattr(pairs, "type"):
-        raise TypeError(f"givens: expected a list of pairs or a dict, got {givens!r}")
+        raise TypeError(f"givens: expected a list of pairs or a dict, got {shortened(givens)}")
     pairs = list(pairs)
     for position, pair in enumerate(pairs):
         if not isinstance(pair, (tuple, list)) or len(pair) != 2:
-            raise TypeError(f"givens[{position}]: expected (variable, value), got {pair!r}")
+            raise TypeError(f"givens[{position}]: expected (variable, value), got {shortened(pair)}")
     return pairs
 
 
@@ -224,7 +227,7 @@ def parse_sliceable(
         return []
     if not isinstance(sliceable_shareds, (list, tuple)):
         raise TypeError(
-            f"sliceable_shareds: expected a list of shared variables, got {sliceable_shareds!r}"
+            f"sliceable_shareds: expected a list of shared variables, got {shortened(sliceable_shareds)}"
         )
     for position, shared in enumerate(sliceable_shareds):
         if not engine.is_shared(shared) or not engine.is_tensor(shared):

@@ -6,6 +6,7 @@ from typing import Any, Callable, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
+from synkhronos._text import listed
 from synkhronos._typing import ArrayLike, Batch, Result
 from synkhronos.arithmetic.conversion import usable
 from synkhronos.arithmetic.partition import select, take_along
@@ -150,7 +151,7 @@ def _filled(called, args, named):
         one.label for one, value in zip(called.inputs, values) if value is arguments.MISSING
     ]
     if missing:
-        raise TypeError(f"{called!r}: no value for {', '.join(missing)}; give one")
+        raise TypeError(f"{called!r}: no value for {listed(missing)}; give one")
     return values
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from synkhronos._errors import MismatchError
+from synkhronos._text import listed
 from synkhronos._typing import SharedVariables
 from synkhronos.arithmetic.comparison import difference
 from synkhronos.functions.agreement import Digests, expected_equal, label, ranks_that_differ
@@ -11,6 +12,7 @@ from synkhronos.variables.naming import numbers_of, resolve
 from synkhronos.world.world import World, current_world
 
 _MOST_MEASURED = 10  # variables whose values are fetched, too
+_MOST_LISTED = 20  # variables in the message
 
 
 def in_sync(shared_vars: SharedVariables | None = None) -> bool:
@@ -85,14 +87,14 @@ def in_sync(shared_vars: SharedVariables | None = None) -> bool:
     found = ranks_that_differ(world.run(Digests(numbers)), world.master_rank)
     if not found:
         return True
-    lines = []
-    for position, ranks in found.items():
-        listed = ", ".join(map(str, ranks))
-        line = f"- {label(world, numbers[position])}: rank {listed}"
+    names, lines = [label(world, numbers[position]) for position in found], []
+    for name, (position, ranks) in zip(names[:_MOST_LISTED], found.items()):
+        line = f"- {listed([name])}: rank {listed(ranks)}"
         if len(lines) < _MOST_MEASURED:
             line += f", {_amount(world, numbers[position])}"
         lines.append(line)
-    names = [label(world, numbers[position]) for position in found]
+    if len(names) > _MOST_LISTED:
+        lines.append(f"- {len(names) - _MOST_LISTED} more")
     raise MismatchError(
         "replicas that differ from the master's (make them equal with synk.broadcast() or "
         "synk.all_reduce()):\n" + "\n".join(lines),

@@ -6,6 +6,7 @@ from typing import Any, Sequence, overload
 
 import numpy as np
 
+from synkhronos._text import listed
 from synkhronos._typing import (
     Batch,
     ComputedArray,
@@ -154,7 +155,7 @@ def scatter(
         missing = [str(one) for one, value in zip(variables, values) if value is None]
         if missing:
             raise ValueError(
-                f"scatter: no values given, and no data bound to {', '.join(missing)}; give values, "
+                f"scatter: no values given, and no data bound to {listed(missing)}; give values, "
                 f"or bind data with set_shmems()"
             )
     else:

@@ -12,6 +12,7 @@ from pytensor.graph.traversal import ancestors
 from pytensor.tensor.random.type import RandomType
 
 import synkhronos as synk
+from synkhronos._text import listed
 from synkhronos.extensions.pymc.operation import RowsSum
 from synkhronos.extensions.pymc.rows import Rows
 
@@ -113,7 +114,7 @@ def total_of(name: str, value: Variable) -> Variable:
     drawn = _draws(value)
     if drawn:
         raise ValueError(
-            f"{name}: the log-probability draws random numbers, by {', '.join(drawn)}. Random variables "
+            f"{name}: the log-probability draws random numbers, by {listed(drawn)}. Random variables "
             f"of the model belong into `inputs`; simulators and minibatches cannot be divided over the "
             f"ranks"
         )

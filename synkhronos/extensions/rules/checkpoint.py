@@ -9,6 +9,7 @@ from typing import Any, Mapping, NamedTuple
 import numpy
 
 import synkhronos as synk
+from synkhronos._text import listed
 from synkhronos.extensions.rules.record import PathLike, Record
 
 _HEADER, _RECORD = "rules.train", "rules.record"
@@ -102,7 +103,7 @@ def load(path: PathLike, settings: Mapping[str, Any]) -> Saved:
     if differing:
         raise ValueError(
             f"rules.train: checkpoint: {os.fspath(path)!r} is of another training: "
-            f"{'; '.join(differing)}; use the same, or remove it to begin anew"
+            f"{listed(differing, '; ')}; use the same, or remove it to begin anew"
         )
     states = [_unpacked(state, extra) for state in header["states"]]
     return Saved(header["steps"], states, Record.from_json(extra[_RECORD]), header["seed"])

@@ -9,6 +9,7 @@ from typing import Any, Callable, NamedTuple, Sequence
 import numpy
 
 import synkhronos as synk
+from synkhronos._text import listed
 from synkhronos.engines.names import SharedVariable
 from synkhronos.extensions._flat_gradient import checked_parameters
 from synkhronos.extensions.rules import checkpoint as checkpoints
@@ -271,7 +272,7 @@ def _checked_params(step, params):
     if missing:
         raise ValueError(
             f"rules.train: params: expected variables that the step updates, got some that it does not: "
-            f"{', '.join(missing)}; give the step updates for them, or leave them out"
+            f"{listed(missing)}; give the step updates for them, or leave them out"
         )
     return params
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Mapping, NamedTuple, Sequence
 
+from synkhronos._text import listed
 from synkhronos.engines.names import Variable
 
 #: Stands for an input to which a call gives no data.
@@ -90,7 +91,7 @@ class Inputs:
         for position, group in enumerate(self._groups):
             if group.keyword == name:
                 return position
-        raise TypeError(f"{self._label}: no input is named {name!r}; inputs: {self.names}")
+        raise TypeError(f"{self._label}: no input is named {name!r}; inputs: {listed(self.names)}")
 
     def _spread(self, position, data, values):
         """Give the data of an argument to the inputs of its group."""
@@ -102,7 +103,8 @@ class Inputs:
             names = self.names[start : start + len(group.inputs)]
             got = f"{len(each)}" if isinstance(data, (list, tuple)) else type(data).__name__
             raise TypeError(
-                f"{self._label}: expected a list of {len(group.inputs)} arrays for the inputs {names}, "
+                f"{self._label}: expected a list of {len(group.inputs)} arrays for the inputs "
+                f"{listed(names)}, "
                 f"got {got}"
             )
         for offset, one in enumerate(each):

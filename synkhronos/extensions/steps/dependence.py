@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Callable, Container, Iterable, Mapping, Sequence
 
+from synkhronos._text import listed
 from synkhronos.engines.names import Apply, Variable
 from synkhronos.engines.seeds import is_fill_of_one_number
 from synkhronos.extensions.steps.graphs import inputs_first, label, operands
@@ -70,7 +71,7 @@ class Dependence:
 
     def labels_in(self, mask: int) -> str:
         """Return the sources in a mask as text."""
-        return ", ".join(label(source) for source in self.sources_in(mask))
+        return listed(label(source) for source in self.sources_in(mask))
 
 
 def rebuilt(

@@ -197,8 +197,8 @@ class _Planner:
     def _outputs(self) -> tuple[list[Output], list[Variable], list[tuple[bool, int]]]:
         """Return the outputs of the first phase and of the last phase, and where each output is."""
         first, last, places = [], [], []
-        for position, output in enumerate(self.script.outputs):
-            is_last = not output.has_op and self._is_last(position, output.variable)
+        for output in self.script.outputs:
+            is_last = not output.has_op and self._is_last(output.where, output.variable)
             places.append((is_last, len(last) if is_last else len(first)))
             if is_last:
                 last.append(output.variable)
@@ -206,7 +206,7 @@ class _Planner:
                 first.append(output)
         return first, last, places
 
-    def _is_last(self, position, variable):
+    def _is_last(self, where, variable):
         """Whether an output is computed from reduced values, so that it equals the serial output."""
         if not self.full.of(variable):
             return True
@@ -214,7 +214,7 @@ class _Planner:
             return self._parts(self.candidates[variable])[1] is not None
         touched, mask = self.touched.of(variable), self.local.of(variable)
         if mask and touched & self.gradients:
-            raise refusals.mixed_output(position, self.local, mask)
+            raise refusals.mixed_output(where, self.local, mask)
         return bool(touched and not mask)
 
     def _given(self, output):

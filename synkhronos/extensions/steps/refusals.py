@@ -19,6 +19,13 @@ _MARKED = (
 )
 
 
+def _of(target):
+    """Return the name of a shared variable, or its type and shape, by which it may be recognized."""
+    if target.name:
+        return target.name
+    return f"{target} of the shape {getattr(target.get_value(borrow=True), 'shape', None)}"
+
+
 def nothing_divided(index: Sequence[Variable], whole: Sequence[Variable]) -> ValueError:
     """No variable differs from rank to rank; `whole` are replaced by what depends on an index."""
     text = (
@@ -38,17 +45,17 @@ def nothing_divided(index: Sequence[Variable], whole: Sequence[Variable]) -> Val
 def mixed(target: Variable, local: Dependence, mask: int) -> ValueError:
     """An update uses gradients, and something else that differs from rank to rank."""
     return ValueError(
-        f"updates: the new value of {target} uses a gradient or the loss, and besides depends on "
+        f"updates: the new value of {_of(target)} uses a gradient or the loss, and besides depends on "
         f"{local.labels_in(mask)} in another way, which differs from rank to rank. If that is another "
         f"gradient, give its loss and its parameters as well, or mark it: {_MARKED}. Mark any other "
         f"expression with train.reduced(), to use its value over all ranks"
     )
 
 
-def mixed_output(position: int, local: Dependence, mask: int) -> ValueError:
+def mixed_output(where: str, local: Dependence, mask: int) -> ValueError:
     """An output uses gradients, and something else that differs from rank to rank."""
     return ValueError(
-        f"outputs[{position}]: it uses a gradient, and besides depends on "
+        f"{where}: it uses a gradient, and besides depends on "
         f"{local.labels_in(mask)} in another way, which differs from rank to rank. Give it as "
         f"(variable, op) to have the ranks' values combined, or mark the other expression with "
         f"train.reduced()"
@@ -58,10 +65,10 @@ def mixed_output(position: int, local: Dependence, mask: int) -> ValueError:
 def step_without_gradient(target: Variable, local: Dependence, mask: int) -> ValueError:
     """An update depends on the rows, and on what is updated, other than through known gradients."""
     return ValueError(
-        f"updates: the new value of {target} depends on {local.labels_in(mask)}, but no gradient of "
-        f"the loss was found in it, and the average of the ranks' new values would not be the new value "
-        f"for all rows. If it is a step along a gradient, give the loss and the parameters of this "
-        f"gradient, or mark it: {_MARKED}. Otherwise say how to combine the values: {_OPERATIONS}"
+        f"updates: the new value of {_of(target)} depends on {local.labels_in(mask)}, but no gradient "
+        f"of the loss was found in it, and the average of the ranks' new values would not be the new "
+        f"value for all rows. If it is a step along a gradient, give the loss and the parameters of "
+        f"this gradient, or mark it: {_MARKED}. Otherwise say how to combine the values: {_OPERATIONS}"
     )
 
 
@@ -69,17 +76,17 @@ def sum_over_rows(target: Variable, local: Dependence, mask: int, is_summed: boo
     """An update that would have to be averaged is a sum over rows, or has an item for each row."""
     what = "is a sum over the rows" if is_summed else "has an item for each row"
     return ValueError(
-        f"updates: the new value of {target} depends on {local.labels_in(mask)} and {what}, so that "
-        f"the average of the ranks' values would not be the value for all rows. Take the mean over the "
-        f"rows, or say how to combine the values: {_OPERATIONS}"
+        f"updates: the new value of {_of(target)} depends on {local.labels_in(mask)} and {what}, so "
+        f"that the average of the ranks' values would not be the value for all rows. Take the mean over "
+        f"the rows, or say how to combine the values: {_OPERATIONS}"
     )
 
 
 def not_a_float(target: Variable, local: Dependence, mask: int) -> TypeError:
     """An update that would have to be averaged is an integer."""
     return TypeError(
-        f"updates: the new value of {target}, {target.dtype}, depends on {local.labels_in(mask)}, and "
-        f"the ranks' values cannot be averaged, as they are no floats. Say how to combine them: "
+        f"updates: the new value of {_of(target)}, {target.dtype}, depends on {local.labels_in(mask)}, "
+        f"and the ranks' values cannot be averaged, as they are no floats. Say how to combine them: "
         f"{_OPERATIONS}"
     )
 
@@ -87,18 +94,18 @@ def not_a_float(target: Variable, local: Dependence, mask: int) -> TypeError:
 def not_a_tensor(target: Variable, local: Dependence, mask: int) -> TypeError:
     """An update that would have to be combined is not a tensor."""
     return TypeError(
-        f"updates: the new value of {target}, {target.type}, depends on {local.labels_in(mask)}, and "
-        f"only tensors can be combined over the ranks. Give (shared, new, None) to let each rank keep "
-        f"its own value"
+        f"updates: the new value of {_of(target)}, {target.type}, depends on {local.labels_in(mask)}, "
+        f"and only tensors can be combined over the ranks. Give (shared, new, None) to let each rank "
+        f"keep its own value"
     )
 
 
 def drawn_twice(target: Variable, local: Dependence, mask: int) -> ValueError:
     """An update is random, and the same numbers are used with the rows, where ranks draw others."""
     return ValueError(
-        f"updates: the new value of {target} depends on random numbers, {local.labels_in(mask)}, that "
-        f"the loss or another expression of each rank uses too, so they differ from rank to rank. Give "
-        f"(shared, new, None) to let each rank keep its own value"
+        f"updates: the new value of {_of(target)} depends on random numbers, {local.labels_in(mask)}, "
+        f"that the loss or another expression of each rank uses too, so they differ from rank to rank. "
+        f"Give (shared, new, None) to let each rank keep its own value"
     )
 
 
@@ -106,8 +113,9 @@ def not_broadcast(target: Variable, local: Dependence, mask: int) -> TypeError:
     """An update is random, and the state of its stream is not an array."""
     remedy = "RandomStreams cannot do this; use MRG_RandomStreams, or give" if HAS_MRG else "Give"
     return TypeError(
-        f"updates: the new value of {target} depends on random numbers, {local.labels_in(mask)}, which "
-        f"every rank has to draw alike. {remedy} (shared, new, None) to let each rank keep its own value"
+        f"updates: the new value of {_of(target)} depends on random numbers, {local.labels_in(mask)}, "
+        f"which every rank has to draw alike. {remedy} (shared, new, None) to let each rank keep its "
+        f"own value"
     )
 
 

@@ -8,6 +8,7 @@ from typing import Any, Collection, NamedTuple, Sequence
 import numpy
 
 import synkhronos as synk
+from synkhronos._text import shortened
 from synkhronos.engines.names import Variable
 from synkhronos.engines.windows import find_windows
 from synkhronos.extensions._flat_gradient import check_loss, checked_parameters
@@ -92,8 +93,8 @@ def _inputs_of_training(arguments, rule):
         raise TypeError("update_rule: expected a rule, such as updates.adam, got None")
     if y is not None and not isinstance(y, (Variable, list, tuple)) and not hasattr(y, "variable"):
         raise TypeError(
-            f"y: expected a variable, or a list of variables, got {y!r}; without y, give None in its "
-            f"place, or the rule by its name: update_rule="
+            f"y: expected a variable, or a list of variables, got {shortened(y)}; without y, give None "
+            f"in its place, or the rule by its name: update_rule="
         )
     groups = [group_of("x_data", x)] + ([] if y is None else [group_of("y_data", y)])
     broadcast = _listed(arguments.bcast_inputs, "bcast_inputs")
@@ -254,7 +255,7 @@ def _listed(variables, what):
     if variables is None:
         return []
     if not isinstance(variables, (list, tuple)):
-        raise TypeError(f"{what}: expected a list of variables, got {variables!r}")
+        raise TypeError(f"{what}: expected a list of variables, got {shortened(variables)}")
     return list(variables)
 
 

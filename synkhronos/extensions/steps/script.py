@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Sequence
 
+from synkhronos._text import shortened
 from synkhronos.engines.names import Constant, SharedVariable, Variable, package
 from synkhronos.extensions.steps.cuts import Cuts, is_float_scalar
 from synkhronos.extensions.steps.graphs import inputs_first, is_random_state, operands_with
@@ -32,6 +33,7 @@ class Output(NamedTuple):
     given: Any
     variable: Variable
     has_op: bool
+    where: str  # how messages refer to it
     op: Any = None
 
 
@@ -86,7 +88,7 @@ def parse_updates(updates: Any, what: str = "updates") -> list[Update]:
 
 def _parse_update(entry, where):
     if not isinstance(entry, (tuple, list)) or len(entry) not in (2, 3):
-        raise TypeError(f"{where}: expected (shared, new) or (shared, new, op), got {entry!r}")
+        raise TypeError(f"{where}: expected (shared, new) or (shared, new, op), got {shortened(entry)}")
     target, new, *op = entry
     if not isinstance(target, SharedVariable):
         raise TypeError(f"{where}: expected a shared variable, got {target!r}")
@@ -123,19 +125,19 @@ def parse_output(given: Any, where: str) -> Output:
         variable, has_op = getattr(given, "variable", given), hasattr(given, "op")
         op = getattr(given, "op", None)
     if not isinstance(variable, Variable):
-        raise TypeError(f"{where}: expected a variable or (variable, op), got {given!r}")
-    return Output(given, variable, has_op, op)
+        raise TypeError(f"{where}: expected a variable or (variable, op), got {shortened(given)}")
+    return Output(given, variable, has_op, where, op)
 
 
 def parse_givens(givens: Any) -> dict[Variable, Variable]:
     """Return a dict from each variable to the variable that replaces it."""
     if isinstance(givens, (str, Variable)):
-        raise TypeError(f"givens: expected a dict or a list of pairs, got {givens!r}")
+        raise TypeError(f"givens: expected a dict or a list of pairs, got {shortened(givens)}")
     pairs = givens.items() if isinstance(givens, Mapping) else givens or ()
     parsed = {}
     for position, pair in enumerate(pairs):
         if not isinstance(pair, (tuple, list)) or len(pair) != 2 or not isinstance(pair[0], Variable):
-            raise TypeError(f"givens[{position}]: expected (variable, value), got {pair!r}")
+            raise TypeError(f"givens[{position}]: expected (variable, value), got {shortened(pair)}")
         old, new = pair
         parsed[old] = new if isinstance(new, Variable) else package.shared(new)
     return parsed

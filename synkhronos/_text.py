@@ -1,0 +1,32 @@
+"""Names and values in messages, which are kept short."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Iterable
+
+_MOST_NAMES = 5
+_MOST_CHARACTERS = 200
+
+
+def listed(names: Iterable[object], separator: str = ", ") -> str:
+    """Return the first of several names. Equal ones, such as of variables without names, are counted."""
+    counts = Counter(str(name) for name in names)
+    shown = [
+        _cut(name) if count == 1 else f"{_cut(name)} ({count} times)"
+        for name, count in [*counts.items()][:_MOST_NAMES]
+    ]
+    more = sum([*counts.values()][_MOST_NAMES:])
+    return separator.join(shown) + (f" and {more} more" if more else "")
+
+
+def shortened(value: object) -> str:
+    """Return the representation of a value, without its middle if it is long."""
+    return _cut(repr(value))
+
+
+def _cut(text):
+    if len(text) <= _MOST_CHARACTERS:
+        return text
+    half = _MOST_CHARACTERS // 2
+    return f"{text[:half]} ... {text[-half:]}"
