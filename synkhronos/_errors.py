@@ -136,17 +136,16 @@ class SynkhronosWarning(UserWarning):
 
 def warn(message: str) -> None:
     """Issue a `SynkhronosWarning` for the line of the script that called this package."""
-    prepare_warning(message)()
+    prepare_warning()(message)
 
 
-def prepare_warning(message: str) -> Callable[[], None]:
+def prepare_warning() -> Callable[[str], None]:
     """Return a function that issues a `SynkhronosWarning` for the present line of the script."""
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_INNER):
         frame = frame.f_back
     return functools.partial(
         _issue,
-        message,
         frame.f_code.co_filename,
         frame.f_lineno,
         frame.f_globals.get("__name__"),
@@ -155,7 +154,7 @@ def prepare_warning(message: str) -> Callable[[], None]:
 
 
 def _issue(
-    message: str, file: str, line: int, module: str | None, registry: dict[Any, Any]
+    file: str, line: int, module: str | None, registry: dict[Any, Any], message: str
 ) -> None:
     """Issue a warning, and log it if Python hides it from a script that has not asked for that."""
     warnings.warn_explicit(message, SynkhronosWarning, file, line, module, registry)

@@ -129,6 +129,34 @@ def test_collectives_between_the_calls_are_enough(world, noticed):
     assert not noticed()
 
 
+def two_that_train_apart():
+    first, second = weights("first"), weights("second")
+    loss = loss_of(first) + loss_of(second)
+    news = [(one, one - 0.001 * tt.grad(loss, one)) for one in (first, second)]
+    return first, second, synk.function([x, y], loss, updates=news, name="train")
+
+
+def test_a_warning_about_several_variables_leaves_out_those_that_were_combined_since(world, noticed):
+    first, second, step = two_that_train_apart()
+    for _ in range(2):
+        step(ROWS, TARGETS)
+    synk.all_reduce(first)
+    del first
+    synk.close()
+    [text] = noticed()
+    assert "train> uses second, whose replicas differ" in text
+
+
+def test_variables_that_were_not_combined_are_in_one_warning(world, noticed):
+    first, second, step = two_that_train_apart()
+    for _ in range(2):
+        step(ROWS, TARGETS)
+    del first, second, step
+    synk.close()
+    [text] = noticed()
+    assert "train> uses first, second, whose replicas differ" in text
+
+
 @pytest.mark.parametrize("collective", ["broadcast", "gather", "reduce", "get_value"])
 def test_other_collectives_show_too_that_the_script_knows(world, noticed, collective):
     w = weights()
@@ -354,6 +382,19 @@ def test_a_step_on_rows_that_are_set_on_the_master_only_is_warned_of(world, noti
     step()
     [text] = noticed()
     assert "gradient> uses rows, whose replicas differ" in text
+
+
+def test_what_follows_from_a_value_set_on_the_master_only_is_not_blamed(world, noticed):
+    w, rate = weights(), theano.shared(0.1, "rate")
+    loss = loss_of(w)
+    step = parallel_function([x, y], loss, updates=[(w, w - rate * tt.grad(loss, w))])
+    for _ in range(2 * PATIENCE):
+        step(ROWS, TARGETS)
+        rate.set_value(rate.get_value() / 2)
+    [text] = noticed()
+    assert "uses rate, whose replicas differ" in text and "set_value()" in text
+    synk.close()
+    assert not noticed()
 
 
 def test_a_schedule_of_an_update_without_rows_is_noticed(world, noticed):

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import functools
 import weakref
-from typing import Callable, Iterable, Mapping, Sequence
+from typing import Any, Iterable, Mapping, Sequence
 
 import numpy as np
 
+from synkhronos._text import listed
 from synkhronos._typing import SharedVariable
 from synkhronos.arithmetic.comparison import digest, sample
 from synkhronos.stores.needs import Need
@@ -43,10 +44,12 @@ class Agreement:
     objects : set of int
         Variables whose values are not tensors, such as sparse matrices.
     suspected : dict
-        Callables that issue the warning about variables that differed, unless a collective combines
-        them.
+        What the warning about variables that differed will say, unless a collective combines them: an
+        object whose ``warning()`` returns a function that issues it.
     reported : set of int
         Variables for which a warning was issued.
+    stale : set of int
+        Those of them that were set on the master only, until they are equal again.
     sources : dict
         For each variable by number, what the functions called so far have computed its new values from:
         pairs of whether they used rows, and the numbers of variables.
@@ -63,8 +66,9 @@ class Agreement:
         self.streams: set[int] = set()
         self.sliceable: set[int] = set()
         self.objects: set[int] = set()
-        self.suspected: dict[int, Callable[[], None]] = {}
+        self.suspected: dict[int, Any] = {}
         self.reported: set[int] = set()
+        self.stale: set[int] = set()
         self.sources: dict[int, list[tuple[bool, set[int]]]] = {}
         self.readers: dict[int, weakref.WeakSet] = {}
         self.updaters: dict[int, weakref.WeakSet] = {}
@@ -87,7 +91,8 @@ class Agreement:
 
     def renew(self) -> None:
         """Record that all replicas are equal, in new workers."""
-        for numbers in (self.scattered, self.assigned, self.local, self.set_on_master, self.suspected):
+        groups = self.scattered, self.assigned, self.local, self.set_on_master, self.stale
+        for numbers in (*groups, self.suspected):
             numbers.clear()
 
     def close(self) -> None:
@@ -95,8 +100,8 @@ class Agreement:
         world = None if self._world is None else self._world()
         if world is None:
             return
-        for issue_warning in dict.fromkeys(self.suspected.values()):
-            world.remark(issue_warning)
+        for suspicion in dict.fromkeys(self.suspected.values()):
+            world.remark(suspicion.warning())
         for shared in world.here.shareds.values():
             world.here.engine.notice_writes(shared, None)
 
@@ -116,6 +121,15 @@ class Agreement:
             for from_rows, shareds in self.sources.get(number, ())
         )
 
+    def is_stale(self, number: int, seen: frozenset[int] = frozenset()) -> bool:
+        """Whether a variable is stale, or was computed from one that is."""
+        seen |= {number}
+        return number in self.stale or any(
+            self.is_stale(one, seen)
+            for _, shareds in self.sources.get(number, ())
+            for one in shareds - seen - (self.combined - self.stale)
+        )
+
     def _differs(self, number, seen):
         return number not in self.combined and self.differs_by_calls(number, seen)
 
@@ -126,10 +140,11 @@ class Agreement:
 
     def restored(self, numbers: Iterable[int]) -> None:
         """Record that replicas are equal."""
-        if self.suspected or self.set_on_master or self.local or self.scattered or self.assigned:
+        groups = self.set_on_master, self.local, self.scattered, self.assigned, self.stale
+        if self.suspected or any(groups):
             for number in numbers:
                 self.suspected.pop(number, None)
-                for group in (self.set_on_master, self.local, self.scattered, self.assigned):
+                for group in groups:
                     group.discard(number)
 
     def compared(self, numbers: Sequence[int]) -> None:
@@ -217,8 +232,7 @@ def label(world: World, number: int) -> str:
 
 def labels(world: World, numbers: Iterable[int]) -> str:
     """Return how messages refer to several shared variables."""
-    names = [label(world, number) for number in numbers]
-    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+    return listed(label(world, number) for number in numbers)
 
 
 # Commands

@@ -12,12 +12,14 @@ a count of rows, may differ, since no result depends on them.
 
 from __future__ import annotations
 
+import functools
 import weakref
-from typing import Any, Sequence
+from typing import Any, Callable, Mapping, Sequence
 
 import numpy as np
 
 from synkhronos._errors import prepare_warning, warn
+from synkhronos._text import listed
 from synkhronos._typing import Finish
 from synkhronos.arithmetic.comparison import difference, rounding
 from synkhronos.engines.base import Analysis
@@ -35,6 +37,7 @@ from synkhronos.world.world import World
 #: Calls after which replicas that differ and were never combined are taken for a mistake.
 PATIENCE = 64
 _CHECKED = (1, 2, 4, 8)  # calls that compare the replicas
+
 
 def watch(world: World, function: Any, given: Sequence[Output]) -> None:
     """Have the first calls of a new function verified, and watch the variables that it uses.
@@ -151,16 +154,17 @@ class Watch:
                     agreement.was_harmless(world, number)
             elif by_master:
                 set_alone[number] = amount
-            elif number not in agreement.combined:
+            elif number not in agreement.combined and not agreement.is_stale(number):
                 updated[number] = amount
         if set_alone:
             agreement.set_on_master.difference_update(set_alone)
             agreement.reported.update(set_alone)
-            warn(self._text(set_alone) + _SET_ALONE)
+            agreement.stale.update(set_alone)
+            warn(_text(repr(self._function), labels(world, set_alone), set_alone) + _SET_ALONE)
         for advice in (_UPDATED, _CHANGED_BY_THEANO):
             found = {one: updated[one] for one in updated if self._advice(one) is advice}
             if found:
-                self._suspect(found, prepare_warning(self._text(found) + advice))
+                self._suspect(_Suspicion(world, self._function, found, advice), found)
 
     def _judge_without_comparing(self):
         """Warn about values that were set on the master only, and cannot be compared."""
@@ -177,11 +181,12 @@ class Watch:
             names = labels(world, objects)
             warn(f"{self._function!r} uses {names}, set on the master only. {_OLD_OBJECT}")
 
-    def _suspect(self, numbers, issue):
+    def _suspect(self, suspicion, numbers):
         """Issue a warning about variables that differ, or defer it."""
         agreement = agreement_of(self._world)
-        agreement.suspected.update(dict.fromkeys(numbers, issue))
+        agreement.suspected.update(dict.fromkeys(numbers, suspicion))
         if any(self._is_settled(number) for number in numbers):
+            issue = suspicion.warning()
             for number in numbers:
                 del agreement.suspected[number]
             agreement.reported.update(numbers)
@@ -196,12 +201,37 @@ class Watch:
         updaters = agreement_of(self._world).updaters.get(number, ())
         return any(watch.calls >= PATIENCE for watch in (self, *updaters))
 
-    def _text(self, amounts):
-        names = labels(self._world, amounts)
-        return (
-            f"{self._function!r} uses {names}, whose replicas differ between the ranks, by up to "
-            f"{max(amounts.values()):.3g}: the result differs from one process. "
-        )
+
+class _Suspicion:
+    """That replicas of variables differ. The warning leaves out those that were combined since.
+
+    Parameters
+    ----------
+    amounts : dict of float
+        By how much each variable differs, by number.
+    """
+
+    def __init__(
+        self, world: World, function: Any, amounts: Mapping[int, float], advice: str
+    ) -> None:
+        self._agreement = agreement_of(world)
+        self._name, self._amounts, self._advice = repr(function), amounts, advice
+        self._names = {number: label(world, number) for number in amounts}
+        self._issue = prepare_warning()
+
+    def warning(self) -> Callable[[], None]:
+        """Return a function that issues the warning about what is suspected now."""
+        suspected = self._agreement.suspected
+        left = {one: self._amounts[one] for one in self._names if suspected.get(one) is self}
+        text = _text(self._name, listed(self._names[one] for one in left), left)
+        return functools.partial(self._issue, text + self._advice)
+
+
+def _text(function, names, amounts):
+    return (
+        f"{function} uses {names}, whose replicas differ between the ranks, by up to "
+        f"{max(amounts.values()):.3g}: the result differs from one process. "
+    )
 
 
 _SET_ALONE = (
