@@ -287,7 +287,7 @@ def test_a_list_is_the_data_of_one_input(world_of):
         assert step([[1.0, 2.0], [3.0, 3.0]], [1, 0]) == 3.5
         assert step(x_data=([1.0, 2.0], [3.0, 3.0]), y_data=[1, 0]) == 3.5
         assert step(y=[1, 0], z=[3.0, 3.0], x=[1.0, 2.0]) == 3.5
-        message = r"expected a list of 2 arrays for the inputs \['x', 'z'\], got "
+        message = "expected a list of 2 arrays for the inputs x, z, got "
         with pytest.raises(TypeError, match=message + "ndarray"):
             step(np.ones((2, 2)), [1, 0])
         with pytest.raises(TypeError, match=message + "3"):
