@@ -120,7 +120,9 @@ class Compare:
     def text(self, function: Any, other: str) -> str:
         """Return the complaints about a call of a function as text."""
         found = [(one, one.why()) for one in self.complaints]
-        listed = "\n".join(f"- {one.what} {one.how}; {reason.text}" for one, reason in found)
+        listed = "\n".join(
+            f"- {one.what} {one.how}" + (reason.text and f"; {reason.text}") for one, reason in found
+        )
         if not all(reason.is_found for _, reason in found):
             listed += f"\n{reasons.of_graph(suspects_of(self._world, function))}"
         return f"{function!r}: on {self._world.size} rank(s) the call differs from {other}:\n{listed}"
@@ -195,7 +197,7 @@ class Compare:
             return
         found = self._together.outputs[position][place]
         if serial is None or any(one is None for one in found.values):
-            self._compare_no_arrays(what, serial, found)
+            self._compare_no_arrays(function, index, what, serial, found)
             return
         if mode == GATHER and not serial.ndim:
             self.not_compared[what] = "it is one number per rank (op 'gather')"
@@ -221,14 +223,22 @@ class Compare:
         find = lambda results: results.outputs[position][place]  # noqa: E731
         self.complaints.append(Complaint(what, how, why, value, find))
 
-    def _compare_no_arrays(self, what, serial, found):
+    def _compare_no_arrays(self, function, index, what, serial, found):
         """Compare an output for which an operation has returned None."""
-        if serial is None and all(one is None for one in found.values):
+        are_none = [one is None for one in found.values]
+        if any(are_none) and not all(are_none):
+            raise ValueError(
+                f"{function!r}: output {index} is None on rank(s), and an array on others: have the "
+                f"operation return an array for any rows"
+            )
+        if serial is None and all(are_none):
             self.differences[what] = 0.0
             return
-        how = "is None on a rank, but not serially" if serial is not None else "is not None on a rank"
-        why = lambda: reasons.Reason("an operation returns no array for some rows")  # noqa: E731
-        self.complaints.append(Complaint(what, how, why, None, lambda results: None))
+        how = "is not None, but the serial output is"
+        if serial is not None:
+            how = "is None, but the serial output is not"
+        nothing = lambda *_: reasons.Reason("")  # noqa: E731
+        self.complaints.append(Complaint(what, how, nothing, None, nothing))
 
     def _agrees(self, what, value, serial):
         """Whether a value agrees with the serial one; note how much they differ."""
