@@ -391,6 +391,37 @@ def test_given_gradients_that_are_clipped_already_are_refused(two):
     assert_same_values(net.params, serial.params)
 
 
+class Doubled(Op):
+    """An operation of the user's with a gradient that is another one, of which nothing is known."""
+
+    __props__ = ()
+
+    def make_node(self, x):
+        return Apply(self, [x], [x.type()])
+
+    def perform(self, node, inputs, outputs):
+        outputs[0][0] = 2 * inputs[0]
+
+    def grad(self, inputs, gradients):
+        return [Doubled()(gradients[0])]
+
+    def pullback(self, inputs, outputs, gradients):
+        return self.grad(inputs, gradients)
+
+
+def test_an_unknown_operation_on_a_parameter_is_accepted(two):
+    """It may well be linear; the gradient that it gets is a sum over the rows."""
+
+    def loss_of(net):
+        return tt.sqr(tt.tanh(tt.dot(net.x, Doubled()(net.params[0]))) - net.y[:, None]).mean()
+
+    def build(net, loss, make):
+        net.params = net.params[:1]
+        return of_function(net, loss, make)
+
+    compare(loss_of, build)
+
+
 def test_a_penalty_may_be_clipped(two):
     """Its gradient is the same on every rank."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Sequence
 
-from synkhronos._errors import text_of
+from synkhronos._errors import SynkhronosError, text_of
 from synkhronos.engines.base import Fixed
 from synkhronos.functions.replica import Replica
 
@@ -31,7 +31,8 @@ def explained(
     error: Exception, replica: Replica, n_all: int | None, n_rows: int
 ) -> Exception | None:
     """Return an error that says which number of rows the graph fixes; None if it fixes none."""
-    if n_all is None or n_all in (1, n_rows) or isinstance(error, MemoryError):
+    is_other = isinstance(error, (MemoryError, SynkhronosError))  # such as that another rank has failed
+    if n_all is None or n_all in (1, n_rows) or is_other:
         return None
     found = [
         one

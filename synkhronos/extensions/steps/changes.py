@@ -12,7 +12,13 @@ from synkhronos.engines.names import Apply, GradClip, Variable
 from synkhronos.extensions.steps import refusals
 from synkhronos.extensions.steps.dependence import Dependence
 from synkhronos.extensions.steps.graphs import inputs_first, operands_with
-from synkhronos.extensions.steps.homogeneity import HOMOGENEOUS, SHIFTED, carrying_from, kind_of
+from synkhronos.extensions.steps.homogeneity import (
+    HOMOGENEOUS,
+    OTHER,
+    SHIFTED,
+    carrying_from,
+    kind_of,
+)
 from synkhronos.extensions.steps.linear import terms
 from synkhronos.extensions.steps.loops import nodes_with_steps
 from synkhronos.extensions.steps.losses import values_of
@@ -65,14 +71,11 @@ def _changing(
     for node in dict.fromkeys(one.owner for one in order if one.owner is not None):
         kind, operands = kinds.get(node, (HOMOGENEOUS, []))
         sums = [is_sum[one] for one in operands]
-        if kind == SHIFTED:
-            # The average of sums that are shifted is shifted alike.
-            of_rows = sums == [False] * len(sums) or not changed.isdisjoint(operands)
-            changes = of_rows and True not in sums
-        else:
-            changes = kind != HOMOGENEOUS
-            if changes and True in sums:
-                raise refusals.changed_after_sum(node)
+        if kind == OTHER and True in sums:
+            raise refusals.changed_after_sum(node)
+        changes = kind != HOMOGENEOUS and True not in sums
+        if kind == SHIFTED and changes:  # the average of sums that are shifted is shifted alike
+            changes = None not in sums or not changed.isdisjoint(operands)
         if changes:
             changing.add(node)
         if changes or not changed.isdisjoint(node.inputs):

@@ -22,7 +22,7 @@ _OTHERS = (*names.BY_ROW, *names.SOFTMAXES)
 _PACKAGES = (names.package.__name__, "synkhronos")
 
 #: How the output of an operation depends on the gradients that its inputs carry.
-HOMOGENEOUS, SHIFTED, OTHER = "homogeneous", "shifted", "other"
+HOMOGENEOUS, SHIFTED, UNKNOWN, OTHER = "homogeneous", "shifted", "unknown", "other"
 
 
 def is_float(variable: Variable) -> bool:
@@ -42,16 +42,18 @@ def outputs_that_carry(node: Apply, carrying: set[Variable]) -> Sequence[Variabl
 
 
 def kind_of(node: Apply, carrying: set[Variable]) -> str:
-    """Return `HOMOGENEOUS`; or `SHIFTED`, if something is added to a gradient; or `OTHER`."""
+    """Return `HOMOGENEOUS`; `SHIFTED`, if something is added to a gradient; `UNKNOWN`; or `OTHER`."""
     op, count = node.op, sum(one in carrying for one in node.inputs)
     if isinstance(op, Elemwise):
         return _of_elements(node, carrying, count)
     if isinstance(op, _PRODUCTS):
         return HOMOGENEOUS if count == 1 else OTHER
     if isinstance(op, names.Scan):
-        return OTHER if _changes_gradients_in_steps(node, carrying) else HOMOGENEOUS
-    if isinstance(op, _OTHERS) or not _is_of_the_compiler(op):
+        return _of_steps(node, carrying)
+    if isinstance(op, _OTHERS):
         return OTHER
+    if not _is_of_the_compiler(op):
+        return UNKNOWN
     is_product = isinstance(op, names.CAReduce) and isinstance(op.scalar_op, scalar.Mul)
     return OTHER if is_product else HOMOGENEOUS
 
@@ -77,13 +79,15 @@ def _of_elements(node, carrying, count):
     return OTHER
 
 
-def _changes_gradients_in_steps(loop, carrying):
+def _of_steps(loop, carrying):
+    """Return the kind of a loop, in which nothing is shifted after a sum over the rows."""
     found = nodes_with_steps(loop.outputs, carrying, outputs_that_carry)
-    return any(
-        kind_of(node, inner) == OTHER
+    kinds = {
+        kind_of(node, inner)
         for node, inner in found
         if not isinstance(node.op, names.Scan) and not inner.isdisjoint(node.inputs)
-    )
+    }
+    return next((kind for kind in (OTHER, UNKNOWN) if kind in kinds), HOMOGENEOUS)
 
 
 def _is_of_the_compiler(op):
