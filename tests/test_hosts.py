@@ -224,17 +224,25 @@ def by_pool_that_is_kept(numbers):
     return kept_pool().map(square, numbers)
 
 
-def by_pool_that_is_ended(numbers):
-    pool = multiprocessing.get_context("fork").Pool(2)
-    pool.map_async(time.sleep, [60, 60])
-    found = pool.map(square, []) or by_pool(numbers)
-    pool.terminate()
-    pool.join()
-    return found
+def by_processes_that_are_ended(numbers):
+    squares = [number**2 for number in numbers]
+    if multiprocessing.parent_process() is None:
+        return squares  # the children of the master have the script's handler
+    context = multiprocessing.get_context("fork")
+    sleeping = context.Process(target=time.sleep, args=(60,))
+    sleeping.start()
+    sleeping.terminate()  # possibly before it has begun to run
+    sleeping.join()
+    program = subprocess.Popen(["sleep", "60"])
+    program.terminate()
+    ended = [sleeping.exitcode, program.wait()]
+    return squares if ended == [-signal.SIGTERM] * 2 else ended
 
 
 @own_process
-@pytest.mark.parametrize("way", [by_pool, by_executor, by_pool_that_is_kept, by_pool_that_is_ended])
+@pytest.mark.parametrize(
+    "way", [by_pool, by_executor, by_pool_that_is_kept, by_processes_that_are_ended]
+)
 def test_an_operation_may_use_multiprocessing_on_every_rank(way):
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # workers ignore what the script handles
     squares = as_op([tt.dvector], [tt.dvector])(lambda numbers: np.array(way(list(numbers))))

@@ -165,9 +165,30 @@ def ignore_signals_for_the_master() -> None:
     if callable(signal.getsignal(signal.SIGCHLD)):  # ignoring it would hide how children end
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     if signal.getsignal(signal.SIGTERM) is signal.SIG_IGN:
-        os.register_at_fork(after_in_child=_accept_sigterm)
+        # Unlike a signal that is ignored, this is not inherited by programs that operations start.
+        signal.signal(signal.SIGTERM, _do_nothing)
+        _let_children_be_ended()
 
 
-def _accept_sigterm() -> None:
-    """In a process that a worker forks: multiprocessing ends it by SIGTERM."""
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+def _do_nothing(number: int, frame: Any) -> None:
+    pass
+
+
+def _let_children_be_ended() -> None:
+    """Let SIGTERM end the processes that this worker forks, as multiprocessing does.
+
+    The signal is blocked meanwhile, so that none is lost before the child has its handler.
+    """
+    masks: list[Any] = []
+
+    def before() -> None:
+        masks.append(signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM]))
+
+    def after() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, masks.pop())
+
+    def after_in_child() -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        after()
+
+    os.register_at_fork(before=before, after_in_parent=after, after_in_child=after_in_child)
