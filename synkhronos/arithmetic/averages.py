@@ -10,8 +10,9 @@ is computed.
 
 from __future__ import annotations
 
+import functools
 import math
-from typing import Iterable, Sequence
+from typing import Any, Iterable, Sequence
 
 import numpy as np
 
@@ -39,8 +40,9 @@ class _Raise:
         np.seterrobj(self._former)
 
 
-def _raising_overflow():
-    return _Raise() if hasattr(np, "geterrobj") else np.errstate(over="raise")
+_raising_overflow: Any = functools.partial(np.errstate, over="raise")
+if hasattr(np, "geterrobj"):
+    _raising_overflow = _Raise
 
 
 def pieces(start: int, stop: int, itemsize: int, nbytes: int = PIECE_BYTES) -> list[slice]:
@@ -89,6 +91,20 @@ def average_floats(values: Sequence[float], weights: Sequence[float]) -> float:
     return result.item()
 
 
+def average(arrays: Sequence[np.ndarray], weights: Sequence[float] | None = None) -> np.ndarray:
+    """Return the average of arrays of equal shape and dtype as a new array. They are not changed."""
+    out = np.empty(arrays[0].shape, arrays[0].dtype)
+    if weights is None or are_equal(weights):
+        try:
+            with _raising_overflow():
+                _equally(out, arrays, out)
+            return out
+        except FloatingPointError:
+            pass
+    average_each([(out, arrays, ())], weights)
+    return out
+
+
 def average_each(
     parts: Iterable[tuple[np.ndarray, Sequence[np.ndarray], Sequence[np.ndarray]]],
     weights: Sequence[float] | None = None,
@@ -103,14 +119,19 @@ def average_each(
     weights : list of float, optional
         One for each operand. Operands of weight zero are ignored.
     """
-    compute = _Equally() if weights is None or are_equal(weights) else _Weighted(weights)
+    compute: Any = _equally
+    if weights is not None and not are_equal(weights):
+        compute = functools.partial(_weighted, normalized(weights))
+    total = np.empty(0)  # memory that is used again for the next average of the same shape
     with _raising_overflow():
         for out, arrays, copies in parts:
+            if total.shape != out.shape or total.dtype != _wide(out.dtype):
+                total = np.empty(out.shape, _wide(out.dtype))
             try:
-                compute(out, arrays)
+                compute(out, arrays, total)
             except FloatingPointError:
                 with np.errstate(over="ignore", invalid="ignore"):
-                    _average_again(compute, out, arrays, weights)
+                    _average_again(compute, out, arrays, weights, total)
             for copy in copies:
                 copy[...] = out
 
@@ -120,54 +141,41 @@ def _wide(dtype):
     return np.dtype(np.float32) if dtype == np.float16 else dtype
 
 
-class _Equally:
-    """Computes averages, with memory for a sum that is used again for the next one of the same shape."""
-
-    _total = np.empty(0)
-
-    def __call__(self, out, arrays):
-        count, wide, total = len(arrays), _wide(out.dtype), self._total
-        if count == 1:
-            if out is not arrays[0]:
-                out[...] = arrays[0]
-            return
-        if total.shape != out.shape or total.dtype != wide:
-            total = self._total = np.empty(out.shape, wide)
-        np.add(arrays[0], arrays[1], out=total, dtype=wide)
-        for array in arrays[2:]:
-            np.add(total, array, out=total)
-        if wide.kind == "f" and not count & (count - 1):
-            # By a power of two, a multiplication has the same bits and is faster.
-            np.multiply(total, np.array(1 / count, wide), out=out)
-        else:
-            np.divide(total, np.array(count, wide), out=out)
+def _equally(out, arrays, total):
+    """Set `out` to the average of arrays. `total` is memory for the sum, which may be `out`."""
+    count, dtype = len(arrays), out.dtype
+    if count == 1:
+        if out is not arrays[0]:
+            out[...] = arrays[0]
+        return
+    if dtype == np.float16 and total is out:
+        total = np.empty(out.shape, np.float32)
+    wide = total.dtype
+    np.add(arrays[0], arrays[1], out=total, dtype=wide)
+    for array in arrays[2:]:
+        np.add(total, array, out=total)
+    if wide.kind == "f" and not count & (count - 1):
+        # By a power of two, a multiplication has the same bits and is faster.
+        np.multiply(total, np.array(1 / count, wide), out=out)
+    else:
+        np.divide(total, np.array(count, wide), out=out)
 
 
-class _Weighted:
-    """Computes weighted averages, also with memory for a product."""
-
-    _total = _product = np.empty(0)
-
-    def __init__(self, weights):
-        self._weights = normalized(weights)
-
-    def __call__(self, out, arrays):
-        wide = _wide(out.dtype)
-        if self._total.shape != out.shape or self._total.dtype != wide:
-            self._total, self._product = np.empty(out.shape, wide), np.empty(out.shape, wide)
-        total, product = self._total, self._product
-        total[...] = 0
-        for array, weight in zip(arrays, self._weights):
-            if weight:
-                np.multiply(array, np.array(weight, wide), out=product, dtype=wide)
-                np.add(total, product, out=total)
-        np.divide(total, np.array(sum(self._weights), wide), out=out)
+def _weighted(weights, out, arrays, total):
+    wide = total.dtype
+    product = np.empty(total.shape, wide)
+    total[...] = 0
+    for array, weight in zip(arrays, weights):
+        if weight:
+            np.multiply(array, np.array(weight, wide), out=product, dtype=wide)
+            np.add(total, product, out=total)
+    np.divide(total, np.array(sum(weights), wide), out=out)
 
 
-def _average_again(compute, out, arrays, weights):
+def _average_again(compute, out, arrays, weights, total):
     """Compute an average whose sum overflows at some places."""
     result = np.empty_like(out)
-    compute(result, arrays)
+    compute(result, arrays, total)
     pairs = zip(arrays, weights or [1] * len(arrays))
     _restore(result, *zip(*[(array, weight) for array, weight in pairs if weight]))
     out[...] = result

@@ -15,6 +15,7 @@ from synkhronos.arithmetic.averages import (
     AVERAGED_BYTES,
     PIECE_BYTES,
     GrowingSum,
+    average,
     average_each,
     average_floats,
     pieces,
@@ -69,7 +70,9 @@ class Operation(NamedTuple):
         weights : list of float, optional
             One per array, used by ``"avg"`` only. Arrays of weight zero are ignored.
         """
-        return self.reduce_into(np.array(arrays[0]), arrays, weights)
+        if self.weighted:
+            return average(arrays, weights)
+        return self.reduce_into(np.array(arrays[0]), arrays)
 
     def reduce_floats(self, values: Sequence[float], weights: Sequence[float]) -> float:
         """Like `reduce`, for Python floats, in double precision."""

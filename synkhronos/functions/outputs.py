@@ -43,13 +43,13 @@ def collect(
             try:
                 value = OPERATIONS[mode].reduce_floats(values, weights)
             except TypeError:  # another rank has no float
-                value = _of_ranks(world, function, index, values, results)
+                value = _of_ranks(world, function, index, values, weights, results)
             outputs.append(np.asarray(value, replica.output_dtypes[index]))
         elif mode is None or first is None or last is None:
             # The master's own value, or one that the communicator has reduced to the master
             outputs.append(_of_master(world, function, index, results)[len(outputs)])
         else:
-            outputs.append(_of_ranks(world, function, index, values, results))
+            outputs.append(_of_ranks(world, function, index, values, weights, results))
     return outputs
 
 
@@ -73,23 +73,25 @@ def _of_master(world, function, index, results):
     return outputs
 
 
-def _of_ranks(world, function, index, values, results):
+def _of_ranks(world, function, index, values, weights, results):
     """Return the output to which the values of the ranks with rows are combined."""
-    weights, active = zip(*[(result[0], rank) for rank, result in enumerate(results) if result[0]])
-    without = [rank for rank, value in zip(active, values) if value is NO_ARRAY]
-    if len(without) == len(active):
-        return None
-    if without:
-        those, others = (
-            ", ".join([str(rank) for rank in active if (rank in without) == is_without])
-            for is_without in (True, False)
-        )
+    active = [rank for rank, (n_rows, *_) in enumerate(results) if n_rows]
+    if any([value is NO_ARRAY for value in values]):
+        return _check_all_are_none(function, index, values, active)
+    values = [unpack(world.here, value) for value in values]
+    return _combine(function, index, values, weights, active, world.master_rank)
+
+
+def _check_all_are_none(function, index, values, active):
+    those, others = (
+        ", ".join([str(rank) for rank, value in zip(active, values) if (value is NO_ARRAY) == is_none])
+        for is_none in (True, False)
+    )
+    if others:
         raise ValueError(
             f"{function!r}: output {index} is None on rank(s) {those}, but not on rank(s) {others}: an "
             f"operation of its graph returns no array for some rows; have it return one for any rows"
         )
-    values = [unpack(world.here, value) for value in values]
-    return _combine(function, index, values, weights, active, world.master_rank)
 
 
 def _combine(function, index, values, weights, active, master):
