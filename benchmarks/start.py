@@ -1,19 +1,23 @@
 """start: the time to import the package, to start four ranks and end them, and of the first step.
 
 The first step of ResNet-50 on two ranks, which is verified, is compared with later ones in the same
-process. Compiling and the start of the workers are over by then.
+process. Compiling and the start of the workers are over by then. The first step of plain Theano, which
+is the first to use its memory as well, is compared with its later ones.
 """
 
+import functools
 import os
 import subprocess
 import sys
 import tempfile
+import time
 
 import common
 import step_large
 from common import COLOURS, Contestant, Line
 
 import numpy as np
+from synkhronos.host import imports
 
 RANKS = 4
 FIRST = 1.6  # how long the first step may take, in later ones
@@ -51,8 +55,6 @@ def _python(code, environment=None):
 
 def ranks():
     """Starts and ends `RANKS` ranks, in a new process like that of a script."""
-    import time
-
     import synkhronos as synk
 
     def turn():
@@ -80,8 +82,6 @@ def first_ranks():
 
 def steps(pixels, verify):
     """Takes the first steps of ResNet-50 on two ranks."""
-    import time
-
     import synkhronos as synk
     from synkhronos.extensions.train import make_train_function
 
@@ -89,22 +89,32 @@ def steps(pixels, verify):
     # With the statistics of all ranks, the step is that of one process.
     step = make_train_function(*step_large.network(pixels, sync_batch_norm=True))
     synk.distribute()
-    data = step_large.images(pixels)
-
-    def turn():
-        times = [time.perf_counter()]
-        for _ in range(1 + LATER):
-            step(*data)
-            times.append(time.perf_counter())
-        return np.diff(times).tolist()
-
-    yield turn
+    yield functools.partial(_time_steps, step, step_large.images(pixels))
     synk.close()
 
 
-def first_step(pixels, verify):
+def plain_steps(pixels):
+    """Takes the first steps of the same network with plain Theano, on the images of one rank."""
+    import theano
+
+    inputs, loss, new = step_large.plain_network(pixels)
+    step = theano.function(inputs, loss, updates=new)
+    data = [each[: step_large.EACH] for each in step_large.images(pixels)]
+
+    yield functools.partial(_time_steps, step, data)
+
+
+def _time_steps(step, data):
+    times = [time.perf_counter()]
+    for _ in range(1 + LATER):
+        step(*data)
+        times.append(time.perf_counter())
+    return np.diff(times).tolist()
+
+
+def first_step(*contestant):
     """Return the time of the first step, in seconds, and the median of later ones."""
-    contestant = Contestant(steps, pixels, verify)
+    contestant = Contestant(*contestant)
     try:
         contestant.start()
         first, *later = contestant()
@@ -123,6 +133,7 @@ def measure(options):
         # Without flags, or with the wrong ones, Theano alone fails or looks for BLAS on and on; so it
         # gets told what the package finds, and the package has to find it.
         with_flags = {**cached, "THEANO_FLAGS": _python(_FLAGS, cached)}
+        with_flags.update(imports.variables(cached))  # Theano alone needs the repairs, too
         turns = common.take_turns(
             {
                 "theano": lambda: import_seconds("theano", with_flags),
@@ -147,10 +158,13 @@ def measure(options):
         Line("close(), again", "ms", list(again[:, 2])),
     ]
     pixels = 64 if options.quick else 224
-    for verify, goal in (("first", FIRST), ("off", None)):
-        times = np.array([first_step(pixels, verify) for _ in range(1 if options.quick else 3)])
+    for what, goal, *contestant in (
+        ('a first step, verify="first"', FIRST, steps, pixels, "first"),
+        ('a first step, verify="off"', None, steps, pixels, "off"),
+        ("a first step, plain Theano", None, plain_steps, pixels),
+    ):
+        times = np.array([first_step(*contestant) for _ in range(1 if options.quick else 3)])
         one, later = 1e3 * times.T
-        what = f'a first step, verify="{verify}"'
         lines.append(Line("a later step", "ms", list(later)))
         ratios = list(one / later)
         line = Line(what, "ms", list(one), ratios, of="a later step")

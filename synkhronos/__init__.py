@@ -132,7 +132,8 @@ __all__ = [
 _COMMANDS = ("-m", "synkhronos")
 
 if _python_typing.TYPE_CHECKING or _os.path.basename("".join(_sys.argv[:1])) not in _COMMANDS:
-    from synkhronos._public import *
+    with _preparation.no_collection():
+        from synkhronos._public import *
 else:
     # The commands must work even where the rest of the package cannot be imported; so the names are
     # imported when first used.

@@ -1,8 +1,10 @@
 """Preparing this process for its graph compiler, by the rules of that compiler."""
 
+import contextlib
+import gc
 import os
 import sys
-from typing import MutableMapping, Optional
+from typing import Iterator, MutableMapping, Optional
 
 from synkhronos.host import compile_cache, compiler, environment, imports, pytensor_environment
 
@@ -14,6 +16,22 @@ def apply() -> None:
     else:
         environment.apply()
         imports.provide()
+
+
+@contextlib.contextmanager
+def no_collection() -> Iterator[None]:
+    """Postpone garbage collection. Imports make little garbage, and many objects to scan for it."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if not gc.get_freeze_count():
+            # All objects go to the oldest generation, as if a collection had found them alive.
+            gc.freeze()
+            gc.unfreeze()
+        if was_enabled:
+            gc.enable()
 
 
 def check() -> None:
