@@ -12,6 +12,7 @@ from synkhronos._text import shortened
 from synkhronos._typing import ArrayLike, Variable
 from synkhronos.arithmetic.conversion import check_oversize, condition
 from synkhronos.arrays.data import Data
+from synkhronos.world.entry import in_turn
 from synkhronos.world.world import World, current_world
 
 
@@ -24,6 +25,7 @@ def bound_data(world: World, variable: Variable) -> Data | None:
     return world.part(_Bindings).get(variable)
 
 
+@in_turn
 def set_shmems(
     vars_data: Mapping[Variable, Any] | Sequence[tuple[Variable, Any]],
     oversize: float | None = None,
@@ -94,6 +96,7 @@ def get_shmems(variable: Variable, /) -> Data: ...
 def get_shmems(first: Variable, second: Variable, /, *others: Variable) -> list[Data]: ...
 
 
+@in_turn
 def get_shmems(*variables: Variable) -> Any:
     """Return the `Data` bound to variables.
 
@@ -124,6 +127,7 @@ def get_shmems(*variables: Variable) -> Any:
     return datas[0] if len(variables) == 1 else datas
 
 
+@in_turn
 def free_shmems(*variables: Variable) -> None:
     """Unbind the `Data` of variables and free its memory.
 

@@ -13,6 +13,7 @@ from synkhronos.checkpoints.manifest import Entry, Manifest
 from synkhronos.functions.agreement import agreement_of
 from synkhronos.functions.replicate import replicate
 from synkhronos.stores.needs import Need
+from synkhronos.world.entry import in_turn
 from synkhronos.world.here import Command
 from synkhronos.world.world import current_world
 
@@ -77,6 +78,7 @@ class _Restore(Command):
                 here.engine.jump(here.shareds[number], here.stream_index)
 
 
+@in_turn
 def save(
     path: PathLike,
     extra: Mapping[str, Any] | None = None,
@@ -229,6 +231,7 @@ def _values(world, number, entry):
     return [one if rank == world.master_rank else world.here.store.get(one) for rank, one in sent]
 
 
+@in_turn
 def load(path: PathLike) -> dict[str, Any]:
     """Restore the shared variables and random streams of every rank from a file written by `save`.
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from synkhronos._text import listed
 from synkhronos.arithmetic.codes import CODES
+from synkhronos.arithmetic.integers import check_int
 from synkhronos.comms.coded import CodedWire
 from synkhronos.comms.low_rank import LowRankWire, check_shapes
 from synkhronos.comms.sparse import SparseWire
@@ -68,8 +69,8 @@ class PowerSGD:
     min_saving: float = 1
 
     def __post_init__(self) -> None:
-        _check_integer(self.rank, "PowerSGD: rank", 1)
-        _check_integer(self.exact_steps, "PowerSGD: exact_steps", 0)
+        check_int(self.rank, "PowerSGD: rank", 1)
+        check_int(self.exact_steps, "PowerSGD: exact_steps", 0)
         _check_number(self.min_saving, "PowerSGD: min_saving")
         if not 1 <= self.min_saving < math.inf:
             raise ValueError(
@@ -210,13 +211,6 @@ def make_wire(wire: Format, pieces: Sequence[Sequence[int]]) -> Wire:
     if isinstance(wire, PowerSGD):
         return LowRankWire(wire, pieces if wire.shapes is None else wire.shapes)
     return SparseWire(wire) if isinstance(wire, TopK) else CodedWire(wire)
-
-
-def _check_integer(value, what, least):
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
-        raise TypeError(f"{what}: expected an int, got {value!r}")
-    if value < least:
-        raise ValueError(f"{what}: expected at least {least}, got {value}")
 
 
 def _check_number(value, what):

@@ -19,6 +19,7 @@ from synkhronos.functions.replica import Replica, serial_arguments
 from synkhronos.functions.replicate import check_sent, replicate
 from synkhronos.functions.signature import Input
 from synkhronos.world.here import Command
+from synkhronos.world.turn import Turn, takes_turn
 from synkhronos.world.world import World, current_world, world_exists
 
 
@@ -186,31 +187,35 @@ class Function(Inputs, Copyable):
         [array(2.5)]
         >>> synk.close()
         """
-        world, last = self._world, self.last_call
-        plain = batch_s is None and output_subset is None and num_slices == 1
-        command = kept = None
-        if plain and last is not None and not inputs_by_name and not world.closed:
-            command = last.repeated(args, batch)
-        if command is None:
-            self._usable_world()
-            values = arguments.match(world, self, args, inputs_by_name)
-            datas = [arguments.in_store(world, *pair) for pair in zip(self.inputs, values)]
-            command = arguments.plan(world, self, datas, output_subset, batch, batch_s, num_slices)
-            self.last_call = LastCall(self, datas, command, batch, world.size) if plain else None
-            # The arrays must live until the command has run: they may belong to this call only, or be
-            # freed inside fuse().
-            kept = [data.data for data in datas]
-        elif world.is_recording:
-            kept = [data.data for data in args]
-        registry = world.registry
-        if self.replica.number >= registry.replicated:
-            replicate(world)
-        if registry.unsent:
-            check_sent(world, self)
+        world = self._world or self._usable_world()
+        with world.turn:
+            last = self.last_call
+            plain = batch_s is None and output_subset is None and num_slices == 1
+            command = kept = None
+            if plain and last is not None and not inputs_by_name and not world.closed:
+                command = last.repeated(args, batch)
+            if command is None:
+                self._usable_world()
+                values = arguments.match(world, self, args, inputs_by_name)
+                datas = [arguments.in_store(world, *pair) for pair in zip(self.inputs, values)]
+                command = arguments.plan(world, self, datas, output_subset, batch, batch_s, num_slices)
+                self.last_call = None
+                if plain:
+                    self.last_call = LastCall(self, datas, command, batch, world.size)
+                # The arrays must live until the command has run: they may belong to this call only, or
+                # be freed inside fuse().
+                kept = [data.data for data in datas]
+            elif world.is_recording:
+                kept = [data.data for data in args]
+            registry = world.registry
+            if self.replica.number >= registry.replicated:
+                replicate(world)
+            if registry.unsent:
+                check_sent(world, self)
 
-        if plain and self.watch is None and not world.is_recording:
-            return self._finish(command, world.run(command))
-        return self._submit(command, kept)
+            if plain and self.watch is None and not world.is_recording:
+                return self._finish(command, world.run(command))
+            return self._submit(command, kept)
 
     def reduced_by_step(
         self, reduced: Mapping[SharedVariable, tuple[str, str]], is_doubtful: bool
@@ -268,6 +273,11 @@ class Function(Inputs, Copyable):
         values = outputs.collect(self._world, self, results, command.subset)
         return outputs.in_form(self, values, command.subset)
 
+    @property
+    def turn(self) -> Turn:
+        """The turn that calls of this function take."""
+        return self._usable_world().turn
+
     def forget_last_call(self) -> None:
         """Discard the last command, whose rows were divided for the former number of ranks."""
         self.last_call = None
@@ -290,6 +300,7 @@ class Function(Inputs, Copyable):
         world.check_usable()
         return world
 
+    @takes_turn
     def check(
         self,
         /,
@@ -373,6 +384,7 @@ class Function(Inputs, Copyable):
 
     # The master alone
 
+    @takes_turn
     def as_theano(
         self,
         /,
@@ -421,5 +433,5 @@ class Function(Inputs, Copyable):
 #: Used by the package itself; not shown by completion.
 _INTERNAL = set(
     "analysis check_step copy_of forget_last_call from_parts last_call reduced reduced_by_step "
-    "specification verification watch watcher".split()
+    "specification turn verification watch watcher".split()
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from synkhronos.functions.agreement import agreement_of
+from synkhronos.world.entry import in_turn
 from synkhronos.world.here import Command
 from synkhronos.world.world import current_world
 
@@ -23,6 +24,7 @@ class _Reseed(Command):
             here.engine.jump(here.shareds[number], here.stream_index)
 
 
+@in_turn
 def reseed(streams: Any, seed: int | None = None) -> None:
     """Seed random streams on every rank, as ``streams.seed(seed)`` does on the master.
 

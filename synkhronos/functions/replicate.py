@@ -22,6 +22,7 @@ from synkhronos.host.progress import Progress
 from synkhronos.stores.handle import Handle
 from synkhronos.stores.needs import Need
 from synkhronos.world import generators
+from synkhronos.world.entry import in_turn
 from synkhronos.world.here import Command
 from synkhronos.world.world import World, current_world
 
@@ -206,6 +207,7 @@ def check_sent(world: World, function: Any) -> None:
         )
 
 
+@in_turn
 def distribute() -> None:
     """Replicate all functions that are not yet replicated, with their shared variables.
 

@@ -8,6 +8,7 @@ exchange at the same time. While a rank goes from stripe to stripe, other ranks 
 
 from __future__ import annotations
 
+import contextlib
 import math
 import numbers
 from typing import Any, Callable
@@ -19,6 +20,7 @@ from synkhronos.engines.base import Engine
 from synkhronos.programs.layout import Layout
 from synkhronos.programs.remote_stripes import RemoteStripes
 from synkhronos.programs.stripes import Stripes
+from synkhronos.world.turn import takes_turn
 
 
 class Center:
@@ -36,6 +38,7 @@ class Center:
         name: str,
         pause: Callable[[], None],
         enter: Callable[[], None] = lambda: None,
+        turn: contextlib.AbstractContextManager[None] | None = None,
     ) -> None:
         """Open the center, or create it.
 
@@ -54,8 +57,10 @@ class Center:
             program must end; then the remaining stripes are not exchanged.
         enter : callable
             Called at the beginning of each method. It raises if the program must end.
+        turn : context manager
+            Entered for the whole of each method.
         """
-        self._enter = enter
+        self._enter, self.turn = enter, turn or contextlib.nullcontext()
         if not isinstance(name, str) or not name:
             raise TypeError(f"center: expected a name, a string that is not empty, got {name!r}")
         self.name, self._engine = name, engine
@@ -135,6 +140,7 @@ class Center:
 
     # Operations
 
+    @takes_turn
     def pull(self) -> None:
         """Set this rank's variables to the values of the center, and remember the values for `push`."""
         self._enter()
@@ -153,6 +159,7 @@ class Center:
         finally:
             self._close(staged)
 
+    @takes_turn
     def push(self, scale: float = 1) -> None:
         """Add `scale` times the change of this rank's variables to the center.
 
@@ -189,6 +196,7 @@ class Center:
 
         self._stripes.change(work)
 
+    @takes_turn
     def elastic(self, alpha: float) -> None:
         r"""Move this rank's variables and the center towards each other.
 
@@ -239,6 +247,7 @@ class Center:
         finally:
             self._close(staged)
 
+    @takes_turn
     def value(self) -> Any:
         """Return a copy of the center: a list of arrays, or one if one variable was given."""
         self._enter()
@@ -254,6 +263,7 @@ class Center:
         self._stripes.read(work)
         return arrays[0] if self._is_single else arrays
 
+    @takes_turn
     def assign(self, values: Values) -> None:
         """Set the center, for example to continue from a checkpoint. The ranks' variables do not change.
 

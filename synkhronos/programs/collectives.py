@@ -19,6 +19,7 @@ from synkhronos.variables.naming import as_list, check_has_rows, conditioned
 from synkhronos.variables.reductions import Reduce, check_wire
 from synkhronos.variables.replicas import Assign
 from synkhronos.world.here import Command, Here
+from synkhronos.world.turn import Turn, takes_turn
 
 
 class Collectives:
@@ -29,10 +30,13 @@ class Collectives:
     here : Here
     may_meet : bool
         Whether the program may use collectives.
+    waits : bool
+        Whether a call waits while another thread of this rank makes one.
     """
 
-    def __init__(self, here: Here, may_meet: bool) -> None:
+    def __init__(self, here: Here, may_meet: bool, waits: bool) -> None:
         self._here, self._may_meet = here, may_meet
+        self.turn = Turn(waits, self._check)
         flag = here.store.commons.array("stop", (1,), "int64")
         here.transport.spread(flag)
         self._stop = Stop(flag)
@@ -72,6 +76,7 @@ class Collectives:
         """Whether the program may use collectives; False with ``on_death="continue"``."""
         return self._may_meet
 
+    @takes_turn
     def exchange(self, value: Any) -> list[Any]:
         """Return the values of all ranks, by rank, on every rank.
 
@@ -83,11 +88,13 @@ class Collectives:
         self._enter_meeting()
         return self._meet("exchange", own=value)
 
+    @takes_turn
     def barrier(self) -> None:
         """Wait until every rank has called this method."""
         self._enter_meeting()
         self._meet("barrier")
 
+    @takes_turn
     def broadcast(self, shared_vars: SharedVariables) -> None:
         """Set the replicas of every rank to the master's; see `synkhronos.broadcast`.
 
@@ -99,6 +106,7 @@ class Collectives:
         numbers = self._numbers_of(shared_vars)
         self._run("broadcast", Broadcast(numbers, True), *numbers)
 
+    @takes_turn
     def scatter(self, shared_vars: SharedVariables, values: Any = None) -> None:
         """Split rows of the master's `values` over the ranks; see `synkhronos.scatter`.
 
@@ -124,6 +132,7 @@ class Collectives:
         Assign(numbers, handles, [select(None, one.shape[0]) for one in handles]).run(here)
         self._meet("end of scatter")  # the master's copies are needed up to this point
 
+    @takes_turn
     def gather(self, shared_vars: SharedVariables, nd_up: int = 1) -> Any:
         """Return the replicas of all ranks in the master, None elsewhere; see `synkhronos.gather`.
 
@@ -143,6 +152,7 @@ class Collectives:
         joined = [join(arrays, nd_up) for arrays in gathered]
         return joined if isinstance(shared_vars, (list, tuple)) else joined[0]
 
+    @takes_turn
     def all_gather(self, shared_vars: SharedVariables) -> None:
         """Set every replica to all ranks' values along axis 0; see `synkhronos.all_gather`.
 
@@ -154,6 +164,7 @@ class Collectives:
         numbers = self._numbers_of(shared_vars, True, "rank.all_gather")
         self._run("all_gather", Gather(numbers, True, True), *numbers)
 
+    @takes_turn
     def reduce(
         self,
         shared_vars: SharedVariables,
@@ -182,6 +193,7 @@ class Collectives:
             return reduced
         return reduced[0]
 
+    @takes_turn
     def all_reduce(
         self,
         shared_vars: SharedVariables,

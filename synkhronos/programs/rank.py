@@ -11,6 +11,7 @@ import numpy as np
 
 from synkhronos._errors import SynkhronosError
 from synkhronos._typing import ArrayLike, Batch, Result, SharedVariables
+from synkhronos.arithmetic.integers import check_int
 from synkhronos.arithmetic.minibatches import make_minibatches, n_batches
 from synkhronos.arithmetic.partition import share
 from synkhronos.functions.function import Function
@@ -26,6 +27,7 @@ from synkhronos.programs.stopping import ASKED
 from synkhronos.programs.stripes import Stripes
 from synkhronos.stores.commons import Commons
 from synkhronos.world.here import Here
+from synkhronos.world.turn import takes_turn
 
 _NAP = 2e-4  # seconds between two attempts to acquire what another rank holds
 _NEW_WAIT = 1.0  # seconds without a pause after which a new wait has begun
@@ -61,8 +63,9 @@ class Rank(Collectives):
         entropy: Sequence[int],
         has_controller: bool,
         may_meet: bool,
+        waits: bool,
     ) -> None:
-        super().__init__(here, may_meet)
+        super().__init__(here, may_meet, waits)
         commons = here.store.commons
         self._clocks, restarts, self._ended = (
             commons.array(name, (here.size,), "int64") for name in (CLOCKS, RESTARTS, ENDED)
@@ -84,6 +87,7 @@ class Rank(Collectives):
 
     # Computing
 
+    @takes_turn
     def call(
         self,
         f: Function,
@@ -144,7 +148,7 @@ class Rank(Collectives):
         length : int
             The number of rows of all ranks.
         """
-        return range(*share(_at_least(length, 0, "rank.rows: length"), self.size, self.rank))
+        return range(*share(check_int(length, "rank.rows: length", 0), self.size, self.rank))
 
     def minibatches(
         self,
@@ -175,11 +179,11 @@ class Rank(Collectives):
         ------
         numpy.ndarray of int64
         """
-        length = _at_least(length, self.size, "rank.minibatches: length")
-        batch_size = _at_least(batch_size, 1, "rank.minibatches: batch_size")
-        epochs = _at_least(epochs, 0, "rank.minibatches: epochs")
+        length = check_int(length, "rank.minibatches: length", self.size)
+        batch_size = check_int(batch_size, "rank.minibatches: batch_size", 1)
+        epochs = check_int(epochs, "rank.minibatches: epochs", 0)
         if seed is not None:
-            seed = _at_least(seed, 0, "rank.minibatches: seed")
+            seed = check_int(seed, "rank.minibatches: seed", 0)
         elif shuffle:
             seed = int(self.random.integers(1 << 62))
         if not shuffle:
@@ -229,6 +233,7 @@ class Rank(Collectives):
         self._check_running()
         self._stop.ask(ASKED)
 
+    @takes_turn
     def report(self, **numbers: float) -> None:
         """Report numbers, such as ``report(loss=0.3, step=100)``.
 
@@ -250,6 +255,7 @@ class Rank(Collectives):
 
     # Center, messages, controller
 
+    @takes_turn
     def center(self, shared_vars: SharedVariables, name: str | None = None) -> Center:
         """Return the center of shared variables: one copy that belongs to no rank.
 
@@ -282,13 +288,14 @@ class Rank(Collectives):
             else:
                 counter = Counter(commons, self.rank)
                 open_stripes = functools.partial(RemoteStripes, counter, self.restarts)
-            made = Center(open_stripes, here.engine, given, key, self._pause, self._enter)
+            made = Center(open_stripes, here.engine, given, key, self._pause, self._enter, self.turn)
             for method in ("assign", "elastic", "pull", "push", "value"):
                 if here.log is not None:
                     here.log.replace(made, method, "reduce")
             self._centers[key] = made
         return self._centers[key]
 
+    @takes_turn
     def send(self, to: int, arrays: Any, tag: int = 0) -> bool:
         """Send arrays to another rank; it never waits.
 
@@ -328,12 +335,14 @@ class Rank(Collectives):
         SynkhronosError
             If it waits, and all other ranks have ended.
         """
-        self._enter()
-        messages = self._find_messages()
+        with self.turn:
+            self._enter()
+            messages = self._find_messages()
         with self._timed("wait" if wait else "copy", "receive"):
             while True:
-                alone = not self._others_running() and not messages.more_to_come()
-                message = messages.receive(tag)
+                with self.turn:
+                    alone = not self._others_running() and not messages.more_to_come()
+                    message = messages.receive(tag)
                 if message is not None or not wait or self._stop.is_asked:
                     return message
                 if alone:
@@ -341,7 +350,7 @@ class Rank(Collectives):
                         "rank.receive: all other ranks have ended their programs, so no message will "
                         "come"
                     )
-                messages.wait(_AWAKE)
+                messages.wait(_AWAKE)  # meanwhile another thread may send
                 self._pause(0)
 
     def _find_messages(self):
@@ -351,6 +360,7 @@ class Rank(Collectives):
             self._meeting.before = self._messages.settle
         return self._messages
 
+    @takes_turn
     def ask(self, request: Any, info: Any = None) -> Any:
         """Ask the controller, and return its answer.
 
@@ -388,7 +398,7 @@ class Rank(Collectives):
     @clock.setter
     def clock(self, number: int) -> None:
         self._enter()
-        self._clocks[self.rank] = _at_least(number, 0, "rank.clock")
+        self._clocks[self.rank] = check_int(number, "rank.clock", 0)
 
     @property
     def clocks(self) -> list[int]:
@@ -458,11 +468,3 @@ class Rank(Collectives):
             yield
         finally:
             log.add(category, name, start)
-
-
-def _at_least(value, least, label):
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
-        raise TypeError(f"{label}: expected an int, got {value!r}")
-    if value < least:
-        raise ValueError(f"{label}: expected at least {least}, got {value}")
-    return int(value)

@@ -20,6 +20,7 @@ from synkhronos.stores.commons import Commons, nap
 from synkhronos.stores.handle import Handle
 from synkhronos.stores.needs import Need
 from synkhronos.world import generators
+from synkhronos.world.entry import in_turn
 from synkhronos.world.here import Command, Here
 from synkhronos.world.replacement import Replacing, replacing_dead
 from synkhronos.world.world import World, current_world
@@ -118,7 +119,8 @@ class Program(Command):
         if not self.may_meet and not here.is_master:
             here.transport.on_death = Replacing(world, _ended(here.store.commons, here.size))
         program, args, kwargs = self.own or sending.unpack(here, world, self.handle)
-        rank = Rank(here, self.token, self.entropy, self.has_controller, self.may_meet)
+        waits = world.turn.waits
+        rank = Rank(here, self.token, self.entropy, self.has_controller, self.may_meet, waits)
         result, ended = None, False
         try:
             result = program(rank, *args, **kwargs)
@@ -138,6 +140,7 @@ class _Programs:
     count = 0
 
 
+@in_turn
 def spmd(
     program: Callable[..., Any],
     *args: Any,
@@ -228,9 +231,7 @@ def spmd(
     of_script = generators.entropy(programs.count), generators.states()
     own = program, args, kwargs
     may_ask = controller is not None
-    command = Program(
-        handle, world.registry.token, *of_script, may_ask, may_meet, own, needed
-    )
+    command = Program(handle, world.registry.token, *of_script, may_ask, may_meet, own, needed)
     agreement_of(world).local.update(world.registry.numbers.values())
     with world.defer_interrupt, _commons(world) as commons:
         stop = Stop(commons.array("stop", (1,), "int64"))
@@ -253,7 +254,6 @@ def _check(world, program, controller, on_death):
     world.check_usable()
     if not callable(program):
         raise TypeError(f"spmd: expected a function as program, got {program!r}")
-    world.check_idle()
     if controller is not None and not callable(controller):
         raise TypeError(f"spmd: controller: expected a function or None, got {controller!r}")
     if on_death not in ("raise", "continue"):

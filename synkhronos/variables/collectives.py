@@ -32,6 +32,7 @@ from synkhronos.variables.naming import (
 )
 from synkhronos.variables.reductions import plan_reduction
 from synkhronos.variables.replicas import assign
+from synkhronos.world.entry import in_turn
 from synkhronos.world.fuse import Pending
 from synkhronos.world.here import Command
 
@@ -52,6 +53,7 @@ class Broadcast(Command):
             here.engine.store(variable, value)
 
 
+@in_turn
 def broadcast(
     shared_vars: SharedVariables, values: Values | None = None, nccl: bool = True
 ) -> Pending | None:
@@ -148,6 +150,7 @@ def gather(shared_vars: SharedVariable, nd_up: Literal[0], nccl: bool = ...) -> 
 def gather(shared_vars: SharedVariable, nd_up: Literal[1] = ..., nccl: bool = ...) -> Any: ...
 
 
+@in_turn
 def gather(shared_vars: SharedVariables, nd_up: Literal[0, 1] = 1, nccl: bool = True) -> Any:
     """Return the replicas of all ranks.
 
@@ -228,6 +231,7 @@ def join(arrays: list[np.ndarray], nd_up: int) -> Any:
     return np.stack(arrays)
 
 
+@in_turn
 def all_gather(shared_vars: SharedVariables, nccl: bool = True) -> Pending | None:
     """Set every rank's replica to all ranks' values, concatenated along axis 0.
 
@@ -313,6 +317,7 @@ def reduce(
 ) -> ComputedArray: ...
 
 
+@in_turn
 def reduce(
     shared_vars: SharedVariables,
     op: ReduceOp = "avg",
@@ -387,6 +392,7 @@ def reduce(
     return submit(world, command, finish, variables)
 
 
+@in_turn
 def all_reduce(
     shared_vars: SharedVariables,
     op: ReduceOp = "avg",

@@ -9,12 +9,14 @@ from synkhronos.arithmetic.comparison import difference
 from synkhronos.functions.agreement import Digests, expected_equal, label, ranks_that_differ
 from synkhronos.variables.collectives import Gather
 from synkhronos.variables.naming import numbers_of, resolve
+from synkhronos.world.entry import in_turn
 from synkhronos.world.world import World, current_world
 
 _MOST_MEASURED = 10  # variables whose values are fetched, too
 _MOST_LISTED = 20  # variables in the message
 
 
+@in_turn
 def in_sync(shared_vars: SharedVariables | None = None) -> bool:
     """Check that all ranks have the same values of shared variables, bit for bit.
 

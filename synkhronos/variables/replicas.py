@@ -31,6 +31,7 @@ from synkhronos.variables.naming import (
     storages,
     submit,
 )
+from synkhronos.world.entry import in_turn
 from synkhronos.world.fuse import Pending
 from synkhronos.world.here import Command
 from synkhronos.world.world import World
@@ -98,6 +99,7 @@ def assign(
     return submit(world, command, lambda results: None, used)
 
 
+@in_turn
 def scatter(
     shared_vars: SharedVariables, values: Values | None = None, batch: Batch | None = None
 ) -> Pending | None:
@@ -166,6 +168,7 @@ def scatter(
     return assign(world, variables, arrays, rows)
 
 
+@in_turn
 def set_value(
     rank: int, shared_vars: SharedVariables, values: Values, batch: Batch | None = None
 ) -> Pending | None:
@@ -247,6 +250,7 @@ def get_value(rank: int, shared_vars: Sequence[SharedVariable]) -> ComputedList[
 def get_value(rank: int, shared_vars: SharedVariable) -> ComputedArray: ...
 
 
+@in_turn
 def get_value(rank: int, shared_vars: SharedVariables) -> Any:
     """Return copies of the replicas of one rank.
 
@@ -320,6 +324,7 @@ def get_shapes(shared_vars: Sequence[SharedVariable]) -> ComputedList[list[tuple
 def get_shapes(shared_vars: SharedVariable) -> ComputedList[tuple[int, ...]]: ...
 
 
+@in_turn
 def get_shapes(shared_vars: SharedVariables) -> Any:
     """Return the shapes of the replicas of a shared variable.
 
@@ -375,6 +380,7 @@ def get_lengths(shared_vars: Sequence[SharedVariable]) -> ComputedList[list[int]
 def get_lengths(shared_vars: SharedVariable) -> ComputedList[int]: ...
 
 
+@in_turn
 def get_lengths(shared_vars: SharedVariables) -> Any:
     """Return the number of rows of the replicas of a shared variable.
 

@@ -8,9 +8,8 @@ import subprocess
 from importlib.util import find_spec
 from typing import Sequence
 
-import numpy as np
-
 from synkhronos._errors import text_of
+from synkhronos.arithmetic.integers import check_int
 from synkhronos.host import compiler, environment, libraries
 from synkhronos.host.machine import cores
 from synkhronos.transports.limits import check_size
@@ -176,13 +175,6 @@ def _why_no_gpu():
         f"fork: use_gpu=True, but pygpu finds no GPU{why and ': ' + why}; 'python -m synkhronos doctor' "
         f"gives details"
     )
-
-
-def check_int(value: int, label: str) -> int:
-    """Return an argument that must be an int; `label` names it in the error."""
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
-        raise TypeError(f"{label}: expected an int, got {value!r}")
-    return int(value)
 
 
 class Bind(Command):

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from typing import Any, Callable, Sequence
 
-from synkhronos._errors import FuseError, SynkhronosError
+from synkhronos._errors import FuseError
 from synkhronos._typing import Finish
 from synkhronos.stores.needs import Need
 from synkhronos.world.here import Command, Here
@@ -129,32 +128,45 @@ class _Block(contextlib.ContextDecorator):
 
     def __enter__(self) -> _Block:
         self._world = world = current_world()
-        world.check_usable()
-        if world.is_recording:
-            raise FuseError(
-                "fuse(): already inside a fuse() block, and blocks cannot be nested; remove the inner "
-                "one: its calls are part of the outer block"
-            )
         self._calls: list[tuple[Command, Finish]] = []
         self._pending: list[Pending] = []
         self._used: list[Any] = []
         self._observers: list[Callable[[list[Command]], None]] = []
         self.instead: Callable[[list[Command]], Any] | None = None
         self.runs = True
-        self._thread = threading.get_ident()
-        world.record(self)
-        return self
+        has_begun = False
+        try:
+            with world.turn:
+                world.check_usable()
+                if world.is_recording:
+                    raise FuseError(
+                        "fuse(): already inside a fuse() block, and blocks cannot be nested; remove the "
+                        "inner one: its calls are part of the outer block"
+                    )
+                has_begun = True
+                world.turn.begin_block()
+                world.record(self)
+            return self
+        except BaseException:
+            if has_begun:  # a signal handler has raised it
+                self._leave()
+            raise
+
+    def _leave(self):
+        self._world.record(None)
+        self._world.turn.end_block()
 
     def __exit__(self, kind: type | None, *error: Any) -> None:
-        self._world.record(None)
-        for pending in self._pending:
-            pending._failed = True  # until there are results
-        try:
-            if kind is None and self._calls:
-                self._end([command for command, _ in self._calls])
-        finally:
-            self._used.clear()
-            self._observers.clear()
+        with self._world.turn:
+            self._leave()
+            for pending in self._pending:
+                pending._failed = True  # until there are results
+            try:
+                if kind is None and self._calls:
+                    self._end([command for command, _ in self._calls])
+            finally:
+                self._used.clear()
+                self._observers.clear()
 
     def _end(self, commands):
         if self.instead is not None:
@@ -167,17 +179,9 @@ class _Block(contextlib.ContextDecorator):
 
     def observe(self, observe: Callable[[list[Command]], None]) -> None:
         """Have `observe` called with the list of the commands before they are run."""
-        self._check_thread()
         self._observers.append(observe)
 
-    def _check_thread(self):
-        if threading.get_ident() != self._thread:
-            raise SynkhronosError(
-                "another thread is in a fuse() block; use the processes from one thread at a time"
-            )
-
     def add(self, command: Command, finish: Finish, used: Any) -> Pending:
-        self._check_thread()
         pending = Pending()
         self._calls.append((command, finish))
         self._pending.append(pending)

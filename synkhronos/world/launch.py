@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any, Sequence
 
 from synkhronos._errors import AlreadyForkedError
+from synkhronos.arithmetic.integers import check_int
 from synkhronos.host import job
 from synkhronos.host.log import logger
 from synkhronos.host.progress import Progress
@@ -18,10 +19,10 @@ from synkhronos.host.signals import defer_termination
 from synkhronos.transports.base import Transport
 from synkhronos.transports.limits import too_many_files
 from synkhronos.transports.local import LocalTransport
-from synkhronos.world.devices import Bind, check_int, choose_devices, kind_of, log_communicator
+from synkhronos.world.devices import Bind, choose_devices, kind_of, log_communicator
 from synkhronos.world.logged import LoggedWorld
 from synkhronos.world.machines import machines_of_job, make_engine
-from synkhronos.world.modes import FIRST, MODES
+from synkhronos.world.modes import FIRST, MODES, REFUSE, THREADS, WAIT
 from synkhronos.world.placement import by_rank
 from synkhronos.world.threads import ThreadLimits
 from synkhronos.world.world import World, current_world, enter_world, world_exists
@@ -67,6 +68,7 @@ def fork(
     timeout: float | None = None,
     check: bool | None = None,
     verify: str | None = None,
+    threads: str = REFUSE,
     restart: bool = False,
 ) -> Processes:
     """Set up `n` processes: this one, the master, and ``n - 1`` workers.
@@ -104,6 +106,9 @@ def fork(
         some of their rows, before they are made. A result that differs by more than rounding is a
         `SynkhronosWarning`, or with ``"raise"`` a `MismatchError`. By default it is the value of the
         environment variable ``SYNKHRONOS_VERIFY``, or else ``"first"``: the first call of each.
+    threads : {"refuse", "wait"}
+        What happens to a call that a thread makes during a call of another thread: an error is raised,
+        or the call waits. During a call of the same thread, as in a signal handler, it is an error.
     restart : bool, default: False
         Whether existing processes are closed first, as in a notebook cell that is run again. Functions
         and `Data` must be built again.
@@ -137,10 +142,8 @@ def fork(
     >>> synk.is_forked()
     False
     """
-    for name, flag in (("profile_workers", profile_workers), ("restart", restart)):
-        _check_flag(name, flag)
-    for name, flag in (("use_gpu", use_gpu), ("check", check)):
-        _check_flag(name, flag, or_none=True)
+    _check_flags(profile_workers=profile_workers, restart=restart)
+    _check_flags(True, use_gpu=use_gpu, check=check)
     if world_exists():
         _check_replaceable(current_world(), restart)
     machines, by_machine = _place(n_parallel, use_gpu, devices)
@@ -151,17 +154,17 @@ def fork(
     timeout = _check_timeout(timeout)
     engine = make_engine(by_machine[0])
     audits = os.environ.get(CHECK) == "1" if check is None else check
-    verify = _check_verify(verify)
+    verify, waits = _check_verify(verify), _check_threads(threads)
     if world_exists():
         close()
     try:
-        threads = ThreadLimits()
+        limits = ThreadLimits()
     except OSError as error:
         raise too_many_files(error) from error
     with defer_termination():
         transport = _make_transport(machines, by_machine, master_rank, timeout, profile_workers)
         kind = LoggedWorld if logger.isEnabledFor(logging.INFO) else World
-        world = kind(transport, engine, threads, profile_workers, audits, verify)
+        world = kind(transport, engine, limits, profile_workers, audits, verify, waits)
         enter_world(world)
     if not world.workers_inherit:
         _start(world, by_machine)
@@ -188,9 +191,10 @@ def _make_transport(machines, by_machine, master_rank, timeout, profile_workers)
     return machines.start(by_machine, master_rank, timeout, profile_workers)
 
 
-def _check_flag(name, flag, or_none=False):
-    if not isinstance(flag, bool) and not (flag is None and or_none):
-        raise TypeError(f"fork: {name}: expected True or False, got {flag!r}")
+def _check_flags(or_none=False, /, **flags):
+    for name, flag in flags.items():
+        if not isinstance(flag, bool) and not (flag is None and or_none):
+            raise TypeError(f"fork: {name}: expected True or False, got {flag!r}")
 
 
 def _check_master(master_rank, size):
@@ -207,6 +211,13 @@ def _check_verify(verify):
     if verify not in MODES:
         raise ValueError(f"{where}: expected one of {', '.join(map(repr, MODES))}, got {verify!r}")
     return verify
+
+
+def _check_threads(threads):
+    """Return whether a call waits during one of another thread."""
+    if threads not in THREADS:
+        raise ValueError(f"fork: threads: expected {' or '.join(map(repr, THREADS))}, got {threads!r}")
+    return threads == WAIT
 
 
 def _check_replaceable(world, restart):

@@ -7,10 +7,12 @@ objects of the script do not change.
 
 from __future__ import annotations
 
-from synkhronos.world.devices import check_int
+from synkhronos.arithmetic.integers import check_int
+from synkhronos.world.entry import in_turn
 from synkhronos.world.world import World, current_world
 
 
+@in_turn
 def restart(n_parallel: int | None = None) -> int:
     """Replace all workers, whether they died or are running.
 

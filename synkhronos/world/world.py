@@ -31,6 +31,7 @@ from synkhronos.world.modes import FIRST
 from synkhronos.world.registry import Registry
 from synkhronos.world.replies import results_of
 from synkhronos.world.threads import ThreadLimits
+from synkhronos.world.turn import Turn
 from synkhronos.world.worker import work
 
 _CLOSING = 2.0  # seconds for a worker to end by itself
@@ -54,6 +55,8 @@ class World:
         Whether every call compares the replicas of shared variables.
     verify : str
         Which calls are compared with one rank: one of `modes.MODES`.
+    waits : bool
+        Whether a call waits while another thread makes one; otherwise it is refused.
 
     Attributes
     ----------
@@ -65,6 +68,8 @@ class World:
         Whether the workers have been started, and whether the world has been closed.
     broken : str or None
         Why no command can run any more.
+    turn : Turn
+        Whose call it is.
     in_program : bool
         Whether this rank is inside a program of `spmd`.
     defer_interrupt : DeferredSignal
@@ -81,6 +86,7 @@ class World:
         profile_workers: bool = False,
         audits: bool = False,
         verify: str = FIRST,
+        waits: bool = False,
     ) -> None:
         self.registry = Registry()
         self.closed = self.in_program = False
@@ -89,7 +95,7 @@ class World:
         self.defer_interrupt = DeferredSignal(signal.SIGINT)
         self._threads = threads
         self._profile_workers = profile_workers
-        self._turn = threading.Lock()  # held by the thread whose command is running
+        self.turn = Turn(waits, self.check_usable)
         self._parts: dict[type, Any] = {}
         self._recorder: Any = None  # receives the commands inside `fuse`
         self._connect(transport, engine)
@@ -161,21 +167,17 @@ class World:
 
     def renew(self, size: int, master_rank: int) -> None:
         """End the workers and continue with new ones, which will inherit the state of the master."""
-        with defer_termination():
-            self._take_turn()
-            try:
-                former, usable = self.here, self.broken is None
-                self.mark_broken(f"a restart has begun, but has not ended; {REMEDY}")
-                self._end_workers(usable)
-                self.registry.collect()  # new workers need not inherit what was dropped
-                self.here.copy_out_of_store()
-                self._connect(former.transport.successor(size, master_rank), former.engine)
-                self.here.store.trim_others()
-                for part in self._parts.values():
-                    if hasattr(part, "renew"):
-                        part.renew()
-            finally:
-                self._turn.release()
+        with defer_termination(), self.turn:
+            former, usable = self.here, self.broken is None
+            self.mark_broken(f"a restart has begun, but has not ended; {REMEDY}")
+            self._end_workers(usable)
+            self.registry.collect()  # new workers need not inherit what was dropped
+            self.here.copy_out_of_store()
+            self._connect(former.transport.successor(size, master_rank), former.engine)
+            self.here.store.trim_others()
+            for part in self._parts.values():
+                if hasattr(part, "renew"):
+                    part.renew()
 
     def _end_workers(self, usable):
         try:
@@ -211,11 +213,6 @@ class World:
             if self.transport.is_worker_process():  # in an operation of the command that is running
                 raise SynkhronosError(BUSY)
             raise WorldBrokenError(self.broken)
-
-    def check_idle(self) -> None:
-        """Raise if a command is running, in another thread or below a signal handler."""
-        if self._turn.locked():
-            raise SynkhronosError(BUSY)
 
     def mark_broken(self, reason: str) -> None:
         """Refuse all further commands, for this reason."""
@@ -263,17 +260,15 @@ class World:
         if self.here.size == 1:
             return [command.run(self.here)]
         with self.defer_interrupt:
-            self._take_turn()
-            try:
-                if self.registry.dropped:
-                    return self.registry.drop_and_run(command, self._run)
-                return self._run(command)
-            finally:
-                self._turn.release()
+            if self.turn.thread != threading.get_ident():
+                with self.turn:
+                    return self._run_and_drop(command)
+            return self._run_and_drop(command)
 
-    def _take_turn(self):
-        if not self._turn.acquire(False):
-            raise SynkhronosError(BUSY)
+    def _run_and_drop(self, command):
+        if self.registry.dropped:
+            return self.registry.drop_and_run(command, self._run)
+        return self._run(command)
 
     def _run(self, command):
         payload = command.packed()
@@ -316,19 +311,18 @@ class World:
                 f"close(): this process is rank {self.here.rank}, a worker; only the master can close"
             )
         with defer_termination():
-            alone, usable = self._turn.acquire(False), self.broken is None
+            alone, usable = self.turn.take_within(0), self.broken is None
             self.mark_broken("close() has begun and not ended; if it was interrupted, call it again")
             try:
                 if not alone:  # another thread is running a command, which must be ended
                     self.transport.kill()
-                    alone, usable = self._turn.acquire(timeout=_CLOSING), False
+                    alone, usable = self.turn.take_within(_CLOSING), False
                 self._end_workers(usable)
             finally:
                 try:
                     self.free()
                 finally:
-                    if alone:
-                        self._turn.release()
+                    self.turn.give_back()
         self.defer_interrupt.remove()  # after the block, which has handlers of its own
 
     def free(self) -> None:

@@ -170,10 +170,11 @@ class Step:
     ) -> list[Any]:
         """Take a step; return the list of outputs."""
         results = None
-        if self._repetition is not None and num_slices == 1 and batch_s is None:
-            results = self._repetition.take(values, batch)
-        if results is None:
-            results = self._record(values, batch, num_slices, batch_s)
+        with self._rows.function.turn:
+            if self._repetition is not None and num_slices == 1 and batch_s is None:
+                results = self._repetition.take(values, batch)
+            if results is None:
+                results = self._record(values, batch, num_slices, batch_s)
         first, last = results[self._place], results[-1]
         return [(last if is_last else first)[index] for is_last, index in self._places]
 
@@ -248,7 +249,7 @@ class Step:
             rows = self._rows.function
             compared.append(rows.check_step(commands, found, self._targets, rtol, atol))
 
-        with synk.fuse() as block:
+        with self._rows.function.turn, synk.fuse() as block:
             block.instead = compare
             self._make_calls(values, batch, num_slices, batch_s)
         return compared[0]

@@ -1,0 +1,172 @@
+"""Whose call it is: one call at a time uses the ranks, from its arguments to its outputs.
+
+Outputs are read from the memory of workers, which the next command uses again; so the turn is not a
+command's, but that of a whole call of a public name. A second call, of another thread or of a signal
+handler, is refused, or waits if it is another thread's and `fork` was told so.
+
+The turn belongs to the frame of the call that has taken it, and is over when that frame is on the stack
+of no thread any more. So an exception that a signal handler raises between any two steps may prevent
+that the turn is given back, but not that it ends.
+
+A call that the package makes inside another one is part of it. It is told from the call of a signal
+handler, or of an operation of a graph, by the frames between the two: none is the script's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+import threading
+import time
+from collections import deque
+from threading import get_ident
+from types import FrameType
+from typing import Any, Callable, TypeVar
+
+from synkhronos._errors import BUSY, SynkhronosError
+
+_Callable = TypeVar("_Callable", bound=Callable[..., Any])
+
+_OWN = {__name__.partition(".")[0], "contextlib", "functools"}  # whose frames are not the script's
+_AWAKE = 0.05  # seconds after which a thread that waits looks again
+_HOLDER, _NEXT = "holder", "next"
+
+
+class Turn:
+    """The turn, to be taken in the frame of a public call: ``with turn:``.
+
+    Parameters
+    ----------
+    waits : bool
+        Whether a call waits while another thread has the turn.
+    check : callable
+        Called before a call waits or is refused. It may raise an error that says more.
+
+    Attributes
+    ----------
+    waits : bool
+    thread : int
+        The thread that has taken the turn last, or 0.
+    """
+
+    def __init__(self, waits: bool, check: Callable[[], None]) -> None:
+        self.thread = 0
+        self.waits, self._check = waits, check
+        # Threads and handlers may come between any two steps, but not into a single operation of a dict.
+        self._held: dict[str, Any] = {}
+        self._block = 0  # the thread whose `fuse` block is open
+        self._waiting: deque[tuple[FrameType, Any]] = deque()
+
+    _make_gate = staticmethod(threading.Lock)
+
+    # Every call runs these two, so they are short.
+
+    def __enter__(self) -> None:
+        frame = sys._getframe(1)
+        if self._held.setdefault(_HOLDER, frame) is not frame or self._block:
+            self._take(frame)
+        self.thread = get_ident()
+
+    def __exit__(self, *error: object) -> None:
+        if self._held.get(_HOLDER) is sys._getframe(1):
+            self._release()
+
+    def _release(self):
+        self.thread = 0
+        while self._waiting and not self._block:
+            with contextlib.suppress(IndexError):
+                frame, gate = self._waiting.popleft()
+                self._held[_HOLDER] = frame
+                gate.release()
+                return
+        self._held.pop(_HOLDER, None)
+
+    def _take(self, frame):
+        while not self._try(frame):
+            self._check()
+            holder = self._held.get(_HOLDER)
+            if holder is frame:  # it has just been given to this call
+                continue
+            if not self.waits or _is_below(frame, holder):
+                raise SynkhronosError(BUSY)
+            self._wait(frame)
+
+    def _try(self, frame):
+        """Return whether this frame, or the call that it is a part of, has the turn now."""
+        held = self._held
+        holder = held.setdefault(_HOLDER, frame)
+        if holder is frame:
+            if self._block in (0, get_ident()):
+                return True
+            self._release()
+            return False
+        if _is_part(frame, holder):
+            return True
+        if any(_is_below(top, holder) for top in sys._current_frames().values()):
+            return False
+        # The turn is over, and was not given back. All who find that continue with the same dict.
+        self._held = held.setdefault(_NEXT, {})
+        return self._try(frame)
+
+    def _wait(self, frame):
+        gate = self._make_gate()
+        gate.acquire()
+        place = frame, gate
+        self._waiting.append(place)
+        try:
+            gate.acquire(timeout=_AWAKE)
+        finally:
+            with contextlib.suppress(ValueError):
+                self._waiting.remove(place)
+
+    def take_within(self, seconds: float) -> bool:
+        """Take the turn for the calling frame; return whether it was over within some seconds."""
+        frame, end = sys._getframe(1), time.monotonic() + seconds
+        while not self._try(frame):
+            if time.monotonic() >= end or _is_below(frame, self._held.get(_HOLDER)):
+                return False
+            time.sleep(_AWAKE / 10)
+        return True
+
+    def give_back(self) -> None:
+        """Give the turn back if the calling frame has it."""
+        if self._held.get(_HOLDER) is sys._getframe(1):
+            self._release()
+
+    # Blocks
+
+    def begin_block(self) -> None:
+        """Refuse other threads until the end of a block. The calling frame must have the turn."""
+        self._block = get_ident()
+
+    def end_block(self) -> None:
+        """Let other threads take the turn again."""
+        self._block = 0
+
+
+def takes_turn(method: _Callable) -> _Callable:
+    """Decorate a method of an object that has a `turn`, which is taken for the whole call."""
+
+    @functools.wraps(method)
+    def call(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+        with self.turn:
+            return method(self, *args, **kwargs)
+
+    return call  # type: ignore[return-value]
+
+
+def _is_part(frame: FrameType | None, holder: FrameType | None) -> bool:
+    """Whether a frame is below another one, and no frame of the script is between them."""
+    while frame is not None and frame is not holder:
+        if frame.f_globals.get("__name__", "").partition(".")[0] not in _OWN:
+            return False
+        frame = frame.f_back
+    return frame is not None
+
+
+def _is_below(frame: FrameType | None, holder: FrameType | None) -> bool:
+    """Whether a frame is another one, or was called below it."""
+    while frame is not None and frame is not holder:
+        frame = frame.f_back
+    return frame is not None

@@ -1,0 +1,114 @@
+"""Threads that take turns as a schedule says, and all schedules of some threads."""
+
+import threading
+
+
+_PATIENCE = 100  # waits after which no thread will ever go on
+
+
+class Deadlock(AssertionError):
+    """Every thread waits for another one."""
+
+
+class Schedule:
+    """Runs functions in threads, of which one runs at a time; it changes at calls of `switch` only.
+
+    Parameters
+    ----------
+    choices : list of int
+        Which of the threads that can run goes on, at each place where there are several; 0 later on.
+    """
+
+    def __init__(self, choices):
+        self._choices = list(choices)
+        self.taken = []  # the choice at each place, and how many there were
+        self._idle = {}  # a semaphore for each thread that has not ended
+        self._waiting, self._waits = set(), 0
+        self._errors = []
+
+    def run(self, functions):
+        """Run functions, one in each thread; raise what one of them raises."""
+        threads = []
+        for function in functions:
+            thread = threading.Thread(target=self._run, args=(function,), daemon=True)
+            self._idle[thread] = threading.Semaphore(0)
+            threads.append(thread)
+        for thread in threads:
+            thread.start()
+        self._pass_on()
+        for thread in threads:
+            thread.join(20)
+            assert not thread.is_alive(), "a thread hangs"
+        for error in self._errors:
+            raise error
+
+    def _run(self, function):
+        own = threading.current_thread()
+        self._idle[own].acquire()
+        try:
+            function()
+        except BaseException as error:
+            self._errors.append(error)
+        finally:
+            del self._idle[own]
+            self._waiting.clear()
+            self._pass_on()
+
+    def switch(self, waits=False):
+        """Let another thread run; if this one `waits`, one that does not wait, if there is one."""
+        own = threading.current_thread()
+        if own not in self._idle:  # not a thread of this schedule
+            return
+        if waits:
+            self._waiting.add(own)
+            self._waits += 1
+            if self._waits > _PATIENCE:
+                raise Deadlock("all threads wait")
+        else:
+            self._waiting.clear()
+        if self._pass_on(own):
+            self._idle[own].acquire()
+
+    def _pass_on(self, own=None):
+        """Choose a thread and let it run; return whether it is another one."""
+        able = [one for one in self._idle if one not in self._waiting] or [*self._idle]
+        if not able:
+            return False
+        choice = 0
+        if len(able) > 1:
+            choice = self._choices[len(self.taken)] if len(self.taken) < len(self._choices) else 0
+            self.taken.append((choice, len(able)))
+        chosen = able[choice]
+        if chosen is own:
+            return False
+        self._idle[chosen].release()
+        return True
+
+
+def all_schedules(functions_for):
+    """Run functions in all schedules.
+
+    Parameters
+    ----------
+    functions_for : callable
+        Returns the functions to run, and a function to call after them, for a schedule.
+
+    Returns
+    -------
+    int
+        The number of schedules.
+    """
+    choices, count = [], 0
+    while choices is not None:
+        schedule = Schedule(choices)
+        functions, check = functions_for(schedule)
+        schedule.run(functions)
+        check()
+        count += 1
+        choices = None
+        for place in reversed(range(len(schedule.taken))):
+            choice, of = schedule.taken[place]
+            if choice + 1 < of:
+                choices = [one for one, _ in schedule.taken[:place]] + [choice + 1]
+                break
+    return count

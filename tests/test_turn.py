@@ -1,0 +1,374 @@
+"""The turn of a call: of two calls, one is refused or waits, whatever comes between their steps."""
+
+import collections
+import itertools
+import signal
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+import theano
+import theano.tensor as tt
+from scheduling import all_schedules
+
+import synkhronos as synk
+from synkhronos._errors import BUSY
+from synkhronos.world.turn import Turn, takes_turn
+
+
+class Stop(Exception):
+    """What a signal handler raises."""
+
+
+class Steps(dict):
+    """The state of a turn: before each of its operations, something may come between."""
+
+    def __init__(self, between):
+        super().__init__()
+        self._between = between
+
+    def _stepped(name):  # noqa: N805
+        def operation(self, *args):
+            self._between(name)
+            if name == "setdefault" and args[1] == {}:
+                args = args[0], Steps(self._between)  # what takes its place is observed, too
+            return getattr(dict, name)(self, *args)
+
+        return operation
+
+    setdefault, get, pop, __setitem__ = map(_stepped, ("setdefault", "get", "pop", "__setitem__"))
+
+
+class Gate:
+    """What a thread waits at. Somebody may open it, or not."""
+
+    def __init__(self, between):
+        self._between = between
+
+    def acquire(self, timeout=None):
+        if timeout is not None:
+            self._between("wait")
+
+    def release(self):
+        pass
+
+
+class Calls:
+    """An object with a public method, whose calls must not overlap."""
+
+    def __init__(self, waits, between):
+        self.turn = Turn(waits, lambda: None)
+        self.turn._held = Steps(between)
+        self.turn._make_gate = lambda: Gate(between)
+        self._between = between
+        self.done, self.refused, self._inside = [], [], None
+
+    def call(self, what):
+        """Make a call, and note whether it was made or refused."""
+        try:
+            self._call(what)
+        except synk.SynkhronosError as error:
+            assert str(error) == BUSY
+            self.refused.append(what)
+
+    @takes_turn
+    def _call(self, what):
+        assert self._inside is None, (self._inside, what)
+        self._inside = what
+        try:
+            self._between("command")
+            assert self._inside == what  # nobody has used the memory of the outputs
+            self.done.append(what)
+        finally:
+            self._inside = None
+
+
+def n_refused(waits, own, others):
+    """Make calls in two threads in all schedules; return how many were refused in how many of these."""
+    counts = collections.Counter()
+
+    def functions_for(schedule):
+        calls = Calls(waits, lambda name: schedule.switch(waits=name == "wait"))
+
+        def check():
+            counts[len(calls.refused)] += 1
+            assert sorted(calls.done + calls.refused) == sorted(own + others)
+            calls.call("after")
+            assert calls.done[-1] == "after"
+
+        return [lambda: [*map(calls.call, own)], lambda: [*map(calls.call, others)]], check
+
+    all_schedules(functions_for)
+    return counts
+
+
+def test_calls_of_two_threads_never_overlap():
+    counts = n_refused(False, ["a", "b"], ["c"])
+    assert counts.keys() == {0, 1, 2} and counts.total() > 400
+
+
+@pytest.mark.parametrize("own", [["a"], pytest.param(["a", "b"], marks=pytest.mark.slow)])
+def test_calls_of_two_threads_wait_for_each_other(own):
+    counts = n_refused(True, own, ["c"])
+    assert counts.keys() == {0} and counts.total() > 50
+
+
+def test_the_exception_of_a_handler_at_any_step_leaves_no_turn_behind():
+    for at in range(100):
+        place = iter(range(100))
+
+        def between(name, place=place, at=at):
+            if next(place) == at:
+                raise Stop
+
+        calls = Calls(False, between)
+        try:
+            calls.call("a")
+        except Stop:
+            pass
+        else:
+            break
+        calls.call("b")
+        assert calls.done[-1] == "b" and not calls.refused, at
+    assert at >= 3
+
+
+def test_an_exception_in_one_of_two_threads_leaves_no_turn_behind():
+    counts = []
+    for at in range(1, 6):
+
+        def functions_for(schedule, at=at):
+            steps = []
+
+            def between(name):
+                schedule.switch(waits=name == "wait")
+                if threading.current_thread().name == "raising":
+                    steps.append(name)
+                    if len(steps) == at:
+                        raise Stop
+
+            calls = Calls(False, between)
+
+            def first():
+                threading.current_thread().name = "raising"
+                try:
+                    calls.call("a")
+                except Stop:
+                    pass
+
+            def check():
+                calls.call("after")
+                assert calls.done[-1] == "after"
+
+            return [first, lambda: calls.call("b")], check
+
+        counts.append(all_schedules(functions_for))
+    assert min(counts) > 5
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_the_call_of_a_handler_is_refused_during_a_call(waits):
+    refused = []
+    for at in range(100):
+        place, made = iter(range(100)), []
+
+        def between(name, place=place, at=at, made=made):
+            if next(place) == at:
+                made[0].call("of the handler")
+
+        calls = Calls(waits, between)
+        made.append(calls)
+        calls.call("a")
+        if len(calls.done) + len(calls.refused) == 1:
+            break
+        assert "a" in calls.done
+        refused.append(calls.refused == ["of the handler"])
+    assert refused == [False, True, True, True]  # before the turn is taken, and until it is given back
+
+
+# With real ranks
+
+
+ROWS = np.arange(300, 900, 7)
+
+
+def functions():
+    x = tt.dmatrix("x")
+    made = [synk.function([x], [(x * 2, "gather")], name=name) for name in ("one", "other")]
+    for each in made:
+        each(np.ones((4, 5)))
+    return made
+
+
+def call_in_threads(work, seconds=1.0):
+    """Run ``work(number, is_over)`` in two threads; raise what one of them raises."""
+    end, errors = time.monotonic() + seconds, []
+
+    def run(number):
+        try:
+            work(number, lambda: time.monotonic() > end)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in (0, 1)]
+    former = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(former)
+    for error in errors:
+        raise error
+
+
+@pytest.mark.parametrize("threads", ["refuse", "wait"])
+@pytest.mark.parametrize("n_parallel", [1, 2])
+def test_each_thread_gets_the_outputs_of_its_own_rows(world_of, n_parallel, threads):
+    world_of(n_parallel, threads=threads)
+    made, counts = functions(), [collections.Counter(), collections.Counter()]
+
+    def work(number, is_over):
+        for rows in itertools.cycle(ROWS):
+            if is_over():
+                return
+            given = np.full((rows, 5), number + 1.0)
+            try:
+                (value,) = made[number](given)
+            except synk.SynkhronosError:
+                counts[number]["refused"] += 1
+                time.sleep(1e-4)
+                continue
+            np.testing.assert_array_equal(value, 2 * given)
+            counts[number]["made"] += 1
+
+    call_in_threads(work)
+    assert all(one["made"] > 5 for one in counts), counts
+    assert sum(one["refused"] for one in counts) == 0 or threads == "refuse"
+
+
+def test_a_handler_between_any_two_steps_does_not_change_outputs(world_of):
+    world_of(2)
+    (one, other), said = functions(), collections.Counter()
+
+    def handler(*_):
+        try:
+            (value,) = other(np.full((311, 5), 7.0))
+            said["right" if (value == 14).all() else "wrong"] += 1
+        except synk.SynkhronosError:
+            said["refused"] += 1
+
+    former = signal.signal(signal.SIGALRM, handler)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 2e-3, 7.3e-4)
+        for rows in ROWS:
+            given = np.full((rows, 5), float(rows))
+            (value,) = one(given)
+            np.testing.assert_array_equal(value, 2 * given)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, former)
+    assert said["refused"] and not said["wrong"], said
+
+
+def test_a_thread_that_saves_never_mixes_steps(world_of, tmp_path):
+    world_of(2, threads="wait")
+    shareds = [theano.shared(np.zeros(2000), f"w{number}") for number in range(4)]
+    step = synk.function([], updates=[(one, one + 1) for one in shareds])
+    synk.distribute()
+    saved = []
+
+    def work(number, is_over):
+        while not is_over():
+            if number:
+                synk.save(tmp_path / f"{len(saved)}.npz")
+                saved.append(tmp_path / f"{len(saved)}.npz")
+            else:
+                step()
+
+    call_in_threads(work)
+    assert len(saved) > 2
+    for path in saved:
+        synk.load(path)
+        assert len({one.get_value()[0] for one in shareds}) == 1
+        assert synk.in_sync()
+
+
+def test_other_threads_wait_for_the_end_of_a_fuse_block(world_of):
+    world_of(2, threads="wait")
+    one, other = functions()
+    order = []
+
+    def work(number, is_over):
+        if number:
+            time.sleep(0.05)
+            order.append(other(np.ones((4, 5)))[0].sum())
+            return
+        with synk.fuse():
+            pending = one(np.ones((300, 5)))
+            time.sleep(0.3)
+            order.append("end of the block")
+        assert pending.result()[0].shape == (300, 5)
+
+    call_in_threads(work)
+    assert order == ["end of the block", 40.0]
+
+
+def in_two_threads(rank, work):
+    """Call ``work(rank, number)`` in two threads of a rank; return what they return."""
+    found = {}
+
+    def run(number):
+        try:
+            found[number] = work(rank, number)
+        except synk.SynkhronosError as error:
+            found[number] = str(error)
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in (1,)]
+    for thread in threads:
+        thread.start()
+    run(0)
+    for thread in threads:
+        thread.join()
+    rank.barrier()
+    return [found[0], found[1]]
+
+
+def pushes(rank, number):
+    for _ in range(60):
+        variable = WEIGHTS[number]
+        variable.set_value(variable.get_value(borrow=True) + 1, borrow=True)
+        rank.center(variable, str(number)).push()
+    return "done"
+
+
+def program(rank):
+    centers = [rank.center(one, str(number)) for number, one in enumerate(WEIGHTS)]
+    rank.barrier()
+    said = in_two_threads(rank, pushes)
+    return said, [set(one.value().tolist()) for one in centers]
+
+
+WEIGHTS = []
+
+
+@pytest.mark.parametrize("threads", ["refuse", "wait"])
+def test_threads_of_a_rank_in_a_program(world_of, threads):
+    world_of(2, threads=threads)
+    WEIGHTS[:] = [theano.shared(np.zeros(300_000), f"w{number}") for number in (0, 1)]
+    synk.function([], sum(one.sum() for one in WEIGHTS))
+    synk.distribute()
+    for said, totals in synk.spmd(program):
+        if threads == "wait":
+            assert said == ["done", "done"] and totals == [{120.0}, {120.0}]
+        else:
+            assert any(one == BUSY for one in said) and all(len(each) == 1 for each in totals)
+
+
+def test_the_option_is_checked():
+    with pytest.raises(ValueError, match="threads: expected 'refuse' or 'wait', got 'queue'"):
+        synk.fork(2, use_gpu=False, threads="queue")
