@@ -20,6 +20,7 @@ import sys
 import threading
 import time
 from collections import deque
+from sys import _getframe
 from threading import get_ident
 from types import FrameType
 from typing import Any, Callable, TypeVar
@@ -63,24 +64,26 @@ class Turn:
     # Every call runs these two, so they are short.
 
     def __enter__(self) -> None:
-        frame = sys._getframe(1)
+        frame = _getframe(1)
         if self._held.setdefault(_HOLDER, frame) is not frame or self._block:
             self._take(frame)
         self.thread = get_ident()
 
     def __exit__(self, *error: object) -> None:
-        if self._held.get(_HOLDER) is sys._getframe(1):
-            self._release()
+        if self._held.get(_HOLDER) is _getframe(1):
+            self.thread = 0
+            if not (self._waiting and self._pass_on()):
+                self._held.pop(_HOLDER, None)
 
-    def _release(self):
-        self.thread = 0
+    def _pass_on(self):
+        """Give the turn to a thread that waits; return whether there is one."""
         while self._waiting and not self._block:
             with contextlib.suppress(IndexError):
                 frame, gate = self._waiting.popleft()
                 self._held[_HOLDER] = frame
                 gate.release()
-                return
-        self._held.pop(_HOLDER, None)
+                return True
+        return False
 
     def _take(self, frame):
         while not self._try(frame):
@@ -99,7 +102,7 @@ class Turn:
         if holder is frame:
             if self._block in (0, get_ident()):
                 return True
-            self._release()
+            self._held.pop(_HOLDER, None)  # it waits for the end of a block
             return False
         if _is_part(frame, holder):
             return True
@@ -122,7 +125,7 @@ class Turn:
 
     def take_within(self, seconds: float) -> bool:
         """Take the turn for the calling frame; return whether it was over within some seconds."""
-        frame, end = sys._getframe(1), time.monotonic() + seconds
+        frame, end = _getframe(1), time.monotonic() + seconds
         while not self._try(frame):
             if time.monotonic() >= end or _is_below(frame, self._held.get(_HOLDER)):
                 return False
@@ -131,8 +134,9 @@ class Turn:
 
     def give_back(self) -> None:
         """Give the turn back if the calling frame has it."""
-        if self._held.get(_HOLDER) is sys._getframe(1):
-            self._release()
+        if self._held.get(_HOLDER) is _getframe(1):
+            self.thread = 0
+            self._held.pop(_HOLDER, None)
 
     # Blocks
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import threading
+from threading import get_ident
 from typing import Any, Callable, Iterator, TypeVar
 
 from synkhronos._errors import (
@@ -260,7 +260,7 @@ class World:
         if self.here.size == 1:
             return [command.run(self.here)]
         with self.defer_interrupt:
-            if self.turn.thread != threading.get_ident():
+            if self.turn.thread != get_ident():
                 with self.turn:
                     return self._run_and_drop(command)
             return self._run_and_drop(command)
