@@ -95,6 +95,7 @@ class Program(Command):
             with world.in_a_program(), generators.states_of_script(here, self.states):
                 outcome = self._run(here, world)
         finally:
+            here.transport.end_copy()
             here.restarts = 0
             commons = here.store.commons
             commons.pause = nap

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import time
+import traceback
 from abc import ABC, abstractmethod
 from typing import Any, Callable, Sequence
 
@@ -73,6 +76,9 @@ class Transport(ABC):
         `answer_for` for each of these ranks, or raise.
     ahead : Ahead or None
         Reduces vectors while this rank computes them, if another process can do so.
+    is_copy : bool
+        Whether the script, or an operation, has forked this process from the one of a rank. It may read
+        what it has inherited, and is ended when it goes on as that rank: see `end_copy`.
     posted : bool
         Whether another rank may have noticed the last `post` or `reply`, even if it raised.
     clock : callable
@@ -94,11 +100,31 @@ class Transport(ABC):
     labels: Sequence[int]
     while_waiting: Callable[[], None] = staticmethod(lambda: None)
     when_idle: Callable[[], None] = staticmethod(lambda: None)
+    is_copy: bool = False
     posted: bool = False
     in_program: bool = False
     on_death: Callable[[dict[int, str]], None] | None = None
     ahead: Any = None
     clock: Callable[[], float] = staticmethod(time.perf_counter)
+
+    def end_copy(self) -> None:
+        """End this process, with a message, if it is a copy: another one is the rank."""
+        if not self.is_copy:
+            return
+        error = sys.exc_info()[1]
+        if isinstance(error, SystemExit) and (error.code is None or isinstance(error.code, int)):
+            sys.stdout.flush()
+            os._exit(error.code or 0)  # as it was told
+        if error is not None:
+            traceback.print_exc()
+        print(
+            f"synkhronos: process {os.getpid()} was ended: an operation or a program has forked it on "
+            f"rank {self.labels[self.rank]}, and it went on as that rank; end such a process by "
+            f"os._exit(), also after an exception",
+            file=sys.stderr,
+            flush=True,
+        )
+        os._exit(1)
 
     @property
     def is_leader(self) -> bool:

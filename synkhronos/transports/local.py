@@ -144,7 +144,7 @@ class LocalTransport(WatchfulTransport):
 
     def _become_worker(self, rank, prepare):
         self.rank = rank
-        self._own_pid = os.getpid()
+        self._own_pid, self.is_copy = os.getpid(), False
         self._between.leave_core = functools.partial(leave_core_of, self._master_pid)
         self._between.when_idle = lambda: self.when_idle()
         self.store.memory.use_span(self.distance)  # the master has the first
@@ -202,7 +202,7 @@ class LocalTransport(WatchfulTransport):
         self._children.close(grace) if self.is_master_process() else self._children.workers.clear()
 
     def kill(self):
-        self._children.kill()
+        self._children.workers.clear() if self.is_copy else self._children.kill()
 
     def _leave_core(self):
         worker = self._children.workers.get(self._awaited)
@@ -217,6 +217,7 @@ class LocalTransport(WatchfulTransport):
     # Between master and workers
 
     def post(self, payload, needs=None):
+        self.end_copy()
         # A rank that failed may have passed fewer barriers.
         self._turn = self._passed = self._read = 0
         self.posted = self.in_program = False
@@ -227,6 +228,7 @@ class LocalTransport(WatchfulTransport):
             self._starts[rank].post()
 
     def collect(self):
+        self.end_copy()
         if self._may_poll and self._commands % _COUNT_CORES == 0:
             self._has_cores[0] = affinity([0, *self._children.pids()]) >= self.size
         self._commands += 1
@@ -247,12 +249,14 @@ class LocalTransport(WatchfulTransport):
         return replies
 
     def receive(self):
+        self.end_copy()
         self._turn = self._passed = 0
         self.posted = self.in_program = False
         self._wait(self._starts[self.rank], self._between)
         return self._mailbox.get()
 
     def reply(self, payload):
+        self.end_copy()
         self._replies[self.rank].put(payload)
         self.posted = True
         self._milestones.finish(self.rank, self._passed)
@@ -261,6 +265,7 @@ class LocalTransport(WatchfulTransport):
     # Among all ranks
 
     def barrier(self):
+        self.end_copy()
         waited = 0.0
         self._milestones.reach(self.rank, self._passed + 1)
         for theirs, ours in self._partners:
@@ -275,6 +280,7 @@ class LocalTransport(WatchfulTransport):
         self._passed += 1
 
     def exchange(self, item):
+        self.end_copy()
         self._turn = 1 - self._turn
         slots = self._slots[self._turn]
         slots[self.rank].put(item)
@@ -282,6 +288,7 @@ class LocalTransport(WatchfulTransport):
         return [slot.get() for slot in slots]
 
     def abort(self):
+        self.end_copy()
         self._milestones.abort(self._passed + 1)
         for rank, semaphores in enumerate(self._barriers):
             if rank != self.rank:

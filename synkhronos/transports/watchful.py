@@ -31,6 +31,11 @@ class WatchfulTransport(Transport):
     _cause = f"the workers were ended from another thread; {REMEDY}"  # why they were ended
 
     def check(self):
+        if self.is_copy:
+            raise SynkhronosError(
+                f"this process was forked from rank {self.labels[self.rank]}, and only that one may use "
+                f"the other ranks; end this one by os._exit()"
+            )
         if self._milestones.aborted:
             raise CollectiveAbortedError(
                 f"rank {self.labels[self.rank]} left the program: another rank failed in it"

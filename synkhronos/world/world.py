@@ -362,6 +362,7 @@ def enter_world(world: World) -> None:
 def _refuse_in_child():
     """In a process that the script forks: it has copies of the objects, but must not use the workers."""
     if _current is not None and not _current.closed:
+        _current.transport.is_copy = True
         _current.mark_broken(
             "this process was forked from the master, and only the master may use the workers"
         )

@@ -122,6 +122,14 @@ class MachinesTransport(InProgram):
     def in_program(self, value):
         self.local.in_program = value
 
+    @property
+    def is_copy(self):
+        return self.local.is_copy
+
+    @is_copy.setter
+    def is_copy(self, value):
+        self.local.is_copy = value
+
     def communicator(self):
         inside = self._meetings.inside
         local = AloneCommunicator(inside) if self._is_alone else self.local.communicator()
@@ -163,6 +171,8 @@ class MachinesTransport(InProgram):
         return self.local.is_worker_process()
 
     def kill(self):
+        if self.is_copy:
+            return
         if self.machine == 0:
             self.leaders.notify(END, f"the master has ended the ranks; {REMEDY}")
         self._courier.close()  # before the commons are cleared
@@ -176,6 +186,7 @@ class MachinesTransport(InProgram):
     # Between master and workers
 
     def post(self, payload, needs=None):
+        self.end_copy()
         self.posted = False
         wanted = [self._lasting.still_needed(machine, needs) for machine in self._others]
         self._begin(self.leaders.number + 1)
@@ -193,6 +204,7 @@ class MachinesTransport(InProgram):
             self.local.post(self._orders.frame(payload, parts, dropped))
 
     def receive(self):
+        self.end_copy()
         self.posted = False
         if self.is_leader:
             return self._receive_of_master()
@@ -239,6 +251,7 @@ class MachinesTransport(InProgram):
         self._flag.begin()
 
     def reply(self, payload):
+        self.end_copy()
         exports = self.store.end()
         if not self.is_leader:
             own = exports, self._has_aborted, payload
@@ -303,6 +316,7 @@ class MachinesTransport(InProgram):
         return compare_clocks(self.leaders) if self.is_leader else []
 
     def abort(self):
+        self.end_copy()
         self._has_aborted = True
         self._abort_here()
         if self.is_leader:
