@@ -149,7 +149,7 @@ def test_the_environment_decides_unless_fork_does(monkeypatch, value, check, aud
         monkeypatch.setenv(CHECK, value)
     assert CHECK == "SYNKHRONOS_CHECK" and os.environ.get(CHECK) == value
     with synk.fork(2, use_gpu=False, check=check):
-        assert synk.world.world.current_world().audits is audits
+        assert synk.world.world.current_world().options.audits is audits
 
 
 def test_one_process_has_nothing_to_check(world_of):

@@ -19,7 +19,7 @@ from synkhronos.functions.compare import Compare, Compared, tolerance_of
 from synkhronos.functions.split import Most
 from synkhronos.host.log import logger
 from synkhronos.world.here import Command
-from synkhronos.world.modes import ALWAYS, RAISE
+from synkhronos.world.options import ALWAYS, RAISE
 from synkhronos.world.world import World
 
 #: Rows of each rank that are used at most, and at least if the call has them and takes a short time

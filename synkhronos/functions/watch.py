@@ -31,7 +31,7 @@ from synkhronos.functions.signature import Output
 from synkhronos.functions.verification import Verification
 from synkhronos.host import compiler
 from synkhronos.world.here import Command
-from synkhronos.world.modes import OFF
+from synkhronos.world.options import OFF
 from synkhronos.world.world import World
 
 #: Calls after which replicas that differ and were never combined are taken for a mistake.
@@ -58,7 +58,7 @@ def watch(world: World, function: Any, given: Sequence[Output]) -> None:
     analysis = analysis_of(world, function)
     if world.verify != OFF and has_rows(function):
         function.verification = Verification(world, _claimed(world, function, given))
-    kind = Audit if world.audits else Watch
+    kind = Audit if world.options.audits else Watch
     function.watch = function.watcher = kind(world, function, analysis)
 
 

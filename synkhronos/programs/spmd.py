@@ -120,7 +120,7 @@ class Program(Command):
         if not self.may_meet and not here.is_master:
             here.transport.on_death = Replacing(world, _ended(here.store.commons, here.size))
         program, args, kwargs = self.own or sending.unpack(here, world, self.handle)
-        waits = world.turn.waits
+        waits = world.options.waits
         rank = Rank(here, self.token, self.entropy, self.has_controller, self.may_meet, waits)
         result, ended = None, False
         try:

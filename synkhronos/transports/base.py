@@ -81,6 +81,8 @@ class Transport(ABC):
         what it has inherited, and is ended when it goes on as that rank: see `end_copy`.
     posted : bool
         Whether another rank may have noticed the last `post` or `reply`, even if it raised.
+    pass_fds : sequence of int
+        The file descriptors of the script that forked workers keep in any case.
     clock : callable
         Returns the time on this rank's machine in seconds.
     """
@@ -105,6 +107,7 @@ class Transport(ABC):
     in_program: bool = False
     on_death: Callable[[dict[int, str]], None] | None = None
     ahead: Any = None
+    pass_fds: Sequence[int] = ()
     clock: Callable[[], float] = staticmethod(time.perf_counter)
 
     def end_copy(self) -> None:
@@ -117,13 +120,12 @@ class Transport(ABC):
             os._exit(error.code or 0)  # as it was told
         if error is not None:
             traceback.print_exc()
-        print(
+        sys.stderr.write(
             f"synkhronos: process {os.getpid()} was ended: an operation or a program has forked it on "
             f"rank {self.labels[self.rank]}, and it went on as that rank; end such a process by "
-            f"os._exit(), also after an exception",
-            file=sys.stderr,
-            flush=True,
+            f"os._exit(), also after an exception\n"
         )
+        sys.stderr.flush()
         os._exit(1)
 
     @property

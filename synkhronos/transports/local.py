@@ -20,6 +20,7 @@ import time
 
 from synkhronos._errors import CollectiveAbortedError
 from synkhronos.comms.shm import SharedMemoryCommunicator
+from synkhronos.host.descriptors import descriptors, give_up
 from synkhronos.host.machine import affinity, cores, leave_core_of
 from synkhronos.stores.memory import SharedMemory
 from synkhronos.stores.shared import SharedMemoryStore
@@ -137,12 +138,14 @@ class LocalTransport(WatchfulTransport):
             raise
 
     def _fork_worker(self, rank, number, prepare=None):
+        inherited = descriptors()
         try:
-            self._children.fork_worker(rank, lambda: self._become_worker(rank, prepare))
+            self._children.fork_worker(rank, lambda: self._become_worker(rank, inherited, prepare))
         except OSError as error:
             raise limits.too_many_workers(error, number, len(self._workers)) from error
 
-    def _become_worker(self, rank, prepare):
+    def _become_worker(self, rank, inherited, prepare):
+        give_up(inherited, self.pass_fds)
         self.rank = rank
         self._own_pid, self.is_copy = os.getpid(), False
         self._between.leave_core = functools.partial(leave_core_of, self._master_pid)

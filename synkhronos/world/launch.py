@@ -22,7 +22,7 @@ from synkhronos.transports.local import LocalTransport
 from synkhronos.world.devices import Bind, choose_devices, kind_of, log_communicator
 from synkhronos.world.logged import LoggedWorld
 from synkhronos.world.machines import machines_of_job, make_engine
-from synkhronos.world.modes import FIRST, MODES, REFUSE, THREADS, WAIT
+from synkhronos.world.options import FIRST, MODES, REFUSE, THREADS, WAIT, Options
 from synkhronos.world.placement import by_rank
 from synkhronos.world.threads import ThreadLimits
 from synkhronos.world.world import World, current_world, enter_world, world_exists
@@ -69,6 +69,7 @@ def fork(
     check: bool | None = None,
     verify: str | None = None,
     threads: str = REFUSE,
+    pass_fds: Sequence[Any] = (),
     restart: bool = False,
 ) -> Processes:
     """Set up `n` processes: this one, the master, and ``n - 1`` workers.
@@ -109,6 +110,9 @@ def fork(
     threads : {"refuse", "wait"}
         What happens to a call that a thread makes during a call of another thread: an error is raised,
         or the call waits. During a call of the same thread, as in a signal handler, it is an error.
+    pass_fds : list of int or file, optional
+        Files that the workers may use although they are pipes, sockets or locked files, as file objects
+        or descriptors. Of all others of these, the workers give up their copies when they start.
     restart : bool, default: False
         Whether existing processes are closed first, as in a notebook cell that is run again. Functions
         and `Data` must be built again.
@@ -148,13 +152,13 @@ def fork(
         _check_replaceable(current_world(), restart)
     machines, by_machine = _place(n_parallel, use_gpu, devices)
     size = sum(map(len, by_machine))
-    master_rank = _check_master(master_rank, size)
+    master_rank, timeout = _check_master(master_rank, size), _check_timeout(timeout)
     for name, ignored in (("max_n_var", max_n_var), ("max_dim", max_dim)):
         check_int(ignored, f"fork: {name}")
-    timeout = _check_timeout(timeout)
     engine = make_engine(by_machine[0])
     audits = os.environ.get(CHECK) == "1" if check is None else check
-    verify, waits = _check_verify(verify), _check_threads(threads)
+    waits, pass_fds = _check_threads(threads), _check_files(pass_fds)
+    options = Options(profile_workers, audits, _check_verify(verify), waits, pass_fds)
     if world_exists():
         close()
     try:
@@ -164,7 +168,7 @@ def fork(
     with defer_termination():
         transport = _make_transport(machines, by_machine, master_rank, timeout, profile_workers)
         kind = LoggedWorld if logger.isEnabledFor(logging.INFO) else World
-        world = kind(transport, engine, limits, profile_workers, audits, verify, waits)
+        world = kind(transport, engine, limits, options)
         enter_world(world)
     if not world.workers_inherit:
         _start(world, by_machine)
@@ -218,6 +222,22 @@ def _check_threads(threads):
     if threads not in THREADS:
         raise ValueError(f"fork: threads: expected {' or '.join(map(repr, THREADS))}, got {threads!r}")
     return threads == WAIT
+
+
+def _check_files(files):
+    """Return the descriptors of files."""
+    if not isinstance(files, (list, tuple)):
+        raise TypeError(f"fork: pass_fds: expected a list of open files or descriptors, got {files!r}")
+    found = []
+    for one in files:
+        try:
+            found.append(check_int(one if hasattr(one, "__index__") else one.fileno(), "fork: pass_fds"))
+            os.fstat(found[-1])
+        except (AttributeError, ValueError, OSError) as error:
+            raise ValueError(
+                f"fork: pass_fds: expected open files or descriptors, got {one!r}"
+            ) from error
+    return found
 
 
 def _check_replaceable(world, restart):

@@ -36,6 +36,7 @@ from synkhronos.transports.machines.leaders import BROKEN, CONTROL, Leaders
 from synkhronos.transports.machines.links import LostError
 from synkhronos.transports.machines.transport import NO_COURIER, MachinesTransport
 from synkhronos.world.devices import JAX, get_n_gpu, kind_of
+from synkhronos.world.options import Options
 from synkhronos.world.placement import Fact, check_versions, place
 from synkhronos.world.threads import ThreadLimits, use_more_cores
 from synkhronos.world.world import World, enter_world
@@ -252,7 +253,7 @@ class Machines:
         try:
             transport = self._transport(order)
             engine = make_engine(order.by_machine[self.leaders.rank])
-            world = World(transport, engine, ThreadLimits(), order.profile_workers)
+            world = World(transport, engine, ThreadLimits(), Options(order.profile_workers))
             enter_world(world)
             try:
                 world.start()

@@ -46,14 +46,13 @@ class Turn:
 
     Attributes
     ----------
-    waits : bool
     thread : int
         The thread that has taken the turn last, or 0.
     """
 
     def __init__(self, waits: bool, check: Callable[[], None]) -> None:
         self.thread = 0
-        self.waits, self._check = waits, check
+        self._waits, self._check = waits, check
         # Threads and handlers may come between any two steps, but not into a single operation of a dict.
         self._held: dict[str, Any] = {}
         self._block = 0  # the thread whose `fuse` block is open
@@ -91,7 +90,7 @@ class Turn:
             holder = self._held.get(_HOLDER)
             if holder is frame:  # it has just been given to this call
                 continue
-            if not self.waits or _is_below(frame, holder):
+            if not self._waits or _is_below(frame, holder):
                 raise SynkhronosError(BUSY)
             self._wait(frame)
 

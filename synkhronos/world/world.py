@@ -27,7 +27,7 @@ from synkhronos.host import heap
 from synkhronos.host.signals import DeferredSignal, defer_termination
 from synkhronos.transports.base import Transport
 from synkhronos.world.here import Command, Here
-from synkhronos.world.modes import FIRST
+from synkhronos.world.options import Options
 from synkhronos.world.registry import Registry
 from synkhronos.world.replies import results_of
 from synkhronos.world.threads import ThreadLimits
@@ -37,6 +37,7 @@ from synkhronos.world.worker import work
 _CLOSING = 2.0  # seconds for a worker to end by itself
 
 _Part = TypeVar("_Part")
+_DEFAULTS = Options()
 
 _current: World | None = None
 
@@ -49,14 +50,7 @@ class World:
     transport : Transport
     engine : Engine
     threads : ThreadLimits
-    profile_workers : bool
-        Whether each worker writes a cProfile file.
-    audits : bool
-        Whether every call compares the replicas of shared variables.
-    verify : str
-        Which calls are compared with one rank: one of `modes.MODES`.
-    waits : bool
-        Whether a call waits while another thread makes one; otherwise it is refused.
+    options : Options
 
     Attributes
     ----------
@@ -68,6 +62,8 @@ class World:
         Whether the workers have been started, and whether the world has been closed.
     broken : str or None
         Why no command can run any more.
+    verify : str
+        As in `Options`.
     turn : Turn
         Whose call it is.
     in_program : bool
@@ -83,19 +79,15 @@ class World:
         transport: Transport,
         engine: Engine,
         threads: ThreadLimits,
-        profile_workers: bool = False,
-        audits: bool = False,
-        verify: str = FIRST,
-        waits: bool = False,
+        options: Options = _DEFAULTS,
     ) -> None:
         self.registry = Registry()
         self.closed = self.in_program = False
-        self.audits, self.verify = audits, verify
+        self.options, self.verify = options, options.verify
         self.remarks: list[Callable[[], None]] = []
         self.defer_interrupt = DeferredSignal(signal.SIGINT)
         self._threads = threads
-        self._profile_workers = profile_workers
-        self.turn = Turn(waits, self.check_usable)
+        self.turn = Turn(options.waits, self.check_usable)
         self._parts: dict[type, Any] = {}
         self._recorder: Any = None  # receives the commands inside `fuse`
         self._connect(transport, engine)
@@ -107,6 +99,7 @@ class World:
         self._threads.limit(transport.ranks_here)
         self.started = False
         self.broken: str | None = None
+        transport.pass_fds = self.options.pass_fds
         transport.while_waiting = self.defer_interrupt.announce
 
     def _make_here(self, transport, engine):
@@ -163,7 +156,7 @@ class World:
         if forked:
             self.mark_broken("this process is a worker, and only the master may use the workers")
         here.keep_replicas()
-        work(here, self._threads, self._profile_workers)
+        work(here, self._threads, self.options.profile_workers)
 
     def renew(self, size: int, master_rank: int) -> None:
         """End the workers and continue with new ones, which will inherit the state of the master."""

@@ -8,10 +8,19 @@ from synkhronos._errors import WorldBrokenError
 from synkhronos.transports.base import Transport
 
 
+def _of_local(name):
+    """Return a property that is an attribute of the transport of this machine."""
+    return property(
+        lambda self: getattr(self.local, name), lambda self, value: setattr(self.local, name, value)
+    )
+
+
 class InProgram(Transport):
     """The base class of `MachinesTransport`."""
 
     can_replace = True
+
+    in_program, is_copy, pass_fds = map(_of_local, ("in_program", "is_copy", "pass_fds"))
 
     @property
     def on_death(self):

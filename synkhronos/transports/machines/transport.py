@@ -114,22 +114,6 @@ class MachinesTransport(InProgram):
     def is_master(self):
         return self.rank == self.master_rank
 
-    @property
-    def in_program(self):
-        return self.local.in_program
-
-    @in_program.setter
-    def in_program(self, value):
-        self.local.in_program = value
-
-    @property
-    def is_copy(self):
-        return self.local.is_copy
-
-    @is_copy.setter
-    def is_copy(self, value):
-        self.local.is_copy = value
-
     def communicator(self):
         inside = self._meetings.inside
         local = AloneCommunicator(inside) if self._is_alone else self.local.communicator()

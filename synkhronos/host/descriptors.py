@@ -1,0 +1,88 @@
+"""What a worker does not inherit: the script's pipes, sockets and locked files.
+
+A copy of the writing end of a pipe keeps the reader waiting for ever, a copy of a socket keeps its port,
+and a copy of a locked file keeps the lock, after the script has closed its own. So a worker gives up its
+copies. Their numbers stay in use, for the objects that have them; to read or write fails with
+``EBADF``. Other files, devices and what libraries use without a name are inherited.
+
+Kept are what Python's standard streams and the handlers of ``logging`` write to, the pipes of
+multiprocessing's own servers, and what the user names.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import stat
+import sys
+from typing import Iterable, Iterator
+
+_STANDARD = (0, 1, 2)
+
+
+def descriptors() -> list[int]:
+    """Return the file descriptors that are open in this process."""
+    with os.scandir("/proc/self/fd") as entries:
+        return [int(entry.name) for entry in entries]
+
+
+def give_up(those: Iterable[int], kept: Iterable[int] = ()) -> None:
+    """Give up the pipes, sockets and locked files among some descriptors.
+
+    Parameters
+    ----------
+    those : iterable of int
+        The descriptors that the process from which this one was forked had before.
+    kept : iterable of int
+        Those of them that stay usable.
+    """
+    kept = {*_STANDARD, *kept, *_of_streams(), *_of_servers()}
+    nothing = os.open("/", os.O_PATH)
+    try:
+        for one in those:
+            if one not in kept and _is_shared(one):
+                os.dup2(nothing, one, inheritable=False)
+    finally:
+        os.close(nothing)
+
+
+def _is_shared(descriptor):
+    """Whether what it refers to stays in use as long as any process has a copy."""
+    try:
+        mode = os.fstat(descriptor).st_mode
+    except OSError:  # it has been closed
+        return False
+    if stat.S_ISREG(mode):
+        return _is_locked(descriptor)
+    return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
+
+
+def _is_locked(descriptor):
+    # Locks of `fcntl` belong to a process, and are not inherited.
+    with contextlib.suppress(OSError), open(f"/proc/self/fdinfo/{descriptor}") as file:
+        return any(line.startswith("lock:") and "FLOCK" in line for line in file)
+    return False
+
+
+def _of_streams() -> Iterator[int]:
+    """The descriptors that printing and logging use."""
+    handlers = [reference() for reference in logging._handlerList]  # type: ignore[attr-defined]
+    streams = [sys.stdin, sys.stdout, sys.stderr, sys.__stdin__, sys.__stdout__, sys.__stderr__]
+    for one in handlers:
+        streams += [getattr(one, name, None) for name in ("stream", "sock", "socket")]
+    for stream in streams:
+        with contextlib.suppress(Exception):  # what takes the place of a stream may raise anything
+            yield stream.fileno()
+
+
+def _of_servers() -> Iterator[int]:
+    """The pipes to the servers of multiprocessing, if they are used."""
+    for name, server, pipe in (
+        ("resource_tracker", "_resource_tracker", "_fd"),
+        ("forkserver", "_forkserver", "_forkserver_alive_fd"),
+    ):
+        module = sys.modules.get(f"multiprocessing.{name}")
+        found = getattr(getattr(module, server, None), pipe, None)
+        if found is not None:
+            yield found
