@@ -167,7 +167,7 @@ def test_a_second_thread_is_refused_while_one_evaluates(two):
             thread = threading.Thread(target=evaluate)
             thread.start()
             thread.join()
-        assert len(errors) == expected and "in one thread" in errors[0]
+        assert len(errors) == expected and "one thread at a time" in errors[0]
 
 
 def test_inside_a_fused_block_it_is_refused(two):

@@ -9,6 +9,7 @@ import time
 from synkhronos.host.signals import ENDING, ignore_signals_for_the_master
 from synkhronos.transports import liveness
 from synkhronos.transports.base import Attendant
+from synkhronos.transports.fork_locks import GeneratorLocks
 
 
 class Children:
@@ -29,6 +30,7 @@ class Children:
         self.are_ended = True
         self._forker = liveness.Forker()
         self._at_exit = None
+        self._locks = GeneratorLocks()
         self._mask = None
 
     def run(self, function, *args):
@@ -50,14 +52,16 @@ class Children:
     def fork_worker(self, rank, become):
         """Start a worker, which calls ``become()``."""
         self.workers[rank] = self._prepare(str(rank), become)  # first, so no interrupt leaves it behind
-        self.workers[rank].start()
+        with self._locks:
+            self.workers[rank].start()
 
     def fork_attendant(self, name, serve):
         """Start a process that is not a rank and calls ``serve()``; return its `Attendant`."""
         self.end_attendants(0)  # left by a program that was interrupted
         process = self._prepare(name, serve)
         self.attendants.append(process)
-        process.start()
+        with self._locks:
+            process.start()
         return _ForkedAttendant(self, process)
 
     def end_attendants(self, grace):
@@ -70,6 +74,7 @@ class Children:
 
     def _prepare(self, name, become):
         def target():
+            self._locks.give_back()
             liveness.die_with_parent()
             ignore_signals_for_the_master()
             signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)

@@ -18,7 +18,7 @@ import itertools
 import os
 import time
 
-from synkhronos._errors import CollectiveAbortedError
+from synkhronos._errors import REMEDY, CollectiveAbortedError
 from synkhronos.comms.shm import SharedMemoryCommunicator
 from synkhronos.host.descriptors import descriptors, give_up
 from synkhronos.host.machine import affinity, cores, leave_core_of
@@ -32,6 +32,7 @@ from synkhronos.transports.semaphore import Semaphore
 from synkhronos.transports.waiting import Patience
 from synkhronos.transports.watchful import CHECK_INTERVAL, WatchfulTransport
 
+_START = 60.0  # seconds for a worker to start, if there is no other limit
 _MAILBOX_BYTES = 1 << 20
 _SLOT_BYTES = 1 << 16
 # A sleep much longer than requested means that this process was stopped; that time does not count.
@@ -132,7 +133,8 @@ class LocalTransport(WatchfulTransport):
                 self._fork_worker(rank, number)
             # From here on, each worker ends with this process.
             for rank in self._workers:
-                self._wait(self._finishes[rank], self._between)
+                if not self._has_started(rank):
+                    self._check_workers()
         except BaseException:
             self.kill()
             raise
@@ -178,12 +180,17 @@ class LocalTransport(WatchfulTransport):
 
     def _has_started(self, rank):
         """Wait until a new worker is ready; return False if it has died."""
-        waited = 0.0
+        limit = _START if self.timeout is None else self.timeout
+        began = time.monotonic()
         while not self._finishes[rank].wait(CHECK_INTERVAL):
             if rank in self._children.find_dead():
                 return False
-            waited += CHECK_INTERVAL
-            self._check_late(waited)
+            self.while_waiting()
+            if time.monotonic() - began > limit:
+                self._end_workers(
+                    f"rank {self.labels[rank]} has not started within {limit:g} seconds; it may wait "
+                    f"for a lock that another thread of the script held at the fork; {REMEDY}"
+                )
         return True
 
     def answer_for(self, rank, payload):

@@ -26,6 +26,7 @@ from synkhronos.engines.base import Engine
 from synkhronos.host import heap
 from synkhronos.host.signals import DeferredSignal, defer_termination
 from synkhronos.transports.base import Transport
+from synkhronos.transports.fork_locks import warn_of_threads
 from synkhronos.world.here import Command, Here
 from synkhronos.world.options import Options
 from synkhronos.world.registry import Registry
@@ -141,6 +142,7 @@ class World:
         with defer_termination():
             if self.size > 1:
                 self.here.engine.before_fork(self.transport.forks_all)
+                warn_of_threads()
                 heap.trim()  # workers need not inherit freed memory
                 try:
                     self.transport.start(self.work)

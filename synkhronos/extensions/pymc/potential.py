@@ -65,7 +65,7 @@ def rows_potential(
         evaluation, if it is not a sum over the rows.
     SynkhronosError
         In an evaluation by a process that was forked from this one, as by ``pm.sample(cores=2)``, or by
-        two threads at once.
+        two threads at once, unless ``fork(threads="wait")`` was called.
 
     Examples
     --------

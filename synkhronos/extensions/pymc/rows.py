@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import threading
 from typing import Any, Sequence
 
 import numpy as np
@@ -38,11 +37,6 @@ class Rows:
         The mode in which the ranks compile.
     checks : str
         The name of PyMC's rewrite that determines the effect of a wrong parameter.
-
-    Attributes
-    ----------
-    turn : threading.Lock
-        Held during an evaluation.
     """
 
     def __init__(
@@ -68,7 +62,7 @@ class Rows:
         self._arguments: list[Any] = []  # the parameters as `Data`, when there are values
         self._functions = {True: self._build(True)}
         self._tried = False
-        self._process, self.turn = os.getpid(), threading.Lock()
+        self._process = os.getpid()
 
     def __reduce__(self) -> Any:
         import pickle
@@ -81,6 +75,11 @@ class Rows:
 
     def __repr__(self) -> str:
         return self.name
+
+    @property
+    def turn(self) -> Any:
+        """The turn that an evaluation takes. With ``fork(threads="wait")``, other threads wait for it."""
+        return self._functions[True].turn
 
     def sum(self, values: Sequence[Any]) -> np.ndarray:
         """Return the sum over all rows."""
@@ -135,24 +134,18 @@ class Rows:
                 f"{self.name}: this process was forked from the one that has the ranks, and cannot use "
                 f"them; sample the chains one after another, with pm.sample(cores=1)"
             )
-        if not self.turn.acquire(blocking=False):
-            raise synk.SynkhronosError(
-                f"{self.name}: another thread is evaluating it; all ranks take part in each evaluation, "
-                f"so sample the chains one after another, in one thread"
-            )
         try:
-            if not self._tried:
-                self.try_halves(values)
-            self._send(values)
-            function = self._function(with_gradient)
-            result = function(*self._data, *self._arguments, num_slices=self._num_slices)
+            with self.turn:  # the values are those of this thread until they have been used
+                if not self._tried:
+                    self.try_halves(values)
+                self._send(values)
+                function = self._function(with_gradient)
+                result = function(*self._data, *self._arguments, num_slices=self._num_slices)
         except (synk.ClosedError, synk.NotForkedError) as error:
             raise synk.ClosedError(
                 f"{self.name}: its processes were closed; after synk.fork(), call parallelize() or "
                 f"rows_potential() again"
             ) from error
-        finally:
-            self.turn.release()
         if not isinstance(result, np.ndarray):
             raise RuntimeError(f"{self.name}: it cannot be evaluated inside a fuse() block")
         return result
