@@ -11,6 +11,9 @@ import theano.tensor as T
 from processes import own_process
 
 import synkhronos as synk
+from synkhronos import ops
+from synkhronos.functions.agreement import agreement_of
+from synkhronos.functions.replica import Replica
 from synkhronos.world.here import Command
 from synkhronos.world.world import current_world
 
@@ -26,6 +29,34 @@ class Held(Command):
 
 def held():
     return current_world().run(Held())
+
+
+class Kept(Command):
+    """Returns how much a rank keeps for functions and shared variables, by what it is."""
+
+    NAMES = ("functions", "shareds", "rows", "peers", "wires", "_buffers")
+
+    def run(self, here):
+        gc.collect()
+        found = {name: len(getattr(here, name)) for name in self.NAMES}
+        return {**found, "replicas": sum(type(one) is Replica for one in gc.get_objects())}
+
+
+class InStore(Command):
+    """Returns how many megabytes of large blocks a rank has allocated in the store."""
+
+    def run(self, here):
+        memory = here.store.memory
+        memory.collect()
+        (_, start, stop), free = memory.parts_of_span(here.transport.distance), memory._large.holes()
+        return (stop - start - sum(last - first for first, last in free)) // MEBIBYTE
+
+
+def known():
+    """Return how much the master knows about variables, by what it is."""
+    groups = vars(agreement_of(current_world()))
+    found = {name: len(one) for name, one in groups.items() if isinstance(one, (set, dict))}
+    return {**found, "all sources": sum(map(len, groups["sources"].values()))}
 
 
 def model(length=3):
@@ -201,6 +232,79 @@ def test_what_is_dropped_is_dropped_although_the_next_command_fails(world_of):
         kept([1.0, 2.0, 3.0])  # the worker has one row
     assert [len(functions) for functions, _ in held()] == [1, 1]
     assert kept([1.0, 2.0, 3.0, 4.0]) == 6
+
+
+def call_and_drop(shared):
+    """Use functions and variables in all ways for which ranks keep something, and drop them."""
+    x = T.dvector("x")
+    rows, own = theano.shared(np.ones(6), "rows"), theano.shared(np.ones(3), "own")
+    updates = [(own, own + ops.all_reduce(x.mean(), "avg")), (shared, shared + own.sum())]
+    function = synk.function([x], (x.sum(), "sum"), updates=updates, mode="FAST_COMPILE")
+    sliced = synk.function([], (rows.sum(), "sum"), sliceable_shareds=[rows], mode="FAST_COMPILE")
+    data = synk.data(np.ones(8))
+    for _ in range(3):
+        function(data, batch=[1, 3, 4, 6])
+        sliced(batch_s=[0, 2])
+        with synk.fuse():
+            function(data)
+            synk.all_reduce(own)
+    synk.scatter(rows, np.ones(6))
+    synk.set_value(0, own, np.ones(3))
+    synk.broadcast(own, np.ones(3))
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_of_dropped_functions_and_variables_nothing_is_left_on_any_rank(world_of, ranks):
+    world_of(ranks)
+    shared = theano.shared(1.0, "shared")
+    counts = []
+    for _ in range(3):
+        call_and_drop(shared)
+        counts.append((current_world().run(Kept()), known()))
+    assert counts[1:] == counts[:1] * 2
+    for kept in counts[0][0]:
+        assert kept == {**dict.fromkeys(kept, 0), "shareds": 1}
+
+
+def test_an_array_of_the_last_collective_is_freed_with_its_variable(world_of):
+    world_of(2)
+    variable, other = theano.shared(np.ones(MEBIBYTE)), theano.shared(np.ones(3))
+    synk.broadcast([variable, other])
+    synk.all_reduce([variable, other])
+    before = current_world().run(InStore())
+    del variable
+    synk.broadcast(other)
+    assert [start - end for start, end in zip(before, current_world().run(InStore()))] == [8] * 2
+    synk.all_reduce(other)
+    assert other.get_value().tolist() == [1] * 3
+
+
+@pytest.mark.parametrize("known_to_ranks", [False, True])
+def test_what_was_dropped_is_forgotten_before_a_restart(world_of, known_to_ranks):
+    world_of(2)
+    shared = theano.shared(1.0, "shared")
+    synk.broadcast(shared)
+    before = known()
+    function = model()
+    if known_to_ranks:
+        function()
+    del function
+    synk.restart()
+    assert known() == before
+
+
+def test_a_variable_remembers_that_it_was_computed_from_one_that_differed_and_was_dropped(world_of):
+    world_of(2)
+    shared, cause = theano.shared(np.ones(2), "shared"), theano.shared(np.ones(2), "cause")
+    update = synk.function([], updates=[(shared, shared + cause.sum())], mode="FAST_COMPILE")
+    synk.scatter(cause, np.arange(4.0))
+    update()
+    agreement, number = agreement_of(current_world()), current_world().registry.numbers[shared]
+    assert agreement.differs_by_calls(number)
+    del cause, update
+    assert [len(shareds) for _, shareds in held()] == [1, 1]
+    assert agreement.sources == {number: {(True, frozenset([number]))}}
+    assert agreement.differs_by_calls(number)
 
 
 @own_process

@@ -12,7 +12,7 @@ import contextlib
 import math
 import pickle
 from abc import ABC, abstractmethod
-from typing import Any, Hashable, Iterable, MutableMapping, Sequence
+from typing import Any, Iterable, MutableMapping, Sequence
 
 import numpy as np
 
@@ -143,7 +143,7 @@ class Here:
         self.device = "cpu"
         self.restarts = 0
         self.wires: dict[tuple[int, Any], Any] = {}
-        self._buffers: dict[Hashable, np.ndarray] = {}
+        self._buffers: dict[tuple, np.ndarray] = {}
         self._payload: bytes | None = None
         self._command: Any = None
         self._succeeded = False  # whether that command has
@@ -179,11 +179,12 @@ class Here:
         """Keep replicas alive until the master sends a command to drop them."""
         self.functions, self.shareds = dict(self.functions), dict(self.shareds)
 
-    def take(self, key: Hashable, source: Any, rows: Rows, axis: int = 0) -> Any:
+    def take(self, key: tuple, source: Any, rows: Rows, axis: int = 0) -> Any:
         """Return rows of an array, or of the array or object of a handle.
 
         A ``range`` of rows is a view. Other rows are copied to a buffer, which is reused by the next
-        call with the same `key`. `axis` is the axis of the rows.
+        call with the same `key`, a tuple that starts with the number of the function. `axis` is the axis
+        of the rows.
         """
         if isinstance(source, Handle):
             out = None if type(rows) is range else self._buffer(key, source, rows, axis)
@@ -203,6 +204,18 @@ class Here:
         if buffer is None or buffer.size < size or buffer.dtype != source.dtype:
             buffer = self._buffers[key] = np.empty(size, source.dtype)
         return buffer[:size].reshape(shape)
+
+    def forget(self, numbers: Iterable[int]) -> None:
+        """Free what this rank keeps for functions and shared variables that were dropped."""
+        numbers = set(numbers)
+        for by_number in (self.rows, self.peers):
+            for number in numbers & by_number.keys():
+                del by_number[number]
+        for by_key in (self.wires, self._buffers):  # each key starts with a number
+            for key in [key for key in by_key if key[0] in numbers]:
+                del by_key[key]
+        self._kept.clear()  # a command may refer to the function that it has called
+        self.comm.forget()
 
     def communicator(self, nccl: bool) -> Communicator:
         """Return the communicator to use: NCCL if it is available and allowed."""
