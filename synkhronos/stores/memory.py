@@ -17,6 +17,7 @@ import collections
 import mmap
 import os
 import sys
+from typing import Any
 
 import numpy as np
 
@@ -31,6 +32,7 @@ _SMALLEST_SPAN = 16 << 20  # bytes of address space; the minimum for sharing arr
 _KEPT = 256 << 20  # bytes of resident free pages to keep for the next block
 RESERVED = _CHECKED = 16 << 20  # bytes between two checks of the available memory, for each rank
 _FURTHER = 2  # spans that belong to no rank
+_RANGES, _NEXT = "ranges", "next"
 
 
 def most_ranks() -> int:
@@ -39,39 +41,79 @@ def most_ranks() -> int:
 
 
 class FreeList:
-    """A list of free memory between two bounds: first fit, with adjacent ranges merged."""
+    """A list of free memory between two bounds: first fit, with adjacent ranges merged.
+
+    Other threads, signal handlers and finalizers may use it between any two steps of a method, and a
+    handler may raise there. So a change makes a new list, and succeeds only if it is the first change of
+    the list from which it was made. Otherwise it is tried again.
+    """
 
     def __init__(self, start: int, stop: int) -> None:
         self.lowest = start
-        # A signal handler may raise between any two steps, so each change of the list is atomic.
-        self._holes = [(start, stop)]
+        self._state: dict[str, Any] = {_RANGES: [(start, stop)] if start < stop else []}
 
     def holes(self) -> list[tuple[int, int]]:
         """Return the free ranges, a list of ``(start, stop)``, in order."""
-        return list(self._holes)
+        return list(self._newest()[_RANGES])
 
     def take(self, nbytes: int) -> int | None:
         """Allocate `nbytes` bytes; return their offset, or None if there is no room."""
-        for index, (start, stop) in enumerate(self._holes):
-            if stop - start > nbytes:
-                self._holes[index] = start + nbytes, stop
+        while True:
+            state = self._newest()
+            holes = state[_RANGES]
+            fitting = (index for index, (low, high) in enumerate(holes) if high - low >= nbytes)
+            index = next(fitting, None)
+            if index is None:
+                return None
+            start, stop = holes[index]
+            rest = [(start + nbytes, stop)] if stop - start > nbytes else []
+            if self._change(state, [*holes[:index], *rest, *holes[index + 1 :]]):
                 return start
-            if stop - start == nbytes:
-                del self._holes[index]
-                return start
-        return None
 
     def give(self, start: int, nbytes: int) -> None:
         """Free the bytes."""
-        stop = start + nbytes
-        first = last = bisect.bisect(self._holes, (start,))
-        if first > 0 and self._holes[first - 1][1] == start:
-            first -= 1
-            start = self._holes[first][0]
-        if last < len(self._holes) and self._holes[last][0] == stop:
-            stop = self._holes[last][1]
-            last += 1
-        self._holes[first:last] = [(start, stop)]
+        while True:
+            state = self._newest()
+            holes = state[_RANGES]
+            low, high = start, start + nbytes
+            first = last = bisect.bisect(holes, (low,))
+            if first > 0 and holes[first - 1][1] == low:
+                first -= 1
+                low = holes[first][0]
+            if last < len(holes) and holes[last][0] == high:
+                high = holes[last][1]
+                last += 1
+            if self._change(state, [*holes[:first], (low, high), *holes[last:]]):
+                return
+
+    def cut(self, start: int, stop: int) -> list[tuple[int, int]]:
+        """Allocate all that is free between two bounds; return the ranges that were free."""
+        while True:
+            state = self._newest()
+            found, left = [], []
+            for low, high in state[_RANGES]:
+                inside = max(low, start), min(high, stop)
+                if inside[0] >= inside[1]:
+                    left.append((low, high))
+                    continue
+                found.append(inside)
+                left += [one for one in ((low, inside[0]), (inside[1], high)) if one[0] < one[1]]
+            if not found or self._change(state, left):
+                return found
+
+    def _newest(self):
+        state = self._state
+        while _NEXT in state:
+            state = state[_NEXT]
+        return state
+
+    def _change(self, state, ranges):
+        """Let a list follow another one; return False if another list has followed that already."""
+        new = {_RANGES: ranges}
+        if state.setdefault(_NEXT, new) is not new:
+            return False
+        self._state = new
+        return True
 
 
 class _Block:
@@ -151,7 +193,7 @@ class SharedMemory:
         self._small = FreeList(start + _PAGE, large)
         self._large = FreeList(large, stop)
         self._returned: collections.deque = collections.deque()
-        self._resident: dict[int, int] = {}  # free blocks with resident pages: size by offset
+        self._resident = FreeList(large, large)  # the free pages that are resident
         self._unchecked = 0
 
     def is_ours(self) -> bool:
@@ -180,7 +222,7 @@ class SharedMemory:
                 f"that one rank can address; free some Data or raise 'ulimit -v'"
             )
         block = np.asarray(_Block(self, offset, nbytes, size))
-        if self._resident.pop(offset, 0) < nbytes:
+        if _length(self._resident.cut(offset, offset + nbytes)) < nbytes:
             self._unchecked += nbytes
             if self._unchecked >= _CHECKED:
                 self._unchecked = 0
@@ -190,24 +232,33 @@ class SharedMemory:
     def collect(self) -> None:
         """Free the blocks of deallocated arrays; keep the pages of some for the next blocks."""
         while self._returned:
-            offset, nbytes = self._returned.popleft()
+            try:
+                offset, nbytes = self._returned.popleft()
+            except IndexError:  # another thread has freed the last one
+                return
             if offset < self._large.lowest:
                 self._small.give(offset, nbytes)
                 continue
-            self._large.give(offset, nbytes)
-            if sum(self._resident.values()) + nbytes > self._keep:
+            # The block is freed last: other threads may allocate it at once.
+            if _length(self._resident.holes()) + nbytes > self._keep:
                 self.give_back(offset, offset + nbytes)
             else:
-                self._resident[offset] = nbytes
+                self._resident.give(offset, nbytes)
+            self._large.give(offset, nbytes)
 
     def trim(self) -> None:
         """Like `collect`, but return all free pages to the system."""
         if not self.is_ours():
             return
         self.collect()
-        self._resident.clear()
-        for start, stop in self._large.holes():
-            self.give_back(start, stop)
+        for resident in self._resident.holes():
+            # Other threads must not allocate what is returned.
+            for start, stop in self._large.cut(*resident):
+                try:
+                    self.give_back(start, stop)
+                    self._resident.cut(start, stop)
+                finally:
+                    self._large.give(start, stop - start)
 
     def trim_others(self) -> None:
         """Return the pages of all other processes to the system, after they have ended.
@@ -285,6 +336,10 @@ def _map(span, ranks, file):
         # Not all of it: stacks, libraries and arrays need address space, too.
         mapping.close()
         span, limited = max(span // 2, _SMALLEST_SPAN), False
+
+
+def _length(ranges):
+    return sum([stop - start for start, stop in ranges])
 
 
 def _memory_left():
