@@ -1,6 +1,7 @@
 """Functions and shared variables are freed on every rank when the script drops them."""
 
 import gc
+import resource
 import weakref
 
 import numpy as np
@@ -322,3 +323,73 @@ def test_dropped_models_do_not_accumulate(late):
     held()
     for process, resident in zip(processes, before):
         assert resident - process.memory_info().rss > 0.8 * 64 * MEBIBYTE
+
+
+# The shared memory of a closed world
+
+
+def is_mapped():
+    """Whether this process has mapped shared memory: a range as large as the machine's memory."""
+    with open("/proc/self/maps") as file:
+        limits = [line.split()[0].split("-") for line in file]
+    return any(int(stop, 16) - int(start, 16) > psutil.virtual_memory().total for start, stop in limits)
+
+
+@own_process
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_close_unmaps_the_shared_memory_at_once(ranks):
+    gc.disable()
+    theano.config.mode = "FAST_COMPILE"
+    assert not is_mapped()
+    x, w = T.dvector("x"), theano.shared(np.ones(3), "w")
+    for _ in range(2):
+        synk.fork(ranks, use_gpu=False)
+        data = synk.data(np.ones(100_000))
+        mean = ops.all_reduce(x.mean(), "avg")
+        function = synk.function([x], [(x.sum(), "sum"), (x * 2, "gather")], updates=[(w, w + mean)])
+        outputs = [function(data), function(data, batch=[1, 2, 3]), function(np.ones(10))]
+        synk.all_reduce(w)
+        with synk.fuse():
+            pending = function(data), synk.all_reduce(w)
+        assert is_mapped()
+        synk.close()
+        assert not is_mapped()
+    assert len(outputs) == 3 and pending[0].result()[0] == 100_000 and w.get_value().shape == (3,)
+    data.free_memory()
+    with pytest.raises(synk.ClosedError):
+        function(data)
+
+
+@own_process
+def test_arrays_in_the_shared_memory_are_readable_after_close_and_unmapped_with_the_last():
+    gc.disable()
+    synk.fork(2, use_gpu=False)
+    data, small = synk.data(np.arange(100_000)), synk.data(np.arange(3))
+    views = [data.data[5:], small.data]
+    synk.close()
+    assert is_mapped()
+    synk.fork(2, use_gpu=False)
+    synk.data(np.ones(200_000))
+    synk.close()
+    assert views[0].tolist() == list(range(5, 100_000)) and views[1].tolist() == [0, 1, 2]
+    assert is_mapped()
+    del views[0]
+    assert is_mapped() and views[0].tolist() == [0, 1, 2]
+    views.clear()
+    assert not is_mapped()
+
+
+@own_process
+def test_worlds_one_after_another_have_the_same_address_space_if_it_is_limited():
+    gc.disable()
+    room = psutil.Process().memory_info().vms + (9 << 30)
+    resource.setrlimit(resource.RLIMIT_AS, (room, resource.RLIM_INFINITY))
+    spans = []
+    for _ in range(4):
+        synk.fork(2, use_gpu=False)
+        spans.append(synk.world.world.current_world().here.store.memory._span)
+        data = synk.data(np.ones(1000))
+        data.itself = data  # such objects are freed when Python collects garbage
+        synk.spmd(lambda rank, data: rank.barrier(), data)
+        synk.close()
+    assert spans == spans[:1] * 4, spans

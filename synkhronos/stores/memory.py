@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import bisect
 import collections
+import gc
 import mmap
 import os
 import sys
@@ -21,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from synkhronos._errors import SynkhronosError
+from synkhronos._errors import ClosedError, SynkhronosError
 from synkhronos.host import heap
 from synkhronos.host.machine import cores, memory_room
 
@@ -32,6 +33,7 @@ _SMALLEST_SPAN = 16 << 20  # bytes of address space; the minimum for sharing arr
 _KEPT = 256 << 20  # bytes of resident free pages to keep for the next block
 RESERVED = _CHECKED = 16 << 20  # bytes between two checks of the available memory, for each rank
 _FURTHER = 2  # spans that belong to no rank
+_CLOSED = 0  # in place of a process
 _RANGES, _NEXT = "ranges", "next"
 
 
@@ -202,11 +204,19 @@ class SharedMemory:
 
     def check_ours(self) -> None:
         """Raise unless this is the process of a rank."""
+        if self._pid == _CLOSED:
+            raise ClosedError("these processes were closed, and their shared memory was freed")
         if not self.is_ours():
             raise SynkhronosError(
                 "this process was forked from the master, and only the master may allocate shared "
                 "memory; call close() and fork() here to start separate processes"
             )
+
+    def close(self) -> None:
+        """Allocate nothing more. The memory is unmapped when no array is left in it, perhaps now."""
+        self._pid = _CLOSED
+        self._end = self.address
+        self.mapping = None  # type: ignore[assignment]
 
     def allocate(self, nbytes: int) -> np.ndarray:
         """Return a 1-d ``uint8`` array of new, uninitialized shared memory."""
@@ -315,7 +325,7 @@ class SharedMemory:
 def _map(span, ranks, file):
     """Return a mapping of the spans, and the size of a span: the requested size, or less."""
     flags = mmap.MAP_SHARED | _NORESERVE | (mmap.MAP_ANONYMOUS if file < 0 else 0)
-    limited = False
+    limited = collected = False
     while True:
         try:
             if file >= 0:
@@ -323,6 +333,10 @@ def _map(span, ranks, file):
             mapping = mmap.mmap(file, span * (ranks + _FURTHER), flags=flags)
         except (OSError, ValueError, OverflowError) as error:
             # A limit on address space (ulimit -v, strict overcommit)
+            if not collected:  # the memory of former processes may be garbage
+                gc.collect()
+                collected = True
+                continue
             span //= 2
             limited = True
             if span < _SMALLEST_SPAN:

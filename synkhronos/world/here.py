@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import math
 import pickle
+import weakref
 from abc import ABC, abstractmethod
 from typing import Any, Iterable, MutableMapping, Sequence
 
@@ -79,6 +80,10 @@ class Command(ABC):
         """Return which rows of the master's arrays some of the `size` ranks need: by default, none."""
         return ()
 
+    def forget_arrays(self) -> None:
+        """Free what it keeps for its repetition."""
+        vars(self).pop("_prepared", None)
+
     @property
     def plain(self) -> Command:
         """The command without what observes it."""
@@ -122,6 +127,8 @@ class Here:
         The name of this rank's device.
     wires : dict
         What this rank keeps of reductions in wire formats, by the number of the variable and the format.
+    prepared : weakref.WeakSet
+        The commands that keep arrays of the store for their repetition.
     restarts : int
         How often this rank was replaced in the program that is running.
     """
@@ -142,6 +149,7 @@ class Here:
         self.log: Any = None
         self.device = "cpu"
         self.restarts = 0
+        self.prepared: weakref.WeakSet[Any] = weakref.WeakSet()
         self.wires: dict[tuple[int, Any], Any] = {}
         self._buffers: dict[tuple, np.ndarray] = {}
         self._payload: bytes | None = None
@@ -236,6 +244,8 @@ class Here:
         The store is about to be freed, or new workers must inherit copies instead of shared arrays.
         """
         self.peers.clear()  # they have memory in the store
+        for command in list(self.prepared):
+            command.forget_arrays()
         for shared in self.shareds.values():
             storage = self.engine.storage(shared)
             if isinstance(storage, np.ndarray) and storage in self.store:

@@ -331,6 +331,8 @@ class World:
             finally:
                 try:
                     self.free()
+                    if alone:  # otherwise a call that was interrupted may continue
+                        self.transport.release()
                 finally:
                     self.turn.give_back()
         self.defer_interrupt.remove()  # after the block, which has handlers of its own
