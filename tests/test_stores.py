@@ -23,8 +23,10 @@ from hypothesis.stateful import (
 )
 from oracle import examples
 
+from synkhronos.stores import free_list
 from synkhronos.stores import memory as memory_module
-from synkhronos.stores.memory import FreeList, SharedMemory
+from synkhronos.stores.free_list import FreeList
+from synkhronos.stores.memory import SharedMemory
 from synkhronos.stores.shared import SharedMemoryStore
 
 MEBIBYTE = 1 << 20
@@ -352,7 +354,7 @@ def interrupted(change, free, place):
     lines, taken = itertools.count(), []
 
     def trace(frame, event, argument):
-        if frame.f_code.co_filename != memory_module.__file__:
+        if frame.f_code.co_filename != free_list.__file__:
             return None
         if event == "line" and next(lines) == place:
             taken.append((free.take(4), 4))

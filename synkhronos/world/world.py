@@ -260,7 +260,7 @@ class World:
         self.check_usable()
         self.here.engine.enter_thread()
         if self.here.size == 1:
-            return self._run_and_drop(command, self._run_alone)
+            return self._run_and_drop(command, lambda command: [command.run(self.here)])
         with self.defer_interrupt:
             if self.turn.thread != get_ident():
                 with self.turn:
@@ -276,9 +276,6 @@ class World:
         for part in list(self._parts.values()):
             if hasattr(part, "forget"):
                 part.forget(numbers)
-
-    def _run_alone(self, command):
-        return [command.run(self.here)]
 
     def _run(self, command):
         payload = command.packed()
