@@ -393,3 +393,32 @@ def test_worlds_one_after_another_have_the_same_address_space_if_it_is_limited()
         synk.spmd(lambda rank, data: rank.barrier(), data)
         synk.close()
     assert spans == spans[:1] * 4, spans
+
+
+class KeptForCalls(Command):
+    """Returns how much a rank keeps for calls, and whether the resident pages it lists are free."""
+
+    def run(self, here):
+        memory = here.store.memory
+        memory.collect()
+        are_free = all(
+            any(low <= start and stop <= high for low, high in memory._large.holes())
+            for start, stop in memory._resident.holes()
+        )
+        gc.collect()
+        return len(here._buffers), len(here._kept), len(here.prepared), len(here.rows), are_free
+
+
+def test_calls_of_changing_shape_leave_nothing_behind(world_of):
+    world_of(2)
+    x, random = T.dmatrix("x"), np.random.RandomState(0)
+    function = synk.function([x], [(x.sum(), "sum"), (x * 2, "gather")], mode="FAST_COMPILE")
+    values, kept, found = np.ones((20_000, 3)), [], []
+    for _ in range(3):
+        for index in range(50):
+            rows = values[: random.randint(2, len(values))]
+            kept = [*kept, synk.data(rows)][-5:]
+            assert function(rows, batch=[0, 1, 1] if index % 2 else None)[0] > 0
+        found.append(current_world().run(KeptForCalls()))
+    assert found[1:] == found[:1] * 2
+    assert all(are_free for *_, are_free in found[0])
