@@ -1,6 +1,7 @@
 """soak: leaks of memory, files, threads, mappings and /dev/shm in a long run.
 
-A world of three ranks makes calls, then collectives, then `Data`; then worlds are opened and closed.
+A world of three ranks makes calls, then collectives, then `Data`, then calls of changing shape; then
+functions are built, called and dropped, and worlds are opened and closed.
 Samples are taken regularly, the first one after a fiftieth of the work, because the start has its own
 costs. ``--scale 0.01`` does a hundredth of the work.
 """
@@ -12,7 +13,14 @@ import numpy as np
 
 RANKS = 3
 SAMPLES = 50
-WORK = {"calls": 1_000_000, "collectives": 100_000, "Data": 10_000, "fork() and close()": 1_000}
+WORK = {
+    "calls": 1_000_000,
+    "collectives": 100_000,
+    "Data": 10_000,
+    "calls of changing shape": 100_000,
+    "functions": 1_000,
+    "fork() and close()": 1_000,
+}
 QUANTITIES = {
     "master": ("resident memory, master", "MB"),
     "workers": ("resident memory, workers", "MB"),
@@ -54,10 +62,14 @@ class World:
             [x], [(x.sum(), "sum"), (x, "gather")], bcast_inputs=[v], updates=[(self.w, new)]
         )
         self.read = synk.function([], (self.rows.sum(), "sum"), sliceable_shareds=[self.rows])
+        self.total = synk.function([x], [(x.sum(), "sum"), (x * 2, "gather")])
         self.x = synk.data(np.ones((64, 50), "float32"))
         self.v = synk.data(np.ones(3, "float32"))
         synk.distribute()
         self.rng = np.random.default_rng(0)
+        self.values = np.ones((60_000, 3), "float32")
+        self.all_values = synk.data(self.values)
+        self.kept = []
 
     def calls(self, number):
         """Calls of all kinds: repeated, of other rows, in slices, of arrays, fused, failing."""
@@ -126,6 +138,30 @@ class World:
             if index % 3:
                 data.free_memory()
 
+    def change_shapes(self, number):
+        """Calls with arrays of 2 to 60 000 rows, some of them `Data` that are kept for a while."""
+        for _ in range(number):
+            rows = self.values[: int(self.rng.integers(2, len(self.values)))]
+            if self.rng.random() < 0.3:
+                self.kept.append(self.synk.data(rows))
+                if len(self.kept) > 50:
+                    del self.kept[self.rng.integers(50)]
+            self.total(rows)
+
+    def make_functions(self, number):
+        """Functions with a variable of their own: built, called with listed rows, and dropped."""
+        import theano
+        import theano.tensor as tt
+
+        listed = [*range(0, len(self.values), 2), 1]
+        for index in range(number):
+            x, own = tt.fmatrix("x"), theano.shared(np.ones(3, "float32"), "own")
+            updates = [(own, own + x.mean(axis=0)), (self.w, self.w + 0 * own.sum())]
+            outputs = [(x.sum() + np.float32(index), "sum")]
+            function = self.synk.function([x], outputs, updates=updates, mode="FAST_COMPILE")
+            function(self.all_values, batch=listed)
+            self.synk.all_reduce(own)
+
     def pids(self):
         return common.worker_ids()
 
@@ -144,7 +180,13 @@ def soaking():
             world.calls(10)
 
     def turn(kind, number):
-        work = {"calls": world.calls, "collectives": world.collectives, "Data": world.make_data}
+        work = {
+            "calls": world.calls,
+            "collectives": world.collectives,
+            "Data": world.make_data,
+            "calls of changing shape": world.change_shapes,
+            "functions": world.make_functions,
+        }
         work.get(kind, rounds)(number)
         gc.collect()
         return sample(world.pids())

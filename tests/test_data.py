@@ -1,9 +1,13 @@
 """Tests of `Data`: its contents, its growth, invalid arguments, and what every rank sees of it."""
 
 import copy
+import gc
 import os
 import pickle
+import sys
 import warnings
+from concurrent.futures import ThreadPoolExecutor
+from random import Random
 
 import numpy as np
 import pytest
@@ -23,6 +27,7 @@ from oracle import examples
 
 import synkhronos as synk
 from synkhronos.arithmetic.partition import select
+from synkhronos.world.world import current_world
 
 #: NumPy 2 has its warnings in another module.
 EXCEPTIONS = getattr(np, "exceptions", np)
@@ -687,6 +692,83 @@ def test_inputs_of_a_function_are_bound_and_built_together(world):
     assert [one is other for one, other in zip(bound, (rows, matrix))] == [True, True]
     assert world.whole()[0].shape == (3, 2, 2)
     synk.free_shmems(world.matrix, world.vector)
+
+
+# Threads, finalizers and child processes
+
+
+def make_and_drop(mark, steps, kept=5):
+    """Keep some `Data` full of a number; check those that are dropped."""
+    datas, random = [], Random(mark)
+    for step in range(steps):
+        made = synk.data(np.full(random.choice([1, 500, 3000]), mark))
+        made.set_length(len(made) + random.choice([0, 700]))
+        made[...] = mark
+        if step % 4 == 0:
+            synk.data(made).free_memory()
+        datas.append(made)
+        if len(datas) > kept:
+            assert (datas.pop(random.randrange(kept)).data == mark).all()
+    assert all((one.data == mark).all() for one in datas)
+
+
+class MakingData:
+    """Garbage that makes `Data` when it is collected."""
+
+    def __init__(self):
+        self.own, self.made = self, synk.data(np.full(1000, 200))
+
+    def __del__(self):
+        assert (self.made.data == 200).all()
+        make_and_drop(201, 2)
+
+
+@pytest.mark.parametrize("collects", [False, True], ids=["", "with garbage collection inside"])
+def test_threads_make_and_drop_data_at_the_same_time(world, collects):
+    interval, threshold = sys.getswitchinterval(), gc.get_threshold()
+
+    def work(mark):
+        for _ in range(40 if collects else 1):
+            if collects:
+                MakingData()
+            make_and_drop(mark, 3 if collects else 300)
+
+    sys.setswitchinterval(1e-6)
+    if collects:
+        gc.set_threshold(1)
+    try:
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(work, [1, 2]))
+    finally:
+        gc.set_threshold(*threshold)
+        sys.setswitchinterval(interval)
+    gc.collect()
+    assert world.rows(np.ones((4, 2), "float32")) is not None
+
+
+def test_a_child_process_that_the_script_forks_allocates_nothing(world):
+    """Its blocks would be those that the master allocates next."""
+    data = synk.data(np.zeros(5))
+    calls = [lambda: data.set_length(200_000), lambda: data.set_value(np.ones(200_000)),
+             lambda: current_world().here.store.empty((200_000,), "float64")]  # fmt: skip
+    for call in calls:
+        reading, writing = os.pipe()
+        pid = os.fork()
+        if not pid:
+            said = b"nothing was raised"
+            try:
+                call()
+            except synk.SynkhronosError as error:
+                said = str(error).encode()
+            finally:
+                os.write(writing, said)
+                os._exit(0)
+        os.close(writing)
+        os.waitpid(pid, 0)
+        with open(reading, "rb") as file:
+            assert b"forked from the master, and only the master may allocate" in file.read()
+    data.set_length(6)
+    assert data.data.tolist() == [0] * 6
 
 
 # Last, as this test closes the world

@@ -1,6 +1,7 @@
 """Functions and shared variables are freed on every rank when the script drops them."""
 
 import gc
+import resource
 import weakref
 
 import numpy as np
@@ -11,6 +12,9 @@ import theano.tensor as T
 from processes import own_process
 
 import synkhronos as synk
+from synkhronos import ops
+from synkhronos.functions.agreement import agreement_of
+from synkhronos.functions.replica import Replica
 from synkhronos.world.here import Command
 from synkhronos.world.world import current_world
 
@@ -26,6 +30,34 @@ class Held(Command):
 
 def held():
     return current_world().run(Held())
+
+
+class Kept(Command):
+    """Returns how much a rank keeps for functions and shared variables, by what it is."""
+
+    NAMES = ("functions", "shareds", "rows", "peers", "wires", "_buffers")
+
+    def run(self, here):
+        gc.collect()
+        found = {name: len(getattr(here, name)) for name in self.NAMES}
+        return {**found, "replicas": sum(type(one) is Replica for one in gc.get_objects())}
+
+
+class InStore(Command):
+    """Returns how many megabytes of large blocks a rank has allocated in the store."""
+
+    def run(self, here):
+        memory = here.store.memory
+        memory.collect()
+        (_, start, stop), free = memory.parts_of_span(here.transport.distance), memory._large.holes()
+        return (stop - start - sum(last - first for first, last in free)) // MEBIBYTE
+
+
+def known():
+    """Return how much the master knows about variables, by what it is."""
+    groups = vars(agreement_of(current_world()))
+    found = {name: len(one) for name, one in groups.items() if isinstance(one, (set, dict))}
+    return {**found, "all sources": sum(map(len, groups["sources"].values()))}
 
 
 def model(length=3):
@@ -203,6 +235,79 @@ def test_what_is_dropped_is_dropped_although_the_next_command_fails(world_of):
     assert kept([1.0, 2.0, 3.0, 4.0]) == 6
 
 
+def call_and_drop(shared):
+    """Use functions and variables in all ways for which ranks keep something, and drop them."""
+    x = T.dvector("x")
+    rows, own = theano.shared(np.ones(6), "rows"), theano.shared(np.ones(3), "own")
+    updates = [(own, own + ops.all_reduce(x.mean(), "avg")), (shared, shared + own.sum())]
+    function = synk.function([x], (x.sum(), "sum"), updates=updates, mode="FAST_COMPILE")
+    sliced = synk.function([], (rows.sum(), "sum"), sliceable_shareds=[rows], mode="FAST_COMPILE")
+    data = synk.data(np.ones(8))
+    for _ in range(3):
+        function(data, batch=[1, 3, 4, 6])
+        sliced(batch_s=[0, 2])
+        with synk.fuse():
+            function(data)
+            synk.all_reduce(own)
+    synk.scatter(rows, np.ones(6))
+    synk.set_value(0, own, np.ones(3))
+    synk.broadcast(own, np.ones(3))
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_of_dropped_functions_and_variables_nothing_is_left_on_any_rank(world_of, ranks):
+    world_of(ranks)
+    shared = theano.shared(1.0, "shared")
+    counts = []
+    for _ in range(3):
+        call_and_drop(shared)
+        counts.append((current_world().run(Kept()), known()))
+    assert counts[1:] == counts[:1] * 2
+    for kept in counts[0][0]:
+        assert kept == {**dict.fromkeys(kept, 0), "shareds": 1}
+
+
+def test_an_array_of_the_last_collective_is_freed_with_its_variable(world_of):
+    world_of(2)
+    variable, other = theano.shared(np.ones(MEBIBYTE)), theano.shared(np.ones(3))
+    synk.broadcast([variable, other])
+    synk.all_reduce([variable, other])
+    before = current_world().run(InStore())
+    del variable
+    synk.broadcast(other)
+    assert [start - end for start, end in zip(before, current_world().run(InStore()))] == [8] * 2
+    synk.all_reduce(other)
+    assert other.get_value().tolist() == [1] * 3
+
+
+@pytest.mark.parametrize("known_to_ranks", [False, True])
+def test_what_was_dropped_is_forgotten_before_a_restart(world_of, known_to_ranks):
+    world_of(2)
+    shared = theano.shared(1.0, "shared")
+    synk.broadcast(shared)
+    before = known()
+    function = model()
+    if known_to_ranks:
+        function()
+    del function
+    synk.restart()
+    assert known() == before
+
+
+def test_a_variable_remembers_that_it_was_computed_from_one_that_differed_and_was_dropped(world_of):
+    world_of(2)
+    shared, cause = theano.shared(np.ones(2), "shared"), theano.shared(np.ones(2), "cause")
+    update = synk.function([], updates=[(shared, shared + cause.sum())], mode="FAST_COMPILE")
+    synk.scatter(cause, np.arange(4.0))
+    update()
+    agreement, number = agreement_of(current_world()), current_world().registry.numbers[shared]
+    assert agreement.differs_by_calls(number)
+    del cause, update
+    assert [len(shareds) for _, shareds in held()] == [1, 1]
+    assert agreement.sources == {number: {(True, frozenset([number]))}}
+    assert agreement.differs_by_calls(number)
+
+
 @own_process
 @pytest.mark.parametrize("late", [False, True], ids=["inherited", "sent"])
 def test_dropped_models_do_not_accumulate(late):
@@ -218,3 +323,102 @@ def test_dropped_models_do_not_accumulate(late):
     held()
     for process, resident in zip(processes, before):
         assert resident - process.memory_info().rss > 0.8 * 64 * MEBIBYTE
+
+
+# The shared memory of a closed world
+
+
+def is_mapped():
+    """Whether this process has mapped shared memory: a range as large as the machine's memory."""
+    with open("/proc/self/maps") as file:
+        limits = [line.split()[0].split("-") for line in file]
+    return any(int(stop, 16) - int(start, 16) > psutil.virtual_memory().total for start, stop in limits)
+
+
+@own_process
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_close_unmaps_the_shared_memory_at_once(ranks):
+    gc.disable()
+    theano.config.mode = "FAST_COMPILE"
+    assert not is_mapped()
+    x, w = T.dvector("x"), theano.shared(np.ones(3), "w")
+    for _ in range(2):
+        synk.fork(ranks, use_gpu=False)
+        data = synk.data(np.ones(100_000))
+        mean = ops.all_reduce(x.mean(), "avg")
+        function = synk.function([x], [(x.sum(), "sum"), (x * 2, "gather")], updates=[(w, w + mean)])
+        outputs = [function(data), function(data, batch=[1, 2, 3]), function(np.ones(10))]
+        synk.all_reduce(w)
+        with synk.fuse():
+            pending = function(data), synk.all_reduce(w)
+        assert is_mapped()
+        synk.close()
+        assert not is_mapped()
+    assert len(outputs) == 3 and pending[0].result()[0] == 100_000 and w.get_value().shape == (3,)
+    data.free_memory()
+    with pytest.raises(synk.ClosedError):
+        function(data)
+
+
+@own_process
+def test_arrays_in_the_shared_memory_are_readable_after_close_and_unmapped_with_the_last():
+    gc.disable()
+    synk.fork(2, use_gpu=False)
+    data, small = synk.data(np.arange(100_000)), synk.data(np.arange(3))
+    views = [data.data[5:], small.data]
+    synk.close()
+    assert is_mapped()
+    synk.fork(2, use_gpu=False)
+    synk.data(np.ones(200_000))
+    synk.close()
+    assert views[0].tolist() == list(range(5, 100_000)) and views[1].tolist() == [0, 1, 2]
+    assert is_mapped()
+    del views[0]
+    assert is_mapped() and views[0].tolist() == [0, 1, 2]
+    views.clear()
+    assert not is_mapped()
+
+
+@own_process
+def test_worlds_one_after_another_have_the_same_address_space_if_it_is_limited():
+    gc.disable()
+    room = psutil.Process().memory_info().vms + (9 << 30)
+    resource.setrlimit(resource.RLIMIT_AS, (room, resource.RLIM_INFINITY))
+    spans = []
+    for _ in range(4):
+        synk.fork(2, use_gpu=False)
+        spans.append(synk.world.world.current_world().here.store.memory._span)
+        data = synk.data(np.ones(1000))
+        data.itself = data  # such objects are freed when Python collects garbage
+        synk.spmd(lambda rank, data: rank.barrier(), data)
+        synk.close()
+    assert spans == spans[:1] * 4, spans
+
+
+class KeptForCalls(Command):
+    """Returns how much a rank keeps for calls, and whether the resident pages it lists are free."""
+
+    def run(self, here):
+        memory = here.store.memory
+        memory.collect()
+        are_free = all(
+            any(low <= start and stop <= high for low, high in memory._large.holes())
+            for start, stop in memory._resident.holes()
+        )
+        gc.collect()
+        return len(here._buffers), len(here._kept), len(here.prepared), len(here.rows), are_free
+
+
+def test_calls_of_changing_shape_leave_nothing_behind(world_of):
+    world_of(2)
+    x, random = T.dmatrix("x"), np.random.RandomState(0)
+    function = synk.function([x], [(x.sum(), "sum"), (x * 2, "gather")], mode="FAST_COMPILE")
+    values, kept, found = np.ones((20_000, 3)), [], []
+    for _ in range(3):
+        for index in range(50):
+            rows = values[: random.randint(2, len(values))]
+            kept = [*kept, synk.data(rows)][-5:]
+            assert function(rows, batch=[0, 1, 1] if index % 2 else None)[0] > 0
+        found.append(current_world().run(KeptForCalls()))
+    assert found[1:] == found[:1] * 2
+    assert all(are_free for *_, are_free in found[0])

@@ -1,7 +1,11 @@
 """Conformance checks on each store, and tests of shared memory: its blocks, pages and limits."""
 
 import gc
+import itertools
 import re
+import sys
+import threading
+from random import Random
 
 import numpy as np
 import pytest
@@ -19,8 +23,10 @@ from hypothesis.stateful import (
 )
 from oracle import examples
 
+from synkhronos.stores import free_list
 from synkhronos.stores import memory as memory_module
-from synkhronos.stores.memory import FreeList, SharedMemory
+from synkhronos.stores.free_list import FreeList
+from synkhronos.stores.memory import SharedMemory
 from synkhronos.stores.shared import SharedMemoryStore
 
 MEBIBYTE = 1 << 20
@@ -153,6 +159,26 @@ def test_pages_of_blocks_that_died_are_kept_up_to_a_limit(monkeypatch):
     assert resident(memory) < MEBIBYTE
 
 
+@given(actions=st.lists(st.tuples(st.integers(0, 9), st.integers(0, 12)), max_size=60))
+@examples(30)
+def test_resident_pages_that_are_listed_are_free(actions):
+    """Also if blocks that died were merged, and are allocated again as parts of others."""
+    memory, blocks = SharedMemory(1), {}
+    for number, pages in actions:
+        blocks.pop(number, None)
+        if pages:
+            blocks[number] = memory.allocate(4096 * pages)
+        memory.collect()
+        listed, holes = memory._resident.holes(), memory._large.holes()
+        for start, stop in listed:
+            assert any(first <= start and stop <= last for first, last in holes)
+        highest = max([memory._large.lowest, *(last for _, last in listed)])
+        freed = sum(min(last, highest) - first for first, last in holes if first < highest)
+        assert sum(stop - start for start, stop in listed) == freed
+    memory.trim()
+    assert not memory._resident.holes()
+
+
 def test_pages_that_were_returned_are_zero(monkeypatch):
     monkeypatch.setattr(memory_module, "_KEPT", MEBIBYTE)
     store = SharedMemoryStore(SharedMemory(2))
@@ -220,6 +246,128 @@ def test_blocks_of_about_a_page_return_to_where_they_came_from(memory, nbytes):
     assert (memory._small.holes(), memory._large.holes()) == before
 
 
+def in_threads(work, n_threads=2):
+    """Call ``work(number)`` in several threads that are switched as often as possible."""
+    interval, errors = sys.getswitchinterval(), []
+
+    def run(number):
+        try:
+            work(number)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=[number]) for number in range(n_threads)]
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert not errors, errors
+
+
+def allocate_and_drop(memory, mark, steps):
+    """Keep some blocks full of a number, drop and check others."""
+    kept, random = [], Random(mark)
+    for step in range(steps):
+        block = memory.allocate(random.choice([1, 64, 1000, 4096, 5000, 40_000]))
+        block[:] = mark
+        kept.append(block)
+        if len(kept) > 10:
+            assert (kept.pop(random.randrange(10)) == mark).all()
+        if step % 50 == 0:
+            memory.trim()
+    assert all((block == mark).all() for block in kept)
+
+
+def check_all_is_free(memory):
+    gc.collect()
+    memory.trim()
+    (start, large, stop) = memory.parts_of_span(0)
+    assert memory._small.holes() == [(start + 4096, large)]
+    assert memory._large.holes() == [(large, stop)]
+
+
+@pytest.mark.parametrize("kept", [0, MEBIBYTE])
+def test_threads_allocate_and_free_at_the_same_time(monkeypatch, kept):
+    monkeypatch.setattr(memory_module, "_KEPT", kept)
+    memory = SharedMemory(1)
+    in_threads(lambda mark: allocate_and_drop(memory, 1 + mark, 2000))
+    check_all_is_free(memory)
+
+
+class Allocating:
+    """Garbage that allocates and frees blocks when it is collected."""
+
+    def __init__(self, memory):
+        self.memory, self.own, self.block = memory, self, memory.allocate(5000)
+        self.block[:] = 200
+
+    def __del__(self):
+        assert (self.block == 200).all()
+        self.block = None
+        for nbytes in (100, 9000):
+            self.memory.allocate(nbytes)[:] = 201
+
+
+def test_what_is_collected_inside_an_allocation_allocates_and_frees():
+    memory, threshold = SharedMemory(1), gc.get_threshold()
+    gc.set_threshold(1)
+
+    def work(mark):
+        for _ in range(300):
+            Allocating(memory)
+            allocate_and_drop(memory, 1 + mark, 2)
+
+    try:
+        in_threads(work)
+    finally:
+        gc.set_threshold(*threshold)
+    check_all_is_free(memory)
+
+
+@pytest.mark.parametrize("change", [
+    lambda free: [(free.take(8), 8)],
+    lambda free: free.give(8, 8),
+    lambda free: [(low, high - low) for low, high in free.cut(0, 28)],
+], ids=["take", "give", "cut"])  # fmt: skip
+def test_a_change_that_comes_between_two_steps_of_another_one_is_kept(change):
+    """As of a signal handler, a finalizer or another thread; at each line in turn."""
+    for place in itertools.count():
+        free = FreeList(0, 64)
+        assert free.take(24) == 0  # the first third is free again, the second one may be given
+        free.give(0, 8)
+        changed, taken = interrupted(change, free, place)
+        rest = [(16, 8)] if changed is None else [*changed, (8, 16)]
+        for start, nbytes in [*rest, *taken]:
+            free.give(start, nbytes)
+        assert free.holes() == [(0, 64)]
+        if not taken:
+            break
+    assert place > 3
+
+
+def interrupted(change, free, place):
+    """Return ``change(free)``, and what was taken before the line that is the n-th to be executed."""
+    lines, taken = itertools.count(), []
+
+    def trace(frame, event, argument):
+        if frame.f_code.co_filename != free_list.__file__:
+            return None
+        if event == "line" and next(lines) == place:
+            taken.append((free.take(4), 4))
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        return change(free), taken
+    finally:
+        sys.settrace(before)
+
+
 class FreeBytes(RuleBasedStateMachine):
     """A `FreeList` compared with a list that has one entry per byte."""
 
@@ -248,6 +396,17 @@ class FreeBytes(RuleBasedStateMachine):
         start, nbytes = block
         self.free.give(start, nbytes)
         self.is_free[start : start + nbytes] = [True] * nbytes
+
+    @rule(start=st.integers(0, 75), nbytes=st.integers(0, 40))
+    def cut_and_give(self, start, nbytes):
+        before, stop = self.free.holes(), start + nbytes
+        found = self.free.cut(start, stop)
+        cut = [any(low <= byte < high for low, high in found) for byte in range(len(self.is_free))]
+        assert cut == [free and start <= byte < stop for byte, free in enumerate(self.is_free)]
+        assert self.free.cut(start, stop) == []
+        for low, high in found:
+            self.free.give(low, high - low)
+        assert self.free.holes() == before
 
     @invariant()
     def neighbours_are_merged(self):

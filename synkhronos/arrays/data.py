@@ -22,12 +22,21 @@ from synkhronos.stores.handle import Handle
 from synkhronos.world.world import World
 
 
-class _OpenDatas(weakref.WeakSet):
+class _OpenDatas:
     """All `Data` of a world. Their memory is freed when the world is closed."""
 
-    def close(self):
-        for data in list(self):
-            data.free_memory()
+    def __init__(self) -> None:
+        # Several threads may change it at the same time, unlike a `WeakSet`.
+        self._references: set[weakref.ref[Data]] = set()
+
+    def add(self, data: Data) -> None:
+        self._references.add(weakref.ref(data, self._references.discard))
+
+    def close(self) -> None:
+        for reference in list(self._references):
+            data = reference()
+            if data is not None:
+                data.free_memory()
 
 
 class Data:

@@ -127,6 +127,9 @@ class Communicator(ABC):
         """
         return self.all_reduce(arrays, op, weight)
 
+    def forget(self) -> None:  # noqa: B027
+        """Free what is kept from the last collective. All ranks call it at the same time."""
+
     def timed(self) -> list[tuple[str, object, str]]:
         """Return the methods that `profile` times: the category, the owner and the name of each."""
         return [("reduce", self, "reduce_part")] if hasattr(self, "reduce_part") else []

@@ -71,6 +71,9 @@ class LinkedCommunicator(Communicator):
 
     def __init__(self, group: Linked) -> None:
         super().__init__(group)
+        self.forget()
+
+    def forget(self) -> None:
         self._memory = np.empty(0, np.uint8)
         self._batch = _Batch([])  # the last reduction; training repeats it in every step
 

@@ -45,6 +45,11 @@ class MachinesCommunicator(Communicator):
         self._machine, _ = self._place_of(self.rank)
         self._has_only_leaders = all(len(ranks) == 1 for ranks in machines)
 
+    def forget(self):
+        self._local.forget()
+        if self._is_leader:
+            self._leaders.forget()
+
     @property
     def _is_leader(self):
         return self._local.rank == self._leader

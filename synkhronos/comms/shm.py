@@ -32,12 +32,15 @@ class SharedMemoryCommunicator(Communicator):
     def __init__(self, group, store):
         super().__init__(group)
         self.store = store
+        self._all_ranks = tuple(range(group.size))
+        self.forget()
+
+    def forget(self):
         # Kept from the last collective, because training repeats it in every step: this rank's arrays,
         # weight, and the bytes sent for them; the bytes that every rank sent, the arrays and weights.
         self._placed, self._weight, self._sent = [], None, b""
-        self._received, self._arrays, self._weights = [b""] * group.size, [[]] * group.size, []
+        self._received, self._arrays, self._weights = [b""] * self.size, [[]] * self.size, []
         self._plan = _Plan(None, None, None, None)
-        self._all_ranks = tuple(range(group.size))
 
     def broadcast(self, arrays, root):
         placed, by_rank, _ = self._meet(arrays)

@@ -32,6 +32,10 @@ class StagedCommunicator(Communicator):
         self._read, self._to_device, self._overwrite = read, to_device, overwrite
         self._stages = []  # the last collective's arrays in shared memory, by position
 
+    def forget(self):
+        self._comm.forget()
+        self._stages = []
+
     def broadcast(self, arrays, root):
         values = self._comm.broadcast(self._stage(arrays), root)
         if self.rank != root:

@@ -52,7 +52,7 @@ class Agreement:
         Those of them that were set on the master only, until they are equal again.
     sources : dict
         For each variable by number, what the functions called so far have computed its new values from:
-        pairs of whether they used rows, and the numbers of variables.
+        a set of pairs of whether they used rows, and the numbers of variables.
     readers, updaters : dict
         The watches of the functions that read or update a variable, by its number.
     """
@@ -69,7 +69,7 @@ class Agreement:
         self.suspected: dict[int, Any] = {}
         self.reported: set[int] = set()
         self.stale: set[int] = set()
-        self.sources: dict[int, list[tuple[bool, set[int]]]] = {}
+        self.sources: dict[int, set[tuple[bool, frozenset[int]]]] = {}
         self.readers: dict[int, weakref.WeakSet] = {}
         self.updaters: dict[int, weakref.WeakSet] = {}
         self._harmless: dict[int, int] = {}
@@ -105,12 +105,36 @@ class Agreement:
         for shared in world.here.shareds.values():
             world.here.engine.notice_writes(shared, None)
 
+    def forget(self, numbers: Iterable[int]) -> None:
+        """Free what is known of variables that were dropped, except for warnings that are still due."""
+        dropped = set(numbers)
+        for number in self.sources.keys() - dropped:
+            self.sources[number] = {self._without(dropped, number, one) for one in self.sources[number]}
+        for group in vars(self).values():
+            if group is self.suspected:
+                continue
+            if isinstance(group, set):
+                group -= dropped
+            elif isinstance(group, dict):
+                for number in dropped & group.keys():
+                    del group[number]
+
+    def _without(self, dropped, number, source):
+        """Return a source of a variable without dropped ones; what follows from these is kept."""
+        from_rows, shareds = source
+        gone = shareds & dropped - {number}
+        if any(self.is_stale(one) for one in gone - (self.combined - self.stale)):
+            self.stale.add(number)
+        seen = frozenset([number])
+        differs = any(one in self.different or self._differs(one, seen) for one in gone)
+        return from_rows or differs, shareds - dropped
+
     # What calls report
 
     def updated_from(self, sources: Mapping[int, tuple[bool, set[int]]]) -> None:
         """Record what a function computes new values from, by the number of the updated variable."""
-        for number, source in sources.items():
-            self.sources.setdefault(number, []).append(source)
+        for number, (from_rows, shareds) in sources.items():
+            self.sources.setdefault(number, set()).add((from_rows, frozenset(shareds)))
 
     def differs_by_calls(self, number: int, seen: frozenset[int] = frozenset()) -> bool:
         """Whether the functions called so far can have made the replicas of a variable differ."""

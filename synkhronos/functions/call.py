@@ -52,6 +52,9 @@ class CallFunction(Command):
     _base: CallFunction | None = None  # the same call without rows, if that has been sent before
     _n_all: int | None = None  # the number of rows of all ranks, if this rank knows it
 
+    #: This rank's number of rows, and what computes its outputs, valid in an epoch of the store
+    _prepared: tuple[int | None, int, Any] = None, 0, None
+
     def __init__(
         self,
         number: int,
@@ -71,8 +74,6 @@ class CallFunction(Command):
         self.num_slices = num_slices
         self.subset = subset
         self.most = most
-        #: This rank's number of rows, and what computes its outputs, valid in an epoch of the store
-        self._prepared: tuple[int | None, int, Any] = None, 0, None
 
     def __reduce__(self) -> tuple:
         return CallFunction, tuple([getattr(self, name) for name in _ARGUMENTS])
@@ -214,6 +215,7 @@ class CallFunction(Command):
             compute = partial(_call, here.engine, replica.compiled, arguments)
         if self._is_constant(replica):
             self._prepared = here.store.epoch, n_rows, compute
+            here.prepared.add(self)
         return n_rows, compute
 
     def _is_constant(self, replica):
@@ -277,9 +279,8 @@ class CallFunction(Command):
         else:
             self._n_all = min(window.length(here.engine, arguments), most)
         start, stop = self._share(here, self._n_all)
-        n_rows = stop - start
-        rows = range(start if n_rows else max(stop - 1, 0), stop)
-        return n_rows, [Bound(rows, 0), Bound(rows, 1)]
+        rows = range(start if start < stop else max(stop - 1, 0), stop)
+        return stop - start, [Bound(rows, 0), Bound(rows, 1)]
 
     def _send(self, here, replica, values):
         """Return the outputs in the form in which they are sent to the master."""

@@ -348,6 +348,8 @@ class SharedCommons(Commons):
         self._file.release_all()
 
     def close(self) -> None:
+        self.memory.close()
+        self._header = None  # type: ignore[assignment]
         self._file.close()
 
     def clear(self) -> None:

@@ -12,17 +12,18 @@ first is for `commons`, the second for one further process.
 
 from __future__ import annotations
 
-import bisect
 import collections
+import gc
 import mmap
 import os
 import sys
 
 import numpy as np
 
-from synkhronos._errors import SynkhronosError
+from synkhronos._errors import ClosedError, SynkhronosError
 from synkhronos.host import heap
 from synkhronos.host.machine import cores, memory_room
+from synkhronos.stores.free_list import FreeList
 
 _NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 _ALIGNMENT = 64
@@ -31,47 +32,12 @@ _SMALLEST_SPAN = 16 << 20  # bytes of address space; the minimum for sharing arr
 _KEPT = 256 << 20  # bytes of resident free pages to keep for the next block
 RESERVED = _CHECKED = 16 << 20  # bytes between two checks of the available memory, for each rank
 _FURTHER = 2  # spans that belong to no rank
+_CLOSED = 0  # in place of a process
 
 
 def most_ranks() -> int:
     """Return how many ranks there is memory for; at least one for each core."""
     return max(cores(), _memory_left() // RESERVED - 1)
-
-
-class FreeList:
-    """A list of free memory between two bounds: first fit, with adjacent ranges merged."""
-
-    def __init__(self, start: int, stop: int) -> None:
-        self.lowest = start
-        # A signal handler may raise between any two steps, so each change of the list is atomic.
-        self._holes = [(start, stop)]
-
-    def holes(self) -> list[tuple[int, int]]:
-        """Return the free ranges, a list of ``(start, stop)``, in order."""
-        return list(self._holes)
-
-    def take(self, nbytes: int) -> int | None:
-        """Allocate `nbytes` bytes; return their offset, or None if there is no room."""
-        for index, (start, stop) in enumerate(self._holes):
-            if stop - start > nbytes:
-                self._holes[index] = start + nbytes, stop
-                return start
-            if stop - start == nbytes:
-                del self._holes[index]
-                return start
-        return None
-
-    def give(self, start: int, nbytes: int) -> None:
-        """Free the bytes."""
-        stop = start + nbytes
-        first = last = bisect.bisect(self._holes, (start,))
-        if first > 0 and self._holes[first - 1][1] == start:
-            first -= 1
-            start = self._holes[first][0]
-        if last < len(self._holes) and self._holes[last][0] == stop:
-            stop = self._holes[last][1]
-            last += 1
-        self._holes[first:last] = [(start, stop)]
 
 
 class _Block:
@@ -151,7 +117,7 @@ class SharedMemory:
         self._small = FreeList(start + _PAGE, large)
         self._large = FreeList(large, stop)
         self._returned: collections.deque = collections.deque()
-        self._resident: dict[int, int] = {}  # free blocks with resident pages: size by offset
+        self._resident = FreeList(large, large)  # the free pages that are resident
         self._unchecked = 0
 
     def is_ours(self) -> bool:
@@ -160,11 +126,19 @@ class SharedMemory:
 
     def check_ours(self) -> None:
         """Raise unless this is the process of a rank."""
+        if self._pid == _CLOSED:
+            raise ClosedError("these processes were closed, and their shared memory was freed")
         if not self.is_ours():
             raise SynkhronosError(
                 "this process was forked from the master, and only the master may allocate shared "
                 "memory; call close() and fork() here to start separate processes"
             )
+
+    def close(self) -> None:
+        """Allocate nothing more. The memory is unmapped when no array is left in it, perhaps now."""
+        self._pid = _CLOSED
+        self._end = self.address
+        self.mapping = None  # type: ignore[assignment]
 
     def allocate(self, nbytes: int) -> np.ndarray:
         """Return a 1-d ``uint8`` array of new, uninitialized shared memory."""
@@ -180,7 +154,7 @@ class SharedMemory:
                 f"that one rank can address; free some Data or raise 'ulimit -v'"
             )
         block = np.asarray(_Block(self, offset, nbytes, size))
-        if self._resident.pop(offset, 0) < nbytes:
+        if _length(self._resident.cut(offset, offset + nbytes)) < nbytes:
             self._unchecked += nbytes
             if self._unchecked >= _CHECKED:
                 self._unchecked = 0
@@ -190,24 +164,33 @@ class SharedMemory:
     def collect(self) -> None:
         """Free the blocks of deallocated arrays; keep the pages of some for the next blocks."""
         while self._returned:
-            offset, nbytes = self._returned.popleft()
+            try:
+                offset, nbytes = self._returned.popleft()
+            except IndexError:  # another thread has freed the last one
+                return
             if offset < self._large.lowest:
                 self._small.give(offset, nbytes)
                 continue
-            self._large.give(offset, nbytes)
-            if sum(self._resident.values()) + nbytes > self._keep:
+            # The block is freed last: other threads may allocate it at once.
+            if _length(self._resident.holes()) + nbytes > self._keep:
                 self.give_back(offset, offset + nbytes)
             else:
-                self._resident[offset] = nbytes
+                self._resident.give(offset, nbytes)
+            self._large.give(offset, nbytes)
 
     def trim(self) -> None:
         """Like `collect`, but return all free pages to the system."""
         if not self.is_ours():
             return
         self.collect()
-        self._resident.clear()
-        for start, stop in self._large.holes():
-            self.give_back(start, stop)
+        for resident in self._resident.holes():
+            # Other threads must not allocate what is returned.
+            for start, stop in self._large.cut(*resident):
+                try:
+                    self.give_back(start, stop)
+                    self._resident.cut(start, stop)
+                finally:
+                    self._large.give(start, stop - start)
 
     def trim_others(self) -> None:
         """Return the pages of all other processes to the system, after they have ended.
@@ -264,7 +247,7 @@ class SharedMemory:
 def _map(span, ranks, file):
     """Return a mapping of the spans, and the size of a span: the requested size, or less."""
     flags = mmap.MAP_SHARED | _NORESERVE | (mmap.MAP_ANONYMOUS if file < 0 else 0)
-    limited = False
+    limited = collected = False
     while True:
         try:
             if file >= 0:
@@ -272,6 +255,10 @@ def _map(span, ranks, file):
             mapping = mmap.mmap(file, span * (ranks + _FURTHER), flags=flags)
         except (OSError, ValueError, OverflowError) as error:
             # A limit on address space (ulimit -v, strict overcommit)
+            if not collected:  # the memory of former processes may be garbage
+                gc.collect()
+                collected = True
+                continue
             span //= 2
             limited = True
             if span < _SMALLEST_SPAN:
@@ -285,6 +272,10 @@ def _map(span, ranks, file):
         # Not all of it: stacks, libraries and arrays need address space, too.
         mapping.close()
         span, limited = max(span // 2, _SMALLEST_SPAN), False
+
+
+def _length(ranges):
+    return sum([stop - start for start, stop in ranges])
 
 
 def _memory_left():

@@ -295,3 +295,6 @@ class Transport(ABC):
     @abstractmethod
     def close(self, grace: float) -> None:
         """Master: wait `grace` seconds for the workers to end, then kill the remaining ones."""
+
+    def release(self) -> None:  # noqa: B027
+        """Master: give up the memory of the store. Nothing can be sent afterwards."""

@@ -211,6 +211,10 @@ class LocalTransport(WatchfulTransport):
         # In a process that was forked from the master, the workers belong to the master.
         self._children.close(grace) if self.is_master_process() else self._children.workers.clear()
 
+    def release(self):
+        self._mailbox = self._replies = self._slots = self._milestones = self._has_cores = None
+        self._starts = self._finishes = self._barriers = self._partners = None
+
     def kill(self):
         self._children.workers.clear() if self.is_copy else self._children.kill()
 

@@ -11,8 +11,9 @@ from __future__ import annotations
 import contextlib
 import math
 import pickle
+import weakref
 from abc import ABC, abstractmethod
-from typing import Any, Hashable, Iterable, MutableMapping, Sequence
+from typing import Any, Iterable, MutableMapping, Sequence
 
 import numpy as np
 
@@ -79,6 +80,10 @@ class Command(ABC):
         """Return which rows of the master's arrays some of the `size` ranks need: by default, none."""
         return ()
 
+    def forget_arrays(self) -> None:
+        """Free what it keeps for its repetition."""
+        vars(self).pop("_prepared", None)
+
     @property
     def plain(self) -> Command:
         """The command without what observes it."""
@@ -122,6 +127,8 @@ class Here:
         The name of this rank's device.
     wires : dict
         What this rank keeps of reductions in wire formats, by the number of the variable and the format.
+    prepared : weakref.WeakSet
+        The commands that keep arrays of the store for their repetition.
     restarts : int
         How often this rank was replaced in the program that is running.
     """
@@ -142,8 +149,9 @@ class Here:
         self.log: Any = None
         self.device = "cpu"
         self.restarts = 0
+        self.prepared: weakref.WeakSet[Any] = weakref.WeakSet()
         self.wires: dict[tuple[int, Any], Any] = {}
-        self._buffers: dict[Hashable, np.ndarray] = {}
+        self._buffers: dict[tuple, np.ndarray] = {}
         self._payload: bytes | None = None
         self._command: Any = None
         self._succeeded = False  # whether that command has
@@ -179,11 +187,12 @@ class Here:
         """Keep replicas alive until the master sends a command to drop them."""
         self.functions, self.shareds = dict(self.functions), dict(self.shareds)
 
-    def take(self, key: Hashable, source: Any, rows: Rows, axis: int = 0) -> Any:
+    def take(self, key: tuple, source: Any, rows: Rows, axis: int = 0) -> Any:
         """Return rows of an array, or of the array or object of a handle.
 
         A ``range`` of rows is a view. Other rows are copied to a buffer, which is reused by the next
-        call with the same `key`. `axis` is the axis of the rows.
+        call with the same `key`, a tuple that starts with the number of the function. `axis` is the axis
+        of the rows.
         """
         if isinstance(source, Handle):
             out = None if type(rows) is range else self._buffer(key, source, rows, axis)
@@ -204,6 +213,18 @@ class Here:
             buffer = self._buffers[key] = np.empty(size, source.dtype)
         return buffer[:size].reshape(shape)
 
+    def forget(self, numbers: Iterable[int]) -> None:
+        """Free what this rank keeps for functions and shared variables that were dropped."""
+        numbers = set(numbers)
+        for by_number in (self.rows, self.peers):
+            for number in numbers & by_number.keys():
+                del by_number[number]
+        for by_key in (self.wires, self._buffers):  # each key starts with a number
+            for key in [key for key in by_key if key[0] in numbers]:
+                del by_key[key]
+        self._kept.clear()  # a command may refer to the function that it has called
+        self.comm.forget()
+
     def communicator(self, nccl: bool) -> Communicator:
         """Return the communicator to use: NCCL if it is available and allowed."""
         return self.comm if nccl else self.comm.over_cpu
@@ -223,6 +244,8 @@ class Here:
         The store is about to be freed, or new workers must inherit copies instead of shared arrays.
         """
         self.peers.clear()  # they have memory in the store
+        for command in list(self.prepared):
+            command.forget_arrays()
         for shared in self.shareds.values():
             storage = self.engine.storage(shared)
             if isinstance(storage, np.ndarray) and storage in self.store:

@@ -34,7 +34,7 @@ class Registry:
         Counts what may make a call different that is made again: new functions and variables, and new
         workers.
     dropped : list of int
-        What the script has dropped since the workers were last told.
+        What the script has dropped since the ranks were last told.
     token : bytes
         Identifies the world to all ranks.
     unsent : dict
@@ -102,8 +102,7 @@ class Registry:
         if self._replicas.pop(number, None) is not None:
             self._has_cycles = True
         self.unsent.pop(number, None)
-        if number < self.replicated:
-            self.dropped.append(number)
+        self.dropped.append(number)
 
     def mark_unsent(self, number: int, reason: str) -> None:
         """Record why a function cannot be sent to the workers."""
@@ -128,11 +127,21 @@ class Registry:
             self._has_cycles = False
             _collect()
 
-    def drop_and_run(self, command: Command, run: Callable[[Command], list]) -> list:
-        """Return ``run(command)``; before it, the workers drop what the script has dropped."""
+    def drop_and_run(
+        self,
+        command: Command,
+        run: Callable[[Command], list],
+        forget: Callable[[Sequence[int]], None],
+    ) -> list:
+        """Return ``run(command)``; before it, all ranks drop what the script has dropped.
+
+        `forget` does so for what only the master keeps.
+        """
         self.collect()
         numbers = list(self.dropped)
-        results = run(Drop(numbers, command))
+        forget(numbers)
+        known = [number for number in numbers if number < self.replicated]
+        results = run(Drop(known, command) if known else command)
         del self.dropped[: len(numbers)]
         return results
 
@@ -158,10 +167,7 @@ class Drop(Command):
         return self.command.needs(ranks, size)
 
     def run(self, here: Here) -> Any:
-        for key in [key for key in here.wires if key[0] in self.numbers]:
-            del here.wires[key]
-        for number in self.numbers:
-            here.peers.pop(number, None)
+        here.forget(self.numbers)
         if not here.is_master:
             self._drop(here)
         return self.command.run(here)
@@ -169,7 +175,6 @@ class Drop(Command):
     def _drop(self, here: Here) -> None:
         for number in self.numbers:
             here.functions.pop(number, None)
-            here.rows.pop(number, None)
         shareds = [here.shareds.pop(number) for number in self.numbers if number in here.shareds]
         # Objects of the script, which a forked worker has inherited, may still refer to them.
         here.engine.release(shareds, here.shareds.values())

@@ -127,11 +127,12 @@ class World:
         """Return this world's only object of a class, which is created on first use.
 
         If the object has a method ``close``, it is called when the world is closed; if it has a method
-        ``renew``, that is called when the workers have been replaced.
+        ``renew``, that is called when the workers have been replaced; a method ``forget`` is called with
+        the numbers of functions and shared variables that were dropped.
         """
-        if kind not in self._parts:
-            self._parts[kind] = kind()
-        return self._parts[kind]
+        part = self._parts.get(kind)
+        # Another thread may create one at the same time.
+        return self._parts.setdefault(kind, kind()) if part is None else part
 
     # Workers
 
@@ -167,6 +168,7 @@ class World:
             self.mark_broken(f"a restart has begun, but has not ended; {REMEDY}")
             self._end_workers(usable)
             self.registry.collect()  # new workers need not inherit what was dropped
+            self._forget(list(self.registry.dropped))
             self.here.copy_out_of_store()
             self._connect(former.transport.successor(size, master_rank), former.engine)
             self.here.store.trim_others()
@@ -253,17 +255,22 @@ class World:
         self.check_usable()
         self.here.engine.enter_thread()
         if self.here.size == 1:
-            return [command.run(self.here)]
+            return self._run_and_drop(command, lambda command: [command.run(self.here)])
         with self.defer_interrupt:
             if self.turn.thread != get_ident():
                 with self.turn:
-                    return self._run_and_drop(command)
-            return self._run_and_drop(command)
+                    return self._run_and_drop(command, self._run)
+            return self._run_and_drop(command, self._run)
 
-    def _run_and_drop(self, command):
+    def _run_and_drop(self, command, run):
         if self.registry.dropped:
-            return self.registry.drop_and_run(command, self._run)
-        return self._run(command)
+            return self.registry.drop_and_run(command, run, self._forget)
+        return run(command)
+
+    def _forget(self, numbers):
+        for part in list(self._parts.values()):
+            if hasattr(part, "forget"):
+                part.forget(numbers)
 
     def _run(self, command):
         payload = command.packed()
@@ -316,6 +323,8 @@ class World:
             finally:
                 try:
                     self.free()
+                    if alone:  # otherwise a call that was interrupted may continue
+                        self.transport.release()
                 finally:
                     self.turn.give_back()
         self.defer_interrupt.remove()  # after the block, which has handlers of its own

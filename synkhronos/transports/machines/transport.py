@@ -167,6 +167,9 @@ class MachinesTransport(InProgram):
             self._courier.close()
         self.local.close(grace)
 
+    def release(self):
+        self.local.release()
+
     # Between master and workers
 
     def post(self, payload, needs=None):

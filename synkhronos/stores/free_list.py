@@ -1,0 +1,84 @@
+"""Which ranges of a memory are free."""
+
+from __future__ import annotations
+
+import bisect
+from typing import Any
+
+_RANGES, _NEXT = "ranges", "next"
+
+
+class FreeList:
+    """A list of free memory between two bounds: first fit, with adjacent ranges merged.
+
+    Other threads, signal handlers and finalizers may use it between any two steps of a method, and a
+    handler may raise there. So a change makes a new list, and succeeds only if it is the first change of
+    the list from which it was made. Otherwise it is tried again.
+    """
+
+    def __init__(self, start: int, stop: int) -> None:
+        self.lowest = start
+        self._state: dict[str, Any] = {_RANGES: [(start, stop)] if start < stop else []}
+
+    def holes(self) -> list[tuple[int, int]]:
+        """Return the free ranges, a list of ``(start, stop)``, in order."""
+        return list(self._newest()[_RANGES])
+
+    def take(self, nbytes: int) -> int | None:
+        """Allocate `nbytes` bytes; return their offset, or None if there is no room."""
+        while True:
+            state = self._newest()
+            holes = state[_RANGES]
+            fitting = (index for index, (low, high) in enumerate(holes) if high - low >= nbytes)
+            index = next(fitting, None)
+            if index is None:
+                return None
+            start, stop = holes[index]
+            rest = [(start + nbytes, stop)] if stop - start > nbytes else []
+            if self._change(state, [*holes[:index], *rest, *holes[index + 1 :]]):
+                return start
+
+    def give(self, start: int, nbytes: int) -> None:
+        """Free the bytes."""
+        while True:
+            state = self._newest()
+            holes = state[_RANGES]
+            low, high = start, start + nbytes
+            first = last = bisect.bisect(holes, (low,))
+            if first > 0 and holes[first - 1][1] == low:
+                first -= 1
+                low = holes[first][0]
+            if last < len(holes) and holes[last][0] == high:
+                high = holes[last][1]
+                last += 1
+            if self._change(state, [*holes[:first], (low, high), *holes[last:]]):
+                return
+
+    def cut(self, start: int, stop: int) -> list[tuple[int, int]]:
+        """Allocate all that is free between two bounds; return the ranges that were free."""
+        while True:
+            state = self._newest()
+            found, left = [], []
+            for low, high in state[_RANGES]:
+                inside = max(low, start), min(high, stop)
+                if inside[0] >= inside[1]:
+                    left.append((low, high))
+                    continue
+                found.append(inside)
+                left += [one for one in ((low, inside[0]), (inside[1], high)) if one[0] < one[1]]
+            if not found or self._change(state, left):
+                return found
+
+    def _newest(self):
+        state = self._state
+        while _NEXT in state:
+            state = state[_NEXT]
+        return state
+
+    def _change(self, state, ranges):
+        """Let a list follow another one; return False if another list has followed that already."""
+        new = {_RANGES: ranges}
+        if state.setdefault(_NEXT, new) is not new:
+            return False
+        self._state = new
+        return True
