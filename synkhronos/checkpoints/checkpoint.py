@@ -91,7 +91,8 @@ def save(
     feedback).
 
     The new file replaces an existing one only when it is complete: if the process is killed meanwhile,
-    either the old or the new file exists. It is an ``.npz`` file without pickles.
+    either the old or the new file exists. It is an ``.npz`` file without pickles. It keeps the mode of
+    the file that it replaces.
 
     Parameters
     ----------
@@ -118,7 +119,8 @@ def save(
     WorkerError
         If a worker raised an exception, for example because memory ran out.
     OSError
-        If the file cannot be written. An existing file is then unchanged.
+        If the file cannot be written, also because another user has created it, or a link to it, in a
+        folder for everybody, such as ``/tmp``. An existing file is then unchanged.
 
     Examples
     --------
