@@ -7,7 +7,7 @@ import warnings
 
 import numpy as np
 import pytest
-from compilers import tt
+from compilers import compiler, tt
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_of
@@ -23,6 +23,7 @@ from oracle import examples
 
 import synkhronos as synk
 from synkhronos.arithmetic.partition import select
+from synkhronos.extensions import train, updates
 
 #: NumPy 2 has its warnings in another module.
 EXCEPTIONS = getattr(np, "exceptions", np)
@@ -456,6 +457,69 @@ def test_a_repeated_call_sees_what_has_changed(world, batch, columns):
             one, other = world.rows(data, batch=batch), world.rows(data, batch=4)
         np.testing.assert_array_equal(one.result(), data.data[rows])
         np.testing.assert_array_equal(other.result(), data.data[:4])
+
+
+LAYOUTS = {"shape": (3, 8), "strides": (8, 16), "dtype": np.dtype("int32")}
+
+
+def set_layout(array, name):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # newer versions of NumPy advise against it
+        setattr(array, name, LAYOUTS[name])
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("batch", [None, [1, 2, 0]])
+def test_a_layout_that_was_set_on_the_view_is_refused_once_and_taken_back(world, name, batch):
+    value = np.arange(24, dtype="float32").reshape(6, 4)
+    data, view = synk.data(value), synk.data(value).data.view()
+    set_layout(view, name)  # another view may have any layout
+    expected = value if batch is None else value[batch]
+    uses = [lambda: world.rows(data, batch=batch), lambda: data.shape, lambda: data.set_length(7)]
+    for use in uses:
+        for _ in range(3):
+            assert (world.rows(data, batch=batch) == expected).all()
+        set_layout(data.data, name)
+        with pytest.raises(ValueError, match="keep its layout, float32 .6, 4.*set_shape.. or set_value"):
+            use()
+        assert (world.rows(data, batch=batch) == expected).all()
+        assert (data.shape, data.data.strides, data.data.dtype) == ((6, 4), (16, 4), "float32")
+    set_layout(np.asarray(data), name)
+    assert (world.rows(data, batch=batch) == expected).all()
+    set_layout(data.data, name)
+    data.set_value(value + 1)  # another array takes its place
+    assert (world.rows(data, batch=batch) == expected + 1).all()
+
+
+def test_a_layout_that_was_set_is_refused_by_repeated_steps_and_in_programs(world):
+    x, w = tt.matrix("x", dtype="float32"), compiler.shared(np.zeros(4, "float32"), "w")
+    step = train.make_train_function(tt.sqr(x - w).mean(), [w], x, None, updates.sgd, 0.5)
+    synk.distribute()
+    data = synk.data(np.ones((6, 4), "float32"))
+    for batch in ([0, 1, 2], [3, 4, 5]):
+        step(data, batch=batch)
+    set_layout(data.data, "shape")
+    with pytest.raises(ValueError, match="keep its layout"):
+        step(data, batch=[0, 1, 2])
+    step(data, batch=[0, 1, 2])
+
+    def program(rank, data):
+        set_layout(data.data, "shape")
+        with pytest.raises(ValueError, match="keep its layout"):
+            rank.call(world.rows, data)
+        return rank.call(world.rows, data)
+
+    assert all((rows == 1).all() and rows.shape == (6, 4) for rows in synk.spmd(program, data))
+
+
+def test_a_layout_that_was_set_on_an_array_of_a_file_leaves_the_data_alone(world, mapped):
+    data = synk.data(mapped)
+    expected = np.array(mapped)
+    assert (world.rows(data) == expected).all()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        mapped.shape = (60, 2)
+    assert (world.rows(data) == expected).all() and isinstance(data.data, np.memmap)
 
 
 def test_what_a_call_sees_is_what_the_data_hold_at_that_moment(world):
