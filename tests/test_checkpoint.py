@@ -170,6 +170,24 @@ def test_extra_comes_back_as_it_was(made, tmp_path):
     assert synk.load(tmp_path / "file") == {}
 
 
+def test_a_check_of_extra_comes_before_anything_is_changed(made, tmp_path):
+    one = made(2)
+    synk.save(tmp_path / "file", {"model": "a", "order": np.arange(3)})
+    one.spoil()
+    before, seen = one.values(), []
+
+    def check(extra):
+        seen.append((extra["model"], extra["order"].tolist()))
+        if extra["model"] != "b":
+            raise LookupError("another model")
+
+    with pytest.raises(LookupError, match="another model"):
+        synk.load(tmp_path / "file", check=check)
+    assert one.values() == before and seen == [("a", [0, 1, 2])]
+    assert synk.load(tmp_path / "file", check=seen.append)["model"] == "a"
+    assert one.values() != before and seen[1]["model"] == "a"
+
+
 @pytest.mark.parametrize(
     "extra, message",
     [

@@ -50,8 +50,9 @@ class Model:
     def reset(self):
         synk.broadcast(*map(list, zip(*self.state)))
 
-    def train(self, rule, step=None, **options):
-        self.reset()
+    def train(self, rule, step=None, reset=True, **options):
+        if reset:
+            self.reset()
         options = {"batch_size": 5, "epochs": 3, "seed": 4, "progress": False, **options}
         step = self.step if step is None else step
         return rules.train(step, self.params, options.pop("data", DATA), rule, **options)
@@ -279,14 +280,32 @@ def test_a_training_that_was_killed_goes_on_bit_for_bit(make_model, size, rule, 
         assert model.values() == values
 
 
+@pytest.mark.parametrize("rule", [rules.LocalSGD(4), rules.EASGD(0.3, 2)])
+def test_a_training_that_was_killed_before_its_first_epoch_begins_where_it_began(model, rule, tmp_path):
+    whole = model.train(rule, model.function)
+    values = model.values()
+    options = {"checkpoint": tmp_path / "kept", "seed": None}
+    with pytest.raises((Killed, synk.WorkerError)):
+        model.train(rule, model.function, report=kill_at(1, 3), **{**options, "seed": 4})
+    assert model.values()[0] != [START[0].tolist()] * 2
+    resumed = model.train(rule, model.function, reset=False, **options)
+    assert [losses[0] for losses in resumed.losses] == [losses[0] for losses in whole.losses]
+    if rule.is_synchronous:
+        assert resumed.losses == whole.losses and model.values() == values
+
+
 def test_a_slow_validation_before_a_checkpoint_stays_the_first(model, tmp_path):
     def validate(rank):
-        if not path.exists():
+        if not (tmp_path / "second epoch").exists():
             time.sleep(0.2)
         return {}
 
-    path = tmp_path / "kept"
-    record = model.train(rules.BSP(), model.step, epochs=3, validate=validate, checkpoint=path)
+    def report(rank, rule, step, loss):
+        if step > 5:
+            (tmp_path / "second epoch").touch()
+
+    options = {"validate": validate, "report": report, "checkpoint": tmp_path / "kept"}
+    record = model.train(rules.BSP(), model.step, epochs=3, **options)
     assert [one["epoch"] for one in record.validations] == [1, 2, 3]
     assert record.seconds[0] == sorted(record.seconds[0])
 
@@ -512,6 +531,7 @@ def test_progress_is_a_bar_on_a_terminal(model, monkeypatch):
         ({"on_death": "continue", "rule": rules.LocalSGD()}, ValueError, "which LocalSGD.*uses"),
         ({"on_death": "continue", "validate_by": "all"}, ValueError, "validate_by='all' uses"),
         ({"on_death": "stop"}, ValueError, "on_death: expected 'raise' or 'continue'"),
+        ({"controller": 3}, TypeError, "controller: expected a function"),
     ],
 )  # fmt: skip
 def test_bad_input_is_refused_in_words_before_anything_starts(model, changes, error, message):
@@ -528,13 +548,22 @@ def test_an_input_without_data_is_named(model):
         model.train(rules.EASGD(), data=[FEATURES])
 
 
-def test_a_checkpoint_of_something_else_is_refused(make_model, tmp_path):
+def test_a_checkpoint_of_something_else_is_refused_and_nothing_is_changed(make_model, tmp_path):
     model = make_model(2)
     synk.save(tmp_path / "other")
-    with pytest.raises(ValueError, match="was not saved by rules.train"):
-        model.train(rules.EASGD(), checkpoint=tmp_path / "other")
     model.train(rules.EASGD(), checkpoint=tmp_path / "kept", epochs=1)
-    with pytest.raises(ValueError, match="rule was 'EASGD', is 'SSP'; batch_size was 5, is 4"):
-        model.train(rules.SSP(), checkpoint=tmp_path / "kept", batch_size=4)
-    with pytest.raises(ValueError, match="has the seed 4, got 5"):
-        model.train(rules.EASGD(), checkpoint=tmp_path / "kept", seed=5)
+    for name, rule, changes, error, message in (
+        ("other", rules.EASGD(), {}, ValueError, "was not saved by rules.train"),
+        ("kept", rules.SSP(), {"batch_size": 4}, ValueError,
+         "rule was 'EASGD', is 'SSP'; batch_size was 5, is 4"),
+        ("kept", rules.EASGD(), {"seed": 5}, ValueError, "has the seed 4, got 5"),
+        ("kept", rules.EASGD(), {"controller": 3}, TypeError, "controller: expected"),
+        ("kept", rules.EASGD(), {"on_death": "stop"}, ValueError, "on_death: expected"),
+    ):  # fmt: skip
+        model.reset()
+        for rank in range(2):
+            synk.set_value(rank, model.params[0], [7.0, rank])
+        before = [synk.gather(shared).tolist() for shared, _ in model.state]
+        with pytest.raises(error, match=message):
+            model.train(rule, reset=False, checkpoint=tmp_path / name, **changes)
+        assert [synk.gather(shared).tolist() for shared, _ in model.state] == before
