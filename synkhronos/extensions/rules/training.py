@@ -89,9 +89,9 @@ def train(
     checkpoint : path, optional
         A file that is written by `synkhronos.save` at the start, every `checkpoint_every` epochs, and
         when training is stopped. If it exists, training continues from it, with the rule's
-        hyper-parameters at that time. The result is bit-identical to an uninterrupted run for rules in which the order of the exchanges
-        is fixed: `BSP`, `LocalSGD`, `DiLoCo`, and any rule on one rank. The variables that functions use
-        must be the same as when it was written.
+        hyper-parameters at that time. The result is bit-identical to an uninterrupted run for rules in
+        which the order of the exchanges is fixed: `BSP`, `LocalSGD`, `DiLoCo`, and any rule on one rank.
+        The variables that functions use must be the same as when it was written.
     checkpoint_every : int, default: 1
     progress : bool, default: True
         Whether to show the loss and the rate of each rank on stderr: a bar of tqdm on a terminal, else a
