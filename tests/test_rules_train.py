@@ -361,6 +361,20 @@ def test_hyper_parameters_come_with_the_checkpoint(make_model, tmp_path):
     assert seen and set(seen) == {2}
 
 
+@pytest.mark.parametrize("push, pull", [(1, 1), (4, 3), (3, 2), (5, 4), (2, 7)])
+@pytest.mark.parametrize("every", [None, 1])
+def test_no_step_is_lost_by_downpour(make_model, tmp_path, push, pull, every):
+    make_model(2)
+    count, x = compiler.shared(0.0, "count"), tt.dvector("x")
+    step = synk.function(
+        [x], count.sum(), updates=[(count, count + x.mean())], mode="FAST_COMPILE"
+    )
+    options = {} if every is None else {"checkpoint": tmp_path / "kept", "checkpoint_every": every}
+    rules.train(step, [count], [np.ones(ROWS)], rules.Downpour(push, pull), 5, 6, seed=1,
+                progress=False, **options)  # fmt: skip
+    assert synk.gather(count).tolist() == [2 * 6 * 5] * 2
+
+
 # Reductions
 
 
@@ -464,6 +478,39 @@ def test_ranks_that_are_left_go_on_and_a_fresh_one_takes_over():
             assert len(losses) == 40 and all(np.diff(seconds) > 0)
             assert samples == list(range(5, 201, 5))
         assert abs(w.get_value() - 3) < 0.5
+    synk.close()
+
+
+@own_process
+def test_a_rank_that_takes_over_has_the_hyper_parameters_but_no_weight_and_no_state(tmp_path):
+    synk.fork(2, use_gpu=False)
+    w, x = compiler.shared(0.0, "w"), tt.dvector("x")
+    step = synk.function([x], w.sum(), updates=[(w, w + x.mean())], mode="FAST_COMPILE")
+    path = tmp_path / "noted"
+
+    class Noting(rules.GoSGD):
+        def start(self, rank, params):
+            super().start(rank, params)
+            with open(path, "a") as file:
+                noted = [rank.rank, rank.restarts, self.weight, self.probability, bool(self.restored)]
+                file.write(json.dumps([*noted, self.seed]) + "\n")
+
+    def report(rank, rule, number, loss):
+        if number == 8:
+            rule.probability = 0.25
+        if rank.rank == 1 and number == 13 and not rank.restarts:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    options = {"batch_size": 5, "seed": 3, "on_death": "continue", "report": report, "progress": False}
+    rules.train(
+        step, [w], [np.ones(80)], Noting(0), epochs=2, checkpoint=tmp_path / "kept", **options
+    )
+    began = sorted(json.loads(line) for line in path.read_text().splitlines())
+    assert [one for one in began if one[1]] == [[1, 1, 0.0, 0.25, False, 3]]
+    for rank in range(2):  # it begins twice, and once more to finish
+        first, *others = [one for one in began if one[:2] == [rank, 0] and not one[4]]
+        assert first == [rank, 0, 0.5, 0.0, False, 3] and not others
+        assert [rank, 0, 0.5, 0.25, True, 3] in began
     synk.close()
 
 
