@@ -57,6 +57,7 @@ TESTS = {
     "transports/base.py": ["test_transports.py"],
     "transports/box.py": ["test_transports.py -k box", "test_transports.py"],
     "transports/children.py": [*WORKERS, *PROCESSES],
+    "transports/fork_locks.py": ["test_fork_locks.py"],
     "transports/limits.py": ["test_limits.py", "test_failures.py"],
     "transports/liveness.py": ["test_liveness.py", *WORKERS, *PROCESSES],
     "transports/local.py": [*WORKERS, *PROCESSES],

@@ -170,6 +170,24 @@ def test_extra_comes_back_as_it_was(made, tmp_path):
     assert synk.load(tmp_path / "file") == {}
 
 
+def test_a_check_of_extra_comes_before_anything_is_changed(made, tmp_path):
+    one = made(2)
+    synk.save(tmp_path / "file", {"model": "a", "order": np.arange(3)})
+    one.spoil()
+    before, seen = one.values(), []
+
+    def check(extra):
+        seen.append((extra["model"], extra["order"].tolist()))
+        if extra["model"] != "b":
+            raise LookupError("another model")
+
+    with pytest.raises(LookupError, match="another model"):
+        synk.load(tmp_path / "file", check=check)
+    assert one.values() == before and seen == [("a", [0, 1, 2])]
+    assert synk.load(tmp_path / "file", check=seen.append)["model"] == "a"
+    assert one.values() != before and seen[1]["model"] == "a"
+
+
 @pytest.mark.parametrize(
     "extra, message",
     [
@@ -332,18 +350,16 @@ def test_another_number_of_ranks_loads_what_was_alike_and_separates_the_streams(
 # The file
 
 
-def test_the_mode_is_that_of_the_umask_and_a_link_stays_a_link(made, tmp_path):
+def test_a_private_checkpoint_stays_private_and_a_link_stays_a_link(made, tmp_path):
     made(1)
     (tmp_path / "folder").mkdir()
     os.symlink("folder/file", tmp_path / "link")
-    for umask, mode in ((0o027, 0o640), (0o077, 0o600)):
-        before = os.umask(umask)
-        try:
-            synk.save(tmp_path / "link")
-        finally:
-            os.umask(before)
-        assert stat.S_IMODE((tmp_path / "folder" / "file").stat().st_mode) == mode
-    assert (tmp_path / "link").is_symlink()
+    for step in range(2):
+        synk.save(tmp_path / "link", {"step": step})
+        (tmp_path / "link").chmod(0o600)
+    synk.save(tmp_path / "link", {"step": 2})
+    assert stat.S_IMODE((tmp_path / "folder" / "file").stat().st_mode) == 0o600
+    assert (tmp_path / "link").is_symlink() and synk.load(tmp_path / "link") == {"step": 2}
     assert [path.name for path in (tmp_path / "folder").iterdir()] == ["file"]
 
 

@@ -11,7 +11,7 @@ from random import Random
 
 import numpy as np
 import pytest
-from compilers import tt
+from compilers import compiler, tt
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_of
@@ -27,13 +27,24 @@ from oracle import examples
 
 import synkhronos as synk
 from synkhronos.arithmetic.partition import select
+from synkhronos.extensions import train, updates
 from synkhronos.world.world import current_world
 
 #: NumPy 2 has its warnings in another module.
 EXCEPTIONS = getattr(np, "exceptions", np)
 COMPLEX_WARNING = EXCEPTIONS.ComplexWarning
-DTYPES = ["bool", "int8", "int32", "int64", "uint8", "uint16", "float16", "float32", "float64",
-          "complex64"]
+DTYPES = [
+    "bool",
+    "int8",
+    "int32",
+    "int64",
+    "uint8",
+    "uint16",
+    "float16",
+    "float32",
+    "float64",
+    "complex64",
+]
 SIZE = 3
 
 
@@ -45,8 +56,11 @@ class World:
         self.rows = synk.function([self.matrix], (self.matrix, "gather"))
         rank_of = self.vector
         self.whole = synk.function(
-            [rank_of], [(self.matrix.dimshuffle("x", 0, 1) * 1.0, "gather")],
-            bcast_inputs=[self.matrix], on_unused_input="ignore")
+            [rank_of],
+            [(self.matrix.dimshuffle("x", 0, 1) * 1.0, "gather")],
+            bcast_inputs=[self.matrix],
+            on_unused_input="ignore",
+        )
         synk.distribute()
 
     def check_seen(self, data):
@@ -157,8 +171,11 @@ def test_data_that_changes_is_like_an_array_on_every_rank(world):
 # Creation
 
 
-@given(data=st.data(), dtype=st.sampled_from(DTYPES), shape=arrays_of.array_shapes(
-    min_dims=0, max_dims=4, min_side=0, max_side=3))
+@given(
+    data=st.data(),
+    dtype=st.sampled_from(DTYPES),
+    shape=arrays_of.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=3),
+)
 @examples(60)
 def test_data_holds_a_copy_of_any_array(world, data, dtype, shape):
     value = np.asarray(np.random.default_rng(0).integers(0, 3, shape)).astype(dtype)
@@ -275,7 +292,8 @@ def test_only_safe_casts_happen_unless_they_are_forced(world, source, target):
 def test_python_numbers_take_the_dtype_if_they_fit_it(world, numbers, dtype):
     made = synk.data(dtype=dtype, ndim=1)
     fit = np.dtype(dtype).kind == "f" or all(
-        np.iinfo(dtype).min <= number <= np.iinfo(dtype).max for number in numbers)
+        np.iinfo(dtype).min <= number <= np.iinfo(dtype).max for number in numbers
+    )
     if fit:
         made.set_value(numbers)
         assert made.data.tolist() == numbers
@@ -345,7 +363,8 @@ def test_data_is_indexed_as_an_array(world, data):
     index = data.draw(
         arrays_of.basic_indices(array.shape, allow_newaxis=True, allow_ellipsis=True)
         | arrays_of.integer_array_indices(array.shape)
-        | arrays_of.arrays(bool, array.shape))
+        | arrays_of.arrays(bool, array.shape)
+    )
     np.testing.assert_array_equal(made[index], array[index])
     made[index] = -1
     array[index] = -1
@@ -393,8 +412,14 @@ def test_freed_data_says_so(world):
     view = made.data
     made.free_memory()
     made.free_memory()
-    for use in (lambda: made.data, lambda: len(made), lambda: made[0], lambda: made.shape,
-                lambda: np.asarray(made), lambda: world.rows(made)):
+    for use in (
+        lambda: made.data,
+        lambda: len(made),
+        lambda: made[0],
+        lambda: made.shape,
+        lambda: np.asarray(made),
+        lambda: world.rows(made),
+    ):
         with pytest.raises((ValueError, TypeError)):
             use()
     assert view.tolist() == [1, 2]
@@ -461,6 +486,69 @@ def test_a_repeated_call_sees_what_has_changed(world, batch, columns):
             one, other = world.rows(data, batch=batch), world.rows(data, batch=4)
         np.testing.assert_array_equal(one.result(), data.data[rows])
         np.testing.assert_array_equal(other.result(), data.data[:4])
+
+
+LAYOUTS = {"shape": (3, 8), "strides": (8, 16), "dtype": np.dtype("int32")}
+
+
+def set_layout(array, name):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # newer versions of NumPy advise against it
+        setattr(array, name, LAYOUTS[name])
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("batch", [None, [1, 2, 0]])
+def test_a_layout_that_was_set_on_the_view_is_refused_once_and_taken_back(world, name, batch):
+    value = np.arange(24, dtype="float32").reshape(6, 4)
+    data, view = synk.data(value), synk.data(value).data.view()
+    set_layout(view, name)  # another view may have any layout
+    expected = value if batch is None else value[batch]
+    uses = [lambda: world.rows(data, batch=batch), lambda: data.shape, lambda: data.set_length(7)]
+    for use in uses:
+        for _ in range(3):
+            assert (world.rows(data, batch=batch) == expected).all()
+        set_layout(data.data, name)
+        with pytest.raises(ValueError, match="keep its layout, float32 .6, 4.*set_shape.. or set_value"):
+            use()
+        assert (world.rows(data, batch=batch) == expected).all()
+        assert (data.shape, data.data.strides, data.data.dtype) == ((6, 4), (16, 4), "float32")
+    set_layout(np.asarray(data), name)
+    assert (world.rows(data, batch=batch) == expected).all()
+    set_layout(data.data, name)
+    data.set_value(value + 1)  # another array takes its place
+    assert (world.rows(data, batch=batch) == expected + 1).all()
+
+
+def test_a_layout_that_was_set_is_refused_by_repeated_steps_and_in_programs(world):
+    x, w = tt.matrix("x", dtype="float32"), compiler.shared(np.zeros(4, "float32"), "w")
+    step = train.make_train_function(tt.sqr(x - w).mean(), [w], x, None, updates.sgd, 0.5)
+    synk.distribute()
+    data = synk.data(np.ones((6, 4), "float32"))
+    for batch in ([0, 1, 2], [3, 4, 5]):
+        step(data, batch=batch)
+    set_layout(data.data, "shape")
+    with pytest.raises(ValueError, match="keep its layout"):
+        step(data, batch=[0, 1, 2])
+    step(data, batch=[0, 1, 2])
+
+    def program(rank, data):
+        set_layout(data.data, "shape")
+        with pytest.raises(ValueError, match="keep its layout"):
+            rank.call(world.rows, data)
+        return rank.call(world.rows, data)
+
+    assert all((rows == 1).all() and rows.shape == (6, 4) for rows in synk.spmd(program, data))
+
+
+def test_a_layout_that_was_set_on_an_array_of_a_file_leaves_the_data_alone(world, mapped):
+    data = synk.data(mapped)
+    expected = np.array(mapped)
+    assert (world.rows(data) == expected).all()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        mapped.shape = (60, 2)
+    assert (world.rows(data) == expected).all() and isinstance(data.data, np.memmap)
 
 
 def test_what_a_call_sees_is_what_the_data_hold_at_that_moment(world):
@@ -662,8 +750,11 @@ def test_bound_data_are_refilled_in_place_and_shared_by_functions(world):
     assert synk.get_shmems(world.matrix) is mine
     assert (world.rows() == 5).all()
     synk.free_shmems(world.matrix)
-    for call in (world.rows, lambda: synk.get_shmems(world.matrix),
-                 lambda: synk.free_shmems(world.matrix)):
+    for call in (
+        world.rows,
+        lambda: synk.get_shmems(world.matrix),
+        lambda: synk.free_shmems(world.matrix),
+    ):
         with pytest.raises((TypeError, ValueError), match="set_shmems"):
             call()
 

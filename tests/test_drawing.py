@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import synkhronos as synk
-from compilers import as_op, tt
+from compilers import RandomStreams, Streams, as_op, tt
 
 ROWS = 4
 
@@ -106,6 +106,31 @@ def test_a_rank_that_takes_the_place_of_a_dead_one_draws_its_own(world_of):
     seed()
     assert synk.spmd(program, on_death="continue") == [expected] * 3
     assert len(np.unique(noise(np.zeros(3 * ROWS)))) == 3 * ROWS
+
+
+@pytest.mark.parametrize("make", [Streams, RandomStreams])
+def test_no_rank_draws_what_one_before_it_has_drawn(world_of, make):
+    world_of(2)
+    draw = synk.function([], make(3).uniform((4,)))
+    before = synk.data(shape=(2, 3, 4), dtype="float64")  # drawn by ranks that then died
+
+    def program(rank, before):
+        dies = rank.rank == 1 and rank.restarts < 2
+        drawn = []
+        for step in range(3):
+            drawn.append(rank.call(draw))
+            if dies:
+                before[rank.restarts, step] = drawn[-1]
+        if dies:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return [rank.random.random(4), *drawn]
+
+    numbers = []
+    for _ in range(2):
+        numbers += [np.ravel(one) for one in synk.spmd(program, before, on_death="continue")]
+        numbers.append(before[:].flatten())
+    numbers = np.concatenate(numbers)
+    assert len(np.unique(numbers)) == len(numbers) == 2 * (2 * 16 + 24)
 
 
 @pytest.mark.skipif(not hasattr(np.random, "set_bit_generator"), reason="needs NumPy 1.24")

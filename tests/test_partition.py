@@ -75,12 +75,28 @@ def test_rows_of_a_slice_stay_a_slice_through_ranks_and_slices(data, length, num
         (np.array([2**64 - 1], "uint64"), IndexError),
         ([True] * 4, IndexError),
         (np.ones(6, bool), IndexError),
+        (np.ma.array([0, 99], mask=[False, True]), TypeError),
+        (np.ma.array([0, 1]), TypeError),
+        (np.ma.array(np.ones(5, bool), mask=np.eye(5)[0]), TypeError),
     ],
     ids=repr,
 )
 def test_what_is_no_batch_is_refused_by_name(batch, error):
     with pytest.raises(error, match="rows for rank 3"):
         select(batch, 5, "rows for rank 3")
+
+
+def test_rows_of_an_array_of_any_other_class_are_a_plain_array():
+    class Mine(np.ndarray):
+        def min(self, *args, **kwargs):
+            return 0
+
+        max = min
+
+    with pytest.raises(IndexError, match="row 99 is out of range"):
+        select(np.array([1, 99]).view(Mine), 5)
+    rows = select(np.array([1, -1]).view(Mine), 5)
+    assert type(rows) is np.ndarray and rows.tolist() == [1, 4]
 
 
 def test_a_slice_with_step_zero_is_refused():

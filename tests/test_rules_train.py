@@ -50,8 +50,9 @@ class Model:
     def reset(self):
         synk.broadcast(*map(list, zip(*self.state)))
 
-    def train(self, rule, step=None, **options):
-        self.reset()
+    def train(self, rule, step=None, reset=True, **options):
+        if reset:
+            self.reset()
         options = {"batch_size": 5, "epochs": 3, "seed": 4, "progress": False, **options}
         step = self.step if step is None else step
         return rules.train(step, self.params, options.pop("data", DATA), rule, **options)
@@ -279,14 +280,30 @@ def test_a_training_that_was_killed_goes_on_bit_for_bit(make_model, size, rule, 
         assert model.values() == values
 
 
+@pytest.mark.parametrize("rule", [rules.LocalSGD(4), rules.GoSGD(0)])
+def test_a_training_that_was_killed_before_its_first_epoch_begins_where_it_began(model, rule, tmp_path):
+    whole = model.train(rule, model.function)
+    values = model.values()
+    options = {"checkpoint": tmp_path / "kept", "seed": None}
+    with pytest.raises((Killed, synk.WorkerError)):
+        model.train(rule, model.function, report=kill_at(1, 3), **{**options, "seed": 4})
+    assert model.values()[0] != [START[0].tolist()] * 2
+    resumed = model.train(rule, model.function, reset=False, **options)
+    assert resumed.losses == whole.losses and model.values() == values
+
+
 def test_a_slow_validation_before_a_checkpoint_stays_the_first(model, tmp_path):
     def validate(rank):
-        if not path.exists():
+        if not (tmp_path / "second epoch").exists():
             time.sleep(0.2)
         return {}
 
-    path = tmp_path / "kept"
-    record = model.train(rules.BSP(), model.step, epochs=3, validate=validate, checkpoint=path)
+    def report(rank, rule, step, loss):
+        if step > 5:
+            (tmp_path / "second epoch").touch()
+
+    options = {"validate": validate, "report": report, "checkpoint": tmp_path / "kept"}
+    record = model.train(rules.BSP(), model.step, epochs=3, **options)
     assert [one["epoch"] for one in record.validations] == [1, 2, 3]
     assert record.seconds[0] == sorted(record.seconds[0])
 
@@ -342,6 +359,20 @@ def test_hyper_parameters_come_with_the_checkpoint(make_model, tmp_path):
     model.train(rules.LocalSGD(1), epochs=4, report=report, checkpoint=tmp_path / "kept")
     model.train(rules.LocalSGD(1), epochs=4, report=look, checkpoint=tmp_path / "kept")
     assert seen and set(seen) == {2}
+
+
+@pytest.mark.parametrize("push, pull", [(1, 1), (4, 3), (3, 2), (5, 4), (2, 7)])
+@pytest.mark.parametrize("every", [None, 1])
+def test_no_step_is_lost_by_downpour(make_model, tmp_path, push, pull, every):
+    make_model(2)
+    count, x = compiler.shared(0.0, "count"), tt.dvector("x")
+    step = synk.function(
+        [x], count.sum(), updates=[(count, count + x.mean())], mode="FAST_COMPILE"
+    )
+    options = {} if every is None else {"checkpoint": tmp_path / "kept", "checkpoint_every": every}
+    rules.train(step, [count], [np.ones(ROWS)], rules.Downpour(push, pull), 5, 6, seed=1,
+                progress=False, **options)  # fmt: skip
+    assert synk.gather(count).tolist() == [2 * 6 * 5] * 2
 
 
 # Reductions
@@ -443,9 +474,85 @@ def test_ranks_that_are_left_go_on_and_a_fresh_one_takes_over():
         record = rules.train(
             step, [w], [np.full(300, 3.0)], rule, 5, epochs=2, report=report, on_death="continue"
         )
-        lengths = [len(losses) for losses in record.losses]
-        assert lengths[0] == lengths[2] == 40 and lengths[1] in (25, 26)
-        assert record.samples[1][-1] > 100 and abs(w.get_value() - 3) < 0.5
+        for losses, seconds, samples in zip(record.losses, record.seconds, record.samples):
+            assert len(losses) == 40 and all(np.diff(seconds) > 0)
+            assert samples == list(range(5, 201, 5))
+        assert abs(w.get_value() - 3) < 0.5
+    synk.close()
+
+
+@own_process
+def test_a_rank_that_takes_over_has_the_hyper_parameters_but_no_weight_and_no_state(tmp_path):
+    synk.fork(2, use_gpu=False)
+    w, x = compiler.shared(0.0, "w"), tt.dvector("x")
+    step = synk.function([x], w.sum(), updates=[(w, w + x.mean())], mode="FAST_COMPILE")
+    path = tmp_path / "noted"
+
+    class Noting(rules.GoSGD):
+        def start(self, rank, params):
+            super().start(rank, params)
+            with open(path, "a") as file:
+                noted = [rank.rank, rank.restarts, self.weight, self.probability, bool(self.restored)]
+                file.write(json.dumps([*noted, self.seed]) + "\n")
+
+    def report(rank, rule, number, loss):
+        if number == 8:
+            rule.probability = 0.25
+        if rank.rank == 1 and number == 13 and not rank.restarts:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    options = {"batch_size": 5, "seed": 3, "on_death": "continue", "report": report, "progress": False}
+    rules.train(
+        step, [w], [np.ones(80)], Noting(0), epochs=2, checkpoint=tmp_path / "kept", **options
+    )
+    began = sorted(json.loads(line) for line in path.read_text().splitlines())
+    assert [one for one in began if one[1]] == [[1, 1, 0.0, 0.25, False, 3]]
+    for rank in range(2):  # it begins twice, and once more to finish
+        first, *others = [one for one in began if one[:2] == [rank, 0] and not one[4]]
+        assert first == [rank, 0, 0.5, 0.0, False, 3] and not others
+        assert [rank, 0, 0.5, 0.25, True, 3] in began
+    synk.close()
+
+
+@own_process
+def test_the_record_survives_a_death_at_any_point(tmp_path):
+    """A rank dies in a step, after an exchange, in validations, and after its last step."""
+    synk.fork(2, use_gpu=False)
+    w, x = compiler.shared(0.0, "w"), tt.dvector("x")
+    step = synk.function([x], w.sum(), updates=[(w, w + x.mean())], mode="FAST_COMPILE")
+    points = [("take", 3), ("validate", 1), ("after", 14), ("validate", 9), ("state", 40)]
+
+    def die_at(rank, *point):
+        if rank.rank == 1 and not rank.memory(f"died at {point}", 1)[0] and point in points:
+            rank.memory(f"died at {point}", 1)[0] = 1
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    class Dying(rules.SSP):
+        def take_step(self, rank, step, data, rows):
+            die_at(rank, "take", rank.clock)
+            return super().take_step(rank, step, data, rows)
+
+        def after_step(self, rank, params, step):
+            super().after_step(rank, params, step)
+            die_at(rank, "after", step)
+            self._step = step
+
+        def state(self, rank, params):
+            die_at(rank, "state", getattr(self, "_step", 0))
+            return super().state(rank, params)
+
+    def validate(rank):
+        die_at(rank, "validate", rank.clock // 4)
+        return {"clock": rank.clock}
+
+    options = {"batch_size": 5, "epochs": 10, "validate": validate, "on_death": "continue"}
+    options = {**options, "progress": False, "seed": 3, "checkpoint": tmp_path / "kept"}
+    record = rules.train(step, [w], [np.ones(40)], Dying(1), checkpoint_every=5, **options)
+    for losses, seconds, samples in zip(record.losses, record.seconds, record.samples):
+        assert len(losses) == 40 and all(np.diff(seconds) > 0)
+        assert samples == list(range(5, 201, 5))
+    points = sorted((one["epoch"], one["step"], one["clock"]) for one in record.validations)
+    assert points == [(epoch, 4 * epoch, 4 * epoch) for epoch in range(1, 11)]
     synk.close()
 
 
@@ -512,6 +619,7 @@ def test_progress_is_a_bar_on_a_terminal(model, monkeypatch):
         ({"on_death": "continue", "rule": rules.LocalSGD()}, ValueError, "which LocalSGD.*uses"),
         ({"on_death": "continue", "validate_by": "all"}, ValueError, "validate_by='all' uses"),
         ({"on_death": "stop"}, ValueError, "on_death: expected 'raise' or 'continue'"),
+        ({"controller": 3}, TypeError, "controller: expected a function"),
     ],
 )  # fmt: skip
 def test_bad_input_is_refused_in_words_before_anything_starts(model, changes, error, message):
@@ -528,13 +636,22 @@ def test_an_input_without_data_is_named(model):
         model.train(rules.EASGD(), data=[FEATURES])
 
 
-def test_a_checkpoint_of_something_else_is_refused(make_model, tmp_path):
+def test_a_checkpoint_of_something_else_is_refused_and_nothing_is_changed(make_model, tmp_path):
     model = make_model(2)
     synk.save(tmp_path / "other")
-    with pytest.raises(ValueError, match="was not saved by rules.train"):
-        model.train(rules.EASGD(), checkpoint=tmp_path / "other")
     model.train(rules.EASGD(), checkpoint=tmp_path / "kept", epochs=1)
-    with pytest.raises(ValueError, match="rule was 'EASGD', is 'SSP'; batch_size was 5, is 4"):
-        model.train(rules.SSP(), checkpoint=tmp_path / "kept", batch_size=4)
-    with pytest.raises(ValueError, match="has the seed 4, got 5"):
-        model.train(rules.EASGD(), checkpoint=tmp_path / "kept", seed=5)
+    for name, rule, changes, error, message in (
+        ("other", rules.EASGD(), {}, ValueError, "was not saved by rules.train"),
+        ("kept", rules.SSP(), {"batch_size": 4}, ValueError,
+         "rule was 'EASGD', is 'SSP'; batch_size was 5, is 4"),
+        ("kept", rules.EASGD(), {"seed": 5}, ValueError, "has the seed 4, got 5"),
+        ("kept", rules.EASGD(), {"controller": 3}, TypeError, "controller: expected"),
+        ("kept", rules.EASGD(), {"on_death": "stop"}, ValueError, "on_death: expected"),
+    ):  # fmt: skip
+        model.reset()
+        for rank in range(2):
+            synk.set_value(rank, model.params[0], [7.0, rank])
+        before = [synk.gather(shared).tolist() for shared, _ in model.state]
+        with pytest.raises(error, match=message):
+            model.train(rule, reset=False, checkpoint=tmp_path / name, **changes)
+        assert [synk.gather(shared).tolist() for shared, _ in model.state] == before

@@ -634,6 +634,25 @@ def test_fresh_ranks_take_the_place_of_dead_ones(world_of, caplog):
     assert add.get_shared() and synk.gather(w).tolist() == [[0, 0]] * RANKS  # the ranks are usable
 
 
+def test_the_memory_of_a_rank_outlives_it_and_ends_with_the_program(world_of):
+    world_of(3)
+
+    def program(rank):
+        lived, losses = rank.memory("lives", 1, "int64"), rank.memory("losses", (2, 3))
+        assert lived.dtype == "int64" and losses.dtype == "float64"
+        lived += 1
+        losses[rank.restarts] = rank.rank
+        if rank.rank == 1 and not rank.restarts:
+            os.kill(os.getpid(), signal.SIGKILL)
+        with pytest.raises(ValueError, match="use the same everywhere"):
+            rank.memory("losses", 6)
+        return int(lived[0]), losses.tolist()
+
+    for _ in range(2):
+        results = synk.spmd(program, on_death="continue")
+        assert results == [(1, [[0] * 3] * 2), (2, [[1] * 3] * 2), (1, [[2] * 3, [0] * 3])]
+
+
 def test_a_rank_that_dies_after_its_result_is_not_restarted(world_of):
     world_of(2)
 

@@ -77,7 +77,12 @@ def _select_listed(batch: Batch, length: int, name: str) -> Rows:
         )
     if isinstance(batch, (list, tuple)) and not batch:
         return range(0)
-    rows = batch if isinstance(batch, np.ndarray) else _to_array(batch, name)
+    if isinstance(batch, np.ma.MaskedArray):
+        raise TypeError(
+            f"{name}: expected an int, a slice, a list or array of rows, got a masked array; give the "
+            f"rows that are not masked: batch.compressed(), or batch.filled(False) if it is boolean"
+        )
+    rows = batch if type(batch) is np.ndarray else _to_array(batch, name)
     if rows.ndim == 0:
         raise TypeError(f"{name}: expected an int, a slice, a list or array of rows, got {batch!r}")
     if rows.ndim != 1:

@@ -62,9 +62,11 @@ class Data:
         self._shape = (0,) * ndim  # no rows after the memory was freed
         self._items: Any = None  # 1-d, all allocated items; None if freed or mapped from a file
         self._view: Any = None  # None if the memory was freed
+        self._kept: Any = None  # another view of it, which the script never has
         self._file: Handle | None = None  # the file, if it is a numpy.memmap
         # A new object whenever the array has moved
         self.last_handle: Handle | None = None
+        self.is_shown = False  # whether the script may have the view itself, and so change its shape
         world.part(_OpenDatas).add(self)
         self._reserve(self._shape)
         self._view[...] = 0
@@ -76,15 +78,20 @@ class Data:
         made._world, made._dtype, made._minibatch, made.name = world, array.dtype, minibatch, name
         made._items = made._file = made.last_handle = None
         made.constant = False
-        made._view, made._shape = array, array.shape
+        made._hold(array)
         return made
 
     # Properties
 
     @property
     def data(self) -> np.ndarray:
-        """The array, as a NumPy view. Views from before it grew remain valid, but are not updated."""
-        return self._allocated()
+        """The array, as a NumPy view. Views from before it grew remain valid, but are not updated.
+
+        Its shape, strides and dtype cannot be set; set those of another view, ``data.data.view()``.
+        """
+        view = self._allocated()
+        self.is_shown = True
+        return view
 
     @property
     def minibatch(self) -> bool:
@@ -127,10 +134,10 @@ class Data:
 
     def __array__(self, dtype: DTypeLike = None, copy: bool | None = None) -> np.ndarray:
         view = self._allocated()
-        array = view if dtype is None else view.astype(dtype, copy=False)
-        if array is not view and copy is False:
+        array = view.view() if dtype is None else view.astype(dtype, copy=False)
+        if copy is False and array.dtype != view.dtype:
             raise ValueError(f"{self._label()}: it cannot be used as {array.dtype} without a copy")
-        return array.copy() if copy and array is view else array
+        return array.copy() if copy and np.may_share_memory(array, view) else array
 
     def __reduce__(self) -> Any:
         raise TypeError(
@@ -247,6 +254,7 @@ class Data:
         if len(shape) != self.ndim:
             raise ValueError(f"set_shape: expected {self.ndim} extents, got shape {shape}")
         self._check_open()
+        self.check_layout()
         old, old_shape = self._view, self._shape
         if old is not None and shape == old_shape:
             return
@@ -288,7 +296,7 @@ class Data:
 
     def free_memory(self) -> None:
         """Free the memory. `set_value`, `set_length` and `set_shape` allocate new memory."""
-        self._items = self._view = self._file = self.last_handle = None
+        self._items = self._view = self._kept = self._file = self.last_handle = None
         self._shape = (0, *self._shape[1:]) if self._shape else ()
         self._world.here.store.trim()
 
@@ -308,8 +316,28 @@ class Data:
     def freeze(self) -> None:
         """Make it constant."""
         self.constant = True
-        self._view = self._view.view()
-        self._view.flags.writeable = False
+        view = self._allocated().view()
+        view.flags.writeable = False
+        self._hold(view)
+
+    def check_layout(self) -> None:
+        """Raise ``ValueError`` if the script has set the shape, strides or dtype of the view."""
+        got, kept = self._view, self._kept
+        if got is None or (got.shape, got.strides, got.dtype) == self._layout:
+            return
+        self._hold(kept)
+        raise ValueError(
+            f"{self._label()}: expected its array to keep its layout, {kept.dtype} {kept.shape} with "
+            f"strides {kept.strides}, got {got.dtype} {got.shape} with strides {got.strides}, which the "
+            f"script has set; this was undone. Call set_shape() or set_value(), or set the layout of "
+            f"another view: data.data.view()"
+        )
+
+    def _hold(self, view: np.ndarray) -> None:
+        """Take this array as the contents."""
+        self._view, self._kept, self._shape = view, view.view(), view.shape
+        self._layout = view.shape, view.strides, view.dtype
+        self.is_shown = False
 
     def _allocated(self) -> np.ndarray:
         if self._view is None:
@@ -318,6 +346,8 @@ class Data:
                 f"{self._label()}: its memory was freed by free_memory(); call set_value() or "
                 f"set_shape() first"
             )
+        if self.is_shown:
+            self.check_layout()
         return self._view
 
     def handle(self) -> Handle:
@@ -336,7 +366,7 @@ class Data:
         if not self._has_room(shape):
             self._items = self._world.here.store.empty((int(size * oversize),), self._dtype)
         self._file = self.last_handle = None
-        self._view, self._shape = self._items[:size].reshape(shape), shape
+        self._hold(self._items[:size].reshape(shape))
 
     def _map(self, value: Any) -> bool:
         """Map the file of a ``numpy.memmap`` and return True; return False if ranks cannot map it."""
@@ -344,12 +374,13 @@ class Data:
         if place is None or value.dtype != self._dtype or value.ndim != self.ndim:
             return False
         self._items = self.last_handle = None
-        self._file, self._view, self._shape = place, value, value.shape
+        self._file = place
+        self._hold(value.view())
         return True
 
 
 #: Used by the package itself; not shown by completion.
-_INTERNAL = {"freeze", "handle", "last_handle", "of_array"}
+_INTERNAL = {"check_layout", "freeze", "handle", "is_shown", "last_handle", "of_array"}
 
 
 def as_data(world: World, value: np.ndarray | Data) -> Data:

@@ -1,9 +1,5 @@
 """Arrays and a description in one ``.npz`` file, which is replaced atomically and never trusted.
 
-Writing: a new file is written next to the old one. When it is on disk, it replaces the old one in a
-single step. A process that is killed before that leaves an unfinished file. Its lock is then released,
-so the next writer recognizes the file as a leftover and removes it.
-
 Reading: nothing is unpickled or decompressed, every size is checked before memory is allocated, and
 every byte is checked against the checksum in the zip file.
 """
@@ -11,19 +7,18 @@ every byte is checked against the checksum in the zip file.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import io
 import json
 import math
 import os
-import re
 import zipfile
 from types import TracebackType
-from typing import Any, BinaryIO, Callable, Iterable, Iterator
+from typing import Any, Callable, Iterable, Iterator
 
 import numpy as np
 
 from synkhronos._typing import PathLike
+from synkhronos.checkpoints.replacing import replacing
 
 _DESCRIPTION = "synkhronos.json"
 _LONGEST_HEADER = 1000  # bytes of the header of an array, with its dtype and shape
@@ -41,7 +36,7 @@ def write(path: PathLike, description: Any, arrays: Iterable[tuple[str, np.ndarr
     arrays : iterable of (str, numpy.ndarray)
         Names and arrays. Each pair is requested after the previous one has been written.
     """
-    with _replacing(os.path.realpath(os.fsdecode(path))) as file, zipfile.ZipFile(file, "w") as archive:
+    with replacing(path) as file, zipfile.ZipFile(file, "w") as archive:
         with archive.open(_member(_DESCRIPTION), "w") as member:
             member.write(json.dumps(description).encode())
         for name, array in arrays:
@@ -55,66 +50,6 @@ def _member(name):
     member = zipfile.ZipInfo(name)
     member.external_attr = 0o600 << 16
     return member
-
-
-@contextlib.contextmanager
-def _replacing(path: str) -> Iterator[BinaryIO]:
-    """Yield a file that replaces `path` at the end of the block; an error leaves nothing behind."""
-    folder, name = os.path.split(path)
-    if not os.path.isdir(folder):
-        raise FileNotFoundError(f"there is no folder {folder!r} for the file {name!r}")
-    if os.path.isdir(path):
-        raise IsADirectoryError(f"expected the name of a file, got the folder {path!r}")
-    if os.path.exists(path) and not os.path.isfile(path):  # root would replace it with a file
-        raise OSError(f"expected the name of a file, got a device, pipe or socket: {path!r}")
-    _remove_leftovers(folder, name)
-    unfinished, file = _make_unfinished(folder, name)
-    try:
-        with file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-            os.replace(unfinished, path)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(unfinished)
-        raise
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)  # the new name must be on disk, too
-    finally:
-        os.close(descriptor)
-
-
-def _make_unfinished(folder, name):
-    """Create a new file and hold its lock while it is open."""
-    while True:
-        path = os.path.join(folder, f".{name}.{os.urandom(8).hex()}.unfinished")
-        file = open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666), "w+b")
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:  # another writer is about to remove it as a leftover
-            file.close()
-            continue
-        except OSError:  # a file system without locks: leftovers are not removed
-            return path, file
-        if os.fstat(file.fileno()).st_nlink:
-            return path, file
-        file.close()
-
-
-def _remove_leftovers(folder, name):
-    pattern = re.escape(f".{name}.") + r"[0-9a-f]{16}\.unfinished"
-    for entry in os.listdir(folder):
-        if re.fullmatch(pattern, entry):
-            path = os.path.join(folder, entry)
-            with contextlib.suppress(OSError):
-                descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
-                try:
-                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    os.unlink(path)
-                finally:
-                    os.close(descriptor)
 
 
 class Reader:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Mapping
+from typing import Any, Callable, Mapping
 
 import numpy as np
 
@@ -91,7 +91,8 @@ def save(
     feedback).
 
     The new file replaces an existing one only when it is complete: if the process is killed meanwhile,
-    either the old or the new file exists. It is an ``.npz`` file without pickles.
+    either the old or the new file exists. It is an ``.npz`` file without pickles. It keeps the mode of
+    the file that it replaces.
 
     Parameters
     ----------
@@ -118,7 +119,8 @@ def save(
     WorkerError
         If a worker raised an exception, for example because memory ran out.
     OSError
-        If the file cannot be written. An existing file is then unchanged.
+        If the file cannot be written, also because another user has created it, or a link to it, in a
+        folder for everybody, such as ``/tmp``. An existing file is then unchanged.
 
     Examples
     --------
@@ -232,7 +234,7 @@ def _values(world, number, entry):
 
 
 @in_turn
-def load(path: PathLike) -> dict[str, Any]:
+def load(path: PathLike, check: Callable[[dict[str, Any]], Any] | None = None) -> dict[str, Any]:
     """Restore the shared variables and random streams of every rank from a file written by `save`.
 
     The same functions must have been built as for `save`. If the number of ranks is different, the
@@ -248,6 +250,9 @@ def load(path: PathLike) -> dict[str, Any]:
     ----------
     path : str or path-like
         The file to read.
+    check : callable, optional
+        ``check(extra)`` is called before anything is changed. It raises an exception if the checkpoint
+        should not be loaded, for example because `extra` says that it belongs to another model.
 
     Returns
     -------
@@ -290,6 +295,8 @@ def load(path: PathLike) -> dict[str, Any]:
         kept = feedback.read(world, reader, saved.kept, by_key)
         with reader.interpreting():
             extra = manifest.unpack(reader.description, reader.read)
+        if check is not None:
+            check(extra)
     handles = [[world.here.store.put(array) for array in arrays] for arrays in values]
     world.run(_Restore(numbers, handles, [one for one in streams if one in numbers]))
     agreement = agreement_of(world)

@@ -49,6 +49,8 @@ class LastCall:
         ------
         TypeError, IndexError
             For a wrong batch.
+        ValueError
+            If the script has changed the layout of an array.
         """
         command = self._command
         if len(args) != len(command.handles):
@@ -56,6 +58,8 @@ class LastCall:
         for arg, handle in zip(args, command.handles):
             if type(arg) is not Data or arg.last_handle is not handle:
                 return None
+            if arg.is_shown:
+                arg.check_layout()
         return self.on_batch(batch)
 
     def on_batch(self, batch: Batch | None) -> CallFunction | None:

@@ -10,7 +10,7 @@ from typing import Any, Iterator, Sequence
 import numpy as np
 
 from synkhronos._errors import SynkhronosError
-from synkhronos._typing import ArrayLike, Batch, Result, SharedVariables
+from synkhronos._typing import ArrayLike, Batch, DTypeLike, Result, SharedVariables
 from synkhronos.arithmetic.integers import check_int
 from synkhronos.arithmetic.minibatches import make_minibatches, n_batches
 from synkhronos.arithmetic.partition import share
@@ -70,7 +70,7 @@ class Rank(Collectives):
         self._clocks, restarts, self._ended = (
             commons.array(name, (here.size,), "int64") for name in (CLOCKS, RESTARTS, ENDED)
         )
-        restarts[here.rank] = here.restarts
+        restarts[here.rank] = self.restarts = here.restarts
         self._began = self._paused = 0.0  # when the wait began, and the last pause in it
         commons.pause = self._pause
         self._token = token
@@ -79,7 +79,6 @@ class Rank(Collectives):
         self._line: Line | None = None
         self._messages: Messages | None = None
         self._centers: dict[str, Center] = {}
-        self.restarts = here.restarts
         self.random = np.random.default_rng([*entropy, here.rank, here.restarts])
 
     def __repr__(self) -> str:
@@ -406,6 +405,30 @@ class Rank(Collectives):
         self._enter()
         return [int(number) for number in self._clocks]
 
+    @takes_turn
+    def memory(self, name: str, shape: int | Sequence[int], dtype: DTypeLike = "float64") -> np.ndarray:
+        """Return an array of this rank that outlives it; it is zero when it is first requested.
+
+        A new rank that replaces a dead one finds the same values there, such as the losses of its steps.
+        The array can be used until the program ends.
+
+        Parameters
+        ----------
+        name : str
+            Each name is an array of its own.
+        shape : int or tuple of int
+        dtype : dtype, default: "float64"
+
+        Raises
+        ------
+        ValueError
+            If it exists with another shape or dtype.
+        MemoryError
+            If there is too little memory.
+        """
+        self._enter()
+        return self._commons("memory").array(f"memory of {self.rank}: {name}", shape, dtype)
+
     def wait_for_clocks(self, least: int) -> None:
         """Wait until no rank's clock is below a number. Ranks that have ended are ignored.
 
@@ -417,10 +440,8 @@ class Rank(Collectives):
         self._enter()
         self._commons("wait_for_clocks")
         if least > self.clock:
-            raise ValueError(
-                f"rank.wait_for_clocks: expected at most this rank's own clock, {self.clock}, got "
-                f"{least}"
-            )
+            own = f"this rank's own clock, {self.clock}"
+            raise ValueError(f"rank.wait_for_clocks: expected at most {own}, got {least}")
         if self._clocks.min() >= least:
             return
         with self._timed("wait", "clocks"):

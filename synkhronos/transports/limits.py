@@ -8,7 +8,7 @@ import resource
 import sys
 from pathlib import Path
 
-from synkhronos._errors import SynkhronosError
+from synkhronos._errors import REMEDY, SynkhronosError
 from synkhronos.host.machine import cores, process_limit
 from synkhronos.stores.memory import RESERVED, most_ranks
 
@@ -95,4 +95,12 @@ def _process_limits():
         f"this user may have {'any number' if of_user < 0 else of_user} of them, this control group "
         f"{'any number' if of_group is None else of_group}; raise the limit with 'ulimit -u', or "
         f"the container's limit ('docker run --pids-limit')"
+    )
+
+
+def not_started(rank: int, seconds: float) -> str:
+    """Return why a world is broken if a worker did not start within some time."""
+    return (
+        f"rank {rank} has not started within {seconds:g} seconds; it may wait for a lock that another "
+        f"thread of the script held when it was forked; {REMEDY}"
     )

@@ -18,7 +18,7 @@ import itertools
 import os
 import time
 
-from synkhronos._errors import REMEDY, CollectiveAbortedError
+from synkhronos._errors import CollectiveAbortedError
 from synkhronos.comms.shm import SharedMemoryCommunicator
 from synkhronos.host.descriptors import descriptors, give_up
 from synkhronos.host.machine import affinity, cores, leave_core_of
@@ -187,10 +187,7 @@ class LocalTransport(WatchfulTransport):
                 return False
             self.while_waiting()
             if time.monotonic() - began > limit:
-                self._end_workers(
-                    f"rank {self.labels[rank]} has not started within {limit:g} seconds; it may wait "
-                    f"for a lock that another thread of the script held at the fork; {REMEDY}"
-                )
+                self._end_workers(limits.not_started(self.labels[rank], limit))
         return True
 
     def answer_for(self, rank, payload):

@@ -20,6 +20,10 @@ _MOST_DEATHS = 3  # of a rank in one program
 _logger = logging.getLogger("synkhronos")
 
 
+class _Replacements(collections.Counter):
+    """How often each rank of a world was replaced, so that no two replacements draw the same numbers."""
+
+
 class Replacing:
     """Handles workers of this machine that die in a program; see `Transport.on_death`.
 
@@ -47,6 +51,7 @@ class Replacing:
                 )
             _logger.warning("rank %d died (%s); the other ranks go on", rank, cause)
             if world.transport.can_replace and world.here.engine.survives_fork:
+                world.part(_Replacements)[rank] += 1
                 _replace(world, rank, cause, deaths[rank])
             else:
                 self._lost.append(rank)
@@ -97,7 +102,8 @@ def _prepare(world, restarts, forked_from, takes_part):
     here = world.here
     here.copy_out_of_store()  # where the other rank continues to write
     here.restarts = restarts if takes_part else 0
-    generators.seed(generators.fingerprints(), here.rank, restarts)
+    replacements = world.part(_Replacements)[here.rank]
+    generators.seed(generators.fingerprints(), here.rank, replacements)
     if here.log:
         here.log.events.clear()
     numbers = {id(shared): number for number, shared in here.shareds.items()}
@@ -107,4 +113,5 @@ def _prepare(world, restarts, forked_from, takes_part):
         for shared in here.engine.random_streams(replica.compiled)
     }
     for number in sorted(streams):
-        here.engine.jump(streams[number], here.stream_index - forked_from + restarts * here.size)
+        index = here.stream_index - forked_from + replacements * here.size
+        here.engine.jump(streams[number], index)

@@ -78,7 +78,7 @@ class Rows:
 
     @property
     def turn(self) -> Any:
-        """The turn that an evaluation takes. With ``fork(threads="wait")``, other threads wait for it."""
+        """The turn that an evaluation takes."""
         return self._functions[True].turn
 
     def sum(self, values: Sequence[Any]) -> np.ndarray:

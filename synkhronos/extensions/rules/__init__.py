@@ -20,7 +20,7 @@ rule                      what is exchanged                                     
 The modules: ``rule`` is the base class; ``averaging``, ``diloco``, ``centered`` and ``gossip`` have the
 rules, and ``parameters`` their common functions. ``step`` builds steps in two parts. ``training`` is the
 script's side of the loop, and ``loop`` each rank's side, with ``validation``, ``progress``,
-``checkpoint`` and ``record``.
+``checkpoint``, ``history`` and ``record``.
 """
 
 from synkhronos.extensions.rules.averaging import BSP, LocalSGD

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 from typing import Any, Mapping, NamedTuple
@@ -44,10 +45,9 @@ def save(path: PathLike, saved: Saved, settings: Mapping[str, Any]) -> None:
     settings : dict
         Settings that must be the same in the script that continues.
     """
-    assert saved.states is not None
     header: dict[str, Any] = {"settings": settings, "steps": saved.steps, "seed": saved.seed}
     arrays: dict[str, Any] = {}
-    header["states"] = [
+    header["states"] = saved.states and [
         _packed(rank, state, saved.states, arrays) for rank, state in enumerate(saved.states)
     ]
     record = saved.record.to_json()
@@ -80,15 +80,20 @@ def _same(one, value):
     return same_type and one.tobytes() == value.tobytes()
 
 
-def load(path: PathLike, settings: Mapping[str, Any]) -> Saved:
+def load(path: PathLike, settings: Mapping[str, Any], seed: int | None) -> Saved:
     """Restore the shared variables of all ranks from a checkpoint, and return the rest.
 
     Raises
     ------
     ValueError
-        If it was not saved by `train`, or was saved with other settings.
+        If it was not saved by `train`, or was saved with other settings. Nothing is changed then.
     """
-    extra = synk.load(path)
+    check = functools.partial(_saved, path, settings, seed)
+    return check(synk.load(path, check=check))
+
+
+def _saved(path, settings, seed, extra):
+    """Return what a checkpoint has besides the shared variables, or raise if it is of something else."""
     if _HEADER not in extra:
         raise ValueError(
             f"rules.train: checkpoint: {os.fspath(path)!r} was not saved by rules.train(); give another "
@@ -105,7 +110,12 @@ def load(path: PathLike, settings: Mapping[str, Any]) -> Saved:
             f"rules.train: checkpoint: {os.fspath(path)!r} is of another training: "
             f"{listed(differing, '; ')}; use the same, or remove it to begin anew"
         )
-    states = [_unpacked(state, extra) for state in header["states"]]
+    if seed not in (None, header["seed"]):
+        raise ValueError(
+            f"rules.train: seed: the training in the checkpoint {os.fspath(path)!r} has the seed "
+            f"{header['seed']}, got {seed}; leave it out, or remove the file to begin anew"
+        )
+    states = header["states"] and [_unpacked(state, extra) for state in header["states"]]
     return Saved(header["steps"], states, Record.from_json(extra[_RECORD]), header["seed"])
 
 

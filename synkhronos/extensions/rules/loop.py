@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import itertools
 import math
-import time
 from typing import Any, Callable, NamedTuple
 
 import numpy
@@ -13,6 +12,7 @@ import numpy
 import synkhronos as synk
 from synkhronos.engines.names import SharedVariable
 from synkhronos.extensions.rules.checkpoint import Saved
+from synkhronos.extensions.rules.history import History
 from synkhronos.extensions.rules.progress import Progress
 from synkhronos.extensions.rules.rule import Rule
 from synkhronos.extensions.rules.validation import Validation
@@ -111,12 +111,17 @@ class _Loop:
         # A new rank continues where the dead one was; at the end, the clock was set beyond that.
         self._steps = min(rank.clock, plan.epochs * self._per_epoch)
         samples = begin.record.samples[rank.rank]
-        self._samples = samples[-1] if samples else 0
-        self._began = time.perf_counter() - elapsed
-        self._outcome = Outcome([], [], [], [], 0, {})
+        self._history = History(rank, elapsed, samples[-1] if samples else 0)
+        self._first = begin.steps[rank.rank]
+        # It may have died after it had set the clock beyond all steps, or before it had set the clock.
+        self._steps = min(self._steps, self._first + self._history.n_steps)
+        self._history.cut(self._steps - self._first)
 
     def run(self, until: int, progress: Progress) -> None:
         """Take the steps of the epochs up to `until`; end early if the ranks are asked to stop."""
+        epoch, done = divmod(self._steps, self._per_epoch)
+        if self._steps > self._first and not done:  # a rank may have died when it validated
+            self._validate(epoch)
         for epoch in range(self._steps // self._per_epoch, until):
             done = self._steps - epoch * self._per_epoch
             seed = int(numpy.random.SeedSequence([self._seed, epoch]).generate_state(1)[0])
@@ -128,7 +133,7 @@ class _Loop:
             self._validate(epoch + 1)
 
     def _take(self, rows, epoch, progress):
-        rank, plan, rule, outcome = self._rank, self._plan, self._rule, self._outcome
+        rank, plan, rule, history = self._rank, self._plan, self._rule, self._history
         loss = _loss_of(rule.take_step(rank, plan.step, plan.data, rows))
         self._steps += 1
         if not math.isfinite(loss):
@@ -136,33 +141,33 @@ class _Loop:
                 f"rules.train: the loss is {loss} at step {self._steps} of rank {rank.rank}; lower the "
                 f"learning rate, or look for such values in the data"
             )
+        history.add(loss, len(rows))  # before the clock, from which a new rank would go on
         rule.after_step(rank, plan.params, self._steps)
         rank.clock = self._steps
-        self._samples += len(rows)
-        outcome.losses.append(loss)
-        outcome.seconds.append(time.perf_counter() - self._began)
-        outcome.samples.append(self._samples)
-        progress.step(epoch, loss, self._samples)
+        history.finish_step()
+        progress.step(epoch, loss, history.n_samples)
         if plan.report is not None:
             plan.report(rank, rule, self._steps, loss)
 
     def _validate(self, epoch):
         validation = self._plan.validation
-        if validation is None:
+        if validation is None or self._history.validation(epoch) is not None:
             return
         numbers = validation.run(self._rank, self._plan.params, self._rule, epoch)
         if numbers is not None:
             point = {
                 "epoch": epoch,
                 "step": self._steps,
-                "seconds": time.perf_counter() - self._began,
-                "samples": self._samples,
+                "seconds": self._history.seconds,
+                "samples": self._history.n_samples,
             }
-            self._outcome.validations.append({**point, **numbers})
+            self._history.add_validation(epoch, {**point, **numbers})
 
     def outcome(self, state: dict[str, Any]) -> Outcome:
         """Return what is added to the record, with the state of the rule."""
-        return self._outcome._replace(steps=self._steps, state=state)
+        epochs = range(self._first // self._per_epoch + 1, self._steps // self._per_epoch + 1)
+        validations = self._history.validations(epochs)
+        return Outcome(*self._history.steps(), validations, self._steps, state)
 
 
 def _loss_of(outputs: Any) -> float:

@@ -13,7 +13,7 @@ _FIELDS = ("losses", "seconds", "samples", "validations", "stopped", "interrupte
 
 
 class Record:
-    """What `train` has recorded. If a rank died, it has the steps of the rank that replaced it.
+    """What `train` has recorded. If a rank was replaced, it has the steps of the dead one as well.
 
     Attributes
     ----------

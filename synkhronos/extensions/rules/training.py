@@ -87,11 +87,11 @@ def train(
         Determines the order of the rows, and the rule's random draws. By default it is drawn from
         ``numpy.random``.
     checkpoint : path, optional
-        A file that is written by `synkhronos.save` every `checkpoint_every` epochs, and when training is
-        stopped. If it exists, training continues from it, with the rule's hyper-parameters at that time.
-        The result is bit-identical to an uninterrupted run for rules in which the order of the exchanges
-        is fixed: `BSP`, `LocalSGD`, `DiLoCo`, and any rule on one rank. The variables that functions use
-        must be the same as when it was written.
+        A file that is written by `synkhronos.save` at the start, every `checkpoint_every` epochs, and
+        when training is stopped. If it exists, training continues from it, with the rule's
+        hyper-parameters at that time. The result is bit-identical to an uninterrupted run for rules in
+        which the order of the exchanges is fixed: `BSP`, `LocalSGD`, `DiLoCo`, and any rule on one rank.
+        The variables that functions use must be the same as when it was written.
     checkpoint_every : int, default: 1
     progress : bool, default: True
         Whether to show the loss and the rate of each rank on stderr: a bar of tqdm on a terminal, else a
@@ -160,8 +160,7 @@ def train(
         bool(progress), report,
     )  # fmt: skip
     _check_lengths(plan)
-    if report is not None and not callable(report):
-        raise TypeError(f"rules.train: report: expected a function or None, got {report!r}")
+    _check_program(report, controller, on_death)
     every = check_count("rules.train: checkpoint_every", checkpoint_every)
     if seed is not None:
         seed = check_count("rules.train: seed", seed, 0)
@@ -187,15 +186,11 @@ def _train_with_checkpoints(programs, seed, path, every):
     plan = programs.plan
     settings = _settings(plan, seed)
     if os.path.exists(path):
-        saved = checkpoints.load(path, settings)
-        if seed not in (None, saved.seed):
-            raise ValueError(
-                f"rules.train: seed: the training in the checkpoint {os.fspath(path)!r} has the seed "
-                f"{saved.seed}, got {seed}; leave it out, or remove the file to begin anew"
-            )
+        saved = checkpoints.load(path, settings, seed)
     else:
         _start_alike(plan)
         saved = _beginning(seed)
+        checkpoints.save(path, saved, settings)  # for a death before the first epochs are saved
     results = None
     per_epoch = synk.Rank.n_minibatches(len(plan.data[0]), synk.size(), plan.batch_size)
     while min(saved.steps) < plan.epochs * per_epoch:
@@ -324,6 +319,14 @@ def _as_data(step, data, name="data"):
     if len(set(lengths)) > 1:
         raise ValueError(f"rules.train: {name}: expected equal numbers of rows, got {lengths}")
     return made
+
+
+def _check_program(report, controller, on_death):
+    for name, given in (("report", report), ("controller", controller)):
+        if given is not None and not callable(given):
+            raise TypeError(f"rules.train: {name}: expected a function or None, got {given!r}")
+    if on_death not in ("raise", "continue"):
+        raise ValueError(f"rules.train: on_death: expected 'raise' or 'continue', got {on_death!r}")
 
 
 def _check_lengths(plan):

@@ -49,11 +49,15 @@ class Repetition:
         ------
         TypeError, IndexError
             For a wrong batch.
+        ValueError
+            If the script has changed the layout of an array.
         """
         if is_observed(self._functions) or not self._recorded.is_valid():
             return None
         for value, handle in zip(values, self._handles):
             if type(value) is not synk.Data or value.last_handle is not handle:
                 return None
+            if value.is_shown:
+                value.check_layout()
         command = self._last_call.on_batch(batch)
         return None if command is None else self._recorded.run_with(self._place, command)

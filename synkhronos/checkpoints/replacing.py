@@ -1,0 +1,173 @@
+"""A file that is replaced in a single step, when the new one is complete and on disk.
+
+The new file is written next to the old one. A process that is killed before it replaces the old one
+leaves an unfinished file. Its lock is then released, so the next writer recognizes the file as a
+leftover and removes it.
+
+Links are followed, so that a link to a checkpoint stays a link. In a folder such as ``/tmp``, however,
+anybody can create a link to a file of someone else. Such links are refused, as Linux does with
+``fs.protected_symlinks``, which does not apply to a program that follows links by itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import os
+import re
+import stat
+from typing import BinaryIO, Iterator
+
+from synkhronos._typing import PathLike
+
+_MOST_LINKS = 40  # as in Linux
+_LONGEST_STEM = 100  # bytes; unfinished files have 29 more
+
+
+@contextlib.contextmanager
+def replacing(path: PathLike) -> Iterator[BinaryIO]:
+    """Yield a file that replaces `path` at the end of the block; an error leaves nothing behind.
+
+    The mode of the file that is replaced is kept, and so are its owner and group if this user may set
+    them. A file that did not exist gets the mode of the umask.
+
+    Raises
+    ------
+    OSError
+    """
+    path = target(path)
+    folder, name = os.path.split(path)
+    if not os.path.isdir(folder):
+        raise FileNotFoundError(f"there is no folder {folder!r} for the file {name!r}")
+    former = os.stat(path) if os.path.exists(path) else None
+    if former is not None and stat.S_ISDIR(former.st_mode):
+        raise IsADirectoryError(f"expected the name of a file, got the folder {path!r}")
+    if former is not None and not stat.S_ISREG(former.st_mode):  # root would replace it with a file
+        raise OSError(f"expected the name of a file, got a device, pipe or socket: {path!r}")
+    _remove_leftovers(folder, name)
+    unfinished, file = _make_unfinished(folder, name, 0o666 if former is None else 0o600)
+    try:
+        with file:
+            yield file
+            file.flush()
+            if former is not None:
+                _keep_access(file.fileno(), former)
+            os.fsync(file.fileno())
+            os.replace(unfinished, path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(unfinished)
+        raise
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)  # the new name must be on disk, too
+    finally:
+        os.close(descriptor)
+
+
+def target(path: PathLike) -> str:
+    """Return the absolute path without links, which is the file that is replaced.
+
+    Parameters
+    ----------
+    path : str or path-like
+
+    Raises
+    ------
+    PermissionError
+        If another user has created the file, or one of the links, in a folder for everybody.
+    """
+    done, n_links = "/", 0
+    left = os.path.join(os.getcwd(), os.fsdecode(path)).split("/")[::-1]
+    while left:
+        part = left.pop()
+        if part in ("", ".", ".."):
+            done = os.path.dirname(done) if part == ".." else done
+            continue
+        here = os.path.join(done, part)
+        try:
+            mode = os.lstat(here).st_mode
+        except FileNotFoundError:
+            mode = 0
+        if mode and not stat.S_ISDIR(mode):
+            _check_owner(here)
+        if not stat.S_ISLNK(mode):
+            done = here
+            continue
+        n_links += 1
+        if n_links > _MOST_LINKS:
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), os.fsdecode(path))
+        link = os.readlink(here)
+        done = "/" if link.startswith("/") else done
+        left += link.split("/")[::-1]
+    return done
+
+
+def _check_owner(path):
+    """Raise ``PermissionError`` for what another user has created in a folder for everybody."""
+    folder, created = os.stat(os.path.dirname(path)), os.lstat(path)
+    for_everybody = stat.S_ISVTX | stat.S_IWOTH
+    if folder.st_mode & for_everybody != for_everybody:
+        return
+    if created.st_uid not in (os.geteuid(), folder.st_uid):
+        kind = "link" if stat.S_ISLNK(created.st_mode) else "file"
+        raise PermissionError(
+            f"expected a path that no other user controls, got the {kind} {path!r} of the user with the "
+            f"number {created.st_uid}, in a folder in which everybody can create files; give a path in "
+            f"a folder of your own"
+        )
+
+
+def _keep_access(descriptor, former):
+    """Give a file the mode of the former file, and its owner and group if possible."""
+    new, mode = os.fstat(descriptor), former.st_mode & 0o777
+    if (new.st_uid, new.st_gid) != (former.st_uid, former.st_gid):
+        for owner in (former.st_uid, -1):
+            with contextlib.suppress(PermissionError):
+                os.fchown(descriptor, owner, former.st_gid)
+                break
+    new = os.fstat(descriptor)
+    if new.st_gid != former.st_gid:
+        mode &= ~0o070  # this was for the members of another group
+    if stat.S_IMODE(new.st_mode) != mode:
+        os.fchmod(descriptor, mode)
+
+
+def _stem(name):
+    """Return how the names of unfinished files begin, which may not be longer than names may be."""
+    encoded = os.fsencode(name)
+    short = name if len(encoded) <= _LONGEST_STEM else hashlib.sha256(encoded).hexdigest()
+    return f".{short}."
+
+
+def _make_unfinished(folder, name, mode):
+    """Create a new file and hold its lock while it is open."""
+    while True:
+        path = os.path.join(folder, f"{_stem(name)}{os.urandom(8).hex()}.unfinished")
+        file = open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, mode), "w+b")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:  # another writer is about to remove it as a leftover
+            file.close()
+            continue
+        except OSError:  # a file system without locks: leftovers are not removed
+            return path, file
+        if os.fstat(file.fileno()).st_nlink:
+            return path, file
+        file.close()
+
+
+def _remove_leftovers(folder, name):
+    pattern = re.escape(_stem(name)) + r"[0-9a-f]{16}\.unfinished"
+    for entry in os.listdir(folder):
+        if re.fullmatch(pattern, entry):
+            path = os.path.join(folder, entry)
+            with contextlib.suppress(OSError):
+                descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    os.unlink(path)
+                finally:
+                    os.close(descriptor)
