@@ -28,6 +28,17 @@ class Held(Command):
         return sorted(here.functions), sorted(here.shareds)
 
 
+OWNED = []
+
+
+class Dropping(Command):
+    """Drops what is in `OWNED`, on the master, while it runs."""
+
+    def run(self, here):
+        if here.is_master:
+            OWNED.clear()
+
+
 def held():
     return current_world().run(Held())
 
@@ -221,6 +232,18 @@ def test_dropping_takes_no_further_command(world_of):
         kept()
     assert measured.seconds.shape[:2] == (1, 2)
     assert [len(functions) for functions, _ in held()] == [1, 1]
+
+
+def test_what_is_dropped_while_a_command_runs_is_dropped_by_the_next_one(world_of):
+    world_of(2)
+    before, during, kept = model(), model(), model()
+    before(), during(), kept()
+    OWNED.append(during)
+    del before, during
+    current_world().run(Dropping())
+    assert not OWNED
+    assert [(len(functions), len(shareds)) for functions, shareds in held()] == [(1, 2)] * 2
+    assert kept() == [2 * 3 * 4 * 2]
 
 
 def test_what_is_dropped_is_dropped_although_the_next_command_fails(world_of):
