@@ -25,20 +25,20 @@ class Stop(Exception):
 class Steps(dict):
     """The state of a turn: before each of its operations, something may come between."""
 
-    def __init__(self, between):
-        super().__init__()
+    def __init__(self, between, entries=()):
+        super().__init__(entries)
         self._between = between
 
     def _stepped(name):  # noqa: N805
         def operation(self, *args):
             self._between(name)
-            if name == "setdefault" and args[1] == {}:
-                args = args[0], Steps(self._between)  # what takes its place is observed, too
+            if name == "setdefault" and isinstance(args[1], dict):
+                args = args[0], Steps(self._between, args[1])  # the next turn is observed, too
             return getattr(dict, name)(self, *args)
 
         return operation
 
-    setdefault, get, pop, __setitem__ = map(_stepped, ("setdefault", "get", "pop", "__setitem__"))
+    setdefault, get = map(_stepped, ("setdefault", "get"))
 
 
 class Gate:
@@ -60,7 +60,8 @@ class Calls:
 
     def __init__(self, waits, between):
         self.turn = Turn(waits, lambda: None)
-        self.turn._held = Steps(between)
+        self.turn._last = Steps(between)
+        self.turn._stacks = lambda: between("stacks") or sys._current_frames()
         self.turn._make_gate = lambda: Gate(between)
         self._between = between
         self.done, self.refused, self._inside = [], [], None

@@ -53,41 +53,53 @@ class Turn:
     def __init__(self, waits: bool, check: Callable[[], None]) -> None:
         self.thread = 0
         self._waits, self._check = waits, check
-        # Threads and handlers may come between any two steps, but not into a single operation of a dict.
-        self._held: dict[str, Any] = {}
+        # A dict for each turn: who has it and, once it is over, the next one; neither entry changes.
+        # Threads and handlers may come between any two steps, but not into one operation of a dict.
+        self._last: dict[str, Any] = {}  # or an earlier one
         self._block = 0  # the thread whose `fuse` block is open
         self._waiting: deque[tuple[FrameType, Any]] = deque()
 
     _make_gate = staticmethod(threading.Lock)
+    _stacks = staticmethod(sys._current_frames)
 
     # Every call runs these two, so they are short.
 
     def __enter__(self) -> None:
         frame = _getframe(1)
-        if self._held.setdefault(_HOLDER, frame) is not frame or self._block:
+        if self._last.setdefault(_HOLDER, frame) is not frame or self._block:
             self._take(frame)
         self.thread = get_ident()
 
     def __exit__(self, *error: object) -> None:
-        if self._held.get(_HOLDER) is _getframe(1):
-            self.thread = 0
-            if not (self._waiting and self._pass_on()):
-                self._held.pop(_HOLDER, None)
+        self._give_back(_getframe(1))
 
-    def _pass_on(self):
-        """Give the turn to a thread that waits; return whether there is one."""
+    def _give_back(self, frame):
+        last = self._last
+        if _NEXT in last:
+            last = self._newest()
+        if last.get(_HOLDER) is frame:
+            self.thread = 0
+            self._last = last.setdefault(_NEXT, self._passed_on() if self._waiting else {})
+
+    def _newest(self):
+        last = self._last
+        while _NEXT in last:
+            last = last[_NEXT]
+        return last
+
+    def _passed_on(self):
+        """Return the next turn, which belongs to the thread that has waited longest, if there is one."""
         while self._waiting and not self._block:
             with contextlib.suppress(IndexError):
                 frame, gate = self._waiting.popleft()
-                self._held[_HOLDER] = frame
                 gate.release()
-                return True
-        return False
+                return {_HOLDER: frame}
+        return {}
 
     def _take(self, frame):
         while not self._try(frame):
             self._check()
-            holder = self._held.get(_HOLDER)
+            holder = self._newest().get(_HOLDER)
             if holder is frame:  # it has just been given to this call
                 continue
             if not self._waits or _is_below(frame, holder):
@@ -96,20 +108,19 @@ class Turn:
 
     def _try(self, frame):
         """Return whether this frame, or the call that it is a part of, has the turn now."""
-        held = self._held
-        holder = held.setdefault(_HOLDER, frame)
-        if holder is frame:
-            if self._block in (0, get_ident()):
+        while True:
+            last = self._newest()
+            holder = last.setdefault(_HOLDER, frame)
+            if holder is frame:
+                if self._block in (0, get_ident()):
+                    return True
+                self._last = last.setdefault(_NEXT, {})  # this call waits for the end of a block
+                return False
+            if _is_part(frame, holder):
                 return True
-            self._held.pop(_HOLDER, None)  # it waits for the end of a block
-            return False
-        if _is_part(frame, holder):
-            return True
-        if any(_is_below(top, holder) for top in sys._current_frames().values()):
-            return False
-        # The turn is over, and was not given back. All who find that continue with the same dict.
-        self._held = held.setdefault(_NEXT, {})
-        return self._try(frame)
+            if any(_is_below(top, holder) for top in self._stacks().values()):
+                return False
+            self._last = last.setdefault(_NEXT, {})  # it is over: given back, or lost
 
     def _wait(self, frame):
         gate = self._make_gate()
@@ -126,16 +137,14 @@ class Turn:
         """Take the turn for the calling frame; return whether it was over within some seconds."""
         frame, end = _getframe(1), time.monotonic() + seconds
         while not self._try(frame):
-            if time.monotonic() >= end or _is_below(frame, self._held.get(_HOLDER)):
+            if time.monotonic() >= end or _is_below(frame, self._newest().get(_HOLDER)):
                 return False
             time.sleep(_AWAKE / 10)
         return True
 
     def give_back(self) -> None:
         """Give the turn back if the calling frame has it."""
-        if self._held.get(_HOLDER) is _getframe(1):
-            self.thread = 0
-            self._held.pop(_HOLDER, None)
+        self._give_back(_getframe(1))
 
     # Blocks
 
