@@ -104,7 +104,7 @@ PLACES = {
         "synkhronos.stores.commons:SharedCommons._create",
     ],
     "save": [
-        "synkhronos.checkpoints.archive:_make_unfinished",
+        "synkhronos.checkpoints.replacing:_make_unfinished",
         "os:replace",
     ],
 }

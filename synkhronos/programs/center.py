@@ -84,7 +84,7 @@ class Center:
         if self._stripes.is_first:
             self._remember(arrays)
         else:
-            self.pull()
+            self._pull()
 
     # The variables
 
@@ -143,6 +143,9 @@ class Center:
     @takes_turn
     def pull(self) -> None:
         """Set this rank's variables to the values of the center, and remember the values for `push`."""
+        self._pull()
+
+    def _pull(self):
         self._enter()
         arrays, staged = self._open()
         base = self._bases()
