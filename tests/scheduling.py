@@ -1,5 +1,6 @@
 """Threads that take turns as a schedule says, and all schedules of some threads."""
 
+import sys
 import threading
 
 
@@ -112,3 +113,26 @@ def all_schedules(functions_for):
                 choices = [one for one, _ in schedule.taken[:place]] + [choice + 1]
                 break
     return count
+
+
+def in_threads(work, n_threads=2):
+    """Call ``work(number)`` in threads that are switched as often as possible; raise what one raises."""
+    interval, errors = sys.getswitchinterval(), []
+
+    def run(number):
+        try:
+            work(number)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=[number]) for number in range(n_threads)]
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    for error in errors:
+        raise error

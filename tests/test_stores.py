@@ -4,7 +4,6 @@ import gc
 import itertools
 import re
 import sys
-import threading
 from random import Random
 
 import numpy as np
@@ -22,6 +21,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 from oracle import examples
+from scheduling import in_threads
 
 from synkhronos.stores import free_list
 from synkhronos.stores import memory as memory_module
@@ -244,28 +244,6 @@ def test_blocks_of_about_a_page_return_to_where_they_came_from(memory, nbytes):
         memory.allocate(nbytes)
         memory.trim()
     assert (memory._small.holes(), memory._large.holes()) == before
-
-
-def in_threads(work, n_threads=2):
-    """Call ``work(number)`` in several threads that are switched as often as possible."""
-    interval, errors = sys.getswitchinterval(), []
-
-    def run(number):
-        try:
-            work(number)
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=run, args=[number]) for number in range(n_threads)]
-    sys.setswitchinterval(1e-6)
-    try:
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    finally:
-        sys.setswitchinterval(interval)
-    assert not errors, errors
 
 
 def allocate_and_drop(memory, mark, steps):

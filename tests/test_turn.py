@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as tt
-from scheduling import all_schedules
+from scheduling import all_schedules, in_threads
 
 import synkhronos as synk
 from synkhronos._errors import BUSY
@@ -205,26 +205,8 @@ def functions():
 
 def call_in_threads(work, seconds=1.0):
     """Run ``work(number, is_over)`` in two threads; raise what one of them raises."""
-    end, errors = time.monotonic() + seconds, []
-
-    def run(number):
-        try:
-            work(number, lambda: time.monotonic() > end)
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=run, args=(number,)) for number in (0, 1)]
-    former = sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)
-    try:
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    finally:
-        sys.setswitchinterval(former)
-    for error in errors:
-        raise error
+    end = time.monotonic() + seconds
+    in_threads(lambda number: work(number, lambda: time.monotonic() > end))
 
 
 @pytest.mark.parametrize("threads", ["refuse", "wait"])

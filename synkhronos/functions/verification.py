@@ -48,9 +48,9 @@ class Verification:
         world = self._world
         if world.size == 1 or world.here.log is not None:  # `profile` measures what was asked for
             return
-        if self._is_reported and world.verify != RAISE:
+        if self._is_reported and world.options.verify != RAISE:
             return
-        if world.verify != ALWAYS and self._kind(command) in self._done:
+        if world.options.verify != ALWAYS and self._kind(command) in self._done:
             return
         if world.is_recording:
             world.observe_block(functools.partial(self._before_block, command))
@@ -83,7 +83,7 @@ class Verification:
             return
         self._reported |= new
         text = found.text(called[place].function, "one process")
-        if self._world.verify == RAISE:
+        if self._world.options.verify == RAISE:
             raise MismatchError(text, [one.what for one in found.complaints])
         warn(text)
 

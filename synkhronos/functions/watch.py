@@ -56,7 +56,7 @@ def watch(world: World, function: Any, given: Sequence[Output]) -> None:
     agreement.sliceable.update(function.replica.sliceable)
     agreement.watch(world, function.get_shared())
     analysis = analysis_of(world, function)
-    if world.verify != OFF and has_rows(function):
+    if world.options.verify != OFF and has_rows(function):
         function.verification = Verification(world, _claimed(world, function, given))
     kind = Audit if world.options.audits else Watch
     function.watch = function.watcher = kind(world, function, analysis)

@@ -79,7 +79,10 @@ class Turn:
             last = self._newest()
         if last.get(_HOLDER) is frame:
             self.thread = 0
-            self._last = last.setdefault(_NEXT, self._passed_on() if self._waiting else {})
+            if self._waiting:
+                self._pass_on(last)
+            else:
+                self._last = last.setdefault(_NEXT, {})
 
     def _newest(self):
         last = self._last
@@ -87,14 +90,15 @@ class Turn:
             last = last[_NEXT]
         return last
 
-    def _passed_on(self):
-        """Return the next turn, which belongs to the thread that has waited longest, if there is one."""
-        while self._waiting and not self._block:
-            with contextlib.suppress(IndexError):
-                frame, gate = self._waiting.popleft()
-                gate.release()
-                return {_HOLDER: frame}
-        return {}
+    def _pass_on(self, last):
+        """Give the next turn to the thread that has waited longest, unless a block excludes it."""
+        following, gate = {}, None
+        if not self._block:
+            with contextlib.suppress(IndexError):  # it no longer waits
+                following[_HOLDER], gate = self._waiting.popleft()
+        self._last = last.setdefault(_NEXT, following)
+        if gate is not None:
+            gate.release()
 
     def _take(self, frame):
         while not self._try(frame):

@@ -63,8 +63,6 @@ class World:
         Whether the workers have been started, and whether the world has been closed.
     broken : str or None
         Why no command can run any more.
-    verify : str
-        As in `Options`.
     turn : Turn
         Whose call it is.
     in_program : bool
@@ -84,7 +82,7 @@ class World:
     ) -> None:
         self.registry = Registry()
         self.closed = self.in_program = False
-        self.options, self.verify = options, options.verify
+        self.options = options
         self.remarks: list[Callable[[], None]] = []
         self.defer_interrupt = DeferredSignal(signal.SIGINT)
         self._threads = threads

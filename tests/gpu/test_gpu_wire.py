@@ -25,7 +25,7 @@ W = Y[:2].mean(axis=0)
 
 @pytest.fixture(autouse=True)
 def unverified(world, monkeypatch):
-    monkeypatch.setattr(world, "verify", "off")
+    monkeypatch.setattr(world, "options", world.options._replace(verify="off"))
 
 
 def network():
