@@ -536,7 +536,7 @@ def compute_beside_cached_files(group):
 
 
 def test_cached_files_do_not_count_towards_a_containers_limit(memory_group, programs, tmp_path):
-    group = memory_group(400 * MEGABYTE)
+    group = memory_group(450 * MEGABYTE)
     programs.run(compute_beside_cached_files, group, timeout=90, cwd=tmp_path).check()
 
 
