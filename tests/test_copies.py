@@ -7,16 +7,11 @@ import time
 import numpy as np
 import pytest
 from compilers import Apply, Op, compiler, tt
-from processes import own_process
+from processes import exit_code, own_process
 
 import synkhronos as synk
 
 W = compiler.shared(0.0, "w")
-
-
-def wait_for(pid):
-    """Return how a child has ended: its exit code."""
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 def fork(rank, chosen, in_child):
@@ -26,7 +21,7 @@ def fork(rank, chosen, in_child):
     pid = os.fork()
     if not pid:
         return in_child(rank)
-    return wait_for(pid)
+    return exit_code(os.waitpid(pid, 0)[1])
 
 
 def fail(rank):
@@ -108,7 +103,7 @@ class ForkIn(Op):
             pid = os.fork()
             if not pid:
                 raise RuntimeError("the child fails")
-            assert wait_for(pid) == 1
+            assert exit_code(os.waitpid(pid, 0)[1]) == 1
         outputs[0][0] = x.copy()
 
 
@@ -141,6 +136,6 @@ def test_a_process_that_the_script_forks_leaves_the_workers_alone():
         synk.close()
         time.sleep(0.1)
         os._exit(0)
-    assert wait_for(pid) == 0
+    assert exit_code(os.waitpid(pid, 0)[1]) == 0
     assert f(np.ones(4)) == 4
     synk.close()

@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 
 import pytest
 import theano.tensor as tt
@@ -14,6 +15,8 @@ from processes import own_process
 
 import synkhronos as synk
 from synkhronos.host.descriptors import descriptors
+from synkhronos.transports.children import Children
+from synkhronos.transports.watchful import CHECK_INTERVAL
 
 
 def start(**kwargs):
@@ -84,6 +87,28 @@ def test_what_a_worker_has_given_up_cannot_be_written_to_and_other_files_can_be_
         assert synk.spmd(use, reading, writing, file.fileno())[1] == (["EBADF", b"dat"], True)
     os.close(writing)
     assert os.read(reading, 1) == b""
+
+
+@own_process
+def test_a_number_that_is_used_again_by_the_time_of_the_fork_is_kept(monkeypatch):
+    """Garbage collection may close a file of the script in between; then its number is used again."""
+    ends = [end for _ in range(8) for end in os.pipe()]
+
+    def fork_worker(self, *args):
+        while ends:
+            os.close(ends.pop())
+        original(self, *args)
+
+    original = Children.fork_worker
+    monkeypatch.setattr(Children, "fork_worker", fork_worker)
+    start(timeout=20)
+    assert synk.spmd(live_long)[1] == 1
+
+
+def live_long(rank):
+    if not rank.is_master:
+        time.sleep(3 * CHECK_INTERVAL)
+    return rank.rank
 
 
 @own_process

@@ -9,7 +9,7 @@ import warnings
 import numpy as np
 import pytest
 import theano.tensor as tt
-from processes import own_process
+from processes import exit_code, own_process
 
 import synkhronos as synk
 from synkhronos.transports import local
@@ -71,7 +71,7 @@ def test_a_copy_releases_what_nobody_can_release_there():
             locks.give_back()
             free = not own.bit_generator.lock.locked()
             os._exit(0 if free and own.random() < 1 and np.random.random() < 1 else 1)
-        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        assert exit_code(os.waitpid(pid, 0)[1]) == 0
     own.bit_generator.lock.release()
     assert not np.random.mtrand._rand._bit_generator.lock.locked()
 

@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 import time
+from multiprocessing import connection
 
 import psutil
 import pytest
@@ -39,6 +40,21 @@ def test_the_cause_is_known_as_soon_as_a_death_is_detected():
             pass
         assert found == {1: "killed by SIGKILL"}
         process.close()
+
+
+def test_a_process_that_has_closed_its_files_is_alive():
+    def close_all(_):
+        os.closerange(3, 256)
+        time.sleep(60)
+
+    process = start(close_all)
+    try:
+        wait_until(lambda: connection.wait([process.sentinel], 0))
+        assert liveness.find_dead({1: process}) == {}
+        os.kill(process.pid, signal.SIGKILL)
+        assert wait_until(lambda: liveness.find_dead({1: process})) == {1: "killed by SIGKILL"}
+    finally:
+        liveness.end([process])
 
 
 @pytest.mark.parametrize("code", [0, 1, 7])

@@ -257,7 +257,7 @@ def test_the_memory_of_a_large_pickle_is_returned(world_of):
     large = theano.shared(np.ones(100_000), "large")
     total = synk.function([], (large.sum(), "sum"), mode="FAST_COMPILE")
     synk.distribute()
-    assert memory._large.holes() == before and not memory._resident
+    assert memory._large.holes() == before and not memory._resident.holes()
     assert total() == 200_000
 
 

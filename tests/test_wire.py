@@ -11,6 +11,7 @@ from processes import FOLDER
 
 import synkhronos as synk
 from synkhronos.extensions import rules, train, updates
+from synkhronos.variables import collectives
 
 
 @pytest.fixture(scope="module")
@@ -123,13 +124,13 @@ def test_only_gradients_travel_in_a_format(variables, monkeypatch):
     step = train.parallel_function(
         [x], loss, updates=[(w, w - loss * tt.grad(loss, w)), (average, x.mean(axis=0))], wire="int8"
     )
-    called, all_reduce = [], synk.all_reduce
+    called, plan = [], collectives.plan_reduction
 
-    def noted(shareds, *args, wire=None, **kwargs):
+    def noted(shareds, op, kind, weights, nccl, wire):
         called.append(([one.get_value(borrow=True).shape for one in shareds], wire))
-        return all_reduce(shareds, *args, wire=wire, **kwargs)
+        return plan(shareds, op, kind, weights, nccl, wire)
 
-    monkeypatch.setattr(synk, "all_reduce", noted)
+    monkeypatch.setattr(collectives, "plan_reduction", noted)
     step(np.ones((4, 3), "float32"))
     assert called[0] == ([(3,)], "int8") and called[1][1] is None
     assert sorted(called[1][0]) == [(1,), (3,)]

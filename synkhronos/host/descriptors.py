@@ -16,43 +16,51 @@ import logging
 import os
 import stat
 import sys
-from typing import Iterable, Iterator
+from typing import Iterable, Iterator, Mapping
 
 _STANDARD = (0, 1, 2)
 
 
-def descriptors() -> list[int]:
-    """Return the file descriptors that are open in this process."""
+def descriptors() -> dict[int, tuple[int, int] | None]:
+    """Return the file descriptors that are open in this process, and the files that they refer to."""
     with os.scandir("/proc/self/fd") as entries:
-        return [int(entry.name) for entry in entries]
+        numbers = [int(entry.name) for entry in entries]
+    return {number: _file(number) for number in numbers}
 
 
-def give_up(those: Iterable[int], kept: Iterable[int] = ()) -> None:
+def give_up(those: Mapping[int, tuple[int, int] | None], kept: Iterable[int] = ()) -> None:
     """Give up the pipes, sockets and locked files among some descriptors.
 
     Parameters
     ----------
-    those : iterable of int
-        The descriptors that the process from which this one was forked had before.
+    those : dict
+        The `descriptors` of the process from which this one was forked, before. One that refers to
+        another file since then is not given up: it may be a pipe between the two processes.
     kept : iterable of int
         Those of them that stay usable.
     """
     kept = {*_STANDARD, *kept, *_of_streams(), *_of_servers()}
     nothing = os.open("/", os.O_PATH)
     try:
-        for one in those:
-            if one not in kept and _is_shared(one):
+        for one, file in those.items():
+            if one not in kept and file is not None and _file(one) == file and _is_shared(one):
                 os.dup2(nothing, one, inheritable=False)
     finally:
         os.close(nothing)
 
 
+def _file(descriptor):
+    """Identify what a descriptor refers to; None if it is closed."""
+    try:
+        found = os.fstat(descriptor)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
 def _is_shared(descriptor):
     """Whether what it refers to stays in use as long as any process has a copy."""
-    try:
-        mode = os.fstat(descriptor).st_mode
-    except OSError:  # it has been closed
-        return False
+    mode = os.fstat(descriptor).st_mode
     if stat.S_ISREG(mode):
         return _is_locked(descriptor)
     return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)

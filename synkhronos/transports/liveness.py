@@ -6,21 +6,20 @@ import signal
 import sys
 import threading
 
-_DYING = 1.0  # seconds to wait for the exit code of an ending process
 _PR_SET_PDEATHSIG = 1
 
 
 def find_dead(processes):
     """Return ``{rank: cause}`` for the processes in ``{rank: process}`` that have ended."""
     # The sentinel stays open while a process started by the worker holds a copy of it; the exit
-    # code stays unknown if the script ignores SIGCHLD. So either one means that the worker is dead.
+    # code stays unknown if the script ignores SIGCHLD. So either one is a sign that the worker is dead.
     closed = multiprocessing.connection.wait([one.sentinel for one in processes.values()], 0)
-    causes = {}
-    for rank, process in processes.items():
-        if process.sentinel in closed or not process.is_alive():
-            process.join(_DYING)  # a process closes its files before it has an exit code
-            causes[rank] = _describe_exit(process.exitcode)
-    return causes
+    return {
+        rank: _describe_exit(process.exitcode)
+        for rank, process in processes.items()
+        # A process closes its files before it has an exit code, and code of the user may close them all.
+        if not process.is_alive() or (process.sentinel in closed and has_ended(process.pid))
+    }
 
 
 def find_stopped(processes):
