@@ -3,5 +3,5 @@
 ``checkpoint`` has ``save`` and ``load``; ``feedback`` is the state that machines keep for wire formats;
 ``manifest`` describes the arrays of a checkpoint; ``archive`` reads and writes the file.
 
-May import: ``arithmetic``, ``comms``, ``stores``, ``world``, ``functions``.
+May import: ``arithmetic``, ``comms``, ``host``, ``stores``, ``world``, ``functions``.
 """

@@ -24,6 +24,7 @@ from typing import Any, BinaryIO, Callable, Iterable, Iterator
 import numpy as np
 
 from synkhronos._typing import PathLike
+from synkhronos.host.handlers import pass_on
 
 _DESCRIPTION = "synkhronos.json"
 _LONGEST_HEADER = 1000  # bytes of the header of an array, with its dtype and shape
@@ -162,6 +163,7 @@ class Reader:
         except MemoryError:
             raise
         except Exception as error:
+            pass_on(error)
             raise ValueError(
                 f"{self._path!r} is damaged, or is not a checkpoint written by synk.save(): "
                 f"{type(error).__name__}: {error}"

@@ -20,6 +20,7 @@ from synkhronos.functions.peers import GraphPeers
 from synkhronos.functions.replica import Replica
 from synkhronos.functions.slices import Slices, distinct
 from synkhronos.functions.split import NO_LIMIT, Most, Split
+from synkhronos.host.handlers import pass_on
 from synkhronos.stores.handle import Composite, Handle
 from synkhronos.stores.needs import Need
 from synkhronos.world.here import Command, Here
@@ -134,6 +135,7 @@ class CallFunction(Command):
         try:
             values = compute()
         except Exception as error:
+            pass_on(error)
             better = explained(error, replica, self._n_all, self._at_once(n_rows))
             if better is None:
                 raise

@@ -1,10 +1,11 @@
 """Stores: arrays that every rank can access through a small handle.
 
 ``base`` is the interface; ``naive`` is its specification. ``handle`` defines the handles that ranks send
-to each other. ``shared`` keeps arrays in the shared memory of one machine, which ``memory`` allocates.
-``machines`` sends the arrays that ``needs`` names from one machine to another.
-``files`` maps the files of ``numpy.memmap``. ``commons`` has the arrays and locks that belong to no
-rank; the commons of ``joint`` can also be joined by a process that was not forked.
+to each other. ``shared`` keeps arrays in the shared memory of one machine, which ``memory`` allocates;
+``ended`` tells it which arrays have been deallocated. ``machines`` sends the arrays that ``needs`` names
+from one machine to another. ``files`` maps the files of ``numpy.memmap``. ``commons`` has the arrays and
+locks that belong to no rank; the commons of ``joint`` can also be joined by a process that was not
+forked.
 
 May import: ``arithmetic``, ``host``.
 """

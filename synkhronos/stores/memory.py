@@ -13,16 +13,18 @@ first is for `commons`, the second for one further process.
 from __future__ import annotations
 
 import bisect
-import collections
 import mmap
 import os
 import sys
+from typing import Sequence
 
 import numpy as np
 
 from synkhronos._errors import SynkhronosError
 from synkhronos.host import heap
+from synkhronos.host.handlers import pass_on
 from synkhronos.host.machine import cores, memory_room
+from synkhronos.stores.ended import Ended
 
 _NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 _ALIGNMENT = 64
@@ -42,7 +44,7 @@ class FreeList:
     """A list of free memory between two bounds: first fit, with adjacent ranges merged."""
 
     def __init__(self, start: int, stop: int) -> None:
-        self.lowest = start
+        self.lowest, self.end = start, stop
         # A signal handler may raise between any two steps, so each change of the list is atomic.
         self._holes = [(start, stop)]
 
@@ -74,14 +76,22 @@ class FreeList:
         self._holes[first:last] = [(start, stop)]
 
 
+    def keep(self, places: Sequence[tuple[int, int]]) -> None:
+        """Free all but some places, pairs of offset and size in order."""
+        holes, start = [], self.lowest
+        for offset, nbytes in [*places, (self.end, 0)]:
+            if start < offset:
+                holes.append((start, offset))
+            start = offset + nbytes
+        self._holes = holes
+
+
 class _Block:
     """The owner of a block: the base of the arrays in it. The block is freed with the last of them."""
 
-    __slots__ = ("_returned", "_place", "_mapping", "__array_interface__")
+    __slots__ = ("_mapping", "__array_interface__", "__weakref__")
 
-    def __init__(self, memory, offset, nbytes, size):
-        self._returned = memory._returned
-        self._place = (offset, nbytes)
+    def __init__(self, memory, offset, size):
         self._mapping = memory.mapping
         self.__array_interface__ = {
             "data": (memory.address + offset, False),
@@ -89,10 +99,6 @@ class _Block:
             "typestr": "|u1",
             "version": 3,
         }
-
-    def __del__(self):
-        # This may run at any time, even inside `allocate`; `collect` does the rest.
-        self._returned.append(self._place)
 
 
 class SharedMemory:
@@ -150,7 +156,7 @@ class SharedMemory:
         start, large, stop = self.parts_of_span(index)
         self._small = FreeList(start + _PAGE, large)
         self._large = FreeList(large, stop)
-        self._returned: collections.deque = collections.deque()
+        self._blocks = Ended()  # places of blocks, offset and size
         self._resident: dict[int, int] = {}  # free blocks with resident pages: size by offset
         self._unchecked = 0
 
@@ -173,13 +179,11 @@ class SharedMemory:
         unit = _ALIGNMENT if nbytes < _PAGE else _PAGE
         nbytes = max(unit, -(-nbytes // unit) * unit)
         self.collect()
-        offset = (self._small if unit < _PAGE else self._large).take(nbytes)
-        if offset is None:
-            raise MemoryError(
-                f"shared memory: {nbytes} bytes were requested, more than is free of the {self._span} "
-                f"that one rank can address; free some Data or raise 'ulimit -v'"
-            )
-        block = np.asarray(_Block(self, offset, nbytes, size))
+        try:
+            block, offset = self._take(unit, nbytes, size)
+        except BaseException:
+            self._find_free()
+            raise
         if self._resident.pop(offset, 0) < nbytes:
             self._unchecked += nbytes
             if self._unchecked >= _CHECKED:
@@ -187,24 +191,48 @@ class SharedMemory:
                 self.allocate_pages(offset, nbytes)
         return block
 
+    def _take(self, unit, nbytes, size):
+        offset = (self._small if unit < _PAGE else self._large).take(nbytes)
+        if offset is None:
+            raise MemoryError(
+                f"shared memory: {nbytes} bytes were requested, more than is free of the {self._span} "
+                f"that one rank can address; free some Data or raise 'ulimit -v'"
+            )
+        block = _Block(self, offset, size)
+        self._blocks.watch(block, (offset, nbytes))
+        return np.asarray(block), offset
+
     def collect(self) -> None:
         """Free the blocks of deallocated arrays; keep the pages of some for the next blocks."""
-        while self._returned:
-            offset, nbytes = self._returned.popleft()
-            if offset < self._large.lowest:
-                self._small.give(offset, nbytes)
-                continue
-            self._large.give(offset, nbytes)
-            if sum(self._resident.values()) + nbytes > self._keep:
-                self.give_back(offset, offset + nbytes)
-            else:
-                self._resident[offset] = nbytes
+        try:
+            for offset, nbytes in self._blocks:
+                self._free(offset, nbytes)
+        except BaseException:
+            self._find_free()
+            raise
+
+    def _free(self, offset, nbytes):
+        if offset < self._large.lowest:
+            self._small.give(offset, nbytes)
+            return
+        self._large.give(offset, nbytes)
+        if sum(self._resident.values()) + nbytes > self._keep:
+            self.give_back(offset, offset + nbytes)
+        else:
+            self._resident[offset] = nbytes
+
+    def _find_free(self):
+        """Free all but the living blocks, when a signal handler may have interrupted a change."""
+        places = sorted(self._blocks.living())
+        for free in (self._small, self._large):
+            free.keep([place for place in places if free.lowest <= place[0] < free.end])
 
     def trim(self) -> None:
         """Like `collect`, but return all free pages to the system."""
         if not self.is_ours():
             return
         self.collect()
+        self._find_free()
         self._resident.clear()
         for start, stop in self._large.holes():
             self.give_back(start, stop)
@@ -271,6 +299,7 @@ def _map(span, ranks, file):
                 os.ftruncate(file, span * (ranks + _FURTHER))
             mapping = mmap.mmap(file, span * (ranks + _FURTHER), flags=flags)
         except (OSError, ValueError, OverflowError) as error:
+            pass_on(error)
             # A limit on address space (ulimit -v, strict overcommit)
             span //= 2
             limited = True
@@ -292,6 +321,7 @@ def _memory_left():
 
     try:
         left, room = psutil.virtual_memory().available, memory_room()
-    except OSError:  # too many open files: the number is unknown
+    except OSError as error:  # too many open files: the number is unknown
+        pass_on(error)
         return sys.maxsize
     return left if room is None else min(left, room)

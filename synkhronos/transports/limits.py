@@ -1,6 +1,5 @@
 """Explanations of errors of the operating system: which limit was reached, and how to raise it."""
 
-import contextlib
 import errno
 import multiprocessing
 import os
@@ -9,6 +8,7 @@ import sys
 from pathlib import Path
 
 from synkhronos._errors import SynkhronosError
+from synkhronos.host.handlers import pass_on, suppress
 from synkhronos.host.machine import cores, process_limit
 from synkhronos.stores.memory import RESERVED, most_ranks
 
@@ -46,7 +46,7 @@ def _most_by_files():
 def _most_by_processes():
     of_user = resource.getrlimit(resource.RLIMIT_NPROC)[0]
     found = [process_limit(), None if of_user < 0 or os.geteuid() == 0 else of_user]
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         found.append(int(Path("/proc/sys/kernel/pid_max").read_text()))
     return min((one for one in found if one is not None), default=sys.maxsize)
 
@@ -80,7 +80,8 @@ def _files():
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     try:
         return len(os.listdir("/proc/self/fd")), limit
-    except OSError:  # no descriptor is free to list the folder
+    except OSError as error:  # no descriptor is free to list the folder
+        pass_on(error)
         return limit, limit
 
 

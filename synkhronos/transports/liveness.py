@@ -2,9 +2,12 @@
 
 import ctypes
 import multiprocessing.connection
+import os
 import signal
 import sys
 import threading
+
+from synkhronos.host.signals import DeferredSignals
 
 _DYING = 1.0  # seconds to wait for the exit code of an ending process
 _PR_SET_PDEATHSIG = 1
@@ -17,10 +20,19 @@ def find_dead(processes):
     closed = multiprocessing.connection.wait([one.sentinel for one in processes.values()], 0)
     causes = {}
     for rank, process in processes.items():
-        if process.sentinel in closed or not process.is_alive():
-            process.join(_DYING)  # a process closes its files before it has an exit code
-            causes[rank] = _describe_exit(process.exitcode)
+        if process.sentinel in closed or not is_running(process):
+            with DeferredSignals():  # multiprocessing drops any OSError here, also that of a handler
+                process.join(_DYING)  # a process closes its files before it has an exit code
+                causes[rank] = _describe_exit(process.exitcode)
     return causes
+
+
+def is_running(process):
+    """Whether a child runs. Its method ``is_alive`` would drop an ``OSError`` of a signal handler."""
+    try:
+        return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+    except ChildProcessError:  # reaped by the script or by multiprocessing
+        return False
 
 
 def find_stopped(processes):
@@ -49,18 +61,19 @@ def _status(pid):
 
 def end(processes):
     """Kill the processes that were started, and wait until they have ended."""
-    processes = [process for process in processes if process.pid is not None]
-    for process in processes:
-        try:
-            process.kill()
-        except ProcessLookupError:
-            pass  # dead, and reaped by the script
-    for process in processes:
-        process.join()
-        try:
-            process.close()
-        except ValueError:
-            pass  # here, too, multiprocessing never sees it end
+    with DeferredSignals():
+        processes = [process for process in processes if process.pid is not None]
+        for process in processes:
+            try:
+                process.kill()
+            except ProcessLookupError:
+                pass  # dead, and reaped by the script
+        for process in processes:
+            process.join()
+            try:
+                process.close()
+            except ValueError:
+                pass  # here, too, multiprocessing never sees it end
 
 
 def die_with_parent():

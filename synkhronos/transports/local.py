@@ -20,6 +20,7 @@ import time
 
 from synkhronos._errors import CollectiveAbortedError
 from synkhronos.comms.shm import SharedMemoryCommunicator
+from synkhronos.host.handlers import pass_on
 from synkhronos.host.machine import affinity, cores, leave_core_of
 from synkhronos.stores.memory import SharedMemory
 from synkhronos.stores.shared import SharedMemoryStore
@@ -66,6 +67,7 @@ class LocalTransport(WatchfulTransport):
         try:
             self.store = SharedMemoryStore(SharedMemory(size)) if store is None else store
         except OSError as error:
+            pass_on(error)
             raise limits.too_many_files(error) from error
         self._children = Children()
         self._workers = [rank for rank in range(size) if rank != master_rank]
@@ -140,6 +142,7 @@ class LocalTransport(WatchfulTransport):
         try:
             self._children.fork_worker(rank, lambda: self._become_worker(rank, prepare))
         except OSError as error:
+            pass_on(error)
             raise limits.too_many_workers(error, number, len(self._workers)) from error
 
     def _become_worker(self, rank, prepare):

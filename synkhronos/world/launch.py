@@ -13,9 +13,10 @@ from typing import Any, Sequence
 from synkhronos._errors import AlreadyForkedError
 from synkhronos.arithmetic.integers import check_int
 from synkhronos.host import job
+from synkhronos.host.handlers import pass_on
 from synkhronos.host.log import logger
 from synkhronos.host.progress import Progress
-from synkhronos.host.signals import defer_termination
+from synkhronos.host.signals import DeferredSignals
 from synkhronos.transports.base import Transport
 from synkhronos.transports.limits import too_many_files
 from synkhronos.transports.local import LocalTransport
@@ -160,8 +161,9 @@ def fork(
     try:
         limits = ThreadLimits()
     except OSError as error:
+        pass_on(error)
         raise too_many_files(error) from error
-    with defer_termination():
+    with DeferredSignals():
         transport = _make_transport(machines, by_machine, master_rank, timeout, profile_workers)
         kind = LoggedWorld if logger.isEnabledFor(logging.INFO) else World
         world = kind(transport, engine, limits, profile_workers, audits, verify, waits)

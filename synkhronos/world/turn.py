@@ -14,7 +14,6 @@ handler, or of an operation of a graph, by the frames between the two: none is t
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import sys
 import threading
@@ -26,6 +25,7 @@ from types import FrameType
 from typing import Any, Callable, TypeVar
 
 from synkhronos._errors import BUSY, SynkhronosError
+from synkhronos.host.handlers import suppress
 
 _Callable = TypeVar("_Callable", bound=Callable[..., Any])
 
@@ -78,7 +78,7 @@ class Turn:
     def _pass_on(self):
         """Give the turn to a thread that waits; return whether there is one."""
         while self._waiting and not self._block:
-            with contextlib.suppress(IndexError):
+            with suppress(IndexError):
                 frame, gate = self._waiting.popleft()
                 self._held[_HOLDER] = frame
                 gate.release()
@@ -120,7 +120,7 @@ class Turn:
         try:
             gate.acquire(timeout=_AWAKE)
         finally:
-            with contextlib.suppress(ValueError):
+            with suppress(ValueError):
                 self._waiting.remove(place)
 
     def take_within(self, seconds: float) -> bool:
