@@ -3,6 +3,7 @@
 import collections
 import gc
 import itertools
+import linecache
 import os
 import signal
 import sys
@@ -20,7 +21,7 @@ from synkhronos.checkpoints import archive
 from synkhronos.extensions import train, updates
 from synkhronos.host.handlers import is_of_handler, pass_on, suppress
 from synkhronos.host.machine import leave_core_of
-from synkhronos.host.signals import DeferredSignals, handled_signals
+from synkhronos.host.signals import DeferredSignal, DeferredSignals, handled_signals
 from synkhronos.programs.sending import pack
 from synkhronos.stores.ended import Ended
 from synkhronos.stores.memory import SharedMemory
@@ -216,6 +217,12 @@ def test_a_handler_that_raises_at_each_step_leaves_no_signal_deferred(alarm, ins
         signal.signal(signal.SIGUSR1, before)
 
 
+def _is_statement_of_block(frame):
+    """Whether it is at a ``try`` or ``with``, where no handler can run, and which no block protects."""
+    line = linecache.getline(frame.f_code.co_filename, frame.f_lineno).lstrip()
+    return line.startswith(("try:", "with "))
+
+
 def struck(work, step, files):
     """Call ``work()``, and raise an alarm at the line with this number that it runs in some files.
 
@@ -230,7 +237,7 @@ def struck(work, step, files):
     def trace(frame, event, arg):
         if not frame.f_code.co_filename.endswith(endings):
             return None
-        if event == "line":
+        if event == "line" and not _is_statement_of_block(frame):
             if not left[0]:
                 sys.settrace(None)
                 left[0] -= 1
@@ -248,6 +255,33 @@ def struck(work, step, files):
     except Late:
         return True, True
     return False, left[0] < 0
+
+
+def test_ctrl_c_is_not_deferred_for_ever_when_the_end_of_its_block_is_interrupted(alarm):
+    deferred = DeferredSignal(signal.SIGINT)
+
+    def trace(frame, event, arg):
+        if frame.f_code is DeferredSignal.__exit__.__code__:
+            sys.settrace(None)
+            signal.raise_signal(signal.SIGALRM)
+
+    def work():
+        with deferred:
+            sys.settrace(trace)
+
+    former = sys.gettrace()
+    for enters_again in (False, True):
+        try:
+            with pytest.raises(Late):
+                work()
+        finally:
+            sys.settrace(former)
+        if enters_again:
+            with deferred:
+                pass
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    deferred.remove()
 
 
 # Memory
@@ -332,7 +366,9 @@ def test_an_alarm_during_the_fork_of_workers_is_not_lost():
     for when in ("before", "after"):
         moment[0] = when
         try:
-            synk.distribute() if when == "before" else synk.restart()
+            if when == "after":
+                synk.restart()
+            synk.distribute()
         except Late:
             seen.append(when)
         assert f(np.ones(4)) == 4

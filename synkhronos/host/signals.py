@@ -15,8 +15,9 @@ import threading
 # The functions of `signal` convert to and from enumerations, which takes 2 microseconds more.
 from _signal import getsignal
 from _signal import signal as set_handler
-from sys import modules
+from sys import _getframe, modules
 from threading import get_ident
+from types import FrameType
 from typing import Any, Callable
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -47,6 +48,8 @@ class DeferredSignal:
     def __init__(self, number: int) -> None:
         self._number = int(number)  # an enumeration is slow to look up
         self._depth = 0
+        # The function with the outermost block. The handler of another signal may prevent the exit.
+        self._block: FrameType | None = None
         self._received = 0
         self._installed: Any = None
         self._frame: Any = None  # the frame interrupted by the first signal
@@ -59,8 +62,9 @@ class DeferredSignal:
 
     def __enter__(self) -> DeferredSignal:
         if get_ident() == self._main_thread:
-            if not self._depth:
-                self._received = 0
+            if not self._depth or not _is_running(self._block):
+                self._depth = self._received = 0
+                self._block = _getframe(1)
                 if getsignal(self._number) is not self._installed:
                     self._install()
             self._depth += 1
@@ -70,6 +74,7 @@ class DeferredSignal:
         if get_ident() == self._main_thread:
             self._depth -= 1
             if not self._depth:
+                self._block = None
                 if "asyncio" in modules or "trio" in modules:
                     self.remove()
                 if self._received == 1:
@@ -128,7 +133,8 @@ class _Handler:
     def __call__(self, number, frame):
         deferred = self.deferred
         # If it is not the last one installed, the script's handler has called it.
-        if deferred._depth and deferred._installed is self:
+        is_last = deferred._depth and deferred._installed is self
+        if is_last and _is_running(deferred._block):
             deferred._receive(number, frame)
         else:
             self.handler(number, frame)
@@ -185,6 +191,14 @@ class DeferredSignals:
         elif not self._defers or (self._received[number] and frame.f_code not in _STEPS):
             self._received[number] = None
             self._handlers[number](number, frame)
+
+
+def _is_running(function: FrameType | None) -> bool:
+    """Whether a function runs in this thread."""
+    frame: FrameType | None = _getframe(1)
+    while frame is not None and frame is not function:
+        frame = frame.f_back
+    return frame is not None
 
 
 def handled_signals() -> list[int]:
