@@ -471,8 +471,8 @@ class Alarms:
     def strike(self, call, seconds):
         """Repeat a call until an alarm comes; return whether its exception was seen or dropped."""
         before = len(self.places), len(self.dropped)
-        signal.setitimer(signal.ITIMER_REAL, seconds)
         try:
+            signal.setitimer(signal.ITIMER_REAL, seconds)
             while len(self.places) == before[0]:
                 call()
             for _ in range(100):  # let it arrive if it came at the very end
@@ -482,7 +482,7 @@ class Alarms:
         return len(self.dropped) > before[1]
 
 
-@own_process(timeout=600)
+@own_process(timeout=1800)
 @pytest.mark.parametrize("count", [150, pytest.param(4000, marks=pytest.mark.slow)])
 def test_no_exception_of_an_alarm_is_lost_and_the_ranks_can_be_used(tmp_path, count):
     script, alarms, rng = Script(tmp_path / "checkpoint.npz"), Alarms(), np.random.RandomState(8)
@@ -509,7 +509,7 @@ FILES = [
 ]  # fmt: skip
 
 
-@own_process(timeout=600)
+@own_process(timeout=1800)
 @pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", ["call", "fuse", "get_value"])
 def test_a_handler_may_raise_at_each_line_of_a_call(tmp_path, name, every):
