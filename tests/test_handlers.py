@@ -104,6 +104,26 @@ def test_an_exception_that_a_library_has_converted_is_raised_itself(alarm):
                 raise SystemError from error
 
 
+def test_a_suppressed_error_does_not_keep_the_variables_of_its_callers():
+    def suppressing():
+        value = np.ones(3)
+        ended.watch(value, "value")
+        with suppress(OSError):
+            os.open("/there/is/no/such/file", os.O_RDONLY)
+        try:
+            os.open("/there/is/no/such/file", os.O_RDONLY)
+        except OSError as error:
+            pass_on(error)
+
+    ended = Ended()
+    gc.disable()
+    try:
+        suppressing()
+        assert list(ended) == ["value"]
+    finally:
+        gc.enable()
+
+
 # Places that expect errors
 
 

@@ -24,7 +24,8 @@ from typing import Any, BinaryIO, Callable, Iterable, Iterator
 import numpy as np
 
 from synkhronos._typing import PathLike
-from synkhronos.host.handlers import pass_on
+from synkhronos.host.handlers import pass_on, suppress
+from synkhronos.host.signals import DeferredSignals
 
 _DESCRIPTION = "synkhronos.json"
 _LONGEST_HEADER = 1000  # bytes of the header of an array, with its dtype and shape
@@ -42,7 +43,7 @@ def write(path: PathLike, description: Any, arrays: Iterable[tuple[str, np.ndarr
     arrays : iterable of (str, numpy.ndarray)
         Names and arrays. Each pair is requested after the previous one has been written.
     """
-    with _replacing(os.path.realpath(os.fsdecode(path))) as file, zipfile.ZipFile(file, "w") as archive:
+    with _replacing(_checked_path(path)) as file, zipfile.ZipFile(file, "w") as archive:
         with archive.open(_member(_DESCRIPTION), "w") as member:
             member.write(json.dumps(description).encode())
         for name, array in arrays:
@@ -62,12 +63,6 @@ def _member(name):
 def _replacing(path: str) -> Iterator[BinaryIO]:
     """Yield a file that replaces `path` at the end of the block; an error leaves nothing behind."""
     folder, name = os.path.split(path)
-    if not os.path.isdir(folder):
-        raise FileNotFoundError(f"there is no folder {folder!r} for the file {name!r}")
-    if os.path.isdir(path):
-        raise IsADirectoryError(f"expected the name of a file, got the folder {path!r}")
-    if os.path.exists(path) and not os.path.isfile(path):  # root would replace it with a file
-        raise OSError(f"expected the name of a file, got a device, pipe or socket: {path!r}")
     _remove_leftovers(folder, name)
     unfinished, file = _make_unfinished(folder, name)
     try:
@@ -87,6 +82,20 @@ def _replacing(path: str) -> Iterator[BinaryIO]:
         os.close(descriptor)
 
 
+def _checked_path(path):
+    """Return the path of the file to write, without links, or raise if there cannot be one."""
+    with DeferredSignals():  # `os.path` takes any OSError for an answer
+        path = os.path.realpath(os.fsdecode(path))
+        folder, name = os.path.split(path)
+        if not os.path.isdir(folder):
+            raise FileNotFoundError(f"there is no folder {folder!r} for the file {name!r}")
+        if os.path.isdir(path):
+            raise IsADirectoryError(f"expected the name of a file, got the folder {path!r}")
+        if os.path.exists(path) and not os.path.isfile(path):  # root would replace it with a file
+            raise OSError(f"expected the name of a file, got a device, pipe or socket: {path!r}")
+    return path
+
+
 def _make_unfinished(folder, name):
     """Create a new file and hold its lock while it is open."""
     while True:
@@ -94,10 +103,12 @@ def _make_unfinished(folder, name):
         file = open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666), "w+b")
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:  # another writer is about to remove it as a leftover
+        except BlockingIOError as error:  # another writer is about to remove it as a leftover
+            pass_on(error)
             file.close()
             continue
-        except OSError:  # a file system without locks: leftovers are not removed
+        except OSError as error:  # a file system without locks: leftovers are not removed
+            pass_on(error)
             return path, file
         if os.fstat(file.fileno()).st_nlink:
             return path, file
@@ -109,7 +120,7 @@ def _remove_leftovers(folder, name):
     for entry in os.listdir(folder):
         if re.fullmatch(pattern, entry):
             path = os.path.join(folder, entry)
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
                 try:
                     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -135,7 +146,9 @@ class Reader:
 
     def __init__(self, path: PathLike) -> None:
         self._path = path = os.fsdecode(path)
-        if not os.path.isfile(path):
+        with DeferredSignals():  # `isfile` takes any OSError for an answer
+            is_file = os.path.isfile(path)
+        if not is_file:
             raise FileNotFoundError(f"there is no file {self._path!r}")
         self._file = open(path, "rb")
         try:

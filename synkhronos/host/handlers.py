@@ -33,7 +33,10 @@ def pass_on(error: BaseException) -> None:
         if found is not error and traceback is not None and traceback.tb_frame in own_frames:
             return  # it was being handled before the work of the block began
         if is_of_handler(traceback):
-            raise found
+            try:
+                raise found
+            finally:
+                del error, found, traceback, own_frames  # which the traceback would keep
         seen.add(id(found))
         found = found.__cause__ or found.__context__
 
@@ -41,6 +44,8 @@ def pass_on(error: BaseException) -> None:
 def is_of_handler(traceback: TracebackType | None) -> bool:
     """Whether one of the functions in a traceback was called as a signal handler."""
     handlers = _codes_of_handlers()
+    # Not the first one, which has the exception. To look at its variables would make a reference cycle.
+    traceback = traceback and traceback.tb_next
     while traceback is not None:
         if traceback.tb_frame.f_code in handlers:  # its arguments may have other values by now
             return True
@@ -95,6 +100,8 @@ class suppress:
         traceback: TracebackType | None,
     ) -> bool:
         if error is None or not isinstance(error, self._kinds):
+            return False
+        if is_of_handler(traceback):
             return False
         pass_on(error)
         return True
