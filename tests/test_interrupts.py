@@ -31,7 +31,7 @@ from striking import Moment, end_of, interrupted, send, strike
 
 import synkhronos as synk
 from synkhronos.host import signals
-from synkhronos.host.signals import ENDING, DeferredSignal, defer_termination
+from synkhronos.host.signals import ENDING, DeferredSignal, DeferredSignals
 from synkhronos.world.threads import ThreadLimits
 from synkhronos.world.world import current_world, world_exists
 
@@ -718,7 +718,7 @@ def test_each_signal_that_ends_a_script_is_deferred_separately():
     heard = []
     for one in ENDING:
         signal.signal(one, lambda *came: heard.append(came[0]))
-    with defer_termination():
+    with DeferredSignals():
         signal.raise_signal(signal.SIGTERM)
         signal.raise_signal(signal.SIGINT)
         assert heard == []
@@ -729,7 +729,7 @@ def test_each_signal_that_ends_a_script_is_deferred_separately():
     handlers = {one: signal.getsignal(one) for one in ENDING}
     handlers[signal.SIGHUP] = lambda *_: sys.exit(5)
     signal.signal(signal.SIGHUP, handlers[signal.SIGHUP])
-    with pytest.raises(SystemExit), defer_termination():
+    with pytest.raises(SystemExit), DeferredSignals():
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGHUP)
     assert heard[2:] == [signal.SIGINT]

@@ -25,7 +25,9 @@ from scheduling import in_threads
 
 from synkhronos.stores import free_list
 from synkhronos.stores import memory as memory_module
-from synkhronos.stores.free_list import FreeList
+from synkhronos.stores.changes import Changes
+from synkhronos.stores.ended import Ended
+from synkhronos.stores.free_list import FreeList, gaps
 from synkhronos.stores.memory import SharedMemory
 from synkhronos.stores.shared import SharedMemoryStore
 
@@ -304,6 +306,59 @@ def test_what_is_collected_inside_an_allocation_allocates_and_frees():
     finally:
         gc.set_threshold(*threshold)
     check_all_is_free(memory)
+
+
+def test_what_an_interrupted_change_has_lost_is_found_when_no_other_one_is_in_progress(monkeypatch):
+    """As when a signal handler allocates inside an allocation, and an alarm comes there."""
+    memory, watch, nested = SharedMemory(1), Ended.watch, []
+
+    def fail(*args):
+        raise TimeoutError
+
+    def interrupt(blocks, block, place):
+        monkeypatch.setattr(Ended, "watch", fail)
+        with pytest.raises(TimeoutError):
+            memory.allocate(7000)
+        monkeypatch.setattr(Ended, "watch", watch)
+        nested.append(memory.allocate(7000))
+        assert memory._changes.any_lost  # what the outer allocation has taken is not lost
+        watch(blocks, block, place)
+
+    monkeypatch.setattr(Ended, "watch", interrupt)
+    outer, inner = memory.allocate(7000), nested.pop()
+    outer[:], inner[:] = 1, 2
+    assert (outer == 1).all()
+    del outer, inner
+    check_all_is_free(memory)
+    assert not memory._changes.any_lost
+
+
+def test_a_change_whose_end_was_interrupted_is_over():
+    changes = Changes()
+
+    def begin(ends):
+        changes.__enter__()
+        if ends:
+            changes.__exit__(None)
+        return changes.is_alone()
+
+    assert begin(True) and begin(False)
+    with changes:
+        assert changes.is_alone()
+        assert not (lambda: changes.is_alone())()
+    assert begin(True) and not changes.any_lost
+    with pytest.raises(KeyError), changes:
+        raise KeyError
+    assert changes.any_lost
+
+
+@given(st.lists(st.tuples(st.integers(0, 20), st.integers(1, 9)).map(lambda one: (one[0], sum(one)))))
+def test_the_gaps_between_ranges_are_the_bytes_of_none(ranges):
+    free = [byte for byte in range(5, 15) if not any(low <= byte < high for low, high in ranges)]
+    found = gaps(ranges, 5, 15)
+    assert [byte for low, high in found for byte in range(low, high)] == free
+    assert all(low < high for low, high in found)
+    assert all(one[1] < other[0] for one, other in zip(found, found[1:]))
 
 
 @pytest.mark.parametrize("change", [

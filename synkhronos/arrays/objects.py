@@ -10,6 +10,7 @@ import scipy.sparse
 
 from synkhronos._typing import DTypeLike, Rows
 from synkhronos.arithmetic.partition import as_slice
+from synkhronos.host.handlers import pass_on
 from synkhronos.stores.handle import Composite, Handle
 from synkhronos.world.world import World
 
@@ -92,6 +93,7 @@ class ObjectData:
         try:
             pickle.dumps(value)
         except Exception as error:  # any exception that a class of the script raises
+            pass_on(error)
             raise TypeError(
                 f"{label}: the value cannot be pickled, and so cannot be sent to the workers: {error}"
             ) from error

@@ -4,5 +4,5 @@
 ``manifest`` describes the arrays of a checkpoint; ``archive`` reads and writes the file;
 ``replacing`` replaces a file in a single step.
 
-May import: ``arithmetic``, ``comms``, ``stores``, ``world``, ``functions``.
+May import: ``arithmetic``, ``comms``, ``host``, ``stores``, ``world``, ``functions``.
 """

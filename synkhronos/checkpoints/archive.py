@@ -19,6 +19,8 @@ import numpy as np
 
 from synkhronos._typing import PathLike
 from synkhronos.checkpoints.replacing import replacing
+from synkhronos.host.handlers import pass_on
+from synkhronos.host.signals import DeferredSignals
 
 _DESCRIPTION = "synkhronos.json"
 _LONGEST_HEADER = 1000  # bytes of the header of an array, with its dtype and shape
@@ -69,7 +71,9 @@ class Reader:
 
     def __init__(self, path: PathLike) -> None:
         self._path = path = os.fsdecode(path)
-        if not os.path.isfile(path):
+        with DeferredSignals():  # `isfile` takes any OSError for an answer
+            is_file = os.path.isfile(path)
+        if not is_file:
             raise FileNotFoundError(f"there is no file {self._path!r}")
         self._file = open(path, "rb")
         try:
@@ -97,6 +101,7 @@ class Reader:
         except MemoryError:
             raise
         except Exception as error:
+            pass_on(error)
             raise ValueError(
                 f"{self._path!r} is damaged, or is not a checkpoint written by synk.save(): "
                 f"{type(error).__name__}: {error}"

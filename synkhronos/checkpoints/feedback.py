@@ -21,6 +21,7 @@ from synkhronos.checkpoints.manifest import Feedback, Key, label
 from synkhronos.comms.formats import Format, from_json, make_wire, to_json
 from synkhronos.comms.kept import Kept, kept_by, lengths, restore
 from synkhronos.comms.wires import Wire
+from synkhronos.host.handlers import pass_on
 from synkhronos.stores.needs import Need
 from synkhronos.world.here import Command, Here
 
@@ -222,7 +223,8 @@ def _sizes(here, owner, counts):
     """Return the lengths of the vectors of each machine; None if the variable has changed."""
     try:
         return lengths(*owner.new_wires(here), counts)
-    except ValueError:
+    except ValueError as error:
+        pass_on(error)
         return None
 
 

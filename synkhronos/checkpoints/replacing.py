@@ -21,6 +21,8 @@ import stat
 from typing import BinaryIO, Iterator
 
 from synkhronos._typing import PathLike
+from synkhronos.host.handlers import pass_on, suppress
+from synkhronos.host.signals import DeferredSignals
 
 _MOST_LINKS = 40  # as in Linux
 _LONGEST_STEM = 100  # bytes; unfinished files have 29 more
@@ -39,9 +41,10 @@ def replacing(path: PathLike) -> Iterator[BinaryIO]:
     """
     path = target(path)
     folder, name = os.path.split(path)
-    if not os.path.isdir(folder):
-        raise FileNotFoundError(f"there is no folder {folder!r} for the file {name!r}")
-    former = os.stat(path) if os.path.exists(path) else None
+    with DeferredSignals():  # `os.path` takes any OSError for an answer
+        if not os.path.isdir(folder):
+            raise FileNotFoundError(f"there is no folder {folder!r} for the file {name!r}")
+        former = os.stat(path) if os.path.exists(path) else None
     if former is not None and stat.S_ISDIR(former.st_mode):
         raise IsADirectoryError(f"expected the name of a file, got the folder {path!r}")
     if former is not None and not stat.S_ISREG(former.st_mode):  # root would replace it with a file
@@ -57,7 +60,7 @@ def replacing(path: PathLike) -> Iterator[BinaryIO]:
             os.fsync(file.fileno())
             os.replace(unfinished, path)
     except BaseException:
-        with contextlib.suppress(FileNotFoundError):
+        with suppress(FileNotFoundError):
             os.unlink(unfinished)
         raise
     descriptor = os.open(folder, os.O_RDONLY)
@@ -149,10 +152,12 @@ def _make_unfinished(folder, name, mode):
         file = open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, mode), "w+b")
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:  # another writer is about to remove it as a leftover
+        except BlockingIOError as error:  # another writer is about to remove it as a leftover
+            pass_on(error)
             file.close()
             continue
-        except OSError:  # a file system without locks: leftovers are not removed
+        except OSError as error:  # a file system without locks: leftovers are not removed
+            pass_on(error)
             return path, file
         if os.fstat(file.fileno()).st_nlink:
             return path, file
@@ -164,7 +169,7 @@ def _remove_leftovers(folder, name):
     for entry in os.listdir(folder):
         if re.fullmatch(pattern, entry):
             path = os.path.join(folder, entry)
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
                 try:
                     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

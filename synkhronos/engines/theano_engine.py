@@ -19,6 +19,7 @@ from synkhronos.engines.pickles import GraphPickler
 from synkhronos.engines.theano_direct import DirectCall
 from synkhronos.engines.theano_modules import ModuleLog, add_modules, make_cacheable
 from synkhronos.host import compile_cache
+from synkhronos.host.handlers import pass_on
 
 # The linkers that can compute a subset of the outputs.
 _LAZY = tuple(getattr(vm, name) for name in ("CVM", "Stack") if hasattr(vm, name))
@@ -59,7 +60,8 @@ class TheanoEngine(GraphEngine):
             buffer = io.BytesIO()
             try:
                 self.pickler(GraphPickler, buffer, {}).dump(item)
-            except Exception:  # any exception that an operation raises; its function will report it
+            except Exception as error:  # any that an operation raises; its function will report it
+                pass_on(error)
                 continue
             pickled.append(buffer.getvalue())
         return pickled

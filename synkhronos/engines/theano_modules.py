@@ -13,13 +13,14 @@ Theano replace such a file atomically.
 """
 
 import atexit
-import contextlib
 import itertools
 import os
 import pickle
 
 from theano.gof import Op, cmodule
 from theano.gof.cc import get_module_cache
+
+from synkhronos.host.handlers import suppress
 
 
 class _NoProperties(tuple):
@@ -54,7 +55,7 @@ def _save_keys(self):
     except BaseException as error:
         # Theano itself removes the file then, and compiles the module again in the next process.
         for path in [new, self.key_pkl] if isinstance(error, pickle.PicklingError) else [new]:
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 os.remove(path)
         raise
 

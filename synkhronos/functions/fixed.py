@@ -7,6 +7,7 @@ from typing import Sequence
 from synkhronos._errors import SynkhronosError, text_of
 from synkhronos.engines.base import Fixed
 from synkhronos.functions.replica import Replica
+from synkhronos.host.handlers import pass_on
 
 _MOST = 3  # operations that a message names
 
@@ -34,6 +35,7 @@ def explained(
     is_other = isinstance(error, (MemoryError, SynkhronosError))  # such as that another rank has failed
     if n_all is None or n_all in (1, n_rows) or is_other:
         return None
+    pass_on(error)
     found = [
         one
         for one in replica.fixed

@@ -17,6 +17,7 @@ import numpy as np
 from synkhronos._errors import SynkhronosError, WorkerError
 from synkhronos.functions.specification import Sending
 from synkhronos.host import heap
+from synkhronos.host.handlers import pass_on
 from synkhronos.host.log import logger
 from synkhronos.host.progress import Progress
 from synkhronos.stores.handle import Handle
@@ -145,7 +146,8 @@ def _pickle(world, replicas, shareds, known):
         return engine.dumps((sent(), shareds), known)
     except MemoryError:
         raise
-    except Exception:  # any exception that an operation or a mode raises
+    except Exception as error:  # any exception that an operation or a mode raises
+        pass_on(error)
         _find_unpicklable(world, replicas, known)
         return engine.dumps((sent(), shareds), known)
 
@@ -157,6 +159,7 @@ def _find_unpicklable(world, replicas, known):
         except MemoryError:
             raise
         except Exception as error:
+            pass_on(error)
             world.registry.mark_unsent(replica.number, f"{type(error).__name__}: {error}")
 
 

@@ -17,6 +17,7 @@ from synkhronos.functions.call import CallFunction
 from synkhronos.functions.calls import Called, Calls, calls_until
 from synkhronos.functions.compare import Compare, Compared, tolerance_of
 from synkhronos.functions.split import Most
+from synkhronos.host.handlers import pass_on
 from synkhronos.host.log import logger
 from synkhronos.world.here import Command
 from synkhronos.world.options import ALWAYS, RAISE
@@ -95,11 +96,13 @@ class Verification:
                 return self._compared_on(few, place)
             except (WorldBrokenError, MemoryError):
                 raise
-            except Exception:  # the graph may need as many rows as the script gives
+            except Exception as error:  # the graph may need as many rows as the script gives
+                pass_on(error)
                 return self._compared_on(called, place)
         except WorldBrokenError:
             raise
         except Exception as error:  # the call itself reports what is wrong
+            pass_on(error)
             logger.info("not verified: %s: %s", type(error).__name__, error)
             return None
 

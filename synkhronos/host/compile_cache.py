@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Mapping, Optional, Tuple
 
 from synkhronos.host import environment
+from synkhronos.host.handlers import pass_on
 
 LEAST = 1 << 20  # bytes; a module takes at least a tenth of this
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -157,7 +158,8 @@ def _free(cache):
             status = os.statvfs(place)
         except FileNotFoundError:
             continue
-        except OSError:
+        except OSError as error:
+            pass_on(error)
             return None
         blocks = status.f_bfree if os.geteuid() == 0 else status.f_bavail
         return blocks * status.f_frsize

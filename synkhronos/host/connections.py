@@ -11,6 +11,8 @@ import socket
 import struct
 from typing import Dict, Iterator, Tuple
 
+from synkhronos.host.handlers import suppress
+
 #: The addresses of a connection: of this side, and of the other one
 Addresses = Tuple[Tuple, Tuple]
 
@@ -26,7 +28,7 @@ def connections() -> Dict[Addresses, int]:
     """Return the file descriptors of the TCP connections of this process, by their addresses."""
     found = {}
     for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError), _copy(int(name)) as connection:
+        with suppress(OSError), _copy(int(name)) as connection:
             if connection.family in (socket.AF_INET, socket.AF_INET6):
                 found[_addresses(connection)] = int(name)
     return found

@@ -9,12 +9,13 @@ for ``python -m synkhronos run``.
 Both settings apply to the whole process. If the C library is not glibc, nothing is changed.
 """
 
-import contextlib
 import ctypes
 import mmap
 import os
 from pathlib import Path
 from typing import Any, Dict, Mapping, Optional
+
+from synkhronos.host.handlers import suppress
 
 #: An environment variable. If it is 0, malloc is not changed.
 SWITCH = "SYNKHRONOS_KEEP_MEMORY"
@@ -70,7 +71,7 @@ def advise_huge_pages(address: int, nbytes: int) -> None:
 
 def huge_pages(name: str, folder: Path = SETTINGS) -> str:
     """Return the kernel's setting ``"enabled"`` or ``"shmem_enabled"``; ``"never"`` if there is none."""
-    with contextlib.suppress(OSError, IndexError):
+    with suppress(OSError, IndexError):
         return (folder / name).read_text().split("[")[1].split("]")[0]
     return "never"
 

@@ -4,13 +4,14 @@ OpenMPI's processes of a machine exchange messages by such files, which each of 
 If mpirun is killed by SIGKILL, they end without that, and the memory stays occupied.
 """
 
-import contextlib
 import os
 import re
 import socket
 import time
 from pathlib import Path
 from typing import Iterable, List
+
+from synkhronos.host.handlers import suppress
 
 FOLDER = Path("/dev/shm")
 
@@ -28,7 +29,7 @@ def sweep(folder: Path = FOLDER) -> List[str]:
     if left:
         left = _without_used(left)
     for name in left:
-        with contextlib.suppress(OSError):  # another task of this job has removed it
+        with suppress(OSError):  # another task of this job has removed it
             os.unlink(folder / name)
     return left
 
@@ -39,10 +40,10 @@ def _candidates(folder: Path) -> List[str]:
     # OpenMPI 4 and 5: host, user, job and process
     pattern = re.compile(rf"(vader|sm)_segment\.({hosts})\.{os.geteuid()}\.[0-9a-f]+\.\d+")
     found = []
-    with contextlib.suppress(OSError):  # there may be no such folder
+    with suppress(OSError):  # there may be no such folder
         for entry in os.scandir(folder):
             if pattern.fullmatch(entry.name):
-                with contextlib.suppress(OSError):
+                with suppress(OSError):
                     facts = entry.stat(follow_symlinks=False)
                     if facts.st_uid == os.geteuid() and time.time() - facts.st_mtime > _AGE:
                         found.append(entry.name)
@@ -52,7 +53,7 @@ def _candidates(folder: Path) -> List[str]:
 def _without_used(names: Iterable[str]) -> List[str]:
     unused = list(names)
     for maps in _PROCESSES.glob("[0-9]*/maps"):
-        with contextlib.suppress(OSError):  # it has ended, or belongs to another user
+        with suppress(OSError):  # it has ended, or belongs to another user
             used = maps.read_text(errors="replace")
             unused = [name for name in unused if name not in used]
     return unused

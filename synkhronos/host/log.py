@@ -11,6 +11,8 @@ import time
 import warnings
 from typing import List, Optional
 
+from synkhronos.host.handlers import pass_on
+
 #: An environment variable: ``debug``, ``info``, ``warning`` or ``error``
 VARIABLE = "SYNKHRONOS_LOG"
 
@@ -47,9 +49,10 @@ class LineHandler(logging.Handler):
         try:
             for line in self.lines(record):
                 os.write(self._descriptor, line)
-        except OSError:  # stderr is closed, or a pipe that nobody reads
-            pass
-        except Exception:
+        except OSError as error:  # stderr is closed, or a pipe that nobody reads
+            pass_on(error)
+        except Exception as error:
+            pass_on(error)
             self.handleError(record)
 
     def lines(self, record: logging.LogRecord) -> List[bytes]:

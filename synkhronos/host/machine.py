@@ -1,10 +1,11 @@
 """How many cores and how much memory this process may use, given the limits of its control groups."""
 
-import contextlib
 import ctypes
 import os
 from pathlib import Path
 from typing import Iterable, List, Optional, Set
+
+from synkhronos.host.handlers import pass_on, suppress
 
 #: Returns the number of the core on which the calling thread runs
 _current_core = getattr(ctypes.CDLL(None), "sched_getcpu", None)
@@ -54,7 +55,7 @@ def affinity(processes: Iterable[int] = (0,)) -> int:
         return os.cpu_count() or 1
     found: Set[int] = set()
     for process in processes:
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             found |= os.sched_getaffinity(process)
     return len(found)
 
@@ -70,7 +71,7 @@ def leave_core_of(process: int, proc: Path = PROC) -> bool:
     if _current_core is None:
         return False
     own = _current_core()
-    with contextlib.suppress(OSError):  # it has ended, or cores were just taken away
+    with suppress(OSError):  # it has ended, or cores were just taken away
         # After the name of the program, which may contain spaces; see proc(5).
         fields = (proc / str(process) / "stat").read_bytes().rpartition(b")")[2].split()
         allowed = os.sched_getaffinity(0)
@@ -84,7 +85,7 @@ def leave_core_of(process: int, proc: Path = PROC) -> bool:
 def use_cores(numbers: Set[int], proc: Path = PROC) -> None:
     """Let all threads of this process run on these cores."""
     for thread in (proc / "self" / "task").iterdir():
-        with contextlib.suppress(ProcessLookupError):  # it has ended
+        with suppress(ProcessLookupError):  # it has ended
             os.sched_setaffinity(int(thread.name), numbers)
 
 
@@ -162,7 +163,8 @@ def control_groups(controller: str, proc: Path = PROC, cgroups: Path = CGROUPS) 
 def _text(path: Path) -> str:
     try:
         return path.read_text()
-    except OSError:
+    except OSError as error:
+        pass_on(error)
         return ""
 
 
@@ -173,5 +175,6 @@ def _words(path: Path) -> List[str]:
 def _number(path: Path) -> Optional[int]:
     try:
         return int(path.read_text())
-    except (OSError, ValueError):  # missing, or "max"
+    except (OSError, ValueError) as error:  # missing, or "max"
+        pass_on(error)
         return None

@@ -5,6 +5,8 @@ import stat
 from pathlib import Path
 from typing import Iterator, Optional
 
+from synkhronos.host.handlers import pass_on
+
 _DEPTH = 3  # of Theano's cache: a folder per platform, in it one per module, in it files
 
 
@@ -43,7 +45,8 @@ def _complaint(path: Path, spared: int = 0) -> Optional[str]:
     """Return who can change one file or folder; the bits `spared` of its mode make it safe."""
     try:
         status = path.lstat()
-    except OSError:  # it no longer exists: the cache may be in use
+    except OSError as error:  # it no longer exists: the cache may be in use
+        pass_on(error)
         return None
     if status.st_uid not in (0, os.geteuid()):
         return f"{path} belongs to {_user(status.st_uid)}"
@@ -59,7 +62,8 @@ def _complaint(path: Path, spared: int = 0) -> Optional[str]:
 def _entries(folder: Path, depth: int) -> Iterator[Path]:
     try:
         entries = sorted(folder.iterdir())
-    except OSError:
+    except OSError as error:
+        pass_on(error)
         return
     for entry in entries:
         yield entry

@@ -7,7 +7,6 @@ a fork, a worker would be left behind. In these places a signal is deferred.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import signal
@@ -16,9 +15,10 @@ import threading
 # The functions of `signal` convert to and from enumerations, which takes 2 microseconds more.
 from _signal import getsignal
 from _signal import signal as set_handler
-from sys import modules
+from sys import _getframe, modules
 from threading import get_ident
-from typing import Any, Callable, Iterator
+from types import FrameType
+from typing import Any, Callable
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -48,6 +48,8 @@ class DeferredSignal:
     def __init__(self, number: int) -> None:
         self._number = int(number)  # an enumeration is slow to look up
         self._depth = 0
+        # The function with the outermost block. The handler of another signal may prevent the exit.
+        self._block: FrameType | None = None
         self._received = 0
         self._installed: Any = None
         self._frame: Any = None  # the frame interrupted by the first signal
@@ -60,8 +62,9 @@ class DeferredSignal:
 
     def __enter__(self) -> DeferredSignal:
         if get_ident() == self._main_thread:
-            if not self._depth:
-                self._received = 0
+            if not self._depth or not _is_running(self._block):
+                self._depth = self._received = 0
+                self._block = _getframe(1)
                 if getsignal(self._number) is not self._installed:
                     self._install()
             self._depth += 1
@@ -71,6 +74,7 @@ class DeferredSignal:
         if get_ident() == self._main_thread:
             self._depth -= 1
             if not self._depth:
+                self._block = None
                 if "asyncio" in modules or "trio" in modules:
                     self.remove()
                 if self._received == 1:
@@ -120,10 +124,6 @@ class DeferredSignal:
             _log.warning(message, signal.Signals(self._number).name)
 
 
-#: An exception here would leave the block half entered or half exited; a second signal is deferred, too.
-_STEPS = (DeferredSignal.__enter__.__code__, DeferredSignal.__exit__.__code__)
-
-
 class _Handler:
     """What is installed instead of the script's `handler`: inside a block, it defers the signal."""
 
@@ -133,23 +133,85 @@ class _Handler:
     def __call__(self, number, frame):
         deferred = self.deferred
         # If it is not the last one installed, the script's handler has called it.
-        if deferred._depth and deferred._installed is self:
+        is_last = deferred._depth and deferred._installed is self
+        if is_last and _is_running(deferred._block):
             deferred._receive(number, frame)
         else:
             self.handler(number, frame)
 
 
-@contextlib.contextmanager
-def defer_termination() -> Iterator[None]:
-    """Defer each of the signals that end a script."""
-    deferred = [DeferredSignal(number) for number in ENDING]
-    with deferred[0], deferred[1], deferred[2]:
-        try:
-            yield
-        finally:
-            for one in deferred:
-                one.remove()
+class DeferredSignals:
+    """A context manager that defers every signal that has a handler written in Python, but SIGCHLD.
 
+    The handlers are called at the exit. For a second signal of a kind, its handler is called at once;
+    further ones are dropped. Like `DeferredSignal`, it does nothing in other threads than the main one.
+    """
+
+    def __init__(self) -> None:
+        self._handlers: dict[int, Any] = {}  # the script's
+        self._received: dict[int, Any] = {}  # the frame that the first signal has interrupted
+        self._defers = False  # otherwise signals are passed on
+
+    def __enter__(self) -> None:
+        if get_ident() == threading.main_thread().ident:
+            try:
+                for number in handled_signals():
+                    if number != signal.SIGCHLD:  # a second child may end, and then a third one
+                        self._handlers[number] = getsignal(number)
+                        set_handler(number, self._receive)
+                self._defers = True  # for all of them at once
+            except BaseException:
+                self._restore()
+                raise
+
+    def __exit__(self, *error: object) -> None:
+        try:
+            self._restore()
+        finally:
+            self._defers = False
+            self._call([(number, frame) for number, frame in self._received.items() if frame])
+
+    def _restore(self):
+        for number, handler in self._handlers.items():
+            if getsignal(number) == self._receive:
+                set_handler(number, handler)
+
+    def _call(self, received):
+        """Call the handlers of signals in this order, also if one of them raises an exception."""
+        if received:
+            (number, frame), *others = received
+            try:
+                self._handlers[number](number, frame)
+            finally:
+                self._call(others)
+
+    def _receive(self, number, frame):
+        if self._defers and number not in self._received:
+            self._received[number] = frame
+        elif not self._defers or (self._received[number] and frame.f_code not in _STEPS):
+            self._received[number] = None
+            self._handlers[number](number, frame)
+
+
+def _is_running(function: FrameType | None) -> bool:
+    """Whether a function runs in this thread."""
+    frame: FrameType | None = _getframe(1)
+    while frame is not None and frame is not function:
+        frame = frame.f_back
+    return frame is not None
+
+
+def handled_signals() -> list[int]:
+    """Return the numbers of the signals that have a handler written in Python."""
+    return [int(number) for number in signal.valid_signals() if callable(getsignal(number))]
+
+
+#: An exception here would leave the block half entered or half exited; a second signal is deferred, too.
+_STEPS = tuple(
+    method.__code__
+    for kind in (DeferredSignal, DeferredSignals)
+    for method in (kind.__enter__, kind.__exit__)
+) + (DeferredSignals._restore.__code__,)
 
 def ignore_signals_for_the_master() -> None:
     """In a worker: ignore the signals that the master handles.

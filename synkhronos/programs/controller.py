@@ -17,7 +17,8 @@ import cloudpickle
 import numpy as np
 
 from synkhronos._errors import SynkhronosError
-from synkhronos.host.signals import defer_termination
+from synkhronos.host.handlers import pass_on
+from synkhronos.host.signals import DeferredSignals
 from synkhronos.programs.bells import find_bells
 from synkhronos.programs.register import Register
 from synkhronos.stores.commons import Commons, Lock
@@ -60,7 +61,7 @@ class Controller:
         """
         commons, size, answer = self._transport.store.commons, self._transport.size, self._answer
         self._state[0] = 0
-        with defer_termination():  # `end` must know the process
+        with DeferredSignals():  # `end` must know the process
             self._attendant = self._transport.attend(_NAME, lambda: _serve(commons, size, answer))
         limit, began = self._transport.timeout, time.monotonic()
         while not self._state[0]:
@@ -162,7 +163,8 @@ def _dumps(value):
     try:
         data = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
         is_plain = b"__main__" not in data and not cloudpickle.list_registry_pickle_by_value()
-    except Exception:  # any exception that a class of the script raises
+    except Exception as error:  # any exception that a class of the script raises
+        pass_on(error)
         is_plain = False
     return data if is_plain else cloudpickle.dumps(value)
 
@@ -201,6 +203,7 @@ class Line:
         except MemoryError:
             raise
         except Exception as error:
+            pass_on(error)
             raise TypeError(
                 f"rank.ask: the request or the info cannot be pickled: {error}; ask with numbers, text, "
                 f"arrays, or lists and dictionaries of these"

@@ -19,6 +19,7 @@ import numpy as np
 
 from synkhronos.arrays.data import Data, as_data
 from synkhronos.functions.function import Function
+from synkhronos.host.handlers import pass_on
 from synkhronos.stores.handle import Handle
 from synkhronos.world.here import Here
 from synkhronos.world.world import World
@@ -89,6 +90,7 @@ def pack(world: World, program: Any) -> tuple[Handle, list[Handle], list[Any]]:
     except MemoryError:
         raise
     except Exception as error:  # any exception that a class of the script raises
+        pass_on(error)
         raise TypeError(
             f"spmd: the program, its arguments, or a global variable that it uses cannot be sent to the "
             f"workers: {error}; make such objects inside the program"

@@ -10,6 +10,7 @@ import cloudpickle
 from synkhronos._errors import FuseError, SynkhronosError
 from synkhronos.functions.agreement import agreement_of
 from synkhronos.functions.replicate import replicate
+from synkhronos.host.handlers import pass_on
 from synkhronos.programs import sending
 from synkhronos.programs.controller import Answer, Controller
 from synkhronos.programs.numbers import ENDED
@@ -90,14 +91,14 @@ class Program(Command):
 
     def run(self, here: Here) -> Any:
         """Return ``(result, reports, ended)``, pickled in a worker."""
-        world = current_world()
+        world, commons = current_world(), here.store.commons
+        commons.release_locks()  # left by an interrupt at the end of the last program
         try:
-            with world.in_a_program(), generators.states_of_script(here, self.states):
-                outcome = self._run(here, world)
+            with generators.states_of_script(here, self.states):
+                outcome = world.run_program(lambda: self._run(here, world))
         finally:
             here.transport.end_copy()
             here.restarts = 0
-            commons = here.store.commons
             commons.pause = nap
             _ended(commons, here.size)[here.rank] = 1
             commons.release_locks()  # the locks of centers, and any left by an interrupt
@@ -108,6 +109,7 @@ class Program(Command):
         except MemoryError:
             raise
         except Exception as error:  # any exception that a class of the script raises
+            pass_on(error)
             raise TypeError(
                 f"spmd: what the program returned on rank {here.rank} cannot be pickled: {error}; "
                 f"return arrays, numbers, or lists and dictionaries of these"

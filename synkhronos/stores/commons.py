@@ -27,12 +27,14 @@ import pickle
 import struct
 import tempfile
 import time
+import weakref
 from abc import ABC, abstractmethod
 from typing import Any, Callable, Sequence
 
 import numpy as np
 
 from synkhronos._typing import DTypeLike
+from synkhronos.host.handlers import is_of_handler, pass_on
 from synkhronos.stores.memory import SharedMemory
 
 #: Numbers of locks are below this.
@@ -186,17 +188,16 @@ class LockFile:
     def __init__(self, file: Any = None) -> None:
         self._file = open_unnamed("synkhronos-locks") if file is None else file
         self._number = self._file.fileno()
+        # It has nothing to do after `close`, so no signal handler can run in it then.
+        self._finish = weakref.finalize(self, self._file.close)
         # Record locks do not exclude this process itself, so what it holds is listed here. A forked
         # process has another id, and so holds nothing.
         self._held: dict[tuple[int, int], object] = {}
 
-    def __del__(self) -> None:
-        if hasattr(self, "_file"):
-            self._file.close()
-
     def close(self) -> None:
         """Close the file; no lock can be taken afterwards."""
         self._file.close()
+        self._finish.detach()
 
     def try_acquire(self, byte: int) -> bool:
         key, token = (os.getpid(), byte), object()
@@ -206,9 +207,11 @@ class LockFile:
             fcntl.lockf(self._number, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, byte)
         except BaseException as error:
             del self._held[key]
-            if isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EAGAIN):
+            is_taken = isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EAGAIN)
+            if is_taken and not is_of_handler(error.__traceback__):
                 return False
-            if not isinstance(error, Exception):  # an interrupt, perhaps after it was acquired
+            if not isinstance(error, OSError) or is_of_handler(error.__traceback__):
+                # A signal handler has raised it, perhaps after the lock was acquired.
                 fcntl.lockf(self._number, fcntl.LOCK_UN, 1, byte)
             raise
         return True
@@ -370,6 +373,7 @@ def open_unnamed(label: str) -> Any:
     try:
         return open(os.memfd_create(label), "r+b", buffering=0)
     except (AttributeError, OSError) as error:
+        pass_on(error)
         # An old kernel or C library, or a sandbox that forbids the call
         if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
             raise

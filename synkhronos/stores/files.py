@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from synkhronos.host.handlers import pass_on
 from synkhronos.stores.handle import Handle
 
 _DIGESTED = 1 << 24  # bytes at a time
@@ -55,7 +56,8 @@ def locate_in_file(value: Any) -> FileHandle | None:
     filename = os.fspath(value.filename)
     try:
         status = os.stat(filename)
-    except OSError:  # deleted: no other rank can open it
+    except OSError as error:  # deleted: no other rank can open it
+        pass_on(error)
         return None
     if not _is_open(status):  # another file has its name now
         return None
@@ -69,7 +71,8 @@ def _is_open(status: os.stat_result) -> bool:
         try:
             if os.path.samestat(os.fstat(int(number)), status):
                 return True
-        except OSError:  # the descriptor used to read the list
+        except OSError as error:  # the descriptor used to read the list
+            pass_on(error)
             continue
     return False
 
@@ -98,7 +101,8 @@ def find_same_file(handle: FileHandle, expected: bytes) -> FileHandle | None:
         identity = status.st_dev, status.st_ino, status.st_ctime_ns
         own = dataclasses.replace(handle, identity=identity)
         return own if digest(_map_file(own)) == expected else None
-    except (OSError, ValueError):  # there is none, or it is shorter
+    except (OSError, ValueError) as error:  # there is none, or it is shorter
+        pass_on(error)
         return None
 
 

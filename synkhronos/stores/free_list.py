@@ -3,9 +3,19 @@
 from __future__ import annotations
 
 import bisect
-from typing import Any
+from typing import Any, Iterable
 
 _RANGES, _NEXT = "ranges", "next"
+
+
+def gaps(ranges: Iterable[tuple[int, int]], start: int, stop: int) -> list[tuple[int, int]]:
+    """Return what some ranges leave between two bounds, a list of ``(start, stop)``, in order."""
+    found = []
+    for low, high in [*sorted(ranges), (stop, stop)]:
+        if start < min(low, stop):
+            found.append((start, min(low, stop)))
+        start = max(start, high)
+    return found
 
 
 class FreeList:
@@ -17,7 +27,7 @@ class FreeList:
     """
 
     def __init__(self, start: int, stop: int) -> None:
-        self.lowest = start
+        self.lowest, self.end = start, stop
         self._state: dict[str, Any] = {_RANGES: [(start, stop)] if start < stop else []}
 
     def holes(self) -> list[tuple[int, int]]:

@@ -12,7 +12,6 @@ first is for `commons`, the second for one further process.
 
 from __future__ import annotations
 
-import collections
 import gc
 import mmap
 import os
@@ -22,8 +21,11 @@ import numpy as np
 
 from synkhronos._errors import ClosedError, SynkhronosError
 from synkhronos.host import heap
+from synkhronos.host.handlers import pass_on
 from synkhronos.host.machine import cores, memory_room
-from synkhronos.stores.free_list import FreeList
+from synkhronos.stores.changes import Changes
+from synkhronos.stores.ended import Ended
+from synkhronos.stores.free_list import FreeList, gaps
 
 _NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 _ALIGNMENT = 64
@@ -43,11 +45,9 @@ def most_ranks() -> int:
 class _Block:
     """The owner of a block: the base of the arrays in it. The block is freed with the last of them."""
 
-    __slots__ = ("_returned", "_place", "_mapping", "__array_interface__")
+    __slots__ = ("_mapping", "__array_interface__", "__weakref__")
 
-    def __init__(self, memory, offset, nbytes, size):
-        self._returned = memory._returned
-        self._place = (offset, nbytes)
+    def __init__(self, memory, offset, size):
         self._mapping = memory.mapping
         self.__array_interface__ = {
             "data": (memory.address + offset, False),
@@ -55,10 +55,6 @@ class _Block:
             "typestr": "|u1",
             "version": 3,
         }
-
-    def __del__(self):
-        # This may run at any time, even inside `allocate`; `collect` does the rest.
-        self._returned.append(self._place)
 
 
 class SharedMemory:
@@ -116,8 +112,9 @@ class SharedMemory:
         start, large, stop = self.parts_of_span(index)
         self._small = FreeList(start + _PAGE, large)
         self._large = FreeList(large, stop)
-        self._returned: collections.deque = collections.deque()
+        self._blocks = Ended()  # places of blocks, offset and size
         self._resident = FreeList(large, large)  # the free pages that are resident
+        self._changes = Changes()  # of the lists
         self._unchecked = 0
 
     def is_ours(self) -> bool:
@@ -147,36 +144,63 @@ class SharedMemory:
         unit = _ALIGNMENT if nbytes < _PAGE else _PAGE
         nbytes = max(unit, -(-nbytes // unit) * unit)
         self.collect()
-        offset = (self._small if unit < _PAGE else self._large).take(nbytes)
+        with self._changes:
+            offset = (self._small if unit < _PAGE else self._large).take(nbytes)
+            if offset is not None:
+                block = _Block(self, offset, size)
+                self._blocks.watch(block, (offset, nbytes))
         if offset is None:
             raise MemoryError(
                 f"shared memory: {nbytes} bytes were requested, more than is free of the {self._span} "
                 f"that one rank can address; free some Data or raise 'ulimit -v'"
             )
-        block = np.asarray(_Block(self, offset, nbytes, size))
+        array = np.asarray(block)
         if _length(self._resident.cut(offset, offset + nbytes)) < nbytes:
             self._unchecked += nbytes
             if self._unchecked >= _CHECKED:
                 self._unchecked = 0
                 self.allocate_pages(offset, nbytes)
-        return block
+        return array
 
     def collect(self) -> None:
         """Free the blocks of deallocated arrays; keep the pages of some for the next blocks."""
-        while self._returned:
-            try:
-                offset, nbytes = self._returned.popleft()
-            except IndexError:  # another thread has freed the last one
+        if self._blocks.any_ended:
+            with self._changes:
+                for offset, nbytes in self._blocks:
+                    self._free(offset, nbytes)
+        if self._changes.any_lost:
+            self._find_lost()
+
+    def _free(self, offset, nbytes):
+        if offset < self._large.lowest:
+            self._small.give(offset, nbytes)
+            return
+        # The block is freed last: other threads may allocate it at once.
+        self._resident.cut(offset, offset + nbytes)  # what an exception has left there
+        if _length(self._resident.holes()) + nbytes > self._keep:
+            self.give_back(offset, offset + nbytes)
+        else:
+            self._resident.give(offset, nbytes)
+        self._large.give(offset, nbytes)
+
+    def _find_lost(self):
+        """Free what is neither free nor in use, after a signal handler has raised in a change.
+
+        While another thread changes the lists, this is left to a later call.
+        """
+        with self._changes:
+            lists = self._small, self._large
+            free = [one.holes() for one in lists]
+            used = [(offset, offset + nbytes) for offset, nbytes in self._blocks.living()]
+            if not self._changes.is_alone() or free != [one.holes() for one in lists]:
                 return
-            if offset < self._large.lowest:
-                self._small.give(offset, nbytes)
-                continue
-            # The block is freed last: other threads may allocate it at once.
-            if _length(self._resident.holes()) + nbytes > self._keep:
-                self.give_back(offset, offset + nbytes)
-            else:
-                self._resident.give(offset, nbytes)
-            self._large.give(offset, nbytes)
+            self._changes.any_lost = False
+            for one, holes in zip(lists, free):
+                for start, stop in gaps([*holes, *used], one.lowest, one.end):
+                    if one is self._large:
+                        self.give_back(start, stop)
+                        self._resident.cut(start, stop)
+                    one.give(start, stop - start)
 
     def trim(self) -> None:
         """Like `collect`, but return all free pages to the system."""
@@ -184,13 +208,14 @@ class SharedMemory:
             return
         self.collect()
         for resident in self._resident.holes():
-            # Other threads must not allocate what is returned.
-            for start, stop in self._large.cut(*resident):
-                try:
-                    self.give_back(start, stop)
-                    self._resident.cut(start, stop)
-                finally:
-                    self._large.give(start, stop - start)
+            with self._changes:
+                # Other threads must not allocate what is returned.
+                for start, stop in self._large.cut(*resident):
+                    try:
+                        self.give_back(start, stop)
+                        self._resident.cut(start, stop)
+                    finally:
+                        self._large.give(start, stop - start)
 
     def trim_others(self) -> None:
         """Return the pages of all other processes to the system, after they have ended.
@@ -254,6 +279,7 @@ def _map(span, ranks, file):
                 os.ftruncate(file, span * (ranks + _FURTHER))
             mapping = mmap.mmap(file, span * (ranks + _FURTHER), flags=flags)
         except (OSError, ValueError, OverflowError) as error:
+            pass_on(error)
             # A limit on address space (ulimit -v, strict overcommit)
             if not collected:  # the memory of former processes may be garbage
                 gc.collect()
@@ -283,6 +309,7 @@ def _memory_left():
 
     try:
         left, room = psutil.virtual_memory().available, memory_room()
-    except OSError:  # too many open files: the number is unknown
+    except OSError as error:  # too many open files: the number is unknown
+        pass_on(error)
         return sys.maxsize
     return left if room is None else min(left, room)

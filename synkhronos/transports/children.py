@@ -6,7 +6,12 @@ import os
 import signal
 import time
 
-from synkhronos.host.signals import ENDING, ignore_signals_for_the_master
+from synkhronos.host.signals import (
+    ENDING,
+    DeferredSignals,
+    handled_signals,
+    ignore_signals_for_the_master,
+)
 from synkhronos.transports import liveness
 from synkhronos.transports.base import Attendant
 from synkhronos.transports.fork_locks import GeneratorLocks
@@ -34,8 +39,9 @@ class Children:
         self._mask = None
 
     def run(self, function, *args):
-        """Call a function that forks children, while signals that end a script are blocked."""
-        return self._forker.call(self._run, function, args)
+        """Call a function that forks children; signals with handlers are deferred meanwhile."""
+        with DeferredSignals():
+            return self._forker.call(self._run, function, args)
 
     def _run(self, function, args):
         if self._at_exit is None:
@@ -52,17 +58,24 @@ class Children:
     def fork_worker(self, rank, become):
         """Start a worker, which calls ``become()``."""
         self.workers[rank] = self._prepare(str(rank), become)  # first, so no interrupt leaves it behind
-        with self._locks:
-            self.workers[rank].start()
+        self._start(self.workers[rank])
 
     def fork_attendant(self, name, serve):
         """Start a process that is not a rank and calls ``serve()``; return its `Attendant`."""
         self.end_attendants(0)  # left by a program that was interrupted
         process = self._prepare(name, serve)
         self.attendants.append(process)
-        with self._locks:
-            process.start()
+        self._start(process)
         return _ForkedAttendant(self, process)
+
+    def _start(self, process):
+        # No signal handler may run meanwhile: the callbacks of `os.fork` drop exceptions.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, handled_signals())
+        try:
+            with self._locks:
+                process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
     def end_attendants(self, grace):
         """Wait `grace` seconds for the attendants to end, then kill them."""
@@ -128,7 +141,7 @@ class _ForkedAttendant(Attendant):
         self._children, self._process = children, process
 
     def is_alive(self):
-        return self._process in self._children.attendants and self._process.is_alive()
+        return self._process in self._children.attendants and liveness.is_running(self._process)
 
     def end(self, grace):
         if self._process in self._children.attendants:

@@ -1,6 +1,5 @@
 """Explanations of errors of the operating system: which limit was reached, and how to raise it."""
 
-import contextlib
 import errno
 import multiprocessing
 import os
@@ -9,6 +8,7 @@ import sys
 from pathlib import Path
 
 from synkhronos._errors import REMEDY, SynkhronosError
+from synkhronos.host.handlers import pass_on, suppress
 from synkhronos.host.machine import cores, process_limit
 from synkhronos.stores.memory import RESERVED, most_ranks
 
@@ -46,13 +46,14 @@ def _most_by_files():
 def _most_by_processes():
     of_user = resource.getrlimit(resource.RLIMIT_NPROC)[0]
     found = [process_limit(), None if of_user < 0 or os.geteuid() == 0 else of_user]
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         found.append(int(Path("/proc/sys/kernel/pid_max").read_text()))
     return min((one for one in found if one is not None), default=sys.maxsize)
 
 
 def too_many_workers(error: OSError, started: int, wanted: int) -> SynkhronosError:
     """Explain why not all workers could be started. Those that were started have been ended."""
+    pass_on(error)
     remedies = {
         errno.EAGAIN: f"too many processes or threads: {_process_limits()}",
         errno.ENOMEM: "too little memory to fork this process: free some, or allow overcommit "
@@ -69,6 +70,7 @@ def too_many_workers(error: OSError, started: int, wanted: int) -> SynkhronosErr
 
 def too_many_files(error: OSError) -> SynkhronosError:
     """Explain why a file with limits of this machine could not be read."""
+    pass_on(error)
     remedy = "it is needed to find out the limits of this machine"
     if error.errno == errno.EMFILE:
         remedy = _open_files()
@@ -80,7 +82,8 @@ def _files():
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     try:
         return len(os.listdir("/proc/self/fd")), limit
-    except OSError:  # no descriptor is free to list the folder
+    except OSError as error:  # no descriptor is free to list the folder
+        pass_on(error)
         return limit, limit
 
 

@@ -1,25 +1,36 @@
 """Whether workers are alive, why they ended, and which are stopped. No worker outlives the master."""
 
 import ctypes
-import multiprocessing.connection
+import os
 import signal
 import sys
 import threading
+
+from synkhronos.host.signals import DeferredSignals
 
 _PR_SET_PDEATHSIG = 1
 
 
 def find_dead(processes):
     """Return ``{rank: cause}`` for the processes in ``{rank: process}`` that have ended."""
-    # The sentinel stays open while a process started by the worker holds a copy of it; the exit
-    # code stays unknown if the script ignores SIGCHLD. So either one is a sign that the worker is dead.
-    closed = multiprocessing.connection.wait([one.sentinel for one in processes.values()], 0)
-    return {
-        rank: _describe_exit(process.exitcode)
-        for rank, process in processes.items()
-        # A process closes its files before it has an exit code, and code of the user may close them all.
-        if not process.is_alive() or (process.sentinel in closed and has_ended(process.pid))
-    }
+    causes = {}
+    for rank, process in processes.items():
+        if not is_running(process):
+            with DeferredSignals():  # multiprocessing drops any OSError here, also that of a handler
+                causes[rank] = _describe_exit(process.exitcode)
+    return causes
+
+
+def is_running(process):
+    """Whether a child runs.
+
+    Its sentinel may be open in a process that it has started, and closed by code of the user. Its method
+    ``is_alive`` would drop an ``OSError`` of a signal handler.
+    """
+    try:
+        return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+    except ChildProcessError:  # reaped by the script, by the kernel for it, or by multiprocessing
+        return False
 
 
 def find_stopped(processes):
@@ -48,18 +59,19 @@ def _status(pid):
 
 def end(processes):
     """Kill the processes that were started, and wait until they have ended."""
-    processes = [process for process in processes if process.pid is not None]
-    for process in processes:
-        try:
-            process.kill()
-        except ProcessLookupError:
-            pass  # dead, and reaped by the script
-    for process in processes:
-        process.join()
-        try:
-            process.close()
-        except ValueError:
-            pass  # here, too, multiprocessing never sees it end
+    with DeferredSignals():
+        processes = [process for process in processes if process.pid is not None]
+        for process in processes:
+            try:
+                process.kill()
+            except ProcessLookupError:
+                pass  # dead, and reaped by the script
+        for process in processes:
+            process.join()
+            try:
+                process.close()
+            except ValueError:
+                pass  # here, too, multiprocessing never sees it end
 
 
 def die_with_parent():

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import weakref
 from typing import Any, Callable, Sequence
 
 from synkhronos._errors import FuseError
@@ -115,6 +117,21 @@ class Pending:
     __hash__ = object.__hash__
 
 
+class _Exit:
+    """The method ``__exit__`` of a block, of which only the ``with`` statement has a reference.
+
+    A signal handler may raise an exception at its start, before it does anything. Python then drops the
+    reference, which tells that the block is over, even while the traceback keeps the block.
+    """
+
+    def __get__(self, block: _Block | None, owner: type) -> Callable[..., None]:
+        if block is None:
+            return owner._end_block  # for `ExitStack`
+        held = functools.partial(block._end_block)
+        block._held = weakref.ref(held)
+        return held
+
+
 class _Block(contextlib.ContextDecorator):
     """A block that `fuse` begins. It records the calls, and runs them at the end.
 
@@ -125,6 +142,9 @@ class _Block(contextlib.ContextDecorator):
     runs : bool
         Whether the commands are run. Otherwise they are only observed.
     """
+
+    _held: Callable[[], Any] | None = None
+    __exit__ = _Exit()
 
     def __enter__(self) -> _Block:
         self._world = world = current_world()
@@ -149,16 +169,21 @@ class _Block(contextlib.ContextDecorator):
             return self
         except BaseException:
             if has_begun:  # a signal handler has raised it
-                self._leave()
+                self.leave()
             raise
 
-    def _leave(self):
+    def leave(self) -> None:
+        """Let commands run again."""
         self._world.record(None)
         self._world.turn.end_block()
 
-    def __exit__(self, kind: type | None, *error: Any) -> None:
+    def is_over(self) -> bool:
+        """Whether the ``with`` statement has ended, although `__exit__` may not have run."""
+        return self._held is not None and self._held() is None
+
+    def _end_block(self, kind: type | None, *error: Any) -> None:
         with self._world.turn:
-            self._leave()
+            self.leave()
             for pending in self._pending:
                 pending._failed = True  # until there are results
             try:

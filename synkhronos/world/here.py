@@ -8,7 +8,6 @@ are in the same module; there is no other list of the commands.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import pickle
 import weakref
@@ -23,6 +22,7 @@ from synkhronos.comms.base import Communicator
 from synkhronos.comms.formats import make_wire
 from synkhronos.comms.wires import Wire
 from synkhronos.engines.base import Engine
+from synkhronos.host.handlers import suppress
 from synkhronos.stores.handle import Composite, Handle
 from synkhronos.stores.needs import Need
 from synkhronos.transports.base import Transport
@@ -276,7 +276,7 @@ class Here:
         done while this rank's steps are measured.
         """
         if self._succeeded and self._command.is_rehearsed and self.log is None:
-            with contextlib.suppress(Exception):  # the command itself will report what is wrong
+            with suppress(Exception):  # the command itself will report what is wrong
                 self.opened(self._payload).rehearse(self)
 
     def opened(self, payload: bytes) -> Command:

@@ -15,7 +15,7 @@ from synkhronos.arithmetic.integers import check_int
 from synkhronos.host import job
 from synkhronos.host.log import logger
 from synkhronos.host.progress import Progress
-from synkhronos.host.signals import defer_termination
+from synkhronos.host.signals import DeferredSignals
 from synkhronos.transports.base import Transport
 from synkhronos.transports.limits import too_many_files
 from synkhronos.transports.local import LocalTransport
@@ -165,7 +165,7 @@ def fork(
         limits = ThreadLimits()
     except OSError as error:
         raise too_many_files(error) from error
-    with defer_termination():
+    with DeferredSignals():
         transport = _make_transport(machines, by_machine, master_rank, timeout, profile_workers)
         kind = LoggedWorld if logger.isEnabledFor(logging.INFO) else World
         world = kind(transport, engine, limits, options)

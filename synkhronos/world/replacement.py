@@ -12,6 +12,7 @@ from typing import Iterator
 import numpy as np
 
 from synkhronos._errors import REMEDY, SynkhronosError, WorldBrokenError
+from synkhronos.host.handlers import pass_on
 from synkhronos.world import generators
 from synkhronos.world.world import World
 
@@ -88,6 +89,7 @@ def _replace(world, rank, cause, restarts):
             rank, functools.partial(_prepare, world, restarts, here.stream_index)
         )
     except (OSError, MemoryError, SynkhronosError) as error:
+        pass_on(error)
         world.transport.kill()
         if isinstance(error, WorldBrokenError):
             raise

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from synkhronos.host.handlers import pass_on
 from synkhronos.host.machine import cores
 
 _VARIABLES = {  # by threadpoolctl's name of the library; read before OpenMP's own
@@ -58,7 +59,8 @@ class ThreadLimits:
         for one in (name, "OMP_NUM_THREADS"):
             try:
                 value = int(self._environment[one] or 0)
-            except ValueError:
+            except ValueError as error:
+                pass_on(error)
                 value = 0
             if value > 0:
                 return value

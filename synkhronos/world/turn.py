@@ -14,7 +14,6 @@ handler, or of an operation of a graph, by the frames between the two: none is t
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import sys
 import threading
@@ -26,6 +25,7 @@ from types import FrameType
 from typing import Any, Callable, TypeVar
 
 from synkhronos._errors import BUSY, SynkhronosError
+from synkhronos.host.handlers import suppress
 
 _Callable = TypeVar("_Callable", bound=Callable[..., Any])
 
@@ -94,7 +94,7 @@ class Turn:
         """Give the next turn to the thread that has waited longest, unless a block excludes it."""
         following, gate = {}, None
         if not self._block:
-            with contextlib.suppress(IndexError):  # it no longer waits
+            with suppress(IndexError):  # it no longer waits
                 following[_HOLDER], gate = self._waiting.popleft()
         self._last = last.setdefault(_NEXT, following)
         if gate is not None:
@@ -134,7 +134,7 @@ class Turn:
         try:
             gate.acquire(timeout=_AWAKE)
         finally:
-            with contextlib.suppress(ValueError):
+            with suppress(ValueError):
                 self._waiting.remove(place)
 
     def take_within(self, seconds: float) -> bool:

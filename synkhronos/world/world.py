@@ -5,11 +5,10 @@ There is one world at a time. It is the only mutable global of the package.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 from threading import get_ident
-from typing import Any, Callable, Iterator, TypeVar
+from typing import Any, Callable, TypeVar
 
 from synkhronos._errors import (
     BUSY,
@@ -24,7 +23,7 @@ from synkhronos._errors import (
 from synkhronos._typing import Finish
 from synkhronos.engines.base import Engine
 from synkhronos.host import heap
-from synkhronos.host.signals import DeferredSignal, defer_termination
+from synkhronos.host.signals import DeferredSignal, DeferredSignals
 from synkhronos.transports.base import Transport
 from synkhronos.transports.fork_locks import warn_of_threads
 from synkhronos.world.here import Command, Here
@@ -138,7 +137,7 @@ class World:
         """Start the workers, unless they have been started."""
         if self.started:
             return
-        with defer_termination():
+        with DeferredSignals():
             if self.size > 1:
                 self.here.engine.before_fork(self.transport.forks_all)
                 warn_of_threads()
@@ -161,7 +160,7 @@ class World:
 
     def renew(self, size: int, master_rank: int) -> None:
         """End the workers and continue with new ones, which will inherit the state of the master."""
-        with defer_termination(), self.turn:
+        with DeferredSignals(), self.turn:
             former, usable = self.here, self.broken is None
             self.mark_broken(f"a restart has begun, but has not ended; {REMEDY}")
             self._end_workers(usable)
@@ -183,12 +182,11 @@ class World:
 
     # Programs
 
-    @contextlib.contextmanager
-    def in_a_program(self) -> Iterator[None]:
-        """Refuse commands inside the block, in which this rank runs a program of `spmd`."""
+    def run_program(self, program: Callable[[], Any]) -> Any:
+        """Return ``program()``, a program of `spmd` on this rank."""
         self.in_program = True
         try:
-            yield
+            return program()
         finally:
             self.in_program = False
 
@@ -216,10 +214,12 @@ class World:
     @property
     def is_recording(self) -> bool:
         """Whether commands are recorded, inside a `fuse` block, instead of run."""
+        if self._recorder is not None and self._recorder.is_over():
+            self._recorder.leave()
         return self._recorder is not None
 
     def record(self, recorder: Any) -> None:
-        """Let `submit` call ``recorder.add(command, finish, used)``; if it is None, run commands."""
+        """Let `submit` call ``recorder.add(command, finish, used)`` until ``recorder.is_over()``."""
         self._recorder = recorder
 
     def observe_block(self, observe: Callable[[list[Command]], None]) -> None:
@@ -231,7 +231,7 @@ class World:
 
         `used` holds what has to exist until the command has run.
         """
-        if self._recorder is None:
+        if not self.is_recording:
             return finish(self.run(command))
         return self._recorder.add(command, finish, used)
 
@@ -310,7 +310,7 @@ class World:
             raise SynkhronosError(
                 f"close(): this process is rank {self.here.rank}, a worker; only the master can close"
             )
-        with defer_termination():
+        with DeferredSignals():
             alone, usable = self.turn.take_within(0), self.broken is None
             self.mark_broken("close() has begun and not ended; if it was interrupted, call it again")
             try:

@@ -87,5 +87,7 @@ def _write(line):
     try:
         sys.stderr.write(line)
         sys.stderr.flush()
+    except TimeoutError:  # of a handler of the script
+        raise
     except (OSError, ValueError):  # stderr is closed; training continues
         return

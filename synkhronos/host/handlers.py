@@ -1,0 +1,107 @@
+"""Telling what a signal handler has raised from the errors of the work that it has interrupted.
+
+A handler written in Python may raise an exception after any call and at the start of any function: for
+the code around it, the exception comes from there. ``TimeoutError``, which handlers of alarms often
+raise, is an ``OSError``. So code that expects errors must not take the exception of a handler for one.
+It is recognized by its traceback: Python calls a handler with the number of the signal and the frame
+that it has interrupted.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from types import FrameType, TracebackType
+from typing import Any, Iterator
+
+
+def pass_on(error: BaseException) -> None:
+    """Raise what a signal handler has raised, if that is this exception or has led to it.
+
+    Call it first in an ``except`` block that does not raise the same exception again.
+
+    Parameters
+    ----------
+    error : BaseException
+        The exception of the ``except`` block.
+    """
+    own_frames = set(_frame_and_callers(sys._getframe(1)))
+    found: BaseException | None = error
+    seen: set[int] = set()
+    while found is not None and id(found) not in seen:
+        traceback = found.__traceback__
+        if found is not error and traceback is not None and traceback.tb_frame in own_frames:
+            return  # it was being handled before the work of the block began
+        if is_of_handler(traceback):
+            try:
+                raise found
+            finally:
+                del error, found, traceback, own_frames  # which the traceback would keep
+        seen.add(id(found))
+        found = found.__cause__ or found.__context__
+
+
+def is_of_handler(traceback: TracebackType | None) -> bool:
+    """Whether one of the functions in a traceback was called as a signal handler."""
+    handlers = _codes_of_handlers()
+    # Not the first one, which has the exception. To look at its variables would make a reference cycle.
+    traceback = traceback and traceback.tb_next
+    while traceback is not None:
+        if traceback.tb_frame.f_code in handlers:  # its arguments may have other values by now
+            return True
+        arguments = _arguments(traceback.tb_frame)
+        for number, frame in zip(arguments, arguments[1:]):
+            if isinstance(number, int) and isinstance(frame, FrameType):
+                return True
+        traceback = traceback.tb_next
+    return False
+
+
+def _codes_of_handlers() -> set[Any]:
+    """Return the code of the handlers that are functions or methods."""
+    signal = sys.modules.get("signal")  # which a script that has set a handler has imported
+    handlers = [signal.getsignal(one) for one in signal.valid_signals()] if signal else []
+    codes = {getattr(getattr(one, "__func__", one), "__code__", None) for one in handlers}
+    return codes - {None}
+
+
+def _arguments(frame: FrameType) -> list[Any]:
+    """Return the positional arguments of a function."""
+    found = inspect.getargvalues(frame)
+    further = found.locals.get(found.varargs) if found.varargs else ()
+    return [found.locals.get(name) for name in found.args] + list(further or ())
+
+
+def _frame_and_callers(frame: FrameType | None) -> Iterator[FrameType]:
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+class suppress:
+    """Like ``contextlib.suppress``, but what a signal handler has raised is raised.
+
+    Parameters
+    ----------
+    *kinds : type
+        The classes of the exceptions to suppress.
+    """
+
+    def __init__(self, *kinds: type[BaseException]) -> None:
+        self._kinds = kinds
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> bool:
+        if error is None or not isinstance(error, self._kinds):
+            return False
+        if is_of_handler(traceback):
+            return False
+        pass_on(error)
+        return True
