@@ -152,23 +152,26 @@ def test_an_alarm_while_a_file_is_read_is_not_damage(alarm, monkeypatch, tmp_pat
         assert reader.read("a").tolist() == [1, 1, 1]
 
 
-def test_an_alarm_while_zipfile_seeks_is_not_damage(alarm, tmp_path):
-    """`zipfile` itself converts any ``OSError`` at this place."""
-    path = tmp_path / "file.npz"
+@pytest.mark.parametrize("opens", ["read", "write"])
+@pytest.mark.parametrize("method", ["seek", "tell"])
+def test_an_alarm_while_zipfile_opens_a_file_is_raised(alarm, tmp_path, opens, method):
+    """`zipfile` itself drops or converts any ``OSError`` there."""
+    path, struck = tmp_path / "file.npz", []
     archive.write(path, {}, [])
-    import zipfile
 
-    def trace(frame, event, arg):
-        if frame.f_code is zipfile._EndRecData.__code__:
-            sys.settrace(None)
-            raise_late(signal.SIGALRM, frame)
+    def strike(frame, event, called):
+        if event == "c_return" and called.__name__ == method and "zipfile" in frame.f_code.co_filename:
+            sys.setprofile(None)
+            struck.append(1)
+            alarm()
 
     with pytest.raises(Late):
-        sys.settrace(trace)
+        sys.setprofile(strike)
         try:
-            archive.Reader(path)
+            archive.Reader(path) if opens == "read" else archive.write(path, {}, [])
         finally:
-            sys.settrace(None)
+            sys.setprofile(None)
+    assert struck
 
 
 class Interrupting:

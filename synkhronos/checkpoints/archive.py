@@ -38,13 +38,25 @@ def write(path: PathLike, description: Any, arrays: Iterable[tuple[str, np.ndarr
     arrays : iterable of (str, numpy.ndarray)
         Names and arrays. Each pair is requested after the previous one has been written.
     """
-    with replacing(path) as file, zipfile.ZipFile(file, "w") as archive:
+    with replacing(path) as file, _zip_file(file, "w") as archive:
         with archive.open(_member(_DESCRIPTION), "w") as member:
             member.write(json.dumps(description).encode())
         for name, array in arrays:
             with archive.open(_member(f"{name}.npy"), "w", force_zip64=True) as member:
                 contiguous = np.asarray(array, order="C")
                 np.lib.format.write_array(member, contiguous, (1, 0), allow_pickle=False)
+
+
+def _zip_file(file, mode="r"):
+    archive = None
+    try:
+        with DeferredSignals():  # here, `zipfile` takes some for an answer, too
+            archive = zipfile.ZipFile(file, mode)
+        return archive
+    except BaseException:
+        if archive is not None:
+            archive.close()
+        raise
 
 
 def _member(name):
@@ -78,7 +90,7 @@ class Reader:
         self._file = open(path, "rb")
         try:
             with self.interpreting():
-                self._archive = zipfile.ZipFile(self._file)
+                self._archive = _zip_file(self._file)
                 self.description = json.loads(self._archive.read(self._stored(_DESCRIPTION)))
         except BaseException:
             self._file.close()
