@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 import time
+import zipfile
 
 import numpy as np
 import pytest
@@ -172,6 +173,28 @@ def test_an_alarm_while_zipfile_opens_a_file_is_raised(alarm, tmp_path, opens, m
         finally:
             sys.setprofile(None)
     assert struck
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_an_alarm_before_a_member_of_a_zip_file_is_written_is_raised(alarm, tmp_path):
+    """`zipfile` then refuses to close the file; Python writes that its finalizer fails."""
+    path = tmp_path / "file.npz"
+    archive.write(path, 1, [])
+
+    def trace(frame, event, argument):
+        if frame.f_code is zipfile.ZipFile.open.__code__ and event == "return":
+            sys.settrace(None)
+            alarm()
+        return trace
+
+    with pytest.raises(Late):
+        sys.settrace(trace)
+        try:
+            archive.write(path, 2, [])
+        finally:
+            sys.settrace(None)
+    with archive.Reader(path) as reader:
+        assert reader.description == 1
 
 
 class Interrupting:

@@ -38,7 +38,16 @@ def write(path: PathLike, description: Any, arrays: Iterable[tuple[str, np.ndarr
     arrays : iterable of (str, numpy.ndarray)
         Names and arrays. Each pair is requested after the previous one has been written.
     """
-    with replacing(path) as file, _zip_file(file, "w") as archive:
+    with replacing(path) as file:
+        try:
+            _write(file, description, arrays)
+        except ValueError as error:
+            pass_on(error)  # it may have come between the steps of a ``with`` statement of a member
+            raise
+
+
+def _write(file, description, arrays):
+    with _zip_file(file, "w") as archive:
         with archive.open(_member(_DESCRIPTION), "w") as member:
             member.write(json.dumps(description).encode())
         for name, array in arrays:

@@ -49,7 +49,10 @@ class GeneratorLocks:
     def give_back(self) -> None:
         """In the copy: release all of them, also those that a thread holds which is not there."""
         for lock in self._locks:
-            if lock.locked():
+            # NumPy 2.4 has reentrant locks, which only their holder can release.
+            if hasattr(lock, "_at_fork_reinit"):  # since Python 3.9
+                lock._at_fork_reinit()
+            elif lock.locked():
                 lock.release()
         # A module that another thread was importing can be imported once more.
         importlib._bootstrap._module_locks.clear()
