@@ -111,7 +111,7 @@ def test_a_rank_that_takes_the_place_of_a_dead_one_draws_its_own(world_of):
 @pytest.mark.parametrize("make", [Streams, RandomStreams])
 def test_no_rank_draws_what_one_before_it_has_drawn(world_of, make):
     world_of(2)
-    draw = synk.function([], make(3).uniform((4,)))
+    draw = synk.function([], make(3).uniform(size=(4,)))
     before = synk.data(shape=(2, 3, 4), dtype="float64")  # drawn by ranks that then died
 
     def program(rank, before):

@@ -13,6 +13,7 @@ import pytest
 
 import synkhronos as synk
 from synkhronos.extensions.pymc import parallelize, rows_potential
+from synkhronos.functions import arguments
 
 random = np.random.default_rng(5)
 NUMBERS, COUNTS, GROUP = random.normal(size=41), random.poisson(3, 41), random.integers(0, 4, 41)
@@ -53,14 +54,13 @@ def test_the_gradient_is_that_of_the_sum(two):
 @pytest.mark.parametrize("bytes_at_once, slices", [(40, 4), (1, 164)])
 def test_many_rows_are_summed_in_slices(two, monkeypatch, bytes_at_once, slices):
     monkeypatch.setattr("synkhronos.extensions.pymc.rows._SLICE", bytes_at_once)
-    asked = []
-    call = synk.Function.__call__
+    asked, plan = [], arguments.plan
 
-    def counted(self, *arguments, num_slices=1):
-        asked.append(num_slices)
-        return call(self, *arguments, num_slices=num_slices)
+    def counted(*args):
+        asked.append(args[-1])
+        return plan(*args)
 
-    monkeypatch.setattr(synk.Function, "__call__", counted)
+    monkeypatch.setattr(arguments, "plan", counted)
     mean = pt.dscalar("mean")
     total = rows_potential(lambda mean, row: -pt.sqr(row - mean), [mean], [NUMBERS])
     value, gradient = pytensor.function([mean], [total, pt.grad(total, mean)])(0.5)

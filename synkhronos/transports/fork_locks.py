@@ -34,7 +34,8 @@ class GeneratorLocks:
         self._locks = [np.random.mtrand._rand._bit_generator.lock]
         if threading.active_count() > 1:
             kind = np.random.BitGenerator
-            found = {id(one.lock): one.lock for one in gc.get_objects() if isinstance(one, kind)}
+            # The class of a dead `weakref.proxy` can be asked for, but not whether it is an instance.
+            found = {id(one.lock): one.lock for one in gc.get_objects() if issubclass(type(one), kind)}
             self._locks = [*{**found, id(self._locks[0]): self._locks[0]}.values()]
         self._held: list[Any] = []
         for lock in self._locks:
