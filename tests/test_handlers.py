@@ -175,10 +175,11 @@ def test_an_alarm_while_zipfile_opens_a_file_is_raised(alarm, tmp_path, opens, m
     assert struck
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_an_alarm_before_a_member_of_a_zip_file_is_written_is_raised(alarm, tmp_path):
-    """`zipfile` then refuses to close the file; Python writes that its finalizer fails."""
-    path = tmp_path / "file.npz"
+def test_an_alarm_before_a_member_of_a_zip_file_is_written_is_raised(alarm, tmp_path, monkeypatch):
+    """`zipfile` then refuses to close the file, also when it is deallocated."""
+    path, unraisable = tmp_path / "file.npz", []
+    gc.collect()
+    monkeypatch.setattr(sys, "unraisablehook", unraisable.append)
     archive.write(path, 1, [])
 
     def trace(frame, event, argument):
@@ -193,6 +194,9 @@ def test_an_alarm_before_a_member_of_a_zip_file_is_written_is_raised(alarm, tmp_
             archive.write(path, 2, [])
         finally:
             sys.settrace(None)
+    gc.collect()
+    assert [one.object.__name__ for one in unraisable] == ["__del__"], unraisable
+    unraisable.clear()
     with archive.Reader(path) as reader:
         assert reader.description == 1
 

@@ -11,6 +11,9 @@ from __future__ import annotations
 
 import inspect
 import sys
+
+# The functions of `signal` convert to and from enumerations, which takes 80 microseconds here.
+from _signal import getsignal, valid_signals
 from types import FrameType, TracebackType
 from typing import Any, Iterator
 
@@ -59,8 +62,7 @@ def is_of_handler(traceback: TracebackType | None) -> bool:
 
 def _codes_of_handlers() -> set[Any]:
     """Return the code of the handlers that are functions or methods."""
-    signal = sys.modules.get("signal")  # which a script that has set a handler has imported
-    handlers = [signal.getsignal(one) for one in signal.valid_signals()] if signal else []
+    handlers = [getsignal(one) for one in valid_signals()]
     codes = {getattr(getattr(one, "__func__", one), "__code__", None) for one in handlers}
     return codes - {None}
 

@@ -163,6 +163,8 @@ def control_groups(controller: str, proc: Path = PROC, cgroups: Path = CGROUPS) 
 def _text(path: Path) -> str:
     try:
         return path.read_text()
+    except FileNotFoundError:
+        return ""
     except OSError as error:
         pass_on(error)
         return ""
@@ -175,6 +177,8 @@ def _words(path: Path) -> List[str]:
 def _number(path: Path) -> Optional[int]:
     try:
         return int(path.read_text())
-    except (OSError, ValueError) as error:  # missing, or "max"
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:  # such as for "max"
         pass_on(error)
         return None

@@ -13,7 +13,7 @@ import signal
 import threading
 
 # The functions of `signal` convert to and from enumerations, which takes 2 microseconds more.
-from _signal import getsignal
+from _signal import getsignal, valid_signals
 from _signal import signal as set_handler
 from sys import _getframe, modules
 from threading import get_ident
@@ -203,7 +203,7 @@ def _is_running(function: FrameType | None) -> bool:
 
 def handled_signals() -> list[int]:
     """Return the numbers of the signals that have a handler written in Python."""
-    return [int(number) for number in signal.valid_signals() if callable(getsignal(number))]
+    return [number for number in valid_signals() if callable(getsignal(number))]
 
 
 #: An exception here would leave the block half entered or half exited; a second signal is deferred, too.
