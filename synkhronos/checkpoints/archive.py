@@ -42,7 +42,7 @@ def write(path: PathLike, description: Any, arrays: Iterable[tuple[str, np.ndarr
         try:
             _write(file, description, arrays)
         except ValueError as error:
-            pass_on(error)  # it may have come between the steps of a ``with`` statement of a member
+            pass_on(error)  # if it comes before the block of a member, `zipfile` cannot close the file
             raise
 
 
@@ -59,7 +59,7 @@ def _write(file, description, arrays):
 def _zip_file(file, mode="r"):
     archive = None
     try:
-        with DeferredSignals():  # here, `zipfile` takes some for an answer, too
+        with DeferredSignals():  # `zipfile` drops or converts any OSError here
             archive = zipfile.ZipFile(file, mode)
         return archive
     except BaseException:

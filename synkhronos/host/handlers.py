@@ -15,7 +15,9 @@ import sys
 # The functions of `signal` convert to and from enumerations, which takes 80 microseconds here.
 from _signal import getsignal, valid_signals
 from types import FrameType, TracebackType
-from typing import Any, Iterator
+from typing import Any
+
+from synkhronos.host.frames import is_below
 
 
 def pass_on(error: BaseException) -> None:
@@ -28,18 +30,18 @@ def pass_on(error: BaseException) -> None:
     error : BaseException
         The exception of the ``except`` block.
     """
-    own_frames = set(_frame_and_callers(sys._getframe(1)))
+    own = sys._getframe(1)
     found: BaseException | None = error
     seen: set[int] = set()
     while found is not None and id(found) not in seen:
         traceback = found.__traceback__
-        if found is not error and traceback is not None and traceback.tb_frame in own_frames:
+        if found is not error and traceback is not None and is_below(own, traceback.tb_frame):
             return  # it was being handled before the work of the block began
         if is_of_handler(traceback):
             try:
                 raise found
             finally:
-                del error, found, traceback, own_frames  # which the traceback would keep
+                del error, found, traceback, own  # which the traceback would keep
         seen.add(id(found))
         found = found.__cause__ or found.__context__
 
@@ -72,12 +74,6 @@ def _arguments(frame: FrameType) -> list[Any]:
     found = inspect.getargvalues(frame)
     further = found.locals.get(found.varargs) if found.varargs else ()
     return [found.locals.get(name) for name in found.args] + list(further or ())
-
-
-def _frame_and_callers(frame: FrameType | None) -> Iterator[FrameType]:
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
 
 
 class suppress:

@@ -20,6 +20,8 @@ from threading import get_ident
 from types import FrameType
 from typing import Any, Callable
 
+from synkhronos.host.frames import is_below
+
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 _log = logging.getLogger("synkhronos")
@@ -62,7 +64,7 @@ class DeferredSignal:
 
     def __enter__(self) -> DeferredSignal:
         if get_ident() == self._main_thread:
-            if not self._depth or not _is_running(self._block):
+            if not self._depth or not is_below(_getframe(1), self._block):
                 self._depth = self._received = 0
                 self._block = _getframe(1)
                 if getsignal(self._number) is not self._installed:
@@ -134,7 +136,7 @@ class _Handler:
         deferred = self.deferred
         # If it is not the last one installed, the script's handler has called it.
         is_last = deferred._depth and deferred._installed is self
-        if is_last and _is_running(deferred._block):
+        if is_last and is_below(_getframe(1), deferred._block):
             deferred._receive(number, frame)
         else:
             self.handler(number, frame)
@@ -193,14 +195,6 @@ class DeferredSignals:
             self._handlers[number](number, frame)
 
 
-def _is_running(function: FrameType | None) -> bool:
-    """Whether a function runs in this thread."""
-    frame: FrameType | None = _getframe(1)
-    while frame is not None and frame is not function:
-        frame = frame.f_back
-    return frame is not None
-
-
 def handled_signals() -> list[int]:
     """Return the numbers of the signals that have a handler written in Python."""
     return [number for number in valid_signals() if callable(getsignal(number))]
@@ -212,6 +206,7 @@ _STEPS = tuple(
     for kind in (DeferredSignal, DeferredSignals)
     for method in (kind.__enter__, kind.__exit__)
 ) + (DeferredSignals._restore.__code__,)
+
 
 def ignore_signals_for_the_master() -> None:
     """In a worker: ignore the signals that the master handles.

@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from types import FrameType
 
+from synkhronos.host.frames import is_below
+
 
 class Changes:
     """A context manager for each change.
@@ -34,14 +36,8 @@ class Changes:
         own, alone = sys._getframe(1), True
         for frame in list(self._running):
             if frame is not own:
-                if any(_is_below(top, frame) for top in sys._current_frames().values()):
+                if any(is_below(top, frame) for top in sys._current_frames().values()):
                     alone = False
                 else:  # its exit was interrupted
                     self._running.pop(frame, None)
         return alone
-
-
-def _is_below(frame: FrameType | None, caller: FrameType) -> bool:
-    while frame is not None and frame is not caller:
-        frame = frame.f_back
-    return frame is not None

@@ -25,6 +25,7 @@ from types import FrameType
 from typing import Any, Callable, TypeVar
 
 from synkhronos._errors import BUSY, SynkhronosError
+from synkhronos.host.frames import is_below
 from synkhronos.host.handlers import suppress
 
 _Callable = TypeVar("_Callable", bound=Callable[..., Any])
@@ -106,7 +107,7 @@ class Turn:
             holder = self._newest().get(_HOLDER)
             if holder is frame:  # it has just been given to this call
                 continue
-            if not self._waits or _is_below(frame, holder):
+            if not self._waits or is_below(frame, holder):
                 raise SynkhronosError(BUSY)
             self._wait(frame)
 
@@ -122,7 +123,7 @@ class Turn:
                 return False
             if _is_part(frame, holder):
                 return True
-            if any(_is_below(top, holder) for top in self._stacks().values()):
+            if any(is_below(top, holder) for top in self._stacks().values()):
                 return False
             self._last = last.setdefault(_NEXT, {})  # it is over: given back, or lost
 
@@ -141,7 +142,7 @@ class Turn:
         """Take the turn for the calling frame; return whether it was over within some seconds."""
         frame, end = _getframe(1), time.monotonic() + seconds
         while not self._try(frame):
-            if time.monotonic() >= end or _is_below(frame, self._newest().get(_HOLDER)):
+            if time.monotonic() >= end or is_below(frame, self._newest().get(_HOLDER)):
                 return False
             time.sleep(_AWAKE / 10)
         return True
@@ -177,12 +178,5 @@ def _is_part(frame: FrameType | None, holder: FrameType | None) -> bool:
     while frame is not None and frame is not holder:
         if frame.f_globals.get("__name__", "").partition(".")[0] not in _OWN:
             return False
-        frame = frame.f_back
-    return frame is not None
-
-
-def _is_below(frame: FrameType | None, holder: FrameType | None) -> bool:
-    """Whether a frame is another one, or was called below it."""
-    while frame is not None and frame is not holder:
         frame = frame.f_back
     return frame is not None
