@@ -23,7 +23,7 @@ class Schedule:
     def __init__(self, choices):
         self._choices = list(choices)
         self.taken = []  # the choice at each place, and how many there were
-        self._idle = {}  # a semaphore for each thread that has not ended
+        self._idle = {}  # a lock for each thread that has not ended
         self._waiting, self._waits = set(), 0
         self._errors = []
 
@@ -32,7 +32,8 @@ class Schedule:
         threads = []
         for function in functions:
             thread = threading.Thread(target=self._run, args=(function,), daemon=True)
-            self._idle[thread] = threading.Semaphore(0)
+            self._idle[thread] = threading.Lock()
+            self._idle[thread].acquire()
             threads.append(thread)
         for thread in threads:
             thread.start()

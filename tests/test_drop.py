@@ -284,8 +284,8 @@ def call_and_drop(shared):
 
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_of_dropped_functions_and_variables_nothing_is_left_on_any_rank(world_of, ranks):
+    world_of(ranks)  # the former world, which is kept until now, may have replicas
     others = count_replicas()  # those of other tests, which workers inherit
-    world_of(ranks)
     shared = theano.shared(1.0, "shared")
     counts = []
     for _ in range(3):

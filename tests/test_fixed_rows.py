@@ -322,6 +322,24 @@ def test_errors_in_steps_say_which_number_is_fixed(two):
     np.testing.assert_array_equal(synk.gather(w), np.ones((2, 36)))
 
 
+@theano_only
+@pytest.mark.parametrize("makes_step", [False, True])
+def test_errors_say_that_an_operand_has_all_rows(two, makes_step):
+    """Targets that an index selects from a shared variable, beside rows that are divided."""
+    x, index, w = tt.dmatrix("x"), tt.lscalar("index"), shared(np.ones(36), "w")
+    targets = shared(RNG.randn(3, ROWS), "targets")
+    loss = tt.sqr(tt.dot(x, w) - targets[index]).mean()
+    if makes_step:
+        updates = [(w, w - 0.1 * tt.grad(loss, w))]
+        function = train.parallel_function([x, index], loss, updates=updates)
+    else:
+        function = synk.function([x], loss, bcast_inputs=[index])
+    message = f"this rank computes 6 of the {ROWS} rows of the call, and .* an operand of {ROWS}"
+    with pytest.raises(ValueError, match=message):
+        function(IMAGES, 1)
+    np.testing.assert_array_equal(w.get_value(), np.ones(36))
+
+
 def test_other_errors_are_as_before(two):
     x = tt.dmatrix("x")
     loss = (tt.dot(tt.eye(ROWS), tt.ones((ROWS, 36))) * x[0]).mean()

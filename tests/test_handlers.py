@@ -475,7 +475,8 @@ class Script:
 
     def free_memory(self):
         """Return how much memory is free in the store, after a restart."""
-        synk.restart()
+        for call in self.calls.values():  # a function that was interrupted keeps arrays until its next call
+            call()
         self.f(self.rows)
         gc.collect()
         memory = current_world().here.store.memory

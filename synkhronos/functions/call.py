@@ -284,7 +284,7 @@ class CallFunction(Command):
 
     def _send(self, here, replica, values):
         """Return the outputs in the form in which they are sent to the master."""
-        modes = self.chosen(replica.output_modes)
+        modes = replica.output_modes if self.subset is None else self.chosen(replica.output_modes)
         if here.comm.reduces_in_place and self._all_have_rows(here, replica):
             values = self._reduce_in_place(here, modes, values)
         packed = []  # faster than a comprehension for a few items

@@ -1,7 +1,8 @@
-"""Errors for graphs that fix the number of rows, of which a rank has only a part."""
+"""Errors for graphs with a fixed number of rows, or all rows, where a rank has only a part of them."""
 
 from __future__ import annotations
 
+import re
 from typing import Sequence
 
 from synkhronos._errors import SynkhronosError, text_of
@@ -10,6 +11,7 @@ from synkhronos.functions.replica import Replica
 from synkhronos.host.handlers import pass_on
 
 _MOST = 3  # operations that a message names
+_SHAPES = re.compile("^Inputs shapes: (.*)$", re.MULTILINE)  # where the compiler's errors list them
 
 
 def check_regrouped(replica: Replica, n_all: int | None, n_rows: int) -> None:
@@ -31,7 +33,7 @@ def check_regrouped(replica: Replica, n_all: int | None, n_rows: int) -> None:
 def explained(
     error: Exception, replica: Replica, n_all: int | None, n_rows: int
 ) -> Exception | None:
-    """Return an error that says which number of rows the graph fixes; None if it fixes none."""
+    """Return an error that says why this rank's rows do not fit the graph; None if that is not known."""
     is_other = isinstance(error, (MemoryError, SynkhronosError))  # such as that another rank has failed
     if n_all is None or n_all in (1, n_rows) or is_other:
         return None
@@ -41,10 +43,23 @@ def explained(
         for one in replica.fixed
         if one.number == n_all or (one.is_product and one.number % n_all == 0)
     ]
-    if not found:
-        return None
-    first = text_of(error).partition("\n")[0]
-    return ValueError(f"{first}\n{_words(found, n_all, n_rows)}")
+    text = text_of(error)
+    first, _, rest = text.partition("\n")
+    if found:
+        return ValueError(f"{first}\n{_words(found, n_all, n_rows)}")
+    if isinstance(error, ValueError) and _has_all_rows(text, n_all, n_rows):
+        return ValueError(
+            f"{first}\nthis rank computes {n_rows} of the {n_all} rows of the call, and the "
+            f"operation also has an operand of {n_all}. If these are rows that are not divided, such as "
+            f"a part of a shared variable that an index selects, give them as an input\n{rest}"
+        )
+    return None
+
+
+def _has_all_rows(text, n_all, n_rows):
+    """Whether an operation has failed with operands of all rows beside those of this rank."""
+    shapes = _SHAPES.search(text)
+    return shapes is not None and {n_all, n_rows} <= set(map(int, re.findall(r"\d+", shapes[1])))
 
 
 def _words(found: Sequence[Fixed], n_all: int, n_rows: int) -> str:

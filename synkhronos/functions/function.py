@@ -191,7 +191,7 @@ class Function(Inputs, Copyable):
         with world.turn:
             last = self.last_call
             plain = batch_s is None and output_subset is None and num_slices == 1
-            command = kept = None
+            command, datas = None, args
             if plain and last is not None and not inputs_by_name and not world.closed:
                 command = last.repeated(args, batch)
             if command is None:
@@ -202,20 +202,18 @@ class Function(Inputs, Copyable):
                 self.last_call = None
                 if plain:
                     self.last_call = LastCall(self, datas, command, batch, world.size)
-                # The arrays must live until the command has run: they may belong to this call only, or
-                # be freed inside fuse().
-                kept = [data.data for data in datas]
-            elif world.is_recording:
-                kept = [data.data for data in args]
             registry = world.registry
             if self.replica.number >= registry.replicated:
                 replicate(world)
             if registry.unsent:
                 check_sent(world, self)
 
-            if plain and self.watch is None and not world.is_recording:
-                return self._finish(command, world.run(command))
-            return self._submit(command, kept)
+            if world.is_recording:  # the script may free arrays before the command runs
+                return self._submit(command, [data.data for data in datas])
+            if plain and self.watch is None:
+                values = outputs.collect(world, self, world.run(command), None)
+                return outputs.in_form(self, values, None)
+            return self._submit(command)
 
     def reduced_by_step(
         self, reduced: Mapping[SharedVariable, tuple[str, str]], is_doubtful: bool
@@ -260,7 +258,7 @@ class Function(Inputs, Copyable):
         """
         return check_commands(self._usable_world(), self, commands, outputs, variables, rtol, atol)
 
-    def _submit(self, command, kept):
+    def _submit(self, command, kept=None):
         """Run or record a command, perhaps another one that is observed; `kept` lives until then."""
         if self.verification is not None:
             self.verification.before(self, command)

@@ -60,7 +60,7 @@ class LastCall:
                 return None
             if arg.is_shown:
                 arg.check_layout()
-        return self.on_batch(batch)
+        return command if batch is None and self._is_whole else self.on_batch(batch)
 
     def on_batch(self, batch: Batch | None) -> CallFunction | None:
         """Like `repeated`, with the same arguments."""

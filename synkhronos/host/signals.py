@@ -69,7 +69,9 @@ class DeferredSignal:
                 self._block = _getframe(1)
                 if getsignal(self._number) is not self._installed:
                     self._install()
-            self._depth += 1
+                self._depth = 1
+            else:
+                self._depth += 1
         return self
 
     def __exit__(self, *error: object) -> None:

@@ -228,7 +228,8 @@ class LocalTransport(WatchfulTransport):
     # Between master and workers
 
     def post(self, payload, needs=None):
-        self.end_copy()
+        if self.is_copy:
+            self.end_copy()
         # A rank that failed may have passed fewer barriers.
         self._turn = self._passed = self._read = 0
         self.posted = self.in_program = False
@@ -239,7 +240,8 @@ class LocalTransport(WatchfulTransport):
             self._starts[rank].post()
 
     def collect(self):
-        self.end_copy()
+        if self.is_copy:
+            self.end_copy()
         if self._may_poll and self._commands % _COUNT_CORES == 0:
             self._has_cores[0] = affinity([0, *self._children.pids()]) >= self.size
         self._commands += 1
@@ -260,14 +262,16 @@ class LocalTransport(WatchfulTransport):
         return replies
 
     def receive(self):
-        self.end_copy()
+        if self.is_copy:
+            self.end_copy()
         self._turn = self._passed = 0
         self.posted = self.in_program = False
         self._wait(self._starts[self.rank], self._between)
         return self._mailbox.get()
 
     def reply(self, payload):
-        self.end_copy()
+        if self.is_copy:
+            self.end_copy()
         self._replies[self.rank].put(payload)
         self.posted = True
         self._milestones.finish(self.rank, self._passed)
@@ -276,7 +280,8 @@ class LocalTransport(WatchfulTransport):
     # Among all ranks
 
     def barrier(self):
-        self.end_copy()
+        if self.is_copy:
+            self.end_copy()
         waited = 0.0
         self._milestones.reach(self.rank, self._passed + 1)
         for theirs, ours in self._partners:
@@ -291,7 +296,8 @@ class LocalTransport(WatchfulTransport):
         self._passed += 1
 
     def exchange(self, item):
-        self.end_copy()
+        if self.is_copy:
+            self.end_copy()
         self._turn = 1 - self._turn
         slots = self._slots[self._turn]
         slots[self.rank].put(item)
@@ -299,7 +305,8 @@ class LocalTransport(WatchfulTransport):
         return [slot.get() for slot in slots]
 
     def abort(self):
-        self.end_copy()
+        if self.is_copy:
+            self.end_copy()
         self._milestones.abort(self._passed + 1)
         for rank, semaphores in enumerate(self._barriers):
             if rank != self.rank:

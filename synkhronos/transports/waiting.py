@@ -84,8 +84,7 @@ class Patience:
         bool
             Whether ``try_wait()`` returned 0.
         """
-        until = began + min(self.fraction * self.limit(worked), LONGEST)
-        now, is_cold = began, worked > _COLD
+        now, until, is_cold = began, None, worked > _COLD
         while True:
             for _ in _POLLS:
                 if not try_wait():
@@ -98,6 +97,8 @@ class Patience:
                 is_cold = False
                 self.when_idle()
             now = time.monotonic()
+            if until is None:
+                until = began + min(self.fraction * self.limit(worked), LONGEST)
             if now >= until:
                 return False
             # Other threads may need the interpreter, and other processes this core.

@@ -72,7 +72,12 @@ class Turn:
         self.thread = get_ident()
 
     def __exit__(self, *error: object) -> None:
-        self._give_back(_getframe(1))
+        last = self._last
+        if _NEXT not in last and not self._waiting and last.get(_HOLDER) is _getframe(1):
+            self.thread = 0
+            self._last = last.setdefault(_NEXT, {})
+        else:
+            self._give_back(_getframe(1))
 
     def _give_back(self, frame):
         last = self._last

@@ -173,7 +173,8 @@ class MachinesTransport(InProgram):
     # Between master and workers
 
     def post(self, payload, needs=None):
-        self.end_copy()
+        if self.is_copy:
+            self.end_copy()
         self.posted = False
         wanted = [self._lasting.still_needed(machine, needs) for machine in self._others]
         self._begin(self.leaders.number + 1)
@@ -191,7 +192,8 @@ class MachinesTransport(InProgram):
             self.local.post(self._orders.frame(payload, parts, dropped))
 
     def receive(self):
-        self.end_copy()
+        if self.is_copy:
+            self.end_copy()
         self.posted = False
         if self.is_leader:
             return self._receive_of_master()
@@ -238,7 +240,8 @@ class MachinesTransport(InProgram):
         self._flag.begin()
 
     def reply(self, payload):
-        self.end_copy()
+        if self.is_copy:
+            self.end_copy()
         exports = self.store.end()
         if not self.is_leader:
             own = exports, self._has_aborted, payload
@@ -303,7 +306,8 @@ class MachinesTransport(InProgram):
         return compare_clocks(self.leaders) if self.is_leader else []
 
     def abort(self):
-        self.end_copy()
+        if self.is_copy:
+            self.end_copy()
         self._has_aborted = True
         self._abort_here()
         if self.is_leader:
