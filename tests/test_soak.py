@@ -10,7 +10,7 @@ from processes import ROOT
 
 from synkhronos.world.here import Here
 
-KINDS = ["calls", "collectives", "Data", "fork() and close()"]
+KINDS = ["calls", "collectives", "Data", "functions", "fork() and close()"]
 # The most that may be added, in MB; a leak of 8 kB for each of 900 commands adds 14 MB to two workers.
 ROOM = {"master": 7, "workers": 7}
 
