@@ -475,8 +475,8 @@ class Script:
 
     def free_memory(self):
         """Return how much memory is free in the store, after a restart."""
-        for call in self.calls.values():  # a function that was interrupted keeps arrays until its next call
-            call()
+        for call in self.calls.values():
+            call()  # an interrupted function keeps arrays until its next call
         self.f(self.rows)
         gc.collect()
         memory = current_world().here.store.memory

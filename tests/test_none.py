@@ -271,6 +271,18 @@ def test_a_variable_that_an_update_has_set_to_none_is_refused_by_name(world, use
     assert [synk.get_value(rank, w).tolist() for rank in range(3)] == [[5.0]] * 3
 
 
+@pytest.mark.skipif(NAME == "pytensor", reason="NumPy adds None up")
+def test_a_function_that_uses_it_fails_as_with_the_compiler(world):
+    """The samples of variables in its first calls have no values of it to compare."""
+    w, _ = none_after_a_call()
+    x = tt.dvector("x")
+    f = synk.function([x], w.sum() + x.sum())
+    with pytest.raises(synk.WorkerError, match="(?s)rank 2 .*Apply node that caused the error: Sum"):
+        f(FINE)
+    synk.broadcast(w, [5.0])
+    assert f(FINE) == 5 + FINE.sum() / 3
+
+
 def test_an_update_that_is_none_in_some_slices_is_an_error(world):
     _, f = none_after_a_call()
     f(np.arange(6.0, 12), num_slices=2)

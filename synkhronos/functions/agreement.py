@@ -313,6 +313,8 @@ class Sampled(Command):
 
     def _sample(self, here, number):
         array = here.engine.storage(here.shareds[number])
+        if array is None:  # an operation has returned None for its update
+            return None, np.zeros(0)
         limit = max(1, _MOST // len(self.numbers) // array.dtype.itemsize)
         part = sample(array, min(limit, 1 << 14))
         return tuple(array.shape), np.array(here.engine.to_host(part))
