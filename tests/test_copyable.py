@@ -54,7 +54,7 @@ class Counting:
         self.other, self.another = compiler.shared(np.ones(3), "other"), compiler.shared(np.arange(3.0))
         self.shareds = [self.total, self.weight, self.other, self.another]
         mean = (x * self.weight).mean(axis=0)
-        if build is synk.function:
+        if build is not compiler.function and build is not train.parallel_function:
             new = synk.ops.all_reduce(mean, "avg")
         else:
             new = mean
@@ -77,8 +77,9 @@ COPIES = {
 
 @each_time
 @pytest.mark.parametrize("way", COPIES)
-def test_a_copy_equals_the_compilers(two, way, is_late):
-    ours, theirs = Counting(), Counting(compiler.function)
+@pytest.mark.parametrize("build", [synk.function, train.parallel_function])
+def test_a_copy_equals_the_compilers(two, build, way, is_late):
+    ours, theirs = Counting(build), Counting(compiler.function)
     if is_late:
         synk.distribute()
         assert_same_results(ours.f(ROWS), theirs.f(ROWS))
@@ -148,15 +149,48 @@ def test_a_copy_without_updates_draws_the_same_numbers_again(two):
     [
         (lambda one: [1], TypeError, "expected a dict of shared variables"),
         (lambda one: {one.total: 3}, TypeError, "expected shared variables"),
-        (lambda one: {one.other: one.total}, ValueError, "f> does not use .* other; it uses"),
+        (lambda one: {one.other: one.total}, ValueError, "does not use .* other; it uses w, total"),
         (lambda one: {one.total: compiler.shared(np.float32(1))}, TypeError, "of the type of total"),
         (lambda one: {one.total: one.weight}, ValueError, "would be the same one"),
     ],
 )
-def test_what_cannot_be_swapped_is_refused(two, swap, error, words):
-    one = Counting()
+@pytest.mark.parametrize("build", [synk.function, train.parallel_function])
+def test_what_cannot_be_swapped_is_refused(two, build, swap, error, words):
+    one = Counting(build)
     with pytest.raises(error, match=words):
         one.f.copy(swap=swap(one))
+
+
+def gradient_step(build):
+    """Return a step with momentum of a small model, and its variables."""
+    x, w, velocity = tt.dmatrix("x"), compiler.shared(np.ones(3), "w"), compiler.shared(np.zeros(3), "v")
+    loss = tt.sqr(tt.dot(x, w) - 1).mean()
+    new = velocity * 0.5 - 0.1 * tt.grad(loss, w)
+    return build([x], loss, updates=[(velocity, new), (w, w + new)]), w, velocity
+
+
+def test_a_copy_of_a_step_trains_other_parameters(world):
+    results = []
+    for build in (train.parallel_function, compiler.function):
+        step, w, velocity = gradient_step(build)
+        others = compiler.shared(-np.ones(3), "others"), compiler.shared(np.ones(3), "of others")
+        swap = dict(zip((w, velocity), others))
+        copies = step.copy(swap=swap), step.copy(delete_updates=True)
+        losses = [one(ROWS) for one in (step, *copies, step, *copies)]
+        results.append([*losses, *[one.get_value() for one in (w, velocity, *others)]])
+    for ours, theirs in zip(*results):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-12)
+
+
+@each_way
+def test_a_duplicate_of_a_step_can_be_copied(two, duplicate):
+    step, w, _ = gradient_step(train.parallel_function)
+    first = step(ROWS)
+    again = duplicate(step)
+    made = again.copy()  # of the same variables
+    assert made(ROWS) == step(ROWS) < first
+    assert again(ROWS) == step(ROWS)
+    assert w not in again.get_shared() and w in step.get_shared()
 
 
 def test_a_copy_is_freed_on_every_rank(two):

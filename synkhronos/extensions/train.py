@@ -16,6 +16,7 @@ from typing import Any, Literal, Sequence, Union
 import synkhronos as synk
 from synkhronos.engines.names import SharedVariable, Variable
 from synkhronos.extensions.steps.arguments import Inputs
+from synkhronos.extensions.steps.copies import Request
 from synkhronos.extensions.steps.marks import gradients, reduced
 from synkhronos.extensions.steps.requests import Arguments, script_of_function, script_of_training
 from synkhronos.extensions.steps.serial import SerialStep
@@ -138,11 +139,16 @@ class ParallelFunction:
     ----------
     functions : list of synkhronos.Function
         The functions that a call runs.
+    name : str or None
+        The name that was given.
     """
 
-    def __init__(self, step: Step, inputs: Inputs, form: bool | list[str]) -> None:
-        self._step, self._inputs, self._form = step, inputs, form
-        self.functions = step.functions
+    def __init__(self, request: Request) -> None:
+        self._request = request.listed()
+        script, self._inputs, options, self._form = script_of_function(*self._request)
+        self._step = Step(script, self._inputs, options)
+        self.functions = self._step.functions
+        self.name = self._request.name
 
     def __call__(
         self,
@@ -171,6 +177,58 @@ class ParallelFunction:
         if isinstance(self._form, list):
             return dict(zip(self._form, outputs))
         return outputs if self._form else outputs[0]
+
+    def copy(
+        self,
+        share_memory: bool = False,
+        swap: Mapping[SharedVariable, SharedVariable] | None = None,
+        delete_updates: bool = False,
+        name: str | None = None,
+        profile: Any = None,
+    ) -> ParallelFunction:
+        """Return a copy of this function, as the method of the same name of a ``theano.Function`` does.
+
+        The copy uses the same shared variables, with the exception of those that are swapped. It is
+        built again.
+
+        Parameters
+        ----------
+        share_memory : bool, default: False
+            Accepted for compatibility; the copy has intermediate arrays of its own.
+        swap : dict, optional
+            From shared variables of this function to those, of the same types, that the copy uses and
+            updates in their place.
+        delete_updates : bool, default: False
+            Whether the copy makes no updates. Random streams are not advanced then, either.
+        name : str, optional
+            By default the name of this function, followed by "copy".
+        profile : bool, str or object, optional
+            As of ``theano.function``.
+
+        Returns
+        -------
+        ParallelFunction
+
+        Raises
+        ------
+        TypeError, ValueError
+            If `swap` is not a dict of shared variables of equal types, this function does not use one of
+            them, or two of them would become one.
+        ClosedError, WorldBrokenError
+            If there are no processes that can be used.
+        """
+        return type(self)(self._request.copied(swap, delete_updates, name, profile))
+
+    __copy__ = copy
+
+    def get_shared(self) -> list[SharedVariable]:
+        """Return the shared variables that the function reads or updates.
+
+        Returns
+        -------
+        list of shared variables
+        """
+        return self._request.shareds()
 
     def check(
         self,
@@ -501,13 +559,8 @@ def parallel_function(
     [array([2., 2.]), array([1., 1.])]
     >>> synk.close()
     """
-    script, matched, options, form = script_of_function(
-        Arguments(
-            inputs, outputs, updates, givens, bcast_inputs, sliceable_shareds, loss_op, kwargs, wire,
-            overlap,
-        ),
-        loss,
-        params,
-        gradients,
+    arguments = Arguments(
+        inputs, outputs, updates, givens, bcast_inputs, sliceable_shareds, loss_op, kwargs, wire,
+        overlap,
     )
-    return ParallelFunction(Step(script, matched, options), matched, form)
+    return ParallelFunction(Request(arguments, loss, params, gradients))

@@ -97,8 +97,7 @@ class Program(Command):
             with generators.states_of_script(here, self.states):
                 outcome = world.run_program(lambda: self._run(here, world))
         finally:
-            if here.transport.is_copy:
-                here.transport.end_copy()
+            here.transport.end_copy()
             here.restarts = 0
             commons.pause = nap
             _ended(commons, here.size)[here.rank] = 1

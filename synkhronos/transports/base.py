@@ -111,7 +111,9 @@ class Transport(ABC):
     clock: Callable[[], float] = staticmethod(time.perf_counter)
 
     def end_copy(self) -> None:
-        """End this process, a copy, with a message: another one is the rank."""
+        """End this process, with a message, if it is a copy: another one is the rank."""
+        if not self.is_copy:
+            return
         error = sys.exc_info()[1]
         if isinstance(error, SystemExit) and (error.code is None or isinstance(error.code, int)):
             sys.stdout.flush()

@@ -114,9 +114,7 @@ class LocalTransport(WatchfulTransport):
         return range(1, self.store.ranks + 1)
 
     def successor(self, size, master_rank):
-        return LocalTransport(
-            size, master_rank, self.timeout, self._may_poll_by_choice, self.store
-        )
+        return LocalTransport(size, master_rank, self.timeout, self._may_poll_by_choice, self.store)
 
     # Starting and ending
 
@@ -262,16 +260,14 @@ class LocalTransport(WatchfulTransport):
         return replies
 
     def receive(self):
-        if self.is_copy:
-            self.end_copy()
+        self.end_copy()
         self._turn = self._passed = 0
         self.posted = self.in_program = False
         self._wait(self._starts[self.rank], self._between)
         return self._mailbox.get()
 
     def reply(self, payload):
-        if self.is_copy:
-            self.end_copy()
+        self.end_copy()
         self._replies[self.rank].put(payload)
         self.posted = True
         self._milestones.finish(self.rank, self._passed)
@@ -280,8 +276,7 @@ class LocalTransport(WatchfulTransport):
     # Among all ranks
 
     def barrier(self):
-        if self.is_copy:
-            self.end_copy()
+        self.end_copy()
         waited = 0.0
         self._milestones.reach(self.rank, self._passed + 1)
         for theirs, ours in self._partners:
@@ -296,8 +291,7 @@ class LocalTransport(WatchfulTransport):
         self._passed += 1
 
     def exchange(self, item):
-        if self.is_copy:
-            self.end_copy()
+        self.end_copy()
         self._turn = 1 - self._turn
         slots = self._slots[self._turn]
         slots[self.rank].put(item)
@@ -305,8 +299,7 @@ class LocalTransport(WatchfulTransport):
         return [slot.get() for slot in slots]
 
     def abort(self):
-        if self.is_copy:
-            self.end_copy()
+        self.end_copy()
         self._milestones.abort(self._passed + 1)
         for rank, semaphores in enumerate(self._barriers):
             if rank != self.rank:

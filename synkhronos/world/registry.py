@@ -137,6 +137,8 @@ class Registry:
 
         `forget` does so for what only the master keeps.
         """
+        if not self.dropped:
+            return run(command)
         self.collect()
         numbers = list(self.dropped)
         forget(numbers)

@@ -214,9 +214,7 @@ class World:
     @property
     def is_recording(self) -> bool:
         """Whether commands are recorded, inside a `fuse` block, instead of run."""
-        if self._recorder is None:
-            return False
-        if self._recorder.is_over():
+        if self._recorder is not None and self._recorder.is_over():
             self._recorder.leave()
         return self._recorder is not None
 
@@ -252,8 +250,7 @@ class World:
             Any exception that the command raised in the master.
         """
         # `self.here` has no local name here: tracebacks would keep it, and its memory, after a restart.
-        if self.broken is not None or self.closed or self.in_program:
-            self.check_usable()
+        self.check_usable()
         self.here.engine.enter_thread()
         if self.here.size == 1:
             return self._run_and_drop(command, lambda command: [command.run(self.here)])
@@ -266,9 +263,7 @@ class World:
             return self._run(command)
 
     def _run_and_drop(self, command, run):
-        if self.registry.dropped:
-            return self.registry.drop_and_run(command, run, self._forget)
-        return run(command)
+        return self.registry.drop_and_run(command, run, self._forget)
 
     def _forget(self, numbers):
         for part in list(self._parts.values()):

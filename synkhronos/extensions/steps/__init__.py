@@ -10,5 +10,5 @@ and rewrite graphs, and ``slots`` and ``layout``, which place the values to be r
 that is not theirs. ``step`` carries out a plan on all ranks, with ``overlap`` while gradients are
 reduced, and ``serial`` in one process; ``fixed_draws`` makes one whose random numbers do not depend
 on the ranks. ``arguments`` matches the data of a call, and ``repetition`` takes a step again that
-differs only in its rows.
+differs only in its rows. ``copies`` builds a step again with other variables.
 """

@@ -173,8 +173,7 @@ class MachinesTransport(InProgram):
     # Between master and workers
 
     def post(self, payload, needs=None):
-        if self.is_copy:
-            self.end_copy()
+        self.end_copy()
         self.posted = False
         wanted = [self._lasting.still_needed(machine, needs) for machine in self._others]
         self._begin(self.leaders.number + 1)
@@ -192,8 +191,7 @@ class MachinesTransport(InProgram):
             self.local.post(self._orders.frame(payload, parts, dropped))
 
     def receive(self):
-        if self.is_copy:
-            self.end_copy()
+        self.end_copy()
         self.posted = False
         if self.is_leader:
             return self._receive_of_master()
@@ -240,8 +238,7 @@ class MachinesTransport(InProgram):
         self._flag.begin()
 
     def reply(self, payload):
-        if self.is_copy:
-            self.end_copy()
+        self.end_copy()
         exports = self.store.end()
         if not self.is_leader:
             own = exports, self._has_aborted, payload
@@ -306,8 +303,7 @@ class MachinesTransport(InProgram):
         return compare_clocks(self.leaders) if self.is_leader else []
 
     def abort(self):
-        if self.is_copy:
-            self.end_copy()
+        self.end_copy()
         self._has_aborted = True
         self._abort_here()
         if self.is_leader:

@@ -1,0 +1,105 @@
+"""Copies of parallel functions: the same request, with other shared variables or without updates."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from typing import Any, Callable, NamedTuple, Sequence
+
+from synkhronos.engines.names import SharedVariable, Variable, clone
+from synkhronos.extensions.steps.graphs import inputs_first
+from synkhronos.extensions.steps.requests import Arguments
+
+
+class Request(NamedTuple):
+    """The arguments of ``parallel_function``."""
+
+    arguments: Arguments
+    loss: Any
+    params: Any
+    gradients: Any
+
+    def listed(self) -> Request:
+        """Return a request that can be read more than once, without iterators."""
+        arguments = Arguments(*map(_listed, self.arguments))
+        return Request(arguments, *map(_listed, self[1:]))
+
+    @property
+    def name(self) -> str | None:
+        return self.arguments.function_options.get("name")
+
+    def shareds(self) -> list[SharedVariable]:
+        """Return the shared variables that the function reads or updates."""
+        return [one for one in inputs_first(self._variables()) if isinstance(one, SharedVariable)]
+
+    def _variables(self):
+        found: list[Variable] = []
+        _replaced(tuple(self), found.append)
+        return found
+
+    def copied(
+        self,
+        swap: Any,
+        delete_updates: bool,
+        name: str | None,
+        profile: Any,
+    ) -> Request:
+        """Return the request of a copy."""
+        made = self
+        swap = {} if swap is None else _checked(swap, self.shareds())
+        if swap:
+            # As one graph, so that gradients remain recognizable in updates.
+            copies = iter(clone(self._variables(), replace=swap))
+            arguments, *others = _replaced(tuple(self), lambda _: next(copies))
+            made = Request(Arguments(*arguments), *others)
+        options = {**self.arguments.function_options, "profile": profile}
+        if name is not None or self.name is not None:
+            options["name"] = name if name is not None else f"{self.name} copy"
+        arguments = made.arguments
+        if delete_updates:
+            options["no_default_updates"] = True
+            arguments = arguments._replace(updates=None)
+        return made._replace(arguments=arguments._replace(function_options=options))
+
+
+def _checked(swap: Any, own: Sequence[SharedVariable]) -> dict[SharedVariable, SharedVariable]:
+    """Return `swap` as a dict, or raise an error."""
+    if not isinstance(swap, Mapping):
+        raise TypeError(f"copy: swap: expected a dict of shared variables, got {swap!r}")
+    for old, new in swap.items():
+        if not isinstance(old, SharedVariable) or not isinstance(new, SharedVariable):
+            raise TypeError(f"copy: swap: expected shared variables, got {old!r} and {new!r}")
+        if old not in own:
+            raise ValueError(
+                f"copy: swap: the function does not use the shared variable {old}; it uses "
+                f"{', '.join(map(str, own)) or 'none'}"
+            )
+        if old.type != new.type:
+            raise TypeError(
+                f"copy: swap: expected a variable of the type of {old}, {old.type}, got {new}, which is "
+                f"{new.type}"
+            )
+    news = [swap.get(one, one) for one in own]
+    if len(set(news)) < len(news):
+        raise ValueError("copy: swap: two shared variables of the function would be the same one")
+    return dict(swap)
+
+
+def _listed(item: Any) -> Any:
+    return list(item) if isinstance(item, Iterator) else item
+
+
+def _replaced(item: Any, replace: Callable[[Variable], Any]) -> Any:
+    """Return what a script has given, with each variable in it replaced, in an order that is fixed."""
+    if isinstance(item, Variable):
+        return replace(item)
+    if isinstance(item, Mapping):
+        return {_replaced(key, replace): _replaced(value, replace) for key, value in item.items()}
+    if isinstance(item, (list, tuple)):
+        made = [_replaced(one, replace) for one in item]
+        return made if isinstance(item, list) else tuple(made)
+    if isinstance(getattr(item, "variable", None), Variable):  # a wrapper
+        made = copy.copy(item)
+        made.variable = replace(item.variable)
+        return made
+    return item
