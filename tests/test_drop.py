@@ -282,10 +282,10 @@ def call_and_drop(shared):
     synk.broadcast(own, np.ones(3))
 
 
+@own_process  # without replicas of other tests
 @pytest.mark.parametrize("ranks", [1, 3])
-def test_of_dropped_functions_and_variables_nothing_is_left_on_any_rank(world_of, ranks):
-    world_of(ranks)  # the former world, which is kept until now, may have replicas
-    others = count_replicas()  # those of other tests, which workers inherit
+def test_of_dropped_functions_and_variables_nothing_is_left_on_any_rank(ranks):
+    synk.fork(ranks, use_gpu=False)
     shared = theano.shared(1.0, "shared")
     counts = []
     for _ in range(3):
@@ -293,7 +293,8 @@ def test_of_dropped_functions_and_variables_nothing_is_left_on_any_rank(world_of
         counts.append((current_world().run(Kept()), known()))
     assert counts[1:] == counts[:1] * 2
     for kept in counts[0][0]:
-        assert kept == {**dict.fromkeys(kept, 0), "shareds": 1, "replicas": others}
+        assert kept == {**dict.fromkeys(kept, 0), "shareds": 1}
+    synk.close()
 
 
 def test_an_array_of_the_last_collective_is_freed_with_its_variable(world_of):
