@@ -195,7 +195,9 @@ def test_an_alarm_before_a_member_of_a_zip_file_is_written_is_raised(alarm, tmp_
         finally:
             sys.settrace(None)
     gc.collect()
-    assert [one.object.__name__ for one in unraisable] == ["__del__"], unraisable
+    # A method of the file that was being written; from Python 3.13 on, the file itself.
+    names = [getattr(one.object, "__name__", type(one.object).__name__) for one in unraisable]
+    assert names in (["__del__"], ["_ZipWriteFile"]), unraisable
     unraisable.clear()
     with archive.Reader(path) as reader:
         assert reader.description == 1
@@ -521,16 +523,21 @@ class Alarms:
 
     def strike(self, call, seconds):
         """Repeat a call until an alarm comes; return whether its exception was seen or dropped."""
-        before = len(self.places), len(self.dropped)
+        before = len(self.dropped)
         try:
-            signal.setitimer(signal.ITIMER_REAL, seconds)
-            while len(self.places) == before[0]:
-                call()
-            for _ in range(100):  # let it arrive if it came at the very end
-                pass
+            self._repeat(call, seconds)
         except Late:
             return True
-        return len(self.dropped) > before[1]
+        return len(self.dropped) > before
+
+    def _repeat(self, call, seconds):
+        # Not in the block: Python 3.13 leaves it if a handler raises where such a loop jumps back.
+        before = len(self.places)
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+        while len(self.places) == before:
+            call()
+        for _ in range(100):  # let it arrive if it came at the very end
+            pass
 
 
 @own_process(timeout=1800)

@@ -226,9 +226,12 @@ class GrowingSum:
         flat = array.reshape(-1)
         with _raising_overflow():
             for piece in pieces(0, flat.size, flat.itemsize, AVERAGED_BYTES):
-                while not self._could_add(piece, flat[piece], factor * self._scale):
-                    self._sum *= flat.dtype.type(_STEP)
-                    self._scale *= _STEP
+                self._add(piece, flat[piece], factor)
+
+    def _add(self, piece, terms, factor):
+        while not self._could_add(piece, terms, factor * self._scale):
+            self._sum *= terms.dtype.type(_STEP)
+            self._scale *= _STEP
 
     def _could_add(self, piece, terms, factor):
         try:

@@ -103,8 +103,7 @@ class Mailbox:
     def publish(self, slot: int) -> None:
         """Make a complete message available to the receiver."""
         try:
-            while not self._enter():
-                self._commons.pause()
+            self._wait_to_enter()
         except BaseException:
             self.free(slot)
             raise
@@ -115,6 +114,11 @@ class Mailbox:
             self._locks[slot].release()
         finally:
             self._lock.release()
+
+    def _wait_to_enter(self):
+        # Not in the block: Python 3.13 leaves it if a handler raises where such a loop jumps back.
+        while not self._enter():
+            self._commons.pause()
 
     # Receiving
 

@@ -5,6 +5,7 @@ import multiprocessing.util
 import os
 import signal
 import time
+import warnings
 
 from synkhronos.host.signals import (
     ENDING,
@@ -72,7 +73,9 @@ class Children:
         # No signal handler may run meanwhile: the callbacks of `os.fork` drop exceptions.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, handled_signals())
         try:
-            with self._locks:
+            with self._locks, warnings.catch_warnings():
+                # So does Python from 3.12 on; the world itself warns of the script's threads.
+                warnings.filterwarnings("ignore", "This process .* multi-threaded", DeprecationWarning)
                 process.start()
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
