@@ -66,6 +66,7 @@ TESTS = {
     "transports/semaphore.py": ["test_semaphore.py", "test_transports.py"],
     "transports/waiting.py": ["test_waiting.py", "test_transports.py"],
     "transports/watchful.py": WORKERS,
+    "transports/machines/absent.py": ["test_absent.py"],
     "transports/machines/ahead.py": COURIERS,
     "transports/machines/clocks.py": ["test_clocks.py", *MACHINES],
     "transports/machines/courier.py": [*COURIERS, "test_machines_mpi.py -k gradients_travel"],
@@ -110,6 +111,7 @@ TESTS = {
     "functions/random.py": ["test_streams.py", "test_bad_input.py"],
     "functions/reasons.py": ["test_check.py", "test_verification.py"],
     "functions/recurrence.py": ["test_recurrence.py"],
+    "functions/reduced.py": ["test_none.py", *MACHINES],
     "functions/replica.py": ["test_check.py", *CALLS],
     "functions/replicate.py": [
         "test_replicate.py", "test_streams.py", "test_late_operations.py", "test_call.py",

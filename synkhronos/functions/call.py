@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import os
 from functools import partial
-from typing import Any
+from typing import Any, Sequence
 
 import numpy as np
 
 from synkhronos._typing import Rows
 from synkhronos.arithmetic.conversion import usable
-from synkhronos.arithmetic.operations import OPERATIONS
 from synkhronos.arithmetic.partition import select, share
 from synkhronos.functions.columns import Bound, Column
 from synkhronos.functions.copies import on_copies
 from synkhronos.functions.fixed import check_regrouped, explained
-from synkhronos.functions.packed import REDUCED, pack
+from synkhronos.functions.packed import pack
 from synkhronos.functions.peers import GraphPeers
+from synkhronos.functions.reduced import reduce_in_place
 from synkhronos.functions.replica import Replica
 from synkhronos.functions.slices import Slices, distinct
 from synkhronos.functions.split import NO_LIMIT, Most, Split
@@ -286,13 +286,14 @@ class CallFunction(Command):
         """Return the outputs in the form in which they are sent to the master."""
         modes = replica.output_modes if self.subset is None else self.chosen(replica.output_modes)
         if here.comm.reduces_in_place and self._all_have_rows(here, replica):
-            values = self._reduce_in_place(here, modes, values)
+            indices = self.chosen(range(len(replica.output_modes)))
+            values = reduce_in_place(here, modes, values, indices, here.rows[self.number])
         packed = []  # faster than a comprehension for a few items
         for mode, value in zip(modes, values):
             packed.append(pack(here, mode, value))
         return packed
 
-    def chosen(self, items: list[Any]) -> list[Any]:
+    def chosen(self, items: Sequence[Any]) -> Sequence[Any]:
         """Return the items of the outputs that are computed."""
         return items if self.subset is None else [items[index] for index in self.subset]
 
@@ -301,35 +302,6 @@ class CallFunction(Command):
         if self.rows is None:
             return not replica.sliceable and replica.window is None
         return len(self.rows) >= here.size
-
-    def _reduce_in_place(self, here, modes, values):
-        """Reduce the values that the communicator supports; only the master keeps the results."""
-        values = list(values)
-        self._check_arrays(here, modes, values)
-        for op in OPERATIONS:
-            chosen = [
-                position
-                for position, (mode, value) in enumerate(zip(modes, values))
-                if mode == op and here.comm.takes(value)
-            ]
-            if chosen:
-                arrays = [values[position] for position in chosen]
-                n_rows = here.rows[self.number]
-                reduced = here.comm.reduce(arrays, op, here.master_rank, n_rows)
-                for position, value in zip(chosen, reduced):
-                    values[position] = value if here.is_master else REDUCED
-        return values
-
-    def _check_arrays(self, here, modes, values):
-        """Raise if an operation has returned None, as the other ranks may have an array to reduce."""
-        for position, (mode, value) in enumerate(zip(modes, values)):
-            if value is None and mode in OPERATIONS:
-                index = position if self.subset is None else self.subset[position]
-                raise ValueError(
-                    f"output {index} is None on rank {here.rank}, and cannot be reduced by {mode!r}: an "
-                    f"operation of its graph returns no array for some rows; have it return one for any "
-                    f"rows"
-                )
 
 
 _ARGUMENTS = ("number", "handles", "splits", "rows", "batch_s", "num_slices", "subset", "most")

@@ -1,7 +1,8 @@
 """Ranks on several machines: each machine has a transport of its own, and one rank of it is its leader.
 
 ``links`` is the interface for messages between leaders. ``naive`` implements it in one process as the
-specification; ``mpi`` is used in practice. ``leaders`` meet, abort and wait by means of messages.
+specification; ``mpi`` is used in practice. ``leaders`` meet, abort and wait by means of messages;
+``absent`` has those that do not come to a meeting.
 ``transport`` joins the transports of the machines to one, and ``meetings`` implements the meetings of
 all ranks. ``orders`` are commands being sent to all ranks. ``lasting`` has the arrays that a machine
 keeps, ``flag`` is a request to stop, and ``watch`` is what a leader checks while it waits. ``clocks``

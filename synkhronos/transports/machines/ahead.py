@@ -157,13 +157,13 @@ class Ahead:
         leaders, shelf = self._inside.leaders, Shelf(self._courier.commons, buckets)
         self._table = shelf.table
         self._courier.start(leaders.number, CopyKept(buckets, is_given))
-        leaders.wait_inside(shelf.is_done)
+        leaders.wait_inside(shelf.is_done, meets=False)
         return shelf
 
     def _wait(self, ready):
         leaders = self._inside.leaders
         if leaders is not None:
-            leaders.wait_inside(ready)
+            leaders.wait_inside(ready, meets=False)
             return
         began = time.monotonic()
         while not ready():

@@ -2,10 +2,9 @@
 
 A *meeting* is an exchange of items among all leaders inside a command, or the end of transfers of arrays
 between some of them. All leaders count the meetings of a command. A *notice* tells the others that
-something ends: a rank has failed (`ABORT`); a machine's ranks have finished the program that is running
-(`FINISHED`); a machine has lost a rank (`BROKEN`); the master ends the world (`END`); or that a request
-to stop was made (`FLAG`). Notices carry the number of the command to which they belong, so old ones are
-ignored.
+something ends: a rank has failed (`ABORT`); a machine has lost a rank (`BROKEN`); the master ends the
+world (`END`); a request to stop was made (`FLAG`); or a leader does not come to a meeting (`Absent`).
+Notices carry the number of the command to which they belong, so old ones are ignored.
 
 A leader reads notices while it waits. MPI has to be polled: a leader polls continuously for a short
 time, and then sleeps between polls.
@@ -23,10 +22,11 @@ from typing import Any, Callable, Sequence
 import numpy as np
 
 from synkhronos._errors import CollectiveAbortedError, MissingRankError, WorldBrokenError
+from synkhronos.transports.machines.absent import AFTER, ASK, ENDED, Absent
 from synkhronos.transports.machines.links import Links, LostError, Receipt, as_bytes
 from synkhronos.transports.waiting import Patience
 
-ABORT, FINISHED, BROKEN, END, FLAG = range(5)
+ABORT, BROKEN, END, FLAG = range(4)
 
 # Tags: of notices, of messages between commands, and of the streams of messages inside a command.
 _NOTICE, CONTROL, REPLY = range(3)
@@ -100,7 +100,7 @@ class Leaders:
         self.first_number = 0
         self._notices: list[tuple] = []  # of later commands
         self._aborted = 0  # the first meeting that cannot be passed, from 1; 0 if all can
-        self._finished: dict[int, int] = {}  # by finished leader: how many meetings it had passed
+        self.absent = Absent(self.notify)
         self.flag = 0
         self.clock: Callable[[], float] = time.perf_counter
         self._broken: tuple[int, str] | None = None  # the number of the command, and the cause
@@ -136,7 +136,7 @@ class Leaders:
             one for one in self._aborted_commands if number - one < _STILL_ARRIVING
         ]
         self.number, self.passed, self._aborted, self.flag = number, 0, 0, 0
-        self._finished.clear()
+        self.absent.begin()
         early, self._notices = self._notices, []
         for notice in early:
             self._take(notice)
@@ -263,8 +263,11 @@ class Leaders:
             self.wait_inside(lambda number=number: self.links.is_sent(number))
         self.passed += 1
 
-    def wait_inside(self, ready: Callable[[], Any]) -> Any:
-        """Like `wait`, inside a command; raise if a rank has left the command."""
+    def wait_inside(self, ready: Callable[[], Any], meets: bool = True) -> Any:
+        """Like `wait`, inside a command; raise if a rank has left it, or does not come to this meeting.
+
+        `meets` is False if this leader waits for its own machine.
+        """
 
         def ready_or_aborted():
             found = ready()
@@ -273,7 +276,7 @@ class Leaders:
                 raise CollectiveAbortedError(
                     "a rank left a collective: a rank of another machine failed in this command"
                 )
-            if not found:
+            if not found and meets:
                 self._check_missing()
             return found
 
@@ -286,10 +289,10 @@ class Leaders:
             raise
 
     def _check_missing(self):
-        missing = [machine for machine, passed in self._finished.items() if passed <= self.passed]
-        if missing and not self._aborted:
+        machine = self.absent.find(self.passed)
+        if machine is not None and not self._aborted:
             raise MissingRankError(
-                f"a rank waits in a collective for rank {self.labels[missing[0]]}, which ended the "
+                f"a rank waits in a collective for rank {self.labels[machine]}, which ended the "
                 f"program without it; let every rank call the same collectives in the same order"
             )
 
@@ -342,8 +345,8 @@ class Leaders:
             pass
         elif kind == ABORT:
             self._aborted = min(self._aborted or value, value)
-        elif kind == FINISHED:
-            self._finished[machine] = value
+        elif kind in (ASK, ENDED):
+            self.absent.take(kind, machine, value)
         else:
             self.flag = max(self.flag, value)
 
@@ -363,6 +366,8 @@ class Leaders:
             self.read_notices()
             self.watch(inside)
             waited = time.monotonic() - began
+            if inside and waited > AFTER:
+                self.absent.ask(self.passed)
             if not idle:
                 self.expire(waited)
             found = ready()

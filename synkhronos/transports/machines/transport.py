@@ -27,7 +27,7 @@ from synkhronos.transports.machines.courier import NoCourier
 from synkhronos.transports.machines.flag import SpreadFlag
 from synkhronos.transports.machines.in_program import InProgram
 from synkhronos.transports.machines.lasting import COMMAND, FILE, Lasting
-from synkhronos.transports.machines.leaders import CONTROL, END, FINISHED, REPLY
+from synkhronos.transports.machines.leaders import CONTROL, END, REPLY
 from synkhronos.transports.machines.meetings import Meetings, place
 from synkhronos.transports.machines.orders import Orders
 from synkhronos.transports.machines.watch import Watch
@@ -255,8 +255,7 @@ class MachinesTransport(InProgram):
     def _collect_here(self):
         """Return the exports and the replies of the other ranks of this machine."""
         self._ran_program = self.in_program
-        if self._ran_program:
-            self.leaders.notify(FINISHED, self.leaders.passed)
+        self.leaders.absent.end(self.leaders.passed)
         exports, replies = [], [None] if self._is_alone else self.local.collect()
         self._end_ahead()
         self._flag.pass_on()
