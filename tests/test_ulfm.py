@@ -7,7 +7,7 @@ import pytest
 from namespaces import OPENMPI_5, Machines, why_no_openmpi_5
 from processes import FOLDER
 
-from synkhronos.transports.machines.leaders import Leaders
+from synkhronos.transports.machines.leaders import FLAG, Leaders
 from synkhronos.transports.machines.links import LostError
 from synkhronos.transports.machines.naive import NaiveNetwork
 
@@ -66,7 +66,7 @@ def test_a_dead_leader_is_named_until_the_others_acknowledge_it():
     first, _, third = (Leaders(links) for links in network.links())
     first.links.names = ["machine a", "machine b", "machine c"]
     network.lost.add(1)
-    first.notify(1, "nobody waits for the dead")
+    first.notify(FLAG, 1)  # nobody waits for the dead
     for call in (first.read_notices, lambda: first.send(1, 0, "text")):
         with pytest.raises(LostError, match="^machine b left the job"):
             call()
