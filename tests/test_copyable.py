@@ -140,6 +140,10 @@ def test_a_copy_without_updates_draws_the_same_numbers_again(two):
     streams = RandomStreams(4)
     f = synk.function([], (streams.uniform(size=(2,)), "gather"))
     g = f.copy(delete_updates=True)
+    x = tt.dvector("x")
+    step = train.parallel_function([x], (x + streams.uniform(size=x.shape), "gather"))
+    quiet, rows = step.copy(delete_updates=True), np.zeros(4)
+    assert quiet(rows).tolist() == quiet(rows).tolist() == step(rows).tolist() != step(rows).tolist()
     again = g()
     assert len(set(again)) == 4 and again.tolist() == g().tolist() == f().tolist() != f().tolist()
 

@@ -57,8 +57,8 @@ class Request(NamedTuple):
             options["name"] = name if name is not None else f"{self.name} copy"
         arguments = made.arguments
         if delete_updates:
-            options["no_default_updates"] = True
-            arguments = arguments._replace(updates=None)
+            drawn = [one for one in made.shareds() if getattr(one, "default_update", None) is not None]
+            arguments = arguments._replace(updates=[(one, one) for one in drawn])  # as they are
         return made._replace(arguments=arguments._replace(function_options=options))
 
 
