@@ -25,10 +25,11 @@ OF_MPI4PY = "synkhronos.transports.machines.mpi"
 PROCESSES = {"multiprocessing", "subprocess", "signal", "threadpoolctl", "psutil"}
 COMPILERS = {"theano", "pygpu", "pytensor", "lasagne"}
 #: Besides the public names, the extensions use these: the compiler, which one it is, what its graphs
-#: tell about rows and gradients, how to warn, and lists in messages.
+#: tell about rows and gradients, what copies replace, how to warn, and lists in messages.
 FOR_EXTENSIONS = {
     "synkhronos._errors", "synkhronos._text", "synkhronos.engines.names", "synkhronos.engines.rows",
-    "synkhronos.engines.seeds", "synkhronos.engines.windows", "synkhronos.host.compiler",
+    "synkhronos.engines.seeds", "synkhronos.engines.swaps", "synkhronos.engines.windows",
+    "synkhronos.host.compiler",
 }  # fmt: skip
 #: The extensions that are for one compiler, and import it by its own name.
 OF_ONE_COMPILER = re.compile(r"synkhronos\.extensions\.(keras|pymc)")

@@ -9,8 +9,8 @@ chosen. ``graphs`` is the common code of Theano and PyTensor, with ``pickles`` a
 ``suspects`` finds what may make results differ from those of one process. ``axes`` follows the axis of
 the rows further than ``rows``, for ``windows``, which divides the rows that an index selects, and
 ``recurrence``, which finds loops along them. ``equal_axes`` finds which ``extents`` are equal, and
-``fixed_rows`` replaces numbers of rows that a script gives as constants. ``remarks`` are words of
-messages.
+``fixed_rows`` replaces numbers of rows that a script gives as constants. ``swaps``
+checks which shared variables a copy of a function replaces, and ``remarks`` are words of messages.
 
 ``pytensor_engine`` runs PyTensor on NumPy arrays, and ``pytensor_jax`` on JAX arrays. ``theano_cpu``
 and ``theano_gpu`` run Theano on NumPy arrays and on the arrays of a GPU; their common code is in

@@ -193,17 +193,8 @@ class ParallelFunction:
 
         Parameters
         ----------
-        share_memory : bool, default: False
-            Accepted for compatibility; the copy has intermediate arrays of its own.
-        swap : dict, optional
-            From shared variables of this function to those, of the same types, that the copy uses and
-            updates in their place.
-        delete_updates : bool, default: False
-            Whether the copy makes no updates. Random streams are not advanced then, either.
-        name : str, optional
-            By default the name of this function, followed by "copy".
-        profile : bool, str or object, optional
-            As of ``theano.function``.
+        share_memory, swap, delete_updates, name, profile
+            As for :meth:`synkhronos.Function.copy`.
 
         Returns
         -------
@@ -211,11 +202,8 @@ class ParallelFunction:
 
         Raises
         ------
-        TypeError, ValueError
-            If `swap` is not a dict of shared variables of equal types, this function does not use one of
-            them, or two of them would become one.
-        ClosedError, WorldBrokenError
-            If there are no processes that can be used.
+        TypeError, ValueError, ClosedError, WorldBrokenError
+            As there.
         """
         return type(self)(self._request.copied(swap, delete_updates, name, profile))
 

@@ -9,7 +9,7 @@ from synkhronos.arrays.binding import rebind
 from synkhronos.functions.parts import (
     Parts,
     check_one_value,
-    check_swap,
+    checked_swap,
     duplicate_replicas,
     parts_of,
     replica_of,
@@ -170,5 +170,5 @@ class Copyable:
         >>> synk.close()
         """
         world = self._usable_world()
-        swap = check_swap(world, self, swap)
+        swap = checked_swap(world, self, swap)
         return self.from_parts(swapped(world, self, swap, bool(delete_updates), name, profile))

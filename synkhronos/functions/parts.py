@@ -6,6 +6,7 @@ from typing import Any, Callable, Iterable, Mapping, NamedTuple
 
 from synkhronos._errors import SynkhronosError
 from synkhronos._typing import SharedVariable
+from synkhronos.engines.swaps import check_swap
 from synkhronos.functions.agreement import agreement_of, labels
 from synkhronos.functions.compiling import compiling
 from synkhronos.functions.replica import Replica
@@ -109,31 +110,11 @@ def swapped(
     return parts._replace(update_modes=[], not_accumulated=[]) if delete_updates else parts
 
 
-def check_swap(world: World, function: Any, swap: Any) -> dict[SharedVariable, SharedVariable]:
+def checked_swap(world: World, function: Any, swap: Any) -> dict[SharedVariable, SharedVariable]:
     """Return the argument `swap` of a copy of a function as a dict, or raise an error."""
-    if swap is None:
-        return {}
-    if not isinstance(swap, Mapping):
-        raise TypeError(f"copy: swap: expected a dict of shared variables, got {swap!r}")
-    engine, own = world.here.engine, function.get_shared()
-    for old, new in swap.items():
-        if not engine.is_shared(old) or not engine.is_shared(new):
-            raise TypeError(f"copy: swap: expected shared variables, got {old!r} and {new!r}")
-        if old not in own:
-            numbers = [world.registry.numbers[one] for one in own]
-            raise ValueError(
-                f"copy: swap: {function!r} does not use the shared variable {old}; it uses "
-                f"{labels(world, numbers) or 'none'}"
-            )
-        if old.type != new.type:
-            raise TypeError(
-                f"copy: swap: expected a variable of the type of {old}, {old.type}, got {new}, which is "
-                f"{new.type}"
-            )
-    news = [swap.get(one, one) for one in own]
-    if len(set(news)) < len(news):
-        raise ValueError(f"copy: swap: two shared variables of {function!r} would be the same one")
-    return dict(swap)
+    own = function.get_shared()
+    names = labels(world, [world.registry.numbers[one] for one in own])
+    return check_swap(swap, repr(function), own, names, world.here.engine.is_shared)
 
 
 def check_one_value(world: World, function: Any) -> None:

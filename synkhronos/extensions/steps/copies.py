@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
-from typing import Any, Callable, NamedTuple, Sequence
+from typing import Any, Callable, NamedTuple
 
+from synkhronos._text import listed
 from synkhronos.engines.names import SharedVariable, Variable, clone
+from synkhronos.engines.swaps import check_swap
 from synkhronos.extensions.steps.graphs import inputs_first
 from synkhronos.extensions.steps.requests import Arguments
 
@@ -46,13 +48,14 @@ class Request(NamedTuple):
     ) -> Request:
         """Return the request of a copy."""
         made = self
-        swap = {} if swap is None else _checked(swap, self.shareds())
+        own, function = self.shareds(), self.name or "the parallel function"
+        swap = check_swap(swap, function, own, listed(own), _is_shared)
         if swap:
             # As one graph, so that gradients remain recognizable in updates.
             copies = iter(clone(self._variables(), replace=swap))
             arguments, *others = _replaced(tuple(self), lambda _: next(copies))
             made = Request(Arguments(*arguments), *others)
-        options = {**self.arguments.function_options, "profile": profile}
+        options = {**made.arguments.function_options, "profile": profile}
         if name is not None or self.name is not None:
             options["name"] = name if name is not None else f"{self.name} copy"
         arguments = made.arguments
@@ -62,27 +65,8 @@ class Request(NamedTuple):
         return made._replace(arguments=arguments._replace(function_options=options))
 
 
-def _checked(swap: Any, own: Sequence[SharedVariable]) -> dict[SharedVariable, SharedVariable]:
-    """Return `swap` as a dict, or raise an error."""
-    if not isinstance(swap, Mapping):
-        raise TypeError(f"copy: swap: expected a dict of shared variables, got {swap!r}")
-    for old, new in swap.items():
-        if not isinstance(old, SharedVariable) or not isinstance(new, SharedVariable):
-            raise TypeError(f"copy: swap: expected shared variables, got {old!r} and {new!r}")
-        if old not in own:
-            raise ValueError(
-                f"copy: swap: the function does not use the shared variable {old}; it uses "
-                f"{', '.join(map(str, own)) or 'none'}"
-            )
-        if old.type != new.type:
-            raise TypeError(
-                f"copy: swap: expected a variable of the type of {old}, {old.type}, got {new}, which is "
-                f"{new.type}"
-            )
-    news = [swap.get(one, one) for one in own]
-    if len(set(news)) < len(news):
-        raise ValueError("copy: swap: two shared variables of the function would be the same one")
-    return dict(swap)
+def _is_shared(variable: Any) -> bool:
+    return isinstance(variable, SharedVariable)
 
 
 def _listed(item: Any) -> Any:
