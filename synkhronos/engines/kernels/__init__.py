@@ -1,0 +1,10 @@
+"""Operations in C++ that compute what Theano's own do on the CPU, in less time.
+
+Theano builds graphs of its own operations, and differentiates them. When a function is compiled, the
+optimizations of ``registration`` replace some of them by those of this folder, in any function of this
+process. The classes are derived from Theano's where these have a counterpart, so shapes, gradients and
+whatever asks for the kind of an operation are Theano's.
+
+The C++ code is in the files ``*.h``, which ``sources`` reads; their content is part of the key under
+which Theano keeps a compiled module.
+"""

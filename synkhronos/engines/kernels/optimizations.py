@@ -1,0 +1,49 @@
+"""Optimizations of Theano graphs that replace operations."""
+
+from typing import NamedTuple
+
+import theano
+from theano.gof import local_optimizer
+from theano.tensor.opt import in2out
+
+
+class Optimization(NamedTuple):
+    """An optimization of a graph.
+
+    Attributes
+    ----------
+    name : str
+        As in Theano's flag ``optimizer_excluding``.
+    position : float
+        When it is applied. Theano chooses its convolutions at 48.6, fuses elementwise operations at 49,
+        and computes them inplace from 75 on.
+    optimizer : theano.gof.Optimizer
+    """
+
+    name: str
+    position: float
+    optimizer: object
+
+
+def replacing(name, position, kinds, replacement_of):
+    """Return an optimization that replaces single operations by those with the same inputs.
+
+    Parameters
+    ----------
+    name, position
+        As in `Optimization`.
+    kinds : list of type
+        The operations that may be replaced, as instances of exactly these classes.
+    replacement_of : callable
+        ``replacement_of(node)`` returns an operation, or None to keep Theano's.
+    """
+
+    @local_optimizer(kinds)
+    def local(node):
+        if type(node.op) not in kinds or theano.config.openmp:
+            return None
+        op = replacement_of(node)
+        return None if op is None else op.make_node(*node.inputs).outputs
+
+    local.__name__ = name
+    return Optimization(name, position, in2out(local, name=name))
