@@ -125,6 +125,13 @@ def test_results_are_those_of_theanos_own(options, dtype, layout):
         ((6, 130, 6, 6), (150, 130, 1, 1), {}),
         ((4, 12, 14, 14), (16, 6, 1, 1), {"subsample": (2, 2), "num_groups": 2}),
         ((2, 64, 9, 11), (64, 1, 3, 3), {"border_mode": 1, "num_groups": 64}),
+        # Without a matrix, on processors with wide vectors: in tiles that do and do not overlap,
+        # with filters and pixels to spare, and with padding on any side.
+        ((3, 5, 12, 16), (32, 5, 5, 5), {}),
+        ((2, 32, 9, 13), (30, 32, 3, 3), {"border_mode": "half", "filter_dilation": (2, 1)}),
+        ((2, 20, 8, 29), (60, 10, 2, 3), {"border_mode": ((1, 0), (0, 2)), "num_groups": 2}),
+        ((2, 29, 11, 14), (64, 29, 3, 1), {"border_mode": "full"}),
+        ((1, 16, 9, 9), (16, 16, 3, 3), {"border_mode": ((4, 0), (0, 0))}),
         ((2, 3, 5, 2), (4, 3, 3, 7), {"border_mode": ((1, 1), (3, 3))}),  # narrower than the padding
     ],
 )

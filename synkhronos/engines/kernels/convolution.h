@@ -90,8 +90,11 @@ struct InputOf {
 
 template <typename T>
 void forward(const Geometry& g, const T* input, const T* filters, T* output) {
+    const npy_intp m = g.group_filters(), k = g.depth();
+    const Strided<T> strided = {filters, k, g.rows.kernel * g.columns.kernel, g.columns.kernel, 1};
+    if (convolve_directly(g, input, strided, m * k, output)) return;
     const Blocks blocks(g, sizeof(T));
-    const npy_intp m = g.group_filters(), k = g.depth(), width = blocks.width(g);
+    const npy_intp width = blocks.width(g);
     const Scratch<T> columns(k * width), joined(blocks.joins_images() ? m * width : 0);
     blocks.each(g, [&](const Block& block) {
         const InputOf<T> inputs(g, block);
@@ -144,8 +147,21 @@ void gradient_of_filters(const Geometry& g, const T* input, const T* output, T* 
         transpose(sums.get() + group * m * k, k, m, filters + group * m * k);
 }
 
+// If the stride is 1, the gradient is itself a convolution, of the output with the filters turned around.
+template <typename T>
+bool gradient_of_input_directly(const Geometry& g, const T* filters, const T* output, T* input) {
+    if (g.rows.stride != 1 || g.columns.stride != 1) return false;
+    Geometry turned = g;
+    std::swap(turned.channels, turned.filters);
+    turned.rows = g.rows.turned(), turned.columns = g.columns.turned();
+    const npy_intp size = g.rows.kernel * g.columns.kernel;
+    const Strided<T> strided = {filters + size - 1, size, g.depth(), -g.columns.kernel, -1};
+    return convolve_directly(turned, output, strided, g.group_filters() * g.depth(), input);
+}
+
 template <typename T>
 void gradient_of_input(const Geometry& g, const T* filters, const T* output, T* input) {
+    if (gradient_of_input_directly(g, filters, output, input)) return;
     const Blocks blocks(g, sizeof(T));
     const npy_intp m = g.group_filters(), k = g.depth(), width = blocks.width(g);
     const Scratch<T> columns(k * width), joined(blocks.joins_images() ? m * width : 0);

@@ -11,7 +11,7 @@ from theano.tensor.nnet import corr
 from . import sources
 from .optimizations import replacing
 
-_FILES = ("geometry", "columns", "blocks", "convolution", "convolution_arrays")
+_FILES = ("geometry", "columns", "blocks", "direct", "convolution", "convolution_arrays")
 
 _CODE = """
 if (!convolution::%(function)s<%(type)s>(%(arguments)s, &%(output)s)) {
@@ -38,7 +38,7 @@ class _Convolution:
         return ["<algorithm>", "<cstdio>", "<cstring>", "<vector>", *super().c_headers()]
 
     def c_compile_args(self):
-        return [*super().c_compile_args(), *sources.COMPILE_ARGS, "-std=c++11"]
+        return [*super().c_compile_args(), *sources.COMPILE_ARGS, "-std=gnu++11"]
 
     def c_no_compile_args(self):
         """Return the user's choice of a standard, which would otherwise replace this code's."""

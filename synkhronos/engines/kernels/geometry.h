@@ -53,6 +53,12 @@ struct Axis {
         *end = std::min(std::max(ceil_divide(image - shift, stride), *first), output);
     }
 
+    // Those of the gradient with respect to the image, a convolution of the output, if the stride is 1.
+    Axis turned() const {
+        const Axis axis = {1, dilation, extent() - 1 - before, extent() - 1 - after, output, kernel, image};
+        return axis;
+    }
+
     // Whether the output has the places of the image.
     bool is_same() const { return stride == 1 && output == image; }
 };
