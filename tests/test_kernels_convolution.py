@@ -132,6 +132,8 @@ def test_results_are_those_of_theanos_own(options, dtype, layout):
         ((2, 20, 8, 29), (60, 10, 2, 3), {"border_mode": ((1, 0), (0, 2)), "num_groups": 2}),
         ((2, 29, 11, 14), (64, 29, 3, 1), {"border_mode": "full"}),
         ((1, 16, 9, 9), (16, 16, 3, 3), {"border_mode": ((4, 0), (0, 0))}),
+        ((2, 4, 30, 12), (33, 4, 4, 5), {"subsample": (2, 3), "border_mode": 1}),
+        ((2, 5, 40, 24), (31, 5, 7, 7), {"filter_dilation": (2, 1)}),
         ((2, 3, 5, 2), (4, 3, 3, 7), {"border_mode": ((1, 1), (3, 3))}),  # narrower than the padding
     ],
 )

@@ -112,16 +112,11 @@ void forward(const Geometry& g, const T* input, const T* filters, T* output) {
     });
 }
 
-template <typename T>
-void transpose(const T* from, npy_intp rows, npy_intp columns, T* to) {
-    for (npy_intp j = 0; j < columns; ++j)
-        for (npy_intp i = 0; i < rows; ++i) to[j * rows + i] = from[i * columns + j];
-}
-
 // BLAS routines are faster with few columns than with few rows, so the transposed gradient is computed if
 // there are few filters. With many, this makes no difference, and the gradient is large.
 template <typename T>
 void gradient_of_filters(const Geometry& g, const T* input, const T* output, T* filters) {
+    if (gradient_of_filters_directly(g, input, output, filters)) return;
     const Blocks blocks(g, sizeof(T));
     const npy_intp m = g.group_filters(), k = g.depth(), width = blocks.width(g);
     const Scratch<T> columns(k * width), joined(blocks.joins_images() ? m * width : 0);
@@ -144,7 +139,7 @@ void gradient_of_filters(const Geometry& g, const T* input, const T* output, T* 
         beta = 1;
     });
     for (npy_intp group = 0; transposed && group < g.groups; ++group)
-        transpose(sums.get() + group * m * k, k, m, filters + group * m * k);
+        transpose(sums.get() + group * m * k, k, m, m, filters + group * m * k, k);
 }
 
 // If the stride is 1, the gradient is itself a convolution, of the output with the filters turned around.

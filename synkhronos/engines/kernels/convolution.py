@@ -11,7 +11,10 @@ from theano.tensor.nnet import corr
 from . import sources
 from .optimizations import replacing
 
-_FILES = ("geometry", "columns", "blocks", "direct", "convolution", "convolution_arrays")
+_FILES = (
+    "geometry", "columns", "blocks", "vectors", "direct", "direct_gradient", "convolution",
+    "convolution_arrays",
+)  # fmt: skip
 
 _CODE = """
 if (!convolution::%(function)s<%(type)s>(%(arguments)s, &%(output)s)) {
