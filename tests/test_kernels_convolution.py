@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from oracle import examples
 from theano.compile.mode import Mode
 from theano.tensor.nnet import corr
+from threadpoolctl import threadpool_limits
 
 from synkhronos.engines.kernels import convolution
 
@@ -47,8 +48,11 @@ def absolute(arguments):
     return [abs(one) for one in arguments]
 
 
-def compare(images, filters, dtype, layout=np.ascontiguousarray, **options):
-    """Compare the three operations with Theano's, twice, so that the second call reuses memory."""
+def compare(images, filters, dtype, layout=np.ascontiguousarray, threads=1, **options):
+    """Compare the three operations with Theano's, twice, so that the second call reuses memory.
+
+    With several threads of BLAS, there is always a matrix of columns.
+    """
     rng = np.random.RandomState(1)
     images, filters = rng.randn(*images), rng.randn(*filters)
     output = function_of(corr.CorrMM, "float64", **options)(images, filters)
@@ -65,7 +69,8 @@ def compare(images, filters, dtype, layout=np.ascontiguousarray, **options):
         most = np.max(theanos(*absolute(precise)), initial=1)
         ours = function_of(fast, dtype, **options)
         for _ in range(2):
-            found = ours(*[layout(one) for one in arguments])
+            with threadpool_limits(threads, user_api="blas"):
+                found = ours(*[layout(one) for one in arguments])
             assert found.dtype == dtype and found.shape == expected.shape
             assert np.abs(found - expected).max(initial=0) <= 10 * np.finfo(dtype).eps * most
 
@@ -108,11 +113,17 @@ def convolutions(draw):
 
 
 @examples(60)
-@given(convolutions(), st.sampled_from(["float32", "float64"]), st.sampled_from(sorted(LAYOUTS)))
-def test_results_are_those_of_theanos_own(options, dtype, layout):
-    compare(dtype=dtype, layout=LAYOUTS[layout], **options)
+@given(
+    convolutions(),
+    st.sampled_from(["float32", "float64"]),
+    st.sampled_from(sorted(LAYOUTS)),
+    st.sampled_from([1, 2]),
+)
+def test_results_are_those_of_theanos_own(options, dtype, layout, threads):
+    compare(dtype=dtype, layout=LAYOUTS[layout], threads=threads, **options)
 
 
+@pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize(
     "images, filters, options",
@@ -137,8 +148,8 @@ def test_results_are_those_of_theanos_own(options, dtype, layout):
         ((2, 3, 5, 2), (4, 3, 3, 7), {"border_mode": ((1, 1), (3, 3))}),  # narrower than the padding
     ],
 )
-def test_every_division_into_blocks_gives_the_same(images, filters, options, dtype):
-    compare(images, filters, dtype, **options)
+def test_every_division_into_blocks_gives_the_same(images, filters, options, dtype, threads):
+    compare(images, filters, dtype, threads=threads, **options)
 
 
 @pytest.mark.parametrize("kind", [corr.CorrMM_gradWeights, corr.CorrMM_gradInputs])

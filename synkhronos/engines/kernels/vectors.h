@@ -1,16 +1,29 @@
 // Vectors of the processor, and the padded images and matrices that are computed with them.
 
-#if defined(__GNUC__) && !defined(__clang__) && defined(__AVX512F__)
+#if defined(__ELF__) && defined(__GNUC__) && !defined(__clang__) && defined(__AVX512F__)
 #define CONVOLUTION_VECTOR 64
 #define CONVOLUTION_TILES(F) F(14) F(12) F(10) F(8) F(7) F(6)
-#elif defined(__GNUC__) && !defined(__clang__) && defined(__AVX2__) && defined(__FMA__)
+#elif defined(__ELF__) && defined(__GNUC__) && !defined(__clang__) && defined(__AVX2__) && defined(__FMA__)
 #define CONVOLUTION_VECTOR 32
 #define CONVOLUTION_TILES(F) F(6) F(5) F(4)
+#endif
+
+#ifdef CONVOLUTION_VECTOR
+// Null pointers if no library has them.
+extern "C" {
+int openblas_get_num_threads(void) __attribute__((weak));
+int MKL_Get_Max_Threads(void) __attribute__((weak));
+}
 #endif
 
 namespace convolution {
 
 #ifdef CONVOLUTION_VECTOR
+
+inline bool blas_has_threads() {
+    return (openblas_get_num_threads && openblas_get_num_threads() > 1) ||
+           (MKL_Get_Max_Threads && MKL_Get_Max_Threads() > 1);
+}
 
 template <size_t size>
 struct Integers {};
@@ -32,11 +45,12 @@ struct Vectors {
 
     static npy_intp panels(const Geometry& g) { return ceil_divide(g.group_filters(), PANEL); }
 
-    // Whether computing with panels is worth while: not if sums of few terms have to be brought in order,
-    // many lanes have no filter, or a panel of filters does not fit into a part of the second-level cache.
+    // Whether computing with panels, in one thread, is worth while: not if BLAS has several, sums of few terms
+    // have to be brought in order, many lanes have no filter, or a panel of filters does not fit into a part
+    // of the second-level cache.
     static bool suits(const Geometry& g) {
         const npy_intp cache = 1 << 19, m = g.group_filters();
-        return !g.is_pointwise() && g.depth() >= 16 && m <= 8 * PANEL && 4 * panels(g) * PANEL <= 5 * m &&
+        return !blas_has_threads() && !g.is_pointwise() && g.depth() >= 16 && m <= 8 * PANEL && 4 * panels(g) * PANEL <= 5 * m &&
                g.depth() * PANEL * static_cast<npy_intp>(sizeof(T)) <= cache;
     }
 
