@@ -2,7 +2,9 @@
 
 from theano.compile import optdb
 
-_OPTIMIZATIONS = []
+from synkhronos.engines.kernels import fusion
+
+_OPTIMIZATIONS = [*fusion.OPTIMIZATIONS]
 
 #: The tag of all optimizations, with which the flag ``optimizer_excluding`` excludes them together.
 TAG = "synkhronos"
@@ -19,7 +21,7 @@ def use(wanted):
     """
     if wanted and not _used:
         for name, position, optimizer in _OPTIMIZATIONS:
-            optdb.register(name, optimizer, TAG, position=position)
+            optdb.register(name, optimizer, position, TAG)
             _used[name] = False
     for name, used in _used.items():
         if used != wanted:
