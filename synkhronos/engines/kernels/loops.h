@@ -64,6 +64,7 @@ struct Axis {
 //   sums[OUTPUTS]             whether it is a sum
 //   types[OUTPUTS]            NumPy's types
 //   sizes[INPUTS + OUTPUTS]   the bytes of an element
+//   inplace[OUTPUTS]          the input whose memory an output gets, or -1
 //   compute(count, operands, strides)           computes a block; sums have a buffer
 //   add(output, sums, stride, values, count)    adds a buffer to the sums of an output
 template <class Body>
@@ -148,6 +149,13 @@ private:
             if (!Body::summed[output][axis]) size *= dims[ndim++] = shape[axis];
         if (Body::sums[output]) sums[output].assign(size, 0.0);
         PyArrayObject *&array = outputs[output];
+        if (Body::inplace[output] >= 0) {
+            PyArrayObject *input = inputs[Body::inplace[output]];
+            Py_INCREF(input);
+            Py_XDECREF(array);
+            array = input;
+            return true;
+        }
         if (array != NULL && PyArray_NDIM(array) == ndim && PyArray_CompareLists(PyArray_DIMS(array), dims, ndim)
             && PyArray_ISCARRAY(array))
             return true;

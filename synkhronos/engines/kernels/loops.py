@@ -28,18 +28,23 @@ class FastLoop(Op):
     axes : tuple
         For each output, the axes over which it is summed, as a tuple, or None if it is not a sum. Sums
         have the dtype of what is summed, float32 or float64, and are accumulated in double precision.
+    inplace : tuple of (int, int)
+        Pairs of an elementwise output and the input whose memory it gets.
     """
 
-    __props__ = ("scalar_op", "axes")
+    __props__ = ("scalar_op", "axes", "inplace")
 
-    def __init__(self, scalar_op: Composite, axes):
-        self.scalar_op, self.axes = scalar_op, axes
+    def __init__(self, scalar_op: Composite, axes, inplace=()):
+        self.scalar_op, self.axes, self.inplace = scalar_op, axes, inplace
+        if inplace:
+            self.destroy_map = {output: [replaced] for output, replaced in inplace}
 
     def __str__(self):
         ops = dict.fromkeys(str(node.op) for node in self.scalar_op.fgraph.toposort())
         ops.pop("identity", None)
         kinds = ["Elemwise" if one is None else f"Sum{list(one)}" for one in self.axes]
-        return f"FastLoop{{{', '.join(kinds)}: {', '.join(ops) or 'identity'}}}"
+        where = "inplace " if self.inplace else ""
+        return f"FastLoop{{{where}{', '.join(kinds)}: {', '.join(ops) or 'identity'}}}"
 
     def make_node(self, *inputs):
         inputs = [tensor.as_tensor_variable(one) for one in inputs]
@@ -96,7 +101,7 @@ class FastLoop(Op):
         scalars = [kind.make_variable() for kind in self.scalar_op.inputs_type]
         scalar_node = self.scalar_op.make_node(*scalars)
         support = self.scalar_op.c_support_code_apply(scalar_node, f"{name}_scalar")
-        return support + _body(node, name, self.axes, _code_of(self.scalar_op, scalar_node, name))
+        return support + _body(node, name, _code_of(self.scalar_op, scalar_node, name))
 
     def c_code(self, node, name, inputs, outputs, sub):
         fail = sub["fail"]
@@ -122,8 +127,9 @@ def _code_of(scalar_op, scalar_node, name):
     return code + " ".join(f"o{i} = o{number};" for i, number in enumerate(numbers) if i != number)
 
 
-def _body(node, name, axes, code):
+def _body(node, name, code):
     """Return the class ``Body_...`` that ``loops.h`` expects."""
+    axes, replaced = node.op.axes, dict(node.op.inplace)
     ndim, operands = node.inputs[0].ndim, [*node.inputs, *node.outputs]
     broadcast = [one.broadcastable for one in node.inputs]
     summed = [[axis in (one or ()) for axis in range(ndim)] for one in axes]
@@ -144,7 +150,7 @@ def _body(node, name, axes, code):
     struct Body_{name} {{
         enum {{ NDIM = {ndim}, INPUTS = {len(node.inputs)}, OUTPUTS = {len(node.outputs)} }};
         static const bool broadcast[INPUTS][NDIM], summed[OUTPUTS][NDIM], sums[OUTPUTS];
-        static const int types[OUTPUTS], sizes[INPUTS + OUTPUTS];
+        static const int types[OUTPUTS], sizes[INPUTS + OUTPUTS], inplace[OUTPUTS];
 
         template <bool USUAL>
         static void compute(npy_intp count, char *const *operands, const npy_intp *strides)
@@ -176,6 +182,7 @@ def _body(node, name, axes, code):
     const bool Body_{name}::broadcast[INPUTS][NDIM] = {_c_list(broadcast)};
     const bool Body_{name}::summed[OUTPUTS][NDIM] = {_c_list(summed)};
     const bool Body_{name}::sums[OUTPUTS] = {_c_list(sums)};
+    const int Body_{name}::inplace[OUTPUTS] = {_c_list(replaced.get(i, -1) for i in range(len(sums)))};
     const int Body_{name}::types[OUTPUTS] = {_c_list(f"NPY_{one.dtype.upper()}" for one in node.outputs)};
     const int Body_{name}::sizes[INPUTS + OUTPUTS] = {_c_list(f"sizeof({one})" for one in c_types)};
     """

@@ -2,9 +2,14 @@
 
 from theano.compile import optdb
 
-from synkhronos.engines.kernels import fusion
+from synkhronos.engines.kernels import batch_normalization, fusion, inplace, moments
 
-_OPTIMIZATIONS = [*fusion.OPTIMIZATIONS]
+_OPTIMIZATIONS = [
+    *batch_normalization.OPTIMIZATIONS,
+    *moments.OPTIMIZATIONS,
+    *fusion.OPTIMIZATIONS,
+    *inplace.OPTIMIZATIONS,
+]
 
 #: The tag of all optimizations, with which the flag ``optimizer_excluding`` excludes them together.
 TAG = "synkhronos"
