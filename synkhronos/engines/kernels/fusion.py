@@ -165,8 +165,8 @@ class _Loop:
             return 0
         rest = member.leaves - self.written
         shared = len(member.leaves) - len(rest - self.leaves)
-        if not (rest <= self.leaves or self.leaves <= member.leaves):
-            return 0  # other arrays would have to be kept for longer
+        if _computed(rest - self.leaves) and _computed(self.leaves - member.leaves):
+            return 0  # these arrays would have to be kept for each other
         streams = len(rest | self.leaves) + len(self.written) + (member.axes is None)
         if streams > _MOST_STREAMS or self.n_scalars + member.n_scalars > _MOST_SCALARS:
             return 0
@@ -212,6 +212,11 @@ class _Loop:
         scalar_inputs = [known[one] for one in inputs]
         op = FastLoop(Composite(scalar_inputs, results), tuple(one.axes for one in self.members))
         return [one.result for one in self.members], op.make_node(*inputs).outputs
+
+
+def _computed(variables):
+    """Return those that are no inputs of the graph."""
+    return [one for one in variables if one.owner is not None]
 
 
 def _apply(op, arguments):
