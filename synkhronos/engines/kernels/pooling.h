@@ -39,6 +39,17 @@ struct Geometry {
   Axis rows, columns;
   Mode mode;
 
+  // If each row of the image is wholly in one window, the image as one row. Its windows have the same
+  // elements in the same order.
+  Geometry flat() const {
+    if (columns.count != 1 || columns.window < columns.size || columns.pad || !columns.size) return *this;
+    const npy_intp n = columns.size;
+    const Axis row = {1, 1, 1, 0, 1};
+    const Axis all = {rows.size * n, rows.window * n, rows.stride * n, rows.pad * n, rows.count};
+    const Geometry result = {images, row, all, mode};
+    return result;
+  }
+
   npy_intp elements() const { return rows.size * columns.size; }  // of an image
   npy_intp windows() const { return rows.count * columns.count; }
 
@@ -198,16 +209,23 @@ static void reduce_one_by_one(const T *x, T *z, const Geometry &at) {
     }
 }
 
-template <class By, class T> static void reduce(const T *x, T *z, const Geometry &at) {
+// WINDOW and STRIDE are those of the columns as far as they are known when this is compiled, or 0. Return
+// whether there are enough windows, and the sizes are those.
+template <int WINDOW, int STRIDE, class By, class T>
+static bool reduced_by_vectors(const T *x, T *z, const Geometry &at) {
   const int lanes = 32 / sizeof(T);
-  const npy_intp stride = at.columns.stride, window = at.columns.window;
-  const npy_intp count = at.elements() ? at.columns.count : 0;
-  if (stride == 1 && window == 3 && count >= lanes) return reduce_by_vectors<3, 1, lanes, By>(x, z, at);
-  if (stride == 1 && count >= lanes) return reduce_by_vectors<0, 1, lanes, By>(x, z, at);
-  if (stride == 1 && count >= lanes / 2) return reduce_by_vectors<0, 1, lanes / 2, By>(x, z, at);
-  if (stride == 2 && window == 2 && count >= lanes) return reduce_by_vectors<2, 2, lanes, By>(x, z, at);
-  if (stride == 2 && window == 3 && count >= lanes) return reduce_by_vectors<3, 2, lanes, By>(x, z, at);
-  if (stride == 2 && count >= lanes / 2) return reduce_by_vectors<0, 2, lanes / 2, By>(x, z, at);
+  if (at.columns.stride != STRIDE || (WINDOW && at.columns.window != WINDOW) || !at.elements()) return false;
+  if (at.columns.count >= lanes)
+    reduce_by_vectors<WINDOW, STRIDE, lanes, By>(x, z, at);
+  else if (at.columns.count >= lanes / 2)
+    reduce_by_vectors<WINDOW, STRIDE, lanes / 2, By>(x, z, at);
+  return at.columns.count >= lanes / 2;
+}
+
+template <int WINDOW, int STRIDE, class By, class T>
+static void reduce(const T *x, T *z, const Geometry &at) {
+  if (STRIDE <= 1 && reduced_by_vectors<WINDOW, 1, By>(x, z, at)) return;
+  if ((!STRIDE || STRIDE == 2) && reduced_by_vectors<WINDOW, 2, By>(x, z, at)) return;
   npy_intp n = 0;
   for (; n + 8 <= at.images; n += 8)
     reduce_one_by_one<8, By>(x + n * at.elements(), z + n * at.windows(), at);
@@ -215,7 +233,8 @@ template <class By, class T> static void reduce(const T *x, T *z, const Geometry
 }
 
 // What windows add to the gradient of the elements: with a maximum, those that equal it get its gradient.
-// `lanes` is for the windows from one on, each for as many elements as the stride.
+// `one` adds for neighbouring elements of one window, and `lanes` returns what the windows from one on add,
+// each to as many elements as the stride.
 template <class T> class OfMaximum {
   Rows<T, Sum> z, gz;
   const T *next_z, *next_gz;
@@ -228,9 +247,10 @@ template <class T> class OfMaximum {
     z.read(next_z), gz.read(next_gz);
     next_z += at.windows(), next_gz += at.windows();
   }
-  T one(npy_intp row, npy_intp column, T x) const {
+  void one(npy_intp row, npy_intp column, const T *__restrict__ x, T *__restrict__ gx, npy_intp count) const {
     const npy_intp r = row * z.stride + column;
-    return x == z.start[r] ? gz.start[r] : 0;
+    const T maximum = z.start[r], gradient = gz.start[r];
+    for (npy_intp c = 0; c < count; c++) gx[c] += x[c] == maximum ? gradient : 0;
   }
   template <int STRIDE, int LANES, class V>
   void lanes(npy_intp row, npy_intp column, const V *x, V *terms) const {
@@ -257,11 +277,15 @@ template <class T> class OfSum {
       divisors[r] = at.divisor(r / at.columns.count, r % at.columns.count);
   }
   void next(const Geometry &at) {
+    if (shares.empty()) return;
     for (npy_intp r = 0; r < at.windows(); r++) shares[r] = gz[r] / divisors[r];
     rows.read(&shares[0]);
     gz += at.windows();
   }
-  T one(npy_intp row, npy_intp column, T) const { return rows.start[row * rows.stride + column]; }
+  void one(npy_intp row, npy_intp column, const T *, T *gx, npy_intp count) const {
+    const T share = rows.start[row * rows.stride + column];
+    for (npy_intp c = 0; c < count; c++) gx[c] += share;
+  }
   template <int STRIDE, int LANES, class V>
   void lanes(npy_intp row, npy_intp column, const V *, V *terms) const {
     V share;
@@ -290,8 +314,8 @@ static inline void spread_one_by_one(const T *x, T *gx, const From &terms, const
   const npy_intp first = at.columns.ended(from), last = at.columns.begun(to);
   for (npy_intp i = over.begin; i < over.end; i++)
     for (npy_intp j = first; j < last; j++) {
-      const npy_intp end = std::min(at.columns.end(j), to);
-      for (npy_intp c = std::max(at.columns.begin(j), from); c < end; c++) gx[c] += terms.one(i, j, x[c]);
+      const npy_intp begin = std::max(at.columns.begin(j), from);
+      terms.one(i, j, x + begin, gx + begin, std::min(at.columns.end(j), to) - begin);
     }
 }
 
@@ -313,7 +337,7 @@ static inline void spread_row(const T *x, T *gx, const From &terms, Range over, 
           sums[h] = sums[h] + added[h];
         }
       }
-    std::memcpy(gx + STRIDE * q, sums, sizeof sums);
+    for (int h = 0; h < STRIDE; h++) std::memcpy(gx + STRIDE * q + h * LANES, sums + h, sizeof(V));
     if (q == count - LANES) return;
   }
 }
@@ -335,27 +359,30 @@ static void spread_by_vectors(const T *x, const T *z, const T *gz, T *gx, const 
   }
 }
 
-template <class From, class T>
-static void spread(const T *x, const T *z, const T *gz, T *gx, const Geometry &at) {
+template <int WINDOW, int STRIDE, class From, class T>
+static bool spread_was_by_vectors(const T *x, const T *z, const T *gz, T *gx, const Geometry &at) {
   const int lanes = 32 / sizeof(T);
-  const npy_intp stride = at.columns.stride, window = at.columns.window, size = at.columns.size;
-  const bool usual = at.windows() && window <= size + 2 * at.columns.pad;
-  const npy_intp count = usual ? (size - (at.columns.pad % 2 && stride == 2)) / stride : 0;
-  if (stride == 1 && window == 3 && count >= lanes)
-    return spread_by_vectors<3, 1, lanes, From>(x, z, gz, gx, at);
-  if (stride == 1 && count >= lanes) return spread_by_vectors<0, 1, lanes, From>(x, z, gz, gx, at);
-  if (stride == 1 && count >= lanes / 2) return spread_by_vectors<0, 1, lanes / 2, From>(x, z, gz, gx, at);
-  if (stride == 2 && window == 2 && count >= lanes)
-    return spread_by_vectors<2, 2, lanes, From>(x, z, gz, gx, at);
-  if (stride == 2 && window == 3 && count >= lanes)
-    return spread_by_vectors<3, 2, lanes, From>(x, z, gz, gx, at);
-  if (stride == 2 && count >= lanes / 2) return spread_by_vectors<0, 2, lanes / 2, From>(x, z, gz, gx, at);
+  const Axis &columns = at.columns;
+  if (columns.stride != STRIDE || (WINDOW && columns.window != WINDOW)) return false;
+  if (!at.windows() || columns.window > columns.size + 2 * columns.pad) return false;
+  const npy_intp count = (columns.size - columns.pad % STRIDE) / STRIDE;
+  if (count >= lanes)
+    spread_by_vectors<WINDOW, STRIDE, lanes, From>(x, z, gz, gx, at);
+  else if (count >= lanes / 2)
+    spread_by_vectors<WINDOW, STRIDE, lanes / 2, From>(x, z, gz, gx, at);
+  return count >= lanes / 2;
+}
+
+template <int WINDOW, int STRIDE, class From, class T>
+static void spread(const T *x, const T *z, const T *gz, T *gx, const Geometry &at) {
+  if (STRIDE <= 1 && spread_was_by_vectors<WINDOW, 1, From>(x, z, gz, gx, at)) return;
+  if ((!STRIDE || STRIDE == 2) && spread_was_by_vectors<WINDOW, 2, From>(x, z, gz, gx, at)) return;
   const std::vector<Range> over = over_rows(at.rows);
   From terms(z, gz, at, 0, 0);
   for (npy_intp n = 0; n < at.images; n++) {
     terms.next(at);
-    for (npy_intp row = 0; row < at.rows.size; row++, x += size, gx += size)
-      spread_one_by_one(x, gx, terms, at, over[row], 0, size);
+    for (npy_intp row = 0; row < at.rows.size; row++, x += at.columns.size, gx += at.columns.size)
+      spread_one_by_one(x, gx, terms, at, over[row], 0, at.columns.size);
   }
 }
 }  // namespace synkhronos_pooling

@@ -4,6 +4,7 @@ Results have the same bits. Arguments with which Theano reads memory that is not
 process, raise ValueError.
 """
 
+from theano import Constant
 from theano.tensor.signal.pool import AveragePoolGrad, MaxPoolGrad, Pool
 
 from synkhronos.engines.kernels import sources
@@ -18,11 +19,12 @@ _MODES = {
 }
 _CODE = """
 {{
-    synkhronos_pooling::Pairs of;
-    if (!synkhronos_pooling::read_pair<dtype_{ws}>({ws}, "ws", of.window)
-        || !synkhronos_pooling::read_pair<dtype_{stride}>({stride}, "stride", of.stride)
-        || !synkhronos_pooling::read_pair<dtype_{pad}>({pad}, "pad", of.pad)
-        || !synkhronos_pooling::{call})
+    using namespace synkhronos_pooling;
+    Pairs of;
+    if (!read_pair<dtype_{ws}>({ws}, "ws", of.window)
+        || !read_pair<dtype_{stride}>({stride}, "stride", of.stride)
+        || !read_pair<dtype_{pad}>({pad}, "pad", of.pad)
+        || !{function}<{options}>({arguments}))
         {fail}
 }}
 """
@@ -40,16 +42,34 @@ class _InCpp:
     def c_code_cache_version(self):
         return sources.version(*_FILES)
 
-    def _code(self, inputs, out, sub, function, *options):
-        """Return the code that calls a function of the file ``pooling_arrays.h``."""
-        *arrays, ws, stride, pad = inputs
-        arguments = ", ".join([*arrays, "of", *options, f"&{out[0]}"])
-        call = f"{function}<dtype_{arrays[0]}>({arguments})"
-        return _CODE.format(ws=ws, stride=stride, pad=pad, call=call, fail=sub["fail"])
+    def _code(self, node, names, sub, function, options=(), arguments=()):
+        """Return the code that calls a function of the file ``pooling_arrays.h``.
 
-    @property
-    def _mode(self):
-        return f"synkhronos_pooling::{_MODES[self.mode]}"
+        ``names`` are those of the inputs and the output. There can be more template arguments, and more
+        arguments behind the sizes.
+        """
+        *arrays, ws, stride, pad, out = names
+        return _CODE.format(
+            ws=ws,
+            stride=stride,
+            pad=pad,
+            function=function,
+            options=", ".join([*map(str, _known(node)), *options, f"dtype_{out}"]),
+            arguments=", ".join([*arrays, "of", *arguments, f"&{out}"]),
+            fail=sub["fail"],
+        )
+
+
+def _known(node):
+    """Return the width of windows and their stride along columns if they are known and small, or 0.
+
+    The loops are compiled for these, in less time than for any. If the code is used for others, it
+    computes the same, in more time.
+    """
+    ws, stride = (one.data if isinstance(one, Constant) else () for one in node.inputs[-3:-1])
+    if len(ws) != 2 or len(stride) != 2:
+        return 0, 0
+    return int(ws[1]) if 0 < ws[1] <= 3 else 0, int(min(max(stride[1], 0), 3))
 
 
 class FastPool(_InCpp, Pool):
@@ -57,7 +77,9 @@ class FastPool(_InCpp, Pool):
 
     def c_code(self, node, name, inp, out, sub):
         """Return the C++ code of one application."""
-        return self._code(inp, out, sub, "pool", f"{sub['params']}->ignore_border", self._mode)
+        by = "Maximum" if self.mode == "max" else "Sum"
+        arguments = [f"{sub['params']}->ignore_border", _MODES[self.mode]]
+        return self._code(node, [*inp, *out], sub, "pool", [by], arguments)
 
 
 class FastMaxPoolGrad(_InCpp, MaxPoolGrad):
@@ -65,7 +87,7 @@ class FastMaxPoolGrad(_InCpp, MaxPoolGrad):
 
     def c_code(self, node, name, inp, out, sub):
         """Return the C++ code of one application."""
-        return self._code(inp, out, sub, "max_pool_gradient")
+        return self._code(node, [*inp, *out], sub, "max_pool_gradient")
 
 
 class FastAveragePoolGrad(_InCpp, AveragePoolGrad):
@@ -73,7 +95,8 @@ class FastAveragePoolGrad(_InCpp, AveragePoolGrad):
 
     def c_code(self, node, name, inp, out, sub):
         """Return the C++ code of one application."""
-        return self._code(inp, out, sub, "average_pool_gradient", self._mode)
+        arguments = [_MODES[self.mode]]
+        return self._code(node, [*inp, *out], sub, "average_pool_gradient", arguments=arguments)
 
 
 def _replacement_of(node):

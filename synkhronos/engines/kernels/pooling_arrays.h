@@ -94,7 +94,7 @@ static bool count_windows(Axis &axis, bool ignore_border) {
   return true;
 }
 
-template <class T>
+template <int WINDOW, int STRIDE, class By, class T>
 static bool pool(PyArrayObject *x, const Pairs &of, bool ignore_border, Mode mode, PyArrayObject **z) {
   const int dims = PyArray_NDIM(x);
   Geometry at = {product(x, 0, dims - 2), Axis(), Axis(), mode};
@@ -113,7 +113,7 @@ static bool pool(PyArrayObject *x, const Pairs &of, bool ignore_border, Mode mod
   Elements from(x);
   if (!from.there() || !allocate(z, x, shape)) return false;
   if (at.images && at.windows())
-    (mode == MAX ? reduce<Maximum, T> : reduce<Sum, T>)(from.as<T>(), (T *)PyArray_DATA(*z), at);
+    reduce<WINDOW, STRIDE, By>(from.as<T>(), (T *)PyArray_DATA(*z), at.flat());
   return true;
 }
 
@@ -132,7 +132,7 @@ static bool gradient_geometry(PyArrayObject *x, PyArrayObject *gz, const Pairs &
   return check_pairs(of);
 }
 
-template <class T>
+template <int WINDOW, int STRIDE, class T>
 static bool max_pool_gradient(PyArrayObject *x, PyArrayObject *z, PyArrayObject *gz, const Pairs &of,
                               PyArrayObject **gx) {
   Geometry at;
@@ -148,11 +148,12 @@ static bool max_pool_gradient(PyArrayObject *x, PyArrayObject *z, PyArrayObject 
   if (!elements.there() || !maxima.there() || !gradient.there() || !allocate(gx, x, PyArray_DIMS(x)))
     return false;
   if (at.images && at.elements())
-    spread<OfMaximum<T> >(elements.as<T>(), maxima.as<T>(), gradient.as<T>(), (T *)PyArray_DATA(*gx), at);
+    spread<WINDOW, STRIDE, OfMaximum<T> >(elements.as<T>(), maxima.as<T>(), gradient.as<T>(),
+                                          (T *)PyArray_DATA(*gx), at.flat());
   return true;
 }
 
-template <class T>
+template <int WINDOW, int STRIDE, class T>
 static bool average_pool_gradient(PyArrayObject *x, PyArrayObject *gz, const Pairs &of, Mode mode,
                                   PyArrayObject **gx) {
   Geometry at;
@@ -167,7 +168,8 @@ static bool average_pool_gradient(PyArrayObject *x, PyArrayObject *gz, const Pai
   Elements gradient(gz);
   if (!gradient.there() || !allocate(gx, x, PyArray_DIMS(x))) return false;
   T *to = (T *)PyArray_DATA(*gx);
-  if (at.images && at.elements()) spread<OfSum<T> >(to, (const T *)NULL, gradient.as<T>(), to, at);
+  if (at.images && at.elements())
+    spread<WINDOW, STRIDE, OfSum<T> >(to, (const T *)NULL, gradient.as<T>(), to, at.flat());
   return true;
 }
 }  // namespace synkhronos_pooling
