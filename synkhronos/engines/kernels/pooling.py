@@ -10,13 +10,13 @@ from theano.tensor.signal.pool import AveragePoolGrad, MaxPoolGrad, Pool
 from synkhronos.engines.kernels import sources
 from synkhronos.engines.kernels.optimizations import replacing
 
-_FILES = ("pooling", "pooling_arrays")
 _MODES = {
     "max": "MAX",
     "sum": "SUM",
     "average_inc_pad": "AVERAGE_WITH_PADDING",
     "average_exc_pad": "AVERAGE_WITHOUT_PADDING",
 }
+_VERSION = 1  # of what this file adds to the code
 _CODE = """
 {{
     using namespace synkhronos_pooling;
@@ -33,17 +33,19 @@ _CODE = """
 class _InCpp:
     """What the operations have in common: where their C++ code comes from."""
 
+    _files = "pooling", "pooling_arrays", "pooling_gradients"
+
     def c_support_code(self):
-        return sources.read(*_FILES)
+        return sources.read(*self._files)
 
     def c_compile_args(self):
-        return sources.COMPILE_ARGS
+        return list(sources.COMPILE_ARGS)
 
     def c_code_cache_version(self):
-        return sources.version(*_FILES)
+        return (_VERSION, *sources.version(*self._files))
 
     def _code(self, node, names, sub, function, options=(), arguments=()):
-        """Return the code that calls a function of the file ``pooling_arrays.h``.
+        """Return the code that calls a function of the last of the files.
 
         ``names`` are those of the inputs and the output. There can be more template arguments, and more
         arguments behind the sizes.
@@ -74,6 +76,8 @@ def _known(node):
 
 class FastPool(_InCpp, Pool):
     """Pooling: the maximum, sum or average of each window."""
+
+    _files = "pooling", "pooling_arrays", "pooling_windows"
 
     def c_code(self, node, name, inp, out, sub):
         """Return the C++ code of one application."""

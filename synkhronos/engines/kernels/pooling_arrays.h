@@ -1,5 +1,8 @@
-// The arrays of pooling operations: their checks, and what the loops make of them. Functions return false
-// after they have set a Python error.
+// The arrays of pooling operations, and the checks of their sizes. Functions return false after they have
+// set a Python error.
+
+#ifndef SYNKHRONOS_POOLING_ARRAYS
+#define SYNKHRONOS_POOLING_ARRAYS
 
 namespace synkhronos_pooling {
 
@@ -77,99 +80,6 @@ static bool allocate(PyArrayObject **output, PyArrayObject *like, const npy_intp
   *output = (PyArrayObject *)PyArray_SimpleNew(dims, (npy_intp *)shape, PyArray_TYPE(like));
   return *output != NULL;
 }
-
-// Set how many windows there are along an axis.
-static bool count_windows(Axis &axis, bool ignore_border) {
-  const npy_intp padded = axis.size + 2 * axis.pad;
-  if (ignore_border)
-    axis.count = padded < axis.window ? 0 : (padded - axis.window) / axis.stride + 1;
-  else if (axis.pad) {
-    PyErr_SetString(PyExc_ValueError,
-                    "Pooling with padding expects ignore_border=True, but got False. Use True, or no padding.");
-    return false;
-  } else if (axis.stride >= axis.window)
-    axis.count = axis.size ? (padded - 1) / axis.stride + 1 : 0;
-  else
-    axis.count = std::max((padded - 1 - axis.window + axis.stride) / axis.stride, (npy_intp)0) + 1;
-  return true;
-}
-
-template <int WINDOW, int STRIDE, class By, class T>
-static bool pool(PyArrayObject *x, const Pairs &of, bool ignore_border, Mode mode, PyArrayObject **z) {
-  const int dims = PyArray_NDIM(x);
-  Geometry at = {product(x, 0, dims - 2), Axis(), Axis(), mode};
-  set_axis(at.rows, x, of, 0), set_axis(at.columns, x, of, 1);
-  if (!check_pairs(of) || !count_windows(at.rows, ignore_border) || !count_windows(at.columns, ignore_border))
-    return false;
-  if (mode == MAX && !at.elements() && at.windows() && at.images) {
-    PyErr_Format(PyExc_ValueError,
-                 "Pooling expects images with elements, but got a shape of %zd x %zd: there is no maximum.",
-                 (Py_ssize_t)at.rows.size, (Py_ssize_t)at.columns.size);
-    return false;
-  }
-  npy_intp shape[NPY_MAXDIMS];
-  std::copy(PyArray_DIMS(x), PyArray_DIMS(x) + dims, shape);
-  shape[dims - 2] = at.rows.count, shape[dims - 1] = at.columns.count;
-  Elements from(x);
-  if (!from.there() || !allocate(z, x, shape)) return false;
-  if (at.images && at.windows())
-    reduce<WINDOW, STRIDE, By>(from.as<T>(), (T *)PyArray_DATA(*z), at.flat());
-  return true;
-}
-
-// The windows of a gradient are those of the output that it is of, however many these are.
-static bool gradient_geometry(PyArrayObject *x, PyArrayObject *gz, const Pairs &of, Geometry &at) {
-  const int dims = PyArray_NDIM(x);
-  at.images = product(x, 0, dims - 2);
-  set_axis(at.rows, x, of, 0), set_axis(at.columns, x, of, 1);
-  at.rows.count = PyArray_DIM(gz, dims - 2), at.columns.count = PyArray_DIM(gz, dims - 1);
-  if (!PyArray_CompareLists(PyArray_DIMS(x), PyArray_DIMS(gz), dims - 2)) {
-    PyErr_SetString(PyExc_ValueError,
-                    "The gradient of pooling expects as many images in the gradient as in the input, but got "
-                    "different shapes before the last two axes.");
-    return false;
-  }
-  return check_pairs(of);
-}
-
-template <int WINDOW, int STRIDE, class T>
-static bool max_pool_gradient(PyArrayObject *x, PyArrayObject *z, PyArrayObject *gz, const Pairs &of,
-                              PyArrayObject **gx) {
-  Geometry at;
-  at.mode = MAX;
-  if (!gradient_geometry(x, gz, of, at)) return false;
-  if (!PyArray_SAMESHAPE(z, gz)) {
-    PyErr_SetString(PyExc_ValueError,
-                    "The gradient of pooling expects the maxima and their gradient to have the same shape, "
-                    "but got different ones.");
-    return false;
-  }
-  Elements elements(x), maxima(z), gradient(gz);
-  if (!elements.there() || !maxima.there() || !gradient.there() || !allocate(gx, x, PyArray_DIMS(x)))
-    return false;
-  if (at.images && at.elements())
-    spread<WINDOW, STRIDE, OfMaximum<T> >(elements.as<T>(), maxima.as<T>(), gradient.as<T>(),
-                                          (T *)PyArray_DATA(*gx), at.flat());
-  return true;
-}
-
-template <int WINDOW, int STRIDE, class T>
-static bool average_pool_gradient(PyArrayObject *x, PyArrayObject *gz, const Pairs &of, Mode mode,
-                                  PyArrayObject **gx) {
-  Geometry at;
-  at.mode = mode;
-  if (!gradient_geometry(x, gz, of, at)) return false;
-  if (mode == AVERAGE_WITHOUT_PADDING && (of.pad[0] || of.pad[1])) {
-    PyErr_SetString(PyExc_ValueError,
-                    "The gradient of pooling in the mode 'average_exc_pad' expects no padding, but got some. "
-                    "Use the mode 'average_inc_pad' or 'sum'.");
-    return false;
-  }
-  Elements gradient(gz);
-  if (!gradient.there() || !allocate(gx, x, PyArray_DIMS(x))) return false;
-  T *to = (T *)PyArray_DATA(*gx);
-  if (at.images && at.elements())
-    spread<WINDOW, STRIDE, OfSum<T> >(to, (const T *)NULL, gradient.as<T>(), to, at.flat());
-  return true;
-}
 }  // namespace synkhronos_pooling
+
+#endif
