@@ -10,7 +10,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <vector>
 
 #ifdef __clang__
 #define SYNKHRONOS_SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
@@ -131,30 +130,40 @@ struct Sum {
   template <class T> static T padding(T) { return 0; }
 };
 
-// The rows of an image, copied if there is something to add on their left or right.
-template <class T, class By> class Rows {
-  std::vector<T> copy;
-  npy_intp rows, size, left, right;
+// Memory for a call. The compiler needs longer for the standard library's.
+template <class T> class Buffer {
+  T *const data;
+  Buffer(const Buffer &);
 
  public:
-  npy_intp stride;
+  explicit Buffer(npy_intp size) : data(new T[size]) {}
+  ~Buffer() { delete[] data; }
+  T &operator[](npy_intp i) const { return data[i]; }
+};
+
+// The rows of an image, copied if there is something to add on their left or right.
+template <class T, class By> class Rows {
+  const npy_intp rows, size, left, right;
+  Buffer<T> copy;
+
+ public:
+  const npy_intp stride;
   const T *start;
 
-  SYNKHRONOS_ONCE Rows(npy_intp rows, npy_intp size, npy_intp left, npy_intp right)
-      : rows(rows), size(size), left(std::max(left, (npy_intp)0)), right(std::max(right, (npy_intp)0)) {
-    stride = this->left + size + this->right;
-    if (stride > size) copy.resize(rows * stride);
-  }
+  Rows(npy_intp rows, npy_intp size, npy_intp added_left, npy_intp added_right)
+      : rows(rows), size(size), left(std::max(added_left, (npy_intp)0)),
+        right(std::max(added_right, (npy_intp)0)), copy(left + right ? rows * (left + size + right) : 0),
+        stride(left + size + right), start(NULL) {}
   SYNKHRONOS_ONCE void read(const T *image) {
     start = image;
     if (stride == size) return;
-    for (npy_intp row = 0; row < rows; row++, image += size) {
-      T *to = &copy[row * stride];
-      std::fill(to, to + left, By::padding(image[0]));
-      std::copy(image, image + size, to + left);
-      std::fill(to + left + size, to + stride, By::padding(image[size - 1]));
-    }
     start = &copy[left];
+    T *to = &copy[0];
+    for (npy_intp row = 0; row < rows; row++, image += size) {
+      for (npy_intp i = 0; i < left; i++) *to++ = By::padding(image[0]);
+      std::memcpy(to, image, size * sizeof(T)), to += size;
+      for (npy_intp i = 0; i < right; i++) *to++ = By::padding(image[size - 1]);
+    }
   }
 };
 }  // namespace synkhronos_pooling

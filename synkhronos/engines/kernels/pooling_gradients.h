@@ -50,7 +50,7 @@ template <class T> class OfMaximum {
 
 // With a sum or an average, all get the same share.
 template <class T> class OfSum {
-  std::vector<T> shares, divisors;
+  const Buffer<T> shares, divisors;
   Rows<T, Sum> rows;
   const T *gz;
 
@@ -62,7 +62,6 @@ template <class T> class OfSum {
       divisors[r] = at.divisor(r / at.columns.count, r % at.columns.count);
   }
   SYNKHRONOS_ONCE void next(const Geometry &at) {
-    if (shares.empty()) return;
     for (npy_intp r = 0; r < at.windows(); r++) shares[r] = gz[r] / divisors[r];
     rows.read(&shares[0]);
     gz += at.windows();
@@ -83,18 +82,16 @@ template <class T> class OfSum {
 struct Range {
   npy_intp begin, end;
 };
-SYNKHRONOS_ONCE static std::vector<Range> over_rows(const Axis &rows) {
-  std::vector<Range> over(rows.size);
+SYNKHRONOS_ONCE static void find_ranges(const Axis &rows, const Buffer<Range> &over) {
   for (npy_intp row = 0; row < rows.size; row++)
     over[row].begin = rows.ended(row), over[row].end = rows.begun(row + 1);
-  return over;
 }
 
 // Add up the terms of the elements of a row, from one column to before another.
 template <class From, class T>
 SYNKHRONOS_ONCE static void spread_one_by_one(const T *x, T *gx, const From &terms, const Geometry &at, Range over,
                                      npy_intp from, npy_intp to) {
-  std::fill(gx + from, gx + to, (T)0);
+  for (npy_intp c = from; c < to; c++) gx[c] = 0;
   const npy_intp first = at.columns.ended(from), last = at.columns.begun(to);
   for (npy_intp i = over.begin; i < over.end; i++)
     for (npy_intp j = first; j < last; j++) {
@@ -131,7 +128,8 @@ static void spread_by_vectors(const T *x, const T *z, const T *gz, T *gx, const 
   const npy_intp size = at.columns.size, window = at.columns.window;
   const npy_intp first = (at.columns.pad + STRIDE - 1) / STRIDE, from = first * STRIDE - at.columns.pad;
   const npy_intp count = (size - from) / STRIDE, to = from + count * STRIDE;
-  const std::vector<Range> over = over_rows(at.rows);
+  const Buffer<Range> over(at.rows.size);
+  find_ranges(at.rows, over);
   From terms(z, gz, at, (window - 1) / STRIDE - first, first + count - at.columns.count);
   for (npy_intp n = 0; n < at.images; n++) {
     terms.next(at);
@@ -161,7 +159,8 @@ template <int WINDOW, int STRIDE, class From, class T>
 static void spread(const T *x, const T *z, const T *gz, T *gx, const Geometry &at) {
   if (STRIDE <= 1 && spread_was_by_vectors<WINDOW, 1, From>(x, z, gz, gx, at)) return;
   if ((!STRIDE || STRIDE == 2) && spread_was_by_vectors<WINDOW, 2, From>(x, z, gz, gx, at)) return;
-  const std::vector<Range> over = over_rows(at.rows);
+  const Buffer<Range> over(at.rows.size);
+  find_ranges(at.rows, over);
   From terms(z, gz, at, 0, 0);
   for (npy_intp n = 0; n < at.images; n++) {
     terms.next(at);

@@ -33,7 +33,7 @@ static void reduce_by_vectors(const T *x, T *z, const Geometry &at) {
   const Axis &columns = at.columns;
   Rows<T, By> image(at.rows.size, columns.size, columns.pad,
                     (columns.count - 1) * STRIDE - columns.pad + columns.window - columns.size);
-  std::vector<T> divisors(at.windows());
+  const Buffer<T> divisors(at.windows());
   for (npy_intp r = 0; r < at.windows(); r++) divisors[r] = at.divisor(r / columns.count, r % columns.count);
   for (npy_intp n = 0; n < at.images; n++, x += at.elements()) {
     image.read(x);
@@ -116,7 +116,7 @@ static bool pool(PyArrayObject *x, const Pairs &of, bool ignore_border, Mode mod
     return false;
   }
   npy_intp shape[NPY_MAXDIMS];
-  std::copy(PyArray_DIMS(x), PyArray_DIMS(x) + dims, shape);
+  std::memcpy(shape, PyArray_DIMS(x), dims * sizeof(npy_intp));
   shape[dims - 2] = at.rows.count, shape[dims - 1] = at.columns.count;
   Elements from(x);
   if (!from.there() || !allocate(z, x, shape)) return false;
