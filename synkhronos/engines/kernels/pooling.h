@@ -68,7 +68,7 @@ struct Geometry {
 };
 
 // Vectors of so many elements: `evens` loads each second one, in two halves that overlap, so that it reads
-// nothing behind the last; `twice` repeats each element; `even` is true for each second one.
+// nothing behind the last; `twice` repeats each element; `keep_even` makes each other one 0.
 template <class T, int LANES> struct Vectors;
 template <class T> struct Vectors<T, 8> {
   typedef T type __attribute__((vector_size(8 * sizeof(T))));
@@ -83,7 +83,7 @@ template <class T> struct Vectors<T, 8> {
     v[0] = SYNKHRONOS_SHUFFLE(a, a, 0, 0, 1, 1, 2, 2, 3, 3);
     v[1] = SYNKHRONOS_SHUFFLE(a, a, 4, 4, 5, 5, 6, 6, 7, 7);
   }
-  static mask even() { return (mask){-1, 0, -1, 0, -1, 0, -1, 0}; }
+  static void keep_even(type &v) { v = (mask){-1, 0, -1, 0, -1, 0, -1, 0} ? v : type(); }
 };
 template <class T> struct Vectors<T, 4> {
   typedef T type __attribute__((vector_size(4 * sizeof(T))));
@@ -98,7 +98,7 @@ template <class T> struct Vectors<T, 4> {
     v[0] = SYNKHRONOS_SHUFFLE(a, a, 0, 0, 1, 1);
     v[1] = SYNKHRONOS_SHUFFLE(a, a, 2, 2, 3, 3);
   }
-  static mask even() { return (mask){-1, 0, -1, 0}; }
+  static void keep_even(type &v) { v = (mask){-1, 0, -1, 0} ? v : type(); }
 };
 template <class T> struct Vectors<T, 2> {
   typedef T type __attribute__((vector_size(2 * sizeof(T))));
@@ -109,7 +109,7 @@ template <class T> struct Vectors<T, 2> {
     v[0] = SYNKHRONOS_SHUFFLE(a, a, 0, 0);
     v[1] = SYNKHRONOS_SHUFFLE(a, a, 1, 1);
   }
-  static mask even() { return (mask){-1, 0}; }
+  static void keep_even(type &v) { v = (mask){-1, 0} ? v : type(); }
 };
 
 // What a window is reduced by. A maximum starts with the first element: a NaN there remains, and is ignored

@@ -89,8 +89,8 @@ SYNKHRONOS_ONCE static void find_ranges(const Axis &rows, const Buffer<Range> &o
 
 // Add up the terms of the elements of a row, from one column to before another.
 template <class From, class T>
-SYNKHRONOS_ONCE static void spread_one_by_one(const T *x, T *gx, const From &terms, const Geometry &at, Range over,
-                                     npy_intp from, npy_intp to) {
+SYNKHRONOS_ONCE static void spread_one_by_one(const T *x, T *gx, const From &terms, const Geometry &at,
+                                              Range over, npy_intp from, npy_intp to) {
   for (npy_intp c = from; c < to; c++) gx[c] = 0;
   const npy_intp first = at.columns.ended(from), last = at.columns.begun(to);
   for (npy_intp i = over.begin; i < over.end; i++)
@@ -114,7 +114,7 @@ static inline void spread_row(const T *x, T *gx, const From &terms, Range over, 
       for (npy_intp t = most; t >= 0; t--) {
         terms.template lanes<STRIDE, LANES>(i, first + q - t, elements, added);
         for (int h = 0; h < STRIDE; h++) {
-          if (STRIDE == 2 && 2 * t + 2 > window) added[h] = Of::even() ? added[h] : V();
+          if (STRIDE == 2 && 2 * t + 2 > window) Of::keep_even(added[h]);
           sums[h] = sums[h] + added[h];
         }
       }
@@ -219,7 +219,7 @@ static bool average_pool_gradient(PyArrayObject *x, PyArrayObject *gz, const Pai
   }
   Elements gradient(gz);
   if (!gradient.there() || !allocate(gx, x, PyArray_DIMS(x))) return false;
-  T *to = (T *)PyArray_DATA(*gx);
+  T *to = (T *)PyArray_DATA(*gx);  // also in place of the images, whose elements make no difference
   if (at.images && at.elements())
     spread<WINDOW, STRIDE, OfSum<T> >(to, (const T *)NULL, gradient.as<T>(), to, at.flat());
   return true;
