@@ -2,12 +2,20 @@
 
 from theano.compile import optdb
 
-_OPTIMIZATIONS = []
+from synkhronos.engines.kernels import batch_normalization, fusion, inplace, moments, pooling
+
+_OPTIMIZATIONS = [
+    *pooling.OPTIMIZATIONS,
+    *batch_normalization.OPTIMIZATIONS,
+    *moments.OPTIMIZATIONS,
+    *fusion.OPTIMIZATIONS,
+    *inplace.OPTIMIZATIONS,
+]
 
 #: The tag of all optimizations, with which the flag ``optimizer_excluding`` excludes them together.
 TAG = "synkhronos"
 
-_used = {}  # the name of each registered optimization, and whether it is used
+_MODE = "fast_run"
 
 
 def use(wanted):
@@ -17,11 +25,8 @@ def use(wanted):
     ----------
     wanted : bool
     """
-    if wanted and not _used:
-        for name, position, optimizer in _OPTIMIZATIONS:
-            optdb.register(name, optimizer, TAG, position=position)
-            _used[name] = False
-    for name, used in _used.items():
-        if used != wanted:
-            (optdb.add_tags if wanted else optdb.remove_tags)(name, "fast_run")
-            _used[name] = wanted
+    for name, position, optimizer in _OPTIMIZATIONS:
+        if TAG not in optdb.__db__ or optimizer not in optdb.__db__[TAG]:
+            optdb.register(name, optimizer, position, TAG)
+        if wanted != (optimizer in optdb.__db__[_MODE]):
+            (optdb.add_tags if wanted else optdb.remove_tags)(name, _MODE)
