@@ -6,7 +6,7 @@
 #include <cstdlib>
 #include <new>
 
-namespace convolution {
+namespace synkhronos_convolution {
 
 // Memory without initial values.
 template <typename T>
@@ -72,4 +72,4 @@ class Blocks {
     }
 };
 
-}  // namespace convolution
+}  // namespace synkhronos_convolution

@@ -6,7 +6,7 @@
 #include <cstring>
 #include <vector>
 
-namespace convolution {
+namespace synkhronos_convolution {
 
 // Some rows, and how far apart they are.
 template <typename T>
@@ -203,4 +203,4 @@ class Lines {
     }
 };
 
-}  // namespace convolution
+}  // namespace synkhronos_convolution

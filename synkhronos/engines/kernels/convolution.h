@@ -1,6 +1,6 @@
 // Convolutions as products of matrices: of the filters and the columns, block by block.
 
-namespace convolution {
+namespace synkhronos_convolution {
 
 inline void blas(char ta, char tb, int m, int n, int k, const float* a, int lda, const float* b, int ldb,
                  float beta, float* c, int ldc) {
@@ -177,4 +177,4 @@ void gradient_of_input(const Geometry& g, const T* filters, const T* output, T* 
     });
 }
 
-}  // namespace convolution
+}  // namespace synkhronos_convolution

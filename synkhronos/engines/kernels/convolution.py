@@ -2,14 +2,15 @@
 
 As Theano's, they multiply the filters by a matrix of columns that are copied from the image. Here the
 columns are copied in runs, for as many rows or images at a time as suit the cache and the BLAS library,
-and not at all if the image is that matrix itself.
+and not at all if the image is that matrix itself. With few filters, on processors with wide vectors,
+there is no matrix: pixels are read from where they are in the image.
 """
 
 from theano import config
 from theano.tensor.nnet import corr
 
-from . import sources
-from .optimizations import replacing
+from synkhronos.engines.kernels import sources
+from synkhronos.engines.kernels.optimizations import replacing
 
 _FILES = (
     "geometry", "columns", "blocks", "vectors", "direct", "direct_gradient", "convolution",
@@ -17,7 +18,7 @@ _FILES = (
 )  # fmt: skip
 
 _CODE = """
-if (!convolution::%(function)s<%(type)s>(%(arguments)s, &%(output)s)) {
+if (!synkhronos_convolution::%(function)s<%(type)s>(%(arguments)s, &%(output)s)) {
     %(fail)s
 }
 """

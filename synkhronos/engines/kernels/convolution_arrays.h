@@ -2,7 +2,7 @@
 
 #include <climits>
 
-namespace convolution {
+namespace synkhronos_convolution {
 
 inline void set_number(npy_intp* number, PyArrayObject* array) {
     if (array) *number = static_cast<npy_intp>(*static_cast<npy_int64*>(PyArray_DATA(array)));
@@ -156,4 +156,4 @@ bool apply_gradient_of_input(const Params* params, PyArrayObject* filters, PyArr
            compute<T>(g, filters, output, *input, gradient_of_input<T>);
 }
 
-}  // namespace convolution
+}  // namespace synkhronos_convolution

@@ -4,7 +4,7 @@
 // the multiplication. Here a vector has an element of several filters. It is multiplied by single pixels, which
 // are read from where they are in the image, and the sums for some pixels of a row stay in registers.
 
-namespace convolution {
+namespace synkhronos_convolution {
 
 // The filters of a group, in any order, as one strided array.
 template <typename T>
@@ -154,4 +154,4 @@ bool convolve_directly(const Geometry&, const T*, const Strided<T>&, npy_intp, T
 
 #endif
 
-}  // namespace convolution
+}  // namespace synkhronos_convolution

@@ -3,7 +3,7 @@
 // Vectors have the gradients of a pixel of the output in several filters. The sums, over some rows, of their
 // products with the pixels of the image stay in registers, for some elements of the filters at a time.
 
-namespace convolution {
+namespace synkhronos_convolution {
 
 #ifdef CONVOLUTION_VECTOR
 
@@ -130,4 +130,4 @@ bool gradient_of_filters_directly(const Geometry&, const T*, const T*, T*) {
 
 #endif
 
-}  // namespace convolution
+}  // namespace synkhronos_convolution

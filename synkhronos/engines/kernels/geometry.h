@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace convolution {
+namespace synkhronos_convolution {
 
 inline npy_intp floor_divide(npy_intp a, npy_intp b) { return a / b - (a % b < 0); }
 inline npy_intp ceil_divide(npy_intp a, npy_intp b) { return -floor_divide(-a, b); }
@@ -82,4 +82,4 @@ struct Geometry {
     }
 };
 
-}  // namespace convolution
+}  // namespace synkhronos_convolution

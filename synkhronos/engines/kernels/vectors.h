@@ -16,7 +16,7 @@ int MKL_Get_Max_Threads(void) __attribute__((weak));
 }
 #endif
 
-namespace convolution {
+namespace synkhronos_convolution {
 
 #ifdef CONVOLUTION_VECTOR
 
@@ -124,4 +124,4 @@ void transpose(const T* from, npy_intp rows, npy_intp columns, npy_intp width, T
         for (npy_intp j = 0; j < columns; ++j) to[j * height + i] = from[i * width + j];
 }
 
-}  // namespace convolution
+}  // namespace synkhronos_convolution
