@@ -15,9 +15,10 @@ import subprocess
 from pathlib import Path
 
 _KIND = "compiledir_%(short_platform)s-%(processor)s-%(python_version)s-%(python_bitwidth)s"
-# Most of Theano's modules are compiled with -fno-math-errno. With it in all, they share the headers.
+# Most of Theano's modules are compiled with -fno-math-errno, and the library's also with
+# -fno-trapping-math. With both in all, they share the headers.
 # In C++98, which is enough for Theano, the standard library's headers are half as long as in C++17.
-_CXXFLAGS = "-g0 -O1 -std=gnu++98 -fno-math-errno -march=native"
+_CXXFLAGS = "-g0 -O1 -std=gnu++98 -fno-math-errno -fno-trapping-math -march=native"
 if shutil.which("ld.gold"):  # it needs half as long as the default linker
     _CXXFLAGS += " -fuse-ld=gold"
 # PyTensor's own default is Numba, which compiles a function for many seconds.

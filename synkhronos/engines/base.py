@@ -183,6 +183,9 @@ class Engine(ABC):
     def setup(self, device: str, announce: bool = True) -> None:
         """Bind this process to a device. If `announce`, the compiler may print its name."""
 
+    def use_kernels(self, wanted: bool) -> None:  # noqa: B027
+        """Compile functions with this library's operations from now on, or without them."""
+
     def before_fork(self, forks_all: bool = True) -> None:  # noqa: B027
         """Prepare for a fork; raise if forked processes could not use the inherited state.
 

@@ -15,6 +15,7 @@ from theano.tensor.shared_randomstreams import RandomStreams
 from synkhronos._errors import SynkhronosError
 from synkhronos.arithmetic.streams import jump_mrg
 from synkhronos.engines.graphs import GraphEngine
+from synkhronos.engines.kernels import registration
 from synkhronos.engines.pickles import GraphPickler
 from synkhronos.engines.theano_direct import DirectCall
 from synkhronos.engines.theano_modules import ModuleLog, add_modules, make_cacheable
@@ -31,6 +32,9 @@ class TheanoEngine(GraphEngine):
     def __init__(self):
         super().__init__()
         self._modules = ModuleLog()
+
+    def use_kernels(self, wanted):
+        registration.use(wanted and bool(theano.config.cxx))
 
     def before_fork(self, forks_all=True):
         super().before_fork(forks_all)

@@ -22,7 +22,7 @@ from synkhronos.transports.local import LocalTransport
 from synkhronos.world.devices import Bind, choose_devices, kind_of, log_communicator
 from synkhronos.world.logged import LoggedWorld
 from synkhronos.world.machines import machines_of_job, make_engine
-from synkhronos.world.options import FIRST, MODES, REFUSE, THREADS, WAIT, Options
+from synkhronos.world.options import CHOICES, FAST, MODES, REFUSE, THREADS, WAIT, Options
 from synkhronos.world.placement import by_rank
 from synkhronos.world.threads import ThreadLimits
 from synkhronos.world.world import World, current_world, enter_world, world_exists
@@ -32,6 +32,9 @@ CHECK = "SYNKHRONOS_CHECK"
 
 #: An environment variable: which calls are verified.
 VERIFY = "SYNKHRONOS_VERIFY"
+
+#: An environment variable: whose operations functions are compiled with.
+KERNELS = "SYNKHRONOS_KERNELS"
 
 
 class Processes(int):
@@ -69,6 +72,7 @@ def fork(
     check: bool | None = None,
     verify: str | None = None,
     threads: str = REFUSE,
+    kernels: str | None = None,
     pass_fds: Sequence[Any] = (),
     restart: bool = False,
 ) -> Processes:
@@ -110,6 +114,11 @@ def fork(
     threads : {"refuse", "wait"}
         What happens to a call that a thread makes during a call of another thread: an error is raised,
         or the call waits. During a call of the same thread, as in a signal handler, it is an error.
+    kernels : {"fast", "theano"}, optional
+        Whether Theano's functions that are compiled from now on have this library's operations on the
+        CPU, which give the same results in less time, or only Theano's own. By default it is the value
+        of the environment variable ``SYNKHRONOS_KERNELS``, or else ``"fast"``. It applies to every
+        ``theano.function`` of this process, also after `close`.
     pass_fds : list of int or file, optional
         Files that the workers may use although they are pipes, sockets or locked files, as file objects
         or descriptors. Of all others of these, the workers give up their copies when they start.
@@ -158,9 +167,12 @@ def fork(
     engine = make_engine(by_machine[0])
     audits = os.environ.get(CHECK) == "1" if check is None else check
     waits, pass_fds = _check_threads(threads), _check_files(pass_fds)
-    options = Options(profile_workers, audits, _check_verify(verify), waits, pass_fds)
+    verify = _check_choice(VERIFY, "verify", verify, MODES)
+    options = Options(profile_workers, audits, verify, waits, pass_fds)
+    kernels = _check_choice(KERNELS, "kernels", kernels, CHOICES)
     if world_exists():
         close()
+    engine.use_kernels(kernels == FAST)
     try:
         limits = ThreadLimits()
     except OSError as error:
@@ -208,13 +220,14 @@ def _check_master(master_rank, size):
     return master_rank
 
 
-def _check_verify(verify):
-    where = "fork: verify"
-    if verify is None:
-        verify, where = os.environ.get(VERIFY) or FIRST, VERIFY
-    if verify not in MODES:
-        raise ValueError(f"{where}: expected one of {', '.join(map(repr, MODES))}, got {verify!r}")
-    return verify
+def _check_choice(variable, name, given, choices):
+    """Return one of several words: an argument, or the value of an environment variable, or the first."""
+    where = f"fork: {name}"
+    if given is None:
+        given, where = os.environ.get(variable) or choices[0], variable
+    if given not in choices:
+        raise ValueError(f"{where}: expected one of {', '.join(map(repr, choices))}, got {given!r}")
+    return given
 
 
 def _check_threads(threads):

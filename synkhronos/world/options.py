@@ -7,6 +7,9 @@ from typing import NamedTuple, Sequence
 #: What is verified: the first call; every call; none; the first call, with an error, not a warning.
 FIRST, ALWAYS, OFF, RAISE = MODES = ("first", "always", "off", "raise")
 
+#: Whose operations Theano's functions have: this library's where it has one, or only Theano's.
+FAST, THEANO = CHOICES = ("fast", "theano")
+
 #: A call while another thread makes one is refused, or waits.
 REFUSE, WAIT = THREADS = ("refuse", "wait")
 

@@ -2,7 +2,14 @@
 
 from theano.compile import optdb
 
-_OPTIMIZATIONS = []
+from synkhronos.engines.kernels import batch_normalization, fusion, inplace, moments
+
+_OPTIMIZATIONS = [
+    *batch_normalization.OPTIMIZATIONS,
+    *moments.OPTIMIZATIONS,
+    *fusion.OPTIMIZATIONS,
+    *inplace.OPTIMIZATIONS,
+]
 
 #: The tag of all optimizations, with which the flag ``optimizer_excluding`` excludes them together.
 TAG = "synkhronos"
@@ -19,7 +26,7 @@ def use(wanted):
     """
     if wanted and not _used:
         for name, position, optimizer in _OPTIMIZATIONS:
-            optdb.register(name, optimizer, TAG, position=position)
+            optdb.register(name, optimizer, position, TAG)
             _used[name] = False
     for name, used in _used.items():
         if used != wanted:

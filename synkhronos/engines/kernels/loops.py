@@ -1,0 +1,208 @@
+"""An operation that computes elementwise results, and sums of such results, in one pass over its inputs."""
+
+import zlib
+
+import numpy as np
+from theano import tensor
+from theano.gof import Apply, Op
+from theano.gof.utils import MethodNotDefined
+from theano.scalar import Composite
+
+from synkhronos.engines.kernels import sources
+
+_C_TYPES = {"float32": "npy_float32", "float64": "npy_float64", "bool": "npy_bool"}
+_C_TYPES.update({f"{u}int{n}": f"npy_{u}int{n}" for u in ("", "u") for n in (8, 16, 32, 64)})
+
+#: The dtypes of operands; those of sums are the first two.
+DTYPES = tuple(_C_TYPES)
+SUMS = DTYPES[:2]
+
+
+class FastLoop(Op):
+    """Elementwise functions of the inputs, and sums of such functions over axes.
+
+    Parameters
+    ----------
+    scalar_op : theano.scalar.Composite
+        Computes an element of each output before it is summed.
+    axes : tuple
+        For each output, the axes over which it is summed, as a tuple, or None if it is not a sum. Sums
+        have the dtype of what is summed, float32 or float64, and are accumulated in double precision.
+    inplace : tuple of (int, int)
+        Pairs of an elementwise output and the input whose memory it gets.
+    """
+
+    __props__ = ("scalar_op", "axes", "inplace")
+
+    def __init__(self, scalar_op: Composite, axes, inplace=()):
+        self.scalar_op, self.axes, self.inplace = scalar_op, axes, inplace
+        if inplace:
+            self.destroy_map = {output: [replaced] for output, replaced in inplace}
+
+    def __str__(self):
+        ops = dict.fromkeys(str(node.op) for node in self.scalar_op.fgraph.toposort())
+        ops.pop("identity", None)
+        kinds = ["Elemwise" if one is None else f"Sum{list(one)}" for one in self.axes]
+        where = "inplace " if self.inplace else ""
+        return f"FastLoop{{{where}{', '.join(kinds)}: {', '.join(ops) or 'identity'}}}"
+
+    def make_node(self, *inputs):
+        inputs = [tensor.as_tensor_variable(one) for one in inputs]
+        broadcastable = [all(flags) for flags in zip(*(one.broadcastable for one in inputs))]
+        outputs = []
+        for kind, axes in zip(self.scalar_op.outputs_type, self.axes):
+            kept = [one for axis, one in enumerate(broadcastable) if axis not in (axes or ())]
+            outputs.append(tensor.TensorType(kind.dtype, kept)())
+        return Apply(self, inputs, outputs)
+
+    def prepare_node(self, node, storage_map, compute_map, impl):
+        scalars = [kind.make_variable() for kind in self.scalar_op.inputs_type]
+        self.scalar_op.prepare_node(self.scalar_op.make_node(*scalars), None, None, impl)
+
+    def perform(self, node, inputs, storages):
+        compute = np.frompyfunc(self.scalar_op.impl, len(inputs), len(storages))
+        results = compute(*inputs)
+        results = results if isinstance(results, tuple) else (results,)
+        for result, axes, storage, output in zip(results, self.axes, storages, node.outputs):
+            result = np.asarray(result).astype(output.dtype)
+            if axes is not None:
+                result = result.sum(axes, dtype="float64").astype(output.dtype)
+            storage[0] = np.asarray(result)
+
+    # The C++ code
+
+    def c_code_cache_version_apply(self, node):
+        version = self.scalar_op.c_code_cache_version()
+        code = self.c_support_code_apply(node, "name") + self.c_code(node, "name", [], [], {"fail": ""})
+        return version and (version, sources.version("loops"), zlib.crc32(code.encode()))
+
+    def c_compile_args(self):
+        return sources.COMPILE_ARGS
+
+    def c_headers(self):
+        return self._of_scalars("c_headers", [])
+
+    def c_libraries(self):
+        return self._of_scalars("c_libraries", [])
+
+    def _of_scalars(self, method, nothing):
+        found = []
+        for node in self.scalar_op.fgraph.toposort():
+            try:
+                found += getattr(node.op, method)()
+            except MethodNotDefined:
+                pass
+        return found or nothing
+
+    def c_support_code(self):
+        return sources.read("loops") + self.scalar_op.c_support_code()
+
+    def c_support_code_apply(self, node, name):
+        scalars = [kind.make_variable() for kind in self.scalar_op.inputs_type]
+        scalar_node = self.scalar_op.make_node(*scalars)
+        support = self.scalar_op.c_support_code_apply(scalar_node, f"{name}_scalar")
+        return support + _body(node, name, _code_of(self.scalar_op, scalar_node, name))
+
+    def c_code(self, node, name, inputs, outputs, sub):
+        fail = sub["fail"]
+        return f"""
+        {{
+            PyArrayObject *inputs[] = {{{", ".join(inputs)}}};
+            PyArrayObject *outputs[] = {{{", ".join(outputs)}}};
+            const bool done = synkhronos::Loop<Body_{name}>(outputs).run(inputs);
+            {" ".join(f"{one} = outputs[{i}];" for i, one in enumerate(outputs))}
+            if (!done) {fail}
+        }}
+        """
+
+
+def _code_of(scalar_op, scalar_node, name):
+    """Return the code that computes ``o0``, ``o1``, ... from ``i0``, ``i1``, ..."""
+    inputs = [f"i{number}" for number in range(scalar_op.nin)]
+    outputs = [f"o{number}" for number in range(scalar_op.nout)]
+    code = scalar_op.c_code(scalar_node, f"{name}_scalar", inputs, outputs, {"fail": "{}"})
+    # A composite joins equal outputs, and computes the last of them only.
+    last = {one: number for number, one in enumerate(scalar_op.fgraph.outputs)}
+    numbers = [last[one] for one in scalar_op.fgraph.outputs]
+    return code + " ".join(f"o{i} = o{number};" for i, number in enumerate(numbers) if i != number)
+
+
+def _body(node, name, code):
+    """Return the class ``Body_...`` that ``loops.h`` expects."""
+    axes, replaced = node.op.axes, dict(node.op.inplace)
+    ndim, operands = node.inputs[0].ndim, [*node.inputs, *node.outputs]
+    broadcast = [one.broadcastable for one in node.inputs]
+    summed = [[axis in (one or ()) for axis in range(ndim)] for one in axes]
+    sums = [one is not None for one in axes]
+    c_types = [_C_TYPES[one.dtype] for one in operands]
+    usual = _usual_strides(node, sums)
+    reads, writes = [], []
+    for number in range(len(operands)):
+        place = f"(const {c_types[number]} *)operands[{number}]"
+        stride = f"(USUAL ? {usual[number]} : strides[{number}])"
+        if number < len(node.inputs):
+            reads.append(f"const {c_types[number]} i{number} = ({place})[i * {stride}];")
+        else:
+            output = number - len(node.inputs)
+            reads.append(f"{c_types[number]} o{output};")
+            writes.append(f"(({c_types[number]} *)operands[{number}])[i * {stride}] = o{output};")
+    return f"""
+    struct Body_{name} {{
+        enum {{ NDIM = {ndim}, INPUTS = {len(node.inputs)}, OUTPUTS = {len(node.outputs)} }};
+        static const bool broadcast[INPUTS][NDIM], summed[OUTPUTS][NDIM], sums[OUTPUTS];
+        static const int types[OUTPUTS], sizes[INPUTS + OUTPUTS], inplace[OUTPUTS];
+
+        template <bool USUAL>
+        static void compute(npy_intp count, char *const *operands, const npy_intp *strides)
+        {{
+            #pragma GCC ivdep
+            for (npy_intp i = 0; i < count; ++i) {{
+                {" ".join(reads)}
+                {code}
+                {" ".join(writes)}
+            }}
+        }}
+
+        static void compute(npy_intp count, char *const *operands, const npy_intp *strides)
+        {{
+            static const npy_intp usual[] = {_c_list(usual)};
+            for (int i = 0; i < INPUTS + OUTPUTS; ++i)
+                if (strides[i] != usual[i]) return compute<false>(count, operands, strides);
+            compute<true>(count, operands, strides);
+        }}
+
+        static void add(int output, double *sums, npy_intp stride, const void *values, npy_intp count)
+        {{
+            if (types[output] == NPY_FLOAT32)
+                synkhronos::add(sums, stride, (const npy_float32 *)values, count);
+            else
+                synkhronos::add(sums, stride, (const npy_float64 *)values, count);
+        }}
+    }};
+    const bool Body_{name}::broadcast[INPUTS][NDIM] = {_c_list(broadcast)};
+    const bool Body_{name}::summed[OUTPUTS][NDIM] = {_c_list(summed)};
+    const bool Body_{name}::sums[OUTPUTS] = {_c_list(sums)};
+    const int Body_{name}::inplace[OUTPUTS] = {_c_list(replaced.get(i, -1) for i in range(len(sums)))};
+    const int Body_{name}::types[OUTPUTS] = {_c_list(f"NPY_{one.dtype.upper()}" for one in node.outputs)};
+    const int Body_{name}::sizes[INPUTS + OUTPUTS] = {_c_list(f"sizeof({one})" for one in c_types)};
+    """
+
+
+def _usual_strides(node, sums):
+    """Return the stride of each operand along the innermost axis, if no axis has one element by chance."""
+    full = [all(flags) for flags in zip(*(one.broadcastable for one in node.inputs))]
+    axes = [axis for axis, one in enumerate(full) if not one]
+    last = axes[-1] if axes else None
+    inputs = [int(last is not None and not one.broadcastable[last]) for one in node.inputs]
+    return inputs + [1 if is_sum else int(last is not None) for is_sum in sums]
+
+
+def _c_list(values):
+    """Return an initializer of an array in C."""
+    words = []
+    for one in values:
+        if isinstance(one, str):
+            words.append(one)
+        else:
+            words.append(_c_list(one) if isinstance(one, (list, tuple)) else str(int(one)))
+    return f"{{{', '.join(words)}}}"
