@@ -237,11 +237,11 @@ def replicated(network, data, batch):
 
 
 def _use_kernels():
-    """Compile as `synk.fork` does, with the operations that an environment variable names."""
-    if os.environ.get(KERNELS):
-        from synkhronos.engines.kernels import registration
+    """Compile with the operations that an environment variable names, as `synk.fork` does."""
+    from synkhronos.engines.cpu import CpuEngine
 
-        registration.use(os.environ[KERNELS] == FAST[KERNELS])
+    if KERNELS in os.environ and not common.devices():
+        CpuEngine().use_kernels(os.environ[KERNELS] == FAST[KERNELS])
 
 
 def _faults():

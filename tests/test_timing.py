@@ -12,6 +12,12 @@ if NAME == "theano":
 else:
     from pytensor.ifelse import ifelse
 
+
+@pytest.fixture(autouse=True)
+def no_kernels():
+    CpuEngine().use_kernels(False)
+
+
 OWN = {"theano": "Theano's own", "pytensor": "PyTensor's own"}[NAME]
 A = np.arange(12.0).reshape(4, 3)
 

@@ -246,16 +246,15 @@ def profile(path: PathLike | None = None, operations: bool = False) -> Iterator[
     3 steps; milliseconds per step, and the share of each rank's time
     rank ...
 
-    The operations of the function, and the class and the share of the first one:
+    The operation that takes most of the time of a function:
 
+    >>> y = T.dmatrix("y")
+    >>> g = synk.function([y], (T.dot(y.T, y), "sum"), name="g")
     >>> with synk.profile(operations=True) as measured:
-    ...     _ = f(np.arange(1e6))
-    >>> print(measured)  # doctest: +ELLIPSIS
-    1 steps; milliseconds per step, and the share of each rank's time
-    rank ...
+    ...     _ = g(np.ones((400, 300)))
     >>> one = measured.operations[0]
-    >>> print(one.name, one.kind, one.kernel, one.nodes, one.share)
-    Sum{acc_dtype=float64} theano.tensor.elemwise.Sum Theano's own 1 1.0
+    >>> print(one.function, one.name, one.kind, one.nodes, one.kernel)
+    g Dot22 theano.tensor.blas.Dot22 1 Theano's own
     >>> synk.close()
     """
     world = current_world()
