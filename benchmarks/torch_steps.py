@@ -25,7 +25,7 @@ def note():
     built = torch.__config__.show()
     libraries = [
         f"{name} {' '.join(re.findall(pattern, built)) or 'missing'}"
-        for name, pattern in (("MKL", r"Kernel Library Version (\S+)"), ("oneDNN", r"MKL-DNN v(\S+)"))
+        for name, pattern in (("MKL", r"Kernel Library Version ([\d.]+)"), ("oneDNN", r"MKL-DNN v(\S+)"))
     ]
     return (
         f"PyTorch {torch.__version__} with {' and '.join(libraries)}, not with the BLAS below: the same "

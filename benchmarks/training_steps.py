@@ -37,7 +37,7 @@ OTHERS = {
     "theanos": "Theano's operations, synkhronos, 2 ranks",
     "torch": f"PyTorch, 1 process, {RANKS} threads",
     "ddp": f"PyTorch DDP, {RANKS} processes of 1 thread",
-    "ddp kept": "PyTorch DDP with memory kept, the same",
+    "ddp kept": f"PyTorch DDP with memory kept, {RANKS} processes",
     "by hand": f"by hand, {RANKS} processes",
 }
 #: The bars of the picture: how the line begins, the label and the colour
