@@ -99,7 +99,8 @@ def test_a_float32_sum_is_accumulated_in_double_precision():
 
 def test_results_and_sums_of_broadcast_arrays():
     x, row, y = tensor4("x"), tensor4("row", "float64", (True, False, True, True)), tensor4("y", "int8")
-    outputs = [(x - row) * y, ((x - row) * y).sum(ALL_BUT_CHANNELS), tt.sqr(x - row).sum((1, 3)), x.sum()]
+    product = (x - row) * y
+    outputs = [product, product.sum(ALL_BUT_CHANNELS), tt.sqr(x - row).sum((1, 3)), x.sum()]
     f, expected = both([x, row, y], outputs)
     assert len(loops_of(f)) == 1
     random = np.random.RandomState(0)
@@ -124,8 +125,8 @@ def test_the_python_implementation_equals_the_code():
     x, y = tt.fmatrix("x"), tt.fmatrix("y")
     op = loops_of(theano.function([x, y], [x * tt.sgn(y), (x * tt.sgn(y)).sum(0)]))[0].op
     arrays = np.random.RandomState(0).standard_normal((2, 5, 7)).astype("f")
-    results = [theano.function([x, y], op(x, y), mode=Mode(linker, None))(*arrays) for linker in ("c", "py")]
-    assert_close(*results)
+    functions = [theano.function([x, y], op(x, y), mode=Mode(linker, None)) for linker in ("c", "py")]
+    assert_close(*(f(*arrays) for f in functions))
 
 
 def test_all_types_of_numbers():
@@ -278,9 +279,11 @@ def test_a_variance_takes_one_pass_and_is_as_exact():
 
 def test_distances_from_something_else_than_the_mean():
     x, centre = tensor4(), tensor4("centre", "float32", (True, False, True, True))
-    f, expected = both([x, centre], [x.sum(ALL_BUT_CHANNELS), tt.sqr(x - centre).sum(ALL_BUT_CHANNELS)])
+    outputs = [x.sum(ALL_BUT_CHANNELS), tt.sqr(x - centre).sum(ALL_BUT_CHANNELS)]
+    f, expected = both([x, centre], outputs)
     assert [streams(node) for node in loops_of(f)] == [(1, 0)]
-    arrays = np.random.RandomState(0).standard_normal((4, 3, 6, 5)).astype("f"), np.ones((1, 3, 1, 1), "f")
+    random = np.random.RandomState(0)
+    arrays = random.standard_normal((4, 3, 6, 5)).astype("f"), np.ones((1, 3, 1, 1), "f")
     assert_close(f(*arrays), expected(*arrays))
 
 
@@ -290,7 +293,8 @@ def test_distances_from_something_else_than_the_mean():
 def test_a_result_overwrites_what_nothing_needs():
     x, y = tt.fmatrices("xy")
     # `dot` computes an array that only the loop reads.
-    f = theano.function([x, y], (tt.sgn(tt.dot(x, y)) * x).sum(0) + tt.dot(tt.sgn(tt.dot(y, x)) * y, x)[0])
+    sums = (tt.sgn(tt.dot(x, y)) * x).sum(0)
+    f = theano.function([x, y], sums + tt.dot(tt.sgn(tt.dot(y, x)) * y, x)[0])
     assert any(node.op.inplace for node in loops_of(f))
 
 
@@ -337,7 +341,8 @@ def normalization(dtype, pattern="spatial"):
     x, gradient = tensor4("x", dtype), tensor4("g", dtype)
     kept = 1 if pattern == "spatial" else 3
     scale, shift = (tt.TensorType(dtype, (False,) * kept)(name) for name in ("scale", "shift"))
-    averages = [theano.shared(np.full((5,) if kept == 1 else (5, 4, 3), value, dtype)) for value in (1, 2)]
+    shape = (5,) if kept == 1 else (5, 4, 3)
+    averages = [theano.shared(np.full(shape, value, dtype)) for value in (1, 2)]
     y, *statistics = tt.nnet.bn.batch_normalization_train(
         x, scale, shift, pattern, running_mean=averages[0], running_var=averages[1]
     )
@@ -351,7 +356,8 @@ def normalization_arrays(dtype, pattern):
     shape = (6, 5, 4, 3)
     kept = shape[1:2] if pattern == "spatial" else shape[1:]
     arrays = [3 + 2 * random.standard_normal(shape), random.standard_normal(shape)]
-    return [one.astype(dtype) for one in (*arrays, random.uniform(1, 2, kept), random.standard_normal(kept))]
+    arrays += [random.uniform(1, 2, kept), random.standard_normal(kept)]
+    return [one.astype(dtype) for one in arrays]
 
 
 @pytest.mark.parametrize("pattern", ["spatial", "per-activation"])

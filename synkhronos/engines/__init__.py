@@ -15,7 +15,8 @@ checks which shared variables a copy of a function replaces, and ``remarks`` are
 
 ``pytensor_engine`` runs PyTensor on NumPy arrays, and ``pytensor_jax`` on JAX arrays. ``theano_cpu``
 and ``theano_gpu`` run Theano on NumPy arrays and on the arrays of a GPU; their common code is in
-``theano_engine`` and ``theano_modules``. ``theano_direct`` calls a compiled function in less time.
+``theano_engine`` and ``theano_modules``. The folder ``kernels`` has faster operations for the CPU.
+``theano_direct`` calls a compiled function in less time.
 ``collectives`` are operations in graphs of either compiler, derived from the classes in ``operation``;
 ``buckets`` is one that does not wait for other ranks, and ``order`` gives them their order.
 ``theano_gpu_collectives`` replaces them for arrays on a GPU. ``theano_kernels`` and ``cuda_context``

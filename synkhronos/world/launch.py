@@ -164,12 +164,8 @@ def fork(
     master_rank, timeout = _check_master(master_rank, size), _check_timeout(timeout)
     for name, ignored in (("max_n_var", max_n_var), ("max_dim", max_dim)):
         check_int(ignored, f"fork: {name}")
-    engine = make_engine(by_machine[0])
-    audits = os.environ.get(CHECK) == "1" if check is None else check
-    waits, pass_fds = _check_threads(threads), _check_files(pass_fds)
-    verify = _check_choice(VERIFY, "verify", verify, MODES)
-    options = Options(profile_workers, audits, verify, waits, pass_fds)
-    kernels = _check_choice(KERNELS, "kernels", kernels, CHOICES)
+    options = _options(profile_workers, check, verify, threads, pass_fds)
+    kernels, engine = _check_choice(KERNELS, "kernels", kernels, CHOICES), make_engine(by_machine[0])
     if world_exists():
         close()
     engine.use_kernels(kernels == FAST)
@@ -187,6 +183,12 @@ def fork(
     processes = Processes(size)
     processes._world = weakref.ref(world)
     return processes
+
+
+def _options(profile_workers, check, verify, threads, pass_fds):
+    audits = os.environ.get(CHECK) == "1" if check is None else check
+    verify = _check_choice(VERIFY, "verify", verify, MODES)
+    return Options(profile_workers, audits, verify, _check_threads(threads), _check_files(pass_fds))
 
 
 def _place(n_parallel, use_gpu, devices):
@@ -221,7 +223,7 @@ def _check_master(master_rank, size):
 
 
 def _check_choice(variable, name, given, choices):
-    """Return one of several words: an argument, or the value of an environment variable, or the first."""
+    """Return one of several words: an argument, the value of an environment variable, or the first."""
     where = f"fork: {name}"
     if given is None:
         given, where = os.environ.get(variable) or choices[0], variable

@@ -185,7 +185,8 @@ class _Loop:
             return True
         (member,) = self.members
         inputs = member.node.inputs
-        is_mixed = any(one.broadcastable != self.pattern and not all(one.broadcastable) for one in inputs)
+        smaller = [one for one in inputs if one.broadcastable != self.pattern]
+        is_mixed = not all(all(one.broadcastable) for one in smaller)
         return member.is_slow_in_theano or is_mixed or any(one in virtual for one in inputs)
 
     def build(self, virtual):

@@ -106,11 +106,7 @@ public:
         find_axes();
         npy_intp count = 1;
         for (int axis = 0; axis < NDIM; ++axis) count *= shape[axis];
-        if (count) {
-            NPY_BEGIN_ALLOW_THREADS
-            walk();
-            NPY_END_ALLOW_THREADS
-        }
+        if (count) walk();
         for (int output = 0; output < OUTPUTS; ++output)
             if (Body::sums[output]) store(output);
         return true;

@@ -1,4 +1,4 @@
-"""An operation that computes elementwise results, and sums of such results, in one pass over its inputs."""
+"""An operation that computes elementwise results, and sums of such results, in one pass over memory."""
 
 import zlib
 
@@ -127,69 +127,83 @@ def _code_of(scalar_op, scalar_node, name):
     return code + " ".join(f"o{i} = o{number};" for i, number in enumerate(numbers) if i != number)
 
 
-def _body(node, name, code):
-    """Return the class ``Body_...`` that ``loops.h`` expects."""
-    axes, replaced = node.op.axes, dict(node.op.inplace)
-    ndim, operands = node.inputs[0].ndim, [*node.inputs, *node.outputs]
-    broadcast = [one.broadcastable for one in node.inputs]
-    summed = [[axis in (one or ()) for axis in range(ndim)] for one in axes]
-    sums = [one is not None for one in axes]
-    c_types = [_C_TYPES[one.dtype] for one in operands]
-    usual = _usual_strides(node, sums)
-    reads, writes = [], []
-    for number in range(len(operands)):
-        place = f"(const {c_types[number]} *)operands[{number}]"
-        stride = f"(USUAL ? {usual[number]} : strides[{number}])"
-        if number < len(node.inputs):
-            reads.append(f"const {c_types[number]} i{number} = ({place})[i * {stride}];")
-        else:
-            output = number - len(node.inputs)
-            reads.append(f"{c_types[number]} o{output};")
-            writes.append(f"(({c_types[number]} *)operands[{number}])[i * {stride}] = o{output};")
-    return f"""
-    struct Body_{name} {{
-        enum {{ NDIM = {ndim}, INPUTS = {len(node.inputs)}, OUTPUTS = {len(node.outputs)} }};
+_BODY = """
+    struct Body_%(name)s {
+        enum { NDIM = %(ndim)i, INPUTS = %(n_inputs)i, OUTPUTS = %(n_outputs)i };
         static const bool broadcast[INPUTS][NDIM], summed[OUTPUTS][NDIM], sums[OUTPUTS];
         static const int types[OUTPUTS], sizes[INPUTS + OUTPUTS], inplace[OUTPUTS];
 
         template <bool USUAL>
         static void compute(npy_intp count, char *const *operands, const npy_intp *strides)
-        {{
+        {
             #pragma GCC ivdep
-            for (npy_intp i = 0; i < count; ++i) {{
-                {" ".join(reads)}
-                {code}
-                {" ".join(writes)}
-            }}
-        }}
+            for (npy_intp i = 0; i < count; ++i) {
+                %(code)s
+            }
+        }
 
         static void compute(npy_intp count, char *const *operands, const npy_intp *strides)
-        {{
-            static const npy_intp usual[] = {_c_list(usual)};
+        {
+            static const npy_intp usual[] = %(usual)s;
             for (int i = 0; i < INPUTS + OUTPUTS; ++i)
                 if (strides[i] != usual[i]) return compute<false>(count, operands, strides);
             compute<true>(count, operands, strides);
-        }}
+        }
 
         static void add(int output, double *sums, npy_intp stride, const void *values, npy_intp count)
-        {{
+        {
             if (types[output] == NPY_FLOAT32)
                 synkhronos::add(sums, stride, (const npy_float32 *)values, count);
             else
                 synkhronos::add(sums, stride, (const npy_float64 *)values, count);
-        }}
-    }};
-    const bool Body_{name}::broadcast[INPUTS][NDIM] = {_c_list(broadcast)};
-    const bool Body_{name}::summed[OUTPUTS][NDIM] = {_c_list(summed)};
-    const bool Body_{name}::sums[OUTPUTS] = {_c_list(sums)};
-    const int Body_{name}::inplace[OUTPUTS] = {_c_list(replaced.get(i, -1) for i in range(len(sums)))};
-    const int Body_{name}::types[OUTPUTS] = {_c_list(f"NPY_{one.dtype.upper()}" for one in node.outputs)};
-    const int Body_{name}::sizes[INPUTS + OUTPUTS] = {_c_list(f"sizeof({one})" for one in c_types)};
-    """
+        }
+    };
+    const bool Body_%(name)s::broadcast[INPUTS][NDIM] = %(broadcast)s;
+    const bool Body_%(name)s::summed[OUTPUTS][NDIM] = %(summed)s;
+    const bool Body_%(name)s::sums[OUTPUTS] = %(sums)s;
+    const int Body_%(name)s::inplace[OUTPUTS] = %(inplace)s;
+    const int Body_%(name)s::types[OUTPUTS] = %(types)s;
+    const int Body_%(name)s::sizes[INPUTS + OUTPUTS] = %(sizes)s;
+"""
+
+
+def _body(node, name, code):
+    """Return the class ``Body_...`` that ``loops.h`` expects."""
+    axes, replaced, ndim = node.op.axes, dict(node.op.inplace), node.inputs[0].ndim
+    sums = [one is not None for one in axes]
+    usual = _usual_strides(node, sums)
+    return _BODY % {
+        "name": name,
+        "ndim": ndim,
+        "n_inputs": len(node.inputs),
+        "n_outputs": len(node.outputs),
+        "code": _loop_code(node, usual, code),
+        "usual": _c_list(usual),
+        "broadcast": _c_list(one.broadcastable for one in node.inputs),
+        "summed": _c_list([axis in (one or ()) for axis in range(ndim)] for one in axes),
+        "sums": _c_list(sums),
+        "inplace": _c_list(replaced.get(output, -1) for output in range(len(sums))),
+        "types": _c_list(f"NPY_{one.dtype.upper()}" for one in node.outputs),
+        "sizes": _c_list(f"sizeof({_C_TYPES[one.dtype]})" for one in [*node.inputs, *node.outputs]),
+    }
+
+
+def _loop_code(node, usual, code):
+    """Return the code that reads the inputs at a place, computes the outputs, and writes them."""
+    reads, writes = [], []
+    for number, one in enumerate([*node.inputs, *node.outputs]):
+        kind, output = _C_TYPES[one.dtype], number - len(node.inputs)
+        place = f"[i * (USUAL ? {usual[number]} : strides[{number}])]"
+        if output < 0:
+            reads.append(f"const {kind} i{number} = ((const {kind} *)operands[{number}]){place};")
+        else:
+            reads.append(f"{kind} o{output};")
+            writes.append(f"(({kind} *)operands[{number}]){place} = o{output};")
+    return " ".join([*reads, code, *writes])
 
 
 def _usual_strides(node, sums):
-    """Return the stride of each operand along the innermost axis, if no axis has one element by chance."""
+    """Return the stride of each operand along the innermost axis, unless its extent happens to be 1."""
     full = [all(flags) for flags in zip(*(one.broadcastable for one in node.inputs))]
     axes = [axis for axis, one in enumerate(full) if not one]
     last = axes[-1] if axes else None

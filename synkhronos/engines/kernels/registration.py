@@ -14,7 +14,7 @@ _OPTIMIZATIONS = [
 #: The tag of all optimizations, with which the flag ``optimizer_excluding`` excludes them together.
 TAG = "synkhronos"
 
-_used = {}  # the name of each registered optimization, and whether it is used
+_MODE = "fast_run"
 
 
 def use(wanted):
@@ -24,11 +24,8 @@ def use(wanted):
     ----------
     wanted : bool
     """
-    if wanted and not _used:
-        for name, position, optimizer in _OPTIMIZATIONS:
+    for name, position, optimizer in _OPTIMIZATIONS:
+        if TAG not in optdb.__db__ or optimizer not in optdb.__db__[TAG]:
             optdb.register(name, optimizer, position, TAG)
-            _used[name] = False
-    for name, used in _used.items():
-        if used != wanted:
-            (optdb.add_tags if wanted else optdb.remove_tags)(name, "fast_run")
-            _used[name] = wanted
+        if wanted != (optimizer in optdb.__db__[_MODE]):
+            (optdb.add_tags if wanted else optdb.remove_tags)(name, _MODE)
