@@ -58,7 +58,8 @@ def test_ranks_compute_the_same_as_one_process(open_world, after):
 def test_a_scan_has_fast_operations_inside(open_world):
     open_world(1)
     x = tt.fmatrix("x")
-    total, _ = theano.scan(lambda row, sum_: sum_ + (x * tt.sgn(row)).sum(), [x], tt.zeros((), "float32"))
+    zero = tt.zeros((), "float32")
+    total, _ = theano.scan(lambda row, old: old + (x * tt.sgn(row)).sum(), [x], zero)
     f = theano.function([x], total[-1])
     (scan,) = [node.op for node in f.maker.fgraph.apply_nodes if type(node.op).__name__ == "Scan"]
     assert is_fast(scan.fn)

@@ -104,14 +104,15 @@ class FastLoop(Op):
         return support + _body(node, name, _code_of(self.scalar_op, scalar_node, name))
 
     def c_code(self, node, name, inputs, outputs, sub):
-        fail = sub["fail"]
+        call = sources.call(f"synkhronos::Loop<Body_{name}>(outputs).run(inputs)", "{ ok = false; }")
         return f"""
         {{
             PyArrayObject *inputs[] = {{{", ".join(inputs)}}};
             PyArrayObject *outputs[] = {{{", ".join(outputs)}}};
-            const bool done = synkhronos::Loop<Body_{name}>(outputs).run(inputs);
+            bool ok = true;
+            {call}
             {" ".join(f"{one} = outputs[{i}];" for i, one in enumerate(outputs))}
-            if (!done) {fail}
+            if (!ok) {sub["fail"]}
         }}
         """
 

@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <new>
 
 #ifdef __clang__
 #define SYNKHRONOS_SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)

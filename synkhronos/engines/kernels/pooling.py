@@ -16,16 +16,18 @@ _MODES = {
     "average_inc_pad": "AVERAGE_WITH_PADDING",
     "average_exc_pad": "AVERAGE_WITHOUT_PADDING",
 }
-_VERSION = 1  # of what this file adds to the code
+_VERSION = 2  # of what this file adds to the code
+_CALL = """
+    read_pair<dtype_{ws}>({ws}, "ws", of.window)
+    && read_pair<dtype_{stride}>({stride}, "stride", of.stride)
+    && read_pair<dtype_{pad}>({pad}, "pad", of.pad)
+    && {function}<{options}>({arguments})
+"""
 _CODE = """
 {{
     using namespace synkhronos_pooling;
     Pairs of;
-    if (!read_pair<dtype_{ws}>({ws}, "ws", of.window)
-        || !read_pair<dtype_{stride}>({stride}, "stride", of.stride)
-        || !read_pair<dtype_{pad}>({pad}, "pad", of.pad)
-        || !{function}<{options}>({arguments}))
-        {fail}
+    {call}
 }}
 """
 
@@ -51,15 +53,15 @@ class _InCpp:
         arguments behind the sizes.
         """
         *arrays, ws, stride, pad, out = names
-        return _CODE.format(
+        call = _CALL.format(
             ws=ws,
             stride=stride,
             pad=pad,
             function=function,
             options=", ".join([*map(str, _known(node)), *options, f"dtype_{out}"]),
             arguments=", ".join([*arrays, "of", *arguments, f"&{out}"]),
-            fail=sub["fail"],
         )
+        return _CODE.format(call=sources.call(call, sub["fail"]))
 
 
 def _known(node):

@@ -2,9 +2,10 @@
 
 from theano.compile import optdb
 
-from synkhronos.engines.kernels import batch_normalization, fusion, inplace, moments
+from synkhronos.engines.kernels import batch_normalization, fusion, inplace, moments, pooling
 
 _OPTIMIZATIONS = [
+    *pooling.OPTIMIZATIONS,
     *batch_normalization.OPTIMIZATIONS,
     *moments.OPTIMIZATIONS,
     *fusion.OPTIMIZATIONS,

@@ -17,6 +17,21 @@ def read(*names):
     return "\n".join((_FOLDER / f"{name}.h").read_text(encoding="utf-8") for name in names)
 
 
+def call(expression, fail):
+    """Return the code that evaluates an expression, which is false after it has set a Python error."""
+    return f"""
+    {{
+        bool done = false;
+        try {{
+            done = {expression};
+        }} catch (const std::bad_alloc &) {{
+            PyErr_NoMemory();
+        }}
+        if (!done) {fail}
+    }}
+    """
+
+
 @functools.lru_cache(maxsize=None)
 def version(*names):
     """Return a tuple that changes with the text, for ``c_code_cache_version``."""
