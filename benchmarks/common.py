@@ -539,6 +539,7 @@ COLOURS = {
     "synk light": "#8fbfe3",
     "other": "#8a8f98",
     "other light": "#c9ccd1",
+    "torch": "#c9733f",
     "good": "#2e8b57",
     "bad": "#c0392b",
     "goal": "#d9822b",

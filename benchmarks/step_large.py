@@ -2,8 +2,9 @@
 
 Every step all-reduces the flat gradient of 102 MB, applies Nesterov momentum and collects the loss; the
 running averages of batch norm stay with the ranks. Against plain Theano as a user starts it, with all 8
-images; Theano with one BLAS thread and malloc set as by the library; and the ideal: two such processes
-that know nothing of each other, each with 4 images, at the same time.
+images; Theano with one BLAS thread and malloc set as by the library; the library with Theano's own
+operations; PyTorch, in one process of two threads and as DDP on two processes; and the ideal: two
+processes that know nothing of each other, each with 4 images, at the same time.
 """
 
 import argparse
@@ -73,8 +74,9 @@ def measure(options):
     rounds, each = (2, 1) if options.quick else (5, 2)
     title = f"ResNet-50, {pixels} x {pixels} pixels, {EACH} images a rank"
     ours, plain, load = (functools.partial(one, pixels) for one in (network, plain_network, images))
+    torch_network = "ResNet50", LEARNING_RATE, MOMENTUM
     return training_steps.measure(
-        title, ours, plain, load, RANKS * EACH, "images", rounds, each, speed_up=2.2
+        title, ours, plain, torch_network, load, RANKS * EACH, "images", rounds, each, speed_up=2.2
     )
 
 

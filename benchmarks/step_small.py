@@ -2,7 +2,8 @@
 
 Every step reads 500 rows, all-reduces the flat gradient, applies Nesterov momentum and collects the
 loss. Against plain Theano as a user starts it; Theano with one BLAS thread and malloc set as by the
-library; and the ideal: two such processes that know nothing of each other, each with 250 rows, at the
+library; the library with Theano's own operations; PyTorch, in one process of two threads and as DDP on
+two processes; and the ideal: two processes that know nothing of each other, each with 250 rows, at the
 same time.
 """
 
@@ -56,8 +57,9 @@ def digits():
 def measure(options):
     rounds, each = (4, 2) if options.quick else (15, 8)
     title = f"Lasagne's MNIST CNN, batch {BATCH}"
+    torch_network = "MnistCnn", LEARNING_RATE, MOMENTUM
     return training_steps.measure(
-        title, network, plain_network, digits, BATCH, "rows", rounds, each, speed_up=2.3
+        title, network, plain_network, torch_network, digits, BATCH, "rows", rounds, each, speed_up=2.3
     )
 
 

@@ -7,10 +7,13 @@ contestants' processes.
 
 import mmap
 import multiprocessing
+import os
 import resource
+import tempfile
 import time
 
 import common
+import torch_steps
 from common import COLOURS, ONE_THREAD, Contestant, Line
 
 import numpy as np
@@ -25,6 +28,29 @@ PARTS = ("gradient", "all-reduce", "update", "waiting", "CPU time of the gradien
 KEPT = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}  # as by `python -m synkhronos run`
 MOST_BYTES = 128 << 20  # of a gradient vector
 NOT_KEPT = {"SYNKHRONOS_KEEP_MEMORY": "0"}
+KERNELS = "SYNKHRONOS_KERNELS"
+FAST, THEANOS = {KERNELS: "fast"}, {KERNELS: "theano"}  # the library's operations, or Theano's own
+
+
+#: What the lines of other contestants are called, of those that there are
+OTHERS = {
+    "theanos": "Theano's operations, synkhronos, 2 ranks",
+    "torch": f"PyTorch, 1 process, {RANKS} threads",
+    "ddp": f"PyTorch DDP, {RANKS} processes of 1 thread",
+    "ddp kept": f"PyTorch DDP with memory kept, {RANKS} processes",
+    "by hand": f"by hand, {RANKS} processes",
+}
+#: The bars of the picture: how the line begins, the label and the colour
+BARS = [
+    ("Theano untouched", "Theano, untouched", "other"),
+    ("Theano, 1 thread", "Theano, 1 thread,\nmemory kept", "other"),
+    (OTHERS["torch"], f"PyTorch, 1 process,\n{RANKS} threads", "torch"),
+    (OTHERS["ddp"], f"PyTorch DDP,\n{RANKS} processes", "torch"),
+    (OTHERS["ddp kept"], "PyTorch DDP,\nmemory kept", "torch"),
+    (OTHERS["theanos"], "Synkhronos, 2 ranks,\nTheano's operations", "synk light"),
+    ("synkhronos, 2 ranks", "Synkhronos, 2 ranks", "synk"),
+    ("ideal, 2", "ideal:\n2 processes apart", "other light"),
+]
 
 
 # Contestants
@@ -43,7 +69,7 @@ def untouched(plain_network, data, batch):
     def step(*arrays, batch):
         return function(*[array[batch] for array in arrays])
 
-    yield lambda steps: {"seconds": _time(step, arrays, batch, steps)}
+    yield lambda steps: {"seconds": seconds_of_step(step, arrays, batch, steps)}
 
 
 def serial(network, data, batch, number=0, counters=None):
@@ -53,6 +79,7 @@ def serial(network, data, batch, number=0, counters=None):
     """
     from synkhronos.extensions import train
 
+    _use_kernels()
     common.use_device(number)
     step = train.make_train_function_theano(*network())
     arrays = data()
@@ -65,7 +92,7 @@ def serial(network, data, batch, number=0, counters=None):
 
     def turn(steps, together=False):
         before = time.process_time()
-        seconds = _time(step_together if together else step, arrays, batch, steps)
+        seconds = seconds_of_step(step_together if together else step, arrays, batch, steps)
         return {"seconds": seconds, "cpu": (time.process_time() - before) / (1 + steps)}
 
     yield turn
@@ -81,6 +108,7 @@ def by_hand(network, data, batch, number, counters, gradients, is_driven=False):
     from synkhronos.arithmetic.partition import share
     from synkhronos.engines.names import package
 
+    _use_kernels()
     common.use_device(number)
     loss, params, x, y, rule, *hyper = network()
     grad_updates, param_updates, flat = rule(loss, params, *hyper)
@@ -115,7 +143,7 @@ def by_hand(network, data, batch, number, counters, gradients, is_driven=False):
 
     def turn(steps, _=True):
         before = time.process_time()
-        seconds = _time(step, arrays, batch, steps)
+        seconds = seconds_of_step(step, arrays, batch, steps)
         assert np.shares_memory(flat.get_value(borrow=True), vectors[number])
         return {"seconds": seconds, "cpu": (time.process_time() - before) / (1 + steps)}
 
@@ -193,7 +221,7 @@ def replicated(network, data, batch):
 
     def turn(steps):
         before, faults, begin = spent.copy(), _faults(), time.perf_counter()
-        seconds = _time(step, arrays, batch, steps)
+        seconds = seconds_of_step(step, arrays, batch, steps)
         each = (time.perf_counter() - begin) / (1 + steps)
         parts = (spent - before) / (1 + steps)
         faults = (_faults() - faults) / (1 + steps)
@@ -208,12 +236,20 @@ def replicated(network, data, batch):
     synk.close()
 
 
+def _use_kernels():
+    """Compile with the operations that an environment variable names, as `synk.fork` does."""
+    from synkhronos.engines.cpu import CpuEngine
+
+    if KERNELS in os.environ and not common.devices():
+        CpuEngine().use_kernels(os.environ[KERNELS] == FAST[KERNELS])
+
+
 def _faults():
     """Return how many minor page faults this process has had."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
 
-def _time(step, data, batch, steps):
+def seconds_of_step(step, data, batch, steps):
     """Return the seconds that each step takes."""
     step(*data, batch=slice(0, batch))
     begin = time.perf_counter()
@@ -267,57 +303,84 @@ def _split(step, parts):
 # The comparison
 
 
-def measure(title, network, plain_network, data, batch, what, rounds, steps, speed_up):
-    """Return the `Result` of steps on `batch` rows of `what`; `speed_up` is the goal."""
-    each = batch // RANKS
+def measure(
+    title, network, plain_network, torch_network, data, batch, what, rounds, steps, speed_up
+):
+    """Return the `Result` of steps on `batch` rows of `what`.
 
-    def apart(environment):
-        environment = {**ONE_THREAD, **environment}
+    `torch_network` is the name of the network in ``torch_networks``, the learning rate and the momentum.
+    `speed_up` is the goal.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        alone, groups = _contestants(network, plain_network, torch_network, data, batch, folder)
+        players = {
+            **alone,
+            **{f"{name} {n}": x for name, one in groups.items() for n, x in enumerate(one.players)},
+        }
+        turns = {name: lambda one=one: one(steps) for name, one in {**alone, **groups}.items()}
+        turns["together"] = lambda: groups["ideal"](steps, True)
+        with common.contestants(**players):
+            turns = common.take_turns(turns, rounds, "steps")
+    seconds = {name: np.array([turn["seconds"] for turn in turns[name]]) for name in turns}
+    splits = [turn["split"] for turn in turns["synk"]]
+    split = {name: float(np.median([one[name] for one in splits])) for name in splits[0]}
+    lines, notes = _lines(seconds, batch, what, speed_up), _notes(turns, rounds, steps, split)
+    return common.Result(title, lines, notes, {"parts": split})
+
+
+def _contestants(network, plain_network, torch_network, data, batch, folder):
+    """Return by name: the contestants of one process or one world, and the groups, as `Apart`."""
+    each = batch // RANKS
+    one_thread = {**ONE_THREAD, **KEPT}
+
+    def apart(variables):
+        variables = {**ONE_THREAD, **variables, **FAST}
         return Apart(
-            lambda *of_rank: Contestant(serial, network, data, each, *of_rank, environment=environment)
+            lambda *of_rank: Contestant(serial, network, data, each, *of_rank, environment=variables)
         )
 
     def hand_made(*of_rank):
-        environment = {**ONE_THREAD, **KEPT}
-        return Contestant(by_hand, network, data, each, *of_rank, environment=environment)
+        variables = {**one_thread, **FAST}
+        return Contestant(by_hand, network, data, each, *of_rank, environment=variables)
 
-    alone = "untouched", "serial", "synk"
-    ideal, bare = apart(KEPT), apart(NOT_KEPT)
-    more = {}
-    if not common.devices():  # their arrays are not in shared memory
-        more["by hand"] = Apart(hand_made, share_gradients=True)
-    with common.contestants(
-        untouched=Contestant(untouched, plain_network, data, batch, environment=NOT_KEPT),
-        serial=Contestant(serial, network, data, batch, environment={**ONE_THREAD, **KEPT}),
-        synk=Contestant(replicated, network, data, batch, environment=KEPT),
-        **{f"ideal {number}": one for number, one in enumerate(ideal.players)},
-        **{f"bare {number}": one for number, one in enumerate(bare.players)},
-        **{f"{name} {n}": one for name, group in more.items() for n, one in enumerate(group.players)},
-    ) as players:
-        turns = common.take_turns(
-            {
-                **{name: lambda name=name: players[name](steps) for name in alone},
-                "ideal": lambda: ideal(steps),
-                "together": lambda: ideal(steps, True),
-                "bare": lambda: bare(steps),
-                **{name: lambda group=group: group(steps) for name, group in more.items()},
-            },
-            rounds,
-            "steps",
+    def ddp(name, malloc):
+        arguments = torch_steps.ddp, torch_network[0], data, batch, *torch_network[1:]
+        variables = {**ONE_THREAD, **malloc, "GLOO_SOCKET_IFNAME": "lo"}
+        meeting = os.path.join(folder, name)
+        return Apart(
+            lambda number, _: Contestant(*arguments, meeting, number, RANKS, environment=variables)
         )
-    parts = np.median([turn["parts"] for turn in turns["synk"]], axis=0)
-    seconds = {name: np.array([turn["seconds"] for turn in turns[name]]) for name in turns}
-    own, ideal, together = seconds["synk"], seconds["ideal"], seconds["together"]
-    ideal_cpu = np.median([turn["cpu"] for turn in turns["ideal"]])
+
+    def ours(kernels):
+        return Contestant(replicated, network, data, batch, environment={**KEPT, **kernels})
+
+    alone = {
+        "untouched": Contestant(untouched, plain_network, data, batch, environment=NOT_KEPT),
+        "serial": Contestant(serial, network, data, batch, environment={**one_thread, **THEANOS}),
+        "synk": ours(FAST),
+    }
+    groups = {"ideal": apart(KEPT), "bare": apart(NOT_KEPT)}
+    if not common.devices():  # the others are on the CPU, with arrays in shared memory
+        alone["theanos"] = ours(THEANOS)
+        groups["by hand"] = Apart(hand_made, share_gradients=True)
+        if torch_steps.is_there():
+            arguments = torch_steps.alone, torch_network[0], data, batch, *torch_network[1:]
+            alone["torch"] = Contestant(*arguments, RANKS, environment=NOT_KEPT)
+            groups["ddp"], groups["ddp kept"] = ddp("untouched", NOT_KEPT), ddp("kept", KEPT)
+    return alone, groups
+
+
+def _lines(seconds, batch, what, speed_up):
+    untouched, serial, own, ideal, together, bare = (
+        seconds[name] for name in ("untouched", "serial", "synk", "ideal", "together", "bare")
+    )
     lines = [
-        common.line(f"Theano untouched, {batch} {what}", "ms", seconds["untouched"]),
-        common.line("Theano, 1 thread, memory kept", "ms", seconds["serial"]),
-        common.line(
-            "synkhronos, 2 ranks", "ms", own, seconds["untouched"], "untouched", at_least=speed_up
-        ),
-        common.line(f"ideal, {RANKS} × {each} {what}", "ms", ideal),
+        common.line(f"Theano untouched, {batch} {what}", "ms", untouched),
+        common.line("Theano, 1 thread, memory kept", "ms", serial),
+        common.line("synkhronos, 2 ranks", "ms", own, untouched, "untouched", at_least=speed_up),
+        common.line(f"ideal, {RANKS} × {batch // RANKS} {what}", "ms", ideal),
         common.line("ideal, but step by step", "ms", together),
-        common.line("ideal, malloc as it is", "ms", seconds["bare"]),
+        common.line("ideal, malloc as it is", "ms", bare),
         Line(
             "ideal / synkhronos",
             "×",
@@ -326,21 +389,29 @@ def measure(title, network, plain_network, data, batch, what, rounds, steps, spe
             reached=bool(np.median(ideal / own) >= 0.97),
         ),
         Line("step by step / synkhronos", "×", list(together / own)),
-        Line("1 thread / synkhronos", "×", list(seconds["serial"] / own)),
-        Line("untouched / ideal", "×", list(seconds["untouched"] / ideal)),
+        Line("1 thread / synkhronos", "×", list(serial / own)),
+        Line("untouched / ideal", "×", list(untouched / ideal)),
     ]
-    if more:
-        made = seconds["by hand"]
-        lines += [
-            common.line(f"by hand, {RANKS} processes", "ms", made),
-            Line("ideal / by hand", "×", list(ideal / made)),
-            Line("by hand / synkhronos", "×", list(made / own)),
-        ]
-    splits = [turn["split"] for turn in turns["synk"]]
-    split = {name: float(np.median([one[name] for one in splits])) for name in splits[0]}
+    for name, line in OTHERS.items():
+        if common.devices():
+            break
+        times = seconds.get(name, np.array([]))
+        lines.append(common.line(line, "ms", times))
+        if times.size:
+            lines.append(Line(f"{line.partition(',')[0]} / synkhronos", "×", list(times / own)))
+        if name == "by hand":
+            lines.append(Line("ideal / by hand", "×", list(ideal / times)))
+    return lines
+
+
+def _notes(turns, rounds, steps, split):
+    parts = np.median([turn["parts"] for turn in turns["synk"]], axis=0)
+    ideal_cpu = np.median([turn["cpu"] for turn in turns["ideal"]])
     notes = [
         f"per turn {steps} steps after one to warm up, {rounds} turns each; untouched: as many BLAS "
         "threads as cores, malloc as it is; the others one BLAS thread per process",
+        "Theano's operations: with kernels='theano'; synkhronos, the ideal and by hand have this "
+        "library's operations (kernels='fast'); both contestants in one process have Theano's",
         f"memory kept: malloc keeps freed memory, and uses huge pages ({huge_pages('enabled')} by the "
         f"kernel's setting)",
         "ratios are speed-ups within each round; step by step: each process waits for the other one "
@@ -356,25 +427,19 @@ def measure(title, network, plain_network, data, batch, what, rounds, steps, spe
         ),
     ]
     if common.devices():
-        notes.append("a call on a device returns before its work is done: the parts are of the calls")
-    return common.Result(title, lines, notes, {"parts": split})
+        return [*notes, "a call on a device returns before its work is done: the parts are of the calls"]
+    return [*notes, torch_steps.note()]
 
 
 def draw(figure, record):
-    left, right = figure.subplots(1, 2, width_ratios=(1.2, 1))
-    untouched, serial, own, ideal = record["lines"][:4]
-    lines = [untouched, serial, ideal, own]
-    labels = [
-        "Theano,\nuntouched",
-        "Theano, 1 thread,\nmemory kept",
-        "ideal:\n2 processes apart",
-        "Synkhronos,\n2 ranks",
-    ]
-    colours = [COLOURS[name] for name in ("other", "other", "other light", "synk")]
-    common.bars(left, lines, labels, colours, "ms")
-    speed_up = own["ratio"]
-    of_ideal = common.find(record, "ideal / synkhronos")["median"]
-    left.set_title(f"A step: {speed_up:.2f} × as fast, {of_ideal:.0%} of the ideal")
+    left, right = figure.subplots(1, 2, width_ratios=(1.45, 1))
+    bars = []
+    for prefix, label, colour in BARS:
+        found = [one for one in record["lines"] if one["what"].startswith(prefix)]
+        if found and found[0]["samples"]:
+            bars.append((found[0], label, COLOURS[colour]))
+    common.bars(left, *map(list, zip(*bars)), "ms")
+    left.set_title(_title(record))
     parts = dict(record["extra"]["parts"])
     gradient = parts.pop("gradient")
     places = range(len(parts))[::-1]
@@ -388,3 +453,14 @@ def draw(figure, record):
     right.set(xlabel="ms, mean of the ranks", xlim=(min(0, *milliseconds), 1.5 * max(milliseconds)))
     right.grid(axis="x", color="#e3e3e3")
     right.set_title(f"Besides the gradient's {1e3 * gradient:.0f} ms")
+
+
+def _title(record):
+    """Return how fast a step is, compared with the others."""
+    ratios = {one["what"]: one["median"] for one in record["lines"] if one["unit"] == "×"}
+    speed_up = common.find(record, "synkhronos, 2 ranks")["ratio"]
+    told = [f"{speed_up:.2f} × as fast as Theano", f"{ratios['ideal / synkhronos']:.0%} of the ideal"]
+    ddp = ratios.get("PyTorch DDP / synkhronos")
+    if ddp is not None:
+        told.insert(1, f"{ddp:.2f} × PyTorch DDP")
+    return ", ".join(told)

@@ -40,7 +40,7 @@ folder's docstring describes its contents.
 ``extensions``       update rules and training steps, built on the public names
 ``ops``              collectives as operations in graphs
 ``programs``         programs that every rank runs at its own pace: center, messages, controller
-``_profile``         measures how each rank spends its time
+``profiles``         measures how each rank spends its time, and draws it
 ``checkpoints``      saving and loading the state of all ranks
 ``variables``        shared variables across ranks: replicas and collectives
 ``functions``        building, replicating and calling functions

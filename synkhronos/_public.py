@@ -18,10 +18,6 @@ from synkhronos._errors import (
     WorkerError as WorkerError,
     WorldBrokenError as WorldBrokenError,
 )
-from synkhronos._profile import (
-    Profile as Profile,
-    profile as profile,
-)
 from synkhronos.arithmetic.partition import make_slices as make_slices
 from synkhronos.arrays.binding import (
     free_shmems as free_shmems,
@@ -46,6 +42,10 @@ from synkhronos.functions.replicate import distribute as distribute
 from synkhronos.functions.wrappers import (
     In as In,
     Out as Out,
+)
+from synkhronos.profiles.profile import (
+    Profile as Profile,
+    profile as profile,
 )
 from synkhronos.programs.center import Center as Center
 from synkhronos.programs.rank import Rank as Rank

@@ -65,6 +65,7 @@ OF_BOTH = (
     "test_rules_train.py",
     "test_spmd.py",
     "test_stateful.py",
+    "test_timing.py",
     "test_train.py",
     "test_train_rules.py",
     "test_uneven.py",

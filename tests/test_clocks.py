@@ -118,7 +118,7 @@ def test_the_events_of_all_machines_are_on_the_clock_of_the_script(sizes, close,
 def test_the_trace_names_the_machine_of_each_rank(close, tmp_path, monkeypatch):
     step = open_world([1, 2], CLOCKS[:2])
     names = iter(["alone", "two", "two"])
-    monkeypatch.setattr("synkhronos._profile.socket.gethostname", lambda: next(names))
+    monkeypatch.setattr("synkhronos.profiles.log.socket.gethostname", lambda: next(names))
     with synk.profile(tmp_path / "trace.json") as profile:
         step()
     trace = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]

@@ -37,6 +37,7 @@ class JaxLab:
 
     dtype = "float64"
     is_immutable = True
+    times_operations = False
     fixable = (1, 4)
     shared = staticmethod(pytensor.shared)
     streams = staticmethod(RandomStreams)

@@ -97,6 +97,15 @@ def test_a_float32_sum_is_accumulated_in_double_precision():
     assert f(array) == np.float32(array.sum(dtype="float64"))
 
 
+def test_in_debug_mode():
+    """Theano compares the implementations, and tests that what is overwritten is declared."""
+    x, w = tt.fmatrix("x"), theano.shared(np.ones((3, 3), "f"), "w")
+    result = tt.nnet.relu(tt.dot(x, w) - x.mean()) * tt.sgn(x)
+    f = theano.function([x], [result, result.sum(0)], updates=[(w, w * tt.sgn(w - 2))], mode="DebugMode")
+    assert sum(len(node.op.inplace) for node in loops_of(f)) == 2
+    f(np.random.RandomState(0).standard_normal((4, 3)).astype("f"))
+
+
 def test_results_and_sums_of_broadcast_arrays():
     x, row, y = tensor4("x"), tensor4("row", "float64", (True, False, True, True)), tensor4("y", "int8")
     product = (x - row) * y
@@ -119,6 +128,15 @@ def test_extents_that_differ_are_an_error():
         f(np.zeros((2, 3), "f"), np.zeros((2, 4), "f"))
     with pytest.raises(ValueError, match="Input dimension mis-match"):
         f(np.zeros((2, 3), "f"), np.zeros((2, 1), "f"))  # of a variable that is not broadcastable
+
+
+def test_an_error_shows_the_line_that_the_result_is_from():
+    x, y = tt.fmatrices("xy")
+    with theano.change_flags(**{"traceback.limit": 8}):
+        product = x * tt.sgn(y)
+    f = theano.function([x, y], product.sum(0))
+    with pytest.raises(ValueError, match="test_an_error_shows_the_line"):
+        f(np.zeros((2, 3), "f"), np.zeros((3, 3), "f"))
 
 
 def test_the_python_implementation_equals_the_code():

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import theano_values
+from synkhronos.engines.kernels import registration
 from theano_values import FAMILIES, compute, decode, differences, encode, read, same
 
 RECORDED = Path(__file__).with_name("recorded") / "theano_values.json.gz"
@@ -27,7 +28,15 @@ def is_slow(name, way):
     "name, way", [pytest.param(*one, marks=[pytest.mark.slow] * is_slow(*one)) for one in WAYS]
 )
 def test_values_are_the_recorded_ones(recorded, name, way):
+    registration.use(False)
     lines = differences(recorded, name, way)
+    assert not lines, f"{len(lines)} results differ:\n" + "\n".join(lines)
+
+
+@pytest.mark.parametrize("name", [name for name, way in WAYS if way == "optimized"])
+def test_values_of_the_operations_that_replace_theanos(recorded, name):
+    registration.use(True)
+    lines = differences(recorded, name, "optimized", roundings=2)
     assert not lines, f"{len(lines)} results differ:\n" + "\n".join(lines)
 
 

@@ -1539,7 +1539,7 @@ def decode(text):
     return np.frombuffer(bytes.fromhex(data), dtype).reshape(shape)
 
 
-def same(expected, got, family, case=""):
+def same(expected, got, family, case="", roundings=1):
     """Tell whether two texts are of the same result, but for rounding."""
     if expected == got:
         return True
@@ -1550,7 +1550,7 @@ def same(expected, got, family, case=""):
     expected, got = decode(expected), decode(got)
     if expected.dtype.kind not in "fc" or (family.startswith("random") and "normal" not in case):
         return False
-    n_epsilons = 4 if expected.dtype == "float16" else 32
+    n_epsilons = roundings * (4 if expected.dtype == "float16" else 32)
     dtypes = [str(expected.dtype)]
     if case == "angle complex64" or family.startswith(
         ("reductions", "products", "networks", "gradients", "linear_algebra")
@@ -1626,7 +1626,7 @@ def describe(text):
     return f"{value.dtype} {value.shape} {numbers}"
 
 
-def differences(recorded, name, way):
+def differences(recorded, name, way, roundings=1):
     """Return a line for each case whose result differs, is missing, or was not recorded.
 
     Cases that were an error are left out: they may have a result now.
@@ -1637,7 +1637,7 @@ def differences(recorded, name, way):
     lines = []
     for case, text in expected.items():
         result = results.get(case, KeyError("there is no such case"))
-        if not same(text, encode(result), name, case):
+        if not same(text, encode(result), name, case, roundings):
             got = repr(result) if isinstance(result, Exception) else describe(encode(result))
             lines.append(f"{case}: expected {describe(text)}, got {got}")
     if way == FAMILIES[name][1][0] != "compiled":

@@ -11,6 +11,7 @@ the rows further than ``rows``, for ``windows``, which divides the rows that an 
 ``recurrence``, which finds loops along them. ``equal_axes`` finds which ``extents`` are equal, and
 ``fixed_rows`` replaces numbers of rows that a script gives as constants. ``swaps``
 checks which shared variables a copy of a function replaces, and ``remarks`` are words of messages.
+``timing`` is how long the operations of a function take.
 
 ``pytensor_engine`` runs PyTensor on NumPy arrays, and ``pytensor_jax`` on JAX arrays. ``theano_cpu``
 and ``theano_gpu`` run Theano on NumPy arrays and on the arrays of a GPU; their common code is in

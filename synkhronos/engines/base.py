@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from typing import Any, Callable, Iterable, Mapping, NamedTuple, Sequence
+from typing import Any, Callable, ContextManager, Iterable, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from synkhronos.arithmetic.streams import (
     state_from_array,
     state_to_array,
 )
+from synkhronos.engines.timing import OperationTime
 
 
 class TensorType(NamedTuple):
@@ -426,6 +427,19 @@ class Engine(ABC):
 
         Arguments that are NumPy arrays have a layout that compiled code can use; see
         `synkhronos.arithmetic.conversion.usable`.
+        """
+
+    @abstractmethod
+    def time_operations(self, compiled: Compiled) -> ContextManager[list[OperationTime]]:
+        """Return a context in which calls of a compiled function also time its operations.
+
+        Its value is a list, which is filled when the context ends: one `OperationTime` for each
+        operation, the sums over its nodes and over all calls. Results of calls do not change.
+
+        Raises
+        ------
+        ValueError
+            If the function is compiled in a way in which its operations cannot be timed.
         """
 
     # Shared variables and arrays

@@ -25,6 +25,7 @@ from synkhronos.engines.order import (
 from synkhronos.engines.pickles import GraphUnpickler, MainNames, dump, with_deep_stack
 from synkhronos.engines.recurrence import recurrent
 from synkhronos.engines.suspects import suspects
+from synkhronos.engines.timing import time_nodes
 from synkhronos.engines.windows import cut_windows
 from synkhronos.host import compiler
 
@@ -242,6 +243,12 @@ class GraphEngine(Engine):
 
     def load_code(self, buffer):  # noqa: B027
         """Read what `dump_code` wrote."""
+
+    # Calls
+
+    def time_operations(self, compiled):
+        # PyTensor calls it `vm`.
+        return time_nodes(compiled, getattr(compiled, "vm", None) or compiled.fn)
 
     # Shared variables
 

@@ -13,10 +13,14 @@ import copy
 import io
 import operator
 import pickle
+from collections import Counter
+from contextlib import contextmanager
+from time import perf_counter
 
 import numpy as np
 
 from synkhronos.engines.base import Analysis, Dependence, Engine, TensorType
+from synkhronos.engines.timing import sum_by_operation
 
 
 class Tensor:
@@ -124,6 +128,7 @@ class Graph:
         self.name = name
         self.inputs, self.outputs, self.updates, self.givens = inputs, outputs, updates, givens
         self.keeps_states = keeps_states  # of random streams
+        self.seconds = Counter()  # of each variable
 
     def variables(self, own=False):
         """Return all variables that are evaluated, without duplicates, in the order of first use.
@@ -273,7 +278,9 @@ class NaiveEngine(Engine):
                     inputs = [evaluate(one) for one in variable.inputs]
                     if isinstance(variable, Draw) and compiled.keeps_states:
                         inputs = copy.deepcopy(inputs)
+                    start = perf_counter()
                     values[variable] = variable.function(*inputs, **variable.keywords)
+                    compiled.seconds[variable] += perf_counter() - start
             return values[variable]
 
         for one in collectives:  # in their order, for any subset
@@ -284,6 +291,14 @@ class NaiveEngine(Engine):
         for (shared, _), new in zip(compiled.updates, news):
             shared.storage = new
         return outputs if subset is None else [outputs[index] for index in subset]
+
+    @contextmanager
+    def time_operations(self, compiled):
+        times = []
+        compiled.seconds.clear()
+        yield times
+        names = [(one.function.__name__, took) for one, took in compiled.seconds.items()]
+        times += sum_by_operation((name, f"numpy.{name}", took) for name, took in names)
 
     # Shared variables
 

@@ -4,7 +4,8 @@ Each check takes a `lab`, which has an `engine` and creates the variables of its
 ``tensor(name, ndim)`` returns an input of dtype ``lab.dtype``, and ``fixed(name, extents)`` one whose
 type fixes extents that are not None, from those in ``lab.fixable``. There are also ``shared(value,
 name)``, ``streams(seed)`` and ``uniform(streams, size)``. Variables support ``+``, ``-``, ``*``,
-``mean(axis)`` and ``sum(axis)``. ``is_immutable`` says that the engine's arrays cannot be changed.
+``mean(axis)`` and ``sum(axis)``. ``is_immutable`` says that the engine's arrays cannot be changed, and
+``times_operations`` that the functions compute one operation after another.
 """
 
 import numpy as np
@@ -339,6 +340,38 @@ def check_collectives_meet_the_peers_in_one_order_or_return_what_they_get(lab):
         assert dependence.arguments == {0} and not dependence.own_arguments | dependence.own_shareds
     [new] = analysis.updates.values()
     assert not new.arguments and new.own_shareds == {w}
+
+
+def check_operations_are_timed_and_results_are_the_same(lab):
+    lab.engine.use_kernels(False)
+    x, w = lab.tensor("x", 2), lab.shared(numbers(lab, 3), "w")
+    outputs = [(x * x).sum(axis=0), x.sum()]
+    compiled = build(lab, [x], outputs, [(w, w + x.sum(axis=0))], name="timed")
+    a = numbers(lab, 4, 3)
+    if not lab.times_operations:
+        with pytest.raises(ValueError, match="timed: expected a function that computes one operation"):
+            with lab.engine.time_operations(compiled):
+                pass
+        return
+    with lab.engine.time_operations(compiled) as times:
+        for _ in range(2):
+            first, second = lab.engine.call(compiled, [a])
+            np.testing.assert_allclose(first, (a * a).sum(axis=0))
+            np.testing.assert_allclose(second, a.sum())
+        assert not times
+    np.testing.assert_allclose(value_of(lab, w), numbers(lab, 3) + 2 * a.sum(axis=0))
+    assert {"sum"} <= {one.name.lower()[:3] for one in times}
+    assert len({(one.name, one.kind) for one in times}) == len(times)
+    assert all(one.kind and one.kernel.endswith("'s own") for one in times)
+    assert all(one.seconds >= 0 for one in times)
+    nodes = sum(one.nodes for one in times)
+    lab.engine.call(compiled, [a])  # is not timed
+    with lab.engine.time_operations(compiled) as again:
+        lab.engine.call(compiled, [a])
+    assert sum(one.nodes for one in again) == nodes
+    with lab.engine.time_operations(compiled) as none:
+        pass
+    assert none == []
 
 
 def check_a_copy_uses_other_shared_variables(lab):

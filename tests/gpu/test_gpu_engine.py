@@ -81,6 +81,7 @@ class DeviceLab:
 
     dtype = "float32"
     is_immutable = False
+    times_operations = True
     fixable = (1,)
     streams = MRG_RandomStreams
     ops = synk.ops

@@ -11,7 +11,7 @@ from theano.gof import local_optimizer
 from theano.tensor.nnet.bn import AbstractBatchNormTrain, AbstractBatchNormTrainGrad
 from theano.tensor.opt import in2out
 
-from synkhronos.engines.kernels.optimizations import Optimization
+from synkhronos.engines.kernels.optimizations import Optimization, with_traces
 
 
 @local_optimizer([AbstractBatchNormTrain])
@@ -67,9 +67,10 @@ def _is_possible(node):
 
 
 def _like(results, outputs):
-    """Return results with the types of outputs."""
+    """Return results with the types and the traces of outputs."""
     cast = [result.astype(output.dtype) for result, output in zip(results, outputs)]
-    return [tensor.patternbroadcast(one, output.broadcastable) for one, output in zip(cast, outputs)]
+    like = [tensor.patternbroadcast(one, output.broadcastable) for one, output in zip(cast, outputs)]
+    return with_traces(outputs, like)
 
 
 OPTIMIZATIONS = [

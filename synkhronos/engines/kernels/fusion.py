@@ -17,7 +17,7 @@ from theano.scalar import basic as scalars
 from theano.tensor.elemwise import Elemwise, Sum
 
 from synkhronos.engines.kernels.loops import DTYPES, SUMS, FastLoop
-from synkhronos.engines.kernels.optimizations import Optimization
+from synkhronos.engines.kernels.optimizations import Optimization, with_traces
 
 #: A processor computes these about as fast as it reads numbers, so they may be computed again.
 _CHEAP = (
@@ -81,7 +81,8 @@ class _Member:
 def _member(node):
     """Return a `_Member`, or None if the node cannot be part of a loop."""
     op, (output, *others) = node.op, node.outputs
-    if others or not node.inputs or any(one.dtype not in DTYPES for one in [*node.inputs, output]):
+    dtypes = {getattr(one, "dtype", None) for one in [*node.inputs, output]}
+    if others or not node.inputs or not dtypes <= set(DTYPES):
         return None
     if type(op) is Elemwise:
         possible = not op.inplace_pattern and _is_large(output) and _has_code(op.scalar_op)
@@ -212,7 +213,8 @@ class _Loop:
             results.append(identity(scalar_of(root)))
         scalar_inputs = [known[one] for one in inputs]
         op = FastLoop(Composite(scalar_inputs, results), tuple(one.axes for one in self.members))
-        return [one.result for one in self.members], op.make_node(*inputs).outputs
+        olds = [one.result for one in self.members]
+        return olds, with_traces(olds, op.make_node(*inputs).outputs)
 
 
 def _computed(variables):

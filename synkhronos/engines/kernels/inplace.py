@@ -5,7 +5,7 @@ from theano.gof.destroyhandler import DestroyHandler
 from theano.gof.toolbox import ReplaceValidate
 
 from synkhronos.engines.kernels.loops import FastLoop
-from synkhronos.engines.kernels.optimizations import Optimization
+from synkhronos.engines.kernels.optimizations import Optimization, with_traces
 
 
 class Inplace(Optimizer):
@@ -35,8 +35,8 @@ def _overwriting(fgraph, node, output):
     ]
     for number in sorted(possible, key=lambda one: len(node.inputs[one].clients)):
         new = FastLoop(op.scalar_op, op.axes, (*op.inplace, (output, number))).make_node(*node.inputs)
+        pairs = list(zip(node.outputs, with_traces(node.outputs, new.outputs)))
         try:
-            pairs = list(zip(node.outputs, new.outputs))
             fgraph.replace_all_validate(pairs, reason="synkhronos_inplace")
             return new
         except InconsistencyError:

@@ -63,11 +63,15 @@ class FastLoop(Op):
         compute = np.frompyfunc(self.scalar_op.impl, len(inputs), len(storages))
         results = compute(*inputs)
         results = results if isinstance(results, tuple) else (results,)
-        for result, axes, storage, output in zip(results, self.axes, storages, node.outputs):
-            result = np.asarray(result).astype(output.dtype)
+        replaced = dict(self.inplace)
+        for number, (result, axes) in enumerate(zip(results, self.axes)):
+            result = np.asarray(result).astype(node.outputs[number].dtype)
             if axes is not None:
-                result = result.sum(axes, dtype="float64").astype(output.dtype)
-            storage[0] = np.asarray(result)
+                result = result.sum(axes, dtype="float64").astype(result.dtype)
+            if number in replaced:
+                inputs[replaced[number]][...] = result
+                result = inputs[replaced[number]]
+            storages[number][0] = np.asarray(result)
 
     # The C++ code
 

@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import theano
 from theano.gof import local_optimizer
+from theano.gof.opt import copy_stack_trace
 from theano.tensor.opt import in2out
 
 
@@ -25,6 +26,13 @@ class Optimization(NamedTuple):
     optimizer: object
 
 
+def with_traces(olds, news):
+    """Return new variables, which errors then report by the lines that have made the old ones."""
+    for old, new in zip(olds, news):
+        copy_stack_trace(old, new)
+    return news
+
+
 def replacing(name, position, kinds, replacement_of):
     """Return an optimization that replaces single operations by those with the same inputs.
 
@@ -43,7 +51,7 @@ def replacing(name, position, kinds, replacement_of):
         if type(node.op) not in kinds or theano.config.openmp:
             return None
         op = replacement_of(node)
-        return None if op is None else op.make_node(*node.inputs).outputs
+        return None if op is None else with_traces(node.outputs, op.make_node(*node.inputs).outputs)
 
     local.__name__ = name
     return Optimization(name, position, in2out(local, name=name))

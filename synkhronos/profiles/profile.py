@@ -1,15 +1,10 @@
-"""`profile`: how each rank spends its time.
-
-Inside the block, methods of each rank's own objects are replaced by timed versions. Outside the block
-nothing is measured, so there is no overhead.
-"""
+"""`profile`: how each rank spends its time, and which operations take it."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-import socket
-from typing import Iterator, NamedTuple, Sequence
+from typing import Iterator, Sequence
 
 import numpy as np
 
@@ -18,44 +13,13 @@ from synkhronos._errors import FuseError
 from synkhronos._typing import PathLike
 from synkhronos.arithmetic.clocks import Reading, to_own
 from synkhronos.functions.replicate import replicate
-from synkhronos.world.here import Command
+from synkhronos.profiles import operations as tables
+from synkhronos.profiles.drawing import make_figure
+from synkhronos.profiles.log import COMMAND, Begin, End, Event, OfRank, stop
+from synkhronos.profiles.operations import Operation
 from synkhronos.world.world import current_world
 
 CATEGORIES = ("compute", "copy", "reduce", "wait", "other")
-_COMMAND = "command"
-
-# Which category the time of a method belongs to, and which attribute of `Here` has the method; None:
-# `Here` itself. Only compiled functions call others of these methods: the collectives in their graphs.
-_TIMED = (
-    ("compute", "engine", "call"),
-    ("copy", None, "take"),
-    ("copy", "store", "place"),
-    ("wait", "transport", "barrier"),
-    ("wait", "transport", "collect"),
-    ("copy", "ahead", "start"),
-    ("wait", "ahead", "finish"),
-)
-
-
-class Event(NamedTuple):
-    """A timed interval on one rank.
-
-    Attributes
-    ----------
-    step : int
-        The number of the command that it is part of, from 0.
-    category : str
-        One of `CATEGORIES`, or ``"command"`` for a whole command.
-    name : str
-    start, seconds : float
-        Start and duration, by the ``time.perf_counter`` of the machine on which the script runs.
-    """
-
-    step: int
-    category: str
-    name: str
-    start: float
-    seconds: float
 
 
 class Profile:
@@ -71,6 +35,12 @@ class Profile:
         The events of each rank, in order.
     seconds : numpy.ndarray
         Time in seconds, float64 of shape ``(steps, ranks, categories)``; each command is one step.
+    operations : list of Operation
+        With ``profile(operations=True)``: the operations of compiled functions, of each function the
+        longest first. Each has the attributes ``function``, ``name``, ``kind`` (its class, with the
+        module), ``kernel`` (``"fast"``, or ``"Theano's own"`` if this library has none for it),
+        ``nodes`` (how many nodes of the graph), ``seconds`` (per step, as a mean of the ranks) and
+        ``share`` (of the time of all operations of the function).
     hosts : list of str
         The name of each rank's machine.
     clock_error : float
@@ -83,23 +53,25 @@ class Profile:
     def __init__(self) -> None:
         self.events: list[list[Event]] = []
         self.seconds: np.ndarray = np.zeros((0, 0, len(CATEGORIES)))
+        self.operations: list[Operation] = []
         self.hosts: list[str] = []
         self.clock_error = 0.0
         self._names_hosts = False
 
-    def _align(self, found: Sequence[_OfRank], begin: list[Reading], end: list[Reading]) -> None:
+    def _align(self, found: Sequence[OfRank], begin: list[Reading], end: list[Reading]) -> None:
         """Take what the ranks have measured, given the readings of each machine's clock, if any."""
         self.hosts = [one.host for one in found]
         self._names_hosts = len(begin) > 1
         self.clock_error = max((one.error for one in (*begin, *end)), default=0.0)
         by_rank = [[Event(*event) for event in one.events] for one in found]
-        for rank, (_, machine, _) in enumerate(found):
-            if machine:  # not the one of the script
-                pair = begin[machine], end[machine]
+        for rank, one in enumerate(found):
+            if one.machine:  # not the one of the script
+                pair = begin[one.machine], end[one.machine]
                 by_rank[rank] = [
                     event._replace(start=to_own(*pair, event.start)) for event in by_rank[rank]
                 ]
         self._take(by_rank)
+        self.operations = tables.of_ranks([one.operations for one in found], len(self.seconds))
 
     def _take(self, events: list[list[Event]]) -> None:
         self.events = events
@@ -107,10 +79,10 @@ class Profile:
         self.seconds = np.zeros((steps, len(events), len(CATEGORIES)))
         rest = self.seconds[:, :, -1]
         for rank, by_rank in enumerate(events):
-            begin = {event.step: event.start for event in by_rank if event.category == _COMMAND}
+            begin = {event.step: event.start for event in by_rank if event.category == COMMAND}
             ended: list[Event] = []
             for event in by_rank:
-                if event.category == _COMMAND:
+                if event.category == COMMAND:
                     rest[event.step, rank] += event.seconds
                     continue
                 own = event.seconds
@@ -123,8 +95,16 @@ class Profile:
                     rest[event.step, rank] -= own
         np.maximum(rest, 0, out=rest)
 
-    def table(self) -> str:
-        """Return a table of the milliseconds per step of each rank and category, as a string."""
+    def table(self, most: int = 10) -> str:
+        """Return a table of the milliseconds per step of each rank and category, as a string.
+
+        A table for each compiled function follows if its operations were timed.
+
+        Parameters
+        ----------
+        most : int, default: 10
+            The number of operations to list of each function; a last line has the sums of the others.
+        """
         steps, ranks, _ = self.seconds.shape
         lines = [f"{steps} steps; milliseconds per step, and the share of each rank's time"]
         lines.append("rank " + "".join(f"{name:>18}" for name in CATEGORIES) + f"{'all':>12}")
@@ -133,9 +113,10 @@ class Profile:
             total = each.sum()
             cells = [f"{one:>10.3f} {one / total if total else 0:>6.1%}" for one in each]
             lines.append(f"{rank:>4} " + "".join(f"{cell:>18}" for cell in cells) + f"{total:>12.3f}")
-        return "\n".join(lines)
+        return "\n".join([*lines, *tables.table(self.operations, most)])
 
-    __repr__ = table
+    def __repr__(self) -> str:
+        return self.table()
 
     def _repr_html_(self) -> str:
         steps, ranks, _ = self.seconds.shape
@@ -146,7 +127,11 @@ class Profile:
             cells = [f"{one:.3f} ({share:.0%})" for one, share in zip(each, shares)]
             rows.append([f"rank {rank}", *cells, f"{each.sum():.3f}"])
         title = f"Milliseconds per step, of {steps} steps, and the share of each rank's time"
-        return _html.table(title, rows, ("", *CATEGORIES, "all"))
+        found = [_html.table(title, rows, ("", *CATEGORIES, "all"))]
+        for function, shown, rest in tables.by_function(self.operations, 10):
+            every = [tables.cells(one) for one in [*shown, *([rest] if rest else [])]]
+            found.append(_html.table(tables.title(function, shown, rest), every, tables.HEADER))
+        return "\n".join(found)
 
     def save(self, path: PathLike) -> None:
         """Write the events as a Chrome trace, for https://ui.perfetto.dev or chrome://tracing.
@@ -182,100 +167,49 @@ class Profile:
         with open(path, "w", encoding="utf-8") as file:
             json.dump({"traceEvents": trace, "displayTimeUnit": "ms"}, file)
 
+    def plot(self, path: PathLike, most: int = 8) -> None:
+        """Draw how each rank spends a step, and the operations that take most of it, if they were timed.
+
+        Parameters
+        ----------
+        path : str or path-like
+            The image to write, such as ``"profile.png"`` or ``"profile.svg"``.
+        most : int, default: 8
+            The number of operations to draw of each function.
+
+        Raises
+        ------
+        ImportError
+            If matplotlib is not installed.
+        OSError
+            If the file cannot be written.
+        """
+        ranks = [self._label(rank) for rank in range(len(self.events))]
+        try:
+            figure = make_figure(self.seconds, CATEGORIES, ranks, self.operations, most)
+        except ImportError as error:
+            raise ImportError(
+                "Profile.plot needs matplotlib: pip install matplotlib; or print the profile"
+            ) from error
+        figure.savefig(path, dpi=130)
+
     def _label(self, rank):
         return f"rank {rank} on {self.hosts[rank]}" if self._names_hosts else f"rank {rank}"
 
 
-class _Log:
-    """The events recorded on this rank, by a clock."""
-
-    def __init__(self, clock):
-        self.step, self.clock = 0, clock
-        self.events = []
-        self._replaced = []
-
-    def replace(self, owner, method, category):
-        """Time every call of a method of one object."""
-        original, clock = getattr(owner, method), self.clock
-
-        def timed(*args, **kwargs):
-            start = clock()
-            try:
-                return original(*args, **kwargs)
-            finally:
-                seconds = clock() - start
-                name = getattr(args[0], "name", None) if category == "compute" else method
-                self.events.append(Event(self.step, category, name or method, start, seconds))
-
-        setattr(owner, method, timed)
-        self._replaced.append((owner, method))
-
-    def add(self, category, name, start):
-        """Add an event that ends now."""
-        self.events.append(Event(self.step, category, name, start, self.clock() - start))
-
-    def replace_command(self, owner, method):
-        """Time every command, and count the commands as steps."""
-        self.replace(owner, method, _COMMAND)
-        timed = getattr(owner, method)
-
-        def counted(command):
-            try:
-                return timed(command)
-            finally:
-                self.step += 1
-
-        setattr(owner, method, counted)
-
-    def stop(self):
-        for owner, method in self._replaced:
-            if method in vars(owner):
-                delattr(owner, method)
-
-
-class _Begin(Command):
-    def run(self, here):
-        readings = here.transport.compare_clocks()
-        here.log = log = _Log(here.transport.clock)
-        for category, name, method in _TIMED:
-            owner = here if name is None else getattr(here, name)
-            if hasattr(owner, method):
-                log.replace(owner, method, category)
-        for category, owner, method in here.comm.timed():
-            log.replace(owner, method, category)
-        if not here.is_master:
-            log.replace_command(here, "execute")
-        return readings
-
-
-class _OfRank(NamedTuple):
-    events: list[tuple]
-    machine: int
-    host: str
-
-
-class _End(Command):
-    def run(self, here):
-        events = _stop(here)
-        readings = here.transport.compare_clocks()
-        return _OfRank(events, here.transport.machine, socket.gethostname()), readings
-
-
-def _stop(here):
-    """Stop measuring on this rank, and return what was measured."""
-    log, here.log = here.log, None
-    log.stop()
-    return [tuple(event) for event in log.events]
-
-
 @contextlib.contextmanager
-def profile(path: PathLike | None = None) -> Iterator[Profile]:
+def profile(path: PathLike | None = None, operations: bool = False) -> Iterator[Profile]:
     """Measure how every rank spends its time in the block.
 
     Parameters
     ----------
     path : str or path-like, optional
         A file to which a Chrome trace is written at the end of the block.
+    operations : bool, default: False
+        Whether the operations of compiled functions are timed, too. This tells which of them take most
+        of the time of ``gradient``, and whether this library has a fast kernel for them. Reading the
+        clock for each takes about a microsecond per node of a graph. Nothing is compiled again, and
+        results are the same.
 
     Yields
     ------
@@ -290,6 +224,9 @@ def profile(path: PathLike | None = None) -> Iterator[Profile]:
         If the block is inside another ``profile()`` block.
     OSError
         If `path` cannot be written.
+    ValueError
+        With `operations`, from the call of a function whose operations cannot be timed, as it is
+        compiled as a whole: by Numba, JAX, or a linker of Theano other than its virtual machines.
 
     Examples
     --------
@@ -308,6 +245,16 @@ def profile(path: PathLike | None = None) -> Iterator[Profile]:
     >>> print(measured)  # doctest: +ELLIPSIS
     3 steps; milliseconds per step, and the share of each rank's time
     rank ...
+
+    The operation that takes most of the time of a function:
+
+    >>> y = T.dmatrix("y")
+    >>> g = synk.function([y], (T.dot(y.T, y), "sum"), name="g")
+    >>> with synk.profile(operations=True) as measured:
+    ...     _ = g(np.ones((400, 300)))
+    >>> one = measured.operations[0]
+    >>> print(one.function, one.name, one.kind, one.nodes, one.kernel)
+    g Dot22 theano.tensor.blas.Dot22 1 Theano's own
     >>> synk.close()
     """
     world = current_world()
@@ -317,10 +264,12 @@ def profile(path: PathLike | None = None) -> Iterator[Profile]:
             "profile(): already inside a profile() block, and blocks cannot be nested; remove the inner "
             "one: the outer block measures these calls, too"
         )
+    if not isinstance(operations, bool):
+        raise TypeError(f"profile(): operations: expected True or False, got {operations!r}")
     replicate(world)
     measured = Profile()
     try:
-        begin = world.run(_Begin())[world.master_rank]
+        begin = world.run(Begin(operations))[world.master_rank]
         log = world.here.log
         log.events.clear()  # they are about the wait for the workers in that command
         log.replace_command(world, "run")
@@ -329,9 +278,9 @@ def profile(path: PathLike | None = None) -> Iterator[Profile]:
         if world.here.log:
             world.here.log.stop()
         if world.broken is None and not world.closed:
-            found, readings = zip(*world.run(_End()))
+            found, readings = zip(*world.run(End()))
             measured._align(found, begin, readings[world.master_rank])
             if path is not None:
                 measured.save(path)
         elif world.here.log:  # no command can run, but this rank must stop measuring
-            _stop(world.here)
+            stop(world.here)

@@ -1,0 +1,117 @@
+"""The time that the operations of a compiled function take."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any, Iterable, Iterator, NamedTuple
+
+from synkhronos.host.compiler import TITLES
+
+_FAST = "synkhronos.engines.kernels"
+
+
+class OperationTime(NamedTuple):
+    """The nodes of a compiled function that have the same operation, and the time that they took.
+
+    Attributes
+    ----------
+    name : str
+        The operation as the compiler writes it.
+    kind : str
+        Its class, with the module.
+    kernel : str
+        ``"fast"`` for an operation of `synkhronos.engines.kernels`, else who has written it.
+    nodes : int
+        The number of these nodes that were computed.
+    seconds : float
+        The time of all of them, in all calls.
+    """
+
+    name: str
+    kind: str
+    kernel: str
+    nodes: int
+    seconds: float
+
+
+def sum_by_operation(timed: Iterable[tuple[str, str, float]]) -> list[OperationTime]:
+    """Return the sums over nodes, given the name, the class and the seconds of each."""
+    sums: dict[tuple[str, str], list[float]] = {}
+    for *key, seconds in timed:
+        sums.setdefault(tuple(key), []).append(seconds)
+    return [
+        OperationTime(name, kind, _kernel(kind), len(each), sum(each))
+        for (name, kind), each in sums.items()
+    ]
+
+
+def _kernel(kind):
+    if kind.startswith(f"{_FAST}."):
+        return "fast"
+    package = kind.partition(".")[0]
+    return f"{TITLES.get(package, package)}'s own"
+
+
+@contextlib.contextmanager
+def time_nodes(compiled: Any, machine: Any) -> Iterator[list[OperationTime]]:
+    """Let the virtual machine of a compiled function time its nodes in the block.
+
+    The machine computes the same as otherwise, and reads a clock before and after each node.
+
+    Parameters
+    ----------
+    compiled : compiled function
+    machine : object
+        What runs it: a virtual machine of Theano or PyTensor, or something else.
+
+    Yields
+    ------
+    list of OperationTime
+        It is filled at the end of the block.
+
+    Raises
+    ------
+    ValueError
+        If `machine` cannot time its nodes.
+    """
+    if not hasattr(machine, "time_thunks"):
+        raise ValueError(
+            f"{compiled.name or 'function'}: expected a function that computes one operation after "
+            f"another, to time each; got one that {type(compiled.maker.linker).__name__} has compiled. "
+            f"Build it in a mode with the linker 'cvm', or leave out operations=True"
+        )
+    times: list[OperationTime] = []
+    buffers, was_timing = _buffers(machine), machine.time_thunks
+    before = _readings(compiled, machine)
+    machine.time_thunks = True
+    try:
+        yield times
+    finally:
+        machine.time_thunks = was_timing
+        after = _readings(compiled, machine)
+        machine.call_times[:], machine.call_counts[:] = buffers
+        times += sum_by_operation(
+            (str(node.op), _name_of(type(node.op)), new[0] - old[0])
+            for node, old, new in zip(machine.nodes, before, after)
+            if new[1] > old[1]
+        )
+
+
+def _buffers(machine):
+    return machine.call_times[:], machine.call_counts[:]
+
+
+def _readings(compiled, machine):
+    """Return the seconds and the number of calls of each node so far."""
+    pairs = zip(*_buffers(machine))
+    if not compiled.profile:
+        return list(pairs)
+    # The script's own profile: each call moves the readings there.
+    seconds, calls = compiled.profile.apply_time, compiled.profile.apply_callcount
+    graph = getattr(machine, "fgraph", None)  # of PyTensor's, with which it makes the keys
+    keys = [node if graph is None else (graph, node) for node in machine.nodes]
+    return [(a + seconds.get(key, 0), b + calls.get(key, 0)) for (a, b), key in zip(pairs, keys)]
+
+
+def _name_of(kind):
+    return f"{kind.__module__}.{kind.__qualname__}"

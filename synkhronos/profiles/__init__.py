@@ -1,0 +1,8 @@
+"""Profiles: how each rank spends its time.
+
+``profile`` is the block that measures, and its result. ``log`` is what is recorded on each rank, and the
+commands that begin and end it. ``operations`` sums up the operations of compiled functions, and
+``drawing`` draws a profile.
+
+May import: ``arithmetic``, ``engines``, ``functions``, ``world``.
+"""

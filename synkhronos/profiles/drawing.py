@@ -1,0 +1,129 @@
+"""The drawing of a profile, by matplotlib."""
+
+from __future__ import annotations
+
+from typing import Any, Sequence
+
+import numpy as np
+
+from synkhronos.profiles.operations import Operation, by_function, shortened
+
+#: In the order of the categories of a profile
+_CATEGORIES = ("#1f6fb4", "#8fbfe3", "#8e6bb0", "#d9822b", "#c9ccd1")
+_FAST, _OWN, _OTHERS = "#2e8b57", "#8a8f98", "#d9dbde"
+_LEAST_SHARE = 0.02  # of the time of all functions, for a function to be drawn
+_ROOM = 1.28  # to the right of the longest bar, for its text
+
+
+def make_figure(
+    seconds: np.ndarray,
+    categories: Sequence[str],
+    ranks: Sequence[str],
+    operations: Sequence[Operation],
+    most: int,
+) -> Any:
+    """Return a figure: a bar for each rank, and below them bars for operations, if there are any.
+
+    Parameters
+    ----------
+    seconds : numpy.ndarray
+        Of shape ``(steps, ranks, categories)``.
+    categories, ranks : list of str
+        The names.
+    operations : list of Operation
+        Functions that take little time are left out.
+    most : int
+        How many operations of each function are drawn; another bar is the sum of the others.
+    """
+    from matplotlib.figure import Figure
+
+    least = _LEAST_SHARE * sum(one.seconds for one in operations)
+    functions = [
+        (function, [*shown, *([others] if others else [])])
+        for function, shown, others in by_function(operations, most)
+        if sum(one.seconds for one in [*shown, others] if one) >= least
+    ]
+    bars = [1.3 * len(ranks), *(len(every) for _, every in functions)]
+    heights = [count + 2 for count in bars]
+    figure = Figure(figsize=(10, 0.27 * sum(heights) + 0.3), layout="constrained")
+    panels = figure.subplots(len(heights), 1, squeeze=False, height_ratios=heights)[:, 0]
+    _draw_ranks(panels[0], 1e3 * seconds, categories, ranks)
+    for axes, (function, every) in zip(panels[1:], functions):
+        _draw_operations(axes, function, every)
+    if functions:
+        named = {"fast kernel": _FAST, "the compiler's own": _OWN, "the others": _OTHERS}
+        _explain(panels[1], named)
+    panels[-1].set_xlabel("ms per step", fontsize=9)
+    return figure
+
+
+def _draw_ranks(axes, milliseconds, categories, ranks):
+    steps = len(milliseconds)
+    each = milliseconds.sum(axis=0) / max(steps, 1)
+    places, begin = np.arange(len(ranks))[::-1], np.zeros(len(ranks))
+    for own, colour in zip(each.T, _CATEGORIES):
+        axes.barh(places, own, 0.7, left=begin, color=colour)
+        begin = begin + own
+    for place, end in zip(places, begin):
+        _write(axes, f"{_number(end)} ms", end, place)
+    title = "A step" if steps == 1 else f"A step, mean of {steps}"
+    _finish(axes, title, ranks, begin)
+    _explain(axes, dict(zip(categories, _CATEGORIES)))
+
+
+def _draw_operations(axes, function, every):
+    milliseconds = np.array([1e3 * one.seconds for one in every])
+    places = np.arange(len(every))[::-1]
+    colours = [{"fast": _FAST, "": _OTHERS}.get(one.kernel, _OWN) for one in every]
+    axes.barh(places, milliseconds, 0.7, color=colours)
+    for place, one, value in zip(places, every, milliseconds):
+        _write(axes, f"{_number(value)} ms, {one.share:.0%}", value, place)
+    title = f"{function}: {_number(milliseconds.sum())} ms, mean of the ranks"
+    _finish(axes, title, map(_label, every), milliseconds)
+
+
+def _label(one):
+    if not one.kernel:
+        return f"{one.name}, {one.nodes} nodes"
+    name = shortened(one.name).replace("$", r"\$")
+    return f"{name} × {one.nodes}" if one.nodes > 1 else name
+
+
+def _number(value):
+    return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2g}"
+
+
+def _write(axes, text, end, place):
+    shift = {"xytext": (4, 0), "textcoords": "offset points"}
+    axes.annotate(text, (end, place), **shift, va="center", fontsize=8)
+
+
+def _finish(axes, title, labels, ends):
+    labels = list(labels)
+    axes.set_yticks(np.arange(len(labels))[::-1], labels, fontsize=8)
+    axes.set_ylim(-0.7, len(labels) - 0.3)
+    axes.set_xlim(0, _ROOM * max(*ends, 1e-6))
+    axes.set_title(title, loc="left", fontsize=10, fontweight="bold")
+    axes.tick_params(axis="x", labelsize=8)
+    axes.tick_params(axis="y", length=0)
+    axes.grid(axis="x", color="#e3e3e3")
+    axes.set_axisbelow(True)
+    for side in ("top", "right", "left"):
+        axes.spines[side].set_visible(False)
+
+
+def _explain(axes, colours):
+    """Write the meaning of colours above the axes, at the right."""
+    from matplotlib.patches import Patch
+
+    axes.legend(
+        handles=[Patch(color=colour, label=name) for name, colour in colours.items()],
+        loc="lower right",
+        bbox_to_anchor=(1, 1),
+        borderaxespad=0.3,
+        ncols=len(colours),
+        frameon=False,
+        fontsize=8,
+        handlelength=1,
+        columnspacing=1.2,
+    )
