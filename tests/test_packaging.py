@@ -276,11 +276,14 @@ def test_the_image_gets_the_files_of_the_repository_and_no_others():
 @pytest.mark.parametrize("kind", ["source", "wheel"])
 def test_an_archive_can_be_installed_in_an_empty_environment(archives, tmp_path, kind):
     """What is needed is downloaded. Before Python 3.12 pip builds Theano by the newest setuptools."""
+    # The tests' own settings of the compiler name headers of another NumPy.
+    settings = {**os.environ, "THEANO_FLAGS": f"base_compiledir={tmp_path}/theano"}
 
     def run(*command, **options):
         done = subprocess.run(
-            [*map(str, command)], capture_output=True, text=True, timeout=500, cwd=tmp_path, **options
-        )
+            [*map(str, command)],
+            capture_output=True, text=True, timeout=500, cwd=tmp_path, env=settings, **options,
+        )  # fmt: skip
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 

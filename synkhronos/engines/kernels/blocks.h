@@ -1,7 +1,8 @@
 // The blocks in which a convolution is computed: rows of an image, or several images.
 //
-// The matrix of columns of a block should stay in the cache between the copying and the multiplication, and
-// should be wide enough for the multiplication to be efficient. Large images are divided, small ones joined.
+// The matrix of columns of a block should stay in the cache between the copying and the multiplication,
+// and should be wide enough for the multiplication to be efficient. Large images are divided, small ones
+// joined.
 
 #include <cstdlib>
 #include <new>
@@ -11,16 +12,16 @@ namespace synkhronos_convolution {
 // Memory without initial values.
 template <typename T>
 class Scratch {
-    T* memory;
+    T *memory;
 
   public:
-    explicit Scratch(npy_intp size) : memory(static_cast<T*>(std::malloc((size + 16) * sizeof(T)))) {
+    explicit Scratch(npy_intp size) : memory(static_cast<T *>(std::malloc((size + 16) * sizeof(T)))) {
         if (!memory) throw std::bad_alloc();
     }
     ~Scratch() { std::free(memory); }
-    Scratch(const Scratch&) = delete;
-    Scratch& operator=(const Scratch&) = delete;
-    T* get() const { return memory; }
+    Scratch(const Scratch &) = delete;
+    Scratch &operator=(const Scratch &) = delete;
+    T *get() const { return memory; }
 };
 
 struct Block {
@@ -37,7 +38,7 @@ class Blocks {
     npy_intp images, rows;  // of a block, at most
 
   public:
-    Blocks(const Geometry& g, size_t item) {
+    Blocks(const Geometry &g, size_t item) {
         // A quarter to a half of the second-level cache of most processors; the panels of BLAS routines
         // need the rest. These are some hundred columns wide, and fewer do not fill them.
         const npy_intp cache = 1 << 18, least = 192, most = 1024;
@@ -45,10 +46,8 @@ class Blocks {
         const npy_intp wanted = std::min(std::max(fitting, least), most), area = g.output_area();
         images = 1;
         rows = g.rows.output;
-        if (area > wanted && !g.is_pointwise())
-            rows = even_share(rows, area, wanted);
-        else if (area < wanted)
-            images = even_share(g.images, g.images * area, wanted);
+        if (area > wanted && !g.is_pointwise()) rows = even_share(rows, area, wanted);
+        else if (area < wanted) images = even_share(g.images, g.images * area, wanted);
     }
 
     // The whole divided into equal parts, about one for each time that wanted is in size.
@@ -57,11 +56,11 @@ class Blocks {
         return ceil_divide(whole, std::min(parts, whole));
     }
 
-    npy_intp width(const Geometry& g) const { return images * rows * g.columns.output + 16; }
+    npy_intp width(const Geometry &g) const { return images * rows * g.columns.output + 16; }
     bool joins_images() const { return images > 1; }
 
     template <typename F>
-    void each(const Geometry& g, F function) const {
+    void each(const Geometry &g, F function) const {
         for (npy_intp image = 0; image < g.images; image += images)
             for (npy_intp row = 0; row < g.rows.output; row += rows) {
                 Block block = {image, std::min(images, g.images - image), row,

@@ -4,14 +4,14 @@
 
 namespace synkhronos_convolution {
 
-inline void set_number(npy_intp* number, PyArrayObject* array) {
-    if (array) *number = static_cast<npy_intp>(*static_cast<npy_int64*>(PyArray_DATA(array)));
+inline void set_number(npy_intp *number, PyArrayObject *array) {
+    if (array) *number = static_cast<npy_intp>(*static_cast<npy_int64 *>(PyArray_DATA(array)));
 }
 
 // What the arrays and Theano's parameters of the operation say; input or output can be missing.
 template <typename Params>
-Geometry geometry_of(const Params* params, PyArrayObject* input, PyArrayObject* filters,
-                     PyArrayObject* output) {
+Geometry geometry_of(const Params *params, PyArrayObject *input, PyArrayObject *filters,
+                     PyArrayObject *output) {
     Geometry g = {};
     g.groups = params->num_groups;
     g.rows.stride = params->dH, g.columns.stride = params->dW;
@@ -37,8 +37,8 @@ Geometry geometry_of(const Params* params, PyArrayObject* input, PyArrayObject* 
 
 // Whether the shapes are those of a convolution. Otherwise an exception is set. Sizes of the output are
 // set if the array is missing.
-inline bool check(Geometry& g, PyArrayObject* filters, PyArrayObject* output) {
-    const char* problem = NULL;
+inline bool check(Geometry &g, PyArrayObject *filters, PyArrayObject *output) {
+    const char *problem = NULL;
     const npy_intp rows = g.rows.positions(), columns = g.columns.positions();
     if (g.channels % g.groups || (filters && PyArray_DIM(filters, 1) * g.groups != g.channels))
         problem = "the filters need the channels of the images, divided by the number of groups";
@@ -53,7 +53,7 @@ inline bool check(Geometry& g, PyArrayObject* filters, PyArrayObject* output) {
     else if (g.depth() > INT_MAX || g.image_area() > INT_MAX || rows * columns > INT_MAX)
         problem = "an image or a filter is too large";
     if (problem) {
-        const npy_intp* got = output ? PyArray_DIMS(output) : NULL;
+        const npy_intp *got = output ? PyArray_DIMS(output) : NULL;
         char shape[128] = "computed";
         if (got)
             std::snprintf(shape, sizeof(shape), "%lld x %lld x %lld x %lld", (long long)got[0],
@@ -75,34 +75,34 @@ inline bool check(Geometry& g, PyArrayObject* filters, PyArrayObject* output) {
 }
 
 // Makes an array of the shape, unless it is there.
-inline bool prepare(PyArrayObject** array, npy_intp a, npy_intp b, npy_intp c, npy_intp d, int type) {
+inline bool prepare(PyArrayObject **array, npy_intp a, npy_intp b, npy_intp c, npy_intp d, int type) {
     const npy_intp shape[4] = {a, b, c, d};
     if (*array && PyArray_IS_C_CONTIGUOUS(*array) && PyArray_NDIM(*array) == 4 &&
         PyArray_CompareLists(PyArray_DIMS(*array), shape, 4))
         return true;
     Py_XDECREF(*array);
-    *array = reinterpret_cast<PyArrayObject*>(PyArray_EMPTY(4, const_cast<npy_intp*>(shape), type, 0));
+    *array = reinterpret_cast<PyArrayObject *>(PyArray_EMPTY(4, const_cast<npy_intp *>(shape), type, 0));
     return *array != NULL;
 }
 
 // The elements of an array, or of a contiguous copy.
 template <typename T>
 class Contiguous {
-    PyArrayObject* array;
+    PyArrayObject *array;
 
   public:
-    explicit Contiguous(PyArrayObject* any) : array(PyArray_GETCONTIGUOUS(any)) {}
+    explicit Contiguous(PyArrayObject *any) : array(PyArray_GETCONTIGUOUS(any)) {}
     ~Contiguous() { Py_XDECREF(array); }
-    Contiguous(const Contiguous&) = delete;
-    Contiguous& operator=(const Contiguous&) = delete;
+    Contiguous(const Contiguous &) = delete;
+    Contiguous &operator=(const Contiguous &) = delete;
     bool is_missing() const { return array == NULL; }
-    const T* data() const { return static_cast<const T*>(PyArray_DATA(array)); }
+    const T *data() const { return static_cast<const T *>(PyArray_DATA(array)); }
 };
 
 // Calls function(geometry, first, second, result), unless there is nothing to sum. Returns whether it
 // succeeded; otherwise an exception is set.
 template <typename T, typename F>
-bool compute(const Geometry& g, PyArrayObject* first, PyArrayObject* second, PyArrayObject* result,
+bool compute(const Geometry &g, PyArrayObject *first, PyArrayObject *second, PyArrayObject *result,
              F function) {
     if (g.images == 0 || g.channels == 0 || g.filters == 0) {
         PyArray_FILLWBYTE(result, 0);
@@ -111,8 +111,8 @@ bool compute(const Geometry& g, PyArrayObject* first, PyArrayObject* second, PyA
     const Contiguous<T> a(first), b(second);
     if (a.is_missing() || b.is_missing()) return false;
     try {
-        function(g, a.data(), b.data(), static_cast<T*>(PyArray_DATA(result)));
-    } catch (const std::bad_alloc&) {
+        function(g, a.data(), b.data(), static_cast<T *>(PyArray_DATA(result)));
+    } catch (const std::bad_alloc &) {
         PyErr_NoMemory();
         return false;
     }
@@ -122,8 +122,8 @@ bool compute(const Geometry& g, PyArrayObject* first, PyArrayObject* second, PyA
 // For each operation: returns whether it succeeded; otherwise an exception is set.
 
 template <typename T, typename Params>
-bool apply_forward(const Params* params, PyArrayObject* input, PyArrayObject* filters,
-                   PyArrayObject** output) {
+bool apply_forward(const Params *params, PyArrayObject *input, PyArrayObject *filters,
+                   PyArrayObject **output) {
     Geometry g = geometry_of(params, input, filters, NULL);
     g.rows.set_padding(), g.columns.set_padding();
     return check(g, filters, NULL) &&
@@ -132,8 +132,8 @@ bool apply_forward(const Params* params, PyArrayObject* input, PyArrayObject* fi
 }
 
 template <typename T, typename Params>
-bool apply_gradient_of_filters(const Params* params, PyArrayObject* input, PyArrayObject* output,
-                               PyArrayObject* rows, PyArrayObject* columns, PyArrayObject** filters) {
+bool apply_gradient_of_filters(const Params *params, PyArrayObject *input, PyArrayObject *output,
+                               PyArrayObject *rows, PyArrayObject *columns, PyArrayObject **filters) {
     Geometry g = geometry_of(params, input, NULL, output);
     g.rows.kernel = g.rows.inferred_kernel(), g.columns.kernel = g.columns.inferred_kernel();
     set_number(&g.rows.kernel, rows), set_number(&g.columns.kernel, columns);
@@ -145,8 +145,8 @@ bool apply_gradient_of_filters(const Params* params, PyArrayObject* input, PyArr
 }
 
 template <typename T, typename Params>
-bool apply_gradient_of_input(const Params* params, PyArrayObject* filters, PyArrayObject* output,
-                             PyArrayObject* rows, PyArrayObject* columns, PyArrayObject** input) {
+bool apply_gradient_of_input(const Params *params, PyArrayObject *filters, PyArrayObject *output,
+                             PyArrayObject *rows, PyArrayObject *columns, PyArrayObject **input) {
     Geometry g = geometry_of(params, NULL, filters, output);
     g.rows.set_padding(), g.columns.set_padding();
     g.rows.image = g.rows.inferred_image(), g.columns.image = g.columns.inferred_image();

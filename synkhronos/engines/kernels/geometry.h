@@ -4,8 +4,12 @@
 
 namespace synkhronos_convolution {
 
-inline npy_intp floor_divide(npy_intp a, npy_intp b) { return a / b - (a % b < 0); }
-inline npy_intp ceil_divide(npy_intp a, npy_intp b) { return -floor_divide(-a, b); }
+inline npy_intp floor_divide(npy_intp a, npy_intp b) {
+    return a / b - (a % b < 0);
+}
+inline npy_intp ceil_divide(npy_intp a, npy_intp b) {
+    return -floor_divide(-a, b);
+}
 
 // Theano's codes of border modes, in place of numbers.
 enum { HALF = -1, FULL = -2 };
@@ -19,16 +23,12 @@ struct Axis {
 
     // The kernel must be known.
     void set_padding() {
-        if (before == HALF || after == HALF)
-            before = after = extent() / 2;
-        else if (before == FULL || after == FULL)
-            before = after = extent() - 1;
+        if (before == HALF || after == HALF) before = after = extent() / 2;
+        else if (before == FULL || after == FULL) before = after = extent() - 1;
     }
 
     // The size of the output that image and kernel give.
-    npy_intp positions() const {
-        return floor_divide(image + before + after - extent(), stride) + 1;
-    }
+    npy_intp positions() const { return floor_divide(image + before + after - extent(), stride) + 1; }
 
     // The size of the kernel that image and output allow, if Theano does not give it.
     npy_intp inferred_kernel() const {
@@ -47,7 +47,7 @@ struct Axis {
     }
 
     // The positions at which an element of the kernel meets the image rather than padding.
-    void inside(npy_intp element, npy_intp* first, npy_intp* end) const {
+    void inside(npy_intp element, npy_intp *first, npy_intp *end) const {
         const npy_intp shift = source(0, element);
         *first = std::min(std::max<npy_intp>(ceil_divide(-shift, stride), 0), output);
         *end = std::min(std::max(ceil_divide(image - shift, stride), *first), output);
@@ -55,7 +55,8 @@ struct Axis {
 
     // Those of the gradient with respect to the image, a convolution of the output, if the stride is 1.
     Axis turned() const {
-        const Axis axis = {1, dilation, extent() - 1 - before, extent() - 1 - after, output, kernel, image};
+        const Axis axis = {1,      dilation, extent() - 1 - before, extent() - 1 - after, output,
+                           kernel, image};
         return axis;
     }
 

@@ -18,15 +18,13 @@ struct Eight {
 typedef Eight<double>::type Doubles;
 
 template <typename T>
-static inline Doubles load(const T *values)
-{
+static inline Doubles load(const T *values) {
     return __builtin_convertvector(*(const typename Eight<T>::type *)values, Doubles);
 }
 
 // The sum of contiguous numbers, in 32 partial sums.
 template <typename T>
-static double sum_of(const T *values, npy_intp count)
-{
+static double sum_of(const T *values, npy_intp count) {
     Doubles a = {0}, b = {0}, c = {0}, d = {0};
     npy_intp i = 0;
     for (; i + 32 <= count; i += 32) {
@@ -44,10 +42,11 @@ static double sum_of(const T *values, npy_intp count)
 
 // Adds numbers to one sum, or with a stride of 1 each to its own.
 template <typename T>
-static void add(double *__restrict__ sums, npy_intp stride, const T *__restrict__ values, npy_intp count)
-{
+static void add(double *__restrict__ sums, npy_intp stride, const T *__restrict__ values,
+                npy_intp count) {
     if (stride == 0) *sums += sum_of(values, count);
-    else for (npy_intp i = 0; i < count; ++i) sums[i] += values[i];
+    else
+        for (npy_intp i = 0; i < count; ++i) sums[i] += values[i];
 }
 
 // An axis of the loop, and for each operand how many elements its neighbours are apart.
@@ -81,20 +80,17 @@ class Loop {
     std::vector<double> sums[OUTPUTS];
     double buffers[OUTPUTS][BLOCK];  // of any type
 
-public:
-    explicit Loop(PyArrayObject **outputs) : outputs(outputs), depth(0)
-    {
+  public:
+    explicit Loop(PyArrayObject **outputs) : outputs(outputs), depth(0) {
         for (int i = 0; i < INPUTS; ++i) inputs[i] = NULL;
     }
 
-    ~Loop()
-    {
+    ~Loop() {
         for (int i = 0; i < INPUTS; ++i) Py_XDECREF(inputs[i]);
     }
 
     // Returns false if a Python exception has been set.
-    bool run(PyArrayObject *const *given)
-    {
+    bool run(PyArrayObject *const *given) {
         if (!find_shape(given)) return false;
         for (int i = 0; i < INPUTS; ++i) {
             inputs[i] = (PyArrayObject *)PyArray_FROM_OF((PyObject *)given[i],
@@ -112,9 +108,8 @@ public:
         return true;
     }
 
-private:
-    bool find_shape(PyArrayObject *const *given)
-    {
+  private:
+    bool find_shape(PyArrayObject *const *given) {
         for (int axis = 0; axis < NDIM; ++axis) {
             int first = -1;
             shape[axis] = 1;
@@ -136,8 +131,7 @@ private:
         return true;
     }
 
-    bool allocate(int output)
-    {
+    bool allocate(int output) {
         npy_intp dims[NDIM];
         int ndim = 0;
         size_t size = 1;
@@ -152,26 +146,25 @@ private:
             array = input;
             return true;
         }
-        if (array != NULL && PyArray_NDIM(array) == ndim && PyArray_CompareLists(PyArray_DIMS(array), dims, ndim)
-            && PyArray_ISCARRAY(array))
+        if (array != NULL && PyArray_NDIM(array) == ndim &&
+            PyArray_CompareLists(PyArray_DIMS(array), dims, ndim) && PyArray_ISCARRAY(array))
             return true;
         Py_XDECREF(array);
         array = (PyArrayObject *)PyArray_EMPTY(ndim, dims, Body::types[output], 0);
         return array != NULL;
     }
 
-    void store(int output)
-    {
+    void store(int output) {
         void *data = PyArray_DATA(outputs[output]);
         for (size_t i = 0; i < sums[output].size(); ++i) {
-            if (Body::types[output] == NPY_FLOAT32) ((npy_float32 *)data)[i] = (npy_float32)sums[output][i];
+            if (Body::types[output] == NPY_FLOAT32)
+                ((npy_float32 *)data)[i] = (npy_float32)sums[output][i];
             else ((npy_float64 *)data)[i] = sums[output][i];
         }
     }
 
     // Drops axes of one element, and joins neighbours along which every operand is contiguous.
-    void find_axes()
-    {
+    void find_axes() {
         npy_intp next[OPERANDS];
         for (int i = 0; i < OPERANDS; ++i) next[i] = 1;
         depth = 0;
@@ -179,7 +172,8 @@ private:
             axis_type found;
             found.extent = shape[axis];
             for (int i = 0; i < OPERANDS; ++i) {
-                const bool stays = i < INPUTS ? Body::broadcast[i][axis] : Body::summed[i - INPUTS][axis];
+                const bool stays =
+                    i < INPUTS ? Body::broadcast[i][axis] : Body::summed[i - INPUTS][axis];
                 found.strides[i] = stays ? 0 : next[i];
                 if (!stays) next[i] *= shape[axis];
             }
@@ -194,16 +188,14 @@ private:
         }
     }
 
-    static bool joins(const axis_type &inner, const axis_type &outer)
-    {
+    static bool joins(const axis_type &inner, const axis_type &outer) {
         for (int i = 0; i < OPERANDS; ++i)
             if (outer.strides[i] != inner.strides[i] * inner.extent) return false;
         return true;
     }
 
     // Visits every position of all axes but the innermost.
-    void walk()
-    {
+    void walk() {
         npy_intp place[NDIM] = {0}, offsets[OPERANDS] = {0};
         for (;;) {
             walk_row(offsets);
@@ -219,8 +211,7 @@ private:
         }
     }
 
-    void walk_row(const npy_intp *offsets)
-    {
+    void walk_row(const npy_intp *offsets) {
         const axis_type &row = axes[0];
         char *operands[OPERANDS];
         npy_intp strides[OPERANDS];
@@ -234,7 +225,8 @@ private:
                     operands[i] = (char *)buffers[output];
                 } else {
                     PyArrayObject *array = output < 0 ? inputs[i] : outputs[output];
-                    operands[i] = PyArray_BYTES(array) + (offsets[i] + start * strides[i]) * Body::sizes[i];
+                    operands[i] =
+                        PyArray_BYTES(array) + (offsets[i] + start * strides[i]) * Body::sizes[i];
                 }
             }
             Body::compute(count, operands, strides);

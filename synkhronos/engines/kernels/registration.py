@@ -2,9 +2,17 @@
 
 from theano.compile import optdb
 
-from synkhronos.engines.kernels import batch_normalization, fusion, inplace, moments, pooling
+from synkhronos.engines.kernels import (
+    batch_normalization,
+    convolution,
+    fusion,
+    inplace,
+    moments,
+    pooling,
+)
 
 _OPTIMIZATIONS = [
+    *convolution.OPTIMIZATIONS,
     *pooling.OPTIMIZATIONS,
     *batch_normalization.OPTIMIZATIONS,
     *moments.OPTIMIZATIONS,
