@@ -7,8 +7,8 @@ shapes, gradients and whatever asks for the kind of an operation are Theano's.
 
 ``convolution`` and ``pooling`` are those of images. ``loops`` computes elementwise results and their
 sums in one pass over memory, and ``fusion`` finds what to join in a loop; ``inplace`` lets loops
-overwrite their inputs. ``batch_normalization`` and ``moments`` write formulas so that fewer passes are needed.
-``optimizations`` has what these modules share.
+overwrite their inputs. ``batch_normalization`` and ``moments`` write formulas so that fewer passes are
+needed. ``optimizations`` has what these modules share.
 
 The C++ code is in the files ``*.h``, which ``sources`` reads; their content is part of the key under
 which Theano keeps a compiled module.
