@@ -218,6 +218,9 @@ def draw(figure, record):
         axes.barh(places + 0.27 * (1 - number), medians, 0.27, color=COLOURS[colour], label=what)
     axes.set_yticks(places, names, fontsize=8)
     axes.set_xscale("log")
+    ticks = [0.2, 0.5, 1, 2, 5, 10, 20, 50]
+    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    axes.minorticks_off()
     axes.set_xlabel("milliseconds, one thread")
     axes.legend(frameon=False, loc="lower right")
     axes.set_title("Operations on the CPU, float32")

@@ -304,12 +304,13 @@ def _split(step, parts):
 
 
 def measure(
-    title, network, plain_network, torch_network, data, batch, what, rounds, steps, speed_up
+    title, network, plain_network, torch_network, data, batch, what, rounds, steps, speed_up, goals
 ):
     """Return the `Result` of steps on `batch` rows of `what`.
 
     `torch_network` is the name of the network in ``torch_networks``, the learning rate and the momentum.
-    `speed_up` is the goal.
+    `speed_up` is the goal against untouched Theano, and `goals` are those against contestants of
+    `OTHERS`.
     """
     with tempfile.TemporaryDirectory() as folder:
         alone, groups = _contestants(network, plain_network, torch_network, data, batch, folder)
@@ -324,7 +325,7 @@ def measure(
     seconds = {name: np.array([turn["seconds"] for turn in turns[name]]) for name in turns}
     splits = [turn["split"] for turn in turns["synk"]]
     split = {name: float(np.median([one[name] for one in splits])) for name in splits[0]}
-    lines, notes = _lines(seconds, batch, what, speed_up), _notes(turns, rounds, steps, split)
+    lines, notes = _lines(seconds, batch, what, speed_up, goals), _notes(turns, rounds, steps, split)
     return common.Result(title, lines, notes, {"parts": split})
 
 
@@ -370,7 +371,7 @@ def _contestants(network, plain_network, torch_network, data, batch, folder):
     return alone, groups
 
 
-def _lines(seconds, batch, what, speed_up):
+def _lines(seconds, batch, what, speed_up, goals):
     untouched, serial, own, ideal, together, bare = (
         seconds[name] for name in ("untouched", "serial", "synk", "ideal", "together", "bare")
     )
@@ -398,7 +399,10 @@ def _lines(seconds, batch, what, speed_up):
         times = seconds.get(name, np.array([]))
         lines.append(common.line(line, "ms", times))
         if times.size:
-            lines.append(Line(f"{line.partition(',')[0]} / synkhronos", "×", list(times / own)))
+            ratio = Line(f"{line.partition(',')[0]} / synkhronos", "×", list(times / own))
+            if name in goals:
+                ratio.goal, ratio.reached = f"≥ {goals[name]:g}", ratio.median >= goals[name]
+            lines.append(ratio)
         if name == "by hand":
             lines.append(Line("ideal / by hand", "×", list(ideal / times)))
     return lines

@@ -236,6 +236,19 @@ def test_the_three_scripts_have_the_same_loss_curve(run_demo, model):
         assert other_accuracy == pytest.approx(accuracy)
 
 
+def test_the_loss_curve_is_that_of_theanos_operations(run_demo, monkeypatch):
+    """Of a network with convolutions, pooling and rectifiers, in float64."""
+    arguments = [DEMO, "train_mnist_cpu_data", "--model", "cnn", "--no-dropout", "--epochs", "1"]
+    results = []
+    for kernels in ("fast", "theano"):
+        monkeypatch.setenv("SYNKHRONOS_KERNELS", kernels)
+        done = run_demo("mnist_losses.py", *arguments, timeout=300)
+        results.append(json.loads(done.stdout.splitlines()[-1]))
+    (accuracy, curve), (other_accuracy, other_curve) = results
+    assert np.allclose(other_curve, curve, rtol=1e-9, atol=0)
+    assert other_accuracy == pytest.approx(accuracy)
+
+
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_a_script_trains_reports_and_draws(run_demo, tmp_path, script):
     """Check also that the script that compares itself with plain Theano says how much faster it was."""

@@ -288,10 +288,12 @@ def speed(shade):
     names = {
         "Theano untouched": "Theano, both cores",
         "Theano, 1 thread, memory kept": "Theano, one core¹",
+        "PyTorch DDP, 2 processes": "PyTorch DDP, 2 processes",
+        "Theano's operations, synk": "Synkhronos²",
         "synkhronos, 2 ranks": "Synkhronos, 2 processes",
-        "ideal, 2": "upper bound²",
+        "ideal, 2": "upper bound³",
     }
-    drawing = Drawing(shade, 14, 14.6)
+    drawing = Drawing(shade, 14, 19.5)
     drawing.text(0.35, 0.6, "Training steps per second, relative to Theano", weight="bold")
     medians = {}
     for row in rows:
@@ -307,19 +309,20 @@ def speed(shade):
         drawing.text(0.35, y + 0.2, title)
         for position, (name, (ratio, time)) in enumerate(zip(names.values(), medians[row])):
             top, end = y + 0.8 + 1.05 * position, 5.5 + scale * ratio
-            color = RANKS[0] if name.startswith("Synkhronos") else "empty"
+            color = RANKS[0] if name == "Synkhronos, 2 processes" else "empty"
             drawing.text(5.3, top + 0.5, name, align="right", fontsize=9)
             drawing.cell(5.5, top, "", color, scale * ratio)
             drawing.text(end + 0.2, top + 0.5, f"{ratio:.2f} ×", fontsize=9, weight="bold")
             drawing.text(end + 1.6, top + 0.5, f"({time:.0f} ms)", "muted", fontsize=9)
             texts.append(f"{title}, {name}: {ratio:.2f} times, {time:.0f} ms")
-        y += 5.5
+        y += 7.6
     machine = results["machine"]
     cores, date = f"{machine['cores']} cores of an {machine['cpu']}", results["date"][:10]
     drawing.text(0.35, y + 0.2, f"Medians of rounds on {cores}, {date}.", "muted", fontsize=9)
     drawing.text(0.35, y + 0.85, "¹ one BLAS thread; malloc keeps freed memory.", "muted", fontsize=9)
+    drawing.text(0.35, y + 1.5, "² two processes, only Theano's own operations", "muted", fontsize=9)
     drawing.text(
-        0.35, y + 1.5, "² two processes with half of the rows each that never wait", "muted", fontsize=9
+        0.35, y + 2.15, "³ two processes with half of the rows each that never wait", "muted", fontsize=9
     )
     return drawing.figure, f"Speed relative to Theano on {cores}: " + "; ".join(texts) + "."
 
