@@ -16,9 +16,11 @@ from hypothesis import strategies as st
 from oracle import examples
 from theano import scalar
 from theano.compile.mode import Mode, get_mode
+from theano.compile.ops import Shape, Shape_i
 
 from synkhronos.engines.kernels import registration
 from synkhronos.engines.kernels.loops import DTYPES, FastLoop
+from synkhronos.extensions import batch_norm
 
 ALL_BUT_CHANNELS = (0, 2, 3)
 
@@ -404,6 +406,49 @@ def test_batch_normalization_of_float32_with_another_floatX():
     with theano.change_flags(floatX="float64"):
         f = theano.function(*normalization("float32"), mode=fast("py"))
     assert not any("BatchNorm" in type(node.op).__name__ for node in f.maker.fgraph.apply_nodes)
+
+
+def theanos(x, scale, shift):
+    return tt.nnet.bn.batch_normalization_train(x, scale, shift, "spatial")[0]
+
+
+def lasagnes(x, scale, shift):
+    """As the layer of Lasagne 0.2."""
+    mean, variance = x.mean(ALL_BUT_CHANNELS), x.var(ALL_BUT_CHANNELS)
+    each = scale, shift, mean, tt.inv(tt.sqrt(variance + np.float32(1e-4)))
+    scale, shift, mean, invstd = (one.dimshuffle("x", 0, "x", "x") for one in each)
+    return (x - mean) * (scale * invstd) + shift
+
+
+def synchronized(x, scale, shift):
+    return batch_norm.batch_normalization_train(x, scale, shift, "spatial")[0]
+
+
+def passes(function):
+    """Return how often arrays of the size of the images are read or written, without maxima."""
+    count = 0
+    for node in function.maker.fgraph.apply_nodes:
+        is_maximum = isinstance(node.op, tt.CAReduce) and not isinstance(node.op, tt.Sum)
+        if not is_maximum and not isinstance(node.op, (tt.DimShuffle, Shape, Shape_i)):
+            arrays = [*set(node.inputs), *node.outputs]
+            count += sum(getattr(one, "broadcastable", None) == (False,) * 4 for one in arrays)
+    return count
+
+
+@pytest.mark.parametrize(
+    "formula, forward, both_ways",
+    [(theanos, (6, 3), (28, 8)), (lasagnes, (8, 3), (27, 9)), (synchronized, (8, 3), (27, 9))],
+)
+def test_passes_over_memory_of_a_rectified_batch_normalization(formula, forward, both_ways):
+    """With Theano's operations, and with the library's."""
+    x, gradient, scale, shift = tensor4("x"), tensor4("g"), tt.fvector("scale"), tt.fvector("shift")
+    with theano.change_flags(floatX="float32"):
+        out = tt.nnet.relu(formula(x, scale, shift))
+        # As in a network, the gradient depends on the result.
+        gradients = theano.grad(None, [x, scale, shift], known_grads={out: gradient * out.max()})
+        for outputs, counts in (([out], forward), ([out, *gradients], both_ways)):
+            f, with_theanos = both([x, gradient, scale, shift], outputs, "py")
+            assert (passes(with_theanos), passes(f)) == counts
 
 
 @pytest.mark.parametrize("argument", range(3))
