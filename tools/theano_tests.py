@@ -2,13 +2,14 @@
 
 ::
 
-    python tools/theano_tests.py run [--plain] RESULTS.json [FILE ...]
+    python tools/theano_tests.py run [--plain] [--kernels] RESULTS.json [FILE ...]
     python tools/theano_tests.py table REFERENCE.json RESULTS.json [...]
 
 ``run`` runs the test files, by default those in `FILES`, in two processes, without optimization by the
 C++ compiler, and writes how each test ended. Nothing of Theano is changed but what the table of repairs
 of Synkhronos changes; with ``--plain`` not even that, which is for versions of Python and NumPy for
-which Theano was made. The environment needs pytest before 8.4, which still accepts the tests that yield
+which Theano was made. With ``--kernels``, functions have the library's operations for the CPU. The
+environment needs pytest before 8.4, which still accepts the tests that yield
 others, pytest-xdist, pytest-timeout and parameterized.
 
 ``table`` counts the tests that passed with the reference and in each other environment, by folder, and
@@ -35,6 +36,7 @@ from pathlib import Path
 
 HOST = Path(__file__).resolve().parent.parent / "synkhronos" / "host"
 PLAIN = "THEANO_TESTS_PLAIN"
+KERNELS = "THEANO_TESTS_KERNELS"
 FLAGS = "device=cpu,gcc.cxxflags=-O0"
 TIME_LIMIT = 600  # seconds for one test
 
@@ -209,13 +211,15 @@ def set_up():
         provide_nose()
 
 
-def run(results, plain, files):
+def run(results, plain, kernels, files):
     """Run test files with pytest, and write the outcome of each test to a JSON file."""
     environ = dict(os.environ)
     environ.update(PYTHONPATH=str(Path(__file__).resolve().parent), RESULTS=str(Path(results).resolve()))
     environ["THEANO_FLAGS"] = ",".join(filter(None, [environ.get("THEANO_FLAGS"), FLAGS]))
     if plain:
         environ[PLAIN] = "1"
+    if kernels:
+        environ[KERNELS] = "1"
     from importlib.util import find_spec
 
     root = Path(find_spec("theano").submodule_search_locations[0])
@@ -262,6 +266,11 @@ class _Outcomes:
 
 def pytest_configure(config):
     """Record outcomes, where there is no process that this one reports to."""
+    if os.environ.get(KERNELS):
+        sys.path.append(str(HOST.parent.parent))
+        from synkhronos.engines.kernels import registration
+
+        registration.use(True)
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(_Outcomes())
 
@@ -319,13 +328,14 @@ def main():
     run_parser = commands.add_parser("run")
     run_parser.add_argument("results")
     run_parser.add_argument("--plain", action="store_true")
+    run_parser.add_argument("--kernels", action="store_true")
     run_parser.add_argument("files", nargs="*")
     table_parser = commands.add_parser("table")
     table_parser.add_argument("reference")
     table_parser.add_argument("others", nargs="+")
     options = parser.parse_args()
     if options.command == "run":
-        return run(options.results, options.plain, options.files)
+        return run(options.results, options.plain, options.kernels, options.files)
     return table(options.reference, options.others)
 
 
