@@ -1,4 +1,7 @@
-"""Tests of the rules for the source code, such as permitted imports and the size of functions."""
+"""Tests of the rules for the source code, such as permitted imports and the size of functions.
+
+Each rule is one test, which lists all places that break it.
+"""
 
 import ast
 import inspect
@@ -133,34 +136,36 @@ def test_the_map_of_the_layers_names_what_there_is():
     assert sorted(layers()) == sorted(there)
 
 
-@pytest.mark.parametrize("folder", FOLDERS)
-def test_a_folder_imports_only_what_its_docstring_permits(folder):
-    if folder == "extensions":  # covered by another test
-        return
-    permitted = may_import(folder)
-    imported = {room(one) for name in FILES if room(name) == folder for one in inside(name)}
-    assert imported - {folder, ""} - EVERYWHERE == set(permitted), folder
+def test_a_folder_imports_what_its_docstring_permits_and_nothing_else():
+    imported = {folder: set() for folder in FOLDERS}
+    for name in FILES:
+        if room(name) in imported:
+            imported[room(name)].update(map(room, inside(name)))
+    imported = {folder: found - {folder, ""} - EVERYWHERE for folder, found in imported.items()}
+    del imported["extensions"]  # covered by another test
+    assert imported == {folder: set(may_import(folder)) for folder in imported}
 
 
-@pytest.mark.parametrize("folder", FOLDERS)
-def test_what_a_docstring_permits_is_below_in_the_map(folder):
-    if folder != "extensions":
-        below = layers()[layers().index(folder) + 1 :]
-        assert set(may_import(folder)) <= set(below)
+def test_what_a_docstring_permits_is_below_in_the_map():
+    places = {name: place for place, name in enumerate(layers())}
+    assert not [
+        (folder, permitted)
+        for folder in FOLDERS
+        if folder != "extensions"
+        for permitted in may_import(folder)
+        if places.get(permitted, -1) <= places[folder]
+    ]
 
 
-@pytest.mark.parametrize("folder", sorted({name.rpartition(".")[0] for name in FILES} - {""}))
-def test_the_docstring_of_a_folder_names_its_modules(folder):
-    docstring = ast.get_docstring(TREES[folder])
-    if folder == "synkhronos":  # the map of the layers, which another test reads
-        return
-    modules = {one for parent, _, one in map(split, FILES) if parent == folder}
-    modules = {name for name in modules if not name.startswith("_")}
-    assert modules <= set(re.findall(r"``(\w+)``", docstring)), folder
-
-
-def split(name):
-    return name.rpartition(".")
+def test_the_docstring_of_a_folder_names_its_modules():
+    missing = []
+    for name in FILES:
+        folder, _, module = name.rpartition(".")
+        # The docstring of the package is the map of the layers, which another test reads.
+        if folder not in ("", "synkhronos") and not module.startswith("_"):
+            if f"``{module}``" not in ast.get_docstring(TREES[folder]):
+                missing.append(name)
+    assert not missing
 
 
 def test_no_import_circles():
@@ -183,25 +188,27 @@ def test_no_import_circles():
             visit(name)
 
 
-@pytest.mark.parametrize("folder", ["arithmetic", "host", "stores", "comms", "transports"])
-def test_knows_nothing_of_graph_compilers(folder):
-    modules = [name for name in FILES if room(name) == folder and name not in ALLOWED_FOR_PYGPU]
-    assert modules
+def reaching(folders, packages, rooms):
+    """Return the modules of folders that import packages or rooms, directly or not."""
+    modules = [name for name in FILES if room(name) in folders]
+    assert {room(name) for name in modules} == folders
+    found = {}
     for name in modules:
         reached = reached_from(name)
-        assert not top_level(reached) & COMPILERS, name
-        assert "engines" not in {room(one) for one in reached if one in FILES}, name
+        bad = (top_level(reached) & packages) | ({room(one) for one in reached if one in FILES} & rooms)
+        if bad:
+            found[name] = bad
+    return found
 
 
-@pytest.mark.parametrize("folder", ["arithmetic", "engines"])
-def test_knows_nothing_of_processes(folder):
-    modules = [name for name in FILES if room(name) == folder]
-    assert modules
-    for name in modules:
-        reached = reached_from(name)
-        assert not top_level(reached) & PROCESSES, name
-        rooms = {room(one) for one in reached if one in FILES}
-        assert not rooms & {"stores", "comms", "transports", "world"}, name
+def test_lower_layers_know_nothing_of_graph_compilers():
+    folders = {"arithmetic", "host", "stores", "comms", "transports"}
+    assert set(reaching(folders, COMPILERS, {"engines"})) <= ALLOWED_FOR_PYGPU
+
+
+def test_arithmetic_and_engines_know_nothing_of_processes():
+    rooms = {"stores", "comms", "transports", "world"}
+    assert not reaching({"arithmetic", "engines"}, PROCESSES, rooms)
 
 
 def test_pygpu_is_imported_in_two_places_only():
@@ -216,27 +223,34 @@ def test_mpi4py_is_imported_in_one_place_which_is_imported_inside_functions():
 
 
 def test_compilers_are_imported_in_engines_and_for_keras_and_pymc_only():
-    for name, found in IMPORTS.items():
-        allowed = {"pygpu"} if name in ALLOWED_FOR_PYGPU else set()
-        if top_level(found) & COMPILERS - allowed:
-            assert room(name) == "engines" or OF_ONE_COMPILER.match(name), name
+    importing = [
+        name
+        for name, found in IMPORTS.items()
+        if top_level(found) & COMPILERS - ({"pygpu"} if name in ALLOWED_FOR_PYGPU else set())
+    ]
+    others = [name for name in importing if room(name) != "engines"]
+    assert not [name for name in others if not OF_ONE_COMPILER.match(name)]
 
 
-@pytest.mark.parametrize("name", [name for name in FILES if room(name) == "extensions"])
-def test_extensions_use_public_names_only(name):
-    for one in inside(name):
-        allowed = one in FOR_EXTENSIONS or one == "synkhronos"
-        assert allowed or room(one) == "extensions", one
+def private_names(tree):
+    """Yield the names of the package that a module uses and that are not public."""
     aliases = set()
-    for node in ast.walk(TREES[name]):
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             aliases.update(one.asname or one.name for one in node.names if one.name == "synkhronos")
         if isinstance(node, ast.ImportFrom) and node.module == "synkhronos":
-            assert {one.name for one in node.names} <= set(synk.__all__)
-    for node in ast.walk(TREES[name]):
+            yield from {one.name for one in node.names} - set(synk.__all__)
+    for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-            if node.value.id in aliases:
-                assert node.attr in {*synk.__all__, *PUBLIC_FOLDERS}, node.attr
+            if node.value.id in aliases and node.attr not in {*synk.__all__, *PUBLIC_FOLDERS}:
+                yield node.attr
+
+
+def test_extensions_use_public_names_only():
+    extensions = [name for name in FILES if room(name) == "extensions"]
+    imported = {(name, one) for name in extensions for one in inside(name) - FOR_EXTENSIONS}
+    assert not [pair for pair in imported if pair[1] != "synkhronos" and room(pair[1]) != "extensions"]
+    assert not [(name, one) for name in extensions for one in private_names(TREES[name])]
 
 
 # State
@@ -310,28 +324,30 @@ def changes_of_a_world(tree):
                 break
 
 
-@pytest.mark.parametrize("name", [name for name in FILES if name != "synkhronos.world.world"])
-def test_only_a_world_changes_its_attributes(name):
-    assert not list(changes_of_a_world(TREES[name]))
+def test_only_a_world_changes_its_attributes():
+    others = [name for name in FILES if name != "synkhronos.world.world"]
+    assert not [(name, line) for name in others for line in changes_of_a_world(TREES[name])]
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_functions_change_nothing_at_module_level(name):
-    bound, imported = module_level_names(TREES[name])
+def test_functions_change_nothing_at_module_level():
+    names = {name: module_level_names(tree) for name, tree in TREES.items()}
+    found = []
     for module, function in FUNCTIONS:
-        if module != name:
-            continue
-        own = local_names(function)
+        (bound, imported), own = names[module], local_names(function)
         for changed, is_attribute in changed_by(function):
-            if changed not in own:
-                assert changed not in bound, f"{function.name} changes {changed}"
-                assert not (is_attribute and changed in imported), f"{function.name}: {changed}"
+            if changed not in own and (changed in bound or (is_attribute and changed in imported)):
+                found.append((module, function.name, changed))
+    assert not found
 
 
-@pytest.mark.parametrize("name", [name for name in FILES if name != "synkhronos.__main__"])
-def test_the_library_does_not_print(name):
-    calls = [node.func for node in ast.walk(TREES[name]) if isinstance(node, ast.Call)]
-    assert not [one for one in calls if isinstance(one, ast.Name) and one.id in ("print", "pprint")]
+def test_the_library_does_not_print():
+    assert not [
+        (name, node.lineno)
+        for name, tree in TREES.items()
+        if name != "synkhronos.__main__"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("print", "pprint")
+    ]
 
 
 # Public names
@@ -408,26 +424,21 @@ def public_callables():
 PUBLIC = dict(public_callables())
 
 
-@pytest.mark.parametrize("name", synk.__all__)
-def test_what_is_public_has_a_docstring(name):
-    docstring = inspect.getdoc(getattr(synk, name))
-    assert docstring
-    assert docstring.splitlines()[0].endswith((".", ":")), docstring
+def test_what_is_public_has_a_docstring():
+    docstrings = {name: inspect.getdoc(getattr(synk, name)) or "" for name in synk.__all__}
+    lines = {name: text.partition("\n")[0] for name, text in docstrings.items()}
+    assert not [name for name, line in lines.items() if not line.endswith((".", ":"))]
 
 
-@pytest.mark.parametrize("name", PUBLIC)
-def test_every_parameter_is_documented(name):
-    function = inspect.unwrap(PUBLIC[name])
-    assert function.__doc__
-    expected = [one for one in inspect.signature(function).parameters if one != "self"]
-    documented = documented_parameters(function.__doc__)
-    assert set(documented) == set(expected)
-
-
-def test_the_call_of_a_function_documents_its_parameters():
-    documented = documented_parameters(synk.Function.__call__.__doc__)
-    expected = set(inspect.signature(synk.Function.__call__).parameters) - {"self"}
-    assert set(documented) == expected
+def test_every_parameter_is_documented():
+    wrong = {}
+    for name, function in {**PUBLIC, "Function.__call__": synk.Function.__call__}.items():
+        function = inspect.unwrap(function)
+        expected = set(inspect.signature(function).parameters) - {"self"}
+        documented = set(documented_parameters(function.__doc__ or ""))
+        if documented != expected:
+            wrong[name] = documented ^ expected
+    assert not wrong
 
 
 # Types
@@ -461,33 +472,36 @@ def functions_named(module, name):
     return [one for one in methods if re.match("[^_]|__", one.name)]
 
 
-@pytest.mark.parametrize("name", synk.__all__)
-def test_what_is_public_is_annotated(name):
-    for function in functions_named(getattr(synk, name).__module__, name):
-        assert not unannotated(function), function.name
+def without_annotations(functions):
+    """Return which of the functions, listed by name of what they belong to, lack annotations."""
+    return [(key, one.name) for key, found in functions.items() for one in found if unannotated(one)]
 
 
-@pytest.mark.parametrize("name", TYPED_MODULES)
-def test_every_function_of_these_modules_is_annotated(name):
-    functions = [function for module, function in FUNCTIONS if module == f"synkhronos.{name}"]
-    assert functions
-    for function in functions:
-        assert not unannotated(function), function.name
+def test_what_is_public_is_annotated():
+    public = {name: functions_named(getattr(synk, name).__module__, name) for name in synk.__all__}
+    assert not without_annotations(public)
 
 
-@pytest.mark.parametrize("name", TYPED_CLASSES)
-def test_the_interfaces_between_layers_are_annotated(name):
-    module, _, class_name = name.rpartition(".")
-    functions = functions_named(f"synkhronos.{module}", class_name)
-    assert functions
-    for function in functions:
-        assert not unannotated(function), function.name
+def test_every_function_of_these_modules_is_annotated():
+    functions = {
+        name: [function for module, function in FUNCTIONS if module == f"synkhronos.{name}"]
+        for name in TYPED_MODULES
+    }
+    assert all(functions.values())
+    assert not without_annotations(functions)
+
+
+def test_the_interfaces_between_layers_are_annotated():
+    parts = {name: name.rpartition(".") for name in TYPED_CLASSES}
+    methods = {name: functions_named(f"synkhronos.{one[0]}", one[2]) for name, one in parts.items()}
+    assert all(methods.values())
+    assert not without_annotations(methods)
 
 
 @pytest.mark.skipif(sys.version_info < (3, 10), reason="int | None cannot be evaluated before")
-@pytest.mark.parametrize("name", PUBLIC)
-def test_annotations_name_what_there_is(name):
-    assert "return" in typing.get_type_hints(inspect.unwrap(PUBLIC[name]))
+def test_annotations_name_what_there_is():
+    hints = {name: typing.get_type_hints(inspect.unwrap(one)) for name, one in PUBLIC.items()}
+    assert not [name for name, one in hints.items() if "return" not in one]
 
 
 def test_the_package_says_that_it_has_types():
@@ -497,25 +511,28 @@ def test_the_package_says_that_it_has_types():
 # Size
 
 
-@pytest.mark.parametrize("name", [name for name in FILES if name != TABLE])
-def test_a_file_is_short(name):
-    docstrings = 0
-    for node in ast.walk(TREES[name]):
-        if isinstance(node, DOCUMENTED) and ast.get_docstring(node) is not None:
-            docstrings += node.body[0].end_lineno - node.body[0].lineno + 1
-    assert len(FILES[name].read_text().splitlines()) - docstrings <= LONGEST_FILE
+def lines_of_docstring(node):
+    if ast.get_docstring(node) is None:
+        return 0
+    return node.body[0].end_lineno - node.body[0].lineno + 1
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_functions_are_short(name):
-    for module, function in FUNCTIONS:
-        if module == name:
-            first = function.body[0]
-            docstring = 0
-            if ast.get_docstring(function) is not None:
-                docstring = first.end_lineno - first.lineno + 1
-            length = function.end_lineno - function.lineno + 1 - docstring
-            assert length <= LONGEST_FUNCTION, f"{function.name}: {length} lines"
+def test_files_are_short():
+    lengths = {}
+    for name, tree in TREES.items():
+        documented = [node for node in ast.walk(tree) if isinstance(node, DOCUMENTED)]
+        lines = len(FILES[name].read_text().splitlines())
+        lengths[name] = lines - sum(map(lines_of_docstring, documented))
+    too_long = {name: length for name, length in lengths.items() if length > LONGEST_FILE}
+    assert set(too_long) == {TABLE}, too_long
+
+
+def test_functions_are_short():
+    lengths = [
+        (one.end_lineno - one.lineno + 1 - lines_of_docstring(one), module, one.name)
+        for module, one in FUNCTIONS
+    ]
+    assert not [found for found in lengths if found[0] > LONGEST_FUNCTION]
 
 
 # Tests of the tests
