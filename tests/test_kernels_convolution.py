@@ -8,6 +8,7 @@ import theano
 import theano.tensor as tt
 from hypothesis import given
 from hypothesis import strategies as st
+from kernels import fast, kernels_are_used, plain  # noqa: F401
 from oracle import examples
 from theano.compile.mode import Mode
 from theano.tensor.nnet import corr
@@ -22,9 +23,6 @@ FAST = {
 }
 KINDS = list(FAST)
 PLAIN = Mode("cvm", None)
-REPLACING = Mode("cvm", "fast_run").register(
-    *[(one.optimizer, one.position) for one in convolution.OPTIMIZATIONS]
-)
 
 
 def function_of(kind, dtype, **options):
@@ -57,7 +55,7 @@ def compare(images, filters, dtype, layout=np.ascontiguousarray, threads=1, **op
     images, filters = rng.randn(*images), rng.randn(*filters)
     output = function_of(corr.CorrMM, "float64", **options)(images, filters)
     output = rng.randn(*output.shape)
-    for kind, fast in FAST.items():
+    for kind, own in FAST.items():
         arguments = [
             one.astype(dtype) if one.ndim == 4 else one
             for one in arguments_of(kind, images, filters, output)
@@ -67,7 +65,7 @@ def compare(images, filters, dtype, layout=np.ascontiguousarray, threads=1, **op
         expected = theanos(*precise)
         # A rounding error is relative to the terms, not to their sum.
         most = np.max(theanos(*absolute(precise)), initial=1)
-        ours = function_of(fast, dtype, **options)
+        ours = function_of(own, dtype, **options)
         for _ in range(2):
             with threadpool_limits(threads, user_api="blas"):
                 found = ours(*[layout(one) for one in arguments])
@@ -178,18 +176,19 @@ def test_gradients_are_those_of_finite_differences(border, step):
 
     rng = np.random.RandomState(3)
     point = [rng.randn(2, 3, 6, 7), rng.randn(4, 3, 3, 2)]
-    theano.gradient.verify_grad(convolve, point, rng=rng, mode=REPLACING)
+    theano.gradient.verify_grad(convolve, point, rng=rng, mode=fast())
 
 
 def test_a_compiled_function_and_its_gradients_have_the_new_operations():
     x, w = tt.ftensor4(), tt.ftensor4()
     y = tt.nnet.conv2d(x, w, border_mode="half", filter_dilation=(2, 1))
-    function = theano.function([x, w], [y, *theano.grad(tt.sqr(y).sum(), [x, w])], mode=REPLACING)
+    function = theano.function([x, w], [y, *theano.grad(tt.sqr(y).sum(), [x, w])], mode=fast())
     kinds = {type(node.op) for node in function.maker.fgraph.apply_nodes}
     assert kinds & {*FAST, *FAST.values()} == set(FAST.values())
+    theanos = theano.function([x, w], [y], mode=plain())
     images, filters = np.ones((2, 3, 6, 6), "f"), np.ones((4, 3, 3, 3), "f")
-    for found, plain in zip(function(images, filters), theano.function([x, w], [y])(images, filters)):
-        np.testing.assert_allclose(found, plain, rtol=1e-6)
+    for found, expected in zip(function(images, filters), theanos(images, filters)):
+        np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
 def test_filters_that_are_not_shared_and_openmp_are_left_to_theano():
@@ -207,9 +206,9 @@ def test_filters_that_are_not_shared_and_openmp_are_left_to_theano():
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_operations_are_equal_to_their_copies_but_not_to_theanos(kind):
-    fast = FAST[kind](border_mode=1, subsample=(2, 2))
-    assert fast == pickle.loads(pickle.dumps(fast)) and fast != kind(border_mode=1, subsample=(2, 2))
-    assert isinstance(fast, kind) and type(fast).__name__ in str(fast)
+    own = FAST[kind](border_mode=1, subsample=(2, 2))
+    assert own == pickle.loads(pickle.dumps(own)) and own != kind(border_mode=1, subsample=(2, 2))
+    assert isinstance(own, kind) and type(own).__name__ in str(own)
 
 
 def wrong(kind, images=(2, 4, 6, 6), filters=(4, 2, 3, 3), output=(2, 4, 4, 4), **options):

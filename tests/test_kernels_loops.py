@@ -13,9 +13,10 @@ import theano
 import theano.tensor as tt
 from hypothesis import given
 from hypothesis import strategies as st
+from kernels import fast, kernels_are_used, plain  # noqa: F401
 from oracle import examples
 from theano import scalar
-from theano.compile.mode import Mode, get_mode
+from theano.compile.mode import Mode
 from theano.compile.ops import Shape, Shape_i
 
 from synkhronos.engines.kernels import registration
@@ -23,19 +24,6 @@ from synkhronos.engines.kernels.loops import DTYPES, FastLoop
 from synkhronos.extensions import batch_norm
 
 ALL_BUT_CHANNELS = (0, 2, 3)
-
-
-@pytest.fixture(autouse=True)
-def kernels():
-    registration.use(True)
-
-
-def fast(linker="cvm"):
-    return Mode(linker, get_mode("FAST_RUN").provided_optimizer)
-
-
-def plain(linker="cvm"):
-    return fast(linker).excluding("synkhronos")
 
 
 def both(inputs, outputs, linker="cvm"):

@@ -9,6 +9,7 @@ import theano
 import theano.tensor as tt
 from hypothesis import given
 from hypothesis import strategies as st
+from kernels import fast, kernels_are_used, plain  # noqa: F401
 from oracle import examples
 from theano.tensor.signal.pool import AveragePoolGrad, MaxPoolGrad, Pool, pool_2d, pool_3d
 
@@ -18,10 +19,8 @@ from synkhronos.engines.kernels.pooling import (
     FastMaxPoolGrad,
     FastPool,
 )
-from synkhronos.engines.kernels.registration import TAG
 
-THEANOS = theano.compile.get_mode("FAST_RUN").excluding(TAG)
-OURS = THEANOS.register(*((one.optimizer, one.position) for one in OPTIMIZATIONS))
+THEANOS, OURS = plain(), fast()
 FAST = (FastPool, FastMaxPoolGrad, FastAveragePoolGrad)
 
 MODES = ["max", "sum", "average_inc_pad", "average_exc_pad"]
