@@ -120,6 +120,17 @@ def test_extents_that_differ_are_an_error():
         f(np.zeros((2, 3), "f"), np.zeros((2, 1), "f"))  # of a variable that is not broadcastable
 
 
+def test_a_division_of_integers_by_zero_stays_an_error():
+    x, y = tt.lmatrices("xy")
+    quotient, rest = (x // y).astype("float64"), (x % y).astype("float64")
+    f = theano.function([x, y], [quotient.sum(0), (quotient * tt.sgn(rest)).sum()])
+    seven, zero = np.full((2, 3), 7), np.zeros((2, 3), "int64")
+    assert f(seven, seven - 5)[0].tolist() == [6, 6, 6]
+    with pytest.raises(ZeroDivisionError):
+        f(seven, zero)
+    assert f(seven, seven)[0].tolist() == [2, 2, 2]
+
+
 def test_an_error_shows_the_line_that_the_result_is_from():
     x, y = tt.fmatrices("xy")
     with theano.change_flags(**{"traceback.limit": 8}):

@@ -12,6 +12,7 @@ nothing. Only the types of variables are known, not their extents.
 
 from theano.gof import Optimizer
 from theano.gof.toolbox import ReplaceValidate
+from theano.gof.utils import MethodNotDefined
 from theano.scalar import Composite, get_scalar_type, identity
 from theano.scalar import basic as scalars
 from theano.tensor.elemwise import Elemwise, Sum
@@ -27,6 +28,8 @@ _CHEAP = (
 )  # fmt: skip
 #: gcc does not vectorize Theano's loops of these.
 _SLOW_IN_THEANO = (scalars.Sgn, scalars.LogicalComparison, scalars.Switch)
+
+_FAIL = "synkhronos_fails;"
 
 _MOST_STREAMS = 10  # arrays that one loop reads and writes
 _MOST_SCALARS = 80  # operations in one loop
@@ -85,7 +88,7 @@ def _member(node):
     if others or not node.inputs or not dtypes <= set(DTYPES):
         return None
     if type(op) is Elemwise:
-        possible = not op.inplace_pattern and _is_large(output) and _has_code(op.scalar_op)
+        possible = not op.inplace_pattern and _is_large(output) and _always_computes(op.scalar_op, node)
         return _Member(node, None) if possible else None
     if type(op) is not Sum or not _is_large(node.inputs[0]):
         return None
@@ -109,12 +112,18 @@ def _scalar_ops(op):
     return [one for node in op.fgraph.apply_nodes for one in _scalar_ops(node.op)]
 
 
-def _has_code(op):
-    """Whether a scalar operation is in C, and one result of numbers."""
-    for one in _scalar_ops(op):
-        if type(one).c_code is scalars.ScalarOp.c_code or one.nout != 1:
-            return False
-    return True
+def _always_computes(op, node):
+    """Whether a scalar operation has C code, for one result, that raises no errors.
+
+    That of an integer division raises one for a division by zero.
+    """
+    arguments = [get_scalar_type(one.dtype).make_variable() for one in node.inputs]
+    names = [f"i{number}" for number in range(len(arguments))]
+    try:
+        code = op.c_code(op.make_node(*arguments), "name", names, ["o0"], {"fail": _FAIL})
+    except (MethodNotDefined, NotImplementedError):
+        return False
+    return _FAIL not in code and all(one.nout == 1 for one in _scalar_ops(op))
 
 
 # What is computed again
