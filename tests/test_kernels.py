@@ -1,11 +1,19 @@
 """Tests of the choice between the library's operations and Theano's own."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 import theano
 import theano.tensor as tt
 
 import synkhronos as synk
+
+
+PROGRAMS = Path(__file__).parent / "programs"
 
 
 @pytest.fixture(autouse=True)
@@ -65,3 +73,28 @@ def test_a_scan_has_fast_operations_inside(open_world):
     assert is_fast(scan.fn)
     array = np.random.RandomState(0).standard_normal((4, 3)).astype("f")
     np.testing.assert_allclose(f(array), sum((array * np.sign(row)).sum() for row in array), 1e-5)
+
+
+def test_other_scripts_neither_import_the_library_nor_lose_its_modules(tmp_path, run_python):
+    flags = f"{os.environ['THEANO_FLAGS']},base_compiledir={tmp_path}/cache"
+    # Theano names some of its own modules by a hash of strings.
+    environment = {**os.environ, "THEANO_FLAGS": flags, "PYTHONHASHSEED": "0"}
+
+    def output_of(*words):
+        done = run_python(*words, environment=environment)
+        return done.stdout.splitlines()
+
+    def modules():
+        return sorted(path.parent.name for path in tmp_path.glob("cache/*/*/key.pkl"))
+
+    assert int(output_of(PROGRAMS / "cached_keys.py")[-1]) > 4
+    compiled = modules()
+    assert output_of(PROGRAMS / "cached_keys.py")[-1] == "0"
+    # A script of plain Theano, which reads the keys of all modules.
+    done = subprocess.run(
+        [sys.executable, "-m", "synkhronos", "run", PROGRAMS / "loop_of_theano.py"],
+        capture_output=True, text=True, timeout=120, env=environment, cwd=tmp_path,
+    )  # fmt: skip
+    assert done.stdout.splitlines()[-1] == "False", done.stdout + done.stderr
+    assert set(compiled) <= set(modules())
+    assert output_of(PROGRAMS / "cached_keys.py")[-1] == "0"

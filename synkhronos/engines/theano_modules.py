@@ -20,6 +20,7 @@ import pickle
 from theano.gof import Op, cmodule
 from theano.gof.cc import get_module_cache
 
+from synkhronos.engines.kernels.keys import KeyPickler
 from synkhronos.host.handlers import suppress
 
 
@@ -50,7 +51,7 @@ def _save_keys(self):
     new = f"{self.key_pkl}.{os.getpid()}"
     try:
         with open(new, "wb") as file:
-            pickle.dump(self, file, pickle.HIGHEST_PROTOCOL)
+            KeyPickler(file, pickle.HIGHEST_PROTOCOL).dump(self)
         os.replace(new, self.key_pkl)
     except BaseException as error:
         # Theano itself removes the file then, and compiles the module again in the next process.

@@ -11,5 +11,5 @@ overwrite their inputs. ``batch_normalization`` and ``moments`` write formulas s
 needed. ``optimizations`` has what these modules share.
 
 The C++ code is in the files ``*.h``, which ``sources`` reads; their content is part of the key under
-which Theano keeps a compiled module.
+which Theano keeps a compiled module. ``keys`` says how operations are named there.
 """

@@ -10,6 +10,7 @@ from theano import config
 from theano.tensor.nnet import corr
 
 from synkhronos.engines.kernels import sources
+from synkhronos.engines.kernels.keys import Keyed
 from synkhronos.engines.kernels.optimizations import replacing
 
 _FILES = (
@@ -24,7 +25,7 @@ if (!synkhronos_convolution::%(function)s<%(type)s>(%(arguments)s, &%(output)s))
 """
 
 
-class _Convolution:
+class _Convolution(Keyed):
     """What replaces the C code of Theano's convolutions.
 
     Attributes

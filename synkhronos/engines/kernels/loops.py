@@ -9,6 +9,7 @@ from theano.gof.utils import MethodNotDefined
 from theano.scalar import Composite
 
 from synkhronos.engines.kernels import sources
+from synkhronos.engines.kernels.keys import Keyed
 
 _C_TYPES = {"float32": "npy_float32", "float64": "npy_float64", "bool": "npy_bool"}
 _C_TYPES.update({f"{u}int{n}": f"npy_{u}int{n}" for u in ("", "u") for n in (8, 16, 32, 64)})
@@ -18,7 +19,7 @@ DTYPES = tuple(_C_TYPES)
 SUMS = DTYPES[:2]
 
 
-class FastLoop(Op):
+class FastLoop(Keyed, Op):
     """Elementwise functions of the inputs, and sums of such functions over axes.
 
     Parameters
@@ -36,8 +37,18 @@ class FastLoop(Op):
 
     def __init__(self, scalar_op: Composite, axes, inplace=()):
         self.scalar_op, self.axes, self.inplace = scalar_op, axes, inplace
+        self._signature = None
         if inplace:
             self.destroy_map = {output: [replaced] for output, replaced in inplace}
+
+    __eq__, __hash__ = Keyed.__eq__, Keyed.__hash__  # Theano would define them by the properties
+
+    def signature(self):
+        if self._signature is None:
+            types = [kind.dtype for kind in (*self.scalar_op.inputs_type, *self.scalar_op.outputs_type)]
+            code = _code_of(self.scalar_op, "name")
+            self._signature = ("synkhronos.FastLoop", code, *map(repr, (types, self.axes, self.inplace)))
+        return self._signature
 
     def __str__(self):
         ops = dict.fromkeys(str(node.op) for node in self.scalar_op.fgraph.toposort())
@@ -56,8 +67,7 @@ class FastLoop(Op):
         return Apply(self, inputs, outputs)
 
     def prepare_node(self, node, storage_map, compute_map, impl):
-        scalars = [kind.make_variable() for kind in self.scalar_op.inputs_type]
-        self.scalar_op.prepare_node(self.scalar_op.make_node(*scalars), None, None, impl)
+        self.scalar_op.prepare_node(_scalar_node(self.scalar_op), None, None, impl)
 
     def perform(self, node, inputs, storages):
         compute = np.frompyfunc(self.scalar_op.impl, len(inputs), len(storages))
@@ -102,10 +112,8 @@ class FastLoop(Op):
         return sources.read("loops") + self.scalar_op.c_support_code()
 
     def c_support_code_apply(self, node, name):
-        scalars = [kind.make_variable() for kind in self.scalar_op.inputs_type]
-        scalar_node = self.scalar_op.make_node(*scalars)
-        support = self.scalar_op.c_support_code_apply(scalar_node, f"{name}_scalar")
-        return support + _body(node, name, _code_of(self.scalar_op, scalar_node, name))
+        support = self.scalar_op.c_support_code_apply(_scalar_node(self.scalar_op), f"{name}_scalar")
+        return support + _body(node, name, _code_of(self.scalar_op, name))
 
     def c_code(self, node, name, inputs, outputs, sub):
         call = sources.call(f"synkhronos::Loop<Body_{name}>(outputs).run(inputs)", "{ ok = false; }")
@@ -121,11 +129,17 @@ class FastLoop(Op):
         """
 
 
-def _code_of(scalar_op, scalar_node, name):
+def _scalar_node(scalar_op):
+    return scalar_op.make_node(*(kind.make_variable() for kind in scalar_op.inputs_type))
+
+
+def _code_of(scalar_op, name):
     """Return the code that computes ``o0``, ``o1``, ... from ``i0``, ``i1``, ..."""
     inputs = [f"i{number}" for number in range(scalar_op.nin)]
     outputs = [f"o{number}" for number in range(scalar_op.nout)]
-    code = scalar_op.c_code(scalar_node, f"{name}_scalar", inputs, outputs, {"fail": "{}"})
+    code = scalar_op.c_code(
+        _scalar_node(scalar_op), f"{name}_scalar", inputs, outputs, {"fail": "{}"}
+    )
     # A composite joins equal outputs, and computes the last of them only.
     last = {one: number for number, one in enumerate(scalar_op.fgraph.outputs)}
     numbers = [last[one] for one in scalar_op.fgraph.outputs]

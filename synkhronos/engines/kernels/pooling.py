@@ -8,6 +8,7 @@ from theano import Constant
 from theano.tensor.signal.pool import AveragePoolGrad, MaxPoolGrad, Pool
 
 from synkhronos.engines.kernels import sources
+from synkhronos.engines.kernels.keys import Keyed
 from synkhronos.engines.kernels.optimizations import replacing
 
 _MODES = {
@@ -32,7 +33,7 @@ _CODE = """
 """
 
 
-class _InCpp:
+class _InCpp(Keyed):
     """What the operations have in common: where their C++ code comes from."""
 
     _files = "pooling", "pooling_arrays", "pooling_gradients"
