@@ -306,6 +306,24 @@ def test_distances_from_something_else_than_the_mean():
     assert_close(f(*arrays), expected(*arrays))
 
 
+def test_the_same_graph_has_the_same_loops_each_time():
+    """Their results differ by rounding from those of others, and Theano would compile others again."""
+
+    def signatures():
+        arrays = [tt.fmatrix() for _ in range(5)]
+        costly = [tt.tanh(one) for one in arrays]
+        chained = [costly[i - 1][::-1] * costly[i] + costly[i - 2] for i in range(5)]
+        outputs = [tt.exp(one).sum(0) for one in chained] + [one.sum(1) for one in costly] + chained
+        f = theano.function(arrays, outputs, mode=fast("py"))
+        return [node.op.signature() for node in loops_of(f)]
+
+    first, kept = signatures(), []
+    assert len(first) > 3
+    for _ in range(10):
+        kept.append([object() for _ in range(1000)])  # so that objects get other addresses
+        assert signatures() == first
+
+
 # Memory
 
 

@@ -245,21 +245,20 @@ def _join(members, virtual):
     """Return the loops of members that are computed, in an order in which they can run."""
     loops, of_node, with_array = [], {}, {}
     for member in members:
-        near = {id(loop): loop for leaf in member.leaves for loop in with_array.get(leaf, ())}
-        near = [(loop.gains(member), loop) for loop in near.values()]
-        near = sorted((one for one in near if one[0]), key=lambda one: -one[0])
-        for _, loop in near:
-            if not _depends(member, loop, of_node, virtual):
+        # In the order in which they were made, so that every process makes the same loops.
+        near = sorted({place for leaf in member.leaves for place in with_array.get(leaf, ())})
+        gains = [(loops[place].gains(member), loops[place]) for place in near]
+        for gain, loop in sorted(gains, key=lambda one: -one[0]):
+            if gain and not _depends(member, loop, of_node, virtual):
                 loop.add(member)
                 break
         else:
             loop = _Loop(member)
             loops.append(loop)
         of_node[member.node] = loop
+        place = loops.index(loop)
         for array in member.leaves | loop.written:
-            found = with_array.setdefault(array, [])
-            if loop not in found:
-                found.append(loop)
+            with_array.setdefault(array, set()).add(place)
     return loops
 
 
