@@ -18,6 +18,7 @@ from oracle import examples
 from theano import scalar
 from theano.compile.mode import Mode
 from theano.compile.ops import Shape, Shape_i
+from theano.tensor.nnet.bn import AbstractBatchNormTrainGrad
 
 from synkhronos.engines.kernels import registration
 from synkhronos.engines.kernels.loops import DTYPES, FastLoop
@@ -423,6 +424,18 @@ def test_batch_normalization_of_float32_with_another_floatX():
     with theano.change_flags(floatX="float64"):
         f = theano.function(*normalization("float32"), mode=fast("py"))
     assert not any("BatchNorm" in type(node.op).__name__ for node in f.maker.fgraph.apply_nodes)
+
+
+def test_a_gradient_of_batch_normalization_by_another_mean():
+    x, gradient = tensor4("x", "float64"), tensor4("g", "float64")
+    scale, mean, invstd = (tensor4(name, "float64", (True, False, True, True)) for name in "smi")
+    outputs = AbstractBatchNormTrainGrad(ALL_BUT_CHANNELS)(x, gradient, scale, mean, invstd, 1e-4)
+    f, expected = both([x, gradient, scale, mean, invstd], outputs, "py")
+    random = np.random.RandomState(0)
+    arrays = [random.standard_normal((2, 3, 4, 5)) for _ in range(2)]
+    arrays += [random.uniform(1, 2, (1, 3, 1, 1)) for _ in range(3)]
+    for one, other in zip(f(*arrays), expected(*arrays)):
+        np.testing.assert_allclose(one, other, 1e-12, 1e-12)
 
 
 def theanos(x, scale, shift):

@@ -39,9 +39,10 @@ def synkhronos_batch_normalization_grad(node):
     x, gradient, scale, mean, invstd, _ = node.inputs
     total = _Total(x, node.op.axes)
     of_bias, of_distance = total.sum(gradient), total.sum(gradient * (x - mean))
-    # The mean of the distances from the mean is 0.
-    centred = gradient - of_bias / total.count
-    of_input = centred - (x - mean) * (of_distance * tensor.sqr(invstd) / total.count)
+    slope = of_distance * tensor.sqr(invstd) / total.count
+    # The distances add up to 0, unless the operation is given another mean.
+    offset = (of_bias - total.sum(x - mean) * slope) / total.count
+    of_input = gradient - (x - mean) * slope - offset
     return _like([of_input * (scale * invstd), of_distance * invstd, of_bias], node.outputs)
 
 
