@@ -34,7 +34,8 @@ class TheanoEngine(GraphEngine):
         self._modules = ModuleLog()
 
     def use_kernels(self, wanted):
-        registration.use(wanted and bool(theano.config.cxx))
+        # They need a compiler, and have one thread each.
+        registration.use(wanted and bool(theano.config.cxx) and not theano.config.openmp)
 
     def before_fork(self, forks_all=True):
         super().before_fork(forks_all)

@@ -4,7 +4,7 @@ Theano fuses an elementwise operation with the one that uses its result, if ther
 with a sum. Here a result that several operations use is computed again by each, rather than written and
 read, where this saves memory traffic; sums become part of the loop that computes what they sum; and
 loops over the same arrays become one. The gradient of batch normalization with a rectifier, for example,
-reads or writes an array of the size of its input 6 times in place of 17.
+reads or writes an array of the size of its input 6 times in place of 19.
 
 The traffic is counted in arrays of the size of the loop; smaller ones, which are broadcast, count as
 nothing. Only the types of variables are known, not their extents.
@@ -96,7 +96,7 @@ def _member(node):
     is_double = op._acc_dtype(summed.dtype) == "float64"
     if summed.dtype not in SUMS or output.dtype != summed.dtype or not is_double:
         return None
-    axes = range(summed.ndim) if op.axis is None else sorted(axis % summed.ndim for axis in op.axis)
+    axes = range(summed.ndim) if op.axis is None else sorted(op.axis)
     return _Member(node, tuple(axes)) if axes else None
 
 

@@ -2,7 +2,6 @@
 
 from typing import NamedTuple
 
-import theano
 from theano.gof import local_optimizer
 from theano.gof.opt import copy_stack_trace
 from theano.tensor.opt import in2out
@@ -48,7 +47,7 @@ def replacing(name, position, kinds, replacement_of):
 
     @local_optimizer(kinds)
     def local(node):
-        if type(node.op) not in kinds or theano.config.openmp:
+        if type(node.op) not in kinds:
             return None
         op = replacement_of(node)
         return None if op is None else with_traces(node.outputs, op.make_node(*node.inputs).outputs)

@@ -1,4 +1,4 @@
-"""Whether Theano uses the operations of this folder in the functions that it compiles."""
+"""Registers the operations of this folder with Theano, or takes them back."""
 
 from theano.compile import optdb
 
