@@ -21,7 +21,7 @@ import pytest
 import theano
 import theano.tensor as tt
 from prelude import error_of, open_world, run_file
-from processes import FOLDER, ROOT, own_process
+from processes import FOLDER, ROOT, Programs, own_process
 
 import synkhronos as synk
 from synkhronos.host import compile_cache, doctor, machine, preparation
@@ -422,6 +422,15 @@ def test_a_command_or_a_reply_too_large_for_memory_leaves_a_usable_world():
 # Control groups
 
 
+@pytest.fixture(scope="module")
+def small_programs(tmp_path_factory):
+    """`Programs` whose processes need little memory: Theano does not compile, nor read its cache."""
+    cache = tmp_path_factory.mktemp("cache")
+    made = Programs(environment={"THEANO_FLAGS": f"cxx=,base_compiledir={cache}"})
+    yield made
+    made.close()
+
+
 @pytest.fixture
 def memory_group():
     """Function that creates a control group with a memory limit in bytes, and returns its folder."""
@@ -514,11 +523,11 @@ def take_more_than_a_container_may_have(group):
 
 
 def test_more_than_a_container_may_have_is_a_memory_error_before_the_kernel_kills(
-    memory_group, programs
+    memory_group, small_programs
 ):
     """Test large blocks, many small ones, several ranks at once, and blocks not written to yet."""
     group = memory_group(600 * MEGABYTE)
-    programs.run(take_more_than_a_container_may_have, group, timeout=90).check()
+    small_programs.run(take_more_than_a_container_may_have, group, timeout=90).check()
 
 
 def compute_beside_cached_files(group):
@@ -535,9 +544,11 @@ def compute_beside_cached_files(group):
     assert world.plain(data) == [(10 << 20) + 6]
 
 
-def test_cached_files_do_not_count_towards_a_containers_limit(memory_group, programs, tmp_path):
+def test_cached_files_do_not_count_towards_a_containers_limit(
+    memory_group, small_programs, tmp_path
+):
     group = memory_group(450 * MEGABYTE)
-    programs.run(compute_beside_cached_files, group, timeout=90, cwd=tmp_path).check()
+    small_programs.run(compute_beside_cached_files, group, timeout=90, cwd=tmp_path).check()
 
 
 def test_the_room_in_a_control_group_of_either_version(tmp_path):
