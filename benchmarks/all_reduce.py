@@ -83,6 +83,7 @@ def replicated():
         if what == "communicator":
             command = RepeatAllReduce(world.registry.numbers[single[size]], times, group)
             return world.run(command)[world.master_rank][0]
+
         def all_reduce(variables, last):
             synk.all_reduce(variables, "sum")
             getattr(last.container.storage[0], "sync", int)()  # a device may still be computing it

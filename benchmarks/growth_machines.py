@@ -6,7 +6,6 @@ whose step time is published (TensorFlow's benchmarks for a P100, 64 images), be
 results (docs/benchmarks). In the model the ranks compute, then reduce; Horovod overlaps.
 """
 
-
 import common
 import machines as row
 from common import COLOURS, Line
@@ -112,9 +111,7 @@ def measure(options):
 
 
 def _turns(jobs, limit):
-    turns = {
-        size + limit: lambda size=size: jobs["leaders"]("ours", size) for size in SIZES
-    }
+    turns = {size + limit: lambda size=size: jobs["leaders"]("ours", size) for size in SIZES}
     if not limit and "call" in jobs:
         turns["round trip"] = lambda: jobs["leaders"]("round trip", None)
         turns["message"] = lambda: jobs["leaders"]("message", None)

@@ -138,6 +138,7 @@ def _asleep(kind):
 
 def _without_exchange(step):
     """Return the functions of a step, without the all-reduce between them."""
+
     def run(*data):
         with synk.fuse():
             for function in step.functions:

@@ -66,9 +66,7 @@ def alone():
 def measure(options):
     rounds = 4 if options.quick else 21
     made = {f"synk{ranks}": Contestant(replicated, ranks) for ranks in RANKS}
-    with common.contestants(
-        numpy=Contestant(alone, environment=common.ONE_THREAD), **made
-    ) as players:
+    with common.contestants(numpy=Contestant(alone, environment=common.ONE_THREAD), **made) as players:
         turns = {}
         for size in BYTES:
             for ranks in RANKS:

@@ -331,8 +331,15 @@ def _draw_slow_rank(axis, record):
     for place, ratio in zip(places, ratios):
         common.write(axis, f"{ratio:.2f}", (ratio, place), (4, 0), va="center", fontweight="bold")
     axis.axvline(GOAL, linestyle="--", color=COLOURS["goal"])
-    common.write(axis, f"goal {GOAL:g}", (GOAL, len(NAMES) - 0.55), (-3, 0), ha="right", fontsize=8,
-                 color=COLOURS["goal"])
+    common.write(
+        axis,
+        f"goal {GOAL:g}",
+        (GOAL, len(NAMES) - 0.55),
+        (-3, 0),
+        ha="right",
+        fontsize=8,
+        color=COLOURS["goal"],
+    )
     axis.set_yticks(list(places), NAMES)
     axis.tick_params(axis="y", length=0)
     axis.set_xlim(0, 1.25 * max(1, *ratios))

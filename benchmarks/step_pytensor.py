@@ -61,9 +61,7 @@ def contestants_of(mode):
     def hand_made(is_driven):
         arguments = training_steps.by_hand, network, digits, BATCH // RANKS
         return Apart(
-            lambda *of_rank: Contestant(
-                *arguments, *of_rank, is_driven, environment=environment(KEPT)
-            ),
+            lambda *of_rank: Contestant(*arguments, *of_rank, is_driven, environment=environment(KEPT)),
             share_gradients=True,
         )
 

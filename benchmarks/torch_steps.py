@@ -52,9 +52,7 @@ def ddp(network, data, batch, rate, momentum, meeting, number, size):
         torch.distributed.init_process_group(
             "gloo", init_method=f"file://{meeting}", rank=number, world_size=size
         )
-        return DistributedDataParallel(
-            model, forward_sync_buffers=False, gradient_as_bucket_view=True
-        )
+        return DistributedDataParallel(model, forward_sync_buffers=False, gradient_as_bucket_view=True)
 
     yield from _turns(network, data, batch, rate, momentum, 1, replicate, number, size)
     if torch.distributed.is_initialized():
@@ -75,9 +73,7 @@ def _turns(network, data, batch, rate, momentum, threads, replicate=None, number
 
     def build():
         replica = model if replicate is None else replicate(model)
-        optimizer = torch.optim.SGD(
-            replica.parameters(), lr=rate, momentum=momentum, nesterov=True
-        )
+        optimizer = torch.optim.SGD(replica.parameters(), lr=rate, momentum=momentum, nesterov=True)
 
         def step(x, y, batch):
             start = batch.start + number * each

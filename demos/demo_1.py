@@ -1,6 +1,6 @@
 """Functions: how inputs are split, outputs are reduced, and rows are computed in slices.
 
-    python demo_1.py --processes 2
+Usage: python demo_1.py --processes 2
 """
 
 import script

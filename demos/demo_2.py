@@ -1,6 +1,6 @@
 """Data: arrays in shared memory, which calls use without copying them.
 
-    python demo_2.py --processes 2
+Usage: python demo_2.py --processes 2
 """
 
 import tempfile

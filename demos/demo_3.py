@@ -1,6 +1,6 @@
 """Shared variables: one replica per process, and collectives that combine the replicas.
 
-    python demo_3.py --processes 2
+Usage: python demo_3.py --processes 2
 """
 
 import textwrap

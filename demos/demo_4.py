@@ -1,6 +1,6 @@
 """batch: the rows of the data that a call uses, selected without copying them in the script.
 
-    python demo_4.py --processes 2
+Usage: python demo_4.py --processes 2
 """
 
 import script

@@ -1,6 +1,6 @@
 """sliceable_shareds: data that stays in shared variables, with a part of it on each process.
 
-    python demo_5.py --processes 2
+Usage: python demo_5.py --processes 2
 """
 
 import script

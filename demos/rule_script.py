@@ -31,9 +31,7 @@ def fraction(below_one=False):
             if 0 <= float(text) <= 1 and not (below_one and float(text) == 1):
                 return float(text)
         limit = "less than 1" if below_one else "at most 1"
-        raise argparse.ArgumentTypeError(
-            f"expected a number of at least 0 and {limit}, got {text!r}"
-        )
+        raise argparse.ArgumentTypeError(f"expected a number of at least 0 and {limit}, got {text!r}")
 
     return convert
 

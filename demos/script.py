@@ -65,9 +65,7 @@ def whole(least=1, most=1_000_000):
         with contextlib.suppress(ValueError):
             if least <= int(text) <= most:
                 return int(text)
-        raise argparse.ArgumentTypeError(
-            f"expected a whole number from {least} to {most}, got {text!r}"
-        )
+        raise argparse.ArgumentTypeError(f"expected a whole number from {least} to {most}, got {text!r}")
 
     return convert
 

@@ -153,9 +153,7 @@ def prepare_warning() -> Callable[[str], None]:
     )
 
 
-def _issue(
-    file: str, line: int, module: str | None, registry: dict[Any, Any], message: str
-) -> None:
+def _issue(file: str, line: int, module: str | None, registry: dict[Any, Any], message: str) -> None:
     """Issue a warning, and log it if Python hides it from a script that has not asked for that."""
     warnings.warn_explicit(message, SynkhronosWarning, file, line, module, registry)
     key = message, line, "logged"  # Python empties the registry when filters change

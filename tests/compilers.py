@@ -213,7 +213,6 @@ else:
             module.instantiated_default_mode = before
 
 
-
 def cross_entropy(probabilities, labels):
     """Return the loss of each row, whose label is the number of a column."""
     if NAME == "theano":

@@ -64,8 +64,14 @@ def _execute(request, files):
         os.setsid()
         for number, file in enumerate(files):
             os.dup2(file, number)
-        for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGQUIT, signal.SIGCHLD,
-                       signal.SIGPIPE):
+        for number in (
+            signal.SIGINT,
+            signal.SIGHUP,
+            signal.SIGTERM,
+            signal.SIGQUIT,
+            signal.SIGCHLD,
+            signal.SIGPIPE,
+        ):
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, [])
         os.chdir(request["folder"])

@@ -147,8 +147,9 @@ class Call(Alone):
         if any(one.minibatch and len(one.array) < self.n_rows for one in arguments.values()):
             raise ValueError("too few rows in a minibatch")
         self.scattered = {
-            name: parts(one.array[: self.n_rows] if one.minibatch else selected(batch, one.array),
-                        world.size)
+            name: parts(
+                one.array[: self.n_rows] if one.minibatch else selected(batch, one.array), world.size
+            )
             for name, one in arguments.items()
         }
 
@@ -224,10 +225,14 @@ class Assign(Alone):
 
     def __init__(self, world, arrays, batch=None, only=None, split=False):
         self.only = only
-        rows = {name: selected(batch, array) if split or batch is not None else array
-                for name, array in arrays.items()}
-        self.arrays = {name: parts(array, world.size) if split else [array] * world.size
-                       for name, array in rows.items()}
+        rows = {
+            name: selected(batch, array) if split or batch is not None else array
+            for name, array in arrays.items()
+        }
+        self.arrays = {
+            name: parts(array, world.size) if split else [array] * world.size
+            for name, array in rows.items()
+        }
 
     def run(self, world, rank):
         if self.only in (None, rank):

@@ -389,9 +389,7 @@ def report(options, runner):
         runner.time_tests(name)
     parts = [chosen[k :: options.processes] for k in range(options.processes)]
     with concurrent.futures.ThreadPoolExecutor(options.processes) as pool:
-        tries = [
-            pool.submit(runner.try_mutants, *part, options.processes) for part in enumerate(parts)
-        ]
+        tries = [pool.submit(runner.try_mutants, *part, options.processes) for part in enumerate(parts)]
         try:
             survivors = [mutant for one in tries for mutant in one.result()]
         except BaseException:

@@ -23,6 +23,7 @@ WORLD_IDS = [f"{size}-ranks-master-{master}" for size, master in WORLDS]
 # fifth. Above 1, each run draws new examples.
 FACTOR = float(os.environ.get("EXAMPLES", 1))
 
+
 def examples(number):
     """Return Hypothesis settings for a number of examples, the same in each run by default."""
     return settings(
@@ -200,8 +201,9 @@ def batches(draw, length):
     if kind in ("mask", "mask list"):
         mask = draw(st.lists(st.booleans(), min_size=length, max_size=length))
         return mask if kind == "mask list" and length else np.array(mask, bool)
-    rows = draw(st.lists(st.integers(-length, length - 1), max_size=2 * length) if length
-                else st.just([]))
+    rows = draw(
+        st.lists(st.integers(-length, length - 1), max_size=2 * length) if length else st.just([])
+    )
     if kind == "list":
         return draw(st.sampled_from([list, tuple]))(rows)
     rows = np.array(rows, np.int64)

@@ -24,8 +24,7 @@ def pytest_collection_modifyitems(config, items):
     items[:] = [
         item
         for item in items
-        if not _ELSEWHERE & {*item.fixturenames}
-        and (slow_too or not item.get_closest_marker("slow"))
+        if not _ELSEWHERE & {*item.fixturenames} and (slow_too or not item.get_closest_marker("slow"))
     ]
 
 

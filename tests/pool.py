@@ -37,8 +37,17 @@ def formulas():
 
     def reductions(i, s):
         x, y, scale = i["x"], i["y"], i["scale"]
-        return [(x * scale).mean(0), x.sum(0), y.sum(), np.prod(1 + abs(x) / 1024, 0), x.min(0),
-                y.max(), x * y[:, None] + scale, len(x), np.square(x).sum()], {}
+        return [
+            (x * scale).mean(0),
+            x.sum(0),
+            y.sum(),
+            np.prod(1 + abs(x) / 1024, 0),
+            x.min(0),
+            y.max(),
+            x * y[:, None] + scale,
+            len(x),
+            np.square(x).sum(),
+        ], {}
 
     def training(i, s):
         x, scale = i["x"], i["scale"]
@@ -54,7 +63,8 @@ def formulas():
 
     def sliceable(i, s):
         return [s["a"], (s["a"] + s["w"][0]).mean(0), s["a"].sum(0), s["a"].max()], {
-            "count": s["count"] + len(s["a"])}
+            "count": s["count"] + len(s["a"])
+        }
 
     def both(i, s):
         return [(i["x"][:, :2] * s["a"]).mean(), i["x"][:, :2] - s["a"]], {}
@@ -68,20 +78,54 @@ def formulas():
 
     f4, f8, i8 = "float32", "float64", "int64"
     x, y, scale = ("x",), ("y",), ("scale",)
-    return {one.name: one for one in (
-        Formula("reductions", x + y, scale, (),
+    return {
+        one.name: one
+        for one in (
+            Formula(
+                "reductions",
+                x + y,
+                scale,
+                (),
                 ["avg", "sum", "sum", "prod", "min", "c_max", "gather", None, "c_sum"],
-                [f4, f4, i8, f4, f4, "int32", "float64", i8, f4], {}, reductions),
-        Formula("training", x, scale, (), ["avg"], [f4],
-                {"w": "avg", "count": "sum", "largest": "max", "last": None}, training),
-        Formula("look_up", y, (), (), ["sum"], [f8], {"hits": "avg"}, look_up, True),
-        Formula("sliceable", (), (), ("a",), ["gather", "avg", "sum", "max"], [f8] * 4,
-                {"count": "max"}, sliceable),
-        Formula("both", x, (), ("a",), ["avg", "gather"], [f8] * 2, {}, both),
-        Formula("whole", (), scale, (), ["avg", "sum", "avg", "sum", "sum", "sum"],
-                [f4, f8, f4, f8, i8, "uint64"], {"hits": "avg", "large": "max"}, whole),
-        Formula("late", x, (), (), ["sum"], [f4], {"late": "avg"}, late, True),
-    )}
+                [f4, f4, i8, f4, f4, "int32", "float64", i8, f4],
+                {},
+                reductions,
+            ),
+            Formula(
+                "training",
+                x,
+                scale,
+                (),
+                ["avg"],
+                [f4],
+                {"w": "avg", "count": "sum", "largest": "max", "last": None},
+                training,
+            ),
+            Formula("look_up", y, (), (), ["sum"], [f8], {"hits": "avg"}, look_up, True),
+            Formula(
+                "sliceable",
+                (),
+                (),
+                ("a",),
+                ["gather", "avg", "sum", "max"],
+                [f8] * 4,
+                {"count": "max"},
+                sliceable,
+            ),
+            Formula("both", x, (), ("a",), ["avg", "gather"], [f8] * 2, {}, both),
+            Formula(
+                "whole",
+                (),
+                scale,
+                (),
+                ["avg", "sum", "avg", "sum", "sum", "sum"],
+                [f4, f8, f4, f8, i8, "uint64"],
+                {"hits": "avg", "large": "max"},
+                whole,
+            ),
+            Formula("late", x, (), (), ["sum"], [f4], {"late": "avg"}, late, True),
+        )
+    }
 
 
 FORMULAS = formulas()
@@ -98,9 +142,16 @@ class Graphs:
         w, a = s["w"], s["a"]
         self.outputs = {
             "reductions": [
-                (x * scale).mean(axis=0), x.sum(axis=0), y.sum(), tt.prod(1 + abs(x) / 1024, axis=0),
-                x.min(axis=0), y.max(), x * y.dimshuffle(0, "x") + scale, x.shape[0],
-                tt.sqr(x).sum()],
+                (x * scale).mean(axis=0),
+                x.sum(axis=0),
+                y.sum(),
+                tt.prod(1 + abs(x) / 1024, axis=0),
+                x.min(axis=0),
+                y.max(),
+                x * y.dimshuffle(0, "x") + scale,
+                x.shape[0],
+                tt.sqr(x).sum(),
+            ],
             "training": [(x * w).mean()],
             "look_up": [s["table"][y].sum()],
             "sliceable": [a, (a + w[0]).mean(axis=0), a.sum(axis=0), a.max()],
@@ -109,8 +160,12 @@ class Graphs:
             "late": [x.sum() * s["late"] + w.sum()],
         }
         self.updates = {
-            "training": {"w": w / 2 + scale * x.mean(axis=0), "count": s["count"] + x.shape[0],
-                         "largest": tt.maximum(s["largest"] / 2, x.max(axis=0)), "last": x[-1]},
+            "training": {
+                "w": w / 2 + scale * x.mean(axis=0),
+                "count": s["count"] + x.shape[0],
+                "largest": tt.maximum(s["largest"] / 2, x.max(axis=0)),
+                "last": x[-1],
+            },
             "look_up": {"hits": s["hits"] + 1},
             "sliceable": {"count": s["count"] + a.shape[0]},
             "whole": {"hits": s["hits"] / 2, "large": s["large"] / 2},
@@ -124,8 +179,10 @@ class Graphs:
             [self.inputs[one] for one in formula.inputs],
             outputs[0] if formula.single else outputs,
             bcast_inputs=[self.inputs[one] for one in formula.bcast],
-            updates=[(self.shared[one], new, formula.updates[one])
-                     for one, new in self.updates.get(name, {}).items()],
+            updates=[
+                (self.shared[one], new, formula.updates[one])
+                for one, new in self.updates.get(name, {}).items()
+            ],
             sliceable_shareds=[self.shared[one] for one in formula.sliceable],
             name=name,
         )

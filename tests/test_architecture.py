@@ -354,9 +354,7 @@ def test_the_library_does_not_print():
 
 
 def documented_in(page):
-    return re.findall(
-        r"^\.\. auto(?:function|class|exception):: (\w+)", page.read_text(), re.MULTILINE
-    )
+    return re.findall(r"^\.\. auto(?:function|class|exception):: (\w+)", page.read_text(), re.MULTILINE)
 
 
 def test_all_is_what_the_reference_documents():

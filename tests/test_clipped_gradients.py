@@ -178,9 +178,7 @@ def of_training(rule):
     def build(net, loss, make):
         if make is train.parallel_function:
             return train.make_train_function(loss, net.params, net.x, net.y, rule, learning_rate=0.5)
-        step = train.make_train_function_theano(
-            loss, net.params, net.x, net.y, rule, learning_rate=0.5
-        )
+        step = train.make_train_function_theano(loss, net.params, net.x, net.y, rule, learning_rate=0.5)
         return lambda *args, num_slices=1: step(*args)
 
     return build
@@ -384,9 +382,7 @@ def test_given_gradients_that_are_clipped_already_are_refused(two):
     step = train.parallel_function([net.x, net.y], net.loss, updates=new)
     serial = Network()
     clipped = [tt.clip(one, -0.01, 0.01) for one in tt.grad(serial.loss, serial.params)]
-    other = compiler.function(
-        [serial.x, serial.y], serial.loss, updates=descent(clipped, serial.params)
-    )
+    other = compiler.function([serial.x, serial.y], serial.loss, updates=descent(clipped, serial.params))
     assert_same_results(step(*digits()), other(*digits()))
     assert_same_values(net.params, serial.params)
 

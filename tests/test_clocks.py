@@ -102,9 +102,7 @@ def test_the_events_of_all_machines_are_on_the_clock_of_the_script(sizes, close,
             time.sleep(0.01)
     ended, error = time.perf_counter(), profile.clock_error
     assert 0 < error < ended - began
-    master, *others = [
-        [one for one in events if one.category == "command"] for events in profile.events
-    ]
+    master, *others = [[one for one in events if one.category == "command"] for events in profile.events]
     assert len(master) == 10 and len(others) == 3
     for commands in others:
         for own, around in zip(commands, master):

@@ -79,12 +79,14 @@ class Model:
         for name, sums in zip(NAMES, self.read()):
             for got, value in zip(sums, self.values[name]):
                 np.testing.assert_allclose(
-                    np.float64(got), np.sum(np.float64(value)), rtol=1e-2, atol=1e-2)
+                    np.float64(got), np.sum(np.float64(value)), rtol=1e-2, atol=1e-2
+                )
         self.values = found  # so that rounding errors do not add up
 
     def is_large(self):
-        return any(np.abs(value).max(initial=0) > 30 for values in self.values.values()
-                   for value in values)
+        return any(
+            np.abs(value).max(initial=0) > 30 for values in self.values.values() for value in values
+        )
 
 
 @pytest.fixture(scope="module", params=WORLDS, ids=WORLD_IDS)
@@ -117,16 +119,21 @@ def do_set_value(model, draw, rng):
     variables, values = as_given(draw, [model.shared[name] for name in names], arrays)
     synk.set_value(rank, variables, values, batch=batch)
     for name, array in zip(names, arrays):
-        model.values[name] = [*model.values[name][:rank], selected(batch, array),
-                              *model.values[name][rank + 1:]]
+        model.values[name] = [
+            *model.values[name][:rank],
+            selected(batch, array),
+            *model.values[name][rank + 1 :],
+        ]
 
 
 def do_broadcast(model, draw, rng):
     names = draw_names(draw, NAMES)
     variables = [model.shared[name] for name in names]
     if draw(st.booleans()):
-        shapes = [(draw(st.integers(0, 5)), *TAILS[name]) if name in TAILS else STARTS[name].shape
-                  for name in names]
+        shapes = [
+            (draw(st.integers(0, 5)), *TAILS[name]) if name in TAILS else STARTS[name].shape
+            for name in names
+        ]
         arrays = [model.random(rng, name, shape) for name, shape in zip(names, shapes)]
         synk.broadcast(*as_given(draw, variables, arrays))
     else:
@@ -160,14 +167,16 @@ def do_all_gather(model, draw, rng):
 
 def draw_reduction(model, draw, rng):
     op = draw(st.sampled_from(OPS))
-    names = [name for name in draw_names(draw, NAMES)
-             if op != "avg" or STARTS[name].dtype.kind == "f"]
+    names = [name for name in draw_names(draw, NAMES) if op != "avg" or STARTS[name].dtype.kind == "f"]
     assume(names)
     ragged = [name for name in names if len({v.shape for v in model.values[name]}) > 1]
     weights = None
     if op == "avg" and draw(st.booleans()):
-        weights = draw(st.lists(st.sampled_from([0, 1, 2, 0.25]), min_size=model.size,
-                                max_size=model.size).filter(any))
+        weights = draw(
+            st.lists(st.sampled_from([0, 1, 2, 0.25]), min_size=model.size, max_size=model.size).filter(
+                any
+            )
+        )
         for rank, weight in enumerate(weights):
             if not weight and not ragged:  # the values of a rank with weight 0 must not matter
                 for name in names:
@@ -197,8 +206,9 @@ def do_all_reduce_in_a_format(model, draw, rng):
     names = [*draw(st.lists(st.sampled_from(["matrix", "number"]), unique=True)), "large"]
     weights = None
     if op == "avg" and draw(st.booleans()):
-        weights = draw(st.lists(st.sampled_from([0, 1, 2, 4]), min_size=model.size,
-                                max_size=model.size).filter(any))
+        weights = draw(
+            st.lists(st.sampled_from([0, 1, 2, 4]), min_size=model.size, max_size=model.size).filter(any)
+        )
     for name in names:
         values = [model.random(rng, name, STARTS[name].shape) for _ in range(model.size)]
         model.values[name] = values
@@ -292,12 +302,24 @@ def do_get_shapes(model, draw, rng):
     assert synk.get_lengths(several) == [[len(v) for v in model.values[name]] for name in ROWS]
 
 
-ACTIONS = [do_scatter, do_set_value, do_broadcast, do_gather, do_all_gather, do_all_reduce,
-           do_all_reduce_in_a_format, do_reduce, do_get_shapes]
+ACTIONS = [
+    do_scatter,
+    do_set_value,
+    do_broadcast,
+    do_gather,
+    do_all_gather,
+    do_all_reduce,
+    do_all_reduce_in_a_format,
+    do_reduce,
+    do_get_shapes,
+]
 
 
-@given(data=st.data(), seed=st.integers(0, 10**6),
-       actions=st.lists(st.sampled_from(ACTIONS), min_size=2, max_size=6))
+@given(
+    data=st.data(),
+    seed=st.integers(0, 10**6),
+    actions=st.lists(st.sampled_from(ACTIONS), min_size=2, max_size=6),
+)
 @examples(100)
 def test_a_sequence_of_collectives_does_what_numpy_does_with_a_list_of_arrays(
     model, data, seed, actions

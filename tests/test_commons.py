@@ -17,7 +17,7 @@ from synkhronos.stores.shared import SharedMemoryStore
 MEBIBYTE = 1 << 20
 
 
-@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__[len("check_"):])
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__[len("check_") :])
 def test_commons(check, ranks):
     check(ranks)
 

@@ -42,12 +42,12 @@ def ranks(request):
     ranks.close()
 
 
-@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__[len("check_"):])
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__[len("check_") :])
 def test_communicator(check, ranks):
     check(ranks)
 
 
-@pytest.mark.parametrize("check", wires.CHECKS, ids=lambda check: check.__name__[len("check_"):])
+@pytest.mark.parametrize("check", wires.CHECKS, ids=lambda check: check.__name__[len("check_") :])
 @pytest.mark.parametrize(
     "ranks",
     [(alone, 1), (naive, 3), *((shared_memory, size) for size in (1, 2, 3, 4))],
@@ -124,4 +124,5 @@ def reduce_nothing(comm):
 
 def test_a_new_communicator_takes_an_empty_list(ranks):
     assert [[list(one) for one in got] for got in ranks.values(reduce_nothing)] == [
-        [[], [], [], []]] * ranks.size
+        [[], [], [], []]
+    ] * ranks.size

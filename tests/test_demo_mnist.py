@@ -144,9 +144,7 @@ def test_batches_cover_all_rows_and_are_about_equally_long(demo, rows, batch_siz
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4])
 @pytest.mark.parametrize("rows, batch_size", [(1259, 100), (48, 12), (23, 5), (3, 2)])
-def test_a_dealt_order_gives_the_ranks_together_the_rows_of_each_batch(
-    demo, rows, batch_size, n
-):
+def test_a_dealt_order_gives_the_ranks_together_the_rows_of_each_batch(demo, rows, batch_size, n):
     order = np.random.RandomState(7).permutation(rows)
     shares = np.array_split(demo.train_mnist_gpu_data.deal(order, n), n)  # splits like scatter()
     for batch in demo.training.batches(rows, batch_size):

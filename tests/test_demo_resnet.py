@@ -164,9 +164,7 @@ def test_a_step_equals_the_serial_one_where_every_share_has_the_same_statistics(
         np.testing.assert_allclose(evaluate(*data), serial_evaluate(x, y), rtol=1e-5)
 
 
-def test_a_step_equals_the_serial_one_on_any_rows_with_batch_norm_as_in_evaluation(
-    demo, world_of
-):
+def test_a_step_equals_the_serial_one_on_any_rows_with_batch_norm_as_in_evaluation(demo, world_of):
     options = options_of(demo, processes=2)
     x, y = minibatch(options, 7)
 
@@ -185,9 +183,7 @@ def test_a_step_equals_the_serial_one_on_any_rows_with_batch_norm_as_in_evaluati
     assert_close(values_of(model.params), values_of(serial.params))
 
 
-def test_evaluation_averages_the_running_averages_over_the_ranks_by_their_rows(
-    demo, world_of
-):
+def test_evaluation_averages_the_running_averages_over_the_ranks_by_their_rows(demo, world_of):
     options = options_of(demo, "--batch", 5, processes=2)
     world_of(2, verify="off")
     model = demo.network.build_model(options)
@@ -405,9 +401,7 @@ def test_the_scripts_train_on_image_files(run_demo, folder, script):
 def test_a_script_names_the_broken_file_without_a_traceback(run_demo, folder):
     for path in folder.rglob("*.png"):
         path.write_bytes(b"")
-    done = run_demo(
-        DEMO / "train_resnet.py", *TINIER, "--data", folder, "--processes", "2", check=False
-    )
+    done = run_demo(DEMO / "train_resnet.py", *TINIER, "--data", folder, "--processes", "2", check=False)
     assert done.returncode == 1 and "Traceback" not in done.stderr
     # Theano may have warned before that another process has removed a lock of its compiler.
     said = r"^train_resnet.py: .*\.png cannot be read as an image"

@@ -60,9 +60,7 @@ def test_gpus_that_pygpu_does_not_see_are_a_warning(monkeypatch, tmp_path):
     assert "libcuda.so" in result.remedy
 
 
-@pytest.mark.parametrize(
-    ("number", "version"), [(2804, "2.8.4"), (21602, "2.16.2"), (22105, "2.21.5")]
-)
+@pytest.mark.parametrize(("number", "version"), [(2804, "2.8.4"), (21602, "2.16.2"), (22105, "2.21.5")])
 def test_versions_of_nccl_are_written_with_points(number, version):
     assert doctor.nccl_version(number) == version
 

@@ -76,9 +76,7 @@ ALL = [(make, check) for make in (NaiveLab, CompilerLab) for check in CHECKS]
 ALL += [(make, check) for make in LABS[1:] for check in CHECKS if "streams" in check.__name__]
 
 
-@pytest.mark.parametrize(
-    "make, check", ALL, ids=lambda one: one.__name__.replace("check_", "", 1)
-)
+@pytest.mark.parametrize("make, check", ALL, ids=lambda one: one.__name__.replace("check_", "", 1))
 def test_engine(make, check):
     check(make())
 

@@ -61,14 +61,19 @@ class Pool:
         x, v = tt.fmatrix("x"), tt.fvector("v")
         self.row = compiler.shared(np.zeros((2, 3), "float32"))
         self.vector = compiler.shared(np.zeros(3, "float32"))
-        self.keep = synk.function([x], [], bcast_inputs=[v], updates=[
-            (self.row, x), (self.vector, v)])
+        self.keep = synk.function([x], [], bcast_inputs=[v], updates=[(self.row, x), (self.vector, v)])
         self.identity = synk.function([x], [(x, "gather")])
         self.in_place = compiler.shared(np.zeros(5, "float32"))
         self.swapped = compiler.shared(np.zeros(5, "float32"))
-        self.step = synk.function([], [], bcast_inputs=[v], updates=[
-            (self.in_place, self.in_place - v[0] * tt.arange(5, dtype="float32")),
-            (self.swapped, relu(tt.dot(tt.eye(5), self.swapped + v[0]).astype("float32")))])
+        self.step = synk.function(
+            [],
+            [],
+            bcast_inputs=[v],
+            updates=[
+                (self.in_place, self.in_place - v[0] * tt.arange(5, dtype="float32")),
+                (self.swapped, relu(tt.dot(tt.eye(5), self.swapped + v[0]).astype("float32"))),
+            ],
+        )
         synk.distribute()
 
 
@@ -123,8 +128,13 @@ def draw_arguments(draw, inputs, arrays, batch):
     return args, named
 
 
-@given(data=st.data(), seed=seeds, n_rows=lengths, num_slices=st.integers(1, 9),
-       dtype=st.sampled_from([32, 64]))
+@given(
+    data=st.data(),
+    seed=seeds,
+    n_rows=lengths,
+    num_slices=st.integers(1, 9),
+    dtype=st.sampled_from([32, 64]),
+)
 @examples(70)
 def test_reduced_outputs_equal_the_serial_ones(pool, data, seed, n_rows, num_slices, dtype):
     pair = pool.pairs[f"reductions{dtype}"]
@@ -156,8 +166,7 @@ def one_rank(pair, old, arguments, num_slices):
     """Return the values after one rank's updates, computed slice by slice with the serial function."""
     columns = [parts(array, num_slices) for array in arguments[:-1]]
     names = list(pair.graph.shared)
-    ops = {s.name: (update[2:] or ("avg",))[0] for update in pair.graph.updates
-           for s in update[:1]}
+    ops = {s.name: (update[2:] or ("avg",))[0] for update in pair.graph.updates for s in update[:1]}
     values, weights = [], []
     for rows in zip(*columns):
         if len(rows[0]):
@@ -168,15 +177,12 @@ def one_rank(pair, old, arguments, num_slices):
             weights.append(len(rows[0]))
     if not values:
         return old
-    return [combine(ops[name], [value[k] for value in values], weights)
-            for k, name in enumerate(names)]
+    return [combine(ops[name], [value[k] for value in values], weights) for k, name in enumerate(names)]
 
 
 @given(data=st.data(), seed=seeds, n_rows=st.integers(1, 11), num_slices=st.integers(1, 7))
 @examples(40)
-def test_updates_of_slices_see_old_values_and_accumulate_once(
-    pool, data, seed, n_rows, num_slices
-):
+def test_updates_of_slices_see_old_values_and_accumulate_once(pool, data, seed, n_rows, num_slices):
     pair = pool.pairs["training"]
     rng = np.random.default_rng(seed)
     x, t = exact(rng, (n_rows, 3), "float32"), exact(rng, n_rows, "float32")
@@ -199,9 +205,7 @@ def test_updates_of_slices_see_old_values_and_accumulate_once(
     for rank in pool.ranks:
         own = [parts(array, pool.size)[rank] for array in chosen]
         expected = one_rank(pair, old[rank], [*own, rate], num_slices)
-        for name, got, value in zip(
-            pair.graph.shared, synk.get_value(rank, shareds), expected
-        ):
+        for name, got, value in zip(pair.graph.shared, synk.get_value(rank, shareds), expected):
             assert_same(got, value, pair.graph.shared[name].dtype)
     # Reset the values, so that they stay small in the next example.
     synk.broadcast(shareds, [np.ones_like(s.get_value()) for s in shareds])
@@ -241,8 +245,9 @@ def test_sliceable_shared_rows_equal_the_serial_function_on_these_rows(
     by_rank = synk.get_lengths(shared["a"])
     batch_s, each = data.draw(slice_batches(by_rank), "batch_s")
     chosen = {
-        name: [selected(batch, synk.get_value(rank, shared[name]))
-               for rank, batch in zip(pool.ranks, each)]
+        name: [
+            selected(batch, synk.get_value(rank, shared[name])) for rank, batch in zip(pool.ranks, each)
+        ]
         for name in "abc"
     }
     used = [len(one) for one in chosen["a"]]
@@ -260,7 +265,8 @@ def test_sliceable_shared_rows_equal_the_serial_function_on_these_rows(
     for rank in pool.ranks:
         computed = min(num_slices, used[rank])
         assert synk.get_value(rank, shared["seen"]) == (
-            seen[rank] * computed + used[rank] if computed else seen[rank])
+            seen[rank] * computed + used[rank] if computed else seen[rank]
+        )
     synk.broadcast(shared["seen"], 0)
 
 
@@ -307,8 +313,13 @@ def serial_slices(pair, slices, scale, first):
     return zip(*found)
 
 
-@given(data=st.data(), seed=seeds, n_rows=st.integers(1, 13), num_slices=st.integers(1, 5),
-       name=st.sampled_from(["collectives", "collectives", "of_master"]))
+@given(
+    data=st.data(),
+    seed=seeds,
+    n_rows=st.integers(1, 13),
+    num_slices=st.integers(1, 5),
+    name=st.sampled_from(["collectives", "collectives", "of_master"]),
+)
 @examples(50)
 def test_graphs_with_collectives_combine_the_same_slice_of_all_ranks(
     pool, data, seed, n_rows, num_slices, name

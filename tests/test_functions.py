@@ -18,9 +18,7 @@ pytestmark = [
 
 
 @pytest.mark.parametrize("size, master_rank", [(1, 0), (2, 1), (3, 0)])
-def test_functions_built_after_distribute_use_the_replicas_that_are_there(
-    world_of, size, master_rank
-):
+def test_functions_built_after_distribute_use_the_replicas_that_are_there(world_of, size, master_rank):
     world_of(size, master_rank=master_rank)
     x = tt.fmatrix("x")
     w = compiler.shared(np.zeros(2, "float32"), "w")

@@ -333,9 +333,7 @@ def test_ranks_drop_different_units_and_keep_the_same_weights():
     assert np.abs(parallel.get_weights()[0]).max() > 0
     serial.set_weights(parallel.get_weights())
     np.testing.assert_allclose(parallel.predict(x), serial.predict(x))
-    np.testing.assert_allclose(
-        parallel.evaluate(x, y, verbose=0), serial.evaluate(x, y, verbose=0)
-    )
+    np.testing.assert_allclose(parallel.evaluate(x, y, verbose=0), serial.evaluate(x, y, verbose=0))
 
 
 @own_process

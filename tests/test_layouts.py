@@ -90,9 +90,7 @@ class Pool:
         self.held = synk.function(
             [], (self.rows.dot(w), "gather"), bcast_inputs=[w], sliceable_shareds=[self.rows]
         )
-        self.arrays = [
-            RNG.normal(size=shape).astype(dtype) for shape in ((7, 4), (7,), (4,), (4, 3))
-        ]
+        self.arrays = [RNG.normal(size=shape).astype(dtype) for shape in ((7, 4), (7,), (4,), (4, 3))]
 
 
 @pytest.fixture(scope="module")

@@ -236,9 +236,7 @@ def test_too_few_files_is_an_error_that_says_the_limit_and_leaves_a_usable_world
     resource.setrlimit(resource.RLIMIT_NOFILE, (is_open + 4, hard))
     for _ in range(3):
         error = error_of(synk.distribute)
-        check_error(
-            error, "of 5 workers", "Too many open files", "2 file descriptors", "ulimit -n"
-        )
+        check_error(error, "of 5 workers", "Too many open files", "2 file descriptors", "ulimit -n")
         assert psutil.Process().children() == []
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     world.check_usable()  # the same world
@@ -291,9 +289,7 @@ def test_a_limit_on_address_space_leaves_a_third_of_it_to_the_script(ranks):
     world.check_usable()
     left = (3 << 30) - (process.memory_info().vms - used)
     assert left > 1 << 30, left
-    late = synk.function(
-        [tt.dvector()], tt.constant(1.0), on_unused_input="ignore", mode="FAST_COMPILE"
-    )
+    late = synk.function([tt.dvector()], tt.constant(1.0), on_unused_input="ignore", mode="FAST_COMPILE")
     assert late(np.ones(ranks)) == 1
     error = error_of(lambda: synk.data(dtype="float64", shape=(1 << 30,)))
     check_error(error, kind=MemoryError)
@@ -544,9 +540,7 @@ def compute_beside_cached_files(group):
     assert world.plain(data) == [(10 << 20) + 6]
 
 
-def test_cached_files_do_not_count_towards_a_containers_limit(
-    memory_group, small_programs, tmp_path
-):
+def test_cached_files_do_not_count_towards_a_containers_limit(memory_group, small_programs, tmp_path):
     group = memory_group(450 * MEGABYTE)
     small_programs.run(compute_beside_cached_files, group, timeout=90, cwd=tmp_path).check()
 

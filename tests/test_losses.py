@@ -129,9 +129,7 @@ def test_the_output_of_a_sum_of_losses_has_the_operation_of_the_gradients(marked
     x, y = digits()
     slopes = train.gradients(loss, net.params) if marked else tt.grad(loss, net.params)
     new = descent(slopes, net.params)
-    step = train.parallel_function(
-        [net.x, net.y], [net.accuracy, loss], updates=new, loss_op="sum"
-    )
+    step = train.parallel_function([net.x, net.y], [net.accuracy, loss], updates=new, loss_op="sum")
     expected = compiler.function([net.x, net.y], [net.accuracy, loss])(x, y)
     assert_same_results(step(x, y), expected)
 
@@ -140,9 +138,7 @@ def test_the_only_scalar_output_is_the_loss_of_a_sum():
     net = Network()
     x, y = digits()
     loss = net.losses.sum() + net.penalty
-    evaluate = train.parallel_function(
-        [net.x, net.y], [loss, (net.hidden, "gather")], loss_op="sum"
-    )
+    evaluate = train.parallel_function([net.x, net.y], [loss, (net.hidden, "gather")], loss_op="sum")
     assert_same_results(evaluate(x, y)[0], compiler.function([net.x, net.y], loss)(x, y))
     for outputs in ([loss, net.accuracy], None, [(net.hidden, "gather")]):
         with pytest.raises(ValueError, match="loss_op: 'sum' is the operation for a loss, .*loss="):
@@ -161,9 +157,7 @@ def test_a_loss_that_is_summed_as_an_output_only_is_noticed(name):
         pattern = "loss_op='avg'.*give loss_op='sum'" if name == "unknown" else A_SUM
         assert_noticed(messages, pattern)
         _, messages = noticed(
-            lambda one=output: train.parallel_function(
-                [net.x, net.y], one, updates=new, loss_op="sum"
-            )
+            lambda one=output: train.parallel_function([net.x, net.y], one, updates=new, loss_op="sum")
         )
         assert messages == []
 

@@ -50,7 +50,7 @@ def communicating(request):
 
 
 def named(check):
-    return check.__name__[len("check_"):]
+    return check.__name__[len("check_") :]
 
 
 @pytest.mark.parametrize("check", transports.CHECKS, ids=named)

@@ -45,7 +45,7 @@ def machines():
 # Conformance
 
 CHECKS = [
-    f"{one.__module__.split('.')[-1]}: {one.__name__[len('check_'):]}"
+    f"{one.__module__.split('.')[-1]}: {one.__name__[len('check_') :]}"
     for one in [*links.CHECKS, *transports.CHECKS, *stores.CHECKS, *communicators.CHECKS, *wires.CHECKS]
     if "read_as_it_is" not in one.__name__  # a rank gets another machine's array as it was
 ]

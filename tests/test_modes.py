@@ -56,9 +56,7 @@ class Made:
         synk.distribute()
 
     def reset(self):
-        synk.broadcast(
-            [self.total, self.calls, self.table], [np.zeros(3), np.int64(0), TABLE]
-        )
+        synk.broadcast([self.total, self.calls, self.table], [np.zeros(3), np.int64(0), TABLE])
 
     def check(self, rows=ROWS, labels=LABELS, scale=1, chosen=slice(None), **how):
         """Call the step; compare with NumPy."""
@@ -240,9 +238,7 @@ def test_functions_see_the_results_of_collectives_and_these_what_functions_have_
     assert synk.get_value(0, made.table).tolist() == [*(2 * TABLE).tolist(), *TABLE.tolist()]
 
 
-def test_a_checkpoint_has_the_variables_of_all_ranks_and_the_states_of_random_numbers(
-    made, tmp_path
-):
+def test_a_checkpoint_has_the_variables_of_all_ranks_and_the_states_of_random_numbers(made, tmp_path):
     made.step(ROWS, LABELS)
     made.draw()
     synk.save(tmp_path / "saved", {"step": 1})

@@ -15,10 +15,24 @@ from synkhronos.arithmetic.operations import (
     parse_output_mode,
 )
 
-DTYPES = ["float16", "float32", "float64", "complex64", "complex128",
-          "int8", "int16", "int32", "int64", "uint8", "uint32", "bool"]
+DTYPES = [
+    "float16",
+    "float32",
+    "float64",
+    "complex64",
+    "complex128",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "uint8",
+    "uint32",
+    "bool",
+]
 DEFINED = [
-    (op, dtype) for op in OPERATIONS for dtype in DTYPES
+    (op, dtype)
+    for op in OPERATIONS
+    for dtype in DTYPES
     if np.dtype(dtype).kind in {"avg": "fc", "sum": "iufc", "prod": "iufc"}.get(op, "biufc")
 ]
 shapes = arrays_of.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4)
@@ -27,8 +41,7 @@ shapes = arrays_of.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4)
 def draw_values(draw, shape, dtype, number):
     kind = np.dtype(dtype).kind
     one = {"b": st.booleans(), "u": st.integers(0, 3)}.get(kind, st.integers(-3, 3))
-    return [draw(arrays_of.arrays(np.int64, shape, elements=one)).astype(dtype)
-            for _ in range(number)]
+    return [draw(arrays_of.arrays(np.int64, shape, elements=one)).astype(dtype) for _ in range(number)]
 
 
 def assert_close(got, expected):
@@ -41,8 +54,10 @@ def assert_close(got, expected):
 def test_a_reduction_is_the_numpy_one_in_the_same_dtype(data, which, shape, number):
     op, dtype = which
     values = draw_values(data.draw, shape, dtype, number)
-    weights = data.draw(st.none() | st.lists(
-        st.sampled_from([0, 1, 2, 0.5, 7]), min_size=number, max_size=number).filter(any))
+    weights = data.draw(
+        st.none()
+        | st.lists(st.sampled_from([0, 1, 2, 0.5, 7]), min_size=number, max_size=number).filter(any)
+    )
     before = [value.copy() for value in values]
     got = OPERATIONS[op].reduce(values, weights)
     assert got.dtype == dtype and got.shape == shape
@@ -189,8 +204,12 @@ def test_an_average_of_many_halves_does_not_overflow_or_lose_its_small_terms(dty
         assert_close(OPERATIONS["avg"].reduce([large, *small], weights), [expected])
 
 
-@given(data=st.data(), which=st.sampled_from([*DEFINED, ("gather", "int8"), (None, "int8")]),
-       shape=shapes, weights=st.lists(st.integers(1, 9), min_size=1, max_size=6))
+@given(
+    data=st.data(),
+    which=st.sampled_from([*DEFINED, ("gather", "int8"), (None, "int8")]),
+    shape=shapes,
+    weights=st.lists(st.integers(1, 9), min_size=1, max_size=6),
+)
 @examples(200)
 def test_accumulated_slices_equal_the_weighted_reduction(data, which, shape, weights):
     op, dtype = which
@@ -229,7 +248,11 @@ def test_slices_of_unequal_shapes_can_only_be_gathered():
 
 def test_numbers_are_concatenated_to_a_vector():
     assert NUMPY.concatenate([np.array(1.5), np.float64(2), np.array([3.0, 4.0])]).tolist() == [
-        1.5, 2, 3, 4]
+        1.5,
+        2,
+        3,
+        4,
+    ]
 
 
 def test_operations_refuse_the_dtypes_that_they_are_not_defined_for():
@@ -255,8 +278,9 @@ def test_modes_of_outputs_are_an_operation_and_whether_it_runs_over_the_cpu():
             parse_output_mode(wrong)
 
 
-@pytest.mark.parametrize("op, error", [("mean", ValueError), ("gather", ValueError),
-                                       (None, TypeError), (max, TypeError)])
+@pytest.mark.parametrize(
+    "op, error", [("mean", ValueError), ("gather", ValueError), (None, TypeError), (max, TypeError)]
+)
 def test_what_is_no_operation_is_refused_with_a_list_of_those_there_are(op, error):
     with pytest.raises(error, match="avg.*max.*min.*prod.*sum"):
         find_operation(op)

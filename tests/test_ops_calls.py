@@ -63,9 +63,12 @@ class Doze(Raise):
 
 def statistics():
     """Return the inputs, outputs and updates of a function that is defined on no rows, too."""
-    x, average, count, own = tt.dmatrix("x"), *(
-        compiler.shared(value, name)
-        for value, name in ((np.zeros(2), "average"), (0, "count"), (np.zeros(2), "own"))
+    x, average, count, own = (
+        tt.dmatrix("x"),
+        *(
+            compiler.shared(value, name)
+            for value, name in ((np.zeros(2), "average"), (0, "count"), (np.zeros(2), "own"))
+        ),
     )
     mean = ops.all_reduce(x.mean(0), "avg")
     outputs = [
@@ -170,9 +173,7 @@ def test_rows_of_sliceable_variables_and_windows_are_reduced(world):
     np.testing.assert_allclose(f(batch_s=slice(0, 2)), ROWS[[0, 1, 3, 4, 6, 7]].mean(0))
     index, x = tt.lscalar("index"), tt.dmatrix("x")
     data = compiler.shared(ROWS)
-    f = synk.function(
-        [index], ops.all_reduce(x.sum(0)), givens={x: data[index * 5 : (index + 1) * 5]}
-    )
+    f = synk.function([index], ops.all_reduce(x.sum(0)), givens={x: data[index * 5 : (index + 1) * 5]})
     for number in range(2):
         np.testing.assert_allclose(f(number), ROWS[number * 5 : number * 5 + 5].sum(0))
 

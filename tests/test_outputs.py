@@ -32,19 +32,30 @@ class Pool:
         self.turned = synk.function([x], ((2 * x).T, "sum"))
         self.lengths = synk.function([x], (x.flatten(), "sum"))
         wide = tt.cast(total[:6].reshape((2, 3)), "complex64")
-        small = [(total[:0], "sum"), (wide.T, "sum"), (total[:3] > 0, "max"), (counts[0], "max"),
-                 (x[:, :2], "gather"), (x[:, :0], "gather")]
+        small = [
+            (total[:0], "sum"),
+            (wide.T, "sum"),
+            (total[:3] > 0, "max"),
+            (counts[0], "max"),
+            (x[:, :2], "gather"),
+            (x[:, :0], "gather"),
+        ]
         self.small = synk.function([x], small)
         self.serial_small = compiler.function([x], [one for one, _ in small])
         self.rows = compiler.shared(np.zeros((0, N), "float32"), "rows")
-        self.held = synk.function([], [(self.rows.sum(axis=0), op) for op in OPS],
-                                  sliceable_shareds=[self.rows])
+        self.held = synk.function(
+            [], [(self.rows.sum(axis=0), op) for op in OPS], sliceable_shareds=[self.rows]
+        )
         self.weights = compiler.shared(np.arange(N, dtype="float32"), "weights")
         v = tt.fvector("v")
         table = tt.constant(np.arange(N, dtype="float32"))
         new = self.weights + 1
-        self.others = synk.function([], [(one, "sum") for one in (self.weights, v, table, new, new)],
-                                    bcast_inputs=[v], updates=[(self.weights, new)])
+        self.others = synk.function(
+            [],
+            [(one, "sum") for one in (self.weights, v, table, new, new)],
+            bcast_inputs=[v],
+            updates=[(self.weights, new)],
+        )
         synk.distribute()
 
 

@@ -32,8 +32,7 @@ def test_selected_rows_are_those_of_numpy_indexing(data, length):
     assert isinstance(rows, range) or (rows.dtype == np.int64 and rows.ndim == 1)
 
 
-@given(data=st.data(), length=st.integers(0, 12), number=st.integers(1, 6),
-       slices=st.integers(1, 5))
+@given(data=st.data(), length=st.integers(0, 12), number=st.integers(1, 6), slices=st.integers(1, 5))
 @examples(300)
 def test_rows_of_a_slice_stay_a_slice_through_ranks_and_slices(data, length, number, slices):
     maybe = st.none() | st.integers(-15, 15)

@@ -193,7 +193,5 @@ def test_it_is_on_disk_before_it_replaces_the_old_file_and_its_name_afterwards(t
     written = [one[1] for one in done if one[0] == "replace"]
     assert len(set(written)) == 2 and all(os.path.dirname(one) == folder for one in written)
     assert done == [
-        step
-        for one in written
-        for step in (("fsync", one), ("replace", one, path), ("fsync", folder))
+        step for one in written for step in (("fsync", one), ("replace", one, path), ("fsync", folder))
     ]

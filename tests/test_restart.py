@@ -345,8 +345,7 @@ def print_drawn(make, interrupted):
 
 def test_with_equal_shares_mrg_streams_go_on_as_if_nothing_had_happened(programs):
     whole, restarted = (
-        programs.run(print_drawn, Streams, interrupted).check().stdout
-        for interrupted in (False, True)
+        programs.run(print_drawn, Streams, interrupted).check().stdout for interrupted in (False, True)
     )
     assert whole == restarted
 

@@ -179,7 +179,5 @@ def test_inside_a_fused_block_it_is_refused(two):
 
 def test_it_needs_pytensor_and_imports_pymc_only_when_it_is_used(run_python, tmp_path):
     script = tmp_path / "script.py"
-    script.write_text(
-        "import sys\nimport synkhronos.extensions.pymc\nprint('pymc' in sys.modules)"
-    )
+    script.write_text("import sys\nimport synkhronos.extensions.pymc\nprint('pymc' in sys.modules)")
     assert run_python(script).stdout.split() == ["False"]

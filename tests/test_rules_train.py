@@ -366,9 +366,7 @@ def test_hyper_parameters_come_with_the_checkpoint(make_model, tmp_path):
 def test_no_step_is_lost_by_downpour(make_model, tmp_path, push, pull, every):
     make_model(2)
     count, x = compiler.shared(0.0, "count"), tt.dvector("x")
-    step = synk.function(
-        [x], count.sum(), updates=[(count, count + x.mean())], mode="FAST_COMPILE"
-    )
+    step = synk.function([x], count.sum(), updates=[(count, count + x.mean())], mode="FAST_COMPILE")
     options = {} if every is None else {"checkpoint": tmp_path / "kept", "checkpoint_every": every}
     rules.train(step, [count], [np.ones(ROWS)], rules.Downpour(push, pull), 5, 6, seed=1,
                 progress=False, **options)  # fmt: skip
@@ -502,9 +500,7 @@ def test_a_rank_that_takes_over_has_the_hyper_parameters_but_no_weight_and_no_st
             os.kill(os.getpid(), signal.SIGKILL)
 
     options = {"batch_size": 5, "seed": 3, "on_death": "continue", "report": report, "progress": False}
-    rules.train(
-        step, [w], [np.ones(80)], Noting(0), epochs=2, checkpoint=tmp_path / "kept", **options
-    )
+    rules.train(step, [w], [np.ones(80)], Noting(0), epochs=2, checkpoint=tmp_path / "kept", **options)
     began = sorted(json.loads(line) for line in path.read_text().splitlines())
     assert [one for one in began if one[1]] == [[1, 1, 0.0, 0.25, False, 3]]
     for rank in range(2):  # it begins twice, and once more to finish

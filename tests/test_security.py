@@ -28,6 +28,7 @@ NOBODY = 65534
 PROGRAMS = FOLDER / "programs"
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as a second user")
 
+
 def become_nobody():
     os.setgroups([])
     os.setgid(NOBODY)

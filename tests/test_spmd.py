@@ -35,9 +35,7 @@ def functions(open_world):
             [x], {"mean": x.mean(), "scaled": (x * scale, "gather")}, [synk.In(scale, value=3)]
         ),
         "add": synk.function([x], (x.sum(), "sum"), updates=[(W, W + x.sum(axis=0), "sum")]),
-        "product": synk.function(
-            [matrix], (sparse.dense_from_sparse(matrix).sum(axis=1), "gather")
-        ),
+        "product": synk.function([matrix], (sparse.dense_from_sparse(matrix).sum(axis=1), "gather")),
         "share": synk.function([], [(FLOATS, "gather"), FLOATS.mean()], sliceable_shareds=[FLOATS]),
         "count": synk.function([], (COUNT.sum(), "sum"), updates=[(COUNT, COUNT + 1)]),
     }

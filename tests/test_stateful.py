@@ -131,7 +131,8 @@ class Calls(RuleBasedStateMachine):
                 assert_same(got, self.model.values[name][rank], STARTS[name].dtype)
                 self.model.values[name][rank] = got  # so that rounding errors do not add up
         np.testing.assert_array_equal(
-            self.shared["w"].get_value(), self.model.values["w"][self.model.master_rank])
+            self.shared["w"].get_value(), self.model.values["w"][self.model.master_rank]
+        )
         for name in names:
             values = self.model.values[name]
             is_long = name in RAGGED and any(value.size > 99 for value in values)
@@ -217,8 +218,10 @@ class Calls(RuleBasedStateMachine):
         if formula.inputs or formula.sliceable:
             options["num_slices"] = draw(st.integers(1, 4), "num_slices")
         options["subset"] = draw(
-            st.none() | st.lists(st.integers(0, len(formula.ops) - 1), max_size=4,
-                                 min_size=name == "look_up"), "subset")  # without outputs, no look-up
+            st.none()
+            | st.lists(st.integers(0, len(formula.ops) - 1), max_size=4, min_size=name == "look_up"),
+            "subset",
+        )  # without outputs, no look-up
         if formula.sliceable:
             options["batch_s"] = self.draw_batch_s(draw, formula, arguments, options)
             if options["batch_s"] is None:
@@ -233,8 +236,11 @@ class Calls(RuleBasedStateMachine):
         rows = arguments["x"].array
         n_rows = len(selected(options["batch"], rows)) if not arguments["x"].minibatch else len(rows)
         needed = [len(part) for part in parts(range(n_rows), self.size)]
-        if options["batch"] is not None and arguments["x"].minibatch or any(
-                have < need for have, need in zip(lengths, needed)):
+        if (
+            options["batch"] is not None
+            and arguments["x"].minibatch
+            or any(have < need for have, need in zip(lengths, needed))
+        ):
             return None
         each = [self.rng.permutation(have)[:need].tolist() for have, need in zip(lengths, needed)]
         return each, each
@@ -346,10 +352,19 @@ class Calls(RuleBasedStateMachine):
 
     @rule(data=st.data(), error=st.booleans())
     def fuse(self, data, error):
-        draws = [self.draw_call, self.draw_call, self.draw_assign, self.draw_reduce, self.draw_fetch,
-                 self.draw_gather, self.draw_broadcast]
-        actions = [data.draw(st.sampled_from(draws))(data.draw, True)
-                   for _ in range(data.draw(st.integers(1, 5), "actions"))]
+        draws = [
+            self.draw_call,
+            self.draw_call,
+            self.draw_assign,
+            self.draw_reduce,
+            self.draw_fetch,
+            self.draw_gather,
+            self.draw_broadcast,
+        ]
+        actions = [
+            data.draw(st.sampled_from(draws))(data.draw, True)
+            for _ in range(data.draw(st.integers(1, 5), "actions"))
+        ]
         actions = [action for action in actions if action.call is not None]
         if error and data.draw(st.booleans()):  # an error in the block, so that nothing runs
             with pytest.raises(ZeroDivisionError), synk.fuse():
@@ -388,13 +403,17 @@ class Calls(RuleBasedStateMachine):
         given = as_given(draw, self.of(names), arrays)
         by_name = dict(zip(names, arrays))
         if kind == "scatter":
-            return Action(lambda: synk.scatter(*given, batch=batch),
-                          plain.Assign(self.model, by_name, batch, split=True))
+            return Action(
+                lambda: synk.scatter(*given, batch=batch),
+                plain.Assign(self.model, by_name, batch, split=True),
+            )
         if kind == "broadcast":
             return Action(lambda: synk.broadcast(*given), plain.Assign(self.model, by_name))
         rank = draw(st.sampled_from(self.ranks), "rank")
-        return Action(lambda: synk.set_value(rank, *given, batch=batch),
-                      plain.Assign(self.model, by_name, batch, rank))
+        return Action(
+            lambda: synk.set_value(rank, *given, batch=batch),
+            plain.Assign(self.model, by_name, batch, rank),
+        )
 
     def draw_fetch(self, draw, fused=False):
         names = draw_names(draw, sorted(self.model.values))
@@ -428,8 +447,9 @@ class Calls(RuleBasedStateMachine):
             given, weights = self.functions["training"], FORMULAS["training"]
             if again or draw(st.booleans(), "weights listed"):
                 weight = st.sampled_from([0, 1, 2, 0.25])
-                given = weights = draw(st.lists(weight, min_size=self.size, max_size=self.size)
-                                       .filter(any))
+                given = weights = draw(
+                    st.lists(weight, min_size=self.size, max_size=self.size).filter(any)
+                )
         if again is not None:  # the same arrays again, for which the library is prepared
             names, target = again.names, again.target
         command = plain.Reduce(names, op, target, weights)
@@ -439,8 +459,7 @@ class Calls(RuleBasedStateMachine):
                 return Action(None, (error, lambda: synk.all_reduce(self.of(names), op, wire=wire)))
             return Action(lambda: synk.all_reduce(self.of(names), op, weights=given, wire=wire), command)
         in_place = target == "master"
-        return Action(
-            lambda: synk.reduce(self.of(names), op, in_place, weights=given), command)
+        return Action(lambda: synk.reduce(self.of(names), op, in_place, weights=given), command)
 
     def refusal(self, names, op, wire):
         """Return the error of a format that cannot be used, or None. On one machine others are exact."""
@@ -506,8 +525,9 @@ class Calls(RuleBasedStateMachine):
         oversize = data.draw(st.floats(1, 2))
         if form == "shape":
             value = np.zeros_like(value)
-            made = synk.data(shape=value.shape, dtype=value.dtype, minibatch=minibatch,
-                             oversize=oversize)
+            made = synk.data(
+                shape=value.shape, dtype=value.dtype, minibatch=minibatch, oversize=oversize
+            )
         elif form == "value":
             made = synk.data(value, minibatch=minibatch, oversize=oversize)
         else:
@@ -520,8 +540,10 @@ class Calls(RuleBasedStateMachine):
     @rule(data=st.data(), oversize=st.floats(1, 2))
     def refill_data(self, data, oversize):
         made, array, _ = self.draw_slot(data.draw)
-        shape = tuple(data.draw(st.integers(0, 9)) if not axis or array.array.ndim > 2 else extent
-                      for axis, extent in enumerate(array.array.shape))
+        shape = tuple(
+            data.draw(st.integers(0, 9)) if not axis or array.array.ndim > 2 else extent
+            for axis, extent in enumerate(array.array.shape)
+        )
         value = self.rng.integers(-8, 8, shape).astype(array.array.dtype)
         part_of_itself = data.draw(st.booleans()) and array.array.ndim
         if part_of_itself:
@@ -605,8 +627,11 @@ class Calls(RuleBasedStateMachine):
     @rule()
     def use_freed_data(self):
         made = next(slot.data for slot in self.slots if slot.array.array is None)
-        for use in (lambda: made[0], lambda: self.functions["look_up"](made),
-                    lambda: synk.scatter(self.shared["vector"], made)):
+        for use in (
+            lambda: made[0],
+            lambda: self.functions["look_up"](made),
+            lambda: synk.scatter(self.shared["vector"], made),
+        ):
             with pytest.raises((ValueError, TypeError)):
                 use()
 
@@ -757,8 +782,18 @@ class Calls(RuleBasedStateMachine):
         self._enter()
         self.since = 0
         self.functions["training"](np.ones((self.size, 3), "float32"), 0.0, output_subset=[])
-        self.model.execute([plain.Call(self.model, FORMULAS["training"], {
-            "x": Argument(np.ones((self.size, 3), "float32")), "scale": Argument(np.float32(0))})])
+        self.model.execute(
+            [
+                plain.Call(
+                    self.model,
+                    FORMULAS["training"],
+                    {
+                        "x": Argument(np.ones((self.size, 3), "float32")),
+                        "scale": Argument(np.float32(0)),
+                    },
+                )
+            ]
+        )
 
 
 @pytest.fixture(scope="module")
@@ -772,17 +807,20 @@ def run(session, place, number, steps):
     """Run a number of examples, each with up to a number of steps."""
     factor = float(os.environ.get("EXAMPLES", 1))
     Calls.session, Calls.place = session, place
-    run_state_machine_as_test(Calls, settings=settings(
-        max_examples=max(1, int(number * factor)),
-        stateful_step_count=steps,
-        derandomize=factor == 1,
-        # Shrinking a failing example takes minutes, as each attempt forks a world. SHRINK=1 enables it.
-        phases=[Phase.generate] + [Phase.shrink] * ("SHRINK" in os.environ),
-        report_multiple_bugs=False,
-        deadline=None,
-        database=None,
-        suppress_health_check=list(HealthCheck),
-    ))
+    run_state_machine_as_test(
+        Calls,
+        settings=settings(
+            max_examples=max(1, int(number * factor)),
+            stateful_step_count=steps,
+            derandomize=factor == 1,
+            # Shrinking takes minutes, as each attempt forks a world. SHRINK=1 enables it.
+            phases=[Phase.generate] + [Phase.shrink] * ("SHRINK" in os.environ),
+            report_multiple_bugs=False,
+            deadline=None,
+            database=None,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
 
 
 @pytest.mark.parametrize("place", WORLDS, ids=WORLD_IDS)

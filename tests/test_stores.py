@@ -34,7 +34,7 @@ from synkhronos.stores.shared import SharedMemoryStore
 MEBIBYTE = 1 << 20
 
 
-@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__[len("check_"):])
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__[len("check_") :])
 def test_store(check, ranks, tmp_path):
     wants_path = "path" in check.__code__.co_varnames[: check.__code__.co_argcount]
     check(ranks, tmp_path / "array") if wants_path else check(ranks)
@@ -105,8 +105,11 @@ def test_a_freed_handle_keeps_no_memory(store):
     assert store.empty((1000,), "float64").ctypes.data == address
 
 
-@given(actions=st.lists(st.tuples(st.integers(0, 9), st.sampled_from([0, 1, 63, 64, 65, 5000, 70000])),
-                        max_size=40))
+@given(
+    actions=st.lists(
+        st.tuples(st.integers(0, 9), st.sampled_from([0, 1, 63, 64, 65, 5000, 70000])), max_size=40
+    )
+)
 @examples(30)
 def test_blocks_in_use_never_overlap(actions):
     memory, blocks = SharedMemory(1), {}
@@ -416,8 +419,11 @@ class FreeBytes(RuleBasedStateMachine):
     @rule(nbytes=st.integers(1, 20), target=blocks)
     def take(self, nbytes):
         start = self.free.take(nbytes)
-        fits = [byte for byte in range(len(self.is_free) - nbytes + 1)
-                if all(self.is_free[byte : byte + nbytes])]
+        fits = [
+            byte
+            for byte in range(len(self.is_free) - nbytes + 1)
+            if all(self.is_free[byte : byte + nbytes])
+        ]
         assert start == (fits[0] if fits else None)
         if start is None:
             return multiple()

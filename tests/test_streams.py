@@ -1,6 +1,5 @@
 """Tests of random streams: independent on every rank, reproducible, and as in Theano on the master."""
 
-
 import numpy as np
 import pytest
 import theano
@@ -41,8 +40,10 @@ def noise_in_two_places(make, seed):
 
 def draw(functions, size, calls=3):
     """Return the draws of each rank, for each output."""
-    drawn = [[output.reshape(size, -1) for function in functions for output in function()]
-             for _ in range(calls)]
+    drawn = [
+        [output.reshape(size, -1) for function in functions for output in function()]
+        for _ in range(calls)
+    ]
     return [np.concatenate(rows, axis=1) for rows in zip(*drawn)]
 
 
@@ -73,9 +74,7 @@ def test_a_run_repeats_bit_for_bit_given_its_seed_and_the_number_of_ranks(world_
 
 
 @pytest.mark.parametrize("master_rank", [0, 1])
-def test_streams_of_functions_distributed_later_are_independent_too(
-    world_of, make_streams, master_rank
-):
+def test_streams_of_functions_distributed_later_are_independent_too(world_of, make_streams, master_rank):
     world_of(2, master_rank=master_rank)
     streams = make_streams(5)
     shared_noise = streams.uniform((50,))
@@ -92,9 +91,7 @@ def test_streams_of_functions_distributed_later_are_independent_too(
         assert len(runs(common[rank].tolist(), 1)) > 0.95 * common.shape[1]
 
 
-def test_streams_inside_a_loop_of_the_graph_are_independent_too(
-    world_of, make_streams
-):
+def test_streams_inside_a_loop_of_the_graph_are_independent_too(world_of, make_streams):
     world_of(2)
     streams = make_streams(5)
 
@@ -195,4 +192,5 @@ def test_jumped_random_states_are_independent_copies():
     assert_independent(numbers)
     np.testing.assert_array_equal(jump_generator(state, 0).normal(size=9), expected.normal(size=9))
     np.testing.assert_array_equal(
-        numbers[2], jump_generator(jump_generator(state, 1), 1).random_sample(50))
+        numbers[2], jump_generator(jump_generator(state, 1), 1).random_sample(50)
+    )

@@ -70,9 +70,7 @@ def test_the_gradients_may_be_separate_variables(world_of, digits):
     world_of(2)
     parallel, serial, params = make_both(updates.sgd_nonflat, learning_rate=0.5)
     for _ in range(3):
-        np.testing.assert_allclose(
-            parallel(*digits, batch=7), serial(*digits, batch=7), rtol=1e-5
-        )
+        np.testing.assert_allclose(parallel(*digits, batch=7), serial(*digits, batch=7), rtol=1e-5)
     for ours, theirs in params:
         np.testing.assert_allclose(synk.get_value(1, ours), theirs.get_value(), rtol=1e-5)
 

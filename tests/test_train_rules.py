@@ -376,10 +376,7 @@ def test_a_gan_is_two_functions_that_share_parameters():
         generator = [compiler.shared(rng.randn(2, 5) / 2, "g"), compiler.shared(np.zeros(5), "gb")]
         judge = [compiler.shared(rng.randn(5, 1) / 2, "d"), compiler.shared(np.zeros(1), "db")]
         made = tt.tanh(tt.dot(z, generator[0]) + generator[1])
-        of_real, of_made = [
-            sigmoid(tt.dot(one, judge[0]) + judge[1].sum())
-            for one in (x, made)
-        ]
+        of_real, of_made = [sigmoid(tt.dot(one, judge[0]) + judge[1].sum()) for one in (x, made)]
         loss_of_judge = -tt.log(of_real).mean() - tt.log(1 - of_made).mean()
         loss_of_generator = -tt.log(of_made).mean()
         adam = an_adam()

@@ -40,7 +40,7 @@ def ranks(request):
     ranks.close()
 
 
-@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__[len("check_"):])
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__[len("check_") :])
 def test_transport(check, ranks):
     check(ranks)
 

@@ -51,8 +51,9 @@ class Ranks:
         x = tt.dvector("x")
         self.total = compiler.shared(np.zeros(()), "total")
         self.work = {
-            kind: synk.function([x], (Work(kind == "busy")(x), "sum"),
-                                updates=[(self.total, self.total + x.sum())])
+            kind: synk.function(
+                [x], (Work(kind == "busy")(x), "sum"), updates=[(self.total, self.total + x.sum())]
+            )
             for kind in ("busy", "asleep")
         }
         synk.distribute()

@@ -88,8 +88,7 @@ def float32_variable(value):
 
 def make_parameters(dtype):
     return [
-        shared(value.astype(dtype), name, BROADCASTABLE.get(name))
-        for name, value in INITIAL.items()
+        shared(value.astype(dtype), name, BROADCASTABLE.get(name)) for name, value in INITIAL.items()
     ]
 
 
@@ -124,8 +123,7 @@ def reference_values(name, steps, hyper, changed=None, change_at=None):
     for t in range(1, steps + 1):
         now = {**hyper, **changed} if changed and t > change_at else hyper
         values = [
-            step(value, gradient_at(value), memory, t, **now)
-            for value, memory in zip(values, memories)
+            step(value, gradient_at(value), memory, t, **now) for value, memory in zip(values, memories)
         ]
     return values
 
@@ -237,9 +235,7 @@ def test_rule_equals_lasagnes(name):
 
     params, params_of_lasagne = make_parameters("float64"), make_parameters("float64")
     rule = getattr(updates, name)(loss_of(params), params, **RULES[name])
-    theirs = getattr(lasagne_updates, name)(
-        loss_of(params_of_lasagne), params_of_lasagne, **RULES[name]
-    )
+    theirs = getattr(lasagne_updates, name)(loss_of(params_of_lasagne), params_of_lasagne, **RULES[name])
     run(compile_pair(rule), STEPS)
     run([compiler.function([], updates=theirs, mode=FAST_COMPILE)], STEPS)
     assert_values(params, [param.get_value() for param in params_of_lasagne], "float64")

@@ -17,9 +17,7 @@ import numpy as np
 def parser(description):
     """Return a parser with the options that all scripts have."""
     options = script.parser(description)
-    options.add_argument(
-        "--model", choices=sorted(network.NETWORKS), default="cnn", help="default: cnn"
-    )
+    options.add_argument("--model", choices=sorted(network.NETWORKS), default="cnn", help="default: cnn")
     options.add_argument(
         "--data",
         metavar="DIR",

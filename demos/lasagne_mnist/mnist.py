@@ -53,9 +53,7 @@ def load_digits(data=None):
 
 
 def load_mnist(folder):
-    images, labels, test_images, test_labels = (
-        read_idx(find_idx(folder, name)) for name in MNIST_FILES
-    )
+    images, labels, test_images, test_labels = (read_idx(find_idx(folder, name)) for name in MNIST_FILES)
     train, valid = stratified_split(labels, 1 / 6)
     parts = {
         "train": as_arrays(images[train], labels[train], white=255),

@@ -26,8 +26,7 @@ def build(digits, options):
         loss, model.params, options.learning_rate, training.MOMENTUM
     )
     shareds = {
-        part: [theano.shared(array[:0]) for array in arrays]
-        for part, arrays in digits.parts.items()
+        part: [theano.shared(array[:0]) for array in arrays] for part, arrays in digits.parts.items()
     }
 
     def function_of(part, outputs, updates=None):
@@ -41,9 +40,7 @@ def build(digits, options):
 
     compute_gradient = function_of("train", loss, grad_updates)
     update_params = synk.function([], updates=param_updates)
-    measure = {
-        part: function_of(part, [model.valid_loss, model.accuracy]) for part in ("valid", "test")
-    }
+    measure = {part: function_of(part, [model.valid_loss, model.accuracy]) for part in ("valid", "test")}
     synk.distribute()
     for part in measure:
         synk.scatter(shareds[part], digits.parts[part])

@@ -72,9 +72,7 @@ class Training:
         row = [epoch, np.mean(position["losses"]), *self.evaluate("valid")]
         position["history"] = np.concatenate([position["history"], [row]])
         position["losses"] = np.zeros(0)
-        print(
-            "{:6d}  {:5d}  {:10.4f}  {:10.4f}  {:14.2%}".format(position["step"], *row), flush=True
-        )
+        print("{:6d}  {:5d}  {:10.4f}  {:10.4f}  {:14.2%}".format(position["step"], *row), flush=True)
 
     def start_again(self, checkpoint):
         began = time.perf_counter()

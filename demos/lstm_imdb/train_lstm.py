@@ -103,9 +103,7 @@ def build(n_words, options):
     loss = T.nnet.categorical_crossentropy(probabilities, y).mean()
     accuracy = T.eq(probabilities.argmax(axis=1), y).mean(dtype=theano.config.floatX)
     update, rate = (updates.sgd, 0.5) if options.momentum else (updates.adam, 0.01)
-    step = rules.make_step(
-        loss, params, [x, y], update, learning_rate=options.learning_rate or rate
-    )
+    step = rules.make_step(loss, params, [x, y], update, learning_rate=options.learning_rate or rate)
     measure = synk.function([x, y], {"loss": loss, "accuracy": accuracy})
     return params, step, measure, synk.function([x], (probabilities[:, 1], "gather"))
 

@@ -174,9 +174,7 @@ def build_model(options, images=None):
         x = T.ivector("rows")
         pixels = LoadImages(images, options.size)(x)
     norm = functools.partial(BatchNormLayer, synchronized=options.sync_batch_norm)
-    network = build_resnet(
-        pixels, options.size, options.classes, options.blocks, options.width, norm
-    )
+    network = build_resnet(pixels, options.size, options.classes, options.blocks, options.width, norm)
     cross_entropy = lasagne.objectives.categorical_crossentropy
     loss = cross_entropy(lasagne.layers.get_output(network), y).mean()
     prediction = lasagne.layers.get_output(network, deterministic=True)

@@ -91,9 +91,7 @@ def compare(minibatches, step, images, options):
 def main(arguments=None):
     parser = command_line.parser(__doc__)
     script.add_processes(parser)
-    parser.add_argument(
-        "--compare", action="store_true", help="also time plain Theano in one process"
-    )
+    parser.add_argument("--compare", action="store_true", help="also time plain Theano in one process")
     options = parser.parse_args(arguments)
     # With the statistics of each rank, the first step differs from one process on purpose.
     verify = None if options.sync_batch_norm else "off"

@@ -1,6 +1,6 @@
 """Train a residual network with 50 layers with plain Theano, in one process: the starting point.
 
-    python train_resnet_theano.py --small
+Usage: python train_resnet_theano.py --small
 """
 
 import math

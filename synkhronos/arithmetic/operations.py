@@ -58,9 +58,7 @@ class Operation(NamedTuple):
             return np.inf if is_least else -np.inf
         return np.iinfo(dtype).max if is_least else np.iinfo(dtype).min
 
-    def reduce(
-        self, arrays: Sequence[np.ndarray], weights: Sequence[float] | None = None
-    ) -> np.ndarray:
+    def reduce(self, arrays: Sequence[np.ndarray], weights: Sequence[float] | None = None) -> np.ndarray:
         """Reduce a list of arrays of equal shape to a new array, in the order of the list.
 
         Parameters

@@ -185,9 +185,7 @@ def make_slices(arrays: Sequence[Any]) -> tuple[slice, ...]:
         try:
             length = len(array)
         except TypeError as error:
-            raise TypeError(
-                f"make_slices: array {position} has no axis 0: got {array!r}"
-            ) from error
+            raise TypeError(f"make_slices: array {position} has no axis 0: got {array!r}") from error
         slices.append(slice(start, start + length))
         start += length
     return tuple(slices)

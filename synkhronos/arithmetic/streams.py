@@ -207,7 +207,8 @@ def _check_state(state: Mapping[str, Any]) -> None:
     inside = state["state"]
     wrong = (
         inside.get("pos", 0) > 624
-        or "inc" in inside and not inside["inc"] & 1
+        or "inc" in inside
+        and not inside["inc"] & 1
         or state.get("buffer_pos", 0) > 4
         or state.get("has_uint32", 0) > 1
         or state.get("uinteger", 0) >> 32

@@ -164,9 +164,7 @@ def check_same_variables(manifest: Manifest, here: Sequence[Key]) -> None:
     """Raise ``ValueError`` unless the file is for the variables with these keys."""
     saved = [entry.key for entry in manifest.entries]
     complaints = [
-        f"{label(key)} is in the file, but no function here uses it"
-        for key in saved
-        if key not in here
+        f"{label(key)} is in the file, but no function here uses it" for key in saved if key not in here
     ]
     there = {*saved, *manifest.left_out}
     complaints += [f"{label(key)} is not in the file" for key in here if key not in there]

@@ -93,9 +93,7 @@ class Communicator(ABC):
         """Return, for each array, a list of arrays by rank; shapes may differ."""
 
     @abstractmethod
-    def reduce(
-        self, arrays: Sequence[Array], op: str, root: int, weight: float = 1
-    ) -> Sequence[Array]:
+    def reduce(self, arrays: Sequence[Array], op: str, root: int, weight: float = 1) -> Sequence[Array]:
         """Return the reductions on rank `root`, and the given arrays on other ranks.
 
         Parameters

@@ -281,9 +281,7 @@ class _Reduction:
         if self.rank in self.weights:
             arrays, weights = [own, *arrays], [self.weights[self.rank], *weights]
         self.comm.reduce_part(self.operation.reduce_in_pieces, own, arrays, weights)
-        return [
-            self.group.send_array(rank, own, _RESULTS) for rank in self.targets if rank != self.rank
-        ]
+        return [self.group.send_array(rank, own, _RESULTS) for rank in self.targets if rank != self.rank]
 
 
 def _chunks(array, start, stop):

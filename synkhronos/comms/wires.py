@@ -69,9 +69,7 @@ class Wire(ABC):
         return b""
 
     @abstractmethod
-    def all_reduce(
-        self, wires: WireReduction, array: np.ndarray, scale: float, are_alike: bool
-    ) -> None:
+    def all_reduce(self, wires: WireReduction, array: np.ndarray, scale: float, are_alike: bool) -> None:
         """Reduce a flat array of float32 in place.
 
         Parameters

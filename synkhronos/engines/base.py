@@ -329,9 +329,7 @@ class Engine(ABC):
         """Whether a function contains collectives that take the master's value."""
         return False
 
-    def are_computed_from(
-        self, results: Sequence[Any], variables: Sequence[Variable]
-    ) -> list[bool]:
+    def are_computed_from(self, results: Sequence[Any], variables: Sequence[Variable]) -> list[bool]:
         """Whether each result is computed from one of the variables, which are in `Windows`."""
         return [False] * len(results)
 

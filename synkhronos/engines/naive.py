@@ -100,9 +100,7 @@ def broadcast(variable):
 
 def apply(function, *inputs, **keywords):
     """Return the expression ``function(*inputs, **keywords)``; an example call determines its type."""
-    example = [
-        np.ones((1,) * one.ndim, one.dtype) if isinstance(one, Tensor) else one for one in inputs
-    ]
+    example = [np.ones((1,) * one.ndim, one.dtype) if isinstance(one, Tensor) else one for one in inputs]
     result = np.asarray(function(*example, **keywords))
     return Apply(function, inputs, keywords, result.dtype, result.ndim)
 

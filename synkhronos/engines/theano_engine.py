@@ -113,8 +113,7 @@ class TheanoEngine(GraphEngine):
                 states.extend(
                     shared
                     for shared in self.shareds(compiled)
-                    if shared not in states
-                    and _is_input(compiled, shared, self.origin(node.inputs[0]))
+                    if shared not in states and _is_input(compiled, shared, self.origin(node.inputs[0]))
                 )
         return states
 

@@ -99,9 +99,7 @@ def _as_dense(gradient):
     return names.dense(gradient) if isinstance(gradient, Variable) else gradient
 
 
-def _checked_gradients(
-    gradients: Sequence[Any], params: Sequence[SharedVariable]
-) -> list[Variable]:
+def _checked_gradients(gradients: Sequence[Any], params: Sequence[SharedVariable]) -> list[Variable]:
     if len(gradients) != len(params):
         raise ValueError(
             f"loss: expected one gradient per parameter, got {len(gradients)} gradients for "
@@ -127,8 +125,7 @@ def check_loss(loss: Any) -> None:
     """Raise an error unless `loss` is a scalar float expression."""
     if not isinstance(loss, Variable) or not hasattr(loss.type, "broadcastable"):
         raise TypeError(
-            "loss: expected a scalar expression or a list of gradients, got "
-            f"{type(loss).__name__}"
+            f"loss: expected a scalar expression or a list of gradients, got {type(loss).__name__}"
         )
     if loss.ndim != 0:
         raise ValueError(
@@ -207,13 +204,10 @@ def _checked_scalar(name, value):
         value = numpy.asarray(value)
         ndim = value.ndim
     else:
-        raise TypeError(
-            f"{name}: expected a number or a scalar variable, got {type(value).__name__}"
-        )
+        raise TypeError(f"{name}: expected a number or a scalar variable, got {type(value).__name__}")
     if ndim != 0:
         raise ValueError(
-            f"{name}: expected a scalar, got {ndim} dimension(s); one value applies to all "
-            "parameters"
+            f"{name}: expected a scalar, got {ndim} dimension(s); one value applies to all parameters"
         )
     return value
 

@@ -381,7 +381,15 @@ def make_train_function(
     >>> synk.close()
     """
     arguments = Arguments(
-        (x, y), outputs, updates, givens, bcast_inputs, None, loss_op, function_options, wire,
+        (x, y),
+        outputs,
+        updates,
+        givens,
+        bcast_inputs,
+        None,
+        loss_op,
+        function_options,
+        wire,
         overlap,
     )
     script, inputs, options = script_of_training(arguments, loss, params, update_rule, args, kwargs)
@@ -431,7 +439,15 @@ def make_train_function_theano(
     array(1.)
     """
     arguments = Arguments(
-        (x, y), outputs, updates, givens, bcast_inputs, None, loss_op, function_options, wire,
+        (x, y),
+        outputs,
+        updates,
+        givens,
+        bcast_inputs,
+        None,
+        loss_op,
+        function_options,
+        wire,
         overlap,
     )
     script, inputs, options = script_of_training(arguments, loss, params, update_rule, args, kwargs)
@@ -548,7 +564,15 @@ def parallel_function(
     >>> synk.close()
     """
     arguments = Arguments(
-        inputs, outputs, updates, givens, bcast_inputs, sliceable_shareds, loss_op, kwargs, wire,
+        inputs,
+        outputs,
+        updates,
+        givens,
+        bcast_inputs,
+        sliceable_shareds,
+        loss_op,
+        kwargs,
+        wire,
         overlap,
     )
     return ParallelFunction(Request(arguments, loss, params, gradients))

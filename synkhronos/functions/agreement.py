@@ -140,8 +140,7 @@ class Agreement:
         """Whether the functions called so far can have made the replicas of a variable differ."""
         seen |= {number}
         return any(
-            from_rows
-            or any(one in self.different or self._differs(one, seen) for one in shareds - seen)
+            from_rows or any(one in self.different or self._differs(one, seen) for one in shareds - seen)
             for from_rows, shareds in self.sources.get(number, ())
         )
 
@@ -212,9 +211,7 @@ class Agreement:
             number = world.registry.numbers[shared]
             if not world.here.engine.is_tensor(shared):
                 self.objects.add(number)
-            world.here.engine.notice_writes(
-                shared, functools.partial(_notice, self._world, number)
-            )
+            world.here.engine.notice_writes(shared, functools.partial(_notice, self._world, number))
 
 
 def _notice(reference, number):

@@ -35,9 +35,7 @@ def has_rows(function: Any) -> bool:
     return divided or bool(replica.sliceable) or replica.window is not None
 
 
-def axes_of(
-    inputs: Sequence[Input], has_window: bool, n_sliceable: int
-) -> list[int | str | None]:
+def axes_of(inputs: Sequence[Input], has_window: bool, n_sliceable: int) -> list[int | str | None]:
     """Return the axis of the rows of each argument of the compiled function."""
     axes: list[int | str | None] = [one.axis for one in inputs]
     return axes + [BOUND, BOUND] * has_window + [0] * n_sliceable

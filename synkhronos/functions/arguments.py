@@ -32,9 +32,7 @@ MISSING: Any = object()
 _KEYWORDS = ("output_subset", "batch", "batch_s", "num_slices")
 
 
-def in_order(
-    function: Any, args: Sequence[ArrayLike], named: Mapping[str, ArrayLike]
-) -> list[Any]:
+def in_order(function: Any, args: Sequence[ArrayLike], named: Mapping[str, ArrayLike]) -> list[Any]:
     """Return the value of each input, given by position or by name, or `MISSING`."""
     inputs = function.inputs
     if len(args) > len(inputs):

@@ -193,5 +193,3 @@ def _described(outputs):
         "output_dtypes": [np.dtype(one.dtype) for one in outputs],
         "output_axes": [one.axis for one in outputs],
     }
-
-

@@ -140,9 +140,7 @@ class Calls:
         outputs = [one for each in self.sources for one in each]
         return set().union(*outputs, *self.update_sources.values())
 
-    def alone(
-        self, compared: Sequence[int], most: int | None, perturbed: bool = False
-    ) -> OnOneRank:
+    def alone(self, compared: Sequence[int], most: int | None, perturbed: bool = False) -> OnOneRank:
         """Run the calls on the master alone; return the new values of the compared variables.
 
         At most `most` elements of each are returned. If `perturbed`, floating-point rows differ by a

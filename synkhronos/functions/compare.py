@@ -62,9 +62,7 @@ class Complaint(NamedTuple):
     find: Callable[[OnOneRank], np.ndarray]
 
 
-def tolerance_of(
-    world: World, calls: Calls, rtol: float | None = None, atol: float = 0.0
-) -> Tolerance:
+def tolerance_of(world: World, calls: Calls, rtol: float | None = None, atol: float = 0.0) -> Tolerance:
     """Return the tolerances for the results of calls, which depend on the dtypes of their operands."""
     engine, dtypes = world.here.engine, []
     for function, _ in calls.called:
@@ -92,9 +90,7 @@ class Compare:
     complaints : list of Complaint
     """
 
-    def __init__(
-        self, world: World, calls: Calls, compared: Compared, tolerance: Tolerance
-    ) -> None:
+    def __init__(self, world: World, calls: Calls, compared: Compared, tolerance: Tolerance) -> None:
         self._world, self._calls, self._compared = world, calls, compared
         self._tolerance = tolerance
         self.differences: dict[str, float] = {}

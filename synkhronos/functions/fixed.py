@@ -30,9 +30,7 @@ def check_regrouped(replica: Replica, n_all: int | None, n_rows: int) -> None:
             raise ValueError(f"reshape: {_words(found, n_all, n_rows)}")
 
 
-def explained(
-    error: Exception, replica: Replica, n_all: int | None, n_rows: int
-) -> Exception | None:
+def explained(error: Exception, replica: Replica, n_all: int | None, n_rows: int) -> Exception | None:
     """Return an error that says why this rank's rows do not fit the graph; None if that is not known."""
     is_other = isinstance(error, (MemoryError, SynkhronosError))  # such as that another rank has failed
     if n_all is None or n_all in (1, n_rows) or is_other:

@@ -148,9 +148,7 @@ class Duplicate(Command):
                 here.shareds[new] = here.engine.duplicate(here.shareds[number])
 
 
-def duplicate_replicas(
-    world: World, pairs: Iterable[tuple[SharedVariable, SharedVariable]]
-) -> None:
+def duplicate_replicas(world: World, pairs: Iterable[tuple[SharedVariable, SharedVariable]]) -> None:
     """Register copies of shared variables, whose values every rank copies from its own replica."""
     registry = world.registry
     new = [(old, copy) for old, copy in pairs if copy not in registry.numbers]

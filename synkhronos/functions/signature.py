@@ -64,9 +64,7 @@ class Output(NamedTuple):
     stated: bool
 
 
-def parse_inputs(
-    engine: Engine, inputs: Any, bcast_inputs: Any, downcast: bool = False
-) -> list[Input]:
+def parse_inputs(engine: Engine, inputs: Any, bcast_inputs: Any, downcast: bool = False) -> list[Input]:
     """Return a list of `Input`, with `bcast_inputs` last."""
     parsed = []
     for what, variables in (("inputs", inputs), ("bcast_inputs", bcast_inputs)):
@@ -110,9 +108,7 @@ def _parse_input(engine, what, given):
     if wrapped is None:
         return one
     downcast = bool(getattr(wrapped, "allow_downcast", False))
-    return one._replace(
-        name=wrapped.name or variable.name, value=wrapped.value, downcast=downcast
-    )
+    return one._replace(name=wrapped.name or variable.name, value=wrapped.value, downcast=downcast)
 
 
 def parse_outputs(engine: Engine, outputs: Any) -> tuple[list[Output], list[str] | bool]:
@@ -231,9 +227,7 @@ def parse_sliceable(
         )
     for position, shared in enumerate(sliceable_shareds):
         if not engine.is_shared(shared) or not engine.is_tensor(shared):
-            raise TypeError(
-                f"sliceable_shareds[{position}]: expected a shared variable, got {shared!r}"
-            )
+            raise TypeError(f"sliceable_shareds[{position}]: expected a shared variable, got {shared!r}")
         kind = engine.type_of(shared)
         if kind.ndim == 0 or kind.extents[0] is not None:
             raise ValueError(f"sliceable_shareds[{position}]: {shared} cannot be sliced on axis 0")

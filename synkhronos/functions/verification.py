@@ -150,9 +150,7 @@ def _on_few_rows(world, called):
     # One rank computes `size` times as many rows, and then all compute these: half of a call or less.
     by_rank = max(1, min(own, _LEAST) if is_short else 1, min(_MOST, own // (2 * (size + 1))))
     most = Most(by_rank * size, by_rank)
-    return [
-        one._replace(command=one.command.on_few(most)) if one.function else one for one in called
-    ]
+    return [one._replace(command=one.command.on_few(most)) if one.function else one for one in called]
 
 
 def _rows_of(command: Command) -> Any:

@@ -211,9 +211,7 @@ class _Suspicion:
         By how much each variable differs, by number.
     """
 
-    def __init__(
-        self, world: World, function: Any, amounts: Mapping[int, float], advice: str
-    ) -> None:
+    def __init__(self, world: World, function: Any, amounts: Mapping[int, float], advice: str) -> None:
         self._agreement = agreement_of(world)
         self._name, self._amounts, self._advice = repr(function), amounts, advice
         self._names = {number: label(world, number) for number in amounts}

@@ -68,7 +68,7 @@ def numpy_complaint(version: str) -> Optional[str]:
     """Return an error message if this version of NumPy cannot be used, else None."""
     if _numbers(version) >= NUMPY_VERSION:
         return None
-    return f"With PyTensor, Synkhronos needs NumPy 2, and got NumPy {version}. {_REMEDY} \"numpy>=2\""
+    return f'With PyTensor, Synkhronos needs NumPy 2, and got NumPy {version}. {_REMEDY} "numpy>=2"'
 
 
 def installed_pytensor_complaint() -> Optional[str]:

@@ -180,9 +180,7 @@ class Line:
         ``pause(seconds)`` is called while it waits; it raises if the program has to end.
     """
 
-    def __init__(
-        self, commons: Commons, rank: int, size: int, pause: Callable[[float], None]
-    ) -> None:
+    def __init__(self, commons: Commons, rank: int, size: int, pause: Callable[[float], None]) -> None:
         self._question, self._answer = registers_of(commons, rank)
         bells = bells_of(commons, size)
         self._bell, self._controllers_bell = bells[rank], bells[-1]

@@ -108,8 +108,7 @@ def prepare(
         )
     called = _Callable(function.name, known.inputs, known.not_accumulated, known.form)
     values = [
-        _Value(*_converted(value, one))
-        for one, value in zip(known.inputs, _filled(called, args, named))
+        _Value(*_converted(value, one)) for one, value in zip(known.inputs, _filled(called, args, named))
     ]
     num_slices = arguments.check_num_slices(num_slices)
     rows = arguments.select_rows(called, values, batch)
@@ -147,9 +146,7 @@ def _filled(called, args, named):
         arguments.default_of(one) if value is arguments.MISSING else value
         for one, value in zip(called.inputs, arguments.in_order(called, args, named))
     ]
-    missing = [
-        one.label for one, value in zip(called.inputs, values) if value is arguments.MISSING
-    ]
+    missing = [one.label for one, value in zip(called.inputs, values) if value is arguments.MISSING]
     if missing:
         raise TypeError(f"{called!r}: no value for {listed(missing)}; give one")
     return values

@@ -211,9 +211,7 @@ class Stripes:
             self._pause()
 
 
-def visit_all(
-    order: Sequence[int], visit: Callable[[int], bool], pause: Callable[[], None]
-) -> None:
+def visit_all(order: Sequence[int], visit: Callable[[int], bool], pause: Callable[[], None]) -> None:
     """Call ``visit(number)`` for each stripe. Busy stripes, for which it returns False, come last."""
     waiting = list(order)
     while waiting:

@@ -140,9 +140,7 @@ class Commons(ABC):
         """
 
 
-def checked(
-    name: str, shape: int | Sequence[int], dtype: DTypeLike
-) -> tuple[tuple[int, ...], np.dtype]:
+def checked(name: str, shape: int | Sequence[int], dtype: DTypeLike) -> tuple[tuple[int, ...], np.dtype]:
     """Return the shape and the dtype of an array to be created, or raise an error that says why not."""
     if not isinstance(name, str) or not name:
         raise TypeError(f"commons: expected a name, a string that is not empty, got {name!r}")

@@ -91,8 +91,11 @@ class WatchfulTransport(Transport):
         """Raise if a rank has ended the command and will never reach this barrier."""
         missing = self._milestones.missing(self._passed)
         if missing and not self._milestones.aborted:
-            listed = "rank" + "s" * (len(missing) > 1) + " " + ", ".join(
-                str(self.labels[rank]) for rank in missing
+            listed = (
+                "rank"
+                + "s" * (len(missing) > 1)
+                + " "
+                + ", ".join(str(self.labels[rank]) for rank in missing)
             )
             raise MissingRankError(
                 f"rank {self.labels[self.rank]} waits in a collective for {listed}, which ended the "

@@ -85,9 +85,7 @@ def _warn_of_a_crowd(size):
         )
 
 
-def check_devices(
-    n_parallel: int | None, use_gpu: bool | None, devices: Sequence[str]
-) -> list[str]:
+def check_devices(n_parallel: int | None, use_gpu: bool | None, devices: Sequence[str]) -> list[str]:
     """Return the argument `devices` of ``fork()``, or raise an error that explains what is wrong."""
     if not isinstance(devices, (list, tuple)) or not all(isinstance(one, str) for one in devices):
         raise TypeError(f"fork: devices: expected a list of device names, got {devices!r}")

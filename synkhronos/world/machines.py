@@ -168,9 +168,7 @@ class Machines:
         self._go_on_with_the_living()
         return range(len(self._world.by_machine), sum(map(len, self._world.by_machine)) + 1)
 
-    def successor(
-        self, former: MachinesTransport, size: int, master_rank: int
-    ) -> MachinesTransport:
+    def successor(self, former: MachinesTransport, size: int, master_rank: int) -> MachinesTransport:
         """Let the leaders of the other machines start new ranks; return the master's transport.
 
         The master's rank is the largest one up to `master_rank` that its machine can have.
@@ -282,9 +280,7 @@ class Machines:
             from synkhronos.transports.machines.mpi import abort
 
             # The leader of a machine cannot be interrupted while it computes.
-            logger.error(
-                "another machine still computes for a world that was broken; the job is ended"
-            )
+            logger.error("another machine still computes for a world that was broken; the job is ended")
             abort()
 
 

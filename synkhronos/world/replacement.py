@@ -85,9 +85,7 @@ def _replace(world, rank, cause, restarts):
     here = world.here
     try:
         here.engine.before_fork(world.transport.forks_all)
-        world.transport.replace(
-            rank, functools.partial(_prepare, world, restarts, here.stream_index)
-        )
+        world.transport.replace(rank, functools.partial(_prepare, world, restarts, here.stream_index))
     except (OSError, MemoryError, SynkhronosError) as error:
         pass_on(error)
         world.transport.kill()

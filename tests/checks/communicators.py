@@ -191,8 +191,13 @@ def check_sums_of_random_numbers_have_the_same_bits_everywhere(ranks):
 
 def check_an_average_is_weighted_and_a_weight_of_zero_leaves_a_rank_out(ranks):
     size = ranks.size
-    choices = [[1] * size, [0.5] * size, list(range(1, size + 1)), [3, *[0] * (size - 1)],
-               [*[0] * (size - 1), 2]]
+    choices = [
+        [1] * size,
+        [0.5] * size,
+        list(range(1, size + 1)),
+        [3, *[0] * (size - 1)],
+        [*[0] * (size - 1), 2],
+    ]
     for dtype in [*FLOATS, *COMPLEX]:
         for shape in [(), (5,), (2, 3)]:
             for weights in choices:
@@ -269,8 +274,10 @@ def check_broadcast_sends_the_array_of_the_root_whatever_the_others_have(ranks):
             for root in range(ranks.size):
                 arrays = draw(ranks.size, shape, dtype)
                 if root % 2:
-                    arrays = [a if rank == root else np.zeros((rank, 2), dtype)
-                              for rank, a in enumerate(arrays)]
+                    arrays = [
+                        a if rank == root else np.zeros((rank, 2), dtype)
+                        for rank, a in enumerate(arrays)
+                    ]
                 for one in values(ranks.run(collective, "broadcast", arrays, root)):
                     assert one.dtype == dtype and one.shape == shape
                     np.testing.assert_array_equal(one, arrays[root])

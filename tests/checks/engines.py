@@ -113,9 +113,7 @@ def check_givens_replace_variables(lab):
 def check_sliceable_variables_are_arguments_wherever_they_are_used(lab):
     x, given = lab.tensor("x", 1), lab.tensor("given", 1)
     rows, w = lab.shared(numbers(lab, 5), "rows"), lab.shared(numbers(lab, 1), "w")
-    compiled = build(
-        lab, [x], [x + rows, given.sum()], [(w, rows.sum() + w)], {given: rows * 2}, [rows]
-    )
+    compiled = build(lab, [x], [x + rows, given.sum()], [(w, rows.sum() + w)], {given: rows * 2}, [rows])
     storage = lab.engine.storage(rows)
     chosen = lab.engine.take(storage, range(1, 3))
     sums, total = lab.engine.call(compiled, [numbers(lab, 2) * 10, chosen])

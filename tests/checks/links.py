@@ -96,9 +96,7 @@ def check_messages_with_one_tag_arrive_in_order(links):
 
 def check_receipts_that_are_made_first_get_the_messages_in_order(links):
     rooms = {rank: [np.zeros(50_000) for _ in range(4)] for rank in others(links)}
-    receipts = [
-        links.receive_into(rank, 100, room) for rank, each in rooms.items() for room in each
-    ]
+    receipts = [links.receive_into(rank, 100, room) for rank, each in rooms.items() for room in each]
     assert not any(receipt.is_complete() for receipt in receipts) or links.size == 1
     meet(links)
     arrays = [np.full(50_000, 10.0 * links.rank + turn) for turn in range(4)]

@@ -38,9 +38,7 @@ class ThreadedMachines(MachinesTransport):
         local = NaiveTransport(*own, timeout) if former is None else former.local.successor(*own)
         courier = self._courier_for(local, first)
         store = None if former is None else former.store
-        super().__init__(
-            local, Leaders(first), self._ranges, master_rank, timeout, courier, store=store
-        )
+        super().__init__(local, Leaders(first), self._ranges, master_rank, timeout, courier, store=store)
         self._threads = []
         self._clocks = clocks or [time.perf_counter] * len(sizes)
         self.leaders.clock = self._clocks[0]

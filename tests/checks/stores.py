@@ -126,7 +126,8 @@ def check_every_rank_gets_what_any_rank_has_put(ranks):
             for got, nbytes, types in ranks.values(exchange_arrays, shape, dtype):
                 assert nbytes < 250
                 assert [(tuple(one), np.dtype(kind)) for one, kind in types] == [
-                    (shape, np.dtype(dtype))] * ranks.size
+                    (shape, np.dtype(dtype))
+                ] * ranks.size
                 for rank, array in enumerate(got):
                     assert array.dtype == dtype and array.shape == shape
                     np.testing.assert_array_equal(array, draw(shape, dtype, rank))

@@ -82,8 +82,10 @@ class Naive:
         """Return the sum of the arrays, each multiplied by its scale."""
         shares = arrays
         if scales is not None:
-            shares = [one * np.float32(scale) if scale else 0 * self.rests[0]
-                      for one, scale in zip(arrays, scales)]
+            shares = [
+                one * np.float32(scale) if scale else 0 * self.rests[0]
+                for one, scale in zip(arrays, scales)
+            ]
         self.exact_steps -= 1
         if self.machines == 1 or self.exact_steps >= 0:
             return sum(shares)

@@ -267,8 +267,12 @@ def check_averages_are_those_of_the_specification_and_a_weight_of_zero_leaves_a_
         by_rank = values(ranks.run(reduce_in, wire, [*seeds], "avg", weights))
         for seed, each, got in zip(seeds, weights, zip(*by_rank)):
             sums = [sum(each[rank] for rank in own) for own in machines]
-            arrays = [sum(draw(wire, seed, rank) * np.float32(each[rank] / total) for rank in own)
-                      if total else None for own, total in zip(machines, sums)]
+            arrays = [
+                sum(draw(wire, seed, rank) * np.float32(each[rank] / total) for rank in own)
+                if total
+                else None
+                for own, total in zip(machines, sums)
+            ]
             wanted = naive.reduce(arrays, [total / sum(each) for total in sums])
             assert same_bits(got), wire
             if is_low_rank(wire):

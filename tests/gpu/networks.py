@@ -15,8 +15,12 @@ def layers(tt, pool, bn, x, weights, gamma, beta):
     convolved = tt.nnet.conv2d(x, weights, border_mode="half", subsample=(1, 1))
     maxed = pool.pool_2d(convolved, (2, 2), ignore_border=True)
     averaged = pool.pool_2d(maxed, (2, 2), ignore_border=True, mode="average_exc_pad")
-    return convolved, maxed, averaged, bn.batch_normalization_test(
-        averaged, gamma, beta, beta + 0.5, gamma + 0.25, axes="spatial")
+    return (
+        convolved,
+        maxed,
+        averaged,
+        bn.batch_normalization_test(averaged, gamma, beta, beta + 0.5, gamma + 0.25, axes="spatial"),
+    )
 
 
 def check(devices, dnn):
@@ -49,13 +53,16 @@ def check(devices, dnn):
     collected = [*outputs, tt.sqr(outputs[-1]).sum(axis=(1, 2, 3)).mean(), trained]
     f = synk.function([x], [*zip(collected, modes), *((one, "sum") for one in gradients)])
     on_cpu = theano.compile.get_default_mode().excluding("gpuarray")
-    serial = theano.function(
-        [x], [*collected, *(one.transfer("cpu") for one in gradients)], mode=on_cpu)
+    serial = theano.function([x], [*collected, *(one.transfer("cpu") for one in gradients)], mode=on_cpu)
     n = len(devices)
     for num_slices in (1, 2):
         got = f(images, num_slices=num_slices)
-        steps = [part for own in np.array_split(images, n) for part in np.array_split(own, num_slices)
-                 if len(part)]
+        steps = [
+            part
+            for own in np.array_split(images, n)
+            for part in np.array_split(own, num_slices)
+            if len(part)
+        ]
         by_step = [serial(part) for part in steps]
         for position in range(len(collected) + len(gradients)):
             values = [results[position] for results in by_step]

@@ -17,6 +17,16 @@ def test_demo_runs_on_the_device(run_demo, devices, number):
 def test_mnist_demo_learns_on_the_device(run_demo, devices, script):
     options = ["--no-compare"] if script == "train_mnist_cpu_data" else []
     done = run_demo(
-        DEMO / f"{script}.py", "--devices", *devices[:1] * 2, "--data", "sklearn", "--model", "mlp",
-        "--epochs", 1, *options, timeout=300)
+        DEMO / f"{script}.py",
+        "--devices",
+        *devices[:1] * 2,
+        "--data",
+        "sklearn",
+        "--model",
+        "mlp",
+        "--epochs",
+        1,
+        *options,
+        timeout=300,
+    )
     assert "accuracy" in done.stdout, done.stdout

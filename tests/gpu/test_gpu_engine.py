@@ -101,7 +101,7 @@ class DeviceLab:
         return streams.uniform(size)
 
 
-@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__[len("check_"):])
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__[len("check_") :])
 def test_engine(world, check):
     check(DeviceLab(world))
 
@@ -169,8 +169,10 @@ def test_every_dtype_goes_to_the_device_and_back(world):
     inputs = [tt.matrix(dtype, dtype=dtype) for dtype in DTYPES]
     shareds = [theano.shared(numbers((2, 3), dtype), dtype) for dtype in DTYPES]
     f = synk.function(
-        inputs, [(x, "gather") for x in inputs], updates=[
-            (shared, x[:1].transfer(None), None) for shared, x in zip(shareds, inputs)])
+        inputs,
+        [(x, "gather") for x in inputs],
+        updates=[(shared, x[:1].transfer(None), None) for shared, x in zip(shareds, inputs)],
+    )
     arrays = [numbers((2 * world.size + 1, 3), dtype, seed) for seed, dtype in enumerate(DTYPES)]
     for got, array in zip(f(*arrays, batch=slice(None, None, -1)), arrays):
         assert_same(got, array[::-1], array.dtype)
@@ -227,8 +229,9 @@ def test_numbers_on_the_host_and_arrays_on_the_device_travel_in_one_list(world, 
     assert kinds["number"] == kinds["count"] == "ndarray"
     for shared in shareds.values():
         shape = shared.get_value().shape
-        set_values(world, shared, [
-            np.asarray(numbers(shape, shared.dtype, rank)) for rank in range(world.size)])
+        set_values(
+            world, shared, [np.asarray(numbers(shape, shared.dtype, rank)) for rank in range(world.size)]
+        )
     before = {name: values_of(world, shared) for name, shared in shareds.items()}
     whole = synk.reduce(list(shareds.values()), op, in_place=False)
     synk.all_reduce(list(shareds.values()), op)
@@ -280,11 +283,14 @@ def test_sliceable_rows_are_taken_on_the_device(world):
     v = theano.shared(np.float32([1, 2]), "v")
     given = tt.fmatrix("given")
     f = synk.function(
-        [], [(given * v, "gather"), (tt.dot(given, v).sum(), "sum")],
-        givens={given: s + 1}, sliceable_shareds=[s])
+        [],
+        [(given * v, "gather"), (tt.dot(given, v).sum(), "sum")],
+        givens={given: s + 1},
+        sliceable_shareds=[s],
+    )
     rows = numbers((3 * world.size + 2, 2))
     synk.scatter(s, rows)
-    assert {kind for (kind, _), in look(world, s)} == {"GpuArray"}
+    assert {kind for ((kind, _),) in look(world, s)} == {"GpuArray"}
     own = parts(rows, world.size)
     for batch_s in (None, slice(1, 3), slice(None, None, -2), [2, 0, 2], np.array([-1, 1])):
         chosen = [part if batch_s is None else part[batch_s] for part in own]

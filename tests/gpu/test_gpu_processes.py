@@ -44,7 +44,8 @@ def test_a_device_that_is_not_there_is_an_error_that_names_the_rank(run_here, wr
 
 
 @pytest.mark.parametrize(
-    "kwargs", [{"n_parallel": 3}, {"use_gpu": False}, {"master_rank": 2}, {"add": "cpu"}], ids=str)
+    "kwargs", [{"n_parallel": 3}, {"use_gpu": False}, {"master_rank": 2}, {"add": "cpu"}], ids=str
+)
 def test_devices_that_contradict_other_arguments_are_a_value_error(devices, kwargs):
     kwargs = {"devices": [devices[0], kwargs.get("add", devices[0])], **kwargs}
     kwargs.pop("add", None)

@@ -1,6 +1,5 @@
 """Compiles a function with the library's operations; prints how many modules were not in the cache."""
 
-
 import synkhronos as synk
 import theano
 import theano.tensor as tt

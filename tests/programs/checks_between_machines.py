@@ -66,7 +66,7 @@ def attempt(check, *args):
 
 
 def name_of(check):
-    return f"{check.__module__.split('.')[-1]}: {check.__name__[len('check_'):]}"
+    return f"{check.__module__.split('.')[-1]}: {check.__name__[len('check_') :]}"
 
 
 def main(master, folder, only):

@@ -24,7 +24,7 @@ def iterate_minibatch_indices(n, batchsize, shuffle=False):
     if shuffle:
         np.random.RandomState(1).shuffle(indices)
     for start in range(0, n - batchsize + 1, batchsize):
-        yield indices[start:start + batchsize] if shuffle else slice(start, start + batchsize)
+        yield indices[start : start + batchsize] if shuffle else slice(start, start + batchsize)
 
 
 synk.fork(2, use_gpu=False)

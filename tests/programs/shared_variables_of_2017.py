@@ -15,15 +15,12 @@ np.set_printoptions(legacy="1.13")  # the format of printed arrays in 2017
 keywords = json.loads(sys.argv[1])
 
 synk.fork(2, **keywords)
-s_init = np.ones(2, dtype='float32')
-x = T.matrix('x')
-s = theano.shared(s_init, name='s')
+s_init = np.ones(2, dtype="float32")
+x = T.matrix("x")
+s = theano.shared(s_init, name="s")
 f = synk.function([x], updates=[(s, T.sum(x * s, axis=0))])
 synk.distribute()
-x_dat = synk.data(np.array([[1, 1],
-                            [2, 2],
-                            [3, 3],
-                            [4, 4]]).astype('float32'))
+x_dat = synk.data(np.array([[1, 1], [2, 2], [3, 3], [4, 4]]).astype("float32"))
 print("\ns initial:\n", s.get_value())
 
 f.as_theano(x_dat.data)
@@ -46,5 +43,4 @@ synk.broadcast(s, s_init)
 f(x_dat)
 synk.all_reduce(s, op="sum")
 gathered_s = synk.gather(s, nd_up=1)
-print("\ngathered s after reset broadcast, Synkhronos call, "
-    "and all-reduce:\n", gathered_s)
+print("\ngathered s after reset broadcast, Synkhronos call, and all-reduce:\n", gathered_s)

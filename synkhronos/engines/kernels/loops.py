@@ -137,9 +137,7 @@ def _code_of(scalar_op, name):
     """Return the code that computes ``o0``, ``o1``, ... from ``i0``, ``i1``, ..."""
     inputs = [f"i{number}" for number in range(scalar_op.nin)]
     outputs = [f"o{number}" for number in range(scalar_op.nout)]
-    code = scalar_op.c_code(
-        _scalar_node(scalar_op), f"{name}_scalar", inputs, outputs, {"fail": "{}"}
-    )
+    code = scalar_op.c_code(_scalar_node(scalar_op), f"{name}_scalar", inputs, outputs, {"fail": "{}"})
     # A composite joins equal outputs, and computes the last of them only.
     last = {one: number for number, one in enumerate(scalar_op.fgraph.outputs)}
     numbers = [last[one] for one in scalar_op.fgraph.outputs]

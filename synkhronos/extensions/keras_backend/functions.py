@@ -211,9 +211,7 @@ class StepFunction:
             **request.options,
         )
         self.functions = function.functions
-        self._shared = list(
-            dict.fromkeys(one for each in self.functions for one in each.get_shared())
-        )
+        self._shared = list(dict.fromkeys(one for each in self.functions for one in each.get_shared()))
 
     def __call__(self, inputs: Sequence[Any]) -> list[numpy.ndarray]:
         """Return the loss and the metrics."""

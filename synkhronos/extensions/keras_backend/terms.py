@@ -96,9 +96,7 @@ def _is_sum(operation):
     return isinstance(operation, CAReduce) and isinstance(operation.scalar_op, scalar.Add)
 
 
-def as_mean(
-    total: Variable, terms: Sequence[Term], rows: Variable, all_rows: Variable
-) -> Variable:
+def as_mean(total: Variable, terms: Sequence[Term], rows: Variable, all_rows: Variable) -> Variable:
     """Return a loss whose average over the ranks, weighted by their rows, is `total` of all rows.
 
     Its terms that are sums over the rows are multiplied by the number of all rows and divided by the

@@ -215,9 +215,7 @@ def _potential(model, terms, given, mode):
     for one in [one for one in used if _is_leaf(one) and _is_in(one, lengths)]:
         by_leaf[one] = pt.join(0, n_rows, _array(one)[1:]) if one.type.ndim else n_rows[0]
     by_leaf.update((one, one) for one in leaves if isinstance(one, Constant) and one not in by_leaf)
-    log_probs = substitute(
-        log_probs, {stand_ins.get(one, one): new for one, new in by_leaf.items()}
-    )
+    log_probs = substitute(log_probs, {stand_ins.get(one, one): new for one, new in by_leaf.items()})
     total = sum(total_of(title, one) for one in log_probs)
     used = {*ancestors([total])}
     inputs = [one for one in stand_ins if one not in by_leaf and stand_ins[one] in used]

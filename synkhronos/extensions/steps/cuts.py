@@ -163,9 +163,7 @@ def _gradients(loss, params, others):
 def parameters_under(loss: Variable) -> list[SharedVariable]:
     """Return the shared variables from which a loss is computed and which may be parameters."""
     return [
-        one
-        for one in inputs_first([loss])
-        if isinstance(one, SharedVariable) and is_float_tensor(one)
+        one for one in inputs_first([loss]) if isinstance(one, SharedVariable) and is_float_tensor(one)
     ]
 
 

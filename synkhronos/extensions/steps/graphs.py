@@ -49,8 +49,6 @@ def inputs_first(
                 stack.extend([(one, False) for one in reversed(parents(variable))])
 
 
-
-
 def is_random_state(variable: Any) -> bool:
     """Whether this is a shared variable that holds the state of a random stream."""
     return isinstance(variable, SharedVariable) and (

@@ -85,9 +85,7 @@ class Ahead:
         """Begin a command."""
         self.running, self._may_begin = None, True
 
-    def start(
-        self, buckets: Buckets, number: int, array: np.ndarray, rows: int, function: int
-    ) -> None:
+    def start(self, buckets: Buckets, number: int, array: np.ndarray, rows: int, function: int) -> None:
         """Let a bucket that is ready be reduced.
 
         Parameters

@@ -79,9 +79,7 @@ class MpiLinks(Links):
         self._forget_sent()
         view = as_bytes(data)
         try:
-            requests = [
-                self._comm.Isend([piece, MPI.BYTE], to, tag) for piece in _pieces_of(view)
-            ]
+            requests = [self._comm.Isend([piece, MPI.BYTE], to, tag) for piece in _pieces_of(view)]
         except MPI.Exception as error:
             raise self._or_lost(error) from None
         number = next(self._numbers)
@@ -125,9 +123,7 @@ class MpiLinks(Links):
     def receive_into(self, source, tag, array):
         view = as_bytes(array)
         try:
-            requests = [
-                self._comm.Irecv([piece, MPI.BYTE], source, tag) for piece in _pieces_of(view)
-            ]
+            requests = [self._comm.Irecv([piece, MPI.BYTE], source, tag) for piece in _pieces_of(view)]
         except MPI.Exception as error:
             raise self._or_lost(error) from None
         return _MpiReceipt(self, requests)

@@ -208,9 +208,7 @@ class MachinesTransport(InProgram):
     def _receive_of_master(self):
         files, former = [], self._orders.received
         while True:
-            number, message, arrays = self.leaders.receive(
-                0, CONTROL, self.store.empty, True, former
-            )
+            number, message, arrays = self.leaders.receive(0, CONTROL, self.store.empty, True, former)
             if message[0] == COMMAND:
                 break
             if message[0] != FILE:

@@ -5,9 +5,7 @@ import pygpu
 from pygpu.collectives import GpuComm, GpuCommCliqueId
 from synkhronos.comms import nccl
 
-DTYPES = (
-    "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64"
-)
+DTYPES = "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64"
 
 context = pygpu.init("cuda0")
 name = bytes(GpuCommCliqueId(context).comm_id)
