@@ -59,8 +59,8 @@ def _prepare(transport):
     """Return a function that repeats what it is asked for, and returns the seconds of one time."""
     from synkhronos.engines.naive import NaiveEngine, Shared
     from synkhronos.programs.center import Center
-    from synkhronos.programs.messages import Messages
-    from synkhronos.programs.stripes import Stripes
+    from synkhronos.services.messages import Messages
+    from synkhronos.services.stripes import Stripes
 
     commons, engine = transport.store.commons, NaiveEngine()
     variable = Shared(np.full(ITEMS, transport.rank, "float32"), "w")

@@ -127,8 +127,8 @@ def be_peers(address):
     from mpi4py import MPI
 
     from synkhronos.comms.linked import LinkedCommunicator
-    from synkhronos.transports.machines.leaders import REPLY, Leaders
-    from synkhronos.transports.machines.mpi import MpiLinks, initialize
+    from synkhronos.machines.leaders import REPLY, Leaders
+    from synkhronos.machines.mpi import MpiLinks, initialize
 
     initialize()
     comm = MPI.COMM_WORLD

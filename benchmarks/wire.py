@@ -70,8 +70,8 @@ def be(address):
     from synkhronos.comms import formats
     from synkhronos.comms.linked import LinkedCommunicator
     from synkhronos.comms.wires import WireReduction
-    from synkhronos.transports.machines.leaders import Leaders
-    from synkhronos.transports.machines.mpi import MpiLinks, initialize
+    from synkhronos.machines.leaders import Leaders
+    from synkhronos.machines.mpi import MpiLinks, initialize
 
     initialize()
     comm = MPI.COMM_WORLD

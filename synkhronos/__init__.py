@@ -46,8 +46,10 @@ folder's docstring describes its contents.
 ``functions``        building, replicating and calling functions
 ``arrays``           `Data` in memory that every rank can reach
 ``world``            ranks, commands, barriers, failures; start, restart and end of the processes
+``machines``         several machines: their leaders and couriers, MPI, and the start of a job
+``services``         memory and processes for ranks at their own pace: messages, questions, stripes
 ``engines``          graph compilers and their array types: Theano on CPUs and GPUs, PyTensor
-``transports``       starting, synchronizing and sending: fork, semaphores, shared memory, MPI
+``transports``       starting, synchronizing and sending: fork, semaphores, shared memory
 ``comms``            collectives on arrays: in shared memory, with NCCL
 ``stores``           arrays that every rank can reach through a handle
 ``host``             the setup of the machine and of the process

@@ -12,22 +12,16 @@ import tempfile
 from typing import List, Optional, Sequence
 
 from synkhronos._version import __version__
-from synkhronos.host import (
-    heap,
-    imports,
-    installation,
-    job,
-    launcher,
-    leftovers,
-    library_links,
-    preparation,
-    supervision,
-)
-from synkhronos.host.doctor import CHECKS
-from synkhronos.host.doctor_mpi import check_hosts
-from synkhronos.host.job_config import Job, JobError, make_job
-from synkhronos.host.prefixes import prefix_output
+from synkhronos.host import doctor as of_this_machine
+from synkhronos.host import heap, imports, installation, job, library_links, preparation, supervision
 from synkhronos.host.probe import PROBLEM
+from synkhronos.machines.job import launcher, leftovers
+from synkhronos.machines.job.config import Job, JobError, make_job
+from synkhronos.machines.job.doctor import check_hosts, check_mpi
+from synkhronos.machines.job.prefixes import prefix_output
+
+#: The checks of ``doctor``
+CHECKS = (*of_this_machine.CHECKS, check_mpi)
 
 DESCRIPTION = "Data-parallel Theano on all the cores or GPUs of one machine or several."
 RUN = "run a script with Theano and malloc set up for this machine, even if it imports Theano first"
@@ -43,7 +37,7 @@ SERVE = """  # each line in one piece, at once, as several ranks write to the sa
 import sys
 for file in sys.stdout, sys.stderr:
     file.reconfigure(line_buffering=True, write_through=False)
-from synkhronos.world.machines import serve
+from synkhronos.world.job import serve
 serve()
 """
 # The same as ``-m synkhronos``, but where there is no such module, the error names the machine.

@@ -2,7 +2,7 @@
 
 import pytest
 
-from synkhronos.transports.machines.absent import Absent
+from synkhronos.machines.missing import Absent
 
 
 class Leaders:

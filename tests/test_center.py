@@ -12,7 +12,7 @@ from checks.children import as_rank, begin, die, end, kill, wait_until
 from synkhronos.engines.naive import NaiveEngine, Shared
 from synkhronos.programs import layout
 from synkhronos.programs.center import Center
-from synkhronos.programs.stripes import Stripes
+from synkhronos.services.stripes import Stripes
 from synkhronos.stores.memory import SharedMemory
 from synkhronos.stores.naive import NaiveCommons
 from synkhronos.stores.shared import SharedMemoryStore

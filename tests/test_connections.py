@@ -14,11 +14,11 @@ import pytest
 from checks.children import begin, child, end, wait_until
 from namespaces import why_no_namespaces, _Namespaces
 
-from synkhronos.host.connections import connections, enable_keepalive, seconds_silent
+from synkhronos.machines.connections import connections, enable_keepalive, seconds_silent
 from synkhronos.host.signal_thread import SignalThread
-from synkhronos.transports.machines import neighbours
-from synkhronos.transports.machines.naive import NaiveNetwork
-from synkhronos.transports.machines.neighbours import Neighbour, Neighbours
+from synkhronos.machines import neighbours
+from synkhronos.machines.naive import NaiveNetwork
+from synkhronos.machines.neighbours import Neighbour, Neighbours
 
 LOOPBACK = "ip link set lo up; echo ready; exec sleep infinity"
 
@@ -344,7 +344,7 @@ signal.signal(signal.SIGTERM, lambda *_: os.write(1, b"asked\\n"))
 task = os.fork()
 if not task:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    from synkhronos.host import ending
+    from synkhronos.machines.job import ending
     if sys.argv[1] == "end":
         os.set_inheritable(1, False)
         ending.end_job(ending.find_starter(), [os.getpid()])

@@ -13,8 +13,8 @@ import pytest
 
 import synkhronos as synk
 from synkhronos._errors import SynkhronosError
-from synkhronos.programs.controller import Controller
-from synkhronos.programs.register import Register
+from synkhronos.services.controller import Controller
+from synkhronos.services.register import Register
 from synkhronos.stores.memory import SharedMemory
 from synkhronos.stores.naive import NaiveCommons
 from synkhronos.stores.shared import SharedMemoryStore
@@ -139,7 +139,7 @@ def test_ranks_learn_that_the_controller_has_died(world):
 
 
 def test_a_controller_that_ends_at_once_is_an_error_before_the_program(world, monkeypatch):
-    monkeypatch.setattr("synkhronos.programs.controller._serve", lambda *_: os._exit(3))
+    monkeypatch.setattr("synkhronos.services.controller._serve", lambda *_: os._exit(3))
     with pytest.raises(SynkhronosError, match="controller has ended before the program"):
         synk.spmd(lambda rank: rank.ask("hello"), controller=Counter())
     assert synk.spmd(lambda rank: rank.rank) == [0, 1, 2]

@@ -10,7 +10,7 @@ import pytest
 from namespaces import Job, Machines, why_no_mpi, why_no_namespaces
 from processes import FOLDER, ROOT
 
-from synkhronos.host import doctor_mpi
+from synkhronos.machines.job import doctor as doctor_mpi
 from synkhronos.host.compiler import TITLE
 from synkhronos.host.probe import OK, PROBLEM, WARNING
 

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from synkhronos.host.job_config import Job, JobError, make_job
+from synkhronos.machines.job.config import Job, JobError, make_job
 
 OPTIONS = ("machines", "ranks", "hosts", "hostfile", "config", "mpi")
 

@@ -14,7 +14,7 @@ import pytest
 from prelude import restore_signals
 from processes import FOLDER, ROOT
 
-from synkhronos.host import launcher
+from synkhronos.machines.job import launcher
 
 pytestmark = [
     pytest.mark.skipif(shutil.which("mpirun") is None, reason="the tests need mpirun: openmpi-bin"),

@@ -8,8 +8,9 @@ import sys
 import pytest
 
 from synkhronos.__main__ import main
-from synkhronos.host import job, launcher
-from synkhronos.host.job_config import Job, JobError
+from synkhronos.host import job
+from synkhronos.machines.job import launcher
+from synkhronos.machines.job.config import Job, JobError
 
 ROOT_OPTION = ["--allow-run-as-root"] if os.geteuid() == 0 else []
 
@@ -116,7 +117,7 @@ def test_a_job_that_has_lost_a_machine_does_not_end_with_0(tmp_path, said, code,
         f"echo ' with {said} daemon.' >&2; exit {code}\n"
     )
     mpirun.chmod(0o755)
-    run = f"import sys; from synkhronos.host import launcher; sys.exit(launcher.run([{str(mpirun)!r}]))"
+    run = f"import sys; from synkhronos.machines.job import launcher; sys.exit(launcher.run([{str(mpirun)!r}]))"
     done = subprocess.run([sys.executable, "-c", run], capture_output=True, text=True, timeout=60)
     assert done.returncode == wanted
     assert done.stderr == f"PRTE has lost communication with {said} daemon.\n"

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from synkhronos.host import leftovers
+from synkhronos.machines.job import leftovers
 
 
 @pytest.fixture

@@ -12,22 +12,22 @@ from checks.machines import ThreadedMachines
 from checks.ranks import Ranks
 
 from synkhronos._errors import CollectiveAbortedError, SynkhronosError, WorldBrokenError
-from synkhronos.arithmetic.machines import fewer_on_machines, nearest_master, ranks_of_machines
-from synkhronos.comms import kept
+from synkhronos.arithmetic.rank_ranges import fewer_on_machines, nearest_master, ranks_of_machines
+from synkhronos.comms import wire_state as kept
 from synkhronos.comms.formats import make_wire
 from synkhronos.comms.linked import _CHUNK, _WINDOW, LinkedCommunicator
 from synkhronos.comms.staged import StagedCommunicator
 from synkhronos.comms.wires import WireReduction
-from synkhronos.stores.machines import MachineHandle, MachinesStore, Part
+from synkhronos.machines.store import MachineHandle, MachinesStore, Part
 from synkhronos.stores.memory import SharedMemory
 from synkhronos.stores.naive import NaiveStore
-from synkhronos.stores.needs import Need, combine, positions
+from synkhronos.stores.required_rows import Need, combine, positions
 from synkhronos.stores.shared import SharedMemoryStore
-from synkhronos.transports.machines.lasting import COMMAND
-from synkhronos.transports.machines.leaders import CONTROL, END, REPLY, Leaders
-from synkhronos.transports.machines.naive import NaiveLinks, NaiveNetwork
-from synkhronos.transports.machines.orders import Orders
-from synkhronos.transports.machines.transport import MachinesTransport
+from synkhronos.machines.cached_arrays import COMMAND
+from synkhronos.machines.leaders import CONTROL, END, REPLY, Leaders
+from synkhronos.machines.naive import NaiveLinks, NaiveNetwork
+from synkhronos.machines.delivery import Orders
+from synkhronos.machines.transport import MachinesTransport
 from synkhronos.transports.naive import NaiveTransport
 from synkhronos.world.placement import Fact, check_versions
 

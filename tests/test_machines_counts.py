@@ -10,9 +10,9 @@ from checks.machines import ThreadedMachines
 from test_engines import NaiveLab
 
 import synkhronos as synk
-from synkhronos.transports.machines.leaders import _FIRST
-from synkhronos.transports.machines.links import as_bytes
-from synkhronos.transports.machines.naive import NaiveLinks
+from synkhronos.machines.leaders import _FIRST
+from synkhronos.machines.links import as_bytes
+from synkhronos.machines.naive import NaiveLinks
 from synkhronos.world.threads import ThreadLimits
 from synkhronos.world.world import World, enter_world
 

@@ -110,7 +110,7 @@ def test_a_new_run_resumes_from_the_last_checkpoint_bit_for_bit(machines, tmp_pa
     script = FOLDER / "programs" / "saving.py"
     job = begin(machines, script, tmp_path, moment, file=tmp_path / "now", **LAUNCHED)
     [leader, *_] = sorted(
-        pid for pid, line in machines.processes(1).items() if "synkhronos.world.machines" in line
+        pid for pid, line in machines.processes(1).items() if "synkhronos.world.job" in line
     )
     job.send(1, [leader], signal.SIGKILL)
     done = job.wait(60)

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from checks.children import as_rank, begin, die, end, kill, wait_until
 
-from synkhronos.programs import mailbox
-from synkhronos.programs.mailbox import Mailbox
-from synkhronos.programs.messages import Messages
+from synkhronos.services import mailbox
+from synkhronos.services.mailbox import Mailbox
+from synkhronos.services.messages import Messages
 from synkhronos.stores.memory import SharedMemory
 from synkhronos.stores.naive import NaiveCommons
 from synkhronos.stores.shared import SharedMemoryStore

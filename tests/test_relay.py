@@ -10,9 +10,9 @@ from test_engines import NaiveLab
 
 import synkhronos as synk
 from synkhronos._errors import SynkhronosError
-from synkhronos.programs.relay import relay
-from synkhronos.transports.machines.courier import Desk
-from synkhronos.transports.machines.naive import NaiveNetwork
+from synkhronos.machines.relay import relay
+from synkhronos.machines.courier import Desk
+from synkhronos.machines.naive import NaiveNetwork
 from synkhronos.transports.naive import NaiveTransport
 from synkhronos.world.threads import ThreadLimits
 from synkhronos.world.world import World, enter_world, world_exists

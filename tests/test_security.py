@@ -423,22 +423,22 @@ FORBIDDEN = {"eval", "exec", "compile", "os.system", "os.popen", "tempfile.mktem
 #: what another leader sent by MPI. The benchmarks read what they wrote to their own folder or to such
 #: memory.
 UNPICKLING = {"benchmarks/center.py", "benchmarks/replicate.py",
-              "synkhronos/comms/linked.py", "synkhronos/comms/machines.py",
+              "synkhronos/comms/linked.py", "synkhronos/machines/communicator.py",
               "synkhronos/comms/naive.py", "synkhronos/comms/nccl.py",
               "synkhronos/comms/shm.py", "synkhronos/comms/wires.py",
               "synkhronos/engines/naive.py", "synkhronos/engines/theano_engine.py",
               "synkhronos/engines/theano_modules.py", "synkhronos/functions/peers.py",
-              "synkhronos/programs/controller.py", "synkhronos/programs/meeting.py",
-              "synkhronos/programs/messages.py", "synkhronos/programs/relay/post.py",
-              "synkhronos/programs/relay/visitors.py",
-              "synkhronos/programs/remote_stripes.py", "synkhronos/programs/spmd.py",
-              "synkhronos/stores/commons.py", "synkhronos/transports/machines/courier.py",
-              "synkhronos/transports/machines/leaders.py",
-              "synkhronos/transports/machines/meetings.py",
-              "synkhronos/transports/machines/naive.py",
-              "synkhronos/transports/machines/orders.py",
-              "synkhronos/transports/machines/transport.py", "synkhronos/world/here.py",
-              "synkhronos/world/machines.py", "synkhronos/world/replies.py"}  # fmt: skip
+              "synkhronos/services/controller.py", "synkhronos/programs/meeting.py",
+              "synkhronos/services/messages.py", "synkhronos/machines/relay/post.py",
+              "synkhronos/machines/relay/visitors.py",
+              "synkhronos/machines/relay/remote_stripes.py", "synkhronos/programs/spmd.py",
+              "synkhronos/stores/commons.py", "synkhronos/machines/courier.py",
+              "synkhronos/machines/leaders.py",
+              "synkhronos/machines/meetings.py",
+              "synkhronos/machines/naive.py",
+              "synkhronos/machines/delivery.py",
+              "synkhronos/machines/transport.py", "synkhronos/world/here.py",
+              "synkhronos/world/job.py", "synkhronos/world/replies.py"}  # fmt: skip
 CODE = [
     path
     for folder in ("synkhronos", "demos", "tools", "benchmarks")

@@ -7,9 +7,9 @@ import pytest
 from namespaces import OPENMPI_5, Machines, why_no_openmpi_5
 from processes import FOLDER
 
-from synkhronos.transports.machines.leaders import FLAG, Leaders
-from synkhronos.transports.machines.links import LostError
-from synkhronos.transports.machines.naive import NaiveNetwork
+from synkhronos.machines.leaders import FLAG, Leaders
+from synkhronos.machines.links import LostError
+from synkhronos.machines.naive import NaiveNetwork
 
 needs_ulfm = pytest.mark.skipif(bool(why_no_openmpi_5()), reason=why_no_openmpi_5())
 SLOW = pytest.mark.slow

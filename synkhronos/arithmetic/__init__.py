@@ -1,7 +1,7 @@
 """Arithmetic on row numbers, values and states of random generators.
 
 ``partition`` determines the rows of each rank, ``minibatches`` the rows of a rank in each step, and
-``machines`` the ranks of each machine. ``buckets`` divides a vector into parts that are reduced one
+``rank_ranges`` the ranks of each machine. ``buckets`` divides a vector into parts that are reduced one
 after another. ``operations`` defines the reductions, of which ``averages`` computes the averages.
 ``conversion`` converts the user's values to arrays, ``integers`` checks whole numbers, ``comparison``
 compares arrays, ``streams`` advances random generators, and ``clocks`` converts times of another

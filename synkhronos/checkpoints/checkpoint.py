@@ -12,7 +12,7 @@ from synkhronos.checkpoints import archive, feedback, manifest
 from synkhronos.checkpoints.manifest import Entry, Manifest
 from synkhronos.functions.agreement import agreement_of
 from synkhronos.functions.replicate import replicate
-from synkhronos.stores.needs import Need
+from synkhronos.stores.required_rows import Need
 from synkhronos.world.entry import in_turn
 from synkhronos.world.here import Command
 from synkhronos.world.world import current_world

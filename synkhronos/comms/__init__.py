@@ -1,14 +1,12 @@
 """Communicators: collectives on arrays, called by all ranks inside one command.
 
 ``base`` is the interface; ``naive`` is its specification. ``shm`` works in shared memory, ``nccl`` on
-GPUs, ``linked`` by messages, and ``alone`` for a single rank. ``machines`` combines a communicator
-inside each machine with one between machines; ``staged`` copies the arrays of a device to shared memory
-and back.
+GPUs, ``linked`` by messages, and ``alone`` for a single rank. ``staged`` copies the arrays of a device
+to shared memory and back.
 
 ``formats`` are the formats in which arrays are sent between machines, and ``wires`` all-reduces in them:
 in ``coded`` numbers, the largest numbers (``sparse``), or factors of matrices (``low_rank``).
-``buckets`` reduces a vector part by part while the ranks compute. ``kept`` is the state that leaders
-keep between reductions, as vectors that can be stored.
+``wire_state`` is what leaders keep between reductions, as vectors that can be stored.
 
 May import: ``arithmetic``.
 """

@@ -15,7 +15,7 @@ import numpy as np
 from synkhronos._text import listed
 from synkhronos._typing import SharedVariable
 from synkhronos.arithmetic.comparison import digest, sample
-from synkhronos.stores.needs import Need
+from synkhronos.stores.required_rows import Need
 from synkhronos.world.here import Command, Here
 from synkhronos.world.world import World
 

@@ -21,7 +21,7 @@ from synkhronos.functions.agreement import (
     ranks_that_differ,
 )
 from synkhronos.functions.analysis import sources, uses
-from synkhronos.stores.needs import Need
+from synkhronos.stores.required_rows import Need
 from synkhronos.world.here import Command, Here
 from synkhronos.world.world import World
 

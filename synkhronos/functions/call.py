@@ -21,7 +21,7 @@ from synkhronos.functions.replica import Replica
 from synkhronos.functions.slices import Slices, distinct
 from synkhronos.functions.split import NO_LIMIT, Most, Split
 from synkhronos.stores.handle import Composite, Handle
-from synkhronos.stores.needs import Need
+from synkhronos.stores.required_rows import Need
 from synkhronos.world.here import Command, Here
 
 

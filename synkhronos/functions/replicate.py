@@ -21,7 +21,7 @@ from synkhronos.host.handlers import pass_on
 from synkhronos.host.log import logger
 from synkhronos.host.progress import Progress
 from synkhronos.stores.handle import Handle
-from synkhronos.stores.needs import Need
+from synkhronos.stores.required_rows import Need
 from synkhronos.world import generators
 from synkhronos.world.entry import in_turn
 from synkhronos.world.here import Command

@@ -18,7 +18,7 @@ from synkhronos.arithmetic.comparison import (
 from synkhronos.arithmetic.partition import select
 from synkhronos.functions.copies import without_effects
 from synkhronos.stores.handle import Handle
-from synkhronos.stores.needs import Need
+from synkhronos.stores.required_rows import Need
 from synkhronos.world.here import Command, Here
 
 #: The difference of arrays of different shapes.

@@ -26,7 +26,6 @@ from synkhronos.host import (
     preparation,
 )
 from synkhronos.host.doctor_gpus import check_cuda, check_gpus, check_nccl
-from synkhronos.host.doctor_mpi import check_mpi
 from synkhronos.host.machine import affinity, cores, cpu_quota, memory_room
 from synkhronos.host.ownership import outsider
 from synkhronos.host.probe import (
@@ -293,5 +292,4 @@ CHECKS = (
     check_cuda,
     check_gpus,
     check_nccl,
-    check_mpi,
 )

@@ -11,16 +11,18 @@ from __future__ import annotations
 import contextlib
 import math
 import numbers
-from typing import Any, Callable
+from typing import TYPE_CHECKING, Any, Callable
 
 import numpy as np
 
 from synkhronos._typing import SharedVariable, SharedVariables, Values
 from synkhronos.engines.base import Engine
 from synkhronos.programs.layout import Layout
-from synkhronos.programs.remote_stripes import RemoteStripes
-from synkhronos.programs.stripes import Stripes
+from synkhronos.services.stripes import Stripes
 from synkhronos.world.turn import takes_turn
+
+if TYPE_CHECKING:  # for several machines only
+    from synkhronos.machines.relay.remote_stripes import RemoteStripes
 
 
 class Center:

@@ -18,13 +18,12 @@ from synkhronos.functions.function import Function
 from synkhronos.programs import own_call
 from synkhronos.programs.center import Center
 from synkhronos.programs.collectives import Collectives
-from synkhronos.programs.controller import Line
-from synkhronos.programs.messages import Messages
-from synkhronos.programs.numbers import CLOCKS, ENDED, RESTARTS
-from synkhronos.programs.remote_stripes import Counter, RemoteStripes
-from synkhronos.programs.reports import Reports
 from synkhronos.programs.stopping import ASKED
-from synkhronos.programs.stripes import Stripes
+from synkhronos.services.controller import Line
+from synkhronos.services.messages import Messages
+from synkhronos.services.rank_numbers import CLOCKS, ENDED, RESTARTS
+from synkhronos.services.reports import Reports
+from synkhronos.services.stripes import Stripes
 from synkhronos.stores.commons import Commons
 from synkhronos.world.here import Here
 from synkhronos.world.turn import takes_turn
@@ -285,6 +284,8 @@ class Rank(Collectives):
             if here.transport.is_home:
                 open_stripes = functools.partial(Stripes, commons)
             else:
+                from synkhronos.machines.relay.remote_stripes import Counter, RemoteStripes
+
                 counter = Counter(commons, self.rank)
                 open_stripes = functools.partial(RemoteStripes, counter, self.restarts)
             made = Center(open_stripes, here.engine, given, key, self._pause, self._enter, self.turn)

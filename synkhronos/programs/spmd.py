@@ -12,14 +12,13 @@ from synkhronos.functions.agreement import agreement_of
 from synkhronos.functions.replicate import replicate
 from synkhronos.host.handlers import pass_on
 from synkhronos.programs import sending
-from synkhronos.programs.controller import Answer, Controller
-from synkhronos.programs.numbers import ENDED
 from synkhronos.programs.rank import NO_COMMONS, Rank
-from synkhronos.programs.relay.relay import Relay
 from synkhronos.programs.stopping import INTERRUPTED, Stop, StopProgram
+from synkhronos.services.controller import Answer, Controller
+from synkhronos.services.rank_numbers import ENDED
 from synkhronos.stores.commons import Commons, nap
 from synkhronos.stores.handle import Handle
-from synkhronos.stores.needs import Need
+from synkhronos.stores.required_rows import Need
 from synkhronos.world import generators
 from synkhronos.world.entry import in_turn
 from synkhronos.world.here import Command, Here
@@ -118,7 +117,7 @@ class Program(Command):
     def _run(self, here, world):
         """Return what the program returns, what it has reported, and whether it was ended."""
         here.transport.in_program = True
-        here.transport.relay(Relay)
+        here.transport.relay()
         if not self.may_meet and not here.is_master:
             here.transport.on_death = Replacing(world, _ended(here.store.commons, here.size))
         program, args, kwargs = self.own or sending.unpack(here, world, self.handle)

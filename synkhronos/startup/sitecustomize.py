@@ -45,7 +45,7 @@ def _end_job():
     """Let the other tasks of an MPI job end, also if the script has not imported the library."""
     import importlib
 
-    importlib.import_module("synkhronos.world.machines").end()
+    importlib.import_module("synkhronos.world.job").end()
 
 
 _leave_path()

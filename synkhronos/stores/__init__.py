@@ -3,10 +3,8 @@
 ``base`` is the interface; ``naive`` is its specification. ``handle`` defines the handles that ranks send
 to each other. ``shared`` keeps arrays in the shared memory of one machine, which ``memory`` allocates
 by ``free_list``; ``ended`` tells it which arrays have been deallocated, and ``changes`` whether a change
-of its lists was left halfway.
-``machines`` sends the arrays that ``needs`` names from one machine to another.
-``files`` maps the files of ``numpy.memmap``. ``commons`` has the arrays and locks that belong to no
-rank; the commons of ``joint`` can also be joined by a process that was not forked.
+of its lists was left halfway. ``files`` maps the files of ``numpy.memmap``. ``commons`` has the arrays
+and locks that belong to no rank. ``required_rows`` says which rows of arrays other ranks need.
 
 May import: ``arithmetic``, ``host``.
 """

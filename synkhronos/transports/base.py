@@ -14,7 +14,7 @@ import numpy as np
 from synkhronos.arithmetic.clocks import Reading
 from synkhronos.comms.base import Communicator
 from synkhronos.stores.base import Store
-from synkhronos.stores.needs import Needs
+from synkhronos.stores.required_rows import Needs
 
 
 class Attendant(ABC):
@@ -268,12 +268,8 @@ class Transport(ABC):
         It runs in a process of its own if the ranks do, and ends with the master at the latest.
         """
 
-    def relay(self, make_work: Callable[[list[range]], object]) -> None:  # noqa: B027
-        """Let machines exchange what is in their commons, until the end of this command.
-
-        ``make_work(machines)`` returns what each courier does, a `Work`, given the ranks of each
-        machine.
-        """
+    def relay(self) -> None:  # noqa: B027
+        """Let machines exchange what is in their commons, until the end of this command."""
 
     def spread(self, flag: np.ndarray) -> None:  # noqa: B027
         """Let all ranks see a number in the commons that any of them raises in this command."""

@@ -20,7 +20,7 @@ from synkhronos.arithmetic.partition import select, share
 from synkhronos.arrays.binding import bound_data
 from synkhronos.arrays.data import Data, as_data
 from synkhronos.functions.agreement import agreement_of
-from synkhronos.stores.needs import Need
+from synkhronos.stores.required_rows import Need
 from synkhronos.variables.naming import (
     as_list,
     check_has_rows,

@@ -4,11 +4,11 @@
 barrier, and gets their results from ``replies``. ``registry`` numbers functions and shared variables.
 ``launch`` starts and closes a world, and ``options`` are what it was told; ``worker`` is the loop of a
 worker, and ``logged`` a world that logs its commands. ``devices`` and ``threads`` assign devices and
-BLAS threads to the ranks. ``machines`` finds the machines of an MPI job and leads the ranks of one;
+BLAS threads to the ranks. ``job`` finds the machines of an MPI job and leads the ranks of one;
 ``placement`` says where the ranks are. ``restart`` replaces the workers, and ``replacement`` replaces
 workers that die in a program. ``turn`` says whose call it is, and ``entry`` is what public functions
 begin with. ``generators`` seeds the generators of Python and NumPy on the workers. ``fuse`` combines
 several calls into one command.
 
-May import: ``arithmetic``, ``host``, ``stores``, ``comms``, ``transports``, ``engines``.
+May import: ``arithmetic``, ``host``, ``stores``, ``comms``, ``transports``, ``machines``, ``engines``.
 """

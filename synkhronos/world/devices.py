@@ -10,6 +10,8 @@ from typing import Sequence
 
 from synkhronos._errors import text_of
 from synkhronos.arithmetic.integers import check_int
+from synkhronos.engines.base import Engine
+from synkhronos.engines.cpu import CpuEngine
 from synkhronos.host import compiler, environment, libraries
 from synkhronos.host.machine import cores
 from synkhronos.transports.limits import check_size
@@ -256,3 +258,17 @@ def log_communicator(reason: str | None) -> None:
     """Log why collectives use shared memory instead of NCCL; no reason means that NCCL is used."""
     if reason is not None:
         _logger.warning("collectives use shared memory, not NCCL: %s", reason)
+
+
+def make_engine(devices: Sequence[str]) -> Engine:
+    """Return the engine for devices, which are of one kind."""
+    kind = kind_of(devices[0])
+    if kind == "cpu":
+        return CpuEngine()
+    if kind in JAX:
+        from synkhronos.engines.pytensor_jax import PyTensorJaxEngine
+
+        return PyTensorJaxEngine()
+    from synkhronos.engines.theano_gpu import TheanoGpuEngine
+
+    return TheanoGpuEngine()

@@ -9,7 +9,7 @@ from typing import Any, Callable, Sequence
 
 from synkhronos._errors import FuseError
 from synkhronos._typing import Finish
-from synkhronos.stores.needs import Need
+from synkhronos.stores.required_rows import Need
 from synkhronos.world.here import Command, Here
 from synkhronos.world.world import World, current_world
 

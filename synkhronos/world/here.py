@@ -24,7 +24,7 @@ from synkhronos.comms.wires import Wire
 from synkhronos.engines.base import Engine
 from synkhronos.host.handlers import suppress
 from synkhronos.stores.handle import Composite, Handle
-from synkhronos.stores.needs import Need
+from synkhronos.stores.required_rows import Need
 from synkhronos.transports.base import Transport
 from synkhronos.world.replies import failure, success
 

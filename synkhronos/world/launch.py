@@ -19,9 +19,14 @@ from synkhronos.host.signals import DeferredSignals
 from synkhronos.transports.base import Transport
 from synkhronos.transports.limits import too_many_files
 from synkhronos.transports.local import LocalTransport
-from synkhronos.world.devices import Bind, choose_devices, kind_of, log_communicator
+from synkhronos.world.devices import (
+    Bind,
+    choose_devices,
+    kind_of,
+    log_communicator,
+    make_engine,
+)
 from synkhronos.world.logged import LoggedWorld
-from synkhronos.world.machines import machines_of_job, make_engine
 from synkhronos.world.options import CHOICES, FAST, MODES, REFUSE, THREADS, WAIT, Options
 from synkhronos.world.placement import by_rank
 from synkhronos.world.threads import ThreadLimits
@@ -193,7 +198,11 @@ def _options(profile_workers, check, verify, threads, pass_fds):
 
 def _place(n_parallel, use_gpu, devices):
     """Return the machines of this process's job, None for a single one, and the devices of each."""
-    machines = machines_of_job()
+    machines = None
+    if job.own_task() is not None:
+        from synkhronos.world.job import machines_of_job
+
+        machines = machines_of_job()
     if machines is not None and len(machines.facts) > 1:
         return machines, machines.place(n_parallel, use_gpu, devices)
     if devices is None:

@@ -10,7 +10,7 @@ from typing import Any, Callable, Iterable, Sequence
 
 from synkhronos._typing import SharedVariable
 from synkhronos.host import heap
-from synkhronos.stores.needs import Need
+from synkhronos.stores.required_rows import Need
 from synkhronos.world.here import Command, Here
 
 

@@ -4,10 +4,10 @@ import threading
 import time
 
 from synkhronos._errors import WorldBrokenError
-from synkhronos.arithmetic.machines import fewer_on_machines, nearest_master, ranks_of_machines
-from synkhronos.transports.machines.leaders import Leaders
-from synkhronos.transports.machines.naive import NaiveCourier, NaiveNetwork
-from synkhronos.transports.machines.transport import NO_COURIER, MachinesTransport
+from synkhronos.arithmetic.rank_ranges import fewer_on_machines, nearest_master, ranks_of_machines
+from synkhronos.machines.leaders import Leaders
+from synkhronos.machines.naive import NaiveCourier, NaiveNetwork
+from synkhronos.machines.transport import NO_COURIER, MachinesTransport
 from synkhronos.transports.naive import NaiveTransport
 
 

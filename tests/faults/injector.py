@@ -23,10 +23,10 @@ from scenarios import EXIT_CODE, PROGRAM, SIGNALS, STEPS
 from synkhronos.functions import call as _call
 from synkhronos.functions import replicate
 from synkhronos.programs.center import Center
-from synkhronos.programs.controller import Line
-from synkhronos.programs.mailbox import Mailbox
-from synkhronos.programs.register import Register
-from synkhronos.programs.stripes import Stripes
+from synkhronos.services.controller import Line
+from synkhronos.services.mailbox import Mailbox
+from synkhronos.services.register import Register
+from synkhronos.services.stripes import Stripes
 from synkhronos.stores.commons import SharedCommons
 from synkhronos.transports import children, local
 from synkhronos.transports.milestones import Milestones

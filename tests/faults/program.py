@@ -10,7 +10,8 @@ import time
 
 import numpy as np
 
-from synkhronos.programs import layout, mailbox
+from synkhronos.programs import layout
+from synkhronos.services import mailbox
 
 ROUNDS = 4
 MOST_MESSAGES = 200  # of a rank, until it dies or ends

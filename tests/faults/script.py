@@ -39,7 +39,7 @@ from scenarios import (
     scenario,
 )
 
-from synkhronos.programs import mailbox
+from synkhronos.services import mailbox
 
 _PR_SET_CHILD_SUBREAPER = 36
 

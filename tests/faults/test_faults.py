@@ -83,7 +83,8 @@ def test_the_seeds_cover_every_kind_of_fault_at_every_place():
 
 
 LIBRARY = """import os
-from synkhronos.programs import mailbox, spmd
+from synkhronos.programs import spmd
+from synkhronos.services import mailbox
 from synkhronos.stores import commons
 from synkhronos.transports import children, liveness, local
 from synkhronos.world import world

@@ -16,11 +16,11 @@ from checks import communicators, links, stores, transports, wires
 from checks.ranks import Ranks
 
 from synkhronos._errors import WorldBrokenError
-from synkhronos.arithmetic.machines import ranks_of_machines
+from synkhronos.arithmetic.rank_ranges import ranks_of_machines
 from synkhronos.transports.local import LocalTransport
-from synkhronos.transports.machines.leaders import Leaders
-from synkhronos.transports.machines.mpi import Tasks, abort
-from synkhronos.transports.machines.transport import MachinesTransport
+from synkhronos.machines.leaders import Leaders
+from synkhronos.machines.mpi import Tasks, abort
+from synkhronos.machines.transport import MachinesTransport
 
 SIZES = [2, 2, 1]
 

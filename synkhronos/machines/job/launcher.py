@@ -1,0 +1,263 @@
+"""``python -m synkhronos launch``: the ``mpirun`` line of a job, and the process that runs it.
+
+OpenMPI's mpirun starts one task per machine, and passes on what the tasks print. It is started in a
+session of its own, so that Ctrl-C reaches only ``launch``: mpirun itself would end the job at once.
+``launch`` passes it on as the signal `INTERRUPT`, for which the script has a handler (``host/job``).
+"""
+
+import contextlib
+import ctypes
+import importlib.util
+import os
+import re
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence
+
+from synkhronos.host import job, supervision
+from synkhronos.machines.job.config import Job, JobError
+
+#: The signal that stands for Ctrl-C between mpirun and the script; mpirun passes on no SIGINT.
+INTERRUPT = signal.Signals[job.INTERRUPT]
+
+# The variables that all machines need, with the value that they have here
+_PASSED = ("PYTHONPATH", "PYTHONHASHSEED", "THEANO_FLAGS", "THEANORC", "PYTENSOR_FLAGS",
+           "OMP_NUM_THREADS")  # fmt: skip
+_PASSED_PREFIXES = ("SYNKHRONOS_", "NCCL_", "OPENBLAS_", "MKL_")
+_OF_A_TASK = (job.TASK, job.LAUNCHED, job.SPARE)
+
+# The variables in which batch systems, or a user, tell mpirun the machines
+_ALLOCATIONS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "PE_HOSTFILE", "LOADL_STEP_ID",
+                "OMPI_MCA_orte_default_hostfile")  # fmt: skip
+
+# With these, the kernel finds within about five seconds that another machine cannot be reached, and
+# mpirun ends the job; the couriers find it earlier, and tell more, but exist only when all machines have
+# met. With OpenMPI's own values, this takes minutes.
+_KEEPALIVE = {"time": 1, "intvl": 1, "probes": 4}
+# When OpenMPI 5.0.11's mpirun has lost a machine, it ends the job and returns 0, but it says this.
+_LOST = b"has lost communication with a remote daemon"
+# With ULFM it returns 0 when a signal has ended the script, and goes on while other tasks do.
+_ENDED = re.compile(supervision.ENDED.format(r"(SIG[A-Z0-9]+)").encode())
+_REMEMBERED = 200  # bytes
+_GRACE = 5.0  # seconds after the end of the script, in which other tasks can end by themselves
+_PR_SET_PDEATHSIG = 1
+_POLL_INTERVAL = 0.5  # seconds between two checks of whether the terminal is ours
+_LAST = 1.0  # seconds for what mpirun has written last
+
+
+class Mpirun(NamedTuple):
+    """OpenMPI's mpirun.
+
+    Attributes
+    ----------
+    path, version : str
+    """
+
+    path: str
+    version: str
+
+    @property
+    def survives_deaths(self) -> bool:
+        """Whether it can continue without tasks that have died; OpenMPI 5 and newer can."""
+        return int(self.version.split(".")[0]) >= 5
+
+
+def find_mpirun(environ: Mapping[str, str] = os.environ) -> Mpirun:
+    """Return the mpirun in ``PATH``.
+
+    Raises
+    ------
+    JobError
+        If there is none, or if it is not OpenMPI's.
+    """
+    install = "install OpenMPI, on Debian with: apt-get install openmpi-bin"
+    path = shutil.which("mpirun", path=environ.get("PATH"))
+    if path is None:
+        raise JobError(f"several machines need mpirun, which is not in PATH; {install}")
+    try:
+        done = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=60)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise JobError(f"{path} does not work: {error}") from None
+    found = re.search(r"\(Open MPI\) (\S+)", done.stdout)
+    if found is None:
+        said = (done.stdout or done.stderr).strip().splitlines() or ["nothing"]
+        raise JobError(f"{path} is not OpenMPI's, but says {said[0]!r}; {install}")
+    return Mpirun(path, found[1])
+
+
+def check_mpi4py() -> None:
+    """Raise a `JobError` if this Python has no mpi4py."""
+    if importlib.util.find_spec("mpi4py") is None:
+        raise JobError(
+            f"several machines need mpi4py, which {sys.executable} does not find; install it on every "
+            f"machine: python -m pip install 'synkhronos[mpi]'"
+        )
+
+
+def check_machines(what: Job, environ: Mapping[str, str] = os.environ) -> None:
+    """Raise a `JobError` if the machines of the job are not specified."""
+    if what.machines == 1 or what.hosts or what.mpi or job.tasks_apart(environ):
+        return
+    if not any(name in environ for name in _ALLOCATIONS):
+        raise JobError(
+            f"-n {what.machines}: name the machines by --hosts, --hostfile or --config, or start the "
+            f"command inside a job of a batch system"
+        )
+
+
+def command(
+    what: Job,
+    program: Sequence[str],
+    mpirun: str = "mpirun",
+    environ: Mapping[str, str] = os.environ,
+    is_script: bool = True,
+    survives_deaths: bool = False,
+) -> List[str]:
+    """Return the ``mpirun`` line of a job.
+
+    Parameters
+    ----------
+    what : Job
+    program : list of str
+        What each machine runs, with its arguments.
+    mpirun : str
+    environ : mapping
+        The environment variables of this process.
+    is_script : bool
+        Whether it is a script. Then it gets Ctrl-C, a courier on each machine, and ranks whose lines
+        begin with the name of their machine.
+    survives_deaths : bool
+        Whether this mpirun can continue, with ULFM, without tasks that have died.
+    """
+    tasks = 2 if is_script else 1  # a rank that leads the machine, and its courier
+    line = [mpirun, *(["--allow-run-as-root"] if os.geteuid() == 0 else []), "--bind-to", "none"]
+    if what.hosts:
+        line += ["--map-by", "seq"]  # in this order; otherwise mpirun puts its own machine first
+    else:
+        apart = job.tasks_apart(environ)
+        line += ["--oversubscribe", *([] if apart else ["--map-by", f"ppr:{tasks}:node"])]
+    for name, value in _KEEPALIVE.items():
+        line += ["--mca", f"oob_tcp_keepalive_{name}", str(value)]
+    line += ["--mca", "ess_base_forward_signals", f"{INTERRUPT.name},SIGUSR1,SIGUSR2"]
+    line += [*(["--with-ft", "ulfm"] if survives_deaths else []), *what.mpi]
+    own = {**what.environment, **({job.LAUNCHED: "1", job.SPARE: "1"} if is_script else {})}
+    options = [one for name in passed(environ) if name not in own for one in ("-x", name)]
+    options += [one for name, value in own.items() for one in ("-x", f"{name}={value}")]
+    if not what.by_host:
+        slots = [host for host in what.hosts for _ in range(tasks)]
+        machines = ["-H", ",".join(slots)] if slots else []
+        return [*line, *options, *machines, "-n", str(tasks * what.machines), *program]
+    for number, host in enumerate(what.hosts):  # mpirun takes variables separately for each part
+        line += [":"] if number else []
+        for name, value in what.by_host.get(host, {}).items():
+            line += ["-x", f"{name}={value}"]
+        slots = ",".join([host] * tasks)
+        line += [*options, "-H", slots, "-n", str(tasks), *program]
+    return line
+
+
+def passed(environ: Mapping[str, str]) -> List[str]:
+    """Return the names of the variables that other machines get from this one."""
+    names = [name for name in environ if name in _PASSED or name.startswith(_PASSED_PREFIXES)]
+    return sorted(name for name in names if name not in _OF_A_TASK)
+
+
+def run(line: Sequence[str], environ: Optional[Dict[str, str]] = None) -> int:
+    """Run an ``mpirun`` line until it ends, and pass signals on to it; return the exit code.
+
+    SIGTERM and SIGHUP end the job. If this process dies, so does the job. The exit code is 1 if mpirun
+    returns 0, but has lost a machine, and with ULFM that of the signal that has ended the script.
+    """
+    signals = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2}
+    signals = {one for one in signals if signal.getsignal(one) != signal.SIG_IGN}
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    terminal = _is_terminal()
+
+    def prepare():
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+    process = subprocess.Popen(
+        line,
+        env=environ,
+        stdin=subprocess.PIPE if terminal else None,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        preexec_fn=prepare,
+    )
+    ended_by = _pass_signals(process, signals)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    if terminal:
+        threading.Thread(target=_pass_terminal, args=(process.stdin,), daemon=True).start()
+    failures: List[int] = []
+    errors = threading.Thread(target=_pass_errors, args=(process, failures), daemon=True)
+    errors.start()
+    code = process.wait()
+    errors.join(_LAST)  # what mpirun has started may live on, and hold the pipe
+    if ended_by:
+        return 128 + ended_by[0]
+    if failures and (code == 0 or failures[0] > 128):
+        return failures[0]
+    return code if code >= 0 else 128 - code
+
+
+def _pass_errors(process, failures):
+    """Write to stderr what mpirun writes there, and list the exit codes of failures that it tells."""
+    known = b""
+    while True:
+        data = os.read(process.stderr.fileno(), 1 << 16)
+        if not data:
+            return
+        known = known[-_REMEMBERED:] + data
+        ended = _ENDED.search(known)
+        if ended and not failures:
+            failures.append(128 + signal.Signals[ended[1].decode()])
+            timer = threading.Timer(_GRACE, process.terminate)
+            timer.daemon = True
+            timer.start()
+        elif _LOST in known:
+            failures.append(1)
+        with contextlib.suppress(OSError):  # nobody reads it
+            while data:
+                data = data[os.write(2, data) :]
+
+
+def _pass_signals(process, signals):
+    """Let the handlers of signals pass them on; return a list for those that end the job."""
+    ended_by: List[int] = []
+
+    def handle(number, frame):
+        if number in (signal.SIGTERM, signal.SIGHUP):
+            ended_by.append(number)
+            process.terminate()
+        else:
+            process.send_signal(INTERRUPT if number == signal.SIGINT else number)
+
+    for one in signals:
+        signal.signal(one, handle)
+    return ended_by
+
+
+def _is_terminal():
+    return sys.stdin is not None and os.isatty(0)
+
+
+def _pass_terminal(pipe):
+    """Write what is typed to a pipe: mpirun reads no terminal of another session."""
+    with pipe:
+        while True:
+            if os.tcgetpgrp(0) != os.getpgrp():
+                time.sleep(_POLL_INTERVAL)  # in the background, where reading would stop this process
+            elif select.select([0], [], [], _POLL_INTERVAL)[0]:
+                typed = os.read(0, 4096)
+                if not typed:
+                    return
+                try:
+                    os.write(pipe.fileno(), typed)
+                except BrokenPipeError:
+                    return

@@ -1,0 +1,327 @@
+"""Messages between leaders by MPI, through mpi4py, which only this module imports.
+
+MPI makes progress only while one of its functions is called, so a leader polls while it waits.
+
+Above a limit, 64 kB over TCP, OpenMPI sends the first bytes of a message, and the rest after the
+receiver has answered. For messages that are a few times as long, several shorter messages are faster, so
+they are sent in pieces. All pieces but the last have the same length; the last is shorter, and may be
+empty.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+import os
+import socket
+import time
+
+from mpi4py import rc
+
+from synkhronos.machines.connections import connections
+from synkhronos.machines.job import ending
+from synkhronos.machines.links import LONGEST, Links, LostError, Receipt, as_bytes
+from synkhronos.machines.neighbours import Neighbour, Neighbours
+
+rc.initialize = rc.finalize = False
+
+from mpi4py import MPI  # noqa: E402
+
+_PIECE = 62 << 10  # bytes
+_MOST_IN_PIECES = 6 * _PIECE
+_CHUNK = LONGEST  # bytes; MPI counts are C ints
+_NAP = 0.02  # seconds
+_LOST = (MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING, MPI.ERR_REVOKED)
+_LEADER, _COURIER, _OTHER = range(3)  # the role of a task on its machine
+_TOGETHER = 1  # a tag: the remaining tasks meet again
+
+
+def initialize() -> None:
+    """Initialize MPI if necessary. It waits until every process of the job does so."""
+    if not MPI.Is_initialized():
+        MPI.Init_thread(MPI.THREAD_SERIALIZED)
+
+
+def abort() -> None:
+    """End all tasks of the job, with exit code 1."""
+    if MPI.Is_initialized():
+        MPI.COMM_WORLD.Abort(1)
+
+
+class MpiLinks(Links):
+    """The messages of a communicator, which must not be used for anything else.
+
+    Parameters
+    ----------
+    comm : mpi4py.MPI.Comm
+    """
+
+    def __init__(self, comm):
+        self._comm = comm
+        self.rank, self.size = comm.rank, comm.size
+        self._numbers = itertools.count()
+        self._sending = {}  # by number: the requests, and the memory
+        self._pieces = {}  # by source and tag: the pieces of the message being received
+        self._pid = os.getpid()
+
+    def lost(self):
+        return failed_in(self._comm)
+
+    def acknowledge(self):
+        self._comm.Ack_failed()
+
+    def _or_lost(self, error):
+        """Return a `LostError` in place of an MPI error that says that tasks have died."""
+        return self.lost_error() if error.Get_error_class() in _LOST else error
+
+    def send(self, to, tag, data):
+        self._forget_sent()
+        view = as_bytes(data)
+        try:
+            requests = [self._comm.Isend([piece, MPI.BYTE], to, tag) for piece in _pieces_of(view)]
+        except MPI.Exception as error:
+            raise self._or_lost(error) from None
+        number = next(self._numbers)
+        if not _are_over(requests):  # a short message is sent at once
+            self._sending[number] = requests, data
+        return number
+
+    def is_sent(self, number):
+        sending = self._sending.get(number)
+        if sending is not None and _are_over(sending[0]):
+            del self._sending[number]
+        return number not in self._sending
+
+    def _forget_sent(self):
+        for number in list(self._sending):
+            self.is_sent(number)
+
+    def receive(self, source, tag):
+        while (received := self._receive_piece(source, tag)) is not None:
+            sender, piece = received
+            pieces = self._pieces.setdefault((sender, tag), [])
+            pieces.append(piece)
+            if len(piece) != _PIECE:
+                del self._pieces[sender, tag]
+                return sender, piece if len(pieces) == 1 else b"".join(pieces)
+        return None
+
+    def _receive_piece(self, source, tag):
+        status = MPI.Status()
+        source = MPI.ANY_SOURCE if source is None else source
+        try:
+            message = self._comm.Improbe(source, tag, status)
+            if message is None:
+                return None
+            data = bytearray(status.Get_count(MPI.BYTE))
+            message.Recv([data, MPI.BYTE], status)
+        except MPI.Exception as error:
+            raise self._or_lost(error) from None
+        return status.Get_source(), data
+
+    def receive_into(self, source, tag, array):
+        view = as_bytes(array)
+        try:
+            requests = [self._comm.Irecv([piece, MPI.BYTE], source, tag) for piece in _pieces_of(view)]
+        except MPI.Exception as error:
+            raise self._or_lost(error) from None
+        return _MpiReceipt(self, requests)
+
+    def discard(self, tag):
+        while self._receive_piece(None, tag) is not None:
+            pass
+        for key in [key for key in self._pieces if key[1] == tag]:
+            del self._pieces[key]
+
+
+def _pieces_of(view):
+    """Return views of the parts of a message, each of which is one MPI message."""
+    step = _PIECE if _PIECE <= view.size <= _MOST_IN_PIECES else _CHUNK
+    count = view.size // step + 1 if step == _PIECE else max(-(-view.size // step), 1)
+    return [view[turn * step : (turn + 1) * step] for turn in range(count)]
+
+
+class _MpiReceipt(Receipt):
+    def __init__(self, links, requests):
+        self._links, self._requests = links, requests
+
+    def is_complete(self):
+        requests = self._requests
+        try:
+            while requests and requests[-1].Test():  # the last piece mostly arrives last
+                requests.pop()
+        except MPI.Exception as error:
+            raise self._links._or_lost(error) from None
+        return not requests
+
+    def cancel(self):
+        # MPI matches a piece that arrives meanwhile to the first remaining request, its own one.
+        for request in reversed(self._requests):
+            if request != MPI.REQUEST_NULL and not _are_over([request]):
+                request.Cancel()
+                request.Wait()
+
+
+def _are_over(requests):
+    """Whether none of these requests uses its memory any more. Some may have failed."""
+    try:
+        return all([request.Test() for request in requests])
+    except MPI.Exception as error:
+        if error.Get_error_class() not in _LOST:
+            raise
+    return all([request == MPI.REQUEST_NULL for request in requests])
+
+
+def failed_in(comm):
+    """Return the ranks in a communicator that are known to have died."""
+    failed = comm.Get_failed()
+    return MPI.Group.Translate_ranks(failed, range(failed.size), comm.group) if failed.size else ()
+
+
+def _neighbours(tasks, couriers, leader):
+    """In each courier: return the watch over the machines before and after its own in a ring.
+
+    The leaders take part. `tasks` are the leader and the courier of each machine, one after the other.
+    """
+    machine, role = divmod(tasks.rank, 2)
+    next_to = {(machine + step) % (tasks.size // 2) for step in (-1, 1)} - {machine}
+    roles = (_LEADER, _COURIER) if role == _COURIER else (_COURIER,)
+    others = [2 * one + other for one in sorted(next_to) for other in roles]
+    _exchange(tasks, others, None)  # MPI connects two tasks when one sends something
+    own = Neighbour(machine, role == _COURIER, socket.gethostname(), list(connections()))
+    known = _exchange(tasks, others, own)
+    if role == _LEADER:
+        return None
+    return Neighbours(own, known, leader, MpiLinks(couriers.Dup()), lambda: _end_job(leader))
+
+
+def _exchange(comm, others, item):
+    """Return the items of other tasks, which get this task's one."""
+    requests = [comm.isend(item, other) for other in others]
+    items = [comm.recv(source=other) for other in others]
+    MPI.Request.waitall(requests)
+    return items
+
+
+def _end_job(leader):
+    """End the job where machines do not answer; `abort` would wait for them."""
+    starter = ending.find_starter()
+    if starter is None:
+        abort()
+    else:
+        ending.end_job(starter, [leader, os.getpid()])
+
+
+class Tasks:
+    """The tasks of an MPI job and their machines. The first task of each machine leads it.
+
+    Parameters
+    ----------
+    apart : int
+        If not 0, this many consecutive tasks count as a machine.
+
+    Attributes
+    ----------
+    links : MpiLinks or None
+        The links between leaders, if this task leads a machine.
+    here : MpiLinks or None
+        The links between the tasks of this machine, for the leader and the courier, which are its
+        first two tasks. None unless each machine has a courier.
+    couriers : MpiLinks or None
+        The links between the couriers of all machines, if this task is one of them.
+    neighbours : Neighbours or None
+        The machines next to this one, if this task is a courier.
+    tasks_here : int
+        The number of tasks on this machine.
+    cores : set of int
+        The cores of all tasks on this machine: mpirun and srun bind each task to some.
+    """
+
+    def __init__(self, apart):
+        initialize()
+        self._world = world = MPI.COMM_WORLD
+        if apart:
+            here = world.Split(world.rank // apart)
+        else:
+            here = world.Split_type(MPI.COMM_TYPE_SHARED)
+        self._machine = here.allreduce(world.rank, MPI.MIN)
+        self._role = min(here.rank, _OTHER)
+        self._connect()
+
+    def _connect(self):
+        world, role = self._world, self._role
+        here = world.Split(self._machine)
+        roles, pids = zip(*here.allgather((role, os.getpid())))
+        self.tasks_here = here.size
+        self.cores = set().union(*here.allgather(os.sched_getaffinity(0)))
+        leaders = world.Split(0 if role == _LEADER else MPI.UNDEFINED)
+        couriers = world.Split(0 if role == _COURIER else MPI.UNDEFINED)
+        have_couriers = world.allreduce(roles[:2] == (_LEADER, _COURIER), MPI.LAND)
+        takes_part = have_couriers and role in (_LEADER, _COURIER)
+        self._here = MpiLinks(here)
+        self._here.names = [f"task {one} of {socket.gethostname()}" for one in range(here.size)]
+        self.links = MpiLinks(leaders) if role == _LEADER else None
+        self.here = self._here if takes_part else None
+        self.couriers = MpiLinks(couriers) if have_couriers and role == _COURIER else None
+        tasks = world.Split(0 if takes_part else MPI.UNDEFINED, 2 * self._machine + role)
+        self.neighbours = _neighbours(tasks, couriers, pids[_LEADER]) if takes_part else None
+        self._end = world.Dup()
+
+    def finish(self, limit=math.inf):
+        """Wait until every task calls this method, without using a core; then finalize MPI.
+
+        Return False if they have not after `limit` seconds.
+
+        Raises
+        ------
+        LostError
+            If tasks have died.
+        """
+        self._check_all_live()
+        request, until = self._end.Ibarrier(), time.monotonic() + limit
+        while not _are_over([request]):
+            if time.monotonic() > until:
+                return False
+            time.sleep(_NAP)
+            self._check_all_live()  # the request need not know of deaths
+        if self._world == MPI.COMM_WORLD:  # otherwise some have died, and it might wait for them
+            MPI.Finalize()
+        return True
+
+    def _check_all_live(self):
+        if self.have_died():
+            raise LostError(["another task"])
+
+    # After tasks have died, with ULFM
+
+    def have_died(self):
+        """Whether tasks of the job are known to have died since the others met."""
+        return bool(failed_in(self._world))
+
+    def has_script_died(self):
+        """Whether the first task of the job, which runs the script, is known to have died."""
+        return 0 in failed_in(self._world)
+
+    def call_together(self):
+        """Leader: let the other tasks of this machine leave `wait_for_leader`."""
+        for task in range(1, self.tasks_here):
+            with contextlib.suppress(LostError):
+                self._here.send(task, _TOGETHER, b"")
+
+    def wait_for_leader(self):
+        """Wait until the leader of this machine calls. Raise `LostError` if it has died."""
+        while self._here.receive(0, _TOGETHER) is None:
+            time.sleep(_NAP)
+
+    def meet_again(self):
+        """Continue with the remaining tasks. All of them must call this method; it waits for them."""
+        is_connected = False
+        while not is_connected:
+            self._world = self._world.Shrink()
+            try:
+                self._connect()
+                is_connected = True
+            except MPI.Exception:  # another task has died
+                self._world.Revoke()
+            is_connected = bool(self._world.Agree(is_connected))

@@ -1,0 +1,289 @@
+"""The machines next to this one, which its courier watches: whether they answer, and whether they live.
+
+A courier does not compute, so it sees what a leader in a long call cannot. The couriers form a ring, so
+each machine is watched by two others, however many there are. What is watched are the connections that
+MPI has opened to the leader and the courier of the other machine. The kernels of both machines see to it
+that something travels on them every second, and close them when the processes end. A courier says
+goodbye when the script has ended, or when mpirun begins to end the job. So a courier whose connection is
+closed without a goodbye has died.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import signal
+import time
+from typing import Any, Callable, Collection, Mapping, NamedTuple, Sequence
+
+import numpy as np
+
+from synkhronos.host.signal_thread import SignalThread
+from synkhronos.machines.connections import Addresses, connections, enable_keepalive, seconds_silent
+from synkhronos.machines.links import Links, LostError
+from synkhronos.transports.liveness import has_ended
+
+LIMIT = 3.0  # seconds of silence for which a machine counts as lost
+_SUSPECT = 2.0  # the same, if mpirun ends the job
+_CHECK_INTERVAL = 0.25  # seconds
+# Seconds from SIGCONT until a machine whose processes have died has closed its connections: MPI ends a
+# process that sends to it before. The other processes of a courier that died alone live for a second
+# longer: then they get SIGTERM.
+_DYING = 0.5
+_STUCK = 0.75  # seconds from SIGCONT until a courier that is not in a call of MPI has looked
+_ENDED = 2.0  # seconds from SIGCONT until mpirun has certainly ended the processes of a machine
+_ARRIVING = 0.1  # seconds within which MPI has read what arrived before a connection was closed
+_NAP = 0.01  # seconds
+_GOODBYE = 0  # a tag; its messages are one byte: 1 if the courier leaves, 0 if it stays after all
+
+
+class Neighbour(NamedTuple):
+    """What a leader or a courier tells the couriers of the machines next to its own.
+
+    Attributes
+    ----------
+    machine : int
+    is_courier : bool
+    host : str
+    connections : collection of Addresses
+        Of its process.
+    """
+
+    machine: int
+    is_courier: bool
+    host: str
+    connections: Collection[Addresses]
+
+
+class Neighbours:
+    """The watch over the machines next to this one.
+
+    Parameters
+    ----------
+    own : Neighbour
+        This courier.
+    others : sequence of Neighbour
+        The leaders and couriers of the machines next to this one.
+    leader : int
+        The process id of this machine's leader.
+    links : Links
+        The links between the couriers, which nothing else uses.
+    end : callable
+        Ends the job.
+
+    Attributes
+    ----------
+    names : mapping or list
+        What messages to users call the machines, by their numbers.
+    """
+
+    def __init__(
+        self,
+        own: Neighbour,
+        others: Sequence[Neighbour],
+        leader: int,
+        links: Links,
+        end: Callable[[], None],
+    ) -> None:
+        self.names: Mapping[int, str] | Sequence[str] = {
+            one.machine: f"machine {one.host}" for one in (own, *others)
+        }
+        self._machine, self._leader, self._links, self._end = own.machine, leader, links, end
+        self._watched = _between(own, others)
+        for one in self._watched:
+            enable_keepalive(one.descriptor)
+        self._goodbyes = {
+            one.machine: _Goodbye(links, one.machine) for one in self._watched if one.is_courier
+        }
+        self._next, self._continued = time.monotonic(), -math.inf  # the time of SIGCONT
+        self._looked = -math.inf  # when it last looked for dead couriers
+        self._is_ending = self._has_reported = self._is_leaving = False
+        self._handlers: dict[int, Any] = {}  # of signals, as they were before
+        self._thread: SignalThread | None = None
+
+    def check(self) -> None:
+        """Report a lost machine, and end the job. It may be called at any time, and often."""
+        now = time.monotonic()
+        if now < self._next or self._has_reported:
+            return
+        self._next = now + _CHECK_INTERVAL
+        silent = self._silent(LIMIT)
+        if silent:
+            self._report(silent)
+            self._end()
+        elif self._is_ending:
+            self._is_ending = False
+            self._report(self._dead())
+            self.say_goodbye()  # now, because SIGKILL can come milliseconds after SIGTERM
+        elif self._is_leaving and now > self._continued + _ENDED:
+            self._announce(leaves=False)  # a user had stopped this process
+
+    def report_when_ended(self) -> None:
+        """Report what is lost if mpirun ends the job: it sends SIGCONT a moment before SIGTERM."""
+        for number, handler in (signal.SIGCONT, self._begin_to_end), (signal.SIGTERM, self._be_ended):
+            self._handlers[number] = signal.signal(number, handler)
+        self._thread = SignalThread(signal.SIGCONT, _STUCK, self._report_if_stuck)
+
+    def say_goodbye(self) -> None:
+        """Let the couriers next to this one know that it will not have died when it is gone."""
+        if not self._is_leaving:
+            self._announce(leaves=True)
+
+    def stop(self) -> None:
+        """Report nothing any more: the job comes to its end."""
+        self._has_reported = self._is_leaving = True
+        if self._thread is not None:
+            self._thread.close()
+            self._thread = None
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+        for goodbye in self._goodbyes.values():
+            goodbye.cancel()
+
+    def report(self) -> None:
+        """Write a line for each machine that is lost, once."""
+        causes = self._silent(_SUSPECT)
+        if has_ended(self._leader):
+            causes[self._machine] = "its first process has died"
+        self._report(causes)
+
+    def _announce(self, leaves):
+        self._is_leaving = leaves
+        for machine in self._goodbyes:
+            if not all(self._are_closed(machine, of_courier=True)):
+                with contextlib.suppress(LostError):
+                    self._links.send(machine, _GOODBYE, bytes([leaves]))
+
+    def _begin_to_end(self, number, frame):
+        self.report()
+        self._continued = time.monotonic()
+        self._is_ending, self._next = True, self._continued + _DYING
+
+    def _be_ended(self, number, frame):
+        self._report(self._dead())
+        self.say_goodbye()
+        signal.signal(number, self._handlers[number])
+        os.kill(os.getpid(), number)
+
+    def _report_if_stuck(self):
+        """In a thread: report dead couriers if MPI does not return, so that nothing else can."""
+        # When a connection is reset, OpenMPI 4.1 tells mpirun, and waits until it is ended.
+        if self._looked < time.monotonic() - _STUCK:
+            closed = [
+                one
+                for one, goodbye in self._goodbyes.items()
+                if all(self._are_closed(one, of_courier=True)) and not goodbye.has_arrived
+            ]
+            self._write(self._causes(closed))
+
+    def _report(self, causes):
+        if causes and not self._has_reported:
+            self._write(causes)
+            self.say_goodbye()  # however this process ends now
+
+    def _write(self, causes):
+        """Write a line for each lost machine, once."""
+        if self._has_reported or not causes:
+            return
+        self._has_reported = True
+        lines = [f"{self.names[machine]} was lost: {cause}\n" for machine, cause in causes.items()]
+        with contextlib.suppress(OSError):  # nobody reads it
+            os.write(2, "".join(lines).encode())
+
+    def _silent(self, limit):
+        """Return causes for the machines that have been silent for longer."""
+        found: dict[int, float] = {}
+        for one in self._watched:
+            seconds = seconds_silent(one.descriptor, one.addresses)
+            if limit < seconds < math.inf:
+                found[one.machine] = max(seconds, found.get(one.machine, 0))
+        return {
+            machine: f"it has not answered for {seconds:.0f} seconds, so it has no power, or the "
+            f"network to it is interrupted"
+            for machine, seconds in found.items()
+        }
+
+    def _dead(self):
+        """Return causes for the machines whose couriers have died."""
+        until = time.monotonic() + _ARRIVING
+        while (dead := [one for one in self._goodbyes if self._is_dead(one)]) and (
+            time.monotonic() < until
+        ):
+            time.sleep(_NAP)
+        self._looked = time.monotonic()
+        return self._causes(dead)
+
+    def _causes(self, dead):
+        return {
+            machine: "all its connections were closed, so its processes have died"
+            if all(self._are_closed(machine))
+            else "its second process has died"
+            for machine in dead
+        }
+
+    def _is_dead(self, machine):
+        """Whether a courier has closed its connections without a goodbye that has arrived by now."""
+        if not all(self._are_closed(machine, of_courier=True)):
+            return False
+        try:
+            return not self._goodbyes[machine].was_said()
+        except LostError:  # with ULFM, the job goes on without this courier
+            return all(self._are_closed(machine))
+
+    def _are_closed(self, machine, of_courier=False):
+        return [
+            seconds_silent(one.descriptor, one.addresses) == math.inf
+            for one in self._watched
+            if one.machine == machine and (one.is_courier or not of_courier)
+        ]
+
+
+class _Goodbye:
+    """What the courier of another machine has said last: that it leaves, or that it stays after all.
+
+    Attributes
+    ----------
+    has_arrived : bool
+        What `was_said` returned last.
+    """
+
+    def __init__(self, links, machine):
+        self._links, self._machine = links, machine
+        self._message = np.zeros(1, np.uint8)
+        self.has_arrived, self._receipt = False, self._receive()
+
+    def _receive(self):
+        return self._links.receive_into(self._machine, _GOODBYE, self._message)
+
+    def was_said(self):
+        """Whether the last message that has arrived says so. Raise `LostError` if none can arrive."""
+        while self._receipt is not None and self._receipt.is_complete():
+            self.has_arrived, self._receipt = bool(self._message[0]), None
+            with contextlib.suppress(LostError):  # with ULFM, after the courier is gone
+                self._receipt = self._receive()
+        return self.has_arrived
+
+    def cancel(self):
+        if self._receipt is not None:
+            self._receipt.cancel()
+
+
+class _Connection(NamedTuple):
+    """A connection of this process to a leader or a courier of another machine."""
+
+    machine: int
+    is_courier: bool
+    addresses: Addresses
+    descriptor: int
+
+
+def _between(own, others):
+    """Return the connections between this process and others."""
+    descriptors = connections()
+    return [
+        _Connection(other.machine, other.is_courier, (here, there), descriptors[here, there])
+        for other in others
+        for there, here in other.connections
+        if (here, there) in descriptors and (here, there) in own.connections
+    ]

@@ -1,0 +1,231 @@
+"""A controller: a process without a rank, which answers the questions of the ranks in order.
+
+Each rank has a register for its question, and one for the answer. They need no locks, unlike mailboxes,
+to which all ranks write. This matters because a rank asks after it has computed, when none of this code
+is in its caches, so that each line takes several times as long as usual. The controller holds one lock
+as long as it lives, so that every rank can tell when it has died.
+"""
+
+from __future__ import annotations
+
+import pickle
+import time
+import traceback
+from typing import Any, Callable
+
+import cloudpickle
+import numpy as np
+
+from synkhronos._errors import SynkhronosError
+from synkhronos.host.handlers import pass_on
+from synkhronos.host.signals import DeferredSignals
+from synkhronos.services.register import Register
+from synkhronos.services.wakeups import find_bells
+from synkhronos.stores.commons import Commons, Lock
+from synkhronos.transports.base import Attendant, Transport
+from synkhronos.transports.semaphore import Semaphore
+
+_NAME = "controller"
+_AWAKE = 0.2  # seconds between two checks of a rank that waits
+_LONGEST = 60.0  # seconds of one wait of the controller, which is woken at the end of a program
+_NAP = 1e-3
+_GRACE = 1.0  # seconds for the controller to end by itself
+_STATES = READY, ENDING = 1, 2
+
+Answer = Callable[[Any, int, Any], Any]
+
+
+class Controller:
+    """The master's handle to the process that answers.
+
+    Parameters
+    ----------
+    transport : Transport
+    answer : callable
+        ``answer(request, rank, info)`` returns what the rank gets.
+    """
+
+    def __init__(self, transport: Transport, answer: Answer) -> None:
+        self._transport, self._answer = transport, answer
+        self._state = state_of(transport.store.commons)
+        self._attendant: Attendant | None = None
+        self._bell = bells_of(transport.store.commons, transport.size)[-1]
+
+    def start(self) -> None:
+        """Start the process, and wait until the ranks can see whether it is alive.
+
+        Raises
+        ------
+        SynkhronosError
+            If it has ended, or is stopped for longer than the time limit.
+        """
+        commons, size, answer = self._transport.store.commons, self._transport.size, self._answer
+        self._state[0] = 0
+        with DeferredSignals():  # `end` must know the process
+            self._attendant = self._transport.attend(_NAME, lambda: _serve(commons, size, answer))
+        limit, began = self._transport.timeout, time.monotonic()
+        while not self._state[0]:
+            if not self._attendant.is_alive():
+                raise SynkhronosError("spmd: the process of the controller has ended before the program")
+            if limit is not None and time.monotonic() - began > limit:
+                raise SynkhronosError(
+                    f"spmd: the process of the controller did not start within fork(timeout={limit}) "
+                    f"seconds"
+                )
+            time.sleep(_NAP)
+
+    def end(self) -> None:
+        """End the process."""
+        self._state[0] = ENDING
+        self._bell.post()
+        if self._attendant is not None:
+            self._attendant.end(_GRACE)
+
+
+def state_of(commons: Commons) -> np.ndarray:
+    """Return one number, which becomes `READY` when the controller has started."""
+    return commons.array("controller state", (1,), "int64")
+
+
+def bells_of(commons: Commons, size: int) -> list[Semaphore]:
+    """Return a semaphore for each rank, which is posted with each answer, and one for the controller."""
+    return find_bells(commons, "controller", size + 1)
+
+
+def registers_of(commons: Commons, rank: int) -> tuple[Register, Register]:
+    """Return the registers for the questions of a rank, and for the answers."""
+    return Register(commons, f"question of rank {rank}"), Register(commons, f"answer to rank {rank}")
+
+
+def is_alive_lock(commons: Commons) -> Lock:
+    """Return the lock that the controller holds while it lives."""
+    return commons.locks("controller is alive", 1)[0]
+
+
+def _serve(commons: Commons, size: int, answer: Answer) -> None:
+    """Answer questions until the program ends."""
+    state = state_of(commons)
+    alive = is_alive_lock(commons)
+    alive.try_acquire()
+    *bells, own_bell = bells_of(commons, size)
+    registers = [registers_of(commons, rank) for rank in range(size)]
+    latest = [0] * size  # the numbers of the questions that were answered
+    if not state[0]:
+        state[0] = READY
+    while state[0] != ENDING:
+        own_bell.drain()
+        found = _oldest(registers, latest)
+        if found is None:
+            own_bell.wait(_LONGEST)
+            continue
+        rank, number, question = found
+        latest[rank] = number
+        _reply(registers[rank][1], number, _answered(answer, rank, question))
+        bells[rank].post()
+    alive.release()
+
+
+def _oldest(registers, latest):
+    """Return the rank, the number and the bytes of the oldest question; None if there is none."""
+    waiting = []
+    for rank, (question, _) in enumerate(registers):
+        number, moment = question.label()
+        if number != latest[rank]:
+            waiting.append((moment, rank))
+    for _, rank in sorted(waiting):
+        complete = registers[rank][0].read()
+        if complete is not None:  # otherwise it is still being written, and the bell will ring
+            return (rank, *complete)
+    return None
+
+
+def _answered(answer, rank, question):
+    """Return a pickle of ``(answer, None)``, or of ``(None, traceback)`` if it raised one."""
+    try:
+        request, info = pickle.loads(question)
+        return _dumps((answer(request, rank, info), None))
+    except Exception:
+        return _dumps((None, traceback.format_exc()))
+
+
+def _reply(register, number, reply):
+    try:
+        register.write(number, reply)
+    except MemoryError:
+        register.write(number, _dumps((None, traceback.format_exc())))
+
+
+def _dumps(value):
+    """Return a pickle. Cloudpickle takes six times as long, so it is used only if necessary.
+
+    Cloudpickle includes the script's own definitions, which may be newer than the other process.
+    """
+    try:
+        data = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
+        is_plain = b"__main__" not in data and not cloudpickle.list_registry_pickle_by_value()
+    except Exception as error:  # any exception that a class of the script raises
+        pass_on(error)
+        is_plain = False
+    return data if is_plain else cloudpickle.dumps(value)
+
+
+class Line:
+    """A rank's connection to the controller.
+
+    Parameters
+    ----------
+    commons : Commons
+    rank, size : int
+    pause : callable
+        ``pause(seconds)`` is called while it waits; it raises if the program has to end.
+    """
+
+    def __init__(self, commons: Commons, rank: int, size: int, pause: Callable[[float], None]) -> None:
+        self._question, self._answer = registers_of(commons, rank)
+        bells = bells_of(commons, size)
+        self._bell, self._controllers_bell = bells[rank], bells[-1]
+        self._state, self._alive, self._pause = state_of(commons), is_alive_lock(commons), pause
+
+    def ask(self, request: Any, info: Any) -> Any:
+        """Return the controller's answer.
+
+        Raises
+        ------
+        TypeError
+            If the question cannot be pickled.
+        SynkhronosError
+            If the controller raised an exception, or has died.
+        """
+        try:
+            question = _dumps((request, info))
+        except MemoryError:
+            raise
+        except Exception as error:
+            pass_on(error)
+            raise TypeError(
+                f"rank.ask: the request or the info cannot be pickled: {error}; ask with numbers, text, "
+                f"arrays, or lists and dictionaries of these"
+            ) from error
+        number = self._question.label()[0] + 1  # continue after the numbers of a dead predecessor
+        self._bell.drain()
+        self._question.write(number, question)
+        self._controllers_bell.post()
+        while True:
+            is_there = self._answer.label()[0] == number  # and not the previous answer
+            answer = self._answer.read() if is_there else None
+            if answer is None:
+                self._wait()
+                continue
+            value, failure = pickle.loads(answer[1])
+            if failure is not None:
+                raise SynkhronosError(f"rank.ask: the controller raised an exception:\n{failure}")
+            return value
+
+    def _wait(self):
+        if self._bell.wait(_AWAKE):
+            return
+        if self._state[0] == READY and self._alive.is_free():
+            raise SynkhronosError(
+                "rank.ask: the controller has died; ranks that need its answers cannot go on"
+            )
+        self._pause(0)

@@ -1,0 +1,182 @@
+"""Messages: arrays that one rank sends to another without either of them waiting.
+
+Each rank has a mailbox with room for a few messages, in memory that belongs to no rank. A message stays
+there until it has been read, even if the sender or the receiver dies; then the receiver's replacement
+gets it. A rank that dies while it writes a message has sent nothing. A rank that dies while it reads a
+message has not received it.
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+import pickle
+from typing import Any
+
+import numpy as np
+
+from synkhronos.services import mailbox
+from synkhronos.services.mailbox import Mailbox
+from synkhronos.services.wakeups import find_bells
+from synkhronos.stores.commons import Commons
+
+#: The name of the bells, one for each rank, which are rung when a message has been sent to it
+BELLS = "mailbox"
+_LONGEST = 3600.0  # seconds of one wait
+
+
+class Messages:
+    """The messages to and from one rank.
+
+    Parameters
+    ----------
+    commons : Commons
+    rank, size : int
+    near : range, optional
+        The ranks whose mailboxes are in these commons, by default all. A courier takes the messages for
+        other ranks.
+    """
+
+    def __init__(self, commons: Commons, rank: int, size: int, near: range | None = None) -> None:
+        self.rank, self.size = rank, size
+        self._near = range(size) if near is None else near
+        self._full = full_boxes(commons, size)
+        self._on_their_way: set[int] = set()  # the ranks to which messages were sent
+        self._commons = commons
+        self._boxes: dict[int, Mailbox] = {}
+        self._bells = find_bells(commons, BELLS, size)
+
+    def _box(self, rank):
+        if rank not in self._boxes:
+            self._boxes[rank] = Mailbox(self._commons, box_of(rank))
+        return self._boxes[rank]
+
+    def send(self, to: int, arrays: Any, tag: int = 0) -> bool:
+        """Send arrays to a rank. It never waits for the receiver.
+
+        Parameters
+        ----------
+        to : int
+            The receiver's rank.
+        arrays : array, or list of arrays
+            Numbers of any shape and memory layout; whatever ``numpy.asarray`` converts to them.
+        tag : int
+            Distinguishes kinds of messages.
+
+        Returns
+        -------
+        bool
+            False if the receiver's box is full; then nothing was sent.
+        """
+        _check_integer("send", "the receiver's rank", to)
+        _check_integer("send", "a tag", tag)
+        if not 0 <= to < self.size:
+            raise ValueError(f"send: expected a rank in 0..{self.size - 1}, got {to}")
+        is_single = not isinstance(arrays, (list, tuple))
+        converted = [_convert(one) for one in ([arrays] if is_single else arrays)]
+        head = pickle.dumps((is_single, [(one.dtype.str, one.shape) for one in converted]))
+        parts = [np.frombuffer(head, np.uint8), *map(_bytes_of, converted)]
+        nbytes = sum(part.size for part in parts)
+        if nbytes > mailbox.BOX_BYTES:
+            raise ValueError(
+                f"send: a message of {nbytes} bytes is larger than a mailbox, which has room for "
+                f"{mailbox.BOX_BYTES}; send it in parts"
+            )
+        box = self._box(int(to))
+        slot = box.reserve(nbytes, len(head), self.rank, int(tag))
+        if slot is None:
+            return False
+        try:
+            box.write(slot, parts)
+        except BaseException:
+            box.free(slot)
+            raise
+        box.publish(slot)
+        self._bells[to].post()
+        if to not in self._near:
+            self._on_their_way.add(int(to))
+        return True
+
+    def settle(self) -> None:
+        """Wait until everything sent has arrived, except where a mailbox is full."""
+        for rank in self._on_their_way:
+            while self._box(rank).has_messages_of(self.rank) and not self._full[rank]:
+                self._commons.pause()
+        self._on_their_way.clear()
+
+    def receive(self, tag: int = 0) -> tuple[int, Any] | None:
+        """Return the oldest message with this tag, or None if there is none. It never waits.
+
+        Returns
+        -------
+        source : int
+            The sender's rank.
+        arrays : numpy.ndarray, or list of numpy.ndarray
+            As they were sent: one array, or a list. They are new arrays, C-contiguous.
+        """
+        _check_integer("receive", "a tag", tag)
+        self._bells[self.rank].drain()
+        box = self._box(self.rank)
+        taken = box.take(int(tag))
+        if taken is None:
+            return None
+        slot = taken.slot
+        try:
+            head = np.empty(taken.head, np.uint8)
+            box.read(slot, [head])
+            is_single, types = pickle.loads(head)
+            arrays = [np.empty(shape, dtype) for dtype, shape in types]
+            box.read(slot, [head, *map(_bytes_of, arrays)])
+        except BaseException:
+            box.put_back(slot)
+            raise
+        box.free(slot)
+        return taken.source, (arrays[0] if is_single else arrays)
+
+    def more_to_come(self) -> bool:
+        """Whether messages from other machines wait for room in the mailbox although it has room."""
+        return bool(self._full[self.rank]) and self._box(self.rank).has_free_slot()
+
+    def wait(self, seconds: float) -> None:
+        """Sleep until a message may have arrived, at most this long.
+
+        It also returns after an interrupt, or because of a message with another tag. Messages that
+        were there at the last `receive` do not end it.
+        """
+        if not isinstance(seconds, numbers.Real) or math.isnan(seconds) or seconds < 0:
+            raise ValueError(f"wait: expected seconds, a number >= 0, got {seconds!r}")
+        self._bells[self.rank].wait(min(float(seconds), _LONGEST))
+
+
+def full_boxes(commons: Commons, size: int) -> np.ndarray:
+    """Return for each rank whether messages of other machines wait for room in its mailbox.
+
+    For a rank of another machine, whether its mailbox had no room for the last message from here.
+    """
+    return commons.array("mailboxes that are full", (size,), "uint8")
+
+
+def box_of(rank: int) -> str:
+    """Return the name of the mailbox of a rank."""
+    return f"mailbox {rank}"
+
+
+def _check_integer(method, what, value):
+    if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Integral):
+        raise TypeError(f"{method}: expected {what}, an integer, got {value!r}")
+    if not -(1 << 63) <= value < 1 << 63:
+        raise ValueError(f"{method}: expected {what} of 64 bits, got {value}")
+
+
+def _convert(value):
+    array = np.asarray(value, order="C")
+    if array.dtype.kind not in "biufc":
+        raise TypeError(
+            f"send: expected an array of numbers, or a list of them, got {type(value).__name__} of the "
+            f"dtype {array.dtype}"
+        )
+    return array
+
+
+def _bytes_of(array):
+    return array.reshape(-1).view(np.uint8)

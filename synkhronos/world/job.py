@@ -1,0 +1,320 @@
+"""The machines of an MPI job: how their leaders find each other, and what the leaders of workers run.
+
+The script runs in the first task of the job. On every other machine, one task leads the ranks of the
+machine: it waits until the script calls ``fork()``, forks the ranks, and is one of them, until the
+world is closed. Then it waits for the next ``fork()``, or for the end of the script.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import pickle
+import signal
+import socket
+import sys
+import traceback
+from typing import NamedTuple, Sequence
+
+import numpy as np
+
+from synkhronos._errors import SynkhronosError, text_of
+from synkhronos._version import __version__
+from synkhronos.arithmetic.rank_ranges import fewer_on_machines, nearest_master, ranks_of_machines
+from synkhronos.engines.names import package
+from synkhronos.host import job
+from synkhronos.host.compiler import TITLE
+from synkhronos.host.log import logger
+from synkhronos.host.machine import cores, use_cores
+from synkhronos.machines import courier as couriers
+from synkhronos.machines.courier import TaskCourier
+from synkhronos.machines.job.sources import digest_of
+from synkhronos.machines.leaders import BROKEN, CONTROL, Leaders
+from synkhronos.machines.links import LostError
+from synkhronos.machines.transport import NO_COURIER, MachinesTransport
+from synkhronos.transports.local import LocalTransport
+from synkhronos.world.devices import get_n_gpu, make_engine
+from synkhronos.world.options import Options
+from synkhronos.world.placement import Fact, check_versions, place
+from synkhronos.world.threads import ThreadLimits, use_more_cores
+from synkhronos.world.world import World, enter_world
+
+_CLOSING = 2.0  # seconds for a worker to end by itself
+_LEAVING = 2.5  # seconds for the other machines to end at the end of the script
+# Messages between commands, in addition to the transport's own messages
+_START, _TOGETHER, _EXIT = "start", "together", "exit"
+
+
+class _WorldOfJob(NamedTuple):
+    """What the master tells the other leaders of a world.
+
+    Attributes
+    ----------
+    by_machine : list of list of str
+        The device of each rank.
+    master_rank : int
+    timeout : float or None
+    profile_workers : bool
+    """
+
+    by_machine: list[list[str]]
+    master_rank: int
+    timeout: float | None
+    profile_workers: bool
+
+    @property
+    def ranges(self) -> list[range]:
+        """The ranks of each machine."""
+        return ranks_of_machines([len(one) for one in self.by_machine], self.master_rank)
+
+
+class Machines:
+    """The machines of this job, as the leader of one of them sees it.
+
+    Attributes
+    ----------
+    leaders : Leaders or None
+        None for a task that leads no machine.
+    facts : list of Fact
+        The facts of each machine.
+    """
+
+    def __init__(self) -> None:
+        try:
+            from synkhronos.machines.mpi import Tasks
+        except ImportError as error:
+            raise SynkhronosError(
+                f"this process is a task of an MPI job, which needs mpi4py: {error}; install it on "
+                f"every machine: pip install 'synkhronos[mpi]'"
+            ) from error
+        self._tasks = Tasks(job.tasks_apart())
+        self._use_all_cores()
+        self.leaders = None if self._tasks.links is None else Leaders(self._tasks.links)
+        if self.leaders is not None:
+            own = pickle.dumps(self._fact())
+            self.facts = [pickle.loads(one) for one in self.leaders.exchange(own)]
+            check_versions(self.facts)
+        self._world = None  # the last one
+
+    def _use_all_cores(self):
+        """Also use the cores of this machine's other tasks, which only wait."""
+        if self._tasks.tasks_here > 1 and self._tasks.links is not None:
+            before = cores()
+            use_cores(self._tasks.cores)
+            if cores() > before:
+                use_more_cores(before)
+
+    def _fact(self):
+        tasks = max(1, self._tasks.tasks_here - job.spare_tasks())
+        return Fact(
+            socket.gethostname(),
+            (__version__, sys.version.split()[0], np.__version__, f"{TITLE} {package.__version__}"),
+            digest_of(),
+            job.ranks() or (tasks if tasks > 1 else None),
+            cores(),
+            get_n_gpu(),
+            job.devices(),
+        )
+
+    def place(
+        self, n_parallel: int | None, use_gpu: bool | None, devices: Sequence[str] | None
+    ) -> list[list[str]]:
+        """Return the devices of each machine, one for each rank, from the arguments of ``fork()``."""
+        self._go_on_with_the_living()
+        return place(self.facts, n_parallel, use_gpu, devices)
+
+    def start(
+        self,
+        by_machine: list[list[str]],
+        master_rank: int,
+        timeout: float | None,
+        profile_workers: bool,
+    ) -> MachinesTransport:
+        """Let the leaders of the other machines start their ranks; return the master's transport."""
+        self._world = _WorldOfJob(by_machine, master_rank, timeout, profile_workers)
+        self._tell(_START, self._world)
+        return self._transport(self._world)
+
+    def _tell(self, what, *details):
+        self.leaders.begin(self.leaders.number + 1)
+        for machine in range(1, self.leaders.size):
+            self.leaders.send(machine, CONTROL, (what, *details))
+
+    def _transport(self, world, former=None):
+        ranges = world.ranges
+        own, store = ranges[self.leaders.rank], None
+        first = own.index(world.master_rank) if self.leaders.rank == 0 else 0
+        if former is None:
+            local = LocalTransport(len(own), first, world.timeout)
+        else:
+            local, store = former.local.successor(len(own), first), former.store
+        courier = NO_COURIER if self._tasks.here is None else TaskCourier(self._tasks.here)
+        self.leaders.links.names = [
+            f"machine {fact.host} (rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))})"
+            for fact, ranks in zip(self.facts, ranges)
+        ]
+        if self._tasks.here is not None:
+            couriers.send_names(self._tasks.here, self.leaders.links.names)
+        return MachinesTransport(
+            local, self.leaders, ranges, world.master_rank, world.timeout, courier, self, store
+        )
+
+    # After the end of a world
+
+    def possible_sizes(self) -> range:
+        """Return the numbers of ranks with which the world can continue; see `Transport`."""
+        self._go_on_with_the_living()
+        return range(len(self._world.by_machine), sum(map(len, self._world.by_machine)) + 1)
+
+    def successor(self, former: MachinesTransport, size: int, master_rank: int) -> MachinesTransport:
+        """Let the leaders of the other machines start new ranks; return the master's transport.
+
+        The master's rank is the largest one up to `master_rank` that its machine can have.
+        """
+        by_machine = fewer_on_machines(self._world.by_machine, size)
+        master_rank = nearest_master([len(one) for one in by_machine], master_rank)
+        world = self._world._replace(by_machine=by_machine, master_rank=master_rank)
+        self._tell(_START, world)
+        return self._transport(world, former)
+
+    # The other machines
+
+    def serve(self) -> None:
+        """Lead this machine's ranks in each world, or run as its courier, until the job ends."""
+        try:
+            if self._tasks.couriers is not None:
+                couriers.serve(self._tasks.here, self._tasks.couriers, self._tasks.neighbours)
+            if self.leaders is not None:
+                self._serve_worlds()
+            self._tasks.finish()
+        except LostError:
+            if self.leaders is not None:
+                raise  # at the end
+            self._tasks.wait_for_leader()
+            self._tasks.meet_again()
+            self.serve()
+
+    def _serve_worlds(self):
+        while True:
+            try:
+                number, message, _ = self.leaders.receive(0, CONTROL, np.empty, True)
+            except LostError:
+                if 0 in self.leaders.links.lost():
+                    raise
+                self.leaders.links.acknowledge()
+                continue
+            if message[0] == _EXIT:
+                self._send_courier_home()
+                break
+            if message[0] == _TOGETHER:
+                self._meet_again()
+            if message[0] == _START:  # other commands belong to a world that has ended here
+                self.leaders.begin(number)
+                self._lead(message[1])
+
+    def _send_courier_home(self):
+        if self._tasks.here is not None:
+            couriers.send_home(self._tasks.here)
+
+    # After a machine was lost
+
+    def has_lost_script(self) -> bool:
+        """Whether the task that runs the script is known to have died."""
+        return self._tasks.has_script_died()
+
+    def _go_on_with_the_living(self):
+        """Master: after tasks have died, remove them and their machines from the job."""
+        if not self._tasks.have_died():
+            return
+        lost = self.leaders.links.lost()
+        self.leaders.links.acknowledge()
+        for machine in range(1, self.leaders.size):
+            if machine not in lost:
+                self.leaders.send(machine, CONTROL, (_TOGETHER,))
+        self._meet_again()
+
+    def _meet_again(self):
+        former = self.leaders.rank
+        self._send_courier_home()
+        self._tasks.call_together()
+        self._tasks.meet_again()
+        self.leaders = Leaders(self._tasks.links)
+        own = pickle.dumps((former, self._fact()))
+        formers, self.facts = zip(*[pickle.loads(one) for one in self.leaders.exchange(own)])
+        if self._world is not None:
+            by_machine = [self._world.by_machine[machine] for machine in formers]
+            self._world = self._world._replace(by_machine=by_machine)
+
+    def _lead(self, order):
+        try:
+            transport = self._transport(order)
+            engine = make_engine(order.by_machine[self.leaders.rank])
+            world = World(transport, engine, ThreadLimits(), Options(order.profile_workers))
+            enter_world(world)
+            try:
+                world.start()
+                world.work(transport)
+            except BaseException:
+                transport.local.kill()  # they may compute for a long time
+                raise
+            finally:
+                transport.close(_CLOSING)
+                world.free()
+        except BaseException as error:
+            host = self.facts[self.leaders.rank].host
+            self.leaders.notify(BROKEN, f"on {host}: {text_of(error)}", [0])
+            if not isinstance(error, Exception):
+                raise
+        finally:
+            self.leaders.watch = lambda inside: None
+            self.leaders.end_world()
+
+    def finish(self) -> None:
+        """Let the other tasks end, and end MPI."""
+        self._go_on_with_the_living()
+        self._tell(_EXIT)
+        self._send_courier_home()
+        if not self._tasks.finish(_LEAVING):
+            from synkhronos.machines.mpi import abort
+
+            # The leader of a machine cannot be interrupted while it computes.
+            logger.error("another machine still computes for a world that was broken; the job is ended")
+            abort()
+
+
+@functools.lru_cache(maxsize=None)
+def machines_of_job() -> Machines | None:
+    """Return the machines of this process's MPI job; None if it is not a task of a job."""
+    return None if job.own_task() is None else Machines()
+
+
+def end() -> None:
+    """End the job at the end of the script."""
+    try:
+        machines = machines_of_job()
+    except BaseException:
+        from synkhronos.machines.mpi import abort
+
+        abort()  # the tasks have not found each other, so they cannot be told
+        raise
+    if machines is not None:
+        machines.finish()
+
+
+def serve() -> None:
+    """Run a task of a job that does not run the script."""
+    machines = machines_of_job()
+    try:
+        if machines is not None:
+            machines.serve()
+    except BaseException as error:
+        if not job.survives_deaths():
+            raise
+        if not isinstance(error, LostError):  # which other ranks report
+            traceback.print_exc()
+        elif machines is not None and machines.has_lost_script():
+            from synkhronos.machines.mpi import abort
+
+            abort()  # else mpirun waits for all tasks, and returns 0
+        # The other tasks are notified if a signal ends this one, but would wait for it if it exited.
+        os.kill(os.getpid(), signal.SIGKILL)
