@@ -8,6 +8,7 @@ from checks.ranks import Ranks
 
 from synkhronos.comms.alone import AloneCommunicator
 from synkhronos.comms.naive import NaiveCommunicator
+from synkhronos.comms.repeating import RepeatingCommunicator
 from synkhronos.transports.local import LocalTransport
 from synkhronos.transports.naive import NaiveTransport
 
@@ -27,7 +28,12 @@ def alone(size, master_rank):
     return Ranks(NaiveTransport(size, master_rank, timeout=30), AloneCommunicator)
 
 
-COMMUNICATORS = [naive, shared_memory]
+def prepared(size, master_rank):
+    transport = LocalTransport(size, master_rank, timeout=30, may_poll=False)
+    return Ranks(transport, lambda one: RepeatingCommunicator(one.communicator()))
+
+
+COMMUNICATORS = [naive, shared_memory, prepared]
 
 
 @pytest.fixture(
@@ -90,8 +96,10 @@ def refuse(*args):
 
 def repeat(comm):
     """Repeat a reduction. Fail if the repetition does any work other than reducing the values."""
-    arrays = comm.all_reduce([np.full(3, 1.0), np.full(5, 2.0)], "avg", 1)
-    arrays = comm.all_reduce(arrays, "avg", 1)
+    reduce, maximum = comm.prepare_reduction("avg"), comm.prepare_reduction("max")
+    arrays = reduce([np.full(3, 1.0), np.full(5, 2.0)], 1)
+    for prepared in (reduce, maximum):
+        arrays = prepared(arrays, 1)
     store = comm.store
     names = ("place", "put", "get")
     for name in names:
@@ -100,7 +108,7 @@ def repeat(comm):
     try:
         for array in arrays:
             array += comm.rank
-        again = comm.all_reduce(arrays, "avg", comm.rank + 1)
+        again = maximum(reduce(arrays, comm.rank + 1))
         return [array.tolist() for array in again]
     finally:
         for name in names:

@@ -17,6 +17,7 @@ from synkhronos.comms import wire_state as kept
 from synkhronos.comms.formats import make_wire
 from synkhronos.comms.linked import _CHUNK, _WINDOW, LinkedCommunicator
 from synkhronos.comms.staged import StagedCommunicator
+from synkhronos.comms.repeating import RepeatingCommunicator
 from synkhronos.comms.wires import WireReduction
 from synkhronos.machines.store import MachineHandle, MachinesStore, Part
 from synkhronos.stores.memory import SharedMemory
@@ -42,9 +43,18 @@ def machines(request):
     ranks.close()
 
 
-@pytest.fixture(scope="module", params=WORLDS.values(), ids=WORLDS)
+COMMUNICATING = [(world, False) for world in WORLDS] + [("2+2+1", True)]
+
+
+@pytest.fixture(scope="module", params=COMMUNICATING, ids=lambda one: one[0] + ", prepared" * one[1])
 def communicating(request):
-    ranks = Ranks(ThreadedMachines(*request.param, timeout=30), lambda one: one.communicator())
+    world, is_prepared = request.param
+
+    def communicator(transport):
+        made = transport.communicator()
+        return RepeatingCommunicator(made) if is_prepared else made
+
+    ranks = Ranks(ThreadedMachines(*WORLDS[world], timeout=30), communicator)
     yield ranks
     ranks.close()
 

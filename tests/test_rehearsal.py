@@ -49,9 +49,9 @@ class Rehearsals:
             rehearse(here)
             counts[1] = counts[0]
 
-        def counted_rehearse_call(call, here):
+        def counted_rehearse_call(call, here, change=None):
             counts[2] += 1
-            rehearse_call(call, here)
+            rehearse_call(call, here, change)
 
         monkeypatch.setattr(waiting, "_COLD", -1)  # also after short work
         monkeypatch.setattr(Here, "execute", counted_execute)
@@ -178,7 +178,7 @@ def test_bytes_that_cannot_be_read_do_not_hide_the_next_command(rehearsals, coun
 
 
 def test_an_error_in_a_rehearsal_ends_nothing(rehearsals, counting, monkeypatch):
-    def fail(call, here):
+    def fail(call, here, change=None):
         raise OSError("the file of an argument is gone")
 
     f, count = counting

@@ -4,6 +4,8 @@ With the naive transport, ranks share no memory and inherit nothing. The naive e
 compiler. So these tests depend only on the interfaces.
 """
 
+import gc
+import itertools
 import pickle
 
 import numpy as np
@@ -16,6 +18,7 @@ from synkhronos.transports.local import LocalTransport
 from synkhronos.transports.naive import NaiveTransport
 from synkhronos.world.fuse import FusedCommand
 from synkhronos.world.here import Command
+from synkhronos.world.plans import Plan, PlannedCommand
 from synkhronos.world.threads import ThreadLimits
 from synkhronos.world.world import World, current_world, enter_world, world_exists
 
@@ -190,90 +193,125 @@ def test_a_fused_step_is_one_command(lab, rows, monkeypatch):
 
 
 class Counted(Command):
-    """Returns how often this object has been run, which only its own process knows."""
+    """Returns how often it has been prepared and run since, which only its own process knows."""
 
     def __init__(self, name):
-        self.name, self._runs = name, 0
+        self.name = name
 
-    def __reduce__(self):
-        return Counted, (self.name,)
-
-    def joined(self, rest, here):
-        return Counted(self.name + rest)
+    def changed(self, change):
+        return self if change is None else Counted(self.name + change)
 
     def run(self, here):
-        self._runs += 1
-        return self.name, self._runs
+        return self.name, 0
+
+    def prepare(self, here):
+        runs = itertools.count(1)
+        return lambda change: (self.changed(change).name, next(runs))
 
 
-def test_parts_of_a_fused_command_that_are_repeated_are_sent_and_opened_once(lab):
-    world, constant = current_world(), Counted("constant")
+@pytest.fixture
+def sent(lab, monkeypatch):
+    """What is sent to the workers from now on, unpickled."""
+    world, found = current_world(), []
     world.start()
+    post = world.transport.post
+
+    def posted(payload, *needs):
+        found.append(pickle.loads(payload))
+        return post(payload, *needs)
+
+    monkeypatch.setattr(world.transport, "post", posted)
+    return found
+
+
+def test_a_plan_is_sent_and_prepared_once(lab, sent):
+    world = current_world()
+    plan = Plan(world.registry, Counted("a"))
+    for number, change in enumerate((None, "b", None, "c"), 1):
+        results = world.run(PlannedCommand(plan, change))
+        assert results == [("a" + (change or ""), number)] * world.size
+    assert [one[:2] for one in sent] == [(plan.number, change) for change in (None, "b", None, "c")]
+    assert [len(one) for one in sent] == [3, 2, 2, 2] and sent[0][2].name == "a"
+
+
+def test_a_plan_that_has_failed_is_sent_again(lab, sent):
+    world = current_world()
+    plan = Plan(world.registry, Fail([2]))
+    for _ in range(2):
+        with pytest.raises(synk.WorkerError, match="lost on rank 2"):
+            world.run(PlannedCommand(plan))
+    assert [len(one) for one in sent] == [3, 3]
+
+
+def test_a_block_sends_plans_by_their_numbers(lab, sent):
+    world, constant = current_world(), Counted("constant")
+    plans = [Plan(world.registry, Counted(name)) for name in "ab"]
     for number in range(1, 4):
-        fused = FusedCommand([Counted(f"new {number}"), constant])
-        _, parts = pickle.loads(fused.packed())
-        assert parts[1] == (constant.packed(), None) and parts[0][1] is None
-        assert world.run(fused) == [[(f"new {number}", 1), ("constant", number)]] * world.size
-    world.run(FusedCommand([constant]))
-    results = world.run(FusedCommand([constant, constant]))
-    assert results == [[("constant", 5), ("constant", 6)]] * world.size
+        block = FusedCommand([PlannedCommand(plans[0]), constant, PlannedCommand(plans[1], "c")])
+        assert world.run(block) == [[("a", number), ("constant", 0), ("bc", number)]] * world.size
+    (first, _, third), *others = sent
+    assert first[:2] == (plans[0].number, None) and third[:2] == (plans[1].number, "c")
+    for one in others:
+        assert one[0] == first[:2] and one[1].name == "constant" and one[2] == third[:2]
 
 
-def test_of_a_fused_command_with_another_one_in_a_place_only_that_one_is_sent(lab):
-    world, constant = current_world(), Counted("constant")
+def test_a_plan_of_a_block_is_changed_in_one_place(lab, sent):
+    world = current_world()
+    plan = Plan(world.registry, FusedCommand([Counted("a"), Counted("b")]))
+    for number, change in enumerate((None, (1, "c"), (0, "d")), 1):
+        names = {None: ["a", "b"], (1, "c"): ["a", "bc"], (0, "d"): ["ad", "b"]}[change]
+        results = world.run(PlannedCommand(plan, change))
+        assert results == [[(name, number) for name in names]] * world.size
+    assert sent[1:] == [(plan.number, (1, "c")), (plan.number, (0, "d"))]
+
+
+class Kept(Command):
+    """Returns how many plans a rank has."""
+
+    def run(self, here):
+        return len(here.plans)
+
+
+def test_plans_that_are_dropped_do_not_accumulate(lab):
+    world = current_world()
     world.start()
-    fused = FusedCommand([Counted("first"), constant])
-    assert fused.with_command(1, constant) is fused
-    results = [world.run(fused), world.run(fused.with_command(0, Counted("other")))]
-    for number in range(3, 6):
-        other = fused.with_command(0, Counted(f"first {number}"), rest=f" {number}")
-        assert pickle.loads(other.packed()) == (fused.packed(), (0, f" {number}"))
-        results.append(world.run(other))
-    results.append(world.run(fused))
-    names = ["first", "other", "first 3", "first 4", "first 5", "first"]
-    for number, (name, by_rank) in enumerate(zip(names, results), 1):
-        assert [(own, count) for (own, _), (_, count) in by_rank] == [(name, number)] * world.size
+    for number in range(100):
+        world.run(PlannedCommand(Plan(world.registry, Counted(str(number)))))
+    assert max(world.run(Kept())) < 40
+    kept = Plan(world.registry, Counted("kept"))
+    world.run(PlannedCommand(kept))
+    for number in range(100):
+        world.run(PlannedCommand(Plan(world.registry, Counted(str(number)))))
+    assert world.run(PlannedCommand(kept)) == [("kept", 2)] * world.size
 
 
-def test_a_call_on_other_rows_is_a_few_bytes(lab, rows, monkeypatch):
-    x, sent = lab.tensor("x", 2), []
+def test_what_is_prepared_is_not_kept_when_something_is_dropped(lab):
+    world = current_world()
+    plan = Plan(world.registry, Counted("a"))
+    w = lab.shared(np.zeros(2), "w")
+    f = synk.function([], w.sum())
+    synk.distribute()
+    for number in (1, 2):
+        assert world.run(PlannedCommand(plan)) == [("a", number)] * world.size
+    del f, w
+    gc.collect()
+    for number in (1, 2):
+        assert world.run(PlannedCommand(plan)) == [("a", number)] * world.size
+
+
+def test_a_call_on_other_rows_is_a_few_bytes(lab, rows, sent):
+    x = lab.tensor("x", 2)
     f = synk.function([x], [(x.sum(), "sum")])
     data = synk.data(rows)
     synk.distribute()
+    del sent[:]
     for batch in (slice(0, 4), slice(4, 8), [1, 2, 9], slice(1, 5)):
         assert f(data, batch=batch) == [rows[batch].sum()]
-    post = current_world().transport.post
-    monkeypatch.setattr(
-        current_world().transport,
-        "post",
-        lambda payload, *needs: sent.append(payload) or post(payload, *needs),
-    )
     for start in range(5):
         assert f(data, batch=slice(start, start + 4)) == [rows[start : start + 4].sum()]
-    assert all(pickle.loads(one)[0] == pickle.loads(sent[0])[0] for one in sent)
-    assert current_world().run(Kept()) == [int(not is_master) for is_master in masters()]
-
-
-def test_a_call_on_other_rows_is_opened_from_its_parts(lab, rows):
-    x = lab.tensor("x", 2)
-    f = synk.function([x], [(x.sum(), "sum")])
-    data, here = synk.data(rows), current_world().here
-    for batch in (5, 4):
-        f(data, batch=batch)
-    call = f.last_call.repeated([data], 4)
-    alone, fused = [here.opened(one.packed()) for one in (call, FusedCommand([call]))]
-    for opened in (alone, *fused.commands):
-        assert opened.rows == range(4) and opened.handles[0].shape == data.handle().shape
-
-
-def test_bytes_that_are_received_again_are_opened_once(lab, rows):
-    world, here = current_world(), current_world().here
-    world.start()
-    for payload in (Counted("alone").packed(), FusedCommand([Counted("fused")]).packed()):
-        here.execute(payload)
-        command = here._command
-        here.execute(bytearray(payload))  # equal, but another object
-        assert here._command is command
+    number = sent[0][0]
+    assert [one[0] for one in sent] == [number] * len(sent) and [len(one) for one in sent[1:]] == [2] * 8
+    assert sent[1][1] == (4, 8, 1) and sent[-1] == (number, (4, 8, 1))
 
 
 def test_listed_rows_are_sent_once(lab, monkeypatch):
@@ -290,27 +328,6 @@ def test_listed_rows_are_sent_once(lab, monkeypatch):
     for _ in range(4):
         assert f(data, batch=listed) == [5000]
     assert max(sent) < 1.1 * listed.nbytes
-
-
-class Kept(Command):
-    """Returns how many commands a rank has kept."""
-
-    def run(self, here):
-        return len(here._kept)
-
-
-def masters():
-    return [rank == MASTER for rank in range(RANKS)]
-
-
-def test_commands_that_are_kept_do_not_accumulate(lab):
-    here = current_world().here
-    commands = [Counted(str(number)).packed() for number in range(200)]
-    opened = [here.kept(one) for one in commands]
-    assert [one.name for one in opened] == [str(number) for number in range(200)]
-    assert here.kept(commands[-1]) is opened[-1] and len(here._kept) <= 64
-    large = Counted("large" * 1000).packed()
-    assert here.kept(large) is not here.kept(large)
 
 
 def test_an_exception_of_a_worker_leaves_the_world_usable(lab, rows):

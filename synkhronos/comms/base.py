@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import Any, NamedTuple, Protocol, Sequence
+from typing import Any, Callable, NamedTuple, Protocol, Sequence
 
 import numpy as np
 
@@ -34,6 +34,10 @@ class Group(Protocol):
 
     def exchange(self, item: bytes) -> list[bytes]:
         """Return the bytes `item` of every rank, by rank."""
+
+
+#: Reduces arrays, with this rank's weight, by default 1
+Reduction = Callable[..., Sequence[Array]]
 
 
 class Communicator(ABC):
@@ -113,6 +117,24 @@ class Communicator(ABC):
     def all_reduce(self, arrays: Sequence[Array], op: str, weight: float = 1) -> Sequence[Array]:
         """Return the reductions on every rank, bit-identical on all ranks. See `reduce`."""
 
+    def prepare_broadcast(self, root: int) -> Callable[[Sequence[Array]], list[Array]]:
+        """Return a function of arrays that does what `broadcast` does, again and again.
+
+        What its calls have in common may be kept by the function. All ranks call the functions that
+        they have prepared at the same time.
+        """
+        return lambda arrays: self.broadcast(arrays, root)
+
+    def prepare_reduction(self, op: str, root: int | None = None) -> Reduction:
+        """Return a function of arrays and a weight that does what `reduce` does, or `all_reduce`.
+
+        Without a root, a third argument are wires, with which it does what `all_reduce_in` does. See
+        `prepare_broadcast`.
+        """
+        if root is None:
+            return lambda arrays, weight=1, wires=(): self.all_reduce(arrays, op, weight)
+        return lambda arrays, weight=1: self.reduce(arrays, op, root, weight)
+
     def all_reduce_in(
         self, wires: Sequence[Any], arrays: Sequence[Array], op: str, weight: float = 1
     ) -> Sequence[Array]:
@@ -124,9 +146,6 @@ class Communicator(ABC):
             One for each array. They are used if `has_wires`.
         """
         return self.all_reduce(arrays, op, weight)
-
-    def forget(self) -> None:  # noqa: B027
-        """Free what is kept from the last collective. All ranks call it at the same time."""
 
     def timed(self) -> list[tuple[str, object, str]]:
         """Return the methods that `profile` times: the category, the owner and the name of each."""
@@ -152,3 +171,25 @@ class Communicator(ABC):
         if operation.weighted and not any(weights):
             raise ValueError(f"reduction {op!r}: the weights of all ranks are zero: {weights}")
         return operation
+
+
+class PreparingCommunicator(Communicator):
+    """A communicator whose collectives are prepared, also if they are called only once."""
+
+    @abstractmethod
+    def prepare_broadcast(self, root): ...
+
+    @abstractmethod
+    def prepare_reduction(self, op, root=None): ...
+
+    def broadcast(self, arrays, root):
+        return self.prepare_broadcast(root)(arrays)
+
+    def reduce(self, arrays, op, root, weight=1):
+        return self.prepare_reduction(op, root)(arrays, weight)
+
+    def all_reduce(self, arrays, op, weight=1):
+        return self.prepare_reduction(op)(arrays, weight)
+
+    def all_reduce_in(self, wires, arrays, op, weight=1):
+        return self.prepare_reduction(op)(arrays, weight, wires)

@@ -24,7 +24,7 @@ import numpy as np
 
 from synkhronos.arithmetic.operations import Operation, find_operation
 from synkhronos.arithmetic.partition import share
-from synkhronos.comms.base import ArraySpec, Communicator
+from synkhronos.comms.base import ArraySpec, PreparingCommunicator
 
 #: Bytes of all small arrays together
 SMALL = 1 << 16
@@ -59,7 +59,7 @@ class Linked(Protocol):
         """Wait until arrays have been received and sent. All ranks call it equally often."""
 
 
-class LinkedCommunicator(Communicator):
+class LinkedCommunicator(PreparingCommunicator):
     """Collectives by messages.
 
     Parameters
@@ -71,13 +71,12 @@ class LinkedCommunicator(Communicator):
 
     def __init__(self, group: Linked) -> None:
         super().__init__(group)
-        self.forget()
-
-    def forget(self) -> None:
         self._memory = np.empty(0, np.uint8)
-        self._batch = _Batch([])  # the last reduction; training repeats it in every step
 
-    def broadcast(self, arrays, root):
+    def prepare_broadcast(self, root):
+        return lambda arrays: self._broadcast(arrays, root)
+
+    def _broadcast(self, arrays, root):
         is_root = self.rank == root
         contents = [np.asarray(array, order="C") for array in arrays] if is_root else []
         types, small = self._meet(contents)[root]
@@ -120,21 +119,22 @@ class LinkedCommunicator(Communicator):
         self.group.complete(receipts, sent)
         return [list(one) for one in zip(*by_rank)] if self.rank in roots else None
 
-    def reduce(self, arrays, op, root, weight=1):
-        reduced = self._reduce(arrays, op, [root], weight)
-        return reduced if self.rank == root else arrays
+    def prepare_reduction(self, op, root=None):
+        operation, targets = find_operation(op), range(self.size) if root is None else [root]
+        batch = _Batch([])
 
-    def all_reduce(self, arrays, op, weight=1):
-        return self._reduce(arrays, op, range(self.size), weight)
+        def reduce(arrays, weight=1, wires=()):
+            nonlocal batch
+            contents = [_changeable(array, self.rank in targets) for array in arrays]
+            if not (_are_same(arrays, contents) and _are_same(contents, batch.arrays)):
+                batch = _Batch(contents)
+            self._reduce(batch, op, operation, targets, weight)
+            return contents if self.rank in targets else arrays
 
-    def _reduce(self, arrays, op, targets, weight):
-        operation = find_operation(op)
-        is_target = self.rank in targets
-        contents = [_changeable(array, is_target) for array in arrays]
-        if _are_same(arrays, contents) and _are_same(contents, self._batch.arrays):
-            batch = self._batch
-        else:
-            batch = self._batch = _Batch(contents)
+        return reduce
+
+    def _reduce(self, batch, op, operation, targets, weight):
+        """Reduce the arrays of a batch in place on the ranks in `targets`."""
         met = self.group.exchange(batch.pack(weight))
         heads = [_HEAD.unpack_from(item) for item in met]
         if any([digest != batch.digest for digest, _ in heads]):
@@ -144,13 +144,12 @@ class LinkedCommunicator(Communicator):
         self.check_reducible(op, [batch.types], weights)
         active = [rank for rank in range(self.size) if weights[rank] or not operation.weighted]
         scale = [weights[rank] for rank in active]
-        if is_target and batch.small:
+        if self.rank in targets and batch.small:
             items = [met[rank] for rank in active]
             self.reduce_part(batch.reduce_small, operation, items, scale)
         for index in batch.large:
-            array = contents[index].reshape(-1)
+            array = batch.arrays[index].reshape(-1)
             _Reduction(self, operation, array, dict(zip(active, scale)), targets).run()
-        return contents
 
     def reduce_part(self, reduce: Callable[..., None], *arguments: Any) -> None:
         """Do a part of the arithmetic. It is a method so that it can be timed."""

@@ -87,9 +87,6 @@ class NcclCommunicator(Communicator):
         self._received = None  # what every rank sent in the last collective
         self._by_rank = None
 
-    def forget(self):
-        self._staged.forget()
-
     @property
     def over_cpu(self):
         return self._staged

@@ -15,12 +15,12 @@ import struct
 
 from synkhronos.arithmetic.averages import are_equal
 from synkhronos.arithmetic.partition import share
-from synkhronos.comms.base import Communicator
+from synkhronos.comms.base import PreparingCommunicator
 
 _WEIGHT = struct.Struct("d")
 
 
-class SharedMemoryCommunicator(Communicator):
+class SharedMemoryCommunicator(PreparingCommunicator):
     """Collectives by reference: ranks exchange handles to their arrays, not the values.
 
     Parameters
@@ -33,126 +33,135 @@ class SharedMemoryCommunicator(Communicator):
         super().__init__(group)
         self.store = store
         self._all_ranks = tuple(range(group.size))
-        self.forget()
 
-    def forget(self):
-        # Kept from the last collective, because training repeats it in every step: this rank's arrays,
-        # weight, and the bytes sent for them; the bytes that every rank sent, the arrays and weights.
-        self._placed, self._weight, self._sent = [], None, b""
-        self._received, self._arrays, self._weights = [b""] * self.size, [[]] * self.size, []
-        self._plan = _Plan(None, None, None, None)
+    def prepare_broadcast(self, root):
+        meeting = _Meeting(self.group, self.store)
 
-    def broadcast(self, arrays, root):
-        placed, by_rank, _ = self._meet(arrays)
-        if self.rank != root:
-            placed = [_copy_into(own, array) for own, array in zip(placed, by_rank[root])]
-        self.group.barrier()
-        return placed
+        def broadcast(arrays):
+            placed, by_rank, _ = meeting.hold(arrays)
+            if self.rank != root:
+                placed = [_copy_into(own, array) for own, array in zip(placed, by_rank[root])]
+            self.group.barrier()
+            return placed
+
+        return broadcast
 
     def gather(self, arrays, root):
         gathered = None
-        _, by_rank, _ = self._meet(arrays)
+        _, by_rank, _ = _Meeting(self.group, self.store).hold(arrays)
         if self.rank == root:
             gathered = [[array.copy() for array in one] for one in zip(*by_rank)]
         self.group.barrier()
         return gathered
 
     def all_gather(self, arrays):
-        _, by_rank, _ = self._meet(arrays)
+        _, by_rank, _ = _Meeting(self.group, self.store).hold(arrays)
         gathered = [[array.copy() for array in one] for one in zip(*by_rank)]
         self.group.barrier()
         return gathered
 
-    def reduce(self, arrays, op, root, weight=1):
-        placed, by_rank, weights = self._meet(arrays, weight)
-        self.reduce_part(op, by_rank, weights, (root,))
-        self.group.barrier()
-        return placed
+    def prepare_reduction(self, op, root=None):
+        reduction = _Reduction(self, op, self._all_ranks if root is None else (root,))
+        return reduction.run
 
-    def all_reduce(self, arrays, op, weight=1):
-        placed, by_rank, weights = self._meet(arrays, weight)
-        self.reduce_part(op, by_rank, weights, self._all_ranks)
-        self.group.barrier()
-        return placed
+    def reduce_part(self, pieces, operation, weights):
+        """Reduce this rank's part of the elements. It is a method so that it can be timed."""
+        operation.reduce_each(pieces, weights)
 
-    def _meet(self, arrays, weight=1):
+
+class _Meeting:
+    """An exchange of handles to the arrays of each rank, which is repeated.
+
+    A rank that comes with the same arrays again sends the same handles, and finds the arrays of the
+    others as before.
+    """
+
+    def __init__(self, group, store):
+        self._group, self._store = group, store
+        self._weight, self._sent = None, b""  # this rank's weight, and the bytes sent
+        self._forget()
+
+    def _forget(self):
+        self._placed = []  # this rank's arrays
+        # The bytes that every rank has sent, and the arrays and weights in them
+        self._received, self._arrays = [b""] * self._group.size, [[]] * self._group.size
+        self._weights = []
+
+    def hold(self, arrays, weight=1):
         """Return this rank's arrays in shared memory, and all arrays and weights by rank."""
-        if not _are_same(arrays, self._placed):
-            self._placed, self._plan = [], _Plan(None, None, None, None)  # frees their memory
-            self._placed = [self.store.place(array) for array in arrays]
-            handles = pickle.dumps([self.store.put(array) for array in self._placed])
+        if self._weight is None or not _are_same(arrays, self._placed):
+            self._forget()  # frees their memory
+            self._placed = [self._store.place(array) for array in arrays]
+            handles = pickle.dumps([self._store.put(array) for array in self._placed])
             self._weight, self._sent = weight, _WEIGHT.pack(weight) + handles
         elif weight != self._weight:
             self._weight, self._sent = weight, _WEIGHT.pack(weight) + self._sent[_WEIGHT.size :]
-        received = self.group.exchange(self._sent)
+        received = self._group.exchange(self._sent)
         if received != self._received:
             self._open(received)
         return self._placed, self._arrays, self._weights
 
     def _open(self, received):
-        """Find the arrays and the weights that were sent; those of the last time are used again."""
+        """Find the arrays and the weights that were sent; arrays that have not moved are kept."""
         arrays = list(self._arrays)
         for rank, (item, last) in enumerate(zip(received, self._received)):
             handles = item[_WEIGHT.size :]
             if handles != last[_WEIGHT.size :]:
-                arrays[rank] = [self.store.get(handle) for handle in pickle.loads(handles)]
+                arrays[rank] = [self._store.get(handle) for handle in pickle.loads(handles)]
         self._weights = [_WEIGHT.unpack_from(item)[0] for item in received]
         self._received, self._arrays = received, arrays
 
-    def reduce_part(self, op, by_rank, weights, targets):
-        """Reduce this rank's part of the elements into the arrays of the ranks in `targets`."""
-        plan = self._plan
-        if plan.weights is not weights or plan.op != op or plan.targets != targets:
-            plan = self._make_plan(op, by_rank, weights, targets)
-        plan.operation.reduce_each(plan.pieces, plan.active_weights)
 
-    def _make_plan(self, op, by_rank, weights, targets):
-        """Return the plan of a reduction; the last one, if only weights that are not zero differ."""
+class _Reduction(_Meeting):
+    """A reduction of this rank's part of the elements, into the arrays of the ranks in `targets`."""
+
+    def __init__(self, comm, op, targets):
+        super().__init__(comm.group, comm.store)
+        self._comm, self._op, self._targets = comm, op, targets
+
+    def _forget(self):
+        super()._forget()
+        self._weighed = self._zero = None  # the weights of the pieces, and which of them are zero
+        self._by_rank = self._pieces = []
+
+    def run(self, arrays, weight=1, wires=()):
+        placed, by_rank, weights = self.hold(arrays, weight)
+        if self._weighed is not weights:
+            self._prepare(by_rank, weights)
+        self._comm.reduce_part(self._pieces, self._operation, self._active_weights)
+        self._group.barrier()
+        return placed
+
+    def _prepare(self, by_rank, weights):
+        """Find the pieces, unless only weights that are not zero differ from the last ones."""
         zero = [rank for rank, weight in enumerate(weights) if not weight]
-        plan = self._plan
-        if (plan.op, plan.targets, plan.zero) != (op, targets, zero) or not _are_same(
-            plan.by_rank, by_rank
-        ):
-            operation = self.check_reducible(op, by_rank, weights)
-            plan = _Plan(op, targets, zero, by_rank)
-            plan.make_pieces(operation, self.rank)
-            self._plan = plan
-        plan.weigh(weights)
-        return plan
+        if self._zero != zero or not _are_same(self._by_rank, by_rank):
+            self._weighed = self._zero = None  # in case of an error
+            self._operation = self._comm.check_reducible(self._op, by_rank, weights)
+            self._zero, self._by_rank = zero, by_rank
+            self._make_pieces()
+        self._weighed = weights
+        active = [weights[rank] for rank in self._active]
+        self._active_weights = None if are_equal(active) else active
 
-
-class _Plan:
-    """The pieces of a reduction that this rank computes."""
-
-    weights = None
-
-    def __init__(self, op, targets, zero, by_rank):
-        self.op, self.targets, self.zero, self.by_rank = op, targets, zero, by_rank
-
-    def weigh(self, weights):
-        """Use these weights, which are zero for the same ranks as before."""
-        self.weights = weights
-        active = [weights[rank] for rank in self.active]
-        self.active_weights = None if are_equal(active) else active
-
-    def make_pieces(self, operation, rank):
+    def _make_pieces(self):
         """Find, for each piece, the array to reduce into, the operands, and where to copy it."""
-        self.operation = operation
-        first, *others = self.targets
-        size = len(self.by_rank)
-        self.active = [first, *(other for other in range(size) if other != first)]
+        operation = self._operation
+        first, *others = self._targets
+        size = len(self._by_rank)
+        self._active = [first, *(other for other in range(size) if other != first)]
         if operation.weighted:
-            self.active = [one for one in self.active if one not in self.zero]
-        start, stop = share(sum(array.size for array in self.by_rank[0]), size, rank)
-        self.pieces = []
+            self._active = [one for one in self._active if one not in self._zero]
+        start, stop = share(sum(array.size for array in self._by_rank[0]), size, self._comm.rank)
+        self._pieces = []
         passed = 0
-        for arrays in zip(*self.by_rank):
+        for arrays in zip(*self._by_rank):
             flat = [array.reshape(-1) for array in arrays]
             low, high = max(start - passed, 0), min(stop - passed, flat[0].size)
             passed += flat[0].size
             for piece in operation.pieces(low, high, flat[0].itemsize):
-                parts = [flat[one][piece] for one in self.active]
-                self.pieces.append((flat[first][piece], parts, [flat[one][piece] for one in others]))
+                parts = [flat[one][piece] for one in self._active]
+                self._pieces.append((flat[first][piece], parts, [flat[one][piece] for one in others]))
 
 
 def _are_same(some, others):

@@ -1,15 +1,15 @@
 """The communicator, through CPU memory, for arrays of devices that cannot communicate directly.
 
 Each rank copies its arrays into shared memory. A communicator for NumPy arrays works on these copies in
-place, and each rank copies the results back. The memory is reused by the next collective.
+place, and each rank copies the results back. A prepared collective uses the same memory again.
 """
 
 import numpy as np
 
-from synkhronos.comms.base import Communicator
+from synkhronos.comms.base import PreparingCommunicator
 
 
-class StagedCommunicator(Communicator):
+class StagedCommunicator(PreparingCommunicator):
     """Collectives on arrays of a device and on NumPy arrays.
 
     Parameters
@@ -30,45 +30,59 @@ class StagedCommunicator(Communicator):
         super().__init__(comm.group)
         self._comm, self._store = comm, store
         self._read, self._to_device, self._overwrite = read, to_device, overwrite
-        self._stages = []  # the last collective's arrays in shared memory, by position
 
-    def forget(self):
-        self._comm.forget()
-        self._stages = []
+    def prepare_broadcast(self, root):
+        stages, broadcast = _Stages(self._store, self._read), self._comm.prepare_broadcast(root)
 
-    def broadcast(self, arrays, root):
-        values = self._comm.broadcast(self._stage(arrays), root)
-        if self.rank != root:
-            return self._copy_back(arrays, values)
-        return [
-            value if isinstance(array, np.ndarray) else array for array, value in zip(arrays, values)
-        ]
+        def run(arrays):
+            values = broadcast(stages.fill(arrays))
+            if self.rank != root:
+                return self._copy_back(arrays, values)
+            return [
+                value if isinstance(array, np.ndarray) else array for array, value in zip(arrays, values)
+            ]
+
+        return run
 
     def gather(self, arrays, root):
-        return self._comm.gather(self._stage(arrays), root)
+        return self._comm.gather(_Stages(self._store, self._read).fill(arrays), root)
 
     def all_gather(self, arrays):
-        gathered = self._comm.all_gather(self._stage(arrays))
+        gathered = self._comm.all_gather(_Stages(self._store, self._read).fill(arrays))
         return [
             by_rank if isinstance(array, np.ndarray) else [self._to_device(one) for one in by_rank]
             for array, by_rank in zip(arrays, gathered)
         ]
 
-    def reduce(self, arrays, op, root, weight=1):
-        reduced = self._comm.reduce(self._stage(arrays), op, root, weight)
-        return self._copy_back(arrays, reduced) if self.rank == root else arrays
+    def prepare_reduction(self, op, root=None):
+        stages, reduce = _Stages(self._store, self._read), self._comm.prepare_reduction(op, root)
 
-    def all_reduce(self, arrays, op, weight=1):
-        return self._copy_back(arrays, self._comm.all_reduce(self._stage(arrays), op, weight))
+        def run(arrays, weight=1, *wires):
+            reduced = reduce(stages.fill(arrays), weight, *wires)
+            return self._copy_back(arrays, reduced) if root in (None, self.rank) else arrays
+
+        return run
 
     @property
     def has_wires(self):
         return self._comm.has_wires
 
-    def all_reduce_in(self, wires, arrays, op, weight=1):
-        return self._copy_back(arrays, self._comm.all_reduce_in(wires, self._stage(arrays), op, weight))
+    def _copy_back(self, arrays, values):
+        """Return the values, copied back to the device where necessary."""
+        return [
+            value if isinstance(array, np.ndarray) else self._overwrite(array, value)
+            for array, value in zip(arrays, values)
+        ]
 
-    def _stage(self, arrays):
+
+class _Stages:
+    """Memory of the store, for copies of a device's arrays that are made again and again."""
+
+    def __init__(self, store, read):
+        self._store, self._read = store, read
+        self._stages = []  # by position
+
+    def fill(self, arrays):
         """Return the arrays, with device arrays replaced by copies in shared memory."""
         kept, self._stages = self._stages, [None] * len(arrays)
         staged = list(arrays)
@@ -80,10 +94,3 @@ class StagedCommunicator(Communicator):
                 self._read(array, stage)
                 staged[place] = self._stages[place] = stage
         return staged
-
-    def _copy_back(self, arrays, values):
-        """Return the values, copied back to the device where necessary."""
-        return [
-            value if isinstance(array, np.ndarray) else self._overwrite(array, value)
-            for array, value in zip(arrays, values)
-        ]

@@ -3,10 +3,10 @@
 ``build`` has ``function()``, whose arguments ``signature`` checks; ``wrappers`` has `In` and `Out`, in
 which variables can be given with options. ``function`` has the class `Function`, a part of it in
 ``inputs``; ``replica`` is what a rank has of one, and ``specification`` what other ranks need to know
-about one. ``arguments`` checks the arguments of a call before its start barrier, except for what has not
-changed since the ``last_call``. ``call`` is each rank's part of a call, ``split`` into its ``columns``
-of the arguments and of the ``window`` of rows that an index selects, and possibly in ``slices``;
-``fixed`` has the errors of graphs that need another number of rows. ``peers`` are the other ranks in the
+about one. ``arguments`` checks the arguments of a call before its start barrier; ``call_plan`` is the
+plan of a call that is repeated. ``call`` is each rank's part of one, ``split`` into its ``columns`` of
+the arguments and of the ``window`` of rows that an index selects, and possibly in ``slices``; ``fixed``
+has the errors of graphs that need another number of rows. ``peers`` are the other ranks in the
 collectives of a graph, which use the memory of ``stages``. Results are ``packed`` for the finish
 barrier, and ``outputs`` reduces them afterwards, unless the communicator has ``reduced`` them.
 ``replicate`` sends functions to the workers, and ``random`` seeds their random streams. ``recurrence``

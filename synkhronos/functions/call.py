@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from functools import partial
-from typing import Any, Sequence
+from typing import Any, Callable, Sequence
 
 import numpy as np
 
@@ -47,13 +47,9 @@ class CallFunction(Command):
     most : Most, optional
     """
 
-    is_rehearsed = is_like_serial = True
+    is_like_serial = True
 
-    _base: CallFunction | None = None  # the same call without rows, if that has been sent before
     _n_all: int | None = None  # the number of rows of all ranks, if this rank knows it
-
-    #: This rank's number of rows, and what computes its outputs, valid in an epoch of the store
-    _prepared: tuple[int | None, int, Any] = None, 0, None
 
     def __init__(
         self,
@@ -78,12 +74,11 @@ class CallFunction(Command):
     def __reduce__(self) -> tuple:
         return CallFunction, tuple([getattr(self, name) for name in _ARGUMENTS])
 
-    def on_rows(self, rows: Rows) -> CallFunction:
-        """Return the same call on other rows of the same arrays, which are a few bytes to send."""
-        base = self._base
-        made = self._with_rows(rows)
-        made._base = self._with_rows(range(0)) if base is None else base
-        return made
+    def changed(self, change: tuple[int, int, int] | np.ndarray | None) -> CallFunction:
+        """Return the same call on other rows, a range as a tuple, which is faster to pickle."""
+        if change is None:
+            return self
+        return self._with_rows(range(*change) if type(change) is tuple else change)
 
     def _with_rows(self, rows):
         return CallFunction(
@@ -113,22 +108,12 @@ class CallFunction(Command):
         made.most = most
         return made
 
-    def parted(self) -> tuple[Command, Any]:
-        rows = self.rows
-        if self._base is None:
-            return self, None
-        # A tuple is pickled faster than a range.
-        return self._base, (rows.start, rows.stop, rows.step) if type(rows) is range else rows
-
-    def joined(self, rest: Any, here: Here) -> CallFunction:
-        return self._with_rows(range(*rest) if type(rest) is tuple else rest)
-
     def run(self, here: Here) -> tuple:
         """Return the number of rows of this rank, followed by its outputs if there are rows."""
         replica = here.functions[self.number]
-        epoch, n_rows, compute = self._prepared
-        if epoch is None or epoch != here.store.epoch:
-            n_rows, compute = self._prepare(here, replica)
+        return self._finish(here, replica, *self._prepare(here, replica))
+
+    def _finish(self, here, replica, n_rows, compute):
         here.rows[self.number] = n_rows
         if not n_rows and not replica.has_collectives:
             return (0,)
@@ -141,10 +126,26 @@ class CallFunction(Command):
             raise better from error
         return (n_rows, *self._send(here, replica, values)) if n_rows else (0,)
 
-    def rehearse(self, here: Here) -> None:
+    def prepare(self, here: Here) -> Callable[[Any], tuple]:
         replica = here.functions[self.number]
-        if here.store.epoch is not None and self.num_slices == 1 and self._is_constant(replica):
-            self._prepare(here, replica)
+        # The rows and the computation of the unchanged call, and the epoch of the store.
+        unchanged, epoch = None, None
+
+        def run(change):
+            nonlocal unchanged, epoch
+            if change is not None:
+                return self.changed(change).run(here)
+            if epoch is None or epoch != here.store.epoch:
+                unchanged = self._prepare(here, replica)
+                epoch = here.store.epoch if self._is_constant(here, replica) else None
+            return self._finish(here, replica, *unchanged)
+
+        return run
+
+    def rehearse(self, here: Here, change: Any = None) -> None:
+        call, replica = self.changed(change), here.functions[self.number]
+        if call.num_slices == 1 and call._is_constant(here, replica):
+            call._prepare(here, replica)
 
     def needs(self, ranks: range, size: int) -> list[Need]:
         if self.rows is not None:
@@ -213,14 +214,13 @@ class CallFunction(Command):
             compute = partial(self._compute, here, replica, arguments, n_rows)
         else:
             compute = partial(_call, here.engine, replica.compiled, arguments)
-        if self._is_constant(replica):
-            self._prepared = here.store.epoch, n_rows, compute
-            here.prepared.add(self)
         return n_rows, compute
 
-    def _is_constant(self, replica):
-        """Whether the arguments are the same views whenever this command is repeated in an epoch."""
-        if replica.sliceable or replica.window is not None or type(self.rows) is np.ndarray:
+    def _is_constant(self, here, replica):
+        """Whether the arguments are the same views whenever this command is repeated."""
+        if here.store.epoch is None or replica.sliceable or replica.window is not None:
+            return False
+        if type(self.rows) is np.ndarray:
             return False
         return not any([isinstance(handle, Composite) for handle in self.handles])
 

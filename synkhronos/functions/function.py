@@ -8,17 +8,19 @@ from typing import Any, Iterable, Mapping, Sequence
 from synkhronos import _html
 from synkhronos._errors import BUSY, ClosedError, SynkhronosError
 from synkhronos._typing import ArrayLike, Batch, Result, SharedVariable
+from synkhronos.arrays.data import Data
 from synkhronos.functions import arguments, outputs
 from synkhronos.functions.agreement import agreement_of
+from synkhronos.functions.call_plan import CallPlan
 from synkhronos.functions.check import Comparison, check_call, check_commands
 from synkhronos.functions.copyable import Copyable
 from synkhronos.functions.description import describe
 from synkhronos.functions.inputs import Inputs
-from synkhronos.functions.last_call import LastCall
 from synkhronos.functions.replica import Replica, serial_arguments
 from synkhronos.functions.replicate import check_sent, replicate
 from synkhronos.functions.signature import Input
 from synkhronos.world.here import Command
+from synkhronos.world.plans import PlannedCommand
 from synkhronos.world.turn import Turn, takes_turn
 from synkhronos.world.world import World, current_world, world_exists
 
@@ -37,7 +39,7 @@ class Function(Inputs, Copyable):
     """
 
     _world: World | None = None  # in a copy for programs
-    last_call: LastCall | None = None  # if it had no options but a batch
+    plan: CallPlan | None = None  # of the last call, if it had no options but a batch
     watch: Any = None  # what observes the next call; `watcher`, while there is something to observe
     watcher: Any = None
     verification: Any = None  # of the first calls
@@ -189,19 +191,20 @@ class Function(Inputs, Copyable):
         """
         world = self._world or self._usable_world()
         with world.turn:
-            last = self.last_call
+            last = self.plan
             plain = batch_s is None and output_subset is None and num_slices == 1
             command, datas = None, args
             if plain and last is not None and not inputs_by_name and not world.closed:
-                command = last.repeated(args, batch)
+                command = last.on_batch(batch) if last.is_for(args) else None
             if command is None:
                 self._usable_world()
                 values = arguments.match(world, self, args, inputs_by_name)
                 datas = [arguments.in_store(world, *pair) for pair in zip(self.inputs, values)]
                 command = arguments.plan(world, self, datas, output_subset, batch, batch_s, num_slices)
-                self.last_call = None
-                if plain:
-                    self.last_call = LastCall(self, datas, command, batch, world.size)
+                self.plan = None
+                if plain and all([type(value) is Data for value in values]):
+                    self.plan = CallPlan(world, self, datas, command, batch is None)
+                    command = PlannedCommand(self.plan)
             registry = world.registry
             if self.replica.number >= registry.replicated:
                 replicate(world)
@@ -260,25 +263,27 @@ class Function(Inputs, Copyable):
 
     def _submit(self, command, kept=None):
         """Run or record a command, perhaps another one that is observed; `kept` lives until then."""
+        finish = functools.partial(self._finish, getattr(command, "subset", None))
         if self.verification is not None:
-            self.verification.before(self, command)
-        finish = functools.partial(self._finish, command)
+            self.verification.before(self, command.plain)
         if self.watch is not None:
-            command, finish = self.watch.observe(command, finish)
+            observed, finish = self.watch.observe(command.plain, finish)
+            if observed is not command.plain:
+                command = observed
         return self._world.submit(command, finish, kept)
 
-    def _finish(self, command, results):
-        values = outputs.collect(self._world, self, results, command.subset)
-        return outputs.in_form(self, values, command.subset)
+    def _finish(self, subset, results):
+        values = outputs.collect(self._world, self, results, subset)
+        return outputs.in_form(self, values, subset)
 
     @property
     def turn(self) -> Turn:
         """The turn that calls of this function take."""
         return self._usable_world().turn
 
-    def forget_last_call(self) -> None:
-        """Discard the last command, whose rows were divided for the former number of ranks."""
-        self.last_call = None
+    def forget_plan(self) -> None:
+        """Discard the plan of the last call, whose rows were checked for the former number of ranks."""
+        self.plan = None
         self.watch = self.watcher
 
     def _usable_world(self):
@@ -430,6 +435,6 @@ class Function(Inputs, Copyable):
 
 #: Used by the package itself; not shown by completion.
 _INTERNAL = set(
-    "analysis check_step copy_of forget_last_call from_parts last_call reduced reduced_by_step "
+    "analysis check_step copy_of forget_plan from_parts plan reduced reduced_by_step "
     "specification turn verification watch watcher".split()
 )

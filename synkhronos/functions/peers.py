@@ -91,7 +91,7 @@ class GraphPeers:
     def __init__(self, here: Here, function: int) -> None:
         self._here, self._function, self.weight, self.is_whole = here, function, 0, True
         self._headers: dict[_Place, bytes] = {}
-        self._stages = Stages(here.store, here.transport.communicator)  # for large arrays
+        self._stages = Stages(here.store, here.transport.communicator())  # for large arrays
 
     def __deepcopy__(self, memo: dict) -> GraphPeers:
         return self  # Theano's DebugMode copies all values

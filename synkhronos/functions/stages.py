@@ -7,6 +7,8 @@ from typing import Any, Callable
 
 import numpy as np
 
+from synkhronos.comms.base import Communicator
+from synkhronos.comms.repeating import RepeatingCommunicator
 from synkhronos.stores.base import Store
 
 _MOST = 2  # stages for each collective: the last result may still be used when the next is computed
@@ -18,11 +20,11 @@ class Stage:
     Attributes
     ----------
     array : numpy.ndarray
-    comm : Communicator
+    comm : RepeatingCommunicator
     """
 
-    def __init__(self, array: np.ndarray, comm: Any) -> None:
-        self.array, self.comm = array, comm
+    def __init__(self, array: np.ndarray, comm: Communicator) -> None:
+        self.array, self.comm = array, RepeatingCommunicator(comm)
         self._borrower: Callable[[], Any] = lambda: None
 
     def is_like(self, array: np.ndarray) -> bool:
@@ -55,12 +57,11 @@ class Stages:
     Parameters
     ----------
     store : Store
-    communicator : callable
-        Returns a new communicator.
+    comm : Communicator
     """
 
-    def __init__(self, store: Store, communicator: Callable[[], Any]) -> None:
-        self._store, self._communicator = store, communicator
+    def __init__(self, store: Store, comm: Communicator) -> None:
+        self._store, self._comm = store, comm
         self._stages: list[Stage] = []
         self._numbers: set[int | None] = set()
 
@@ -74,6 +75,6 @@ class Stages:
         else:
             most = _MOST * len(self._numbers)
             del self._stages[: max(0, 1 + len(self._stages) - most)]  # before memory is allocated
-            stage = Stage(self._store.empty(array.shape, array.dtype), self._communicator())
+            stage = Stage(self._store.empty(array.shape, array.dtype), self._comm)
         self._stages.append(stage)
         return stage

@@ -13,13 +13,13 @@ import numpy as np
 
 from synkhronos.arithmetic.averages import normalized
 from synkhronos.arithmetic.operations import find_operation
-from synkhronos.comms.base import ArraySpec, Communicator
+from synkhronos.comms.base import ArraySpec, PreparingCommunicator
 from synkhronos.comms.wires import WireReduction
 
 _TAKEN = 4096  # bytes; larger outputs are reduced here and not sent to the master
 
 
-class MachinesCommunicator(Communicator):
+class MachinesCommunicator(PreparingCommunicator):
     """Hierarchical collectives.
 
     Parameters
@@ -45,11 +45,6 @@ class MachinesCommunicator(Communicator):
         self._machine, _ = self._place_of(self.rank)
         self._has_only_leaders = all(len(ranks) == 1 for ranks in machines)
 
-    def forget(self):
-        self._local.forget()
-        if self._is_leader:
-            self._leaders.forget()
-
     @property
     def _is_leader(self):
         return self._local.rank == self._leader
@@ -62,13 +57,20 @@ class MachinesCommunicator(Communicator):
     def takes(self, array):
         return isinstance(array, np.ndarray) and array.nbytes > _TAKEN and array.dtype.kind in "fc"
 
-    def broadcast(self, arrays, root):
+    def prepare_broadcast(self, root):
         machine, rank = self._place_of(root)
-        if machine == self._machine:
-            arrays = self._local.broadcast(arrays, rank)
-        if self._is_leader:
-            arrays = self._leaders.broadcast(arrays, machine)
-        return arrays if machine == self._machine else self._local.broadcast(arrays, self._leader)
+        is_here = machine == self._machine
+        near = self._local.prepare_broadcast(rank if is_here else self._leader)
+        far = self._leaders.prepare_broadcast(machine)
+
+        def broadcast(arrays):
+            if is_here:
+                arrays = near(arrays)
+            if self._is_leader:
+                arrays = far(arrays)
+            return arrays if is_here else near(arrays)
+
+        return broadcast
 
     def gather(self, arrays, root):
         machine, _ = self._place_of(root)
@@ -107,48 +109,63 @@ class MachinesCommunicator(Communicator):
         shared = [np.array(one) for one in self._local.broadcast(room, self._leader)]
         return [shared[start : start + self.size] for start in range(0, len(shared), self.size)]
 
-    def reduce(self, arrays, op, root, weight=1):
+    def prepare_reduction(self, op, root=None):
+        find_operation(op)  # every rank refuses an unknown one, and not the leaders alone
+        if root is not None:
+            return self._prepare_reduction_to(op, root)
+        between = self._leaders.prepare_reduction(op) if self._is_leader else None
+        reduce, share = self._prepare(op), self._local.prepare_broadcast(self._leader)
+
+        def all_reduce(arrays, weight=1, wires=None):
+            def in_wires(given, total):
+                return self._wires.all_reduce(given, op, total, wires)
+
+            return share(reduce(arrays, weight, between if wires is None else in_wires))
+
+        return all_reduce
+
+    def _prepare_reduction_to(self, op, root):
         machine, rank = self._place_of(root)
-        # Only the root's arrays may change.
-        staged = arrays
-        if self._is_leader and self.rank != root:
-            staged = [np.array(array, order="C") for array in arrays]
-        reduced = self._reduce(
-            staged, op, weight, lambda given, total: self._leaders.reduce(given, op, machine, total)
-        )
-        if machine == self._machine and rank != self._leader:
-            gathered = self._local.gather(reduced, rank)
-            if self.rank == root:
-                return [one[self._leader] for one in gathered]
-        return reduced if self.rank == root else arrays
+        between = self._leaders.prepare_reduction(op, machine) if self._is_leader else None
+        prepared = self._prepare(op)
+
+        def reduce(arrays, weight=1):
+            # Only the root's arrays may change.
+            staged = arrays
+            if self._is_leader and self.rank != root:
+                staged = [np.array(array, order="C") for array in arrays]
+            reduced = prepared(staged, weight, between)
+            if machine == self._machine and rank != self._leader:
+                gathered = self._local.gather(reduced, rank)
+                if self.rank == root:
+                    return [one[self._leader] for one in gathered]
+            return reduced if self.rank == root else arrays
+
+        return reduce
 
     def timed(self):
         return [*self._local.timed(), *(self._leaders.timed() if self._is_leader else [])]
 
-    def all_reduce(self, arrays, op, weight=1):
-        reduced = self._reduce(
-            arrays, op, weight, lambda given, total: self._leaders.all_reduce(given, op, total)
-        )
-        return self._local.broadcast(reduced, self._leader)
+    def _prepare(self, op):
+        """Return a function that reduces on this machine, and then between the leaders.
 
-    def all_reduce_in(self, wires, arrays, op, weight=1):
-        reduced = self._reduce(
-            arrays, op, weight, lambda given, total: self._wires.all_reduce(given, op, total, wires)
-        )
-        return self._local.broadcast(reduced, self._leader)
-
-    def _reduce(self, arrays, op, weight, between):
-        """Reduce on this machine, and then between the leaders: ``between(arrays, weight)``."""
+        The latter by its third argument, ``between(arrays, weight)``.
+        """
         if self._has_only_leaders:
-            return between(arrays, weight)
-        # This machine's reduction writes to an array, so all ranks have to agree before it.
-        by_rank, weights = self._exchange(arrays, weight)
-        self.check_reducible(op, by_rank, weights)
-        weights = normalized(weights)
-        total = sum(weights[rank] for rank in self._machines[self._machine])
-        if self._local.size > 1 and (total or not find_operation(op).weighted):
-            arrays = self._local.reduce(arrays, op, self._leader, weight)
-        return between(arrays, total) if self._is_leader else arrays
+            return lambda arrays, weight, between: between(arrays, weight)
+        near = self._local.prepare_reduction(op, self._leader)
+
+        def reduce(arrays, weight, between):
+            # This machine's reduction writes to an array, so all ranks have to agree before it.
+            by_rank, weights = self._exchange(arrays, weight)
+            self.check_reducible(op, by_rank, weights)
+            weights = normalized(weights)
+            total = sum(weights[rank] for rank in self._machines[self._machine])
+            if self._local.size > 1 and (total or not find_operation(op).weighted):
+                arrays = near(arrays, weight)
+            return between(arrays, total) if self._is_leader else arrays
+
+        return reduce
 
     def _exchange(self, arrays, weight):
         """Return the types of the arrays, and the weights, of all ranks."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any
+from typing import Any, Callable
 
 import numpy as np
 
@@ -42,6 +42,7 @@ class Collectives:
         self._stop = Stop(flag)
         self._meeting = Meeting(here, self._stop)
         self._numbers: dict[SharedVariable, int] = {}
+        self._prepared: dict[tuple, Callable[[Any], Any]] = {}  # collectives that may be repeated
         self._has_ended = False
 
     @property
@@ -104,7 +105,7 @@ class Collectives:
         """
         self._enter_meeting()
         numbers = self._numbers_of(shared_vars)
-        self._run("broadcast", Broadcast(numbers, True), *numbers)
+        self._run("broadcast", lambda: Broadcast(numbers, True), *numbers)
 
     @takes_turn
     def scatter(self, shared_vars: SharedVariables, values: Any = None) -> None:
@@ -146,7 +147,7 @@ class Collectives:
         if isinstance(nd_up, bool) or nd_up not in (0, 1):
             raise ValueError(f"rank.gather: nd_up: expected 0 or 1, got {nd_up!r}")
         numbers = self._numbers_of(shared_vars, nd_up == 0, "rank.gather(nd_up=0)")
-        gathered = self._run("gather", Gather(numbers, False, True), *numbers, nd_up)
+        gathered = self._run("gather", lambda: Gather(numbers, False, True), *numbers, nd_up)
         if gathered is None:
             return None
         joined = [join(arrays, nd_up) for arrays in gathered]
@@ -162,7 +163,7 @@ class Collectives:
         """
         self._enter_meeting()
         numbers = self._numbers_of(shared_vars, True, "rank.all_gather")
-        self._run("all_gather", Gather(numbers, True, True), *numbers)
+        self._run("all_gather", lambda: Gather(numbers, True, True), *numbers)
 
     @takes_turn
     def reduce(
@@ -187,8 +188,7 @@ class Collectives:
         self._enter_meeting()
         numbers = self._numbers_of(shared_vars)
         target = "master" if in_place else "new"
-        reduction = self._reduction(numbers, op, target, weight)
-        reduced = self._run("reduce", reduction, *numbers, op, target)
+        reduced = self._reduce("reduce", numbers, op, target, weight)
         if reduced is None or isinstance(shared_vars, (list, tuple)):
             return reduced
         return reduced[0]
@@ -214,28 +214,34 @@ class Collectives:
         """
         self._enter_meeting()
         numbers = self._numbers_of(shared_vars)
-        command = self._reduction(numbers, op, "all", weight, check_format(wire, op))
-        self._run("all_reduce", command, *numbers, op, wire)
+        self._reduce("all_reduce", numbers, op, "all", weight, check_format(wire, op))
 
-    def _reduction(self, numbers, op, target, weight, wire=None):
+    def _reduce(self, name, numbers, op, target, weight, wire=None):
         operation = find_operation(op)
         for number in numbers:
             shared = self._here.shareds[number]
             operation.check_dtype(self._here.engine.type_of(shared).dtype, shared)
         check_wire(self._here.engine, wire, [self._here.shareds[number] for number in numbers])
-        if weight is None:
-            return Reduce(numbers, op, target, None, True, wire)
-        if not operation.weighted:
+        if weight is not None and not operation.weighted:
             raise ValueError(f"weight: expected none for the operation {op!r}, which is not an average")
-        if not np.isfinite(weight) or weight < 0:
+        if weight is not None and (not np.isfinite(weight) or weight < 0):
             raise ValueError(f"weight: expected a number of at least 0, got {weight!r}")
-        return Reduce(numbers, op, target, {self.rank: float(weight)}, True, wire)
+        weights = None if weight is None else {self.rank: float(weight)}
+        what = *numbers, op, wire if target == "all" else target
+        return self._run(
+            name, lambda: Reduce(numbers, op, target, None, True, wire), *what, change=weights
+        )
 
-    def _run(self, name: str, command: Command, *what: Any) -> Any:
+    def _run(
+        self, name: str, make_command: Callable[[], Command], *what: Any, change: Any = None
+    ) -> Any:
         """Run the command of a collective once all ranks have reached it, as `what` confirms."""
         self._meet(name, *what)
+        run = self._prepared.get((name, *what))
+        if run is None:
+            run = self._prepared[(name, *what)] = make_command().prepare(self._here)
         with self._stopped_by_others():
-            return command.run(self._here)
+            return run(change)
 
     def _meet(self, name, *what, own=None):
         with self._stopped_by_others():

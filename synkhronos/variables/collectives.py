@@ -46,11 +46,17 @@ class Broadcast(Command):
         self.numbers, self.nccl = numbers, nccl
 
     def run(self, here):
-        variables = [here.shareds[number] for number in self.numbers]
-        arrays = storages(here, self.numbers)
-        values = here.communicator(self.nccl).broadcast(arrays, here.master_rank)
-        for variable, value in zip(variables, values):
-            here.engine.store(variable, value)
+        self.prepare(here)(None)
+
+    def prepare(self, here):
+        broadcast = here.communicator(self.nccl).prepare_broadcast(here.master_rank)
+
+        def run(_):
+            values = broadcast(storages(here, self.numbers))
+            for number, value in zip(self.numbers, values):
+                here.engine.store(here.shareds[number], value)
+
+        return run
 
 
 @in_turn
@@ -379,9 +385,10 @@ def reduce(
     """
     target = "master" if in_place else "new"
     world, variables, command = plan_reduction(shared_vars, op, target, weights, nccl)
-    agreement_of(world).compared(command.numbers)
+    numbers = command.plain.numbers
+    agreement_of(world).compared(numbers)
     if in_place:
-        agreement_of(world).local.update(command.numbers)
+        agreement_of(world).local.update(numbers)
 
     def finish(results):
         if in_place:

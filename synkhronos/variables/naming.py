@@ -65,10 +65,10 @@ def submit_equalizing(world: World, command: Any, variables: Sequence[SharedVari
 
     A repeated collective is not submitted again, so its end is noted, too.
     """
-    agreement = agreement_of(world)
+    agreement, numbers = agreement_of(world), command.plain.numbers
 
     def note(_: Any = None) -> None:
-        agreement.equalized(command.numbers)
+        agreement.equalized(numbers)
 
     if world.is_recording:
         note()  # for the next calls of the block

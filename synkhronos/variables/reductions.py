@@ -16,7 +16,10 @@ from synkhronos.functions.function import Function
 from synkhronos.variables.begun import begun, has_completed
 from synkhronos.variables.naming import check_nccl, numbers_of, resolve, storages
 from synkhronos.world.here import Command
+from synkhronos.world.plans import Plan, PlannedCommand
 from synkhronos.world.world import World, current_world
+
+_MOST_PLANS = 32
 
 
 class Reduce(Command):
@@ -48,30 +51,45 @@ class Reduce(Command):
     def exact(self) -> Reduce:
         return Reduce(self.numbers, self.op, self.target, self.weights, self.nccl)
 
+    def changed(self, change):
+        """Return the same reduction with other weights."""
+        if change is None:
+            return self
+        return Reduce(
+            self.numbers, self.op, self.target, change, self.nccl, self.wire, self.begun.items()
+        )
+
     def run(self, here):
+        return self.prepare(here)(None)
+
+    def prepare(self, here):
         comm = here.communicator(self.nccl)
-        numbers = self.numbers
-        if here.ahead is not None:
-            numbers = [number for number in numbers if not has_completed(here, self, number)]
-            if not numbers:
-                return None
-        variables = [here.shareds[number] for number in numbers]
-        arrays = storages(here, numbers)
-        weight = self._weight(here)
-        if self.target == "all" and self.wire is not None and comm.over_cpu.has_wires:
-            shapes = [array.shape for array in arrays]
-            wires = [here.wire(one, self.wire, shape) for one, shape in zip(numbers, shapes)]
-            reduced = comm.over_cpu.all_reduce_in(wires, arrays, self.op, weight)
-        elif self.target == "all":
-            reduced = comm.all_reduce(arrays, self.op, weight)
-        else:
+        is_wired = self.wire is not None and comm.over_cpu.has_wires
+        if is_wired:
+            comm = comm.over_cpu
+        reduce = comm.prepare_reduction(self.op, None if self.target == "all" else here.master_rank)
+
+        def run(weights):
+            numbers = self.numbers
+            if here.ahead is not None:
+                numbers = [number for number in numbers if not has_completed(here, self, number)]
+                if not numbers:
+                    return None
+            arrays = storages(here, numbers)
             if self.target == "new" and here.is_master:
                 arrays = [array.copy() for array in arrays]
-            reduced = comm.reduce(arrays, self.op, here.master_rank, weight)
+            own = [self._weight(here) if weights is None else weights[here.rank]]
+            if is_wired:
+                own.append(
+                    [here.wire(one, self.wire, array.shape) for one, array in zip(numbers, arrays)]
+                )
+            reduced = reduce(arrays, *own)
             if self.target == "new" and here.is_master:
                 return [np.array(here.engine.to_host(array)) for array in reduced]
-        for variable, array in zip(variables, reduced):
-            here.engine.store(variable, array)
+            for number, array in zip(numbers, reduced):
+                here.engine.store(here.shareds[number], array)
+
+        return run
 
     def _weight(self, here):
         if self.weights is None:
@@ -81,21 +99,31 @@ class Reduce(Command):
         return self.weights[here.rank]
 
 
-class _LastReduction:
-    """The last reduction and its arguments, so that a repeated one is checked and pickled only once."""
+class _Reductions:
+    """The plans of reductions of a world, by what the script gave: such a call is checked only once.
 
-    arguments: tuple | None = None
-    command: Reduce
-    options: tuple = ()  # as the script gave them
-    objects: list[weakref.ref] = []  # what it gave: the variables, and the function if there is one
+    The plans are dropped with any function or variable that is.
+    """
 
-    def is_repeated(self, options: tuple, objects: Sequence[Any]) -> bool:
-        """Whether the script has given the same objects again."""
-        return (
-            options == self.options
-            and len(objects) == len(self.objects)
-            and all([known() is one for known, one in zip(self.objects, objects)])
-        )
+    def __init__(self) -> None:
+        self._plans: dict[tuple, tuple[list[weakref.ref], Plan]] = {}
+
+    def find(self, options: tuple, objects: Sequence[Any]) -> Plan | None:
+        """Return the plan for these options, and variables and perhaps a function as `objects`."""
+        known = self._plans.get((*options, *map(id, objects)))
+        if known is None or not all([ref() is one for ref, one in zip(known[0], objects)]):
+            return None
+        return known[1]
+
+    def add(self, options: tuple, objects: Sequence[Any], plan: Plan) -> None:
+        """Keep a plan."""
+        if len(self._plans) >= _MOST_PLANS:
+            self._plans.clear()
+        key = (*options, *map(id, objects))
+        self._plans[key] = [weakref.ref(one) for one in objects], plan
+
+    def forget(self, numbers: Sequence[int]) -> None:
+        self._plans.clear()
 
 
 def plan_reduction(
@@ -105,44 +133,38 @@ def plan_reduction(
     weights: Function | ArrayLike | None,
     nccl: bool,
     wire: Format | None = None,
-) -> tuple[World, list[SharedVariable], Reduce]:
-    """Return the world, the variables and the command, after checking the arguments.
-
-    If the command equals the last one, that object is returned, which is already pickled.
-    """
+) -> tuple[World, list[SharedVariable], Command]:
+    """Return the world, the variables and the command, after checking the arguments."""
     world = current_world()
     world.check_usable()
-    last = world.part(_LastReduction)
-    is_simple = type(op) is str and type(nccl) is bool and wire is None
     objects = list(shared_vars) if isinstance(shared_vars, (list, tuple)) else [shared_vars]
-    if isinstance(weights, Function):
+    is_weighted = isinstance(weights, Function)
+    if is_weighted:
         objects.append(weights)
-    elif weights is not None:
-        is_simple = False
-    options = op, target, nccl, isinstance(weights, Function), world.registry.n_functions
-    if is_simple and last.is_repeated(options, objects):
-        return world, objects[: len(last.command.numbers)], last.command
+    if (weights is not None and not is_weighted) or type(op) is not str or type(nccl) is not bool:
+        return (world, *_checked(world, shared_vars, op, target, weights, nccl, wire))
+    wire = check_format(wire, op)
+    known = world.part(_Reductions)
+    options = op, target, nccl, wire, is_weighted, world.registry.n_functions
+    plan = known.find(options, objects)
+    if plan is None:
+        _, command = _checked(world, shared_vars, op, target, weights, nccl, wire)
+        plan = Plan(world.registry, command)
+        known.add(options, objects, plan)
+    return world, objects[: len(plan.command.numbers)], PlannedCommand(plan)
+
+
+def _checked(world, shared_vars, op, target, weights, nccl, wire):
+    """Return the variables and the command of a reduction, after checking the arguments."""
     _, variables, _ = resolve(shared_vars)
-    command = _plan(world, variables, op, target, weights, nccl, wire)
-    if is_simple:
-        last.options, last.objects = options, [weakref.ref(one) for one in objects]
-    return world, variables, command
-
-
-def _plan(world, variables, op, target, weights, nccl, wire):
     operation, numbers = find_operation(op), numbers_of(world, variables)
     weights, nccl = _check_weights(world, operation, weights), check_nccl(nccl)
     started = begun(world.here.engine, numbers, variables) if target == "all" else ()
-    arguments = numbers, op, target, weights, nccl, check_format(wire, op), started
-    last = world.part(_LastReduction)
-    last.options = ()
-    if arguments == last.arguments:
-        return last.command
+    wire = check_format(wire, op)
     for variable in variables:
         operation.check_dtype(world.here.engine.type_of(variable).dtype, variable)
     check_wire(world.here.engine, wire, variables)
-    last.arguments, last.command = arguments, Reduce(*arguments)
-    return last.command
+    return variables, Reduce(numbers, op, target, weights, nccl, wire, started)
 
 
 def check_wire(engine: Engine, wire: Format | None, variables: Sequence[SharedVariable]) -> None:

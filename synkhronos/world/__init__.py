@@ -1,7 +1,8 @@
 """The world: the ranks of one ``fork()``, the commands that they run, and failures.
 
 ``here`` defines commands and the state of a rank. ``world`` runs commands between a start and a finish
-barrier, and gets their results from ``replies``. ``registry`` numbers functions and shared variables.
+barrier, and gets their results from ``replies``. ``plans`` are commands that are sent once and
+run again. ``registry`` numbers functions, shared variables and plans.
 ``launch`` starts and closes a world, and ``options`` are what it was told; ``worker`` is the loop of a
 worker, and ``logged`` a world that logs its commands. ``devices`` and ``threads`` assign devices and
 BLAS threads to the ranks. ``job`` finds the machines of an MPI job and leads the ranks of one;

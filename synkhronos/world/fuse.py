@@ -11,75 +11,52 @@ from synkhronos._errors import FuseError
 from synkhronos._typing import Finish
 from synkhronos.stores.required_rows import Need
 from synkhronos.world.here import Command, Here
+from synkhronos.world.plans import Plan, PlannedCommand
 from synkhronos.world.world import World, current_world
 
 
 class FusedCommand(Command):
-    """Several commands, run in order."""
+    """Several commands, run in order. A change ``(place, change)`` is one of the command in a place."""
 
-    is_rehearsed = True
-
-    _parts: tuple[Command, Any] | None = None  # if it was made from another fused command
-
-    def __init__(self, commands: list[Command]) -> None:
+    def __init__(self, commands: Sequence[Command]) -> None:
         self.commands = commands
 
-    def __reduce__(self) -> tuple:
-        return FusedCommand, (self.commands,)
+    def sent(self) -> list[Any]:
+        return [command.sent() for command in self.commands]
 
-    def with_command(self, place: int, command: Command, rest: Any = None) -> FusedCommand:
-        """Return the same commands with another one in a place.
+    def mark_sent(self) -> None:
+        for command in self.commands:
+            command.mark_sent()
 
-        Parameters
-        ----------
-        place : int
-        command : Command
-        rest : object, optional
-            What the command in this place is joined with to make the other one: then only that is sent,
-            to ranks that have this fused command.
-        """
-        if command is self.commands[place]:
+    def changed(self, change: tuple[int, Any] | None) -> FusedCommand:
+        if change is None:
             return self
-        made = FusedCommand(list(self.commands))
-        made.commands[place] = command
-        if rest is not None:
-            made._parts = self, (place, rest)
-        return made
-
-    def parted(self) -> tuple[Command, Any]:
-        if self._parts is not None:
-            return self._parts
-        if not self.commands:
-            return self, None
-        # The ranks often have most parts from an earlier block.
-        parted = [command.parted() for command in self.commands]
-        return _NO_COMMANDS, [(base.packed(), rest) for base, rest in parted]
-
-    def joined(self, rest: Any, here: Here) -> FusedCommand:
-        if type(rest) is tuple:
-            place, further = rest
-            return self.with_command(place, self.commands[place].joined(further, here))
-        commands = []
-        for packed, further in rest:
-            base = here.kept(packed)
-            commands.append(base if further is None else base.joined(further, here))
+        commands = list(self.commands)
+        commands[change[0]] = commands[change[0]].changed(change[1])
         return FusedCommand(commands)
 
     def run(self, here: Here) -> list:
         return [command.run(here) for command in self.commands]
 
-    def rehearse(self, here: Here) -> None:
-        for command in self.commands[:1]:  # the first one's work empties the caches again
-            command.rehearse(here)
+    def prepare(self, here: Here) -> Callable[[tuple[int, Any] | None], list]:
+        prepared = [command.prepare(here) for command in self.commands]
+
+        def run(change):
+            place, part = (-1, None) if change is None else change
+            return [one(part if at == place else None) for at, one in enumerate(prepared)]
+
+        return run
+
+    def rehearse(self, here: Here, change: tuple[int, Any] | None = None) -> None:
+        place, part = (0, None) if change is None else change
+        for command in self.commands[:1]:  # its work empties the caches again
+            command.rehearse(here, None if place else part)
 
     def needs(self, ranks: range, size: int) -> list[Need]:
         return [need for command in self.commands for need in command.needs(ranks, size)]
 
     def describe(self, here: Here) -> str:
         return " + ".join(command.describe(here) for command in self.commands)
-
-
-_NO_COMMANDS = FusedCommand([])
 
 
 class Pending:
@@ -224,7 +201,7 @@ class _Block(contextlib.ContextDecorator):
 
 
 class RecordedCalls:
-    """The calls of a block, as one command that can be run again.
+    """The calls of a block, which can be run again.
 
     Parameters
     ----------
@@ -235,18 +212,19 @@ class RecordedCalls:
     def __init__(self, world: World, calls: Sequence[tuple[Command, Finish]]) -> None:
         self._world, self._finishes = world, [finish for _, finish in calls]
         self._command = FusedCommand([command for command, _ in calls])
-        self._base = self._command  # with a part of the command that differs, which is sent once
+        self._plan: Plan | None = None  # once they are run again
         self._changes = world.registry.changes
 
     def run(self) -> list[Any]:
         """Run the calls; return their results."""
         return self._finished(self._command)
 
-    def run_with(self, place: int, command: Command) -> list[Any]:
-        """Run the calls, with another command in one place; return their results."""
-        part, rest = command.parted()
-        self._base = self._base.with_command(place, part)
-        return self._finished(self._base.with_command(place, command, rest))
+    def run_with(self, place: int, change: Any) -> list[Any]:
+        """Run the calls, with a change of the command in one place; return their results."""
+        if self._plan is None:
+            commands = [command.plain for command in self._command.commands]
+            self._plan = Plan(self._world.registry, FusedCommand(commands))
+        return self._finished(PlannedCommand(self._plan, (place, change)))
 
     def _finished(self, command):
         by_rank = self._world.run(command)

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import math
 import pickle
-import weakref
 from abc import ABC, abstractmethod
-from typing import Any, Iterable, MutableMapping, Sequence
+from typing import Any, Callable, Iterable, MutableMapping, Sequence
 
 import numpy as np
 
@@ -28,9 +27,6 @@ from synkhronos.stores.required_rows import Need
 from synkhronos.transports.base import Transport
 from synkhronos.world.replies import failure, success
 
-_SMALL = 4096  # bytes of a pickled command that is kept
-_MOST_KEPT = 64  # commands
-
 
 class Command(ABC):
     """Something that every rank executes. It does not change once it has been run.
@@ -39,38 +35,24 @@ class Command(ABC):
 
     Attributes
     ----------
-    is_rehearsed : bool
-        Whether the next command is often one like this, so that `rehearse` is useful.
     is_like_serial : bool
         Whether it can be run on one rank alone to compare what it does.
     takes_master : bool
         Whether what it changes depends on the master's values only.
     """
 
-    is_rehearsed = False
     is_like_serial = takes_master = False
 
-    _packed: bytes | None = None
+    def sent(self) -> Any:
+        """Return the form in which it is sent; see `synkhronos.world.plans`."""
+        return self
 
     def packed(self) -> bytes:
-        """Return the bytes that are sent. A command that is repeated is pickled once."""
-        if self._packed is None:
-            base, rest = self.parted()
-            # A tuple is pickled faster than an object, by 20 microseconds when the caches are cold.
-            sent = self if rest is None else (base.packed(), rest)
-            self._packed = pickle.dumps(sent, pickle.HIGHEST_PROTOCOL)
-        return self._packed
+        """Return the bytes that are sent."""
+        return pickle.dumps(self.sent(), pickle.HIGHEST_PROTOCOL)
 
-    def __getstate__(self) -> dict:
-        return {name: value for name, value in vars(self).items() if name != "_packed"}
-
-    def parted(self) -> tuple[Command, Any]:
-        """Return two parts: a command that is often sent, and the rest; None if nothing is left."""
-        return self, None
-
-    def joined(self, rest: Any, here: Here) -> Command:
-        """Return the command whose parts are this one and `rest`."""
-        raise NotImplementedError(f"{type(self).__name__}: it is always sent as a whole")
+    def mark_sent(self) -> None:  # noqa: B027
+        """Record that all ranks have been sent the command, and have run it."""
 
     @abstractmethod
     def run(self, here: Here) -> Any:
@@ -80,9 +62,18 @@ class Command(ABC):
         """Return which rows of the master's arrays some of the `size` ranks need: by default, none."""
         return ()
 
-    def forget_arrays(self) -> None:
-        """Free what it keeps for its repetition."""
-        vars(self).pop("_prepared", None)
+    def changed(self, change: Any) -> Command:
+        """Return the command with a change of its own kind, or itself with None."""
+        if change is None:
+            return self
+        raise TypeError(f"{type(self).__name__}: expected no change, got {change!r}")
+
+    def prepare(self, here: Here) -> Callable[[Any], Any]:
+        """Return a function that runs the command on this rank again and again, each time with a change.
+
+        What it keeps is valid until `Plans.forget_prepared`.
+        """
+        return lambda change: self.changed(change).run(here)
 
     @property
     def plain(self) -> Command:
@@ -93,12 +84,72 @@ class Command(ABC):
         """Return the command without what makes its results depend on former ones, or inexact."""
         return self
 
-    def rehearse(self, here: Here) -> None:  # noqa: B027
+    def rehearse(self, here: Here, change: Any = None) -> None:  # noqa: B027
         """Do the steps of `run` before it computes: nothing changes, and nothing is waited for."""
 
     def describe(self, here: Here) -> str:
         """Return what the command does, in a few words, for the log."""
         return type(self).__name__
+
+
+class Received(Command):
+    """A command in the form in which it was sent."""
+
+    def __init__(self, sent: Any) -> None:
+        self._sent = sent
+
+    def run(self, here: Here) -> Any:
+        return here.run_sent(self._sent)
+
+    def rehearse(self, here: Here, change: Any = None) -> None:
+        if type(self._sent) is list:
+            for one in self._sent[:1]:  # the first one's work empties the caches again
+                Received(one).rehearse(here)
+        elif type(self._sent) is tuple:
+            number, change, *_ = self._sent
+            here.plans.command(number).rehearse(here, change)
+        else:
+            self._sent.rehearse(here)
+
+    def describe(self, here: Here) -> str:
+        if type(self._sent) is list:
+            return " + ".join(Received(one).describe(here) for one in self._sent)
+        is_plan = type(self._sent) is tuple
+        return (here.plans.command(self._sent[0]) if is_plan else self._sent).describe(here)
+
+
+class Plans:
+    """The plans that a rank has been sent, by number, and what it has prepared to run them."""
+
+    def __init__(self) -> None:
+        self._commands: dict[int, Command] = {}
+        self._prepared: dict[int, Callable[[Any], Any]] = {}
+
+    def command(self, number: int) -> Command:
+        """Return the command of a plan."""
+        return self._commands[number]
+
+    def run(self, here: Here, number: int, change: Any, command: Command | None = None) -> Any:
+        """Run a plan with a change; `command` is the plan's, if this rank may not have it."""
+        prepared = self._prepared.get(number)
+        if prepared is None:
+            if command is not None:
+                self._commands[number] = command
+            prepared = self._prepared[number] = self._commands[number].prepare(here)
+        return prepared(change)
+
+    def drop(self, numbers: Iterable[int]) -> None:
+        """Forget the plans with these numbers, if this rank has them."""
+        for number in numbers:
+            self._commands.pop(number, None)
+            self._prepared.pop(number, None)
+
+    def forget_prepared(self) -> None:
+        """Free what was prepared: the store, a function or a variable is about to be freed."""
+        self._prepared.clear()
+
+    def __len__(self) -> int:
+        return len(self._commands)
 
 
 class Here:
@@ -127,8 +178,8 @@ class Here:
         The name of this rank's device.
     wires : dict
         What this rank keeps of reductions in wire formats, by the number of the variable and the format.
-    prepared : weakref.WeakSet
-        The commands that keep arrays of the store for their repetition.
+    plans : Plans
+        The plans that this rank has been sent.
     restarts : int
         How often this rank was replaced in the program that is running.
     """
@@ -149,13 +200,10 @@ class Here:
         self.log: Any = None
         self.device = "cpu"
         self.restarts = 0
-        self.prepared: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.plans = Plans()
         self.wires: dict[tuple[int, Any], Any] = {}
         self._buffers: dict[tuple, np.ndarray] = {}
-        self._payload: bytes | None = None
-        self._command: Any = None
-        self._succeeded = False  # whether that command has
-        self._kept: dict[bytes, Any] = {}
+        self._succeeded: bytes | None = None  # the last payload, if its command has succeeded
 
     @property
     def rank(self) -> int:
@@ -184,7 +232,11 @@ class Here:
         return self.engine.pieces_of(self.shareds[number]) or (tuple(shape),)
 
     def keep_replicas(self) -> None:
-        """Keep replicas alive until the master sends a command to drop them."""
+        """Keep replicas alive until the master sends a command to drop them.
+
+        What a forked worker has inherited of the master's preparations is the master's.
+        """
+        self.plans.forget_prepared()
         self.functions, self.shareds = dict(self.functions), dict(self.shareds)
 
     def take(self, key: tuple, source: Any, rows: Rows, axis: int = 0) -> Any:
@@ -222,8 +274,7 @@ class Here:
         for by_key in (self.wires, self._buffers):  # each key starts with a number
             for key in [key for key in by_key if key[0] in numbers]:
                 del by_key[key]
-        self._kept.clear()  # a command may refer to the function that it has called
-        self.comm.forget()
+        self.plans.forget_prepared()  # it may refer to these
 
     def communicator(self, nccl: bool) -> Communicator:
         """Return the communicator to use: NCCL if it is available and allowed."""
@@ -244,8 +295,7 @@ class Here:
         The store is about to be freed, or new workers must inherit copies instead of shared arrays.
         """
         self.peers.clear()  # they have memory in the store
-        for command in list(self.prepared):
-            command.forget_arrays()
+        self.plans.forget_prepared()
         for shared in self.shareds.values():
             storage = self.engine.storage(shared)
             if isinstance(storage, np.ndarray) and storage in self.store:
@@ -253,21 +303,27 @@ class Here:
 
     def execute(self, payload: bytes) -> bytes:
         """Run the command in these bytes and return the bytes of the reply."""
-        self._succeeded = False
+        self._succeeded = None
         try:
-            if payload != self._payload:  # the same call is often repeated
-                self._command = self._payload = None
-                self._command, self._payload = self.opened(payload), payload
+            sent = pickle.loads(payload)
             if self.sent:
                 self.sent.clear()
                 self.store.collect()
-            reply = success(self._command.run(self))
-            self._succeeded = True
+            reply = success(self.run_sent(sent))
+            self._succeeded = payload
             return reply
         except Exception as error:
             if not isinstance(error, CollectiveAbortedError):
                 self.transport.abort()
             return self.failure(error)
+
+    def run_sent(self, sent: Any) -> Any:
+        """Run a command in its sent form."""
+        if type(sent) is tuple:
+            return self.plans.run(self, *sent)
+        if type(sent) is list:
+            return [self.run_sent(one) for one in sent]
+        return sent.run(self)
 
     def rehearse(self) -> None:
         """Read the last command again, up to where it computes, while there is no other one.
@@ -275,28 +331,9 @@ class Here:
         The next command is often like it, and its steps are in the processor's caches then. Nothing is
         done while this rank's steps are measured.
         """
-        if self._succeeded and self._command.is_rehearsed and self.log is None:
+        if self._succeeded is not None and self.log is None:
             with suppress(Exception):  # the command itself will report what is wrong
-                self.opened(self._payload).rehearse(self)
-
-    def opened(self, payload: bytes) -> Command:
-        """Return the command that was sent as these bytes."""
-        sent = pickle.loads(payload)
-        if type(sent) is not tuple:
-            return sent
-        base, rest = sent
-        return self.kept(base).joined(rest, self)
-
-    def kept(self, packed: bytes) -> Command:
-        """Return the command in these bytes. Small ones are kept, as they are often repeated."""
-        command = self._kept.get(packed)
-        if command is None:
-            command = self.opened(packed)
-            if len(packed) <= _SMALL:
-                if len(self._kept) >= _MOST_KEPT:
-                    self._kept.clear()
-                self._kept[packed] = command
-        return command
+                Received(pickle.loads(self._succeeded)).rehearse(self)
 
     def failure(self, error: Exception) -> bytes:
         """Return the bytes of a reply that reports how this rank failed."""

@@ -9,11 +9,12 @@ from __future__ import annotations
 import logging
 import os
 import time
+from typing import Any
 
 from synkhronos.host import blas_kernels, log
 from synkhronos.host.log import logger
 from synkhronos.transports.base import Transport
-from synkhronos.world.here import Command, Here
+from synkhronos.world.here import Command, Here, Received
 from synkhronos.world.world import World
 
 
@@ -68,12 +69,20 @@ class LoggedWorld(World):
 class LoggedHere(Here):
     """Logs each command that a worker executes, with the time that it took on this rank."""
 
+    _what = ""
+
     def execute(self, payload: bytes) -> bytes:
         start = time.perf_counter()
+        self._what = "a command that could not be read"
         reply = super().execute(payload)
-        if self._command is not None:
-            logger.debug("%s: %s", self._command.describe(self), _since(start))
+        logger.debug("%s: %s", self._what, _since(start))
         return reply
+
+    def run_sent(self, sent: Any) -> Any:
+        try:
+            return super().run_sent(sent)
+        finally:
+            self._what = Received(sent).describe(self)
 
     def failure(self, error: Exception) -> bytes:
         logger.debug("raised %s, which the master reports", type(error).__name__)

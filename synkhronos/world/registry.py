@@ -11,7 +11,9 @@ from typing import Any, Callable, Iterable, Sequence
 from synkhronos._typing import SharedVariable
 from synkhronos.host import heap
 from synkhronos.stores.required_rows import Need
-from synkhronos.world.here import Command, Here
+from synkhronos.world.here import Command, Here, Received
+
+_MANY_PLANS = 32
 
 
 class Registry:
@@ -33,6 +35,8 @@ class Registry:
     changes : int
         Counts what may make a call different that is made again: new functions and variables, and new
         workers.
+    generation : int
+        Counts the starts of workers.
     dropped : list of int
         What the script has dropped since the ranks were last told.
     token : bytes
@@ -49,7 +53,7 @@ class Registry:
         self._count = itertools.count()
         self._newest = -1  # the largest number so far
         self.token = os.urandom(8)
-        self.n_functions = self.changes = 0
+        self.n_functions = self.changes = self.generation = 0
         self._has_cycles = False  # whether dropped functions wait for Python's collector
         self.forget_workers()
 
@@ -57,7 +61,9 @@ class Registry:
         """Record that nothing is replicated."""
         self.replicated = 0
         self.changes += 1
+        self.generation += 1
         self.dropped: list[int] = []
+        self._dropped_plans: list[int] = []
         self.unsent: dict[int, str] = {}
 
     def attach(self, here: Here) -> None:
@@ -88,6 +94,15 @@ class Registry:
         self._replicas[number] = function.replica
         self._notice_drop(function, number)
 
+    def add_plan(self, plan: Any) -> int:
+        """Return a number for a plan, which the ranks get when it is run for the first time."""
+        number = next(self._count)
+        weakref.finalize(plan, self._drop_plan, number).atexit = False
+        return number
+
+    def _drop_plan(self, number: int) -> None:
+        self._dropped_plans.append(number)
+
     def number_of(self, function: Any) -> int | None:
         """Return the number of a function; None if it belongs to another world or is a copy."""
         replica = getattr(function, "replica", None)  # a copy has none
@@ -107,6 +122,11 @@ class Registry:
     def mark_unsent(self, number: int, reason: str) -> None:
         """Record why a function cannot be sent to the workers."""
         self.unsent[number] = reason
+
+    @property
+    def has_dropped(self) -> bool:
+        """Whether the ranks have to be told what the script has dropped. Plans are told together."""
+        return bool(self.dropped) or len(self._dropped_plans) >= _MANY_PLANS
 
     @property
     def may_have_new(self) -> bool:
@@ -137,14 +157,13 @@ class Registry:
 
         `forget` does so for what only the master keeps.
         """
-        if not self.dropped:
-            return run(command)
-        self.collect()
-        numbers = list(self.dropped)
-        forget(numbers)
+        numbers, plans = list(self.dropped), list(self._dropped_plans)
+        if numbers:
+            self.collect()
+            forget(numbers)
         known = [number for number in numbers if number < self.replicated]
-        results = run(Drop(known, command) if known else command)
-        del self.dropped[: len(numbers)]
+        results = run(Drop(known, plans, command) if known or plans else command)
+        del self.dropped[: len(numbers)], self._dropped_plans[: len(plans)]
         return results
 
     def mark_replicated(self, new: Sequence[int]) -> None:
@@ -159,19 +178,29 @@ class Drop(Command):
     ----------
     numbers : list of int
         The functions and shared variables that the script has dropped.
+    plans : list of int
+        The plans that it has dropped.
     command : Command
     """
 
-    def __init__(self, numbers: list[int], command: Command) -> None:
-        self.numbers, self.command = numbers, command
+    def __init__(self, numbers: list[int], plans: list[int], command: Command) -> None:
+        self.numbers, self.plans, self.command = numbers, plans, command
+
+    def __reduce__(self) -> tuple:
+        return Drop, (self.numbers, self.plans, Received(self.command.sent()))
+
+    def mark_sent(self) -> None:
+        self.command.mark_sent()
 
     def needs(self, ranks: range, size: int) -> Iterable[Need]:
         return self.command.needs(ranks, size)
 
     def run(self, here: Here) -> Any:
-        here.forget(self.numbers)
-        if not here.is_master:
-            self._drop(here)
+        here.plans.drop(self.plans)
+        if self.numbers:
+            here.forget(self.numbers)
+            if not here.is_master:
+                self._drop(here)
         return self.command.run(here)
 
     def _drop(self, here: Here) -> None:

@@ -77,7 +77,7 @@ def restart(n_parallel: int | None = None) -> int:
     if not world.workers_inherit:
         world.start()
     for function in list(world.registry.functions.values()):
-        function.forget_last_call()
+        function.forget_plan()
     return size
 
 

@@ -258,7 +258,7 @@ class World:
             if self.turn.thread != get_ident():
                 with self.turn:
                     return self._run_and_drop(command, self._run)
-            if self.registry.dropped:
+            if self.registry.has_dropped:
                 return self._run_and_drop(command, self._run)
             return self._run(command)
 
@@ -294,7 +294,9 @@ class World:
                 self.mark_broken(f"a command was interrupted; the workers were ended; {REMEDY}")
                 transport.kill()
             raise
-        return results_of(replies, own, error)
+        results = results_of(replies, own, error)
+        command.mark_sent()
+        return results
 
     # Closing
 

@@ -39,7 +39,7 @@ class Repetition:
         self, recorded: Any, functions: Sequence[synk.Function], place: int, values: Sequence[synk.Data]
     ) -> None:
         self._recorded, self._functions, self._place = recorded, functions, place
-        self._last_call = functions[place].last_call
+        self._plan = functions[place].plan
         self._handles = [value.last_handle for value in values]
 
     def take(self, values: Sequence[Any], batch: Any) -> list[Any] | None:
@@ -59,5 +59,5 @@ class Repetition:
                 return None
             if value.is_shown:
                 value.check_layout()
-        command = self._last_call.on_batch(batch)
-        return None if command is None else self._recorded.run_with(self._place, command)
+        command = self._plan.on_batch(batch)
+        return None if command is None else self._recorded.run_with(self._place, command.change)

@@ -1,0 +1,78 @@
+"""The plan of a call, which is often repeated: with the same data, on other rows."""
+
+from __future__ import annotations
+
+from typing import Any, Sequence
+
+from synkhronos._typing import Batch, Rows
+from synkhronos.arithmetic.partition import select
+from synkhronos.arrays.data import Data
+from synkhronos.functions.call import CallFunction
+from synkhronos.world.plans import Plan, PlannedCommand
+from synkhronos.world.world import World
+
+
+class CallPlan(Plan):
+    """The plan of a call of a function on `Data`, without options other than a batch.
+
+    Parameters
+    ----------
+    world : World
+    function : Function
+    datas : list
+        The arguments, in the store.
+    command : CallFunction
+    is_whole : bool
+        Whether the call was on all rows, without a batch.
+    """
+
+    def __init__(
+        self, world: World, function: Any, datas: Sequence[Any], command: CallFunction, is_whole: bool
+    ) -> None:
+        super().__init__(world.registry, command)
+        self._size, self._is_whole = world.size, is_whole
+        #: The number of rows of which a batch selects some, or None if the data do not have the same
+        self._length: int | None = None
+        split = [(one, data) for one, data in zip(function.inputs, datas) if one.axis is not None]
+        if split and not any([data.minibatch for _, data in split]):
+            one, data = split[0]
+            self._length = data.shape[one.axis]
+
+    def is_for(self, args: Sequence[Any]) -> bool:
+        """Whether the arguments are the same `Data`, and have not moved: they have passed all checks.
+
+        Raises
+        ------
+        ValueError
+            If the script has changed the layout of an array.
+        """
+        handles = self.command.handles
+        if len(args) != len(handles):
+            return False
+        for arg, handle in zip(args, handles):
+            if type(arg) is not Data or arg.last_handle is not handle:
+                return False
+            if arg.is_shown:
+                arg.check_layout()
+        return True
+
+    def on_batch(self, batch: Batch | None) -> PlannedCommand | None:
+        """Return the command of a call on a batch, or None if the call has to be checked.
+
+        Raises
+        ------
+        TypeError, IndexError
+            For a wrong batch.
+        """
+        if batch is None and self._is_whole:
+            return PlannedCommand(self)
+        if self._length is None:
+            return None
+        rows = select(batch, self._length)
+        if len(rows) < self._size:  # functions may require that some ranks have rows
+            return None
+        return PlannedCommand(self, _change_to(rows))
+
+
+def _change_to(rows: Rows) -> Any:
+    return (rows.start, rows.stop, rows.step) if type(rows) is range else rows
