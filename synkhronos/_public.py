@@ -34,7 +34,7 @@ from synkhronos.comms.formats import (
     PowerSGD as PowerSGD,
     TopK as TopK,
 )
-from synkhronos.functions.check import Comparison as Comparison
+from synkhronos.functions.comparing.serial_comparison import Comparison as Comparison
 from synkhronos.functions.build import function as function
 from synkhronos.functions.function import Function as Function
 from synkhronos.functions.random import reseed as reseed

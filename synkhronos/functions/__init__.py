@@ -14,12 +14,9 @@ refuses loops that would begin anew on every rank. ``copyable`` has what copies 
 do, of which ``parts`` are made. ``compiling`` shows that a function is being compiled, and
 ``description`` is what notebooks show of one.
 
-``calls`` are run without effects: on one rank alone, by ``serial`` commands, and on all, by a ``trial``
-on every rank, which updates ``copies`` of shared variables. ``compare`` compares the results, and
-``reasons`` finds why they differ: in ``check``, and for first calls in ``verification``.
 ``agreement`` keeps track of the replicas of shared variables that are meant to be equal, with what
-``analysis`` reads from graphs; in the first calls of a function, ``watch`` warns if they are not equal,
-and in every call ``audit`` raises an error if they are not.
+``analysis`` reads from graphs. The folder ``comparing`` compares replicas, and results with the serial
+ones.
 
 May import: ``arithmetic``, ``comms``, ``host``, ``stores``, ``engines``, ``world``, ``arrays``.
 """

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Mapping, TypeVar
 
 from synkhronos._typing import SharedVariable
 from synkhronos.arrays.binding import rebind
+from synkhronos.functions.comparing.watch import watch
 from synkhronos.functions.parts import (
     Parts,
     check_one_value,
@@ -17,7 +18,6 @@ from synkhronos.functions.parts import (
 )
 from synkhronos.functions.signature import Output
 from synkhronos.functions.specification import Sending, Specification, specify
-from synkhronos.functions.watch import watch
 from synkhronos.world.world import current_world
 
 #: An output of a copy: the script is not warned about it again

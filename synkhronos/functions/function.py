@@ -10,7 +10,7 @@ from synkhronos._errors import BUSY, ClosedError, SynkhronosError
 from synkhronos._typing import ArrayLike, Batch, Result, SharedVariable
 from synkhronos.functions import arguments, outputs
 from synkhronos.functions.agreement import agreement_of
-from synkhronos.functions.check import Comparison, check_call, check_commands
+from synkhronos.functions.comparing.serial_comparison import Comparison, check_call, check_commands
 from synkhronos.functions.copyable import Copyable
 from synkhronos.functions.description import describe
 from synkhronos.functions.inputs import Inputs

@@ -1,18 +1,24 @@
-"""A comparison of calls on one rank with the same calls on all ranks: what differs, and why."""
+"""Calls on all ranks compared with the same calls on one rank: what differs, and why."""
 
 from __future__ import annotations
 
-from typing import Any, Callable, Mapping, NamedTuple
+from typing import Any, Callable, Iterable, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
+from synkhronos import _html
+from synkhronos._errors import MismatchError
+from synkhronos._typing import SharedVariable
 from synkhronos.arithmetic.comparison import difference
 from synkhronos.arithmetic.operations import GATHER
-from synkhronos.functions import reasons
-from synkhronos.functions.agreement import Digests, agreement_of, labels, ranks_that_differ
+from synkhronos.functions.agreement import agreement_of, label, labels
 from synkhronos.functions.analysis import analysis_of, has_rows, suspects_of
-from synkhronos.functions.calls import Calls, OnOneRank
-from synkhronos.functions.trial import Tolerance
+from synkhronos.functions.call import CallFunction
+from synkhronos.functions.comparing import reasons
+from synkhronos.functions.comparing.replicas import find_different
+from synkhronos.functions.comparing.trial_runs import Called, Calls, OnOneRank, Tolerance, called
+from synkhronos.functions.replicate import replicate
+from synkhronos.world.here import Command
 from synkhronos.world.world import World
 
 #: How much larger a difference may be than that which a change of the last bits of the rows makes
@@ -20,7 +26,28 @@ _NOISE = 32
 _SAMPLE = 1 << 20  # elements of a variable
 
 
-class Compared(NamedTuple):
+class Comparison(NamedTuple):
+    """What `Function.check` compared.
+
+    Attributes
+    ----------
+    differences : dict
+        The largest absolute difference of each output and each updated shared variable, by its name. All
+        are within the tolerances.
+    not_compared : dict
+        The reason for each output and updated variable that cannot be compared, by its name.
+    """
+
+    differences: dict[str, float]
+    not_compared: dict[str, str]
+
+    def _repr_html_(self) -> str:
+        rows = [(name, f"largest difference {most:g}") for name, most in self.differences.items()]
+        rows += [(name, f"not compared: {why}") for name, why in self.not_compared.items()]
+        return _html.table("Comparison with the serial function", rows)
+
+
+class ToCompare(NamedTuple):
     """What of calls is compared.
 
     Attributes
@@ -73,14 +100,14 @@ def tolerance_of(world: World, calls: Calls, rtol: float | None = None, atol: fl
     return Tolerance(rtol, atol, {one for one in dtypes if one is not None})
 
 
-class Compare:
+class SerialComparison:
     """One comparison.
 
     Parameters
     ----------
     world : World
     calls : Calls
-    compared : Compared
+    compared : ToCompare
     tolerance : Tolerance
 
     Attributes
@@ -90,7 +117,7 @@ class Compare:
     complaints : list of Complaint
     """
 
-    def __init__(self, world: World, calls: Calls, compared: Compared, tolerance: Tolerance) -> None:
+    def __init__(self, world: World, calls: Calls, compared: ToCompare, tolerance: Tolerance) -> None:
         self._world, self._calls, self._compared = world, calls, compared
         self._tolerance = tolerance
         self.differences: dict[str, float] = {}
@@ -167,8 +194,7 @@ class Compare:
             world, shareds = self._world, self._world.here.shareds
             known = self._calls.used - agreement_of(world).streams
             used = sorted(one for one in known if world.here.engine.is_tensor(shareds[one]))
-            found = ranks_that_differ(world.run(Digests(used)), world.master_rank)
-            self._out_of_sync = {used[position] for position in found}
+            self._out_of_sync = {*find_different(world, used)}
         return self._out_of_sync
 
     def _stale(self, sources):
@@ -314,3 +340,64 @@ def _how_output_differs(value, serial, found):
 
 def _largest(values, serial):
     return max((difference(value, serial) for value in values), key=lambda one: one.absolute)
+
+
+# What the script asks for
+
+
+def check_call(
+    world: World, function: Any, command: CallFunction, rtol: float | None, atol: float | None
+) -> Comparison:
+    """Compare all of a call with the same call on one rank; see `Function.check`."""
+    indices = range(len(function.output_modes)) if command.subset is None else command.subset
+    outputs = {f"output {index}": (0, index) for index in indices}
+    tolerances = _check_tolerances(rtol, atol)
+    replicate(world)
+    calls = Calls(world, [Called(function, command)])
+    compared = ToCompare(outputs, _named(world, calls.tensors), function.reduced)
+    return _checked(world, function, calls, compared, *tolerances)
+
+
+def check_commands(
+    world: World,
+    function: Any,
+    commands: Sequence[Command],
+    outputs: Mapping[str, tuple[int, int]],
+    variables: Iterable[SharedVariable],
+    rtol: float | None,
+    atol: float | None,
+) -> Comparison:
+    """Compare the commands of a step with the same commands on one rank; see `Function.check_step`."""
+    tolerances = _check_tolerances(rtol, atol)
+    replicate(world)
+    calls = Calls(world, [called(world, one) for one in commands])
+    numbers = {world.registry.numbers[shared] for shared in variables}
+    compared = ToCompare(outputs, _named(world, [one for one in calls.tensors if one in numbers]))
+    return _checked(world, function, calls, compared, *tolerances)
+
+
+def _named(world, numbers):
+    return {number: f"shared variable {label(world, number)}" for number in numbers}
+
+
+def _checked(world, function, calls, compared, rtol, atol):
+    found = SerialComparison(world, calls, compared, tolerance_of(world, calls, rtol, atol))
+    found.run(everywhere=True)
+    if found.complaints:
+        text = found.text(function, "the serial function")
+        raise MismatchError(text, [one.what for one in found.complaints])
+    return Comparison(found.differences, found.not_compared)
+
+
+def _check_tolerances(rtol, atol):
+    """Return the tolerances, or raise if one is not a finite number of at least 0."""
+    relative = None if rtol is None else _check_tolerance(rtol, "rtol")
+    return relative, 0.0 if atol is None else _check_tolerance(atol, "atol")
+
+
+def _check_tolerance(value, name):
+    if isinstance(value, bool) or not isinstance(value, (int, float, np.floating, np.integer)):
+        raise TypeError(f"check: {name}: expected a number, got {value!r}")
+    if not 0 <= value < float("inf"):
+        raise ValueError(f"check: {name}: expected a finite number, 0 or more, got {value}")
+    return float(value)
