@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from synkhronos._checks import check_list
 from synkhronos._text import shortened
 from synkhronos._typing import SharedVariable, Variable
 from synkhronos.arithmetic.conversion import as_array
@@ -68,11 +69,7 @@ def parse_inputs(engine: Engine, inputs: Any, bcast_inputs: Any, downcast: bool 
     """Return a list of `Input`, with `bcast_inputs` last."""
     parsed = []
     for what, variables in (("inputs", inputs), ("bcast_inputs", bcast_inputs)):
-        if variables is None:
-            variables = []
-        if not isinstance(variables, (list, tuple)):
-            raise TypeError(f"{what}: expected a list of variables, got {shortened(variables)}")
-        for variable in variables:
+        for variable in check_list(variables, what, "variables"):
             one = _parse_input(engine, what, variable)
             parsed.append(one._replace(downcast=one.downcast or downcast))
     seen = [one.variable for one in parsed]
@@ -219,12 +216,7 @@ def parse_sliceable(
     engine: Engine, sliceable_shareds: Any, updates: list[tuple[SharedVariable, Any]]
 ) -> list[SharedVariable]:
     """Return the list of sliceable shared variables."""
-    if sliceable_shareds is None:
-        return []
-    if not isinstance(sliceable_shareds, (list, tuple)):
-        raise TypeError(
-            f"sliceable_shareds: expected a list of shared variables, got {shortened(sliceable_shareds)}"
-        )
+    sliceable_shareds = check_list(sliceable_shareds, "sliceable_shareds", "shared variables")
     for position, shared in enumerate(sliceable_shareds):
         if not engine.is_shared(shared) or not engine.is_tensor(shared):
             raise TypeError(f"sliceable_shareds[{position}]: expected a shared variable, got {shared!r}")
@@ -238,4 +230,4 @@ def parse_sliceable(
                 f"sliceable_shareds: {shared} is updated by this function, which reads only some of its "
                 f"rows; leave it out of one of the two"
             )
-    return list(sliceable_shareds)
+    return sliceable_shareds

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from synkhronos._checks import check_extent, check_string
 from synkhronos._typing import OutputOp, Variable
-from synkhronos.arithmetic.conversion import check_extent
 
 
 class In:
@@ -40,8 +40,8 @@ class In:
     def __init__(
         self, variable: Variable, axis: int = 0, value: Any = None, name: str | None = None
     ) -> None:
-        if name is not None and not isinstance(name, str):
-            raise TypeError(f"In: name: expected a string, got {name!r}")
+        if name is not None:
+            check_string(name, "In: name")
         self.variable = variable
         self.axis = check_extent(axis, "In: axis")
         self.value = value

@@ -7,6 +7,7 @@ from typing import Any, Sequence
 
 import numpy as np
 
+from synkhronos._checks import check_flag
 from synkhronos._typing import ArrayLike, ReduceOp, SharedVariable, SharedVariables
 from synkhronos.arithmetic.conversion import as_array
 from synkhronos.arithmetic.operations import find_operation
@@ -14,7 +15,7 @@ from synkhronos.comms.formats import Format, check_arrays, check_format
 from synkhronos.engines.base import Engine
 from synkhronos.functions.function import Function
 from synkhronos.variables.begun import begun, has_completed
-from synkhronos.variables.naming import check_nccl, numbers_of, resolve, storages
+from synkhronos.variables.naming import numbers_of, resolve, storages
 from synkhronos.world.here import Command
 from synkhronos.world.world import World, current_world
 
@@ -131,7 +132,7 @@ def plan_reduction(
 
 def _plan(world, variables, op, target, weights, nccl, wire):
     operation, numbers = find_operation(op), numbers_of(world, variables)
-    weights, nccl = _check_weights(world, operation, weights), check_nccl(nccl)
+    weights, nccl = _check_weights(world, operation, weights), check_flag(nccl, "nccl")
     started = begun(world.here.engine, numbers, variables) if target == "all" else ()
     arguments = numbers, op, target, weights, nccl, check_format(wire, op), started
     last = world.part(_LastReduction)

@@ -7,6 +7,7 @@ from typing import Any, Callable, Iterable, Mapping, NamedTuple, Sequence
 import numpy as np
 
 from synkhronos import _html
+from synkhronos._checks import check_number
 from synkhronos._errors import MismatchError
 from synkhronos._typing import SharedVariable
 from synkhronos.arithmetic.comparison import difference
@@ -396,8 +397,7 @@ def _check_tolerances(rtol, atol):
 
 
 def _check_tolerance(value, name):
-    if isinstance(value, bool) or not isinstance(value, (int, float, np.floating, np.integer)):
-        raise TypeError(f"check: {name}: expected a number, got {value!r}")
-    if not 0 <= value < float("inf"):
+    number = check_number(value, f"check: {name}")
+    if not 0 <= number < float("inf"):
         raise ValueError(f"check: {name}: expected a finite number, 0 or more, got {value}")
-    return float(value)
+    return number
