@@ -39,7 +39,7 @@ from synkhronos.functions.build import function as function
 from synkhronos.functions.function import Function as Function
 from synkhronos.functions.random import reseed as reseed
 from synkhronos.functions.replicate import distribute as distribute
-from synkhronos.functions.wrappers import (
+from synkhronos.functions.signature import (
     In as In,
     Out as Out,
 )

@@ -20,10 +20,10 @@ from synkhronos.arrays.binding import bound_data
 from synkhronos.arrays.data import Data, as_data
 from synkhronos.arrays.objects import ObjectData, SparseData, to_sparse
 from synkhronos.functions.call import CallFunction
+from synkhronos.functions.columns import Split
 from synkhronos.functions.replica import Replica
 from synkhronos.functions.replicate import replicate
 from synkhronos.functions.signature import Input
-from synkhronos.functions.split import Split
 from synkhronos.world.here import Command, Here
 from synkhronos.world.world import World
 

@@ -14,9 +14,9 @@ from typing import Any, Hashable, Mapping
 from synkhronos._errors import MismatchError, WorldBrokenError, warn
 from synkhronos.functions.agreement import agreement_of
 from synkhronos.functions.call import CallFunction
+from synkhronos.functions.columns import Most
 from synkhronos.functions.comparing.serial_comparison import SerialComparison, ToCompare, tolerance_of
 from synkhronos.functions.comparing.trial_runs import Called, Calls, calls_until
-from synkhronos.functions.split import Most
 from synkhronos.host.handlers import pass_on
 from synkhronos.host.log import logger
 from synkhronos.world.here import Command

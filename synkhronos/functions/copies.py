@@ -1,4 +1,4 @@
-"""What a function consists of apart from its processes: for copies of it, and for pickles."""
+"""What copies and pickles of a function consist of, and what a program needs to call it on any rank."""
 
 from __future__ import annotations
 
@@ -15,6 +15,41 @@ from synkhronos.functions.signature import Input
 from synkhronos.functions.window import Window
 from synkhronos.world.here import Command
 from synkhronos.world.world import World
+
+
+class Specification(NamedTuple):
+    """What is needed to call the replica of a function on any rank. It can be pickled.
+
+    Attributes
+    ----------
+    token : bytes
+        Identifies the world.
+    number : int
+        The number of the function.
+    inputs : list of Input
+        Strings replace the variables.
+    not_accumulated : list of str
+        For each update that cannot accumulate over slices, a sentence that says why.
+    form : list of str or bool
+        The form of the result.
+    """
+
+    token: bytes
+    number: int
+    inputs: list[Input]
+    not_accumulated: list[str]
+    form: list[str] | bool
+
+
+def specify(function: Any) -> Specification:
+    """Return the specification of a function."""
+    return Specification(
+        function._world.registry.token,
+        function.replica.number,
+        [one._replace(variable=str(one.variable)) for one in function.inputs],
+        function.not_accumulated,
+        function.form,
+    )
 
 
 class Parts(NamedTuple):
