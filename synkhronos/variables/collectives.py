@@ -19,7 +19,7 @@ from synkhronos._typing import (
 from synkhronos.comms.formats import Format
 from synkhronos.functions.agreement import agreement_of
 from synkhronos.functions.function import Function
-from synkhronos.variables.naming import (
+from synkhronos.variables.arguments import (
     as_list,
     check_has_rows,
     conditioned,

@@ -8,8 +8,8 @@ from synkhronos._typing import SharedVariables
 from synkhronos.arithmetic.comparison import difference
 from synkhronos.functions.agreement import expected_equal, label
 from synkhronos.functions.comparing.replicas import find_different
+from synkhronos.variables.arguments import numbers_of, resolve
 from synkhronos.variables.collectives import Gather
-from synkhronos.variables.naming import numbers_of, resolve
 from synkhronos.world.entry import in_turn
 from synkhronos.world.world import World, current_world
 

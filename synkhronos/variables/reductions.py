@@ -14,8 +14,8 @@ from synkhronos.arithmetic.operations import find_operation
 from synkhronos.comms.formats import Format, check_arrays, check_format
 from synkhronos.engines.base import Engine
 from synkhronos.functions.function import Function
+from synkhronos.variables.arguments import numbers_of, resolve, storages
 from synkhronos.variables.begun import begun, has_completed
-from synkhronos.variables.naming import numbers_of, resolve, storages
 from synkhronos.world.here import Command
 from synkhronos.world.world import World, current_world
 
