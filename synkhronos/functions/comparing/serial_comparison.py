@@ -10,14 +10,14 @@ from synkhronos import _html
 from synkhronos._checks import check_number
 from synkhronos._errors import MismatchError
 from synkhronos._typing import SharedVariable
-from synkhronos.arithmetic.comparison import difference
+from synkhronos.arithmetic.comparison import Tolerance, difference
 from synkhronos.arithmetic.operations import GATHER
 from synkhronos.functions.agreement import agreement_of, label, labels
 from synkhronos.functions.analysis import analysis_of, has_rows, suspects_of
 from synkhronos.functions.call import CallFunction
 from synkhronos.functions.comparing import reasons
 from synkhronos.functions.comparing.replicas import find_different
-from synkhronos.functions.comparing.trial_runs import Called, Calls, OnOneRank, Tolerance, called
+from synkhronos.functions.comparing.trial_runs import Called, Calls, OnOneRank, called
 from synkhronos.functions.replicate import replicate
 from synkhronos.world.here import Command
 from synkhronos.world.world import World
@@ -130,12 +130,12 @@ class SerialComparison:
         """Compare; the new values of all ranks if `everywhere`, otherwise a sample of the master's."""
         numbers = list(self._compared.variables)
         self._most = None if everywhere else _SAMPLE
-        self._alone = self._calls.alone(numbers, self._most)
+        self._on_one_rank = self._calls.on_one_rank(numbers, self._most)
         handles = {}
         if everywhere:
             store = self._world.here.store
-            handles = {number: store.put(new) for number, new in self._alone.news.items()}
-        self._together = self._calls.together(numbers, handles, self._tolerance, self._most)
+            handles = {number: store.put(new) for number, new in self._on_one_rank.news.items()}
+        self._on_all_ranks = self._calls.on_all_ranks(numbers, handles, self._tolerance, self._most)
         for what, (position, index) in self._compared.outputs.items():
             self._compare_output(what, position, index)
         for number, what in self._compared.variables.items():
@@ -160,11 +160,11 @@ class SerialComparison:
         """Withdraw complaints about results that change as much if the rows are rounded otherwise."""
         if not self.complaints:
             return
-        perturbed = self._calls.alone(list(self._compared.variables), self._most, perturbed=True)
+        perturbed = self._calls.on_one_rank(list(self._compared.variables), self._most, perturbed=True)
         self.complaints = [one for one in self.complaints if not self._is_rounding(one, perturbed)]
 
     def _is_rounding(self, complaint, perturbed):
-        serial, other = complaint.find(self._alone), complaint.find(perturbed)
+        serial, other = complaint.find(self._on_one_rank), complaint.find(perturbed)
         value = complaint.value
         if value is None or not value.shape == serial.shape == other.shape:
             return False
@@ -214,11 +214,11 @@ class SerialComparison:
         function, command = self._calls.called[position]
         mode = function.output_modes[index]
         place = index if command.subset is None else list(command.subset).index(index)
-        serial = self._alone.outputs[position][place]
+        serial = self._on_one_rank.outputs[position][place]
         if mode is None and has_rows(function):
             self.not_compared[what] = "it is the master's own value (op None)"
             return
-        found = self._together.outputs[position][place]
+        found = self._on_all_ranks.outputs[position][place]
         if serial is None or any(one is None for one in found.values):
             self._compare_no_arrays(function, index, what, serial, found)
             return
@@ -277,8 +277,8 @@ class SerialComparison:
         sources = self._calls.update_sources[number]
         if not self._can_compare(what, sources):
             return
-        serial, weights = self._alone.news[number], self._rows_by_rank()
-        found = [each[number] for each in self._together.news if number in each]
+        serial, weights = self._on_one_rank.news[number], self._rows_by_rank()
+        found = [each[number] for each in self._on_all_ranks.news if number in each]
         values = [serial if value is None else value for _, value in found]
         op = self._compared.reduced.get(number)
         if op is not None:
@@ -314,7 +314,7 @@ class SerialComparison:
 
     def _rows_by_rank(self):
         """Return the numbers of rows of the first call that has outputs, or 1 for each rank."""
-        for outputs in self._together.outputs:
+        for outputs in self._on_all_ranks.outputs:
             for found in outputs:
                 if len(found.weights) == self._world.size:
                     return found.weights

@@ -6,18 +6,16 @@ A rank runs them on copies of what they update, so that its state is then as bef
 from __future__ import annotations
 
 import contextlib
-from typing import AbstractSet as Set
 from typing import Any, Iterator, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
 from synkhronos.arithmetic.comparison import (
+    DIFFERENT_SHAPE,
     Difference,
-    agree,
+    Tolerance,
     difference,
-    largest_of,
     sample,
-    tolerance,
 )
 from synkhronos.arithmetic.partition import select
 from synkhronos.comms.alone import AloneCommunicator
@@ -123,22 +121,6 @@ class SerialCall(CallFunction):
 
 
 # All ranks
-
-#: The difference of arrays of different shapes.
-DIFFERENT_SHAPE = Difference(float("inf"), float("inf"))
-
-
-class Tolerance(NamedTuple):
-    """The tolerances given to `Function.check`, and the dtypes that limit the precision."""
-
-    rtol: float | None
-    atol: float
-    dtypes: Set[np.dtype]
-
-    def allows(self, value: np.ndarray, serial: np.ndarray) -> bool:
-        """Whether a value of the same shape agrees with the serial one."""
-        rtol = tolerance(serial.dtype, self.dtypes) if self.rtol is None else self.rtol
-        return agree(value, serial, self.atol + rtol * largest_of(serial))
 
 
 class Trial(Command):
@@ -347,7 +329,9 @@ class Calls:
         outputs = [one for each in self.sources for one in each]
         return set().union(*outputs, *self.update_sources.values())
 
-    def alone(self, compared: Sequence[int], most: int | None, perturbed: bool = False) -> OnOneRank:
+    def on_one_rank(
+        self, compared: Sequence[int], most: int | None, perturbed: bool = False
+    ) -> OnOneRank:
         """Run the calls on the master alone; return the new values of the compared variables.
 
         At most `most` elements of each are returned. If `perturbed`, floating-point rows differ by a
@@ -382,7 +366,7 @@ class Calls:
         rows = [one if host else here.engine.to_device(one) for one, host in zip(rows, on_host)]
         return dict(zip(numbers, rows))
 
-    def together(
+    def on_all_ranks(
         self,
         compared: Sequence[int],
         serial: Mapping[int, Handle],
