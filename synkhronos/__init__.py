@@ -56,8 +56,8 @@ folder's docstring describes its contents.
 ``arithmetic``       row numbers, reductions, and states of random generators
 ===================  ==============================================================================
 
-``_errors`` defines the exceptions, ``_typing`` the names of types, ``_html`` the tables in notebooks,
-``_text`` the lists in messages; ``_public`` imports the public names.
+``_errors`` defines the exceptions, ``_typing`` the names of types, ``_checks`` checks of arguments,
+``_html`` the tables in notebooks, ``_text`` the lists in messages; ``_public`` imports the public names.
 
 The loggers are below ``synkhronos``. The environment variable ``SYNKHRONOS_LOG`` may be ``info``, for
 the start and the end of the processes and for what is compiled and sent, or ``debug``, for every command

@@ -34,12 +34,12 @@ from synkhronos.comms.formats import (
     PowerSGD as PowerSGD,
     TopK as TopK,
 )
-from synkhronos.functions.check import Comparison as Comparison
+from synkhronos.functions.comparing.serial_comparison import Comparison as Comparison
 from synkhronos.functions.build import function as function
 from synkhronos.functions.function import Function as Function
 from synkhronos.functions.random import reseed as reseed
 from synkhronos.functions.replicate import distribute as distribute
-from synkhronos.functions.wrappers import (
+from synkhronos.functions.signature import (
     In as In,
     Out as Out,
 )

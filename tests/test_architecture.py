@@ -30,15 +30,16 @@ OF_MPI4PY = "synkhronos.machines.mpi"
 PROCESSES = {"multiprocessing", "subprocess", "signal", "threadpoolctl", "psutil"}
 COMPILERS = {"theano", "pygpu", "pytensor", "lasagne"}
 #: Besides the public names, the extensions use these: the compiler, which one it is, what its graphs
-#: tell about rows and gradients, what copies replace, how to warn, and lists in messages.
+#: tell about rows and gradients, what copies replace, checks of arguments, how to warn, and lists in
+#: messages.
 FOR_EXTENSIONS = {
-    "synkhronos._errors", "synkhronos._text", "synkhronos.engines.names", "synkhronos.engines.rows",
-    "synkhronos.engines.seeds", "synkhronos.engines.swaps", "synkhronos.engines.windows",
-    "synkhronos.host.compiler",
+    "synkhronos._checks", "synkhronos._errors", "synkhronos._text", "synkhronos.engines.names",
+    "synkhronos.engines.rows", "synkhronos.engines.seeds", "synkhronos.engines.swaps",
+    "synkhronos.engines.windows", "synkhronos.host.compiler",
 }  # fmt: skip
 #: The extensions that are for one compiler, and import it by its own name.
 OF_ONE_COMPILER = re.compile(r"synkhronos\.extensions\.(keras|pymc)")
-EVERYWHERE = {"_errors", "_html", "_text", "_typing", "_version"}
+EVERYWHERE = {"_checks", "_errors", "_html", "_text", "_typing", "_version"}
 MUTATORS = {
     "add", "append", "clear", "discard", "extend", "insert", "move_to_end", "pop", "popitem",
     "popleft", "appendleft", "remove", "reverse", "setdefault", "sort", "update",
@@ -459,7 +460,7 @@ def test_every_parameter_is_documented():
 # Types
 
 #: Every function in these modules, and every public method of these classes, must be annotated.
-TYPED_MODULES = ["arithmetic.conversion", "arithmetic.operations", "arithmetic.partition",
+TYPED_MODULES = ["_checks", "arithmetic.conversion", "arithmetic.operations", "arithmetic.partition",
                  "arithmetic.streams", "stores.base", "stores.files", "extensions.train",
                  "extensions.updates", "world.registry"]  # fmt: skip
 TYPED_CLASSES = ["world.here.Command", "world.here.Here", "world.world.World",

@@ -34,7 +34,7 @@ from compilers import (
     tt,
 )
 from synkhronos.extensions import train
-from synkhronos.functions.watch import PATIENCE
+from synkhronos.functions.comparing.watch import PATIENCE
 
 pytestmark = pytest.mark.usefixtures("in_python")
 

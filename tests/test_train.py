@@ -10,7 +10,7 @@ import scipy.sparse
 import synkhronos as synk
 from compilers import UnusedInputError, compiler, cross_entropy, softmax, sparse, sparse_grad, tt
 from synkhronos.extensions import train, updates
-from synkhronos.functions.watch import PATIENCE
+from synkhronos.functions.comparing.watch import PATIENCE
 from synkhronos.world.fuse import _Block
 
 ROWS = 53

@@ -15,7 +15,7 @@ from theano.tensor.shared_randomstreams import RandomStreams
 import synkhronos as synk
 from synkhronos.extensions import updates
 from synkhronos.extensions.train import make_train_function, parallel_function
-from synkhronos.functions.watch import PATIENCE
+from synkhronos.functions.comparing.watch import PATIENCE
 from synkhronos.world.launch import _close_at_exit
 
 pytestmark = pytest.mark.usefixtures("in_python", "in_threads")

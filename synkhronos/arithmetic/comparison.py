@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from typing import AbstractSet as Set
 from typing import Any, Iterable, NamedTuple
 
 import numpy as np
@@ -58,6 +59,10 @@ class Difference(NamedTuple):
         return f"by up to {self.absolute:.3g} ({self.relative:.3g} of the largest value)"
 
 
+#: The difference of arrays of different shapes.
+DIFFERENT_SHAPE = Difference(float("inf"), float("inf"))
+
+
 def difference(one: np.ndarray, other: np.ndarray) -> Difference:
     """Return how much arrays of equal shape differ. NaNs at the same place are equal."""
     if not one.size:
@@ -101,6 +106,28 @@ def tolerance(dtype: DTypeLike, computed_with: Iterable[DTypeLike] = ()) -> floa
         return 0.0
     names = {_REAL.get(np.dtype(one).name, np.dtype(one).name) for one in computed_with}
     return max(TOLERANCES[name], TOLERANCES["float32"] if "float32" in names else 0.0)
+
+
+class Tolerance(NamedTuple):
+    """Tolerances for the result of calls.
+
+    Attributes
+    ----------
+    rtol : float or None
+        Relative to the largest value; None for that of rounding, as of `tolerance`.
+    atol : float
+    dtypes : set of dtype
+        Those of what the result is computed from.
+    """
+
+    rtol: float | None
+    atol: float
+    dtypes: Set[np.dtype]
+
+    def allows(self, value: np.ndarray, serial: np.ndarray) -> bool:
+        """Whether a value of the same shape agrees with the serial one."""
+        rtol = tolerance(serial.dtype, self.dtypes) if self.rtol is None else self.rtol
+        return agree(value, serial, self.atol + rtol * largest_of(serial))
 
 
 def rounding(array: np.ndarray) -> float:

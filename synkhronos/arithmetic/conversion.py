@@ -1,4 +1,4 @@
-"""Conversion of the user's values to arrays and numbers of the required form."""
+"""Conversion of the user's values to arrays of the required form."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from synkhronos._typing import ArrayLike, DTypeLike, Shape
+from synkhronos._typing import ArrayLike, DTypeLike
 from synkhronos.arithmetic.partition import RaggedWarning
 
 
@@ -93,39 +93,3 @@ def _fit(array: np.ndarray, wanted: np.dtype, exactly: bool) -> np.ndarray:
     else:
         fits = np.array_equal(np.isfinite(cast), np.isfinite(array))
     return cast if fits else array
-
-
-def check_oversize(oversize: float) -> float:
-    """Return the argument `oversize` as a float, or raise if it is not a number in [1, 2]."""
-    if isinstance(oversize, (bool, str)) or not isinstance(oversize, (int, float, np.number)):
-        raise TypeError(f"oversize: expected a number in [1, 2], got {oversize!r}")
-    if not 1 <= oversize <= 2:
-        raise ValueError(f"oversize: expected a number in [1, 2], got {oversize}")
-    return float(oversize)
-
-
-def check_dtype(dtype: DTypeLike) -> np.dtype:
-    """Return a dtype in the machine's byte order, or raise if it is not a dtype of numbers."""
-    try:
-        checked = np.dtype(dtype)
-    except TypeError as error:
-        raise TypeError(f"dtype: expected a NumPy dtype, got {dtype!r}") from error
-    if checked.kind not in "biufc":
-        raise TypeError(f"dtype: expected a dtype of numbers, got {checked}")
-    return checked.newbyteorder("=")  # compiled code supports no other
-
-
-def check_extent(extent: int, what: str) -> int:
-    """Return a nonnegative int, or raise; `what` names it in the message."""
-    if isinstance(extent, (bool, np.bool_)) or not isinstance(extent, (int, np.integer)):
-        raise TypeError(f"{what}: expected an int, got {extent!r}")
-    if extent < 0:
-        raise ValueError(f"{what}: expected zero or more, got {extent}")
-    return int(extent)
-
-
-def check_shape(shape: Shape) -> tuple[int, ...]:
-    """Return a shape as a tuple of ints."""
-    if not isinstance(shape, (tuple, list)):
-        raise TypeError(f"shape: expected a tuple of ints, got {shape!r}")
-    return tuple(check_extent(extent, "shape") for extent in shape)

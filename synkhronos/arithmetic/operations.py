@@ -10,6 +10,7 @@ from typing import Any, Iterable, NamedTuple, Sequence
 
 import numpy as np
 
+from synkhronos._checks import check_choice
 from synkhronos._typing import DTypeLike
 from synkhronos.arithmetic.averages import (
     AVERAGED_BYTES,
@@ -296,10 +297,7 @@ OPERATIONS = {
 
 def find_operation(op: str, label: str = "op") -> Operation:
     """Return the `Operation` named `op`, or raise a ``ValueError`` that lists the names."""
-    if isinstance(op, str) and op in OPERATIONS:
-        return OPERATIONS[op]
-    error = ValueError if isinstance(op, str) else TypeError
-    raise error(f"{label}: expected one of {sorted(OPERATIONS)}, got {op!r}")
+    return OPERATIONS[check_choice(op, label, OPERATIONS)]
 
 
 def parse_output_mode(mode: str | None) -> tuple[str | None, bool]:

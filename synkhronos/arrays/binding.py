@@ -8,9 +8,10 @@ from typing import Any, Sequence, overload
 
 import numpy as np
 
+from synkhronos._checks import check_oversize
 from synkhronos._text import shortened
 from synkhronos._typing import ArrayLike, Variable
-from synkhronos.arithmetic.conversion import check_oversize, condition
+from synkhronos.arithmetic.conversion import condition
 from synkhronos.arrays.data import Data
 from synkhronos.world.entry import in_turn
 from synkhronos.world.world import World, current_world

@@ -4,14 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from synkhronos._checks import check_dtype, check_extent, check_flag, check_oversize, check_shape
 from synkhronos._typing import ArrayLike, DTypeLike, Shape, Variable
-from synkhronos.arithmetic.conversion import (
-    as_array,
-    check_dtype,
-    check_extent,
-    check_oversize,
-    check_shape,
-)
+from synkhronos.arithmetic.conversion import as_array
 from synkhronos.arrays.data import Data
 from synkhronos.world.world import current_world
 
@@ -133,7 +128,5 @@ def _kind(world, var, dtype, ndim, name):
 
 
 def _check_constant(constant, value):
-    if not isinstance(constant, bool):
-        raise TypeError(f"data: constant: expected True or False, got {constant!r}")
-    if constant and value is None:
+    if check_flag(constant, "data: constant") and value is None:
         raise ValueError("data: constant=True needs a value, as it cannot be set later")

@@ -9,14 +9,10 @@ from typing import Any
 import numpy as np
 
 from synkhronos import _html
+from synkhronos._checks import check_extent, check_oversize, check_shape
 from synkhronos._errors import ClosedError
 from synkhronos._typing import ArrayLike, DTypeLike, Shape
-from synkhronos.arithmetic.conversion import (
-    check_extent,
-    check_oversize,
-    check_shape,
-    condition,
-)
+from synkhronos.arithmetic.conversion import condition
 from synkhronos.stores.files import locate_in_file
 from synkhronos.stores.handle import Handle
 from synkhronos.world.world import World

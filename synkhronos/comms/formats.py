@@ -9,9 +9,9 @@ from typing import Any, Sequence, Union
 
 import numpy as np
 
+from synkhronos._checks import check_int, check_number
 from synkhronos._text import listed
 from synkhronos.arithmetic.codes import CODES
-from synkhronos.arithmetic.integers import check_int
 from synkhronos.comms.coded import CodedWire
 from synkhronos.comms.low_rank import LowRankWire, check_shapes
 from synkhronos.comms.sparse import SparseWire
@@ -71,12 +71,12 @@ class PowerSGD:
     def __post_init__(self) -> None:
         check_int(self.rank, "PowerSGD: rank", 1)
         check_int(self.exact_steps, "PowerSGD: exact_steps", 0)
-        _check_number(self.min_saving, "PowerSGD: min_saving")
-        if not 1 <= self.min_saving < math.inf:
+        min_saving = check_number(self.min_saving, "PowerSGD: min_saving")
+        if not 1 <= min_saving < math.inf:
             raise ValueError(
                 f"PowerSGD: min_saving: expected a finite number, at least 1, got {self.min_saving!r}"
             )
-        object.__setattr__(self, "min_saving", float(self.min_saving))  # leaders compare the repr
+        object.__setattr__(self, "min_saving", min_saving)  # leaders compare the repr
         if self.shapes is not None:
             try:
                 shapes = tuple(tuple(operator.index(one) for one in shape) for shape in self.shapes)
@@ -121,7 +121,7 @@ class TopK:
     fraction: float = 0.01
 
     def __post_init__(self) -> None:
-        _check_number(self.fraction, "TopK: fraction")
+        check_number(self.fraction, "TopK: fraction")
         if not 0 < self.fraction <= 1:
             raise ValueError(
                 f"TopK: fraction: expected a number above 0 and at most 1, got {self.fraction!r}"
@@ -211,8 +211,3 @@ def make_wire(wire: Format, pieces: Sequence[Sequence[int]]) -> Wire:
     if isinstance(wire, PowerSGD):
         return LowRankWire(wire, pieces if wire.shapes is None else wire.shapes)
     return SparseWire(wire) if isinstance(wire, TopK) else CodedWire(wire)
-
-
-def _check_number(value, what):
-    if isinstance(value, bool) or not isinstance(value, (int, float, np.number)):
-        raise TypeError(f"{what}: expected a number, got {value!r}")

@@ -12,6 +12,7 @@ on rank s has to be the sum of the gradients of l_r, each times n_r / n_s ("avg"
 linear collective this is the adjoint in the inner product with the weights n_r, or with equal weights.
 """
 
+from synkhronos._checks import check_choice
 from synkhronos.arithmetic.operations import find_operation
 from synkhronos.engines.operation import (
     Apply,
@@ -279,18 +280,18 @@ def all_reduce(x, op, loss_op):
     x = _tensor(x, "all_reduce")
     operation = find_operation(op, "all_reduce: op")
     operation.check_dtype(x.dtype, f"all_reduce of {x}")
-    return AllReduce(op, _checked(loss_op, "all_reduce")).of(x)
+    return AllReduce(op, check_choice(loss_op, "all_reduce: loss_op", LOSS_OPS)).of(x)
 
 
 def all_gather(x, loss_op):
     """Return the variable of a concatenation; see ``synkhronos.ops``."""
-    x = _tensor(x, "all_gather")
-    return AllGather(_checked(loss_op, "all_gather")).of(x if x.ndim else x.dimshuffle("x"))
+    x, loss_op = _tensor(x, "all_gather"), check_choice(loss_op, "all_gather: loss_op", LOSS_OPS)
+    return AllGather(loss_op).of(x if x.ndim else x.dimshuffle("x"))
 
 
 def broadcast(x, loss_op):
     """Return the variable of the master's value; see ``synkhronos.ops``."""
-    return Broadcast(_checked(loss_op, "broadcast")).of(_tensor(x, "broadcast"))
+    return Broadcast(check_choice(loss_op, "broadcast: loss_op", LOSS_OPS)).of(_tensor(x, "broadcast"))
 
 
 def _tensor(x, what):
@@ -299,10 +300,3 @@ def _tensor(x, what):
     except (TypeError, ValueError, AsTensorError) as error:
         raise TypeError(f"{what}: expected a tensor, got {x!r}") from error
     return x
-
-
-def _checked(loss_op, what):
-    if loss_op not in LOSS_OPS:
-        error = ValueError if isinstance(loss_op, str) else TypeError
-        raise error(f"{what}: loss_op: expected one of {list(LOSS_OPS)}, got {loss_op!r}")
-    return loss_op

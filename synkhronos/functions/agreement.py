@@ -10,16 +10,10 @@ import functools
 import weakref
 from typing import Any, Iterable, Mapping, Sequence
 
-import numpy as np
-
 from synkhronos._text import listed
 from synkhronos._typing import SharedVariable
-from synkhronos.arithmetic.comparison import digest, sample
-from synkhronos.stores.required_rows import Need
-from synkhronos.world.here import Command, Here
 from synkhronos.world.world import World
 
-_MOST = 1 << 20  # bytes that a rank sends for one comparison
 _HARMLESS = 8  # values set on the master without effect after which they are no longer tracked
 
 
@@ -254,64 +248,3 @@ def label(world: World, number: int) -> str:
 def labels(world: World, numbers: Iterable[int]) -> str:
     """Return how messages refer to several shared variables."""
     return listed(label(world, number) for number in numbers)
-
-
-# Commands
-
-
-def digests(here: Here, numbers: Iterable[int]) -> list[bytes]:
-    """Return digests of this rank's replicas."""
-    return [digest(here.engine.export(here.shareds[number])) for number in numbers]
-
-
-class Digests(Command):
-    """Return digests of the replicas."""
-
-    def __init__(self, numbers: Sequence[int]) -> None:
-        self.numbers = numbers
-
-    def run(self, here: Here) -> list[bytes]:
-        return digests(here, self.numbers)
-
-
-def ranks_that_differ(by_rank: Sequence[Sequence[bytes]], master: int) -> dict[int, list[int]]:
-    """Return, for each position at which digests differ, the ranks whose digest is not the master's."""
-    found = {}
-    for position, own in enumerate(by_rank[master]):
-        ranks = [rank for rank, each in enumerate(by_rank) if each[position] != own]
-        if ranks:
-            found[position] = ranks
-    return found
-
-
-class Sampled(Command):
-    """A call, and samples of replicas before it.
-
-    Parameters
-    ----------
-    call : Command
-    numbers : list of int
-        The shared variables for which each rank returns the shape and some elements.
-    """
-
-    def __init__(self, call: Command, numbers: Sequence[int]) -> None:
-        self.call, self.numbers = call, numbers
-
-    @property
-    def plain(self) -> Command:
-        return self.call
-
-    def needs(self, ranks: range, size: int) -> Iterable[Need]:
-        return self.call.needs(ranks, size)
-
-    def run(self, here: Here) -> tuple:
-        samples = [self._sample(here, number) for number in self.numbers]
-        return self.call.run(here), samples
-
-    def _sample(self, here, number):
-        array = here.engine.storage(here.shareds[number])
-        if array is None:  # an operation has returned None for its update
-            return None, np.zeros(0)
-        limit = max(1, _MOST // len(self.numbers) // array.dtype.itemsize)
-        part = sample(array, min(limit, 1 << 14))
-        return tuple(array.shape), np.array(here.engine.to_host(part))

@@ -1,12 +1,13 @@
-"""What the graph of a function says about the shared variables that it uses."""
+"""What the graph of a function says: about the variables that it uses, and loops and gradients in it."""
 
 from __future__ import annotations
 
 from typing import Any, Sequence
 
 from synkhronos._errors import warn
-from synkhronos._typing import Compiled, SharedVariable
-from synkhronos.engines.base import BOUND, Analysis
+from synkhronos._typing import Compiled, SharedVariable, Variable
+from synkhronos.engines.base import BOUND, Analysis, Engine
+from synkhronos.engines.remarks import name_of
 from synkhronos.functions.agreement import agreement_of
 from synkhronos.functions.signature import Input
 from synkhronos.world.world import World
@@ -98,6 +99,60 @@ def check_loss_ops(world: World, function: Any) -> None:
                 f"differs from the one on one process. Build the collective with loss_op={mode!r}, or "
                 f"give the output as (output, {other!r})"
             )
+
+
+def check_recurrence(
+    engine: Engine,
+    compiled: Compiled,
+    inputs: Sequence[Input],
+    selected: Sequence[Variable],
+    sliceable: Sequence[SharedVariable],
+) -> None:
+    """Raise if a loop depends on earlier steps along an axis that is divided among the ranks.
+
+    It would begin anew on every rank.
+
+    Parameters
+    ----------
+    engine : Engine
+    compiled : compiled function
+    inputs : list of Input
+    selected : list of variables
+        Those that are replaced by rows which an index selects.
+    sliceable : list of shared variables
+
+    Raises
+    ------
+    ValueError
+    """
+    found = engine.recurrent(compiled, axes_of(inputs, bool(selected), len(sliceable)))
+    if not found:
+        return
+    position = found[0]
+    if position < len(inputs):
+        what, remedy = _of_input(inputs[position])
+    elif selected and position < len(inputs) + 2:
+        names = ", ".join(map(name_of, selected))
+        what = f"givens: the value of {names}"
+        remedy = "An index that selects steps of time, and no rows, is given in bcast_inputs"
+    else:
+        what = f"sliceable_shareds: {name_of(sliceable[position - len(inputs) - 2 * bool(selected)])}"
+        remedy = "Leave it out, and give the rows as an input along their axis, as in synk.In(x, axis=1)"
+    raise ValueError(
+        f"{what} is divided among the ranks along an axis along which a scan computes each step from "
+        f"earlier ones, so that it would begin anew on every rank. {remedy}"
+    )
+
+
+def _of_input(one):
+    name, other = name_of(one.variable), 0 if one.axis else 1
+    remedy = "If every rank shall have all of it, give it in bcast_inputs"
+    if one.type.ndim > 1:
+        remedy = (
+            f"If axis {one.axis} is time, and the rows are along axis {other}, give it as "
+            f"synk.In({name}, axis={other}). {remedy}"
+        )
+    return f"inputs: {one.label}", remedy
 
 
 def collectives_in(

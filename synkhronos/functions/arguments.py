@@ -9,6 +9,7 @@ from typing import Any, Mapping, Sequence
 
 import numpy as np
 
+from synkhronos._checks import check_int, is_int
 from synkhronos._errors import ClosedError
 from synkhronos._text import listed
 from synkhronos._typing import ArrayLike, Batch, Rows
@@ -19,10 +20,10 @@ from synkhronos.arrays.binding import bound_data
 from synkhronos.arrays.data import Data, as_data
 from synkhronos.arrays.objects import ObjectData, SparseData, to_sparse
 from synkhronos.functions.call import CallFunction
+from synkhronos.functions.columns import Split
 from synkhronos.functions.replica import Replica
 from synkhronos.functions.replicate import replicate
 from synkhronos.functions.signature import Input
-from synkhronos.functions.split import Split
 from synkhronos.world.here import Command, Here
 from synkhronos.world.world import World
 
@@ -173,11 +174,10 @@ def split_of(one: Input, data: Any) -> Split | None:
 
 def check_num_slices(num_slices: int) -> int:
     """Return `num_slices`, or raise if it is not an int of at least 1."""
-    if isinstance(num_slices, bool) or not isinstance(num_slices, (int, np.integer)):
-        raise TypeError(f"num_slices: expected an int, got {num_slices!r}")
+    num_slices = check_int(num_slices, "num_slices")
     if num_slices < 1:
         raise ValueError(f"num_slices: expected 1 or more, got {num_slices}")
-    return int(num_slices)
+    return num_slices
 
 
 def select_rows(function: Any, datas: Sequence[Any], batch: Batch | None) -> Rows | None:
@@ -234,7 +234,7 @@ def check_indices(subset: Sequence[int], n_outputs: int, form: list[str] | bool)
     if type(form) is list:
         indices = [_index_of_key(form, one) for one in indices]
     for index in indices:
-        if isinstance(index, bool) or not isinstance(index, (int, np.integer)):
+        if not is_int(index):
             raise TypeError(f"output_subset: expected a list of ints, got {subset!r}")
         if not 0 <= index < n_outputs:
             raise IndexError(f"output_subset: expected indices below {n_outputs}, got {index}")

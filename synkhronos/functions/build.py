@@ -9,21 +9,21 @@ import numpy as np
 
 from synkhronos._typing import Compiled, OutputOp, ReduceOp, SharedVariable, Variable
 from synkhronos.arithmetic.operations import OPERATIONS
-from synkhronos.functions.analysis import check_loss_ops, collectives_in
+from synkhronos.functions.analysis import check_loss_ops, check_recurrence, collectives_in
+from synkhronos.functions.comparing.watch import watch
 from synkhronos.functions.compiling import compiling
 from synkhronos.functions.function import Function
-from synkhronos.functions.recurrence import check_recurrence
 from synkhronos.functions.replica import Replica
 from synkhronos.functions.signature import (
+    In,
+    Out,
     parse_givens,
     parse_inputs,
     parse_outputs,
     parse_sliceable,
     parse_updates,
 )
-from synkhronos.functions.watch import watch
 from synkhronos.functions.window import divide
-from synkhronos.functions.wrappers import In, Out
 from synkhronos.world.world import World, current_world
 
 Input = Union[Variable, In]

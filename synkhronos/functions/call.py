@@ -11,15 +11,13 @@ import numpy as np
 from synkhronos._typing import Rows
 from synkhronos.arithmetic.conversion import usable
 from synkhronos.arithmetic.partition import select, share
-from synkhronos.functions.columns import Bound, Column
-from synkhronos.functions.copies import on_copies
+from synkhronos.functions.columns import NO_LIMIT, Bound, Column, Most, Split
 from synkhronos.functions.fixed import check_regrouped, explained
 from synkhronos.functions.packed import pack
 from synkhronos.functions.peers import GraphPeers
 from synkhronos.functions.reduced import reduce_in_place
-from synkhronos.functions.replica import Replica
+from synkhronos.functions.replica import Replica, on_copies
 from synkhronos.functions.slices import Slices, distinct
-from synkhronos.functions.split import NO_LIMIT, Most, Split
 from synkhronos.stores.handle import Composite, Handle
 from synkhronos.stores.required_rows import Need
 from synkhronos.world.here import Command, Here

@@ -1,4 +1,4 @@
-"""The arguments of a rank in a call: whole values, or the rows that the rank or a slice of it uses."""
+"""How the arguments of a call are split: into whole values, or the rows that a rank or a slice uses."""
 
 from __future__ import annotations
 
@@ -18,6 +18,35 @@ def share_or_last(n_rows: int, size: int, index: int) -> tuple[int, int]:
     """
     start, stop = share(n_rows, size, index)
     return (start, stop) if start < stop else (max(n_rows - 1, 0), n_rows)
+
+
+class Split(NamedTuple):
+    """How an argument is split over the ranks.
+
+    Attributes
+    ----------
+    axis : int
+    minibatch : bool
+        Whether the argument holds the rows of this batch only.
+    """
+
+    axis: int
+    minibatch: bool
+
+
+class Most(NamedTuple):
+    """A limit for rows of which only the ranks know how many there are: in a window, and sliceable ones.
+
+    Attributes
+    ----------
+    together, by_rank : int or None
+    """
+
+    together: int | None = None
+    by_rank: int | None = None
+
+
+NO_LIMIT = Most()
 
 
 class Column(NamedTuple):

@@ -1,38 +1,201 @@
-"""Calls whose updates of shared variables are undone."""
+"""What copies and pickles of a function consist of, and what a program needs to call it on any rank."""
 
 from __future__ import annotations
 
-import contextlib
-import copy
-from typing import Iterator, Sequence
+from typing import Any, Callable, Iterable, Mapping, NamedTuple
 
+from synkhronos._errors import SynkhronosError
 from synkhronos._typing import SharedVariable
-from synkhronos.world import generators
-from synkhronos.world.here import Here
+from synkhronos.engines.swaps import check_swap
+from synkhronos.functions.agreement import agreement_of, labels
+from synkhronos.functions.compiling import compiling
+from synkhronos.functions.replica import Replica
+from synkhronos.functions.replicate import replicate
+from synkhronos.functions.signature import Input
+from synkhronos.functions.window import Window
+from synkhronos.world.here import Command
+from synkhronos.world.world import World
 
 
-@contextlib.contextmanager
-def on_copies(here: Here, shareds: Sequence[SharedVariable]) -> Iterator[None]:
-    """Let shared variables hold copies of their values inside the block, and the originals after it."""
-    engine = here.engine
-    olds = [engine.storage(shared) for shared in shareds]
-    try:
-        for shared, old in zip(shareds, olds):
-            engine.store(shared, old.copy() if hasattr(old, "copy") else copy.deepcopy(old))
-        yield
-    finally:
-        for shared, old in zip(shareds, olds):
-            engine.store(shared, old)
+class Specification(NamedTuple):
+    """What is needed to call the replica of a function on any rank. It can be pickled.
+
+    Attributes
+    ----------
+    token : bytes
+        Identifies the world.
+    number : int
+        The number of the function.
+    inputs : list of Input
+        Strings replace the variables.
+    not_accumulated : list of str
+        For each update that cannot accumulate over slices, a sentence that says why.
+    form : list of str or bool
+        The form of the result.
+    """
+
+    token: bytes
+    number: int
+    inputs: list[Input]
+    not_accumulated: list[str]
+    form: list[str] | bool
 
 
-@contextlib.contextmanager
-def without_effects(here: Here, numbers: Sequence[int]) -> Iterator[None]:
-    """Undo what calls in the block do to shared variables, generators and the numbers of rows."""
-    states, rows = generators.states(), dict(here.rows)
-    try:
-        with on_copies(here, [here.shareds[number] for number in numbers]):
-            yield
-    finally:
-        here.rows.clear()
-        here.rows.update(rows)
-        generators.restore(states)
+def specify(function: Any) -> Specification:
+    """Return the specification of a function."""
+    return Specification(
+        function._world.registry.token,
+        function.replica.number,
+        [one._replace(variable=str(one.variable)) for one in function.inputs],
+        function.not_accumulated,
+        function.form,
+    )
+
+
+class Parts(NamedTuple):
+    """A function, without its processes.
+
+    Attributes
+    ----------
+    name : str
+    replica : Replica
+        With shared variables in the place of their numbers, and compiled functions in the form of
+        `Engine.to_parts`.
+    inputs : list of Input
+    update_modes, not_accumulated, form
+        As of the function.
+    """
+
+    name: str | None
+    replica: Replica
+    inputs: list[Input]
+    update_modes: list[str | None]
+    not_accumulated: list[str]
+    form: list[str] | bool
+
+
+def parts_of(world: World, function: Any) -> Parts:
+    """Return the parts of a function."""
+    engine, shareds, replica = world.here.engine, world.here.shareds, function.replica
+    return Parts(
+        function.name,
+        replica._replace(
+            number=-1,
+            compiled=engine.to_parts(replica.compiled),
+            window=_with_lengths(replica.window, engine.to_parts),
+            sliceable=list(function.sliceable),
+            updates=[(shareds[number], op) for number, op in replica.updates],
+            joint=frozenset([shareds[number] for number in replica.joint]),
+        ),
+        function.inputs,
+        function.update_modes,
+        function.not_accumulated,
+        function.form,
+    )
+
+
+def _with_lengths(window: Window | None, convert: Callable[[Any], Any]) -> Window | None:
+    """Return a window of rows with another form of the compiled function in it."""
+    return None if window is None else window._replace(lengths=convert(window.lengths))
+
+
+def replica_of(world: World, parts: Parts) -> Replica:
+    """Return the master's replica of a new function, with a new number."""
+    engine, register, replica = world.here.engine, world.registry.add_shared, parts.replica
+    compiled = engine.from_parts(replica.compiled)
+    for shared in engine.shareds(compiled):
+        register(shared)
+    return replica._replace(
+        compiled=compiled,
+        window=_with_lengths(replica.window, engine.from_parts),
+        sliceable=[register(shared) for shared in replica.sliceable],
+        updates=[(register(shared), op) for shared, op in replica.updates],
+        joint=frozenset([register(shared) for shared in replica.joint]),
+        number=world.registry.new_number(),
+    )
+
+
+def swapped(
+    world: World,
+    function: Any,
+    swap: Mapping[SharedVariable, SharedVariable],
+    delete_updates: bool,
+    name: str | None,
+    profile: Any,
+) -> Parts:
+    """Return the parts of a function with other shared variables, and perhaps without updates."""
+    engine, parts = world.here.engine, parts_of(world, function)
+    replica = parts.replica
+    name = name or f"{function.name} copy"
+
+    def copied(compiled, without_updates, **options):
+        own = engine.shareds(compiled)
+        of_it = {old: new for old, new in swap.items() if old in own}
+        return engine.to_parts(engine.copy(compiled, of_it, without_updates, **options))
+
+    with compiling(world, name):
+        replica = replica._replace(
+            compiled=copied(function.replica.compiled, delete_updates, name=name, profile=profile),
+            window=_with_lengths(function.replica.window, lambda lengths: copied(lengths, False)),
+            sliceable=[swap.get(one, one) for one in replica.sliceable],
+            updates=[] if delete_updates else [(swap.get(one, one), op) for one, op in replica.updates],
+            joint=frozenset([] if delete_updates else [swap.get(one, one) for one in replica.joint]),
+        )
+    parts = parts._replace(name=name, replica=replica)
+    return parts._replace(update_modes=[], not_accumulated=[]) if delete_updates else parts
+
+
+def checked_swap(world: World, function: Any, swap: Any) -> dict[SharedVariable, SharedVariable]:
+    """Return the argument `swap` of a copy of a function as a dict, or raise an error."""
+    own = function.get_shared()
+    names = labels(world, [world.registry.numbers[one] for one in own])
+    return check_swap(swap, repr(function), own, names, world.here.engine.is_shared)
+
+
+def check_one_value(world: World, function: Any) -> None:
+    """Raise if a pickle, which has the values of the master, would lack what other ranks have."""
+    agreement, numbers = agreement_of(world), world.registry.numbers
+    apart = [numbers[one] for one in function.get_shared()]
+    apart = [one for one in apart if one in agreement.scattered | agreement.assigned]
+    if apart:
+        raise SynkhronosError(
+            f"{function!r} cannot be pickled: a pickle has the values of the master, but each rank has "
+            f"its own value of {labels(world, apart)}; leave the function out, and save the values of "
+            f"all ranks with synk.save()"
+        )
+
+
+class Duplicate(Command):
+    """Give each worker copies of its replicas of shared variables.
+
+    Parameters
+    ----------
+    numbers : dict of int
+        The number of the copy, by the number of the variable.
+    """
+
+    def __init__(self, numbers: Mapping[int, int]) -> None:
+        self.numbers = numbers
+
+    def run(self, here):
+        if not here.is_master:
+            for number, new in self.numbers.items():
+                here.shareds[new] = here.engine.duplicate(here.shareds[number])
+
+
+def duplicate_replicas(world: World, pairs: Iterable[tuple[SharedVariable, SharedVariable]]) -> None:
+    """Register copies of shared variables, whose values every rank copies from its own replica."""
+    registry = world.registry
+    new = [(old, copy) for old, copy in pairs if copy not in registry.numbers]
+    if not new:
+        return
+    if not world.started or world.size == 1:
+        numbers = {registry.numbers[old]: registry.add_shared(copy) for old, copy in new}
+    else:
+        replicate(world)  # what is new, so that the copies have the next numbers
+        numbers = {registry.numbers[old]: registry.add_shared(copy) for old, copy in new}
+        world.run(Duplicate(numbers))
+        registry.mark_replicated(list(numbers.values()))
+    agreement = agreement_of(world)
+    for group in (agreement.scattered, agreement.assigned):
+        group.update([numbers[number] for number in group.intersection(numbers)])

@@ -3,29 +3,45 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, Iterable, Mapping, Sequence
+from typing import Any, Iterable, Mapping, Sequence, TypeVar, overload
 
 from synkhronos import _html
 from synkhronos._errors import BUSY, ClosedError, SynkhronosError
 from synkhronos._typing import ArrayLike, Batch, Result, SharedVariable
+from synkhronos.arrays.binding import bind, find_bound, rebind
 from synkhronos.arrays.data import Data
 from synkhronos.functions import arguments, outputs
 from synkhronos.functions.agreement import agreement_of
 from synkhronos.functions.call_plan import CallPlan
-from synkhronos.functions.check import Comparison, check_call, check_commands
-from synkhronos.functions.copyable import Copyable
+from synkhronos.functions.comparing.serial_comparison import Comparison, check_call, check_commands
+from synkhronos.functions.comparing.watch import watch
+from synkhronos.functions.copies import (
+    Parts,
+    Specification,
+    check_one_value,
+    checked_swap,
+    duplicate_replicas,
+    parts_of,
+    replica_of,
+    specify,
+    swapped,
+)
 from synkhronos.functions.description import describe
-from synkhronos.functions.inputs import Inputs
 from synkhronos.functions.replica import Replica, serial_arguments
-from synkhronos.functions.replicate import check_sent, replicate
-from synkhronos.functions.signature import Input
+from synkhronos.functions.replicate import Sending, check_sent, replicate
+from synkhronos.functions.signature import Input, Output
 from synkhronos.world.here import Command
 from synkhronos.world.plans import PlannedCommand
 from synkhronos.world.turn import Turn, takes_turn
 from synkhronos.world.world import World, current_world, world_exists
 
+#: An output of a copy: the script is not warned about it again
+_STATED = Output(None, None, None, False, 0, True)
 
-class Function(Inputs, Copyable):
+_F = TypeVar("_F", bound="Function")
+
+
+class Function:
     """A function with a replica on every rank. Create it with `function`.
 
     Attributes
@@ -39,6 +55,7 @@ class Function(Inputs, Copyable):
     """
 
     _world: World | None = None  # in a copy for programs
+    _specification: Specification | None = None
     plan: CallPlan | None = None  # of the last call, if it had no options but a batch
     watch: Any = None  # what observes the next call; `watcher`, while there is something to observe
     watcher: Any = None
@@ -102,8 +119,7 @@ class Function(Inputs, Copyable):
 
     def __dir__(self) -> list[str]:
         # object.__dir__ would list the attributes of `__class__`, a class of the compiler.
-        parts = {**vars(Inputs), **vars(Copyable), **vars(Function)}
-        return sorted({"name", "update_modes", *parts} - _INTERNAL)
+        return sorted({"name", "update_modes", *vars(Function)} - _INTERNAL)
 
     def get_shared(self) -> list[SharedVariable]:
         """Return the shared variables that the function reads or updates.
@@ -431,6 +447,256 @@ class Function(Inputs, Copyable):
         agreement_of(world).changed_on_master(changed)
         computed = [engine.to_host(value) for value in computed]
         return outputs.in_form(self, computed, output_subset)
+
+    # The data of the inputs, before calls
+
+    @overload
+    def build_inputs(
+        self,
+        value: ArrayLike,
+        /,
+        *,
+        force_cast: bool = ...,
+        oversize: float = ...,
+        minibatch: bool = ...,
+    ) -> Data: ...
+
+    @overload
+    def build_inputs(
+        self,
+        first: ArrayLike,
+        second: ArrayLike,
+        /,
+        *others: ArrayLike,
+        force_cast: bool = ...,
+        oversize: float = ...,
+        minibatch: bool = ...,
+    ) -> tuple[Data, ...]: ...
+
+    def build_inputs(
+        self,
+        *args: ArrayLike,
+        force_cast: bool = False,
+        oversize: float = 1.0,
+        minibatch: bool = False,
+    ) -> Any:
+        """Create a `Data` for each of the function's inputs, with its dtype and ndim.
+
+        Parameters
+        ----------
+        *args : array-like
+            One value per input, in order; inputs at the end may be omitted.
+        force_cast, oversize, minibatch
+            As in `data`.
+
+        Returns
+        -------
+        Data or tuple of Data
+            A single `Data` if one value is given.
+
+        Raises
+        ------
+        TypeError
+            If there are more values than inputs, or a value has the wrong ndim or cannot be cast safely.
+        MemoryError
+            If there is too little shared memory.
+        ClosedError, WorldBrokenError
+            If there are no processes that can be used.
+        """
+        world = self._usable_world()
+        if not self.inputs:
+            raise TypeError(f"{self!r}: build_inputs: the function has no inputs")
+        if not args or len(args) > len(self.inputs):
+            raise TypeError(
+                f"{self!r}: build_inputs expected 1 to {len(self.inputs)} arrays, got {len(args)}"
+            )
+        built = []
+        for one, value in zip(self.inputs, args):
+            if one.type.format != "dense":
+                raise TypeError(f"{self!r}: build_inputs: {one.label} is a {one.type.format} input")
+            made = Data(world, one.type.dtype, one.type.ndim, minibatch, one.name)
+            made.set_value(value, force_cast, oversize)
+            built.append(made)
+        return built[0] if len(built) == 1 else tuple(built)
+
+    def set_input_shmems(self, /, *values: ArrayLike, **values_by_name: ArrayLike) -> list[Data]:
+        """Bind data to the inputs, as `set_shmems` does.
+
+        Functions that share input variables share the data.
+
+        Parameters
+        ----------
+        *values, **values_by_name : array-like or Data
+            One value per input, in order or by name. Inputs that are omitted keep their `Data`.
+
+        Returns
+        -------
+        list of Data
+            One for each value that was given, in the order of the inputs.
+
+        Raises
+        ------
+        TypeError
+            If an input is unknown or given twice, or a value has the wrong dtype or ndim.
+        MemoryError
+            If there is too little shared memory.
+        ClosedError, WorldBrokenError
+            If there are no processes that can be used.
+        """
+        world = self._usable_world()
+        each = arguments.in_order(self, values, values_by_name)
+        pairs = [(one.variable, value) for one, value in zip(self.inputs, each)]
+        given = [pair for pair in pairs if pair[1] is not arguments.MISSING]
+        bound = bind(world, given, None, "set_input_shmems")
+        return [bound[variable] for variable, _ in given]
+
+    def get_input_shmems(self) -> list[Data]:
+        """Return the `Data` bound to the inputs, in the order of the inputs.
+
+        Returns
+        -------
+        list of Data
+
+        Raises
+        ------
+        TypeError
+            If the function has no inputs.
+        ValueError
+            If no data is bound to an input.
+        """
+        world = self._usable_world()
+        return find_bound(world, [one.variable for one in self.inputs], "get_input_shmems")
+
+    # Copies: by the method `copy`, by the module of this name, and by `pickle`
+
+    @property
+    def specification(self) -> Specification:
+        """What is needed to call the replica of a rank. Copies have it, too."""
+        if self._specification is None:
+            self._specification = specify(self)
+        return self._specification
+
+    @classmethod
+    def copy_of(cls: type[_F], name: str | None, specification: Specification) -> _F:
+        """Return a copy of a function. Calling it raises a TypeError; programs can use it."""
+        made = cls.__new__(cls)
+        made.name, made._specification = name, specification
+        return made
+
+    @classmethod
+    def from_parts(cls: type[_F], parts: Parts) -> _F:
+        """Return a new function of the current world."""
+        world = current_world()
+        world.check_usable()
+        made = cls(
+            world,
+            parts.name,
+            replica_of(world, parts),
+            parts.inputs,
+            parts.replica.sliceable,
+            parts.update_modes,
+            parts.not_accumulated,
+            parts.form,
+        )
+        world.registry.add_function(made)
+        watch(world, made, [_STATED] * len(parts.replica.output_modes))
+        return made
+
+    def _is_for_ranks(self):
+        """Whether a copy is for programs."""
+        world = self._world
+        return world is None or world.in_program or world.part(Sending).is_active
+
+    def __reduce__(self) -> tuple:
+        if self._is_for_ranks():
+            return self.copy_of, (self.name, self.specification)
+        world = self._usable_world()
+        check_one_value(world, self)
+        return self.from_parts, (parts_of(world, self),)
+
+    def __deepcopy__(self: _F, memo: dict[int, Any]) -> _F:
+        if self._is_for_ranks():
+            return self.copy_of(self.name, self.specification)
+        world = self._usable_world()
+        if world.is_recording:
+            raise RuntimeError("copy.deepcopy(): not inside a fuse() block; call it before or after")
+        shareds = self.get_shared()
+        parts = world.here.engine.deepcopy(parts_of(world, self), memo)
+        copies = world.here.engine.deepcopy(shareds, memo)
+        duplicate_replicas(world, zip(shareds, copies))
+        made = self.from_parts(parts)
+        rebind(world, [(old.variable, new.variable) for old, new in zip(self.inputs, made.inputs)])
+        return made
+
+    def __copy__(self: _F) -> _F:
+        return self.copy()
+
+    def copy(
+        self: _F,
+        share_memory: bool = False,
+        swap: Mapping[SharedVariable, SharedVariable] | None = None,
+        delete_updates: bool = False,
+        name: str | None = None,
+        profile: Any = None,
+    ) -> _F:
+        """Return a copy of this function, as the method of the same name of a ``theano.Function`` does.
+
+        The copy uses the same shared variables, with the exception of those that are swapped. It is
+        compiled again.
+
+        Parameters
+        ----------
+        share_memory : bool, default: False
+            Accepted for compatibility; the copy has intermediate arrays of its own.
+        swap : dict, optional
+            From shared variables of this function to those, of the same types, that the copy uses and
+            updates in their place. They may be sliceable.
+        delete_updates : bool, default: False
+            Whether the copy makes no updates. Random streams are not advanced then, either.
+        name : str, optional
+            By default the name of this function, followed by "copy".
+        profile : bool, str or object, optional
+            As of ``theano.function``.
+
+        Returns
+        -------
+        Function
+
+        Raises
+        ------
+        TypeError, ValueError
+            If `swap` is not a dict of shared variables of equal types, this function does not use one of
+            them, or two of them would become one.
+        ClosedError, WorldBrokenError
+            If there are no processes that can be used.
+
+        Notes
+        -----
+        ``copy.copy(f)`` is the same without arguments. ``copy.deepcopy`` of a function, or of an object
+        that has functions, copies the shared variables as well, as with Theano: each rank copies its own
+        replica. A pickle has the values of the master, and becomes a function of the processes that
+        exist when it is loaded; a function of which each rank has its own rows cannot be pickled.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import synkhronos as synk
+        >>> import theano
+        >>> import theano.tensor as T
+        >>> synk.fork(2, use_gpu=False)
+        2
+        >>> x, w, other = T.dvector("x"), theano.shared(0.0, "w"), theano.shared(10.0, "other")
+        >>> f = synk.function([x], (x + w, "gather"), updates=[(w, w + 1)])
+        >>> g = f.copy(swap={w: other})
+        >>> f([1.0, 2.0]), g([1.0, 2.0]), g([1.0, 2.0])
+        (array([1., 2.]), array([11., 12.]), array([12., 13.]))
+        >>> f.copy(delete_updates=True)([1.0, 2.0])
+        array([2., 3.])
+        >>> synk.close()
+        """
+        world = self._usable_world()
+        swap = checked_swap(world, self, swap)
+        return self.from_parts(swapped(world, self, swap, bool(delete_updates), name, profile))
 
 
 #: Used by the package itself; not shown by completion.

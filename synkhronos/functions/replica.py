@@ -1,15 +1,18 @@
-"""A rank's replica of a function."""
+"""A rank's replica of a function, and the arguments and variables with which it computes."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Sequence
+import contextlib
+import copy
+from typing import Any, Iterator, NamedTuple, Sequence
 
 import numpy as np
 
-from synkhronos._typing import Compiled
+from synkhronos._typing import Compiled, SharedVariable
 from synkhronos.arithmetic.conversion import usable
 from synkhronos.engines.base import Engine, Fixed
 from synkhronos.functions.window import Window
+from synkhronos.world.here import Here
 
 
 class Replica(NamedTuple):
@@ -73,3 +76,17 @@ def serial_arguments(
     if replica.window is not None:
         bounds = [np.array(0), np.array(replica.window.length(engine, inputs))]
     return [*inputs, *bounds, *rows, *([None] if replica.has_collectives else [])]
+
+
+@contextlib.contextmanager
+def on_copies(here: Here, shareds: Sequence[SharedVariable]) -> Iterator[None]:
+    """Let shared variables hold copies of their values inside the block, and the originals after it."""
+    engine = here.engine
+    olds = [engine.storage(shared) for shared in shareds]
+    try:
+        for shared, old in zip(shareds, olds):
+            engine.store(shared, old.copy() if hasattr(old, "copy") else copy.deepcopy(old))
+        yield
+    finally:
+        for shared, old in zip(shareds, olds):
+            engine.store(shared, old)

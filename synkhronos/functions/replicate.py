@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import pickle
-from typing import Any
+from typing import Any, Iterator
 
 import numpy as np
 
 from synkhronos._errors import SynkhronosError, WorkerError
-from synkhronos.functions.specification import Sending
 from synkhronos.host import heap
 from synkhronos.host.handlers import pass_on
 from synkhronos.host.log import logger
@@ -26,6 +25,21 @@ from synkhronos.world import generators
 from synkhronos.world.entry import in_turn
 from synkhronos.world.here import Command
 from synkhronos.world.world import World, current_world
+
+
+class Sending:
+    """Whether pickles are for the workers of a world, which need only specifications of functions."""
+
+    is_active = False
+
+    @contextlib.contextmanager
+    def active(self) -> Iterator[None]:
+        """Inside the block, pickles are for the workers."""
+        self.is_active = True
+        try:
+            yield
+        finally:
+            self.is_active = False
 
 
 class Replicate(Command):

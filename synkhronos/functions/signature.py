@@ -1,16 +1,77 @@
-"""Checks the arguments of `function()` and converts them to a common form."""
+"""The inputs, outputs and updates of a function: as a script gives them, checked, in a common form.
+
+`In` and `Out` are variables with options, as Theano's classes of these names.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from synkhronos._checks import check_extent, check_list, check_string
 from synkhronos._text import shortened
-from synkhronos._typing import SharedVariable, Variable
+from synkhronos._typing import OutputOp, SharedVariable, Variable
 from synkhronos.arithmetic.conversion import as_array
 from synkhronos.arithmetic.operations import GATHER, OPERATIONS, find_operation, parse_output_mode
 from synkhronos.engines.base import Engine, InputType
-from synkhronos.functions.wrappers import In, Out
+
+
+class In:
+    """An input of a function, with options. A ``theano.In`` may be given instead.
+
+    Parameters
+    ----------
+    variable : variable
+    axis : int, default: 0
+        The axis along which the value is split over the ranks: 1 for data whose axis 0 is time. The
+        `batch` of a call then selects along this axis.
+    value : array-like, optional
+        The value to use if a call gives none. None stands for no value, as in ``theano.In``.
+    name : str, optional
+        The keyword of this input in calls; by default the name of the variable.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import synkhronos as synk
+    >>> import theano.tensor as T
+    >>> synk.fork(2, use_gpu=False)
+    2
+    >>> x = T.dmatrix("x")  # of shape (time, rows)
+    >>> f = synk.function([synk.In(x, axis=1)], synk.Out(x.cumsum(axis=0), "gather", axis=1))
+    >>> f(np.ones((2, 3)))  # two columns on this process, one on the worker
+    array([[1., 1., 1.],
+           [2., 2., 2.]])
+    >>> synk.close()
+    """
+
+    def __init__(
+        self, variable: Variable, axis: int = 0, value: Any = None, name: str | None = None
+    ) -> None:
+        if name is not None:
+            check_string(name, "In: name")
+        self.variable = variable
+        self.axis = check_extent(axis, "In: axis")
+        self.value = value
+        self.name = name
+
+
+class Out:
+    """An output of a function, with options. A ``theano.Out`` may be given instead.
+
+    Parameters
+    ----------
+    variable : variable
+    op : str or None, default: "avg"
+        As in the pairs ``(variable, op)`` of `function`.
+    axis : int, default: 0
+        With ``"gather"``, the axis along which the values of the ranks are concatenated.
+    """
+
+    def __init__(self, variable: Variable, op: OutputOp | None = "avg", axis: int = 0) -> None:
+        self.variable = variable
+        self.op = op
+        self.axis = check_extent(axis, "Out: axis")
 
 
 class Input(NamedTuple):
@@ -68,11 +129,7 @@ def parse_inputs(engine: Engine, inputs: Any, bcast_inputs: Any, downcast: bool 
     """Return a list of `Input`, with `bcast_inputs` last."""
     parsed = []
     for what, variables in (("inputs", inputs), ("bcast_inputs", bcast_inputs)):
-        if variables is None:
-            variables = []
-        if not isinstance(variables, (list, tuple)):
-            raise TypeError(f"{what}: expected a list of variables, got {shortened(variables)}")
-        for variable in variables:
+        for variable in check_list(variables, what, "variables"):
             one = _parse_input(engine, what, variable)
             parsed.append(one._replace(downcast=one.downcast or downcast))
     seen = [one.variable for one in parsed]
@@ -219,12 +276,7 @@ def parse_sliceable(
     engine: Engine, sliceable_shareds: Any, updates: list[tuple[SharedVariable, Any]]
 ) -> list[SharedVariable]:
     """Return the list of sliceable shared variables."""
-    if sliceable_shareds is None:
-        return []
-    if not isinstance(sliceable_shareds, (list, tuple)):
-        raise TypeError(
-            f"sliceable_shareds: expected a list of shared variables, got {shortened(sliceable_shareds)}"
-        )
+    sliceable_shareds = check_list(sliceable_shareds, "sliceable_shareds", "shared variables")
     for position, shared in enumerate(sliceable_shareds):
         if not engine.is_shared(shared) or not engine.is_tensor(shared):
             raise TypeError(f"sliceable_shareds[{position}]: expected a shared variable, got {shared!r}")
@@ -238,4 +290,4 @@ def parse_sliceable(
                 f"sliceable_shareds: {shared} is updated by this function, which reads only some of its "
                 f"rows; leave it out of one of the two"
             )
-    return list(sliceable_shareds)
+    return sliceable_shareds

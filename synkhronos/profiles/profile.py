@@ -9,6 +9,7 @@ from typing import Iterator, Sequence
 import numpy as np
 
 from synkhronos import _html
+from synkhronos._checks import check_flag
 from synkhronos._errors import FuseError
 from synkhronos._typing import PathLike
 from synkhronos.arithmetic.clocks import Reading, to_own
@@ -264,8 +265,7 @@ def profile(path: PathLike | None = None, operations: bool = False) -> Iterator[
             "profile(): already inside a profile() block, and blocks cannot be nested; remove the inner "
             "one: the outer block measures these calls, too"
         )
-    if not isinstance(operations, bool):
-        raise TypeError(f"profile(): operations: expected True or False, got {operations!r}")
+    operations = check_flag(operations, "profile(): operations")
     replicate(world)
     measured = Profile()
     try:

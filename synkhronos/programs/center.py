@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Callable
 
 import numpy as np
 
+from synkhronos._checks import check_number
 from synkhronos._typing import SharedVariable, SharedVariables, Values
 from synkhronos.engines.base import Engine
 from synkhronos.programs.layout import Layout
@@ -301,9 +302,7 @@ class Center:
 
     def _factors(self, scale):
         """Return the scale of a push for each dtype, or raise an error that says what is wrong."""
-        if isinstance(scale, (bool, np.bool_)) or not isinstance(scale, numbers.Real):
-            raise TypeError(f"push: expected a number as scale, got {scale!r}")
-        if not math.isfinite(scale):
+        if not math.isfinite(check_number(scale, "push", "a number as scale")):
             raise ValueError(f"push: expected a finite scale, got {scale}")
         factors = {}
         for shared, dtype in zip(self._shareds, self._dtypes):
@@ -356,11 +355,10 @@ def _items(memory, dtype):
 
 
 def _check_alpha(alpha):
-    if isinstance(alpha, (bool, np.bool_)) or not isinstance(alpha, numbers.Real):
-        raise TypeError(f"elastic: expected a number as alpha, got {alpha!r}")
-    if not 0 < alpha <= 1:
+    number = check_number(alpha, "elastic", "a number as alpha")
+    if not 0 < number <= 1:
         raise ValueError(f"elastic: expected alpha in (0, 1], got {alpha}")
-    return float(alpha)
+    return number
 
 
 def _label(shared: SharedVariable) -> str:

@@ -14,8 +14,8 @@ from synkhronos.arithmetic.partition import select
 from synkhronos.comms.formats import Format, check_format
 from synkhronos.programs.meeting import Meeting
 from synkhronos.programs.stopping import Stop, StopProgram
+from synkhronos.variables.arguments import as_list, check_has_rows, conditioned
 from synkhronos.variables.collectives import Broadcast, Gather, join
-from synkhronos.variables.naming import as_list, check_has_rows, conditioned
 from synkhronos.variables.reductions import Reduce, check_wire
 from synkhronos.variables.replicas import Assign
 from synkhronos.world.here import Command, Here

@@ -13,9 +13,9 @@ from synkhronos.arithmetic.partition import select, take_along
 from synkhronos.arrays.data import Data
 from synkhronos.functions import arguments
 from synkhronos.functions.call import CallFunction
+from synkhronos.functions.copies import Specification
 from synkhronos.functions.function import Function
 from synkhronos.functions.outputs import in_form
-from synkhronos.functions.specification import Specification
 from synkhronos.stores.handle import Composite
 from synkhronos.world.here import Here
 

@@ -9,9 +9,9 @@ from typing import Any, Iterator, Sequence
 
 import numpy as np
 
+from synkhronos._checks import check_int, check_string
 from synkhronos._errors import SynkhronosError
 from synkhronos._typing import ArrayLike, Batch, DTypeLike, Result, SharedVariables
-from synkhronos.arithmetic.integers import check_int
 from synkhronos.arithmetic.minibatches import make_minibatches, n_batches
 from synkhronos.arithmetic.partition import share
 from synkhronos.functions.function import Function
@@ -273,8 +273,8 @@ class Rank(Collectives):
         """
         self._enter()
         numbers = self._numbers_of(shared_vars)
-        if name is not None and not isinstance(name, str):
-            raise TypeError(f"rank.center: name: expected a string, got {name!r}")
+        if name is not None:
+            check_string(name, "rank.center: name")
         key = f"of {numbers}" if name is None else f"named {name}"
         if key not in self._centers:
             here = self._here

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from synkhronos._checks import check_int
 from synkhronos.services import mailbox
 from synkhronos.services.mailbox import Mailbox
 from synkhronos.services.wakeups import find_bells
@@ -162,8 +163,7 @@ def box_of(rank: int) -> str:
 
 
 def _check_integer(method, what, value):
-    if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Integral):
-        raise TypeError(f"{method}: expected {what}, an integer, got {value!r}")
+    check_int(value, method, what=f"{what}, an integer")
     if not -(1 << 63) <= value < 1 << 63:
         raise ValueError(f"{method}: expected {what} of 64 bits, got {value}")
 

@@ -6,6 +6,7 @@ from typing import Any, Literal, Sequence, overload
 
 import numpy as np
 
+from synkhronos._checks import check_flag
 from synkhronos._typing import (
     ArrayLike,
     ComputedArray,
@@ -18,10 +19,9 @@ from synkhronos._typing import (
 from synkhronos.comms.formats import Format
 from synkhronos.functions.agreement import agreement_of
 from synkhronos.functions.function import Function
-from synkhronos.variables.naming import (
+from synkhronos.variables.arguments import (
     as_list,
     check_has_rows,
-    check_nccl,
     conditioned,
     numbers_of,
     register,
@@ -110,7 +110,7 @@ def broadcast(
     >>> synk.close()
     """
     world, variables, _ = resolve(shared_vars, unused_too=True)
-    nccl = check_nccl(nccl)
+    nccl = check_flag(nccl, "nccl")
     arrays = None
     if values is not None:
         arrays = conditioned(world.here.engine, variables, as_list(shared_vars, values, "values"))
@@ -218,7 +218,7 @@ def gather(shared_vars: SharedVariables, nd_up: Literal[0, 1] = 1, nccl: bool = 
         joined = [join(arrays, nd_up) for arrays in results[world.master_rank]]
         return joined[0] if single else joined
 
-    command = Gather(numbers_of(world, variables), to_all=False, nccl=check_nccl(nccl))
+    command = Gather(numbers_of(world, variables), to_all=False, nccl=check_flag(nccl, "nccl"))
     agreement_of(world).compared(command.numbers)
     return submit(world, command, finish, variables)
 
@@ -286,7 +286,7 @@ def all_gather(shared_vars: SharedVariables, nccl: bool = True) -> Pending | Non
         extent = world.here.engine.type_of(variable).extents[0]
         if extent is not None:
             raise ValueError(f"all_gather: {variable} has extent {extent} on axis 0 by its type")
-    command = Gather(numbers_of(world, variables), to_all=True, nccl=check_nccl(nccl))
+    command = Gather(numbers_of(world, variables), to_all=True, nccl=check_flag(nccl, "nccl"))
     return submit_equalizing(world, command, variables)
 
 

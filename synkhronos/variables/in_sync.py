@@ -6,9 +6,10 @@ from synkhronos._errors import MismatchError
 from synkhronos._text import listed
 from synkhronos._typing import SharedVariables
 from synkhronos.arithmetic.comparison import difference
-from synkhronos.functions.agreement import Digests, expected_equal, label, ranks_that_differ
+from synkhronos.functions.agreement import expected_equal, label
+from synkhronos.functions.comparing.replicas import find_different
+from synkhronos.variables.arguments import numbers_of, resolve
 from synkhronos.variables.collectives import Gather
-from synkhronos.variables.naming import numbers_of, resolve
 from synkhronos.world.entry import in_turn
 from synkhronos.world.world import World, current_world
 
@@ -86,14 +87,14 @@ def in_sync(shared_vars: SharedVariables | None = None) -> bool:
         numbers = [one for one in numbers_of(world, variables) if one < replicated]
     if not world.started or world.size == 1 or not numbers:
         return True
-    found = ranks_that_differ(world.run(Digests(numbers)), world.master_rank)
+    found = find_different(world, numbers)
     if not found:
         return True
-    names, lines = [label(world, numbers[position]) for position in found], []
-    for name, (position, ranks) in zip(names[:_MOST_LISTED], found.items()):
+    names, lines = [label(world, number) for number in found], []
+    for name, (number, ranks) in zip(names[:_MOST_LISTED], found.items()):
         line = f"- {listed([name])}: rank {listed(ranks)}"
         if len(lines) < _MOST_MEASURED:
-            line += f", {_amount(world, numbers[position])}"
+            line += f", {_amount(world, number)}"
         lines.append(line)
     if len(names) > _MOST_LISTED:
         lines.append(f"- {len(names) - _MOST_LISTED} more")

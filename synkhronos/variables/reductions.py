@@ -7,14 +7,15 @@ from typing import Any, Sequence
 
 import numpy as np
 
+from synkhronos._checks import check_flag
 from synkhronos._typing import ArrayLike, ReduceOp, SharedVariable, SharedVariables
 from synkhronos.arithmetic.conversion import as_array
 from synkhronos.arithmetic.operations import find_operation
 from synkhronos.comms.formats import Format, check_arrays, check_format
 from synkhronos.engines.base import Engine
 from synkhronos.functions.function import Function
+from synkhronos.variables.arguments import numbers_of, resolve, storages
 from synkhronos.variables.begun import begun, has_completed
-from synkhronos.variables.naming import check_nccl, numbers_of, resolve, storages
 from synkhronos.world.here import Command
 from synkhronos.world.plans import Plan, PlannedCommand
 from synkhronos.world.world import World, current_world
@@ -158,7 +159,7 @@ def _checked(world, shared_vars, op, target, weights, nccl, wire):
     """Return the variables and the command of a reduction, after checking the arguments."""
     _, variables, _ = resolve(shared_vars)
     operation, numbers = find_operation(op), numbers_of(world, variables)
-    weights, nccl = _check_weights(world, operation, weights), check_nccl(nccl)
+    weights, nccl = _check_weights(world, operation, weights), check_flag(nccl, "nccl")
     started = begun(world.here.engine, numbers, variables) if target == "all" else ()
     wire = check_format(wire, op)
     for variable in variables:

@@ -21,7 +21,7 @@ from synkhronos.arrays.binding import bound_data
 from synkhronos.arrays.data import Data, as_data
 from synkhronos.functions.agreement import agreement_of
 from synkhronos.stores.required_rows import Need
-from synkhronos.variables.naming import (
+from synkhronos.variables.arguments import (
     as_list,
     check_has_rows,
     check_rank,
@@ -364,10 +364,15 @@ def get_shapes(shared_vars: SharedVariables) -> Any:
     >>> synk.close()
     """
     world, variables, single = resolve(shared_vars)
+    return _of_shapes(world, variables, single, lambda shape: shape)
+
+
+def _of_shapes(world, variables, single, of):
+    """Return what ``of(shape)`` returns for the replica on each rank."""
 
     def finish(results):
-        shapes = [list(by_rank) for by_rank in zip(*results)]
-        return shapes[0] if single else shapes
+        found = [[of(shape) for shape in by_rank] for by_rank in zip(*results)]
+        return found[0] if single else found
 
     return submit(world, _Shapes(numbers_of(world, variables)), finish, variables)
 
@@ -422,9 +427,4 @@ def get_lengths(shared_vars: SharedVariables) -> Any:
     """
     world, variables, single = resolve(shared_vars)
     check_has_rows(world.here.engine, variables, "get_lengths")
-
-    def finish(results):
-        lengths = [[shape[0] for shape in by_rank] for by_rank in zip(*results)]
-        return lengths[0] if single else lengths
-
-    return submit(world, _Shapes(numbers_of(world, variables)), finish, variables)
+    return _of_shapes(world, variables, single, lambda shape: shape[0])

@@ -8,8 +8,8 @@ import subprocess
 from importlib.util import find_spec
 from typing import Sequence
 
+from synkhronos._checks import check_int
 from synkhronos._errors import text_of
-from synkhronos.arithmetic.integers import check_int
 from synkhronos.engines.base import Engine
 from synkhronos.engines.cpu import CpuEngine
 from synkhronos.host import compiler, environment, libraries

@@ -10,8 +10,8 @@ import weakref
 from types import TracebackType
 from typing import Any, Sequence
 
+from synkhronos._checks import check_flag, check_int, check_number
 from synkhronos._errors import AlreadyForkedError
-from synkhronos.arithmetic.integers import check_int
 from synkhronos.host import job
 from synkhronos.host.log import logger
 from synkhronos.host.progress import Progress
@@ -160,8 +160,9 @@ def fork(
     >>> synk.is_forked()
     False
     """
-    _check_flags(profile_workers=profile_workers, restart=restart)
-    _check_flags(True, use_gpu=use_gpu, check=check)
+    options = _options(profile_workers, check, verify, threads, pass_fds)
+    restart = check_flag(restart, "fork: restart")
+    use_gpu = None if use_gpu is None else check_flag(use_gpu, "fork: use_gpu")
     if world_exists():
         _check_replaceable(current_world(), restart)
     machines, by_machine = _place(n_parallel, use_gpu, devices)
@@ -169,7 +170,6 @@ def fork(
     master_rank, timeout = _check_master(master_rank, size), _check_timeout(timeout)
     for name, ignored in (("max_n_var", max_n_var), ("max_dim", max_dim)):
         check_int(ignored, f"fork: {name}")
-    options = _options(profile_workers, check, verify, threads, pass_fds)
     kernels, engine = _check_choice(KERNELS, "kernels", kernels, CHOICES), make_engine(by_machine[0])
     if world_exists():
         close()
@@ -179,7 +179,7 @@ def fork(
     except OSError as error:
         raise too_many_files(error) from error
     with DeferredSignals():
-        transport = _make_transport(machines, by_machine, master_rank, timeout, profile_workers)
+        transport = _make_transport(machines, by_machine, master_rank, timeout, options)
         kind = LoggedWorld if logger.isEnabledFor(logging.INFO) else World
         world = kind(transport, engine, limits, options)
         enter_world(world)
@@ -191,7 +191,8 @@ def fork(
 
 
 def _options(profile_workers, check, verify, threads, pass_fds):
-    audits = os.environ.get(CHECK) == "1" if check is None else check
+    profile_workers = check_flag(profile_workers, "fork: profile_workers")
+    audits = os.environ.get(CHECK) == "1" if check is None else check_flag(check, "fork: check")
     verify = _check_choice(VERIFY, "verify", verify, MODES)
     return Options(profile_workers, audits, verify, _check_threads(threads), _check_files(pass_fds))
 
@@ -212,16 +213,10 @@ def _place(n_parallel, use_gpu, devices):
     return None, [choose_devices(n_parallel, use_gpu, devices)]
 
 
-def _make_transport(machines, by_machine, master_rank, timeout, profile_workers) -> Transport:
+def _make_transport(machines, by_machine, master_rank, timeout, options) -> Transport:
     if machines is None:
         return LocalTransport(len(by_machine[0]), master_rank, timeout)
-    return machines.start(by_machine, master_rank, timeout, profile_workers)
-
-
-def _check_flags(or_none=False, /, **flags):
-    for name, flag in flags.items():
-        if not isinstance(flag, bool) and not (flag is None and or_none):
-            raise TypeError(f"fork: {name}: expected True or False, got {flag!r}")
+    return machines.start(by_machine, master_rank, timeout, options.profile_workers)
 
 
 def _check_master(master_rank, size):
@@ -365,8 +360,7 @@ def _close_at_exit():
 def _check_timeout(timeout):
     if timeout is None:
         return None
-    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)):
-        raise TypeError(f"fork: timeout: expected seconds or None, got {timeout!r}")
-    if not timeout > 0:
+    seconds = check_number(timeout, "fork: timeout", "seconds or None")
+    if not seconds > 0:
         raise ValueError(f"fork: timeout: expected more than 0 seconds, got {timeout}")
-    return float(timeout)
+    return seconds

@@ -7,7 +7,7 @@ objects of the script do not change.
 
 from __future__ import annotations
 
-from synkhronos.arithmetic.integers import check_int
+from synkhronos._checks import check_int
 from synkhronos.world.entry import in_turn
 from synkhronos.world.world import World, current_world
 

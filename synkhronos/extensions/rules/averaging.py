@@ -7,8 +7,9 @@ from typing import Any, Sequence
 import numpy
 
 import synkhronos as synk
+from synkhronos._checks import check_int
 from synkhronos.extensions.rules.parameters import Params, assign, pack, unpack, values_of
-from synkhronos.extensions.rules.rule import Rule, check_count
+from synkhronos.extensions.rules.rule import Rule
 from synkhronos.extensions.rules.step import TrainingStep
 
 
@@ -37,7 +38,7 @@ class LocalSGD(Rule):
     is_synchronous = True
 
     def __init__(self, period: int = 10) -> None:
-        self.period = check_count("LocalSGD: period", period)
+        self.period = check_int(period, "LocalSGD: period", 1)
 
     def start(self, rank: synk.Rank, params: Params) -> None:
         self._rows, self._pending = 0, False
@@ -104,7 +105,7 @@ class BSP(LocalSGD):
     """
 
     def __init__(self, period: int = 1, average: str = "gradients", wire: Any = None) -> None:
-        self.period = check_count("BSP: period", period)
+        self.period = check_int(period, "BSP: period", 1)
         if average not in ("gradients", "params"):
             raise ValueError(f"BSP: average: expected 'gradients' or 'params', got {average!r}")
         if wire is not None and average != "gradients":

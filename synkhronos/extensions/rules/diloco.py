@@ -7,9 +7,9 @@ from typing import Any
 import numpy
 
 import synkhronos as synk
+from synkhronos._checks import check_in_range, check_int
 from synkhronos.extensions.rules.averaging import LocalSGD
 from synkhronos.extensions.rules.parameters import Params, assign, pack, unpack, values_of
-from synkhronos.extensions.rules.rule import check_count, check_number
 
 
 class DiLoCo(LocalSGD):
@@ -48,9 +48,9 @@ class DiLoCo(LocalSGD):
     def __init__(
         self, period: int = 50, outer_learning_rate: float = 0.7, outer_momentum: float = 0.9
     ) -> None:
-        self.period = check_count("DiLoCo: period", period)
-        self.outer_learning_rate = check_number("DiLoCo: outer_learning_rate", outer_learning_rate, 0)
-        self.outer_momentum = check_number("DiLoCo: outer_momentum", outer_momentum, 0)
+        self.period = check_int(period, "DiLoCo: period", 1)
+        self.outer_learning_rate = check_in_range(outer_learning_rate, "DiLoCo: outer_learning_rate", 0)
+        self.outer_momentum = check_in_range(outer_momentum, "DiLoCo: outer_momentum", 0)
 
     def start(self, rank: synk.Rank, params: Params) -> None:
         super().start(rank, params)

@@ -8,8 +8,9 @@ from typing import Any
 import numpy
 
 import synkhronos as synk
+from synkhronos._checks import check_in_range
 from synkhronos.extensions.rules.parameters import END, Params, assign, meet, values_of
-from synkhronos.extensions.rules.rule import Rule, check_number
+from synkhronos.extensions.rules.rule import Rule
 
 _TAG = 7305  # the tag of this rule's messages
 _NAP = 2e-4  # seconds
@@ -48,7 +49,7 @@ class GoSGD(Rule):
     """
 
     def __init__(self, probability: float = 0.01, seed: int | None = None) -> None:
-        self.probability = check_number("GoSGD: probability", probability, 0, 1)
+        self.probability = check_in_range(probability, "GoSGD: probability", 0, 1)
         self.seed = seed
 
     def start(self, rank: synk.Rank, params: Params) -> None:

@@ -196,22 +196,3 @@ class Rule:
         """Set the parameters of all ranks to their average, weighted by rows since the last one."""
         rank.all_reduce(params, "avg", weight=self._rows or 1, wire=wire)
         self._rows = 0
-
-
-def check_count(name: str, value: Any, least: int = 1) -> int:
-    """Return a hyper-parameter that is a whole number, or raise an error."""
-    if isinstance(value, bool) or not isinstance(value, (int, numpy.integer)):
-        raise TypeError(f"{name}: expected an int, got {value!r}")
-    if value < least:
-        raise ValueError(f"{name}: expected at least {least}, got {value}")
-    return int(value)
-
-
-def check_number(name: str, value: Any, least: float, most: float = numpy.inf) -> float:
-    """Return a hyper-parameter that is a number in an interval, or raise an error."""
-    if isinstance(value, bool) or not isinstance(value, (int, float, numpy.number)):
-        raise TypeError(f"{name}: expected a number, got {value!r}")
-    if not least <= value <= most:
-        bounds = f"at least {least}" if most == numpy.inf else f"a number from {least} to {most}"
-        raise ValueError(f"{name}: expected {bounds}, got {value!r}")
-    return float(value)

@@ -9,6 +9,7 @@ from typing import Any, Callable, NamedTuple, Sequence
 import numpy
 
 import synkhronos as synk
+from synkhronos._checks import check_int
 from synkhronos._text import listed
 from synkhronos.engines.names import SharedVariable
 from synkhronos.extensions._flat_gradient import checked_parameters
@@ -16,7 +17,7 @@ from synkhronos.extensions.rules import checkpoint as checkpoints
 from synkhronos.extensions.rules.checkpoint import Saved
 from synkhronos.extensions.rules.loop import Outcome, Plan, finish_program, train_program
 from synkhronos.extensions.rules.record import PathLike, Record
-from synkhronos.extensions.rules.rule import Rule, check_count
+from synkhronos.extensions.rules.rule import Rule
 from synkhronos.extensions.rules.step import TrainingStep, updated_by
 from synkhronos.extensions.rules.validation import Validation
 
@@ -155,15 +156,15 @@ def train(
     plan = Plan(
         step, params, _as_data(step, data), rule,
         _checked_validation(validate, by_all),
-        check_count("rules.train: batch_size", batch_size),
-        check_count("rules.train: epochs", epochs, 0),
+        check_int(batch_size, "rules.train: batch_size", 1),
+        check_int(epochs, "rules.train: epochs", 0),
         bool(progress), report,
     )  # fmt: skip
     _check_lengths(plan)
     _check_program(report, controller, on_death)
-    every = check_count("rules.train: checkpoint_every", checkpoint_every)
+    every = check_int(checkpoint_every, "rules.train: checkpoint_every", 1)
     if seed is not None:
-        seed = check_count("rules.train: seed", seed, 0)
+        seed = check_int(seed, "rules.train: seed", 0)
     programs = _Programs(plan, controller, on_death)
     if checkpoint is None:
         return _train_at_once(programs, seed)

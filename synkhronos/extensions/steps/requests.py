@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Collection, NamedTuple, Sequence
 
-import numpy
-
 import synkhronos as synk
+from synkhronos._checks import check_flag, check_list
 from synkhronos._text import shortened
 from synkhronos.engines.names import Variable
 from synkhronos.engines.windows import find_windows
@@ -97,7 +96,7 @@ def _inputs_of_training(arguments, rule):
             f"in its place, or the rule by its name: update_rule="
         )
     groups = [group_of("x_data", x)] + ([] if y is None else [group_of("y_data", y)])
-    broadcast = _listed(arguments.bcast_inputs, "bcast_inputs")
+    broadcast = check_list(arguments.bcast_inputs, "bcast_inputs", "variables")
     return Inputs([*groups, *(group_of(None, one) for one in broadcast)], "train function")
 
 
@@ -106,14 +105,14 @@ def script_of_function(
 ) -> tuple[Script, Inputs, Options, bool | list[str]]:
     """Return what the arguments of ``parallel_function`` ask for, and the form of the results."""
     _check_loss_op(arguments.loss_op)
-    listed = _listed(arguments.inputs, "inputs")
+    listed = check_list(arguments.inputs, "inputs", "variables")
     variables = [variable_of(one) for one in listed]
-    broadcast = _listed(arguments.bcast_inputs, "bcast_inputs")
+    broadcast = check_list(arguments.bcast_inputs, "bcast_inputs", "variables")
     listed += [one for one in broadcast if variable_of(one) not in variables]
     inputs = Inputs([group_of(None, one) for one in listed], "parallel function")
     outputs, form = _parse_outputs(arguments.outputs)
     updates, givens = parse_updates(arguments.updates), parse_givens(arguments.givens)
-    sliceable = _listed(arguments.sliceable_shareds, "sliceable_shareds")
+    sliceable = check_list(arguments.sliceable_shareds, "sliceable_shareds", "variables")
     cuts = Cuts(arguments.loss_op)
     if gradients is None:
         _find_gradients(cuts, outputs, updates, loss, params, {*givens, *sliceable})
@@ -196,7 +195,7 @@ def _check_gradients(gradients, params):
 def _completed(script: Script, inputs: Inputs, arguments: Arguments) -> tuple[Script, Options]:
     """Add to a script its rows and default updates; return it with the options of its functions."""
     broadcast = [variable_of(one) for one in arguments.bcast_inputs or ()]
-    sliceable = _listed(arguments.sliceable_shareds, "sliceable_shareds")
+    sliceable = check_list(arguments.sliceable_shareds, "sliceable_shareds", "variables")
     divided, index = _divided(inputs, broadcast, sliceable)
     found = find_windows(list(script.givens.items()), index, divided)
     options = dict(arguments.function_options or {})
@@ -222,7 +221,7 @@ def _completed(script: Script, inputs: Inputs, arguments: Arguments) -> tuple[Sc
         added,
         options,
         _checked_wire(arguments.wire),
-        _checked_overlap(arguments.overlap),
+        check_flag(arguments.overlap, "overlap"),
     )
 
 
@@ -251,14 +250,6 @@ def _parse_outputs(outputs: Any) -> tuple[list[Output], bool | list[str]]:
     return [parse_output(one, f"outputs[{i}]") for i, one in enumerate(each)], is_list
 
 
-def _listed(variables, what):
-    if variables is None:
-        return []
-    if not isinstance(variables, (list, tuple)):
-        raise TypeError(f"{what}: expected a list of variables, got {shortened(variables)}")
-    return list(variables)
-
-
 def _checked_wire(wire):
     if wire is not None and not isinstance(wire, (str, synk.PowerSGD, synk.TopK)):
         raise TypeError(
@@ -266,12 +257,6 @@ def _checked_wire(wire):
             f"or None, got {wire!r}"
         )
     return wire
-
-
-def _checked_overlap(overlap):
-    if not isinstance(overlap, (bool, numpy.bool_)):
-        raise TypeError(f"overlap: expected True or False, got {overlap!r}")
-    return bool(overlap)
 
 
 def _check_loss_op(loss_op):

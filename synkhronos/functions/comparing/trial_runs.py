@@ -1,23 +1,212 @@
-"""Calls of functions, with collectives between them, that are run without effects to be compared."""
+"""Runs of calls, with collectives between them, that are compared: on one rank alone, and on all.
+
+A rank runs them on copies of what they update, so that its state is then as before.
+"""
 
 from __future__ import annotations
 
-from typing import Any, Mapping, NamedTuple, Sequence
+import contextlib
+from typing import Any, Iterator, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
-from synkhronos.arithmetic.comparison import Difference
+from synkhronos.arithmetic.comparison import (
+    DIFFERENT_SHAPE,
+    Difference,
+    Tolerance,
+    difference,
+    sample,
+)
+from synkhronos.arithmetic.partition import select
+from synkhronos.comms.alone import AloneCommunicator
 from synkhronos.functions.agreement import agreement_of
 from synkhronos.functions.analysis import analysis_of
 from synkhronos.functions.call import CallFunction
-from synkhronos.functions.copies import without_effects
+from synkhronos.functions.columns import Column
 from synkhronos.functions.packed import NO_ARRAY, unpack
-from synkhronos.functions.serial import Alone, Perturbed, SerialCall
-from synkhronos.functions.trial import SliceableRows, Tolerance, Trial, sampled
+from synkhronos.functions.replica import on_copies
 from synkhronos.stores.handle import Handle
+from synkhronos.stores.required_rows import Need
+from synkhronos.world import generators
 from synkhronos.world.fuse import FusedCommand
-from synkhronos.world.here import Command
+from synkhronos.world.here import Command, Here
 from synkhronos.world.world import World
+
+_ULPS = 4  # by how much `Perturbed` changes a number
+
+
+@contextlib.contextmanager
+def without_effects(here: Here, numbers: Sequence[int]) -> Iterator[None]:
+    """Undo what calls in the block do to shared variables, generators and the numbers of rows."""
+    states, rows = generators.states(), dict(here.rows)
+    try:
+        with on_copies(here, [here.shareds[number] for number in numbers]):
+            yield
+    finally:
+        here.rows.clear()
+        here.rows.update(rows)
+        generators.restore(states)
+
+
+# One rank alone: the master, with the rows of all ranks and nobody to meet
+
+
+class Alone(Here):
+    """The state of the master as the only rank: the same replicas, store and engine.
+
+    Parameters
+    ----------
+    here : Here
+        The state of the master.
+    """
+
+    rank = property(lambda self: 0)
+
+    def __init__(self, here: Here) -> None:
+        vars(self).update(vars(here))
+        self.size, self.master_rank = 1, 0
+        self.comm, self.ahead, self.log = AloneCommunicator(_Single()), None, None
+        self.rows, self.peers, self.wires, self.sent = {}, {}, {}, []
+
+
+class _Single:
+    """A group of one rank."""
+
+    rank, size = 0, 1
+
+    def barrier(self):
+        return
+
+    def exchange(self, item):
+        return [item]
+
+
+class Perturbed(Alone):
+    """The same, where floating-point rows differ by a few units in the last place.
+
+    By how much the results change shows how they magnify rounding.
+    """
+
+    def take(self, key: Any, source: Any, rows: Any, axis: int = 0) -> Any:
+        taken = super().take(key, source, rows, axis)
+        if not isinstance(taken, np.ndarray) or taken.dtype.kind not in "fc":
+            return taken
+        signs = np.random.RandomState(0).choice([-_ULPS, _ULPS], taken.shape)
+        return taken * (1 + np.finfo(taken.dtype).eps * signs).astype(taken.dtype)
+
+
+class SerialCall(CallFunction):
+    """A call in one piece, on the rows of all ranks."""
+
+    _rows_of: Mapping[int, Any] = {}
+
+    @staticmethod
+    def of(call: CallFunction, rows_of: Mapping[int, Any]) -> SerialCall:
+        """Return a call like another one.
+
+        Parameters
+        ----------
+        call : CallFunction
+        rows_of : dict
+            The rows of all ranks of sliceable shared variables, by number.
+        """
+        made = SerialCall(call.number, call.handles, call.splits, call.rows, None, 1, call.subset)
+        made.most = call.most._replace(by_rank=None)
+        made._rows_of = rows_of
+        return made
+
+    def _sliceable(self, here, number):
+        array = self._rows_of[number]
+        return Column(array, range(len(array)), 0, (self.number, "shared", number))
+
+
+# All ranks
+
+
+class Trial(Command):
+    """Calls whose effects are undone.
+
+    It returns what the calls returned, and the new values of variables: on the master all of them; on
+    other ranks, where serial values are given, how much each differs, and the value itself if the
+    difference is too large.
+
+    Parameters
+    ----------
+    calls : Command
+    updated : list of int
+        The variables that the calls update.
+    compared : list of int
+        Those whose new values are returned.
+    serial : dict
+        A handle to the serial new value of each of these, or nothing.
+    tolerance : Tolerance
+    most : int or None
+        How many elements of each variable are returned, evenly spaced; None for all.
+    """
+
+    def __init__(
+        self,
+        calls: Command,
+        updated: Sequence[int],
+        compared: Sequence[int],
+        serial: Mapping[int, Handle],
+        tolerance: Tolerance,
+        most: int | None,
+    ) -> None:
+        self.calls, self.updated, self.compared = calls, updated, compared
+        self.serial, self.tolerance, self.most = serial, tolerance, most
+
+    def needs(self, ranks: range, size: int) -> list[Need]:
+        return [*self.calls.needs(ranks, size), *map(Need, self.serial.values())]
+
+    def run(self, here: Here) -> tuple:
+        with without_effects(here, self.updated):
+            returned = self.calls.run(here)
+            compared = self.compared if here.is_master else self.serial
+            return returned, {number: self._new(here, number) for number in compared}
+
+    def _new(self, here, number):
+        new = here.engine.export(here.shareds[number])
+        if here.is_master:
+            return None, sampled(new, self.most)
+        serial = here.store.get(self.serial[number])
+        amount = difference(new, serial) if new.shape == serial.shape else DIFFERENT_SHAPE
+        is_right = new.shape == serial.shape and self.tolerance.allows(new, serial)
+        return amount, None if is_right else here.send(new)
+
+
+def sampled(array: np.ndarray, most: int | None) -> np.ndarray:
+    """Return a copy of an array, or of `most` of its elements."""
+    return np.array(array if most is None else sample(array, most))
+
+
+class SliceableRows(Command):
+    """Send the rows of sliceable shared variables that this rank would use.
+
+    Parameters
+    ----------
+    numbers : list of int
+    batch_s : list or None
+        The rows to use, by rank.
+    most : int or None
+        At most so many.
+    """
+
+    def __init__(self, numbers, batch_s, most):
+        self.numbers, self.batch_s, self.most = numbers, batch_s, most
+
+    def run(self, here):
+        batch = None if self.batch_s is None else self.batch_s[here.rank]
+        sent = []
+        for number in self.numbers:
+            array = here.engine.storage(here.shareds[number])
+            own = select(batch, len(array), "batch_s")[: self.most]
+            rows = here.engine.to_host(here.engine.take(array, own))
+            sent.append(np.array(rows) if here.is_master else here.send(np.array(rows)))
+        return sent
+
+
+# Both
 
 
 class Called(NamedTuple):
@@ -140,7 +329,9 @@ class Calls:
         outputs = [one for each in self.sources for one in each]
         return set().union(*outputs, *self.update_sources.values())
 
-    def alone(self, compared: Sequence[int], most: int | None, perturbed: bool = False) -> OnOneRank:
+    def on_one_rank(
+        self, compared: Sequence[int], most: int | None, perturbed: bool = False
+    ) -> OnOneRank:
         """Run the calls on the master alone; return the new values of the compared variables.
 
         At most `most` elements of each are returned. If `perturbed`, floating-point rows differ by a
@@ -175,7 +366,7 @@ class Calls:
         rows = [one if host else here.engine.to_device(one) for one, host in zip(rows, on_host)]
         return dict(zip(numbers, rows))
 
-    def together(
+    def on_all_ranks(
         self,
         compared: Sequence[int],
         serial: Mapping[int, Handle],

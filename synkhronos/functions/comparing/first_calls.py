@@ -14,9 +14,9 @@ from typing import Any, Hashable, Mapping
 from synkhronos._errors import MismatchError, WorldBrokenError, warn
 from synkhronos.functions.agreement import agreement_of
 from synkhronos.functions.call import CallFunction
-from synkhronos.functions.calls import Called, Calls, calls_until
-from synkhronos.functions.compare import Compare, Compared, tolerance_of
-from synkhronos.functions.split import Most
+from synkhronos.functions.columns import Most
+from synkhronos.functions.comparing.serial_comparison import SerialComparison, ToCompare, tolerance_of
+from synkhronos.functions.comparing.trial_runs import Called, Calls, calls_until
 from synkhronos.host.handlers import pass_on
 from synkhronos.host.log import logger
 from synkhronos.world.here import Command
@@ -34,10 +34,10 @@ class Verification:
     Parameters
     ----------
     world : World
-    compared : Compared
+    compared : ToCompare
     """
 
-    def __init__(self, world: World, compared: Compared) -> None:
+    def __init__(self, world: World, compared: ToCompare) -> None:
         self._world, self._compared = world, compared
         self._done: set[Hashable] = set()
         self._reduced: dict[int, str] = {}
@@ -111,7 +111,7 @@ class Verification:
         compared = self._comparable(calls, place)
         if not compared.outputs and not compared.variables:
             return None
-        found = Compare(self._world, calls, compared, tolerance_of(self._world, calls))
+        found = SerialComparison(self._world, calls, compared, tolerance_of(self._world, calls))
         found.run(everywhere=False)
         found.forgive_rounding()
         return None if found.is_stale else found
@@ -129,7 +129,7 @@ class Verification:
         variables = {one: what for one, what in self._reduced.items() if one in reduced}
         variables.update(self._compared.variables)
         subset = calls.called[place].command.subset
-        return Compared(
+        return ToCompare(
             {
                 what: (place, index)
                 for what, (_, index) in outputs.items()

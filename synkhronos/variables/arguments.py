@@ -6,6 +6,7 @@ from typing import Any, Sequence
 
 import numpy as np
 
+from synkhronos._checks import check_int
 from synkhronos._typing import ArrayLike, Finish, SharedVariable, SharedVariables, Values
 from synkhronos.arithmetic.conversion import condition
 from synkhronos.arrays.data import Data
@@ -126,11 +127,10 @@ def conditioned(
 
 def check_rank(world: World, rank: int) -> int:
     """Return the argument `rank`, or raise if there is no such rank."""
-    if isinstance(rank, bool) or not isinstance(rank, (int, np.integer)):
-        raise TypeError(f"rank: expected an int, got {rank!r}")
+    rank = check_int(rank, "rank")
     if not 0 <= rank < world.size:
         raise IndexError(f"rank: expected 0 to {world.size - 1}, got {rank}")
-    return int(rank)
+    return rank
 
 
 def check_has_rows(engine: Engine, variables: Sequence[SharedVariable], what: str) -> None:
@@ -138,10 +138,3 @@ def check_has_rows(engine: Engine, variables: Sequence[SharedVariable], what: st
     for variable in variables:
         if not engine.type_of(variable).ndim:
             raise ValueError(f"{what}: {variable} has no axis 0")
-
-
-def check_nccl(nccl: bool) -> bool:
-    """Return the argument `nccl`, or raise if it is not a bool."""
-    if not isinstance(nccl, (bool, np.bool_)):
-        raise TypeError(f"nccl: expected True or False, got {nccl!r}")
-    return bool(nccl)

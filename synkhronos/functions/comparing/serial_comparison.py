@@ -1,18 +1,25 @@
-"""A comparison of calls on one rank with the same calls on all ranks: what differs, and why."""
+"""Calls on all ranks compared with the same calls on one rank: what differs, and why."""
 
 from __future__ import annotations
 
-from typing import Any, Callable, Mapping, NamedTuple
+from typing import Any, Callable, Iterable, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
-from synkhronos.arithmetic.comparison import difference
+from synkhronos import _html
+from synkhronos._checks import check_number
+from synkhronos._errors import MismatchError
+from synkhronos._typing import SharedVariable
+from synkhronos.arithmetic.comparison import Tolerance, difference
 from synkhronos.arithmetic.operations import GATHER
-from synkhronos.functions import reasons
-from synkhronos.functions.agreement import Digests, agreement_of, labels, ranks_that_differ
+from synkhronos.functions.agreement import agreement_of, label, labels
 from synkhronos.functions.analysis import analysis_of, has_rows, suspects_of
-from synkhronos.functions.calls import Calls, OnOneRank
-from synkhronos.functions.trial import Tolerance
+from synkhronos.functions.call import CallFunction
+from synkhronos.functions.comparing import reasons
+from synkhronos.functions.comparing.replicas import find_different
+from synkhronos.functions.comparing.trial_runs import Called, Calls, OnOneRank, called
+from synkhronos.functions.replicate import replicate
+from synkhronos.world.here import Command
 from synkhronos.world.world import World
 
 #: How much larger a difference may be than that which a change of the last bits of the rows makes
@@ -20,7 +27,28 @@ _NOISE = 32
 _SAMPLE = 1 << 20  # elements of a variable
 
 
-class Compared(NamedTuple):
+class Comparison(NamedTuple):
+    """What `Function.check` compared.
+
+    Attributes
+    ----------
+    differences : dict
+        The largest absolute difference of each output and each updated shared variable, by its name. All
+        are within the tolerances.
+    not_compared : dict
+        The reason for each output and updated variable that cannot be compared, by its name.
+    """
+
+    differences: dict[str, float]
+    not_compared: dict[str, str]
+
+    def _repr_html_(self) -> str:
+        rows = [(name, f"largest difference {most:g}") for name, most in self.differences.items()]
+        rows += [(name, f"not compared: {why}") for name, why in self.not_compared.items()]
+        return _html.table("Comparison with the serial function", rows)
+
+
+class ToCompare(NamedTuple):
     """What of calls is compared.
 
     Attributes
@@ -73,14 +101,14 @@ def tolerance_of(world: World, calls: Calls, rtol: float | None = None, atol: fl
     return Tolerance(rtol, atol, {one for one in dtypes if one is not None})
 
 
-class Compare:
+class SerialComparison:
     """One comparison.
 
     Parameters
     ----------
     world : World
     calls : Calls
-    compared : Compared
+    compared : ToCompare
     tolerance : Tolerance
 
     Attributes
@@ -90,7 +118,7 @@ class Compare:
     complaints : list of Complaint
     """
 
-    def __init__(self, world: World, calls: Calls, compared: Compared, tolerance: Tolerance) -> None:
+    def __init__(self, world: World, calls: Calls, compared: ToCompare, tolerance: Tolerance) -> None:
         self._world, self._calls, self._compared = world, calls, compared
         self._tolerance = tolerance
         self.differences: dict[str, float] = {}
@@ -102,12 +130,12 @@ class Compare:
         """Compare; the new values of all ranks if `everywhere`, otherwise a sample of the master's."""
         numbers = list(self._compared.variables)
         self._most = None if everywhere else _SAMPLE
-        self._alone = self._calls.alone(numbers, self._most)
+        self._on_one_rank = self._calls.on_one_rank(numbers, self._most)
         handles = {}
         if everywhere:
             store = self._world.here.store
-            handles = {number: store.put(new) for number, new in self._alone.news.items()}
-        self._together = self._calls.together(numbers, handles, self._tolerance, self._most)
+            handles = {number: store.put(new) for number, new in self._on_one_rank.news.items()}
+        self._on_all_ranks = self._calls.on_all_ranks(numbers, handles, self._tolerance, self._most)
         for what, (position, index) in self._compared.outputs.items():
             self._compare_output(what, position, index)
         for number, what in self._compared.variables.items():
@@ -132,11 +160,11 @@ class Compare:
         """Withdraw complaints about results that change as much if the rows are rounded otherwise."""
         if not self.complaints:
             return
-        perturbed = self._calls.alone(list(self._compared.variables), self._most, perturbed=True)
+        perturbed = self._calls.on_one_rank(list(self._compared.variables), self._most, perturbed=True)
         self.complaints = [one for one in self.complaints if not self._is_rounding(one, perturbed)]
 
     def _is_rounding(self, complaint, perturbed):
-        serial, other = complaint.find(self._alone), complaint.find(perturbed)
+        serial, other = complaint.find(self._on_one_rank), complaint.find(perturbed)
         value = complaint.value
         if value is None or not value.shape == serial.shape == other.shape:
             return False
@@ -167,8 +195,7 @@ class Compare:
             world, shareds = self._world, self._world.here.shareds
             known = self._calls.used - agreement_of(world).streams
             used = sorted(one for one in known if world.here.engine.is_tensor(shareds[one]))
-            found = ranks_that_differ(world.run(Digests(used)), world.master_rank)
-            self._out_of_sync = {used[position] for position in found}
+            self._out_of_sync = {*find_different(world, used)}
         return self._out_of_sync
 
     def _stale(self, sources):
@@ -187,11 +214,11 @@ class Compare:
         function, command = self._calls.called[position]
         mode = function.output_modes[index]
         place = index if command.subset is None else list(command.subset).index(index)
-        serial = self._alone.outputs[position][place]
+        serial = self._on_one_rank.outputs[position][place]
         if mode is None and has_rows(function):
             self.not_compared[what] = "it is the master's own value (op None)"
             return
-        found = self._together.outputs[position][place]
+        found = self._on_all_ranks.outputs[position][place]
         if serial is None or any(one is None for one in found.values):
             self._compare_no_arrays(function, index, what, serial, found)
             return
@@ -250,8 +277,8 @@ class Compare:
         sources = self._calls.update_sources[number]
         if not self._can_compare(what, sources):
             return
-        serial, weights = self._alone.news[number], self._rows_by_rank()
-        found = [each[number] for each in self._together.news if number in each]
+        serial, weights = self._on_one_rank.news[number], self._rows_by_rank()
+        found = [each[number] for each in self._on_all_ranks.news if number in each]
         values = [serial if value is None else value for _, value in found]
         op = self._compared.reduced.get(number)
         if op is not None:
@@ -287,7 +314,7 @@ class Compare:
 
     def _rows_by_rank(self):
         """Return the numbers of rows of the first call that has outputs, or 1 for each rank."""
-        for outputs in self._together.outputs:
+        for outputs in self._on_all_ranks.outputs:
             for found in outputs:
                 if len(found.weights) == self._world.size:
                     return found.weights
@@ -314,3 +341,63 @@ def _how_output_differs(value, serial, found):
 
 def _largest(values, serial):
     return max((difference(value, serial) for value in values), key=lambda one: one.absolute)
+
+
+# What the script asks for
+
+
+def check_call(
+    world: World, function: Any, command: CallFunction, rtol: float | None, atol: float | None
+) -> Comparison:
+    """Compare all of a call with the same call on one rank; see `Function.check`."""
+    indices = range(len(function.output_modes)) if command.subset is None else command.subset
+    outputs = {f"output {index}": (0, index) for index in indices}
+    tolerances = _check_tolerances(rtol, atol)
+    replicate(world)
+    calls = Calls(world, [Called(function, command)])
+    compared = ToCompare(outputs, _named(world, calls.tensors), function.reduced)
+    return _checked(world, function, calls, compared, *tolerances)
+
+
+def check_commands(
+    world: World,
+    function: Any,
+    commands: Sequence[Command],
+    outputs: Mapping[str, tuple[int, int]],
+    variables: Iterable[SharedVariable],
+    rtol: float | None,
+    atol: float | None,
+) -> Comparison:
+    """Compare the commands of a step with the same commands on one rank; see `Function.check_step`."""
+    tolerances = _check_tolerances(rtol, atol)
+    replicate(world)
+    calls = Calls(world, [called(world, one) for one in commands])
+    numbers = {world.registry.numbers[shared] for shared in variables}
+    compared = ToCompare(outputs, _named(world, [one for one in calls.tensors if one in numbers]))
+    return _checked(world, function, calls, compared, *tolerances)
+
+
+def _named(world, numbers):
+    return {number: f"shared variable {label(world, number)}" for number in numbers}
+
+
+def _checked(world, function, calls, compared, rtol, atol):
+    found = SerialComparison(world, calls, compared, tolerance_of(world, calls, rtol, atol))
+    found.run(everywhere=True)
+    if found.complaints:
+        text = found.text(function, "the serial function")
+        raise MismatchError(text, [one.what for one in found.complaints])
+    return Comparison(found.differences, found.not_compared)
+
+
+def _check_tolerances(rtol, atol):
+    """Return the tolerances, or raise if one is not a finite number of at least 0."""
+    relative = None if rtol is None else _check_tolerance(rtol, "rtol")
+    return relative, 0.0 if atol is None else _check_tolerance(atol, "atol")
+
+
+def _check_tolerance(value, name):
+    number = check_number(value, f"check: {name}")
+    if not 0 <= number < float("inf"):
+        raise ValueError(f"check: {name}: expected a finite number, 0 or more, got {value}")
+    return number

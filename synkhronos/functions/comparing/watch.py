@@ -1,4 +1,4 @@
-"""Warnings about replicas that differ where their values are used.
+"""Calls that compare the replicas where their values are used: `Watch` warns, `Audit` raises an error.
 
 A few of the first calls, and the calls after a value was set on the master, return samples of the
 replicas with their results, and the master compares the samples. Other calls cost nothing: the attribute
@@ -16,19 +16,22 @@ import functools
 import weakref
 from typing import Any, Callable, Mapping, Sequence
 
-import numpy as np
-
-from synkhronos._errors import prepare_warning, warn
+from synkhronos._errors import MismatchError, prepare_warning, warn
 from synkhronos._text import listed
 from synkhronos._typing import Finish
-from synkhronos.arithmetic.comparison import difference, rounding
 from synkhronos.engines.base import Analysis
-from synkhronos.functions.agreement import Sampled, agreement_of, label, labels
+from synkhronos.functions.agreement import agreement_of, expected_equal, label, labels
 from synkhronos.functions.analysis import analysis_of, has_rows, sources, uses
-from synkhronos.functions.audit import Audit
-from synkhronos.functions.compare import Compared
+from synkhronos.functions.comparing.first_calls import Verification
+from synkhronos.functions.comparing.replicas import (
+    Observed,
+    digests,
+    largest_difference,
+    ranks_that_differ,
+    samples,
+)
+from synkhronos.functions.comparing.serial_comparison import ToCompare
 from synkhronos.functions.signature import Output
-from synkhronos.functions.verification import Verification
 from synkhronos.host import compiler
 from synkhronos.world.here import Command
 from synkhronos.world.options import OFF
@@ -71,7 +74,7 @@ def _claimed(world, function, given):
         if not one.stated and modes[index] is not None
     }
     joint = {one: f"shared variable {label(world, one)}" for one in sorted(function.replica.joint)}
-    return Compared(outputs, joint)
+    return ToCompare(outputs, joint)
 
 
 class Watch:
@@ -120,12 +123,12 @@ class Watch:
             return call, finish
 
         def finish_observed(results):
-            results, samples = zip(*results)
+            results, before, _ = zip(*results)
             finished = finish(results)
-            self._judge(numbers, samples)
+            self._judge(numbers, before)
             return finished
 
-        return Sampled(call, numbers), finish_observed
+        return Observed(samples, numbers, call), finish_observed
 
     def _to_compare(self):
         """Return the numbers of the variables whose replicas this call compares."""
@@ -146,7 +149,7 @@ class Watch:
         set_alone, updated = {}, {}
         for position, number in enumerate(numbers):
             by_rank = [each[position] for each in samples]
-            amount = _largest_difference(by_rank, world.master_rank)
+            amount = largest_difference(by_rank, world.master_rank)
             by_master = number in agreement.set_on_master
             if amount is None:
                 agreement.suspected.pop(number, None)
@@ -200,6 +203,60 @@ class Watch:
         """Whether this function, or one that updates a variable, has been called often enough."""
         updaters = agreement_of(self._world).updaters.get(number, ())
         return any(watch.calls >= PATIENCE for watch in (self, *updaters))
+
+
+class Audit:
+    """What is checked in every call of one function, with ``fork(check=True)``.
+
+    Before the call, the variables on whose values its results depend must be equal on all ranks. After
+    the call, all variables must be equal except variables that were last updated from values that differ
+    by rank: a rank's own rows, random numbers, or other such variables. These must be equal again before
+    their values are used.
+
+    Parameters
+    ----------
+    world, function, analysis
+        As of `Watch`.
+    """
+
+    def __init__(self, world: World, function: Any, analysis: Analysis) -> None:
+        self._world = world
+        self._name = repr(function)
+        self._used, _ = uses(world, function, analysis)
+        self._updates = sources(world, function, analysis)
+
+    def observe(self, call: Command, finish: Finish) -> tuple[Command, Finish]:
+        """Return what to submit in place of a call: one that also returns digests."""
+        world, agreement = self._world, agreement_of(self._world)
+        before = sorted(self._used - agreement.different)
+        for number, (from_rows, shareds) in self._updates.items():
+            own = from_rows or shareds & (agreement.different | agreement.local)
+            (agreement.local.add if own else agreement.local.discard)(number)
+        after = [one for one in expected_equal(world) if one not in agreement.local | agreement.assigned]
+
+        def finish_observed(results):
+            results, before_by_rank, after_by_rank = zip(*results)
+            self._compare("before", before, before_by_rank)
+            self._compare("after", after, after_by_rank)
+            return finish(results)
+
+        return Observed(digests, before, call, after), finish_observed
+
+    def _compare(self, when, numbers, by_rank):
+        found = ranks_that_differ(self._world, numbers, by_rank)
+        if not found:
+            return
+        ranks = sorted({rank for each in found.values() for rank in each})
+        remedy = (
+            "call synk.broadcast() on what was set on one rank only; combine what is updated from a "
+            "rank's own rows before it is used, with synk.all_reduce() or in "
+            "synkhronos.extensions.train.make_train_function()"
+        )
+        raise MismatchError(
+            f"{self._name}: {when} this call the replicas of {labels(self._world, found)} differ "
+            f"from the master's on rank(s) {', '.join(map(str, ranks))}; {remedy}",
+            [labels(self._world, [number]) for number in found],
+        )
 
 
 class _Suspicion:
@@ -256,16 +313,3 @@ _CHANGED_BY_THEANO = (
     "updates; build that function with synkhronos.extensions.train.parallel_function(), or call "
     "synk.broadcast(variable) after it"
 )
-
-
-def _largest_difference(by_rank, master):
-    """Return by how much samples ``(shape, elements)`` differ from the master's; None if they do not."""
-    shape, own = by_rank[master]
-    largest = None
-    for other_shape, other in by_rank:
-        if other_shape != shape:
-            return np.inf
-        amount = difference(other, own).absolute
-        if amount > rounding(own):
-            largest = max(amount, largest or 0)
-    return largest
