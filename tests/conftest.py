@@ -4,11 +4,10 @@ import faulthandler
 import functools
 import multiprocessing
 import os
-from pathlib import Path
+import subprocess
+import sys
 
 import pytest
-
-ROOT = Path(__file__).resolve().parent.parent
 
 import compiler
 
@@ -18,6 +17,7 @@ os.environ.setdefault("SYNKHRONOS_PROGRESS", "0")  # what takes long depends on 
 os.environ.setdefault("UCX_ERROR_SIGNALS", "")
 
 from processes import (  # noqa: F401
+    ROOT,
     demo_programs,
     programs,
     run_demo,
@@ -123,6 +123,29 @@ def in_threads(monkeypatch):
         return NaiveTransport(len(by_machine[0]), master_rank, timeout)
 
     monkeypatch.setattr("synkhronos.world.launch._make_transport", make)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def no_processes(request):
+    """The tests in ``tests/unit`` fork nothing and start no Python; they may run the C compiler."""
+    if request.path.parent.name != "unit":
+        yield
+        return
+
+    def forbid(*args, **kwargs):
+        raise AssertionError("a test that starts processes belongs to tests/system")
+
+    started = subprocess.Popen.__init__
+
+    def start(self, args, *others, **options):
+        if sys.executable in args:
+            forbid()
+        started(self, args, *others, **options)
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(os, "fork", forbid)
+        monkeypatch.setattr(subprocess.Popen, "__init__", start)
+        yield
 
 
 @pytest.fixture(autouse=True, scope="module")

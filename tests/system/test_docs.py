@@ -6,7 +6,7 @@ import shlex
 
 import pytest
 from compilers import NAME
-from conftest import ROOT
+from processes import ROOT
 
 DOCS = ROOT / "docs"
 MARK = "-- end of block {} --"
@@ -62,9 +62,9 @@ def test_examples_print_what_is_shown(programs, tmp_path, page):
     if page == "keras.rst" and importlib.util.find_spec("keras") is None:
         pytest.skip("Keras is not installed: python -m synkhronos install keras")
     if page == "pytensor.rst" and NAME != "pytensor":
-        pytest.skip("its examples run with PyTensor, in tests/test_pytensor.py")
+        pytest.skip("its examples run with PyTensor, in tests/system/test_pytensor.py")
     if page == "pymc.rst" and (NAME != "pytensor" or importlib.util.find_spec("pymc") is None):
-        pytest.skip("its examples run with PyMC, in tests/test_pymc.py")
+        pytest.skip("its examples run with PyMC, in tests/system/test_pymc.py")
     blocks = code_blocks((DOCS / page).read_text())
     script = tmp_path / "script.py"
     script.write_text(

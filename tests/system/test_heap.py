@@ -4,21 +4,19 @@ import os
 import resource
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
 import theano
 import theano.tensor as tt
-from processes import own_process
+from processes import PYTHONPATH, ROOT, own_process
 
 import synkhronos as synk
 from synkhronos.host import heap
 from synkhronos.world.here import Command
 from synkhronos.world.world import current_world
 
-ROOT = Path(__file__).resolve().parent.parent
 MEBIBYTE = 1 << 20
 PAGE = resource.getpagesize()
 
@@ -62,7 +60,7 @@ def test_arrays_that_are_allocated_again_and_again_have_the_same_pages():
 def test_the_switch_determines_whether_malloc_keeps_memory(switch, is_kept):
     is_kept = is_kept and heap.why_not_kept({}) is None
     environment = {key: value for key, value in os.environ.items() if key != heap.SWITCH}
-    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+    environment["PYTHONPATH"] = PYTHONPATH
     if switch is not None:
         environment[heap.SWITCH] = switch
     code = "import synkhronos, test_heap; print(test_heap.faults_of_rounds())"

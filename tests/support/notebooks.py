@@ -1,6 +1,6 @@
 """Run notebooks in IPython, and compare or write their outputs.
 
-``python tests/notebooks.py demos/introduction.ipynb`` writes the outputs of all cells into the file.
+``python tests/support/notebooks.py demos/introduction.ipynb`` writes the outputs of all cells to it.
 
 The cells run in IPython's shell in this process, as Jupyter's kernel runs them. So no kernel has to be
 started, and no package is needed that starts one (such as nbclient).

@@ -13,10 +13,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import theano.tensor as tt
+from processes import ROOT
 
 import synkhronos as synk
 
-DEMOS = Path(__file__).resolve().parent.parent / "demos"
+DEMOS = ROOT / "demos"
 
 
 def module(name, folder=DEMOS):

@@ -15,7 +15,7 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
-from processes import ROOT
+from processes import ROOT, find_test
 
 import synkhronos as synk
 
@@ -307,7 +307,7 @@ def test_the_tests_run_from_the_source_archive(archives, tmp_path):
         archive.extractall(tmp_path)
     (folder,) = tmp_path.iterdir()
     names = ["architecture", "call", "packaging", "readme", "setup"]
-    files = [f"tests/test_{name}.py" for name in names]
+    files = [find_test(f"test_{name}.py").relative_to(ROOT) for name in names]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-m", "not slow", *files],
         cwd=folder, capture_output=True, text=True, timeout=400,

@@ -18,7 +18,7 @@ from checks import communicators, links, stores, transports, wires
 from compilers import NAME
 from namespaces import Machines, have_own_clocks, why_no_mpi
 from prelude import run_file
-from processes import FOLDER, ROOT
+from processes import FOLDER, ROOT, find_test
 
 from synkhronos.machines.naive import NaiveNetwork
 
@@ -144,7 +144,7 @@ def run_tests(machines, folder, files, *arguments, patience, timeout=600):
     done = machines.run(
         "-m", "pytest", "-q", "-p", "over_machines", "-p", "no:cacheprovider", f"--results={results}",
         "-o", f"faulthandler_timeout={patience}", *arguments,
-        *[ROOT / "tests" / f"{name}.py" for name in files],
+        *[find_test(f"{name}.py") for name in files],
         timeout=timeout, cwd=ROOT, tasks=2,
         environment={"EXAMPLES": "0.1", **COURIERS},
     )  # fmt: skip

@@ -13,12 +13,12 @@ import pytest
 import theano
 from made_up_libraries import fixture_binaries, fixture_put  # noqa: F401
 from made_up_libraries import all_are_visible, path_of, wheels_of
+from processes import ROOT
 
 from synkhronos.__main__ import main
 from synkhronos._version import __version__
 from synkhronos.host import libraries
 
-ROOT = Path(__file__).resolve().parent.parent
 PROGRAMS = ROOT / "tests" / "programs"
 
 

@@ -3,17 +3,17 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import theano
 import theano.tensor as tt
+from processes import FOLDER
 
 import synkhronos as synk
 
 
-PROGRAMS = Path(__file__).parent / "programs"
+PROGRAMS = FOLDER / "programs"
 
 
 @pytest.fixture(autouse=True)

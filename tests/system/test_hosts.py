@@ -4,7 +4,6 @@ import concurrent.futures
 import functools
 import gc
 import multiprocessing
-import os
 import queue
 import shutil
 import signal
@@ -30,7 +29,7 @@ from prelude import (
     open_world,
     run_file,
 )
-from processes import FOLDER, ROOT, own_process
+from processes import FOLDER, PYTHONPATH, own_process
 
 import synkhronos as synk
 from synkhronos._errors import BUSY
@@ -325,7 +324,7 @@ def kernel(tmp_path, monkeypatch):
     """Function that runs a cell in a Jupyter kernel, the kernel's manager, and its client."""
     from jupyter_client.manager import KernelManager
 
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), str(FOLDER)]))
+    monkeypatch.setenv("PYTHONPATH", PYTHONPATH)
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
     monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(tmp_path / "runtime"))
     manager = KernelManager(kernel_name="python3")

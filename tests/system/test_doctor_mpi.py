@@ -7,8 +7,8 @@ import shutil
 import sys
 
 import pytest
-from namespaces import Job, Machines, why_no_mpi, why_no_namespaces
-from processes import FOLDER, ROOT
+from namespaces import KEEPER, Job, Machines, why_no_mpi, why_no_namespaces
+from processes import PYTHONPATH, ROOT
 
 from synkhronos.machines.job import doctor as doctor_mpi
 from synkhronos.host.compiler import TITLE
@@ -91,9 +91,9 @@ def ask_doctor(machines, hosts):
 
     Return the exit code, and the state and the text of each result by its name.
     """
-    agent = f"{sys.executable} -SE {FOLDER / 'keeper.py'} {machines.folder}"
+    agent = f"{sys.executable} -SE {KEEPER} {machines.folder}"
     environment = {
-        **os.environ, "PYTHONPATH": os.pathsep.join(map(str, [ROOT, FOLDER])),
+        **os.environ, "PYTHONPATH": PYTHONPATH,
         "OMPI_MCA_plm_rsh_agent": agent, "OMPI_MCA_btl_tcp_if_include": "link0",
         "OMPI_MCA_oob_tcp_if_include": "link0", "OMPI_MCA_btl": "tcp,self",
     }  # fmt: skip

@@ -4,12 +4,12 @@ The page "Checking results" says which.
 """
 
 import re
-from pathlib import Path
 
 import idioms
 import pytest
+from processes import ROOT
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "checking.rst"
+PAGE = ROOT / "docs" / "checking.rst"
 
 
 def table():

@@ -6,11 +6,9 @@ import re
 import runpy
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-
-ROOT = Path(__file__).resolve().parent.parent
+from processes import ROOT
 
 
 def test_the_version_is_read_from_one_place():

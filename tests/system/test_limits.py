@@ -258,8 +258,9 @@ def test_too_many_processes_is_an_error_that_says_the_limit_and_leaves_a_usable_
     folder = Path(tempfile.mkdtemp())
     try:
         shutil.copytree(ROOT / "synkhronos", folder / "synkhronos")
-        for name in ("prelude.py", "processes.py", "compilers.py", "programs/too_many_processes.py"):
-            shutil.copy(FOLDER / name, folder)
+        helpers = [FOLDER / "support" / f"{name}.py" for name in ("prelude", "processes", "compilers")]
+        for path in (*helpers, FOLDER / "programs" / "too_many_processes.py"):
+            shutil.copy(path, folder)
         for path in (folder, *folder.rglob("*")):
             os.chown(path, user, user)
         run_file(

@@ -11,7 +11,7 @@ import traceback
 
 import numpy as np
 import psutil
-from processes import FOLDER, ROOT, restore_signals
+from processes import FOLDER, PYTHONPATH, restore_signals
 
 import synkhronos as synk
 from compilers import Apply, Op, compiler, tt
@@ -239,7 +239,7 @@ def run_file(file, *arguments, cwd, timeout=120, check=True, environment=None, c
     """
     variables = {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(ROOT), str(FOLDER)]),
+        "PYTHONPATH": PYTHONPATH,
         "PYTHONFAULTHANDLER": "1",
         **(environment or {}),
     }

@@ -9,14 +9,13 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 
 import numpy as np
 import pytensor
 import pytensor.tensor as pt
 import pytest
 from compilers import SLOW, RandomStreams, check_mode, default_mode
-from processes import FOLDER
+from processes import FOLDER, find_test
 from pytensor.raise_op import Assert
 
 import synkhronos as synk
@@ -407,7 +406,7 @@ def test_the_mode_of_the_flags_is_that_of_the_tests_and_of_their_programs(progra
 def test_what_passes_otherwise_passes_with_numba(name):
     """Run the tests of a file, and the programs that they start, with Numba for all functions."""
     of_file = "" if f"test_{name}.py" in SLOW else "not slow"
-    files = f"test_{name}.py", f"{Path(__file__).name}::{MODE_TEST}"
+    files = find_test(f"test_{name}.py"), f"{__file__}::{MODE_TEST}"
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-m", of_file, "-p", "no:cacheprovider", *files],
         cwd=FOLDER, env={**os.environ, "PYTENSOR_FLAGS": flags_of("NUMBA")}, capture_output=True,

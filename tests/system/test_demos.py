@@ -7,7 +7,7 @@ import sys
 from argparse import Namespace
 
 import pytest
-from conftest import ROOT
+from processes import ROOT
 
 from synkhronos.host.compiler import NAME, TITLE
 

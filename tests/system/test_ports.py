@@ -9,12 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import theano
+from processes import ROOT
 
 import synkhronos as synk
 
 pytest.importorskip("sklearn", reason="the demos need sklearn")
 
-FOLDER = Path(__file__).resolve().parent.parent / "demos" / "ports"
+FOLDER = ROOT / "demos" / "ports"
 NAMES = sorted(path.stem[: -len("_theano")] for path in FOLDER.glob("*_theano.py"))
 STEPS = 40
 RANKS = 2

@@ -2,7 +2,7 @@
 
 A test that needs its own process is an ordinary function with the decorator `own_process`: its body runs
 in a new process, which then ends like a script. `Programs.run` does the same with any function of a
-module in this folder, and `Programs.run_script` with a file; both return the outcome.
+module of the tests, and `Programs.run_script` with a file; both return the outcome.
 
 The new processes are forked from a server process that has imported what they need, which is several
 times as fast as starting Python. For tests of the start itself, the fixture ``run_python`` starts it.
@@ -30,11 +30,20 @@ from typing import NamedTuple
 import psutil
 import pytest
 
-FOLDER = Path(__file__).resolve().parent
+FOLDER = Path(__file__).resolve().parent.parent  # of the tests
 ROOT = FOLDER.parent
+#: Where tests and their programs import modules from. pytest gets the same from ``pyproject.toml``.
+PATHS = [ROOT, FOLDER, *(FOLDER / name for name in ("support", "unit", "contract", "system"))]
+PYTHONPATH = os.pathsep.join(map(str, PATHS))
 _LENGTH = struct.Struct("!Q")
 MODULES = ("numpy", "psutil", "synkhronos", "theano", "pytensor", "pytest")
 _IN_CHILD = "_tests_in_child"  # an attribute of this module's, in processes that run programs
+
+
+def find_test(name):
+    """Return the path of a file of tests, in whichever folder it is."""
+    (path,) = FOLDER.rglob(name)
+    return path
 
 
 class Done(NamedTuple):
@@ -90,10 +99,7 @@ class Programs:
 
     def __init__(self, modules=MODULES, environment=None):
         ours, theirs = socket.socketpair()
-        code = (
-            f"import sys; sys.path[:0] = {[str(FOLDER), str(ROOT)]!r}\n"
-            f"import processes\nprocesses.serve()"
-        )
+        code = f"import sys; sys.path[:0] = {[*map(str, PATHS)]!r}\nimport processes\nprocesses.serve()"
         self._process = subprocess.Popen(
             [sys.executable, "-c", code, str(theirs.fileno()), *modules],
             pass_fds=[theirs.fileno()],

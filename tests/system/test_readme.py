@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from conftest import ROOT
+from processes import ROOT
 from test_docs import code_blocks
 
 README = (ROOT / "README.rst").read_text()

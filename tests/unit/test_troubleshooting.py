@@ -3,7 +3,7 @@
 import ast
 import re
 
-from conftest import ROOT
+from processes import ROOT
 
 PAGE = (ROOT / "docs" / "troubleshooting.rst").read_text()
 GAP = "..."  # on the page and below, what varies in a message
