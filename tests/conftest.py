@@ -32,9 +32,14 @@ from synkhronos.transports.naive import NaiveTransport
 # After synkhronos, which has the compiler find a BLAS.
 from compilers import NAME, OF_BOTH, OF_PYTENSOR, SLOW, default_mode
 from prelude import run_file
+from quick import quick
 
 compiler.precompile_headers()
 wait_briefly_for_the_compile_lock()
+
+
+def pytest_addoption(parser):
+    parser.addoption("--quick", action="store_true", help="only a selection, of at most two minutes")
 
 
 def pytest_configure(config):
@@ -49,12 +54,16 @@ def pytest_ignore_collect(collection_path):
 
 
 @pytest.hookimpl(tryfirst=True)  # before tests are selected by their marks
-def pytest_collection_modifyitems(items):
-    """With PyTensor, mark more tests as slow."""
+def pytest_collection_modifyitems(config, items):
+    """With PyTensor, mark more tests as slow; with ``--quick``, select the quick ones."""
     for item in items:
         name = item.nodeid.rpartition("/")[2]
         if NAME == "pytensor" and name.startswith(SLOW):
             item.add_marker(pytest.mark.slow)
+    if config.getoption("--quick"):
+        chosen = quick(items)
+        config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
+        items[:] = [item for item in items if item in chosen]
 
 
 def pytest_terminal_summary(terminalreporter):

@@ -50,6 +50,7 @@ def messages(lines, rank):
     return [re.sub(r"[\d.]+ m?s\b", "N", text) for one, _, text in lines if one == rank]
 
 
+@pytest.mark.quick
 def test_debug_shows_the_commands_of_each_rank(programs):
     lines = lines_of(programs.run(few_calls, environment={"SYNKHRONOS_LOG": "debug"}))
     by_worker = {rank: messages(lines, rank) for rank in (0, 2)}

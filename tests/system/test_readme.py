@@ -11,6 +11,7 @@ EXAMPLES = code_blocks(README)
 
 
 @pytest.mark.parametrize("number", range(len(EXAMPLES)))
+@pytest.mark.quick
 def test_an_example_prints_what_is_shown(programs, tmp_path, number):
     code, output, _ = EXAMPLES[number]
     assert output

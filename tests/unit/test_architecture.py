@@ -12,6 +12,7 @@ from pathlib import Path
 
 import mutation
 import pytest
+from changed import OF_CODE, OF_FILES, OTHERS, Files, listed_for_module, matches
 from processes import find_test
 
 import synkhronos as synk
@@ -551,6 +552,21 @@ def test_the_tests_for_mutants_exist():
     files = {words.split()[0] for listed in mutation.TESTS.values() for words in listed}
     assert all(mutation.TESTS.values())
     assert all(map(find_test, files))
+
+
+def test_every_module_has_tests_that_a_change_of_it_is_tried_with():
+    modules = [
+        path.relative_to(ROOT).as_posix() for path in FILES.values() if path.name != "__init__.py"
+    ]
+    assert not [module for module in modules if not listed_for_module(module)]
+    assert not [pattern for pattern in OTHERS if not any(matches(module, pattern) for module in modules)]
+
+
+def test_the_tests_for_changes_exist():
+    files = Files()
+    tables = OTHERS, OF_FILES
+    names = {one for table in tables for listed in table.values() for one in listed}
+    assert not [name for name in {*names, *OF_CODE} if not files.named([name])]
 
 
 # Rules that find no violation must be able to find one.
