@@ -39,7 +39,7 @@ wait_briefly_for_the_compile_lock()
 
 
 def pytest_addoption(parser):
-    parser.addoption("--quick", action="store_true", help="only a selection, of at most two minutes")
+    parser.addoption("--quick", action="store_true", help="only a selection of the tests")
 
 
 def pytest_configure(config):
