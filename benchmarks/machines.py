@@ -1,9 +1,9 @@
 """machines: all-reduces and calls on two machines joined by TCP, against OpenMPI between the same two.
 
-The machines are network namespaces (see ``tests/namespaces.py``), which need root's rights. The leaders'
-communicator and OpenMPI take turns in one job with a process per machine; two more jobs have two ranks
-per machine, ours and OpenMPI's four processes, and each row is repeated with a limit of 1 Gbit/s.
-Another job, with two ranks and a courier on each machine, waits.
+The machines are network namespaces (``tests/support/namespaces.py``), which need root's rights. The
+leaders' communicator and OpenMPI take turns in one job with a process per machine; two more jobs have
+two ranks per machine, ours and OpenMPI's four processes, and each row is repeated with a limit of
+1 Gbit/s. Another job, with two ranks and a courier on each machine, waits.
 """
 
 import ast
@@ -17,7 +17,7 @@ from pathlib import Path
 import common
 import waiting
 
-sys.path.insert(0, str(common.ROOT / "tests"))
+sys.path.insert(0, str(common.ROOT / "tests" / "support"))
 
 import numpy as np
 

@@ -1,6 +1,6 @@
 """overlap: training steps on two machines, with and without the exchange while the ranks compute.
 
-The machines are network namespaces (see ``tests/namespaces.py``), which need root's rights, with one
+The machines are network namespaces (``tests/support/namespaces.py``), which need root's rights, with one
 rank each and a second process that communicates. They are on one host, so these processes use the same
 cores as the ranks. "Asleep" is a gradient in the shapes of ResNet-50 whose arrays take 5 ms each, in
 which the ranks sleep: as on machines with a core to spare. The steps take turns in one job: ordinary
@@ -188,7 +188,7 @@ class Job:
 
 
 def measure(options):
-    sys.path.append(str(common.ROOT / "tests"))
+    sys.path.append(str(common.ROOT / "tests" / "support"))
     from namespaces import Machines, why_no_mpi, why_no_namespaces
 
     why_not = why_no_mpi() or why_no_namespaces()

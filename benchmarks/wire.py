@@ -1,6 +1,6 @@
 """wire: the gradient of ResNet-50 between two machines in each wire format, against float32.
 
-The machines are network namespaces (see ``tests/namespaces.py``), which need root's rights, with one
+The machines are network namespaces (``tests/support/namespaces.py``), which need root's rights, with one
 process each, the leader. The formats take turns in one job; float32 is the all-reduce without a format.
 All rows are repeated with a limit of 1 Gbit/s.
 """
@@ -15,7 +15,7 @@ from pathlib import Path
 import common
 from common import COLOURS
 
-sys.path.insert(0, str(common.ROOT / "tests"))
+sys.path.insert(0, str(common.ROOT / "tests" / "support"))
 
 import numpy as np
 

@@ -4,11 +4,10 @@ import faulthandler
 import functools
 import multiprocessing
 import os
-from pathlib import Path
+import subprocess
+import sys
 
 import pytest
-
-ROOT = Path(__file__).resolve().parent.parent
 
 import compiler
 
@@ -18,6 +17,7 @@ os.environ.setdefault("SYNKHRONOS_PROGRESS", "0")  # what takes long depends on 
 os.environ.setdefault("UCX_ERROR_SIGNALS", "")
 
 from processes import (  # noqa: F401
+    ROOT,
     demo_programs,
     programs,
     run_demo,
@@ -32,9 +32,14 @@ from synkhronos.transports.naive import NaiveTransport
 # After synkhronos, which has the compiler find a BLAS.
 from compilers import NAME, OF_BOTH, OF_PYTENSOR, SLOW, default_mode
 from prelude import run_file
+from quick import quick
 
 compiler.precompile_headers()
 wait_briefly_for_the_compile_lock()
+
+
+def pytest_addoption(parser):
+    parser.addoption("--quick", action="store_true", help="only a selection of the tests")
 
 
 def pytest_configure(config):
@@ -49,12 +54,16 @@ def pytest_ignore_collect(collection_path):
 
 
 @pytest.hookimpl(tryfirst=True)  # before tests are selected by their marks
-def pytest_collection_modifyitems(items):
-    """With PyTensor, mark more tests as slow."""
+def pytest_collection_modifyitems(config, items):
+    """With PyTensor, mark more tests as slow; with ``--quick``, select the quick ones."""
     for item in items:
         name = item.nodeid.rpartition("/")[2]
         if NAME == "pytensor" and name.startswith(SLOW):
             item.add_marker(pytest.mark.slow)
+    if config.getoption("--quick"):
+        chosen = quick(items)
+        config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
+        items[:] = [item for item in items if item in chosen]
 
 
 def pytest_terminal_summary(terminalreporter):
@@ -123,6 +132,29 @@ def in_threads(monkeypatch):
         return NaiveTransport(len(by_machine[0]), master_rank, timeout)
 
     monkeypatch.setattr("synkhronos.world.launch._make_transport", make)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def no_processes(request):
+    """The tests in ``tests/unit`` fork nothing and start no Python; they may run the C compiler."""
+    if request.path.parent.name != "unit":
+        yield
+        return
+
+    def forbid(*args, **kwargs):
+        raise AssertionError("a test that starts processes belongs to tests/system")
+
+    started = subprocess.Popen.__init__
+
+    def start(self, args, *others, **options):
+        if sys.executable in args:
+            forbid()
+        started(self, args, *others, **options)
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(os, "fork", forbid)
+        monkeypatch.setattr(subprocess.Popen, "__init__", start)
+        yield
 
 
 @pytest.fixture(autouse=True, scope="module")

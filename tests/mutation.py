@@ -30,7 +30,9 @@ from typing import NamedTuple
 
 import psutil
 
-ROOT = Path(__file__).resolve().parent.parent
+sys.path.append(str(Path(__file__).resolve().parent / "support"))
+
+from processes import ROOT, find_test
 
 CALLS = ["test_call.py", "test_functions.py", "test_function_oracle.py"]
 PROCESSES = ["test_failures.py", "test_lifecycle.py", "test_restart.py"]
@@ -284,7 +286,7 @@ class Runner:
                 with open(self.folder / "output", "w+") as output:
                     if not self._run_file(self._original, words, None, output):
                         output.seek(0)
-                        sys.exit(f"{output.read()}\ntests/{words} fails without any change")
+                        sys.exit(f"{output.read()}\n{words} fails without any change")
                 self._seconds[words] = time.monotonic() - began
 
     def try_mutants(self, number, mutants, processes):
@@ -325,7 +327,7 @@ class Runner:
                 "TMPDIR": temporary, MARK: mark,
             }  # fmt: skip
             process = subprocess.Popen(
-                [*command, f"tests/{name}", *options],
+                [*command, find_test(name).relative_to(ROOT), *options],
                 cwd=folder,
                 env=environment,
                 stdin=subprocess.DEVNULL,

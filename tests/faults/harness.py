@@ -15,9 +15,9 @@ from scenarios import HOWS, PLACES, PROGRAM_PLACES, PROGRAMS, scenario
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
-sys.path.append(str(HERE.parent))
+sys.path.append(str(HERE.parent / "support"))
 
-from processes import restore_signals
+from processes import PYTHONPATH, restore_signals
 
 LIMIT = 40  # seconds for one scenario; the longest takes about 8
 
@@ -48,7 +48,7 @@ def run(seeds, jobs=2, limit=LIMIT, prelude="", tell=lambda result: None):
             preexec_fn=restore_signals,
             env={
                 **os.environ,
-                "PYTHONPATH": os.pathsep.join([str(ROOT), str(HERE.parent), str(HERE)]),
+                "PYTHONPATH": os.pathsep.join([PYTHONPATH, str(HERE)]),
                 "SYNKHRONOS_PROGRESS": "0",  # what takes long depends on the machine
                 "MPI4PY_RC_INITIALIZE": "0",  # or Theano initializes MPI, which starts a process
             },

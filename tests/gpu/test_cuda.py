@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
+from processes import ROOT
 
 import synkhronos as synk
 

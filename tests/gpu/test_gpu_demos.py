@@ -1,7 +1,7 @@
 """Tests of the demos on this run's device, with two ranks."""
 
 import pytest
-from conftest import ROOT
+from processes import ROOT
 from test_demo_mnist import DEMO
 
 

@@ -1,0 +1,228 @@
+"""List the test files that a change can break: those of changed modules, demos, documents and tests.
+
+    python tests/changed.py [REVISION]
+
+The change is what differs from a revision, by default HEAD: with what is not committed, and with new
+files. If nothing differs from HEAD, it is the last commit. The tests of a module are those that
+`mutation.TESTS` or `OTHERS` list for it, those in the file named after it, and those that import it.
+Those of a module of the tests are those that import it, directly or not. Each line names where to run a
+file, and the file; ``tests/run --changed`` runs them.
+"""
+
+import argparse
+import ast
+import fnmatch
+import subprocess
+import sys
+from pathlib import Path
+
+TESTS = Path(__file__).resolve().parent
+sys.path[:0] = [str(TESTS), str(TESTS / "support")]
+
+import mutation
+from compilers import OF_PYTENSOR
+from processes import ROOT
+
+PACKAGE = "synkhronos"
+CALLS = mutation.CALLS
+PROGRAMS = ["test_spmd.py", "test_worlds.py"]
+STEPS = [
+    "test_parallel_function.py", "test_clipped_gradients.py", "test_train_rules.py", "test_losses.py",
+    "test_copyable.py", "test_flags.py",
+]  # fmt: skip
+GRAPHS = ["test_functions.py", "test_ops_gradients.py", "test_graphs_of_steps.py", "test_watch.py"]
+#: The tests of the source code of all modules.
+OF_CODE = ["test_architecture.py", "test_troubleshooting.py"]
+#: The tests of modules in addition to those in `mutation.TESTS`, by patterns of the modules' names.
+OTHERS = {
+    "*.py": CALLS,  # at the top
+    "arithmetic/*": ["test_partition.py", "test_operations.py", *CALLS],
+    "arithmetic/averages.py": ["test_center.py", "test_rules.py"],
+    "arithmetic/codes.py": ["test_wire.py", "test_wire_arithmetic.py"],
+    "arithmetic/low_rank.py": ["test_wire.py", "test_wire_arithmetic.py"],
+    "arithmetic/largest.py": ["test_wire.py", "test_wire_arithmetic.py"],
+    "arithmetic/clocks.py": ["test_profile.py"],
+    "arrays/*": ["test_data.py", "test_drop.py", "test_bad_input.py", "test_fixed_rows.py"],
+    "checkpoints/*": ["test_checkpoint.py", "test_feedback.py"],
+    "engines/*": ["test_engines.py", *GRAPHS, *CALLS],
+    "engines/pytensor*": ["test_pytensor.py", "test_modes.py", "test_jax.py"],
+    "engines/theano_gpu*": ["test_emulated_cuda.py", "test_gpu_*.py", "test_pocl.py"],
+    "engines/cuda_context.py": ["test_emulated_cuda.py"],
+    "engines/theano_*": ["test_theano_values.py", "test_late_operations.py", "test_kernels.py"],
+    "engines/kernels/*": ["test_kernels*.py", "test_theano_values.py"],
+    "comms/nccl.py": ["test_emulated_cuda.py", "test_gpu_communicators.py", "test_gpu_processes.py"],
+    "extensions/*": ["test_train.py", "test_updates.py"],
+    "extensions/batch_norm.py": ["test_batch_norm.py"],
+    "extensions/keras.py": ["test_keras.py"],
+    "extensions/keras_backend/*": ["test_keras.py"],
+    "extensions/pymc/*": ["test_pymc.py", "test_rows_potential.py"],
+    "extensions/rules/*": ["test_rules.py", "test_rules_train.py"],
+    "extensions/steps/*": STEPS,
+    "host/*": ["test_doctor.py", "test_environment.py", "test_imports.py"],
+    "host/handlers.py": ["test_interrupts.py"],
+    "host/signal*": ["test_handlers.py", "test_interrupts.py"],
+    "host/supervision.py": ["test_interrupts.py", "test_failures.py"],
+    "host/ownership.py": ["test_drop.py", "test_security.py"],
+    "host/librar*": ["test_libraries.py", "test_library_links.py", "test_main.py"],
+    "host/compile*": ["test_compiler.py", "test_compile_lock.py", "test_limits.py"],
+    "host/repairs.py": ["test_theano_values.py", "test_older_python.py"],
+    "machines/*": ["test_machines_lost.py", "test_machines_differ.py"],
+    "ops/*": ["test_ops.py", "test_ops_calls.py", "test_ops_gradients.py", "test_ops_shapes.py"],
+    "profiles/*": ["test_profile.py", "test_drawing.py", "test_clocks.py"],
+    "programs/*": [*PROGRAMS, "test_center.py", "test_messages.py", "test_controller.py"],
+    "services/*": [*PROGRAMS, "test_center.py", "test_messages.py", "test_controller.py"],
+    "startup/*": ["test_main.py", "test_libraries.py"],
+    "stores/*": ["test_stores.py", "test_commons.py", "test_data.py"],
+    "transports/*": ["test_faults.py"],
+    "variables/*": ["test_collectives_oracle.py", "test_in_sync.py", "test_functions.py"],
+    "world/*": ["test_worlds.py", *mutation.PROCESSES, "test_launch.py", "test_turn.py"],
+}
+#: The tests of other files, by patterns of their names.
+OF_FILES = {
+    "demos/lasagne_mnist/*": ["test_demo_mnist.py"],
+    "demos/lstm_imdb/*": ["test_demo_lstm.py"],
+    "demos/resnet/*": ["test_demo_resnet.py"],
+    "demos/ports/*": ["test_ports.py"],
+    "demos/*.ipynb": ["test_notebook.py", "test_pymc.py"],
+    "demos/*.py": ["test_demos.py", "test_demo_scripts.py"],
+    "demos/run": ["test_setup.py", "test_packaging.py"],
+    "docs/pictures/*": ["test_pictures.py"],
+    "docs/*": ["test_docs.py", "test_docs_build.py", "test_examples.py", "test_troubleshooting.py"],
+    "docs/checking.rst": ["test_idioms_oracle.py"],
+    "docs/environment.rst": ["test_environment.py"],
+    "docs/*/*": ["test_docs.py", "test_docs_build.py"],
+    "docs/reference/*": ["test_architecture.py"],
+    "benchmarks/*": ["test_soak.py", "test_setup.py"],
+    "requirements/*": ["test_packaging.py", "test_installation.py", "test_environment.py"],
+    "tools/*": ["test_setup.py", "test_packaging.py"],
+    "tests/faults/*": ["test_faults.py"],
+    "tests/mutation.py": ["test_architecture.py"],
+    "tests/changed.py": ["test_architecture.py"],
+    "tests/conftest.py": ["test_partition.py", "test_call.py", "test_processes.py"],
+    "tests/run": ["test_setup.py", "test_packaging.py"],
+    "tests/selection": ["test_packaging.py"],
+    "README.rst": ["test_readme.py", "test_packaging.py", "test_docs.py"],
+    "*": ["test_packaging.py", "test_setup.py"],
+}
+
+
+def matches(path, pattern):
+    """Whether each part of a path matches that of a pattern."""
+    parts, patterns = path.split("/"), pattern.split("/")
+    return len(parts) == len(patterns) and all(map(fnmatch.fnmatchcase, parts, patterns))
+
+
+def listed(path, table):
+    """Return the names of test files whose patterns match a path."""
+    return {name for pattern, names in table.items() if matches(path, pattern) for name in names}
+
+
+def listed_for_module(module):
+    """Return the test files that are listed for a module, such as ``host/heap.py``."""
+    return {words.split()[0] for words in mutation.TESTS.get(module, ())} | listed(module, OTHERS)
+
+
+def imported_by(path):
+    """Return the full names of what a file imports: of modules, and of what it takes from them."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names.add(node.module)
+            names.update(f"{node.module}.{alias.name}" for alias in node.names)
+    return names
+
+
+class Files:
+    """The files of the tests, and what they import."""
+
+    def __init__(self):
+        self.tests = {path.name: path for path in sorted(TESTS.rglob("test_*.py"))}
+        self.imports = {path: imported_by(path) for path in sorted(TESTS.rglob("*.py"))}
+
+    def named(self, patterns):
+        """Return the paths of test files whose names match one of the patterns."""
+        return {
+            path
+            for name, path in self.tests.items()
+            if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+        }
+
+    def that_import(self, name):
+        """Return the test files that import a module, directly or by other modules of the tests."""
+        found, waiting = set(), [name]
+        while waiting:
+            name = waiting.pop()
+            new = {path for path, names in self.imports.items() if name in names} - found
+            found |= new
+            waiting += map(name_of, new)
+        return {path for path in found if path.name in self.tests}
+
+    def that_run(self, program):
+        """Return the files that name a program."""
+        return {path for path in self.tests.values() if program in path.read_text()}
+
+    def of(self, path):
+        """Return the test files that a change of a file, named from the project on, can break."""
+        folder, _, rest = path.partition("/")
+        name = Path(path).name
+        if folder == PACKAGE and name.endswith(".py"):
+            of_name = f"test_{Path(path).stem.lstrip('_')}.py"
+            module = path[: -len(".py")].replace("/", ".")
+            return self.named({*listed_for_module(rest), *OF_CODE, of_name}) | self.that_import(module)
+        if folder == PACKAGE:  # C++, for instance
+            return self.named(listed(rest, OTHERS))
+        found = self.named(listed(path, OF_FILES))
+        if path.startswith("tests/programs/"):
+            return found | self.that_run(name)
+        if folder == "tests" and name.endswith(".py"):
+            own = {ROOT / path} if name in self.tests else set()
+            return found | own | self.that_import(name_of(ROOT / path))
+        return found
+
+
+def name_of(path):
+    """Return the name by which tests import a module of the tests."""
+    package = path.parent.name
+    return f"{package}.{path.stem}" if package in ("checks", "gpu") else path.stem
+
+
+def changed_files(revision):
+    """Return the paths that differ from a revision, relative to the project."""
+
+    def git(*words):
+        done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True)
+        if done.returncode:
+            sys.exit(f"tests/changed.py: git {' '.join(words)}: {done.stderr.strip()}")
+        return done.stdout.splitlines()
+
+    new = git("ls-files", "--others", "--exclude-standard")
+    changed = git("diff", "--name-only", "--no-renames", revision or "HEAD", "--") + new
+    if not changed and not revision:
+        changed = git("diff", "--name-only", "--no-renames", "HEAD~1", "HEAD")
+    return changed
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("revision", nargs="?")
+    options = parser.parse_args()
+    files = Files()
+    found = set().union(*map(files.of, changed_files(options.revision)))
+    for path in sorted(found):
+        if path.exists():
+            print(place_of(path), path.relative_to(ROOT))
+
+
+def place_of(path):
+    """Return where a test file is run: with one of the compilers, on a device, or with PyMC."""
+    if path.parent.name == "gpu":
+        return "gpu"
+    if path.name == "test_pymc.py":
+        return "pymc"
+    return "pytensor" if path.name in OF_PYTENSOR else "theano"
+
+
+if __name__ == "__main__":
+    main()

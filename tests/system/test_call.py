@@ -1,0 +1,263 @@
+"""Tests that the arguments of a call are views of the data's memory on each rank, where possible."""
+
+import mmap
+
+import numpy as np
+import pytest
+
+import synkhronos as synk
+from compilers import Apply, Op, compiler, tt as T
+
+
+class Where(Op):
+    """Returns the address, the stride and the number of bytes of its input."""
+
+    __props__ = ()
+
+    def make_node(self, x):
+        return Apply(self, [x], [T.lmatrix()])
+
+    def perform(self, node, inputs, outputs):
+        (x,) = inputs
+        outputs[0][0] = np.array([[x.__array_interface__["data"][0], x.strides[0], x.nbytes]])
+
+
+@pytest.fixture(scope="module", params=[1, 3])
+def where(request, open_world):
+    open_world(request.param)
+    x, whole = T.fmatrix("x"), T.fmatrix("whole")
+    rows = compiler.shared(np.zeros((0, 5), "float32"), "rows")
+    outputs = [(Where()(one), "gather") for one in (x, whole, rows)]
+    f = synk.function([x], outputs, bcast_inputs=[whole], sliceable_shareds=[rows])
+    synk.distribute()
+    return request.param, f, rows
+
+
+def address(array):
+    return array.__array_interface__["data"][0]
+
+
+@pytest.mark.parametrize("batch", [None, 40, slice(3, 35), slice(0, 60, 2), slice(50, 10, -1)], ids=str)
+@pytest.mark.parametrize("num_slices", [1, 2])
+@pytest.mark.quick
+def test_slices_are_views_of_the_data_on_every_rank(where, batch, num_slices):
+    ranks, f, rows = where
+    data, whole = synk.data(np.ones((60, 5), "float32")), synk.data(np.ones((7, 5), "float32"))
+    synk.scatter(rows, np.ones((60, 5), "float32"))
+    found, found_whole, _ = f(data, whole, batch=batch, num_slices=num_slices)
+    chosen = data.data[batch if isinstance(batch, slice) else slice(batch)]
+    assert len(found) == ranks * num_slices
+    assert (found[:, 1] == chosen.strides[0]).all()
+    assert found[:, 2].sum() == chosen.nbytes
+    assert found[0, 0] == address(chosen)
+    parts = np.cumsum([0, *found[:-1, 2]]) // chosen[:1].nbytes
+    assert found[:, 0].tolist() == [address(chosen[part:]) for part in parts]
+    assert (found_whole[:, 0] == address(whole.data)).all()
+
+
+def test_slices_of_sliceable_variables_are_views_of_their_storage(where):
+    ranks, f, rows = where
+    data = synk.data(np.ones((60, 5), "float32"))
+    synk.scatter(rows, np.ones((60, 5), "float32"))
+    _, _, all_rows = f(data, data)
+    _, _, some_rows = f(data, data, batch_s=slice(4, 12))
+    assert (some_rows[:, 0] == all_rows[:, 0] + 4 * 20).all()
+    assert (some_rows[:, 2] == 8 * 20).all()
+
+
+def test_excerpts_of_listed_rows_go_to_the_same_buffer_every_time(where):
+    _, f, rows = where
+    data = synk.data(np.ones((60, 5), "float32"))
+    synk.scatter(rows, np.ones((60, 5), "float32"))
+    rng = np.random.RandomState(0)
+    places = [f(data, data, batch=rng.permutation(60)[:n])[0][:, 0].tolist() for n in (60, 30, 60)]
+    assert places[0] == places[1] == places[2]
+
+
+def test_a_mapped_file_is_read_where_it_is(where, tmp_path):
+    ranks, f, rows = where
+    np.save(tmp_path / "x.npy", np.arange(300, dtype="float32").reshape(60, 5))
+    mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
+    synk.scatter(rows, np.ones((60, 5), "float32"))
+    data = synk.data(mapped)
+    found, _, _ = f(data, data)
+    again, _, _ = f(data, data)
+    assert found.tolist() == again.tolist()
+    assert found[0, 0] % mmap.PAGESIZE == mapped.offset  # an address in the mapping of the file
+    assert found[:, 2].sum() == mapped.nbytes
+
+
+def test_a_call_in_a_fused_step_keeps_the_memory_of_its_data(where):
+    _, f, rows = where
+    synk.scatter(rows, np.ones((60, 5), "float32"))
+    data = synk.data(np.ones((60, 5), "float32"))
+    (before, _, _) = f(data, data)  # so that the call below is a repeated one
+    with synk.fuse():
+        pending = f(data, data)
+        data.free_memory()
+        others = [synk.data(np.zeros((60, 5), "float32")) for _ in range(3)]
+    assert before[:, 0].tolist() == pending.result()[0][:, 0].tolist()
+    places = [address(other.data) for other in others]
+    assert before[0, 0] not in places
+
+
+def test_a_function_without_rows_cannot_be_sliced_and_need_not_be(where):
+    whole = T.fmatrix("whole")
+    f = synk.function([], (whole.sum(), "sum"), bcast_inputs=[whole], mode="FAST_COMPILE")
+    ones = np.ones((2, 2), "float32")
+    assert f(ones, num_slices=1) == f(ones) == 4 * where[0]
+    with pytest.raises(ValueError, match="no input can be sliced"):
+        f(ones, num_slices=2)
+
+
+def test_minibatches_may_be_longer_than_the_batch_but_not_unequal_without_one(where):
+    x, y = T.fmatrix("x"), T.fmatrix("y")
+    f = synk.function([x, y], [(x.sum(), "sum"), (y.sum(), "sum")], mode="FAST_COMPILE")
+    short = synk.data(np.arange(6, dtype="float32").reshape(6, 1), minibatch=True)
+    long = synk.data(np.arange(8, dtype="float32").reshape(8, 1), minibatch=True)
+    for batch in (4, 6):  # fewer rows than both have, or all rows of the shorter one
+        assert f(short, long, batch=batch) == f(long, short, batch=batch) == [sum(range(batch))] * 2
+    with pytest.raises(ValueError, match="minibatch data of 8 rows"):
+        f(long, short, batch=8)
+    for args in ((short, long), (long, short)):
+        with pytest.raises(ValueError, match="the same number of rows"):
+            f(*args)
+
+
+def test_only_listed_rows_of_sliceable_variables_are_asked_for_beforehand(where, monkeypatch):
+    ranks, f, rows = where
+    data = synk.data(np.ones((60, 5), "float32"))
+    synk.scatter(rows, np.ones((60, 5), "float32"))
+    world = synk.world.world.current_world()
+    run, commands = world.run, []
+
+    def count(command):
+        commands.append(type(command).__name__)
+        return run(command)
+
+    monkeypatch.setattr(world, "run", count)
+    for batch_s, asked in ((slice(2), False), ([slice(2)] * ranks, False), ([[0, 1]] * ranks, True)):
+        commands.clear()
+        _, _, found = f(data, data, batch_s=batch_s)
+        assert (found[:, 2] == 2 * 20).all()
+        assert ("_SliceableLengths" in commands) == asked
+        commands.clear()
+        with synk.fuse():
+            fused = f(data, data, batch_s=batch_s)
+        assert "_SliceableLengths" not in commands
+        assert (fused.result()[2][:, 2] == 2 * 20).all()
+
+
+# Calls that repeat the last one, perhaps on other rows
+
+
+BATCHES = [
+    None,
+    slice(2, 9),
+    slice(2, 9),
+    7,
+    None,
+    [3, 1, 1, 8],
+    np.arange(10) % 3 == 0,
+    slice(9, 1, -2),
+    slice(0, 2),  # fewer rows than ranks
+    None,
+]
+
+
+@pytest.fixture(scope="module", params=[1, 3])
+def summed(request, open_world):
+    open_world(request.param)
+    x, scale = T.dmatrix("x"), T.dvector("scale")
+    f = synk.function([x], [((x * scale).sum(), "sum"), (x, "gather")], bcast_inputs=[scale])
+    synk.distribute()
+    return f
+
+
+def expected(x, scale, batch):
+    rows = x.data[slice(batch) if isinstance(batch, int) else slice(None) if batch is None else batch]
+    return (rows * scale.data).sum(), rows.tolist()
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("minibatch", [False, True])
+def test_a_call_may_be_repeated_on_any_rows(summed, fused, minibatch):
+    x, scale = synk.data(np.arange(20.0).reshape(10, 2), minibatch=minibatch), synk.data([1.0, 3.0])
+    batches = [batch for batch in BATCHES if not minibatch or batch is None or type(batch) is int]
+    found = []
+    for batch in batches:
+        if fused:
+            with synk.fuse():
+                pending = [summed(x, scale, batch=batch) for _ in range(2)]
+            first, second = [one.result() for one in pending]
+            assert np.array_equal(first[1], second[1])
+        else:
+            first = summed(x, scale, batch=batch)
+        found.append((first[0], first[1].tolist()))
+    assert found == [expected(x, scale, batch) for batch in batches]
+
+
+def test_the_rows_of_a_repeated_call_are_checked(summed):
+    x, scale = synk.data(np.arange(20.0).reshape(10, 2)), synk.data([1.0, 3.0])
+    for batch, error in [
+        ([3, 10], IndexError),
+        ("rows", TypeError),
+        (True, TypeError),
+        (slice(0, 5, 0), ValueError),
+        ([0.5], (TypeError, IndexError)),
+        (slice(4, 4), ValueError),
+        (np.zeros(10, bool), ValueError),
+        (np.zeros(9, bool), IndexError),
+    ]:
+        summed(x, scale, batch=5)
+        with pytest.raises(error):
+            summed(x, scale, batch=batch)
+        assert summed(x, scale, batch=3)[0] == expected(x, scale, 3)[0]
+
+
+def test_a_repeated_call_needs_all_inputs(summed):
+    x, scale = synk.data(np.ones((10, 2))), synk.data([1.0, 3.0])
+    summed(x, scale)
+    for args in ((x,), (x, scale, x), ()):
+        with pytest.raises(TypeError, match="input"):
+            summed(*args)
+
+
+def test_a_call_is_not_repeated_with_data_that_have_moved_or_changed_their_length(summed):
+    x, scale = synk.data(np.arange(20.0).reshape(10, 2)), synk.data([1.0, 3.0])
+    summed(x, scale, batch=4)
+    for rows in (50, 6, 10):
+        x.set_value(np.arange(2.0 * rows).reshape(rows, 2))
+        for batch in (slice(5, None), 4):
+            assert summed(x, scale, batch=batch)[0] == expected(x, scale, batch)[0]
+    x.data[:] = 1
+    assert summed(x, scale, batch=4)[0] == 16
+    other = synk.data(np.ones((10, 2)))
+    assert summed(other, scale, batch=10)[0] == 40
+    x.free_memory()
+    with pytest.raises((ValueError, RuntimeError)):
+        summed(x, scale, batch=4)
+
+
+def test_a_call_in_a_fused_step_keeps_the_memory_of_its_data_also_on_other_rows(summed):
+    x, scale = synk.data(np.arange(20.0).reshape(10, 2)), synk.data([1.0, 3.0])
+    for batch in (4, slice(3, 9)):
+        wanted = expected(x, scale, slice(3, 9))
+        with synk.fuse():
+            pending = summed(x, scale, batch=batch)
+            if batch != 4:
+                x.free_memory()
+                others = [synk.data(np.zeros((10, 2))) for _ in range(3)]
+    total, rows = pending.result()
+    assert (total, rows.tolist()) == wanted and len(others) == 3
+
+
+def test_a_repeated_call_without_rows_for_the_master_is_refused(open_world):
+    open_world(3, master_rank=2)
+    x = T.dmatrix("x")
+    f = synk.function([x], (x.sum(), None))
+    data = synk.data(np.ones((9, 2)))
+    for _ in range(2):
+        assert f(data, batch=3) == 2
+        with pytest.raises(ValueError, match="of 2 rows rank 2, the master, gets none"):
+            f(data, batch=2)

@@ -1,0 +1,548 @@
+"""Tests of failing processes, each in a separate process. `faults/` tests all combinations."""
+
+import faulthandler
+import functools
+import gc
+import multiprocessing
+import os
+import pickle
+import pstats
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+from compilers import compiler, tt
+from prelude import (
+    DOZE,
+    EXIT,
+    KILL,
+    LONG,
+    NOTHING,
+    RAISE,
+    SLEEP,
+    Act,
+    WorkerTrouble,
+    all_gone_within,
+    check_in_fork,
+    error_of,
+    gone,
+    interrupt,
+    later,
+    open_world,
+)
+from processes import own_process
+
+import synkhronos as synk
+
+
+@own_process
+@pytest.mark.quick
+def test_an_exception_in_a_worker_becomes_a_worker_error_and_the_world_goes_on():
+    world = open_world()
+    for _ in range(3):
+        error = error_of(lambda: world.act(NOTHING, RAISE))
+        assert type(error) is synk.WorkerError, repr(error)
+        assert error.rank == 1 and error.type_name == "WorkerTrouble"
+        assert "it went wrong in here" in error.message
+        assert "in raise_trouble" in error.traceback and "in raise_trouble" in str(error)
+        assert "rank 1" in str(error) and "WorkerTrouble" in str(error)
+        world.check_usable()
+    error = error_of(lambda: world.act(RAISE, NOTHING))  # raised by the master itself
+    assert type(error) is WorkerTrouble
+    world.check_usable()
+    error = error_of(lambda: world.act(RAISE, RAISE))
+    assert type(error) is WorkerTrouble
+    world.check_usable()
+
+    # The message for an error of Theano's names its class.
+    x, y = tt.dvector(), tt.dvector()
+    unequal = synk.function([x], (x + y, "gather"), [y], mode="FAST_COMPILE")
+    error = error_of(lambda: unequal(np.ones(3), np.ones(2)))  # rank 1 has one row of `x`, not two
+    assert type(error) is synk.WorkerError and error.type_name == "ValueError", repr(error)
+    words = "mismatch|incompatible shape|Runtime broadcasting not allowed"
+    assert re.search(words, str(error)), str(error)
+    world.check_usable()
+
+
+def test_a_worker_error_can_be_pickled():
+    error = pickle.loads(pickle.dumps(synk.WorkerError(1, "ValueError", "why", "where")))
+    assert (error.rank, error.type_name, error.message, error.traceback) == (
+        1, "ValueError", "why", "where"
+    )  # fmt: skip
+
+
+@own_process
+@pytest.mark.parametrize("master_rank", [0, 2])
+def test_an_exception_before_a_collective_makes_the_others_leave_it(master_rank):
+    world = open_world(3, master_rank=master_rank)
+    for rank in range(3):
+        numbers = [NOTHING] * 3
+        numbers[rank] = RAISE
+        error = error_of(functools.partial(world.fused, *numbers))
+        if rank == master_rank:
+            assert type(error) is WorkerTrouble
+        else:
+            assert type(error) is synk.WorkerError and error.rank == rank, repr(error)
+            assert error.type_name == "WorkerTrouble"
+        world.check_usable()
+    error = error_of(lambda: world.fused(RAISE, RAISE, RAISE))
+    assert type(error) is WorkerTrouble
+    world.check_usable()
+    error = error_of(lambda: world.fused(SLEEP, RAISE, NOTHING))  # rank 0 arrives after the failure
+    assert error.rank == 1
+    world.check_usable()
+
+
+@own_process
+@pytest.mark.parametrize("shapes", [(3, 5), (5, 3), (0, 3)])
+def test_unequal_shapes_in_a_reduction_are_listed_and_no_rank_is_left_waiting(shapes):
+    world = open_world()
+    w = world.w
+    for reduction in (synk.reduce, synk.all_reduce, functools.partial(synk.reduce, in_place=False)):
+        for rank, length in enumerate(shapes):
+            synk.set_value(rank, w, np.ones(length))
+        error = error_of(functools.partial(reduction, w))
+        assert type(error) is ValueError, repr(error)
+        for rank, length in enumerate(shapes):
+            assert f"rank {rank}: ({length},)" in str(error), error
+        assert synk.get_lengths(w) == list(shapes)
+        world.check_usable()
+
+
+@own_process
+def test_a_worker_that_dies_while_the_master_computes_is_found():
+    world = open_world()
+    world.check_broken(error_of(lambda: world.act(SLEEP, KILL), 3), "rank 1", "SIGKILL")
+    world = open_world(3)  # if two workers die at once, both are named
+    error = error_of(lambda: world.act(SLEEP, KILL, EXIT), 3)
+    world.check_broken(error, "rank 1", "SIGKILL", "rank 2", "exit code 7")
+
+
+@own_process
+def test_a_worker_that_dies_idle_does_not_disturb_close():
+    world = open_world()
+    (worker,) = world.workers()
+    os.kill(worker, signal.SIGKILL)
+    assert all_gone_within([worker], 2)
+    began = time.monotonic()
+    synk.close()
+    assert time.monotonic() - began < 2
+    open_world().check_usable()
+
+
+@own_process
+def test_idle_time_does_not_count_towards_the_timeout():
+    world = open_world(timeout=1)
+    time.sleep(1.5)
+    world.check_usable()
+
+
+@own_process
+def test_a_pause_of_the_whole_script_does_not_count_towards_the_timeout():
+    """The script is stopped and continued, as by Ctrl-Z and ``fg`` in a terminal."""
+    world = open_world(3, timeout=2)
+    group = os.getpgrp()
+    for numbers in ([NOTHING, NOTHING, DOZE], [DOZE, NOTHING, NOTHING]):
+        began = time.monotonic()
+        pause = f"sleep 0.3; kill -STOP -{group}; sleep 2.5; kill -CONT -{group}"
+        with subprocess.Popen(["sh", "-c", pause], start_new_session=True):
+            world.fused(*numbers)
+        assert time.monotonic() - began > 2.5
+        world.check_usable()
+
+
+@own_process
+def test_slow_ranks_within_the_timeout_are_waited_for():
+    world = open_world(timeout=2)
+    world.act(NOTHING, SLEEP)
+    world.fused(NOTHING, SLEEP)
+    world.fused(SLEEP, NOTHING)
+    world.check_usable()
+
+
+# Ctrl-C. During a command, the first one is deferred until the command has ended on every rank, and the
+# world stays usable. A second one breaks the world and ends the workers.
+
+
+def check_in_step(world, error, workers):
+    """Check that the error is KeyboardInterrupt, and that the world is usable with the same workers."""
+    assert type(error) is KeyboardInterrupt, repr(error)
+    world.check_usable()
+    assert world.workers() == workers
+
+
+@own_process
+@pytest.mark.parametrize(
+    "numbers, fused",
+    [
+        ((SLEEP, SLEEP), False),
+        ((NOTHING, SLEEP), False),  # the master waits at the finish barrier
+        ((NOTHING, SLEEP), True),  # the master waits in the collective
+        ((SLEEP, NOTHING), True),  # the worker waits in the collective
+    ],
+)
+def test_a_ctrl_c_in_a_command_comes_when_it_has_ended_on_every_rank(numbers, fused):
+    world = open_world()
+    workers = world.workers()
+    later(0.4, interrupt)
+    began = time.monotonic()
+    error = error_of(lambda: (world.fused if fused else world.act)(*numbers), 3)
+    assert time.monotonic() - began >= 1  # SLEEP takes one second
+    check_in_step(world, error, workers)
+
+
+@own_process
+def test_a_ctrl_c_while_the_world_is_idle_comes_at_once_and_leaves_it_usable():
+    world = open_world()
+    workers = world.workers()
+    later(0.4, interrupt)
+    check_in_step(world, error_of(lambda: time.sleep(5)), workers)
+
+
+@own_process
+def test_ctrl_c_at_any_moment_of_short_calls_leaves_the_world_in_step():
+    """Send one Ctrl-C at a time, at random moments in a call, in a collective, or in between."""
+    world = open_world()
+    workers = world.workers()
+    moments = np.random.RandomState(0).uniform(0, 0.05, 20)
+
+    def work(moment):
+        later(moment, interrupt)
+        began = time.monotonic()
+        while True:
+            assert world.plain(np.ones(4)) == [10]
+            synk.broadcast(world.w, np.arange(3.0))
+            if time.monotonic() > began + 1:
+                interrupt()  # Python drops what is raised in the callback of a weakref, between calls
+
+    for moment in moments:
+        check_in_step(world, error_of(functools.partial(work, moment), 3), workers)
+
+
+@own_process
+def test_a_second_ctrl_c_ends_a_call_that_does_not_end_and_the_workers():
+    world = open_world()
+    workers = world.workers()
+    later(0.4, interrupt)
+    later(0.9, interrupt)
+    error = error_of(lambda: world.act(NOTHING, LONG), 3)
+    assert type(error) is KeyboardInterrupt, repr(error)
+    assert all_gone_within(workers, 2)
+    world.check_broken(error_of(lambda: world.plain(np.ones(2))), "interrupted")
+    open_world().check_usable()
+
+
+def be_interrupted():
+    world = open_world()
+    later(0.4, interrupt)
+    world.fused(NOTHING, SLEEP)
+
+
+def test_an_uncaught_ctrl_c_ends_the_script_and_its_workers(programs):
+    done = programs.run(be_interrupted)  # fails if a worker is left
+    assert done.returncode == -signal.SIGINT
+    assert "KeyboardInterrupt" in done.stderr
+
+
+# How scripts end
+
+
+def use_and_end():
+    open_world(3).check_usable()
+
+
+def fork_and_end():
+    synk.fork(2, use_gpu=False)  # the worker is not started yet
+
+
+@pytest.mark.parametrize("program", [use_and_end, fork_and_end])
+def test_a_script_need_not_close(programs, program):
+    programs.run(program).check()
+
+
+def end_with_an_exception():
+    open_world().check_usable()
+    raise LookupError("lost")
+
+
+def end_with_3():
+    open_world()
+    sys.exit(3)
+
+
+def test_an_exception_at_top_level_ends_the_script_with_1(programs):
+    done = programs.run(end_with_an_exception)
+    assert done.returncode == 1
+    assert "LookupError: lost" in done.stderr
+    assert programs.run(end_with_3).returncode == 3
+
+
+@own_process
+def test_close_too_early_or_twice_warns():
+    def warned():
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            synk.close()
+        return [one.category for one in caught]
+
+    assert warned() == [RuntimeWarning]
+    assert type(error_of(synk.distribute)) is synk.NotForkedError
+    world = open_world()
+    assert warned() == []
+    assert warned() == [RuntimeWarning]
+    assert type(error_of(synk.distribute)) is synk.ClosedError
+    assert type(error_of(lambda: world.plain(np.ones(2)))) is synk.ClosedError
+
+
+# Threads and processes of the script's own
+
+
+@own_process
+def test_fork_in_another_thread_works_also_after_that_thread_has_ended():
+    worlds = []
+    thread = threading.Thread(target=lambda: worlds.append(open_world()))
+    thread.start()
+    thread.join()
+    time.sleep(0.5)
+    (world,) = worlds
+    world.check_usable()
+    workers = world.workers()
+    synk.close()
+    assert all_gone_within(workers, 0.1)
+
+
+@own_process
+def test_fork_in_a_daemonic_process_is_refused_in_words():
+    def work(queue):
+        try:
+            open_world().plain(np.ones(2))
+            queue.put(("nothing", ""))
+        except Exception as error:
+            queue.put((type(error).__name__, str(error)))
+
+    context = multiprocessing.get_context("fork")
+    queue = context.SimpleQueue()
+    process = context.Process(target=work, args=(queue,), daemon=True)
+    process.start()
+    name, message = queue.get()
+    assert name == "SynkhronosError", (name, message)
+    assert "daemon" in message and "main process" in message
+    process.join()
+
+
+def raise_value_error():
+    raise ValueError("of the child")
+
+
+@own_process
+@pytest.mark.parametrize(
+    "end", [sys.exit, functools.partial(os._exit, 0), raise_value_error], ids=["exit", "_exit", "raise"]
+)
+def test_the_end_of_a_forked_child_does_not_touch_the_parents_world(end):
+    world = open_world()
+    workers = world.workers()
+    faulthandler.cancel_dump_traceback_later()  # or the child waits at exit for this timer's thread
+    child = os.fork()
+    if not child:
+        end()
+    os.waitpid(child, 0)
+    time.sleep(0.2)
+    assert not any(map(gone, workers))
+    world.check_usable()
+
+
+@own_process
+def test_the_end_of_a_multiprocessing_child_does_not_touch_the_parents_world():
+    world = open_world()
+    workers = world.workers()
+    process = multiprocessing.get_context("fork").Process(target=lambda: None)
+    process.start()
+    process.join()
+    assert process.exitcode == 0
+    time.sleep(0.2)
+    assert not any(map(gone, workers))
+    world.check_usable()
+
+
+@own_process
+def test_a_child_of_the_script_cannot_command_the_workers():
+    world = open_world()
+
+    def call_all():
+        for call in (lambda: world.plain(np.ones(2)), synk.distribute, lambda: synk.all_reduce(world.w)):
+            error = error_of(call)
+            assert type(error) is synk.WorldBrokenError, repr(error)
+            assert "forked from the master" in str(error)
+
+    check_in_fork(call_all)
+    world.check_usable()
+
+
+# Resources
+
+
+@own_process
+def test_a_world_has_no_file_in_dev_shm():
+    """There is no temporary file either. A process killed before removing one would leave it behind."""
+    world = open_world(3)
+    big = np.ones(1 << 18)
+    data = synk.data(big)
+    assert world.plain(data) == [len(big) + 9]
+    synk.broadcast(world.w, big)
+    synk.all_reduce(world.w)
+    assert len(synk.get_value(1, world.w)) == len(big)
+    for pid in world.pids():
+        mapped = Path(f"/proc/{pid}/maps").read_text()
+        assert "/dev/shm" not in mapped and "(deleted)" in mapped  # the anonymous mapping
+        assert not [one for one in psutil.Process(pid).open_files() if "/dev/shm" in one.path]
+
+
+@own_process
+def test_one_process_works_throughout():
+    assert synk.fork(1, use_gpu=False, timeout=1) == 1
+    x, b = tt.dmatrix("x"), tt.dscalar("b")
+    w = compiler.shared(np.arange(3.0), name="w")
+    table = compiler.shared(np.ones((4, 3)), name="table")
+    f = synk.function(
+        [x], [(x * w).mean(), (x, "gather"), (b * 2, None)], [b],
+        updates=[(w, w + x.mean(axis=0))], mode="FAST_COMPILE",
+    )  # fmt: skip
+    g = synk.function([], (table.sum(), "sum"), sliceable_shareds=[table], mode="FAST_COMPILE")
+    synk.distribute()
+    rows = np.arange(12.0).reshape(4, 3)
+    data = synk.data(rows)
+    for batch in (None, 2, slice(None, None, 2), [3, -4], np.array([True, False, True, True])):
+        expected = rows[:batch] if isinstance(batch, int) else rows if batch is None else rows[batch]
+        for num_slices in (1, 2, 9):
+            w.set_value(np.arange(3.0))
+            mean, same, two = f(data, 1, batch=batch, num_slices=num_slices)
+            assert np.allclose(mean, (expected * np.arange(3)).mean()) and two == 2
+            assert same.tolist() == expected.tolist()
+            assert np.allclose(w.get_value(), np.arange(3) + expected.mean(axis=0))
+    assert g(batch_s=slice(2)) == 6 and g(batch_s=[[0, 1, 3]]) == 9 and g(num_slices=3) == 12
+    assert f.as_theano(data, 1)[2] == 2
+    synk.set_shmems({x: rows})
+    assert f(b=3, batch=2)[2] == 6
+    w.set_value(np.ones(3))
+    for op in ("avg", "sum", "prod", "min", "max"):
+        synk.all_reduce(w, op=op)
+        synk.reduce(w, op=op)
+        assert synk.reduce(w, op=op, in_place=False).tolist() == [1, 1, 1]
+    synk.broadcast(w)
+    synk.broadcast(w, 2 * np.ones(3))
+    assert synk.gather(w).tolist() == [[2, 2, 2]] and synk.gather(w, nd_up=0).tolist() == [2, 2, 2]
+    synk.all_gather(w)
+    assert synk.get_value(0, w).tolist() == [2, 2, 2]
+    synk.scatter(table, rows, batch=[0, 2])
+    assert synk.get_lengths(table) == [2] and synk.get_shapes([table, w]) == [[(2, 3)], [(3,)]]
+    synk.set_value(0, w, np.zeros(3))
+    with synk.fuse():
+        pending = f(data, 1)
+        synk.all_reduce(w, weights=f)
+    assert pending.result()[0] == 0
+    assert type(error_of(lambda: synk.get_value(1, w))) is IndexError
+    assert psutil.Process().children() == []
+    # As with many ranks, an exception leaves the world usable.
+    bad = synk.function([x], (Act()(x[:, 0]), "gather"), mode="FAST_COMPILE")
+    assert type(error_of(lambda: bad(np.full((2, 1), RAISE)))) is WorkerTrouble
+    assert f(data, 4)[2] == 8
+    synk.close()
+    assert type(error_of(lambda: f(data, 1))) is synk.ClosedError
+    assert synk.fork(1, use_gpu=False) == 1
+
+
+@own_process
+def test_a_profile_of_each_worker_is_written(tmp_path):
+    open_world(3, profile_workers=True).check_usable()
+    synk.close()
+    assert sorted(path.name for path in tmp_path.glob("*.prof")) == [
+        "synk_worker_1.prof",
+        "synk_worker_2.prof",
+    ]
+    profile = pstats.Stats(str(tmp_path / "synk_worker_1.prof"))
+    assert any(function == "run" for _, _, function in profile.stats)
+
+
+@own_process
+def test_ten_rounds_of_fork_and_close_leak_neither_files_nor_memory():
+    process = psutil.Process()
+
+    def state():
+        maps = process.memory_maps(grouped=False)
+        return process.num_fds(), process.memory_info().rss, process.num_threads(), len(maps)
+
+    def play():
+        world = open_world()
+        data = synk.data(np.ones(1 << 20))
+        assert world.plain(data) == [(1 << 20) + 6]
+        synk.broadcast(world.w, np.ones(1 << 19))
+        synk.all_reduce(world.w)
+        synk.close()
+        del world, data
+        gc.collect()
+
+    for _ in range(3):
+        play()
+    files, memory, threads, maps = state()
+    for _ in range(10):
+        play()
+    files_after, memory_after, threads_after, maps_after = state()
+    assert files_after <= files, (files, files_after)
+    assert threads_after <= threads
+    assert maps_after < maps + 10, (maps, maps_after)  # less than one in each round
+    # A leak of one array per round would be at least 40 MB. malloc itself keeps about 6 MB for a while.
+    assert memory_after - memory < 16 << 20, (memory_after - memory) >> 10
+    assert sum(type(one) is synk.world.world.World for one in gc.get_objects()) == 1
+    assert process.children() == []
+
+
+@own_process
+def test_idle_workers_use_no_processor_time():
+    def processor_seconds(pid):
+        # This is exact, whereas psutil counts clock ticks.
+        threads = Path("/proc", str(pid), "task").iterdir()
+        return sum(int((one / "schedstat").read_text().split()[0]) for one in threads) / 1e9
+
+    world = open_world(3)
+    world.check_usable()
+    workers = world.workers()
+    before = [processor_seconds(pid) for pid in workers]
+    time.sleep(2)
+    used = [processor_seconds(pid) - start for pid, start in zip(workers, before)]
+    assert max(used) < 0.02, used
+
+
+@own_process
+def test_a_value_larger_than_memory_is_refused_before_it_is_made():
+    world = open_world()
+    error = error_of(lambda: synk.data(dtype="float64", shape=(1 << 50,)))
+    assert type(error) is MemoryError and str(8 << 50) in str(error), repr(error)
+    world.check_usable()
+
+
+@own_process
+def test_closing_gives_all_memory_back_while_a_function_is_kept():
+    def shared_memory():
+        rollup = Path("/proc/self/smaps_rollup").read_text()
+        return 1024 * int(re.search("Pss_Shmem: *([0-9]+) kB", rollup).group(1))
+
+    before = shared_memory()
+    synk.fork(2, use_gpu=False)
+    s = compiler.shared(np.zeros(4_000_000))
+    f = synk.function([], updates=[(s, s + 1)], mode="FAST_COMPILE")
+    f()
+    synk.all_reduce(s)
+    data = synk.data(np.zeros(8_000_000))
+    assert shared_memory() - before > 90e6, shared_memory() - before
+    synk.close()
+    assert s.get_value(borrow=True)[0] == 1
+    assert shared_memory() - before < 1e6, shared_memory() - before
+    del f, data  # they had to be alive until here

@@ -1,0 +1,587 @@
+"""Exceptions that signal handlers raise at any moment: none is lost, and the ranks stay usable."""
+
+import collections
+import gc
+import itertools
+import linecache
+import os
+import signal
+import sys
+import threading
+import time
+import zipfile
+
+import numpy as np
+import pytest
+import theano
+import theano.tensor as tt
+from processes import own_process
+
+import synkhronos as synk
+from synkhronos.checkpoints import archive
+from synkhronos.extensions import train, updates
+from synkhronos.host.handlers import is_of_handler, pass_on, suppress
+from synkhronos.host.machine import leave_core_of
+from synkhronos.host.signals import DeferredSignal, DeferredSignals, handled_signals
+from synkhronos.programs.sending import pack
+from synkhronos.stores.ended import Ended
+from synkhronos.stores.memory import SharedMemory
+from synkhronos.transports import liveness
+from synkhronos.world.world import current_world
+
+
+class Late(TimeoutError):
+    """What the handler of an alarm raises, like most of them an ``OSError``."""
+
+
+def raise_late(number, frame):
+    raise Late
+
+
+@pytest.fixture
+def alarm():
+    """Raise `Late` by a signal: ``alarm()``."""
+    before = signal.signal(signal.SIGALRM, raise_late)
+    yield lambda *_: signal.raise_signal(signal.SIGALRM)
+    signal.signal(signal.SIGALRM, before)
+
+
+# Recognizing what a handler has raised
+
+
+@pytest.mark.parametrize(
+    "handler",
+    [
+        raise_late,
+        lambda *given: raise_late(*given),
+        lambda number, *others: raise_late(number, *others),
+        lambda number, frame: [].append(1) or raise_late(number, None),
+    ],
+)
+def test_what_a_handler_raises_is_recognized_however_it_takes_its_arguments(handler, alarm):
+    signal.signal(signal.SIGALRM, handler)
+    with pytest.raises(Late) as raised:
+        alarm()
+    assert is_of_handler(raised.value.__traceback__)
+    with pytest.raises(Late), suppress(OSError):
+        alarm()
+
+
+@pytest.mark.quick
+def test_errors_of_the_work_itself_are_suppressed():
+    with suppress(OSError, KeyError):
+        os.open("/there/is/no/such/file", os.O_RDONLY)
+    with suppress(OSError, KeyError):
+        {}[1]
+    with pytest.raises(ValueError), suppress(OSError, KeyError):
+        int("one")
+
+
+def test_an_exception_that_a_library_has_converted_is_raised_itself(alarm):
+    def convert():
+        try:
+            alarm()
+        except OSError:
+            raise ValueError("not a file of this format") from None
+
+    def convert_again():
+        try:
+            convert()
+        except ValueError as error:
+            pass_on(error)
+            raise SystemError from error
+
+    with pytest.raises(Late):
+        convert_again()
+    try:
+        alarm()
+    except Late:  # the script handles it: what fails meanwhile has nothing to do with it
+        with suppress(OSError):
+            os.open("/there/is/no/such/file", os.O_RDONLY)
+        with pytest.raises(SystemError):
+            try:
+                int("one")
+            except ValueError as error:
+                pass_on(error)
+                raise SystemError from error
+
+
+def test_a_suppressed_error_does_not_keep_the_variables_of_its_callers():
+    def suppressing():
+        value = np.ones(3)
+        ended.watch(value, "value")
+        with suppress(OSError):
+            os.open("/there/is/no/such/file", os.O_RDONLY)
+        try:
+            os.open("/there/is/no/such/file", os.O_RDONLY)
+        except OSError as error:
+            pass_on(error)
+
+    ended = Ended()
+    gc.disable()
+    try:
+        suppressing()
+        assert list(ended) == ["value"]
+    finally:
+        gc.enable()
+
+
+# Places that expect errors
+
+
+def test_an_alarm_in_the_search_for_a_core_is_raised(alarm, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", alarm)
+    with pytest.raises(Late):
+        leave_core_of(os.getpid())
+
+
+def test_an_alarm_while_a_process_is_looked_at_is_raised(alarm, monkeypatch):
+    monkeypatch.setattr(os, "waitid", alarm)
+    with pytest.raises(Late):
+        liveness.is_running(collections.namedtuple("Process", "pid")(os.getpid()))
+
+
+@pytest.mark.parametrize("place", ["os:fstat", "zipfile:_EndRecData", "json:loads"])
+def test_an_alarm_while_a_file_is_read_is_not_damage(alarm, monkeypatch, tmp_path, place):
+    path = tmp_path / "file.npz"
+    archive.write(path, {}, [("a", np.ones(3))])
+    module, name = place.split(":")
+    monkeypatch.setattr(sys.modules[module], name, alarm)
+    with pytest.raises(Late):
+        archive.Reader(path)
+    monkeypatch.undo()
+    with archive.Reader(path) as reader:
+        assert reader.read("a").tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize("opens", ["read", "write"])
+@pytest.mark.parametrize("method", ["seek", "tell"])
+def test_an_alarm_while_zipfile_opens_a_file_is_raised(alarm, tmp_path, opens, method):
+    """`zipfile` itself drops or converts any ``OSError`` there."""
+    path, struck = tmp_path / "file.npz", []
+    archive.write(path, {}, [])
+
+    def strike(frame, event, called):
+        if event == "c_return" and called.__name__ == method and "zipfile" in frame.f_code.co_filename:
+            sys.setprofile(None)
+            struck.append(1)
+            alarm()
+
+    with pytest.raises(Late):
+        sys.setprofile(strike)
+        try:
+            archive.Reader(path) if opens == "read" else archive.write(path, {}, [])
+        finally:
+            sys.setprofile(None)
+    assert struck
+
+
+def test_an_alarm_before_a_member_of_a_zip_file_is_written_is_raised(alarm, tmp_path, monkeypatch):
+    """`zipfile` then refuses to close the file, also when it is deallocated."""
+    path, unraisable = tmp_path / "file.npz", []
+    gc.collect()
+    monkeypatch.setattr(sys, "unraisablehook", unraisable.append)
+    archive.write(path, 1, [])
+
+    def trace(frame, event, argument):
+        if frame.f_code is zipfile.ZipFile.open.__code__ and event == "return":
+            sys.settrace(None)
+            alarm()
+        return trace
+
+    with pytest.raises(Late):
+        sys.settrace(trace)
+        try:
+            archive.write(path, 2, [])
+        finally:
+            sys.settrace(None)
+    gc.collect()
+    # A method of the file that was being written; from Python 3.13 on, also that file itself.
+    names = {getattr(one.object, "__name__", type(one.object).__name__) for one in unraisable}
+    assert names in ({"__del__"}, {"__del__", "_ZipWriteFile"}), unraisable
+    unraisable.clear()
+    with archive.Reader(path) as reader:
+        assert reader.description == 1
+
+
+class Interrupting:
+    """Its pickling is interrupted by an alarm."""
+
+    def __reduce__(self):
+        signal.raise_signal(signal.SIGALRM)
+        return Interrupting, ()
+
+
+def test_an_alarm_while_a_program_is_pickled_is_not_its_fault(alarm, world_of):
+    world_of(2)
+    with pytest.raises(Late):
+        pack(current_world(), (print, (Interrupting(),), {}))
+    with pytest.raises(Late):
+        synk.spmd(print, Interrupting())
+
+
+# Deferring
+
+
+def test_all_signals_with_handlers_are_deferred_and_their_handlers_restored():
+    called = []
+    numbers = signal.SIGALRM, signal.SIGUSR1, signal.SIGRTMIN
+    former = [signal.signal(one, lambda number, _: called.append(number)) for one in numbers]
+    try:
+        handlers = {one: signal.getsignal(one) for one in handled_signals()}
+        with DeferredSignals():
+            with DeferredSignals():
+                for one in numbers:
+                    signal.raise_signal(one)
+            assert called == []
+        assert called == list(numbers)
+        assert {one: signal.getsignal(one) for one in handled_signals()} == handlers
+    finally:
+        for one, handler in zip(numbers, former):
+            signal.signal(one, handler)
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_a_handler_that_raises_at_each_step_leaves_no_signal_deferred(alarm, inside):
+    """Neither its own signal nor another one is deferred for ever, whatever step is interrupted."""
+    called = []
+    before = signal.signal(signal.SIGUSR1, lambda *_: called.append("usr1"))
+    handlers = [signal.getsignal(one) for one in (signal.SIGALRM, signal.SIGUSR1)]
+
+    def work():
+        with DeferredSignals():
+            if inside:
+                signal.raise_signal(signal.SIGUSR1)
+
+    try:
+        for step in itertools.count():
+            called.clear()
+            seen, was_struck = struck(work, step, ["host/signals.py"])
+            assert seen == was_struck, step
+            signal.raise_signal(signal.SIGUSR1)
+            assert called and set(called) == {"usr1"}, step
+            with pytest.raises(Late):
+                alarm()
+            assert [signal.getsignal(one) for one in (signal.SIGALRM, signal.SIGUSR1)] == handlers
+            if not was_struck:
+                break
+        assert step > 10
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def _is_statement_of_block(frame):
+    """Whether it is at a ``try`` or ``with``, where no handler can run, and which no block protects."""
+    line = linecache.getline(frame.f_code.co_filename, frame.f_lineno).lstrip()
+    return line.startswith(("try:", "with "))
+
+
+def struck(work, step, files):
+    """Call ``work()``, and raise an alarm at the line with this number that it runs in some files.
+
+    Returns
+    -------
+    seen, was_struck : bool
+        Whether the exception was raised, and whether there were as many lines.
+    """
+    left = [step]
+    endings = tuple(files)
+
+    def trace(frame, event, arg):
+        if not frame.f_code.co_filename.endswith(endings):
+            return None
+        if event == "line" and not _is_statement_of_block(frame):
+            if not left[0]:
+                sys.settrace(None)
+                left[0] -= 1
+                signal.raise_signal(signal.SIGALRM)
+            left[0] -= 1
+        return trace
+
+    former = sys.gettrace()
+    try:
+        sys.settrace(trace)
+        try:
+            work()
+        finally:
+            sys.settrace(former)
+    except Late:
+        return True, True
+    return False, left[0] < 0
+
+
+def test_ctrl_c_is_not_deferred_for_ever_when_the_end_of_its_block_is_interrupted(alarm):
+    deferred = DeferredSignal(signal.SIGINT)
+
+    def trace(frame, event, arg):
+        if frame.f_code is DeferredSignal.__exit__.__code__:
+            sys.settrace(None)
+            signal.raise_signal(signal.SIGALRM)
+
+    def work():
+        with deferred:
+            sys.settrace(trace)
+
+    former = sys.gettrace()
+    for enters_again in (False, True):
+        try:
+            with pytest.raises(Late):
+                work()
+        finally:
+            sys.settrace(former)
+        if enters_again:
+            with deferred:
+                pass
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    deferred.remove()
+
+
+# Memory
+
+
+def test_the_ends_of_objects_are_noted_in_order_and_once():
+    ended, items = Ended(), {key: np.ones(1) for key in "abcd"}
+    for key, item in items.items():
+        ended.watch(item, key)
+    del item
+    assert list(ended) == []
+    del items["c"], items["a"]
+    assert list(ended) == ["c", "a"] and list(ended) == []
+    del items["b"]
+    assert ended.living() == ["d"] and list(ended) == []
+
+
+def holes(memory):
+    return memory._small.holes(), memory._large.holes()
+
+
+@pytest.mark.parametrize("work", ["allocate", "collect", "trim"])
+def test_memory_is_not_lost_when_a_handler_raises_at_each_step(alarm, work):
+    memory = SharedMemory(1)
+    kept = [memory.allocate(nbytes) for nbytes in (100, 5000, 200, 70000)]
+    before = holes(memory)
+
+    def allocate():
+        for nbytes in (64, 9000):
+            memory.allocate(nbytes)
+
+    for step in itertools.count():
+        if work != "allocate":
+            allocate()
+        calls = {"allocate": allocate, "collect": memory.collect, "trim": memory.trim}
+        seen, was_struck = struck(calls[work], step, ["stores/memory.py", "stores/ended.py"])
+        assert seen == was_struck, step
+        memory.collect()
+        assert holes(memory) == before, step
+        if not was_struck:
+            break
+    assert step > 10
+    for number, block in enumerate(kept):
+        block[...] = number
+    assert [int(block[0]) for block in kept] == [0, 1, 2, 3]
+
+
+def test_no_python_code_runs_when_a_block_is_deallocated():
+    """A signal handler could run in it, and Python would drop what it raises."""
+    memory, called = SharedMemory(1), []
+    block = memory.allocate(100)
+    sys.setprofile(lambda frame, event, arg: called.append(frame.f_code.co_name))
+    try:
+        del block
+    finally:
+        sys.setprofile(None)
+    assert set(called) <= {"setprofile", sys._getframe().f_code.co_name}
+    memory.collect()
+    assert len(memory._small.holes()) == 1
+
+
+# The start of workers
+
+
+@own_process
+def test_an_alarm_during_the_fork_of_workers_is_not_lost():
+    """At every function that runs in `os.fork`, whose exceptions Python drops."""
+    seen, dropped, moment = [], [], ["before"]
+    sys.unraisablehook = dropped.append
+    signal.signal(signal.SIGALRM, raise_late)
+    master = os.getpid()
+
+    def strike(when):
+        if when == moment[0] and os.getpid() == master:
+            moment[0] = None
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGALRM)
+
+    os.register_at_fork(before=lambda: strike("before"), after_in_parent=lambda: strike("after"))
+    synk.fork(3, use_gpu=False)
+    x = tt.dvector("x")
+    f = synk.function([x], (x.sum(), "sum"), mode="FAST_COMPILE")
+    for when in ("before", "after"):
+        moment[0] = when
+        try:
+            if when == "after":
+                synk.restart()
+            synk.distribute()
+        except Late:
+            seen.append(when)
+        assert f(np.ones(4)) == 4
+        assert synk.spmd(lambda rank: signal.pthread_sigmask(signal.SIG_BLOCK, [])) == [set()] * 3
+    assert seen == ["before", "after"] and dropped == []
+    synk.close()
+
+
+# All of a script
+
+
+class Script:
+    """A world with ten kinds of calls, by name in ``calls``."""
+
+    def __init__(self, path):
+        synk.fork(2, use_gpu=False)
+        x, y = tt.dmatrix("x"), tt.dvector("y")
+        self.w = theano.shared(np.ones(3), name="w")
+        self.f = synk.function([x], (tt.dot(x, self.w).sum(), "sum"), mode="FAST_COMPILE")
+        loss = tt.sqr(tt.dot(x, self.w) - y).mean()
+        step = train.make_train_function(loss, [self.w], x, y, updates.sgd, learning_rate=0.01)
+        rows, targets = synk.data(np.ones((6, 3))), synk.data(np.ones(6))
+        self.rows = rows
+        synk.distribute()
+        self.calls = {
+            "call": lambda: self.f(rows),
+            "fuse": self.fuse,
+            "step": lambda: step(rows, targets),
+            "broadcast": lambda: synk.broadcast(self.w, np.ones(3)),
+            "all_reduce": lambda: synk.all_reduce(self.w),
+            "get_value": lambda: synk.get_value(1, self.w),
+            "spmd": lambda: synk.spmd(program, self.w),
+            "save": lambda: synk.save(path, {"step": 1}),
+            "load": lambda: synk.load(path),
+            "restart": synk.restart,
+        }
+        for call in self.calls.values():
+            call()
+
+    def fuse(self):
+        with synk.fuse():
+            self.f(self.rows)
+            synk.all_reduce(self.w)
+
+    def check(self):
+        """Check that the ranks can be used, at least after a restart."""
+        try:
+            self.f(self.rows)
+        except synk.WorldBrokenError:
+            synk.restart()
+        synk.broadcast(self.w, np.ones(3))
+        assert self.f(self.rows) == 18
+        assert synk.gather(self.w).tolist() == [[1, 1, 1]] * 2
+
+    def free_memory(self):
+        """Return how much memory is free in the store, after a restart."""
+        for call in self.calls.values():
+            call()  # an interrupted function keeps arrays until its next call
+        self.f(self.rows)
+        gc.collect()
+        memory = current_world().here.store.memory
+        memory.collect()
+        return [sum(stop - start for start, stop in one) for one in holes(memory)]
+
+
+def program(rank, w):
+    rank.all_reduce(w)
+    rank.center(w, "numbers").push()
+
+
+class Alarms:
+    """Alarms at random moments, whose handler raises; what Python itself drops is counted.
+
+    Attributes
+    ----------
+    places : list
+        Where the handler ran, for each alarm.
+    dropped : list
+        What Python has dropped: an exception in a callback of the standard library, such as the one of
+        a ``WeakKeyDictionary``.
+    """
+
+    def __init__(self):
+        self.places, self.dropped = [], []
+        sys.unraisablehook = self._drop
+        signal.signal(signal.SIGALRM, self._handle)
+
+    def _handle(self, number, frame):
+        place = []
+        while frame is not None:
+            code = frame.f_code
+            place.append(f"{code.co_filename}:{frame.f_lineno} {code.co_name}")
+            frame = frame.f_back
+        self.places.append(place)
+        raise Late
+
+    def _drop(self, what):
+        if what.exc_type is Late:
+            self.dropped.append(self.places[-1])
+
+    def strike(self, call, seconds):
+        """Repeat a call until an alarm comes; return whether its exception was seen or dropped."""
+        before = len(self.dropped)
+        try:
+            self._repeat(call, seconds)
+        except Late:
+            return True
+        return len(self.dropped) > before
+
+    def _repeat(self, call, seconds):
+        # Not in the block: Python 3.13 leaves it if a handler raises where such a loop jumps back.
+        before = len(self.places)
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+        while len(self.places) == before:
+            call()
+        for _ in range(100):  # let it arrive if it came at the very end
+            pass
+
+
+@own_process(timeout=1800)
+@pytest.mark.parametrize("count", [150, pytest.param(4000, marks=pytest.mark.slow)])
+def test_no_exception_of_an_alarm_is_lost_and_the_ranks_can_be_used(tmp_path, count):
+    script, alarms, rng = Script(tmp_path / "checkpoint.npz"), Alarms(), np.random.RandomState(8)
+    before = script.free_memory()
+    for name in itertools.islice(itertools.cycle(script.calls), count):
+        call = script.calls[name]
+        began = time.perf_counter()
+        call()
+        seconds = rng.uniform(1e-5, 1.2 * (time.perf_counter() - began))
+        assert alarms.strike(call, seconds), "\n".join([name, *alarms.places[-1]])
+        script.check()
+    assert len(alarms.places) == count
+    own = os.path.dirname(synk.__file__)
+    for place in alarms.dropped:  # by Python, in a callback or a finalizer of its own
+        assert not place[0].startswith(own), place
+        assert "weakref.py" in place[0] or "zipfile.py" in "".join(place[:2]), place
+    assert script.free_memory() == before
+    synk.close()
+
+
+FILES = [
+    "transports/local.py", "stores/memory.py", "stores/ended.py", "transports/box.py",
+    "transports/semaphore.py", "world/world.py", "world/turn.py", "world/here.py", "functions/call.py",
+    "functions/function.py",
+]  # fmt: skip
+
+
+@own_process(timeout=1800)
+@pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["call", "fuse", "get_value"])
+def test_a_handler_may_raise_at_each_line_of_a_call(tmp_path, name, every):
+    script = Script(tmp_path / "checkpoint.npz")
+    signal.signal(signal.SIGALRM, raise_late)
+    before = script.free_memory()
+    for step in itertools.count(0, every):
+        seen, was_struck = struck(script.calls[name], step, FILES)
+        assert seen == was_struck, step
+        script.check()
+        if not was_struck:
+            break
+    assert step > 50
+    assert script.free_memory() == before
+    synk.close()

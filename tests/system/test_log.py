@@ -1,0 +1,289 @@
+"""Tests of the log: which lines there are, their ranks, and that they do not mix."""
+
+import logging
+import os
+import re
+import subprocess
+import sys
+import warnings
+
+import numpy as np
+import pytest
+import theano
+import theano.tensor as tt
+from processes import ROOT, own_process
+
+import synkhronos as synk
+from synkhronos import _errors
+from synkhronos.host import log
+from synkhronos.world.here import Here
+from synkhronos.world.world import World, current_world
+
+LINE = re.compile(r"\d\d:\d\d:\d\d\.\d{3} synkhronos(?: rank (\d))? (\w+): (.*)")
+
+
+def few_calls():
+    """Call two functions on three ranks, also in a fused step; one call fails on a worker."""
+    log.set_up()
+    synk.fork(3, use_gpu=False, master_rank=1)
+    x, mean = tt.dvector("x"), theano.shared(0.0, "mean")
+    f = synk.function([x], (x.sum(), "sum"), updates=[(mean, x.mean())], name="f")
+    i = tt.lvector("i")
+    chosen = synk.function([i], (tt.arange(5)[i], "gather"), name="folder/chosen")
+    f(np.arange(7.0))
+    with synk.fuse():
+        f(np.arange(7.0))
+        synk.all_reduce(mean)
+    with pytest.raises(synk.WorkerError):
+        chosen(np.array([0, 1, 9]))
+    synk.close()
+
+
+def lines_of(done):
+    """Return ``(rank or None, level, message)`` of each line on stderr, which are all of the log."""
+    found = [LINE.fullmatch(line) for line in done.check().stderr.splitlines()]
+    assert all(found), done.stderr
+    return [(None if one[1] is None else int(one[1]), one[2], one[3]) for one in found]
+
+
+def messages(lines, rank):
+    return [re.sub(r"[\d.]+ m?s\b", "N", text) for one, _, text in lines if one == rank]
+
+
+@pytest.mark.quick
+def test_debug_shows_the_commands_of_each_rank(programs):
+    lines = lines_of(programs.run(few_calls, environment={"SYNKHRONOS_LOG": "debug"}))
+    by_worker = {rank: messages(lines, rank) for rank in (0, 2)}
+    for rank, rows in ((0, 3), (2, 2)):
+        own = by_worker[rank]
+        assert re.fullmatch(r"started as process \d+", own[0])
+        assert own[1:4] == [
+            "Replicate: N",
+            f"function f, {rows} row(s) of this rank: N",
+            f"function f, {rows} row(s) of this rank + Reduce: N",
+        ]
+    assert by_worker[2][4] == "raised IndexError, which the master reports"
+    of_master = messages(lines, 1)
+    assert re.match(r"BLAS: .*\d+\.\d+", of_master.pop(4))
+    assert of_master[1:] == [
+        "function 1 (f) compiled in N",
+        "function 2 (chosen) compiled in N",
+        "2 worker(s) started in N",
+        "Replicate: N with all ranks",
+        "replicated 2 function(s), 1 shared variable(s)",
+        "function f, 2 row(s) of this rank: N with all ranks",
+        "function f, 2 row(s) of this rank + Reduce: N with all ranks",
+        "function chosen, 1 row(s) of this rank: WorkerError after N",
+        "closed after 3 command(s)",
+    ]
+
+
+def test_info_shows_no_commands(programs):
+    lines = lines_of(programs.run(few_calls, environment={"SYNKHRONOS_LOG": "INFO"}))
+    assert {level for _, level, _ in lines} == {"info"}
+    assert not [text for _, _, text in lines if "row(s)" in text or text.startswith("Replicate")]
+    assert sorted(rank for rank, _, text in lines if "started as" in text) == [0, 2]
+
+
+@pytest.mark.parametrize("setting", ["", "warning"])
+def test_without_it_nothing_is_written_and_nothing_is_measured(programs, setting):
+    assert lines_of(programs.run(few_calls, environment={"SYNKHRONOS_LOG": setting})) == []
+
+
+@own_process
+def test_a_world_that_logs_is_of_another_class_so_others_pay_nothing():
+    synk.fork(2, use_gpu=False)
+    assert type(current_world()) is World and type(current_world().here) is Here
+    synk.close()
+    log.logger.setLevel(logging.INFO)
+    synk.fork(2, use_gpu=False)
+    assert type(current_world()) is not World
+    synk.close()
+
+
+class Records(logging.Handler):
+    def __init__(self):
+        super().__init__()
+        self.messages = []
+
+    def emit(self, record):
+        self.messages.append(record.getMessage())
+
+
+@own_process
+def test_a_program_that_sets_up_logging_gets_the_records():
+    handler = Records()
+    logging.basicConfig(level=logging.DEBUG, handlers=[handler])
+    synk.fork(1, use_gpu=False)
+    x = tt.dvector("x")
+    f = synk.function([x], x.sum(), name="f")
+    assert f(np.arange(3.0)) == 3
+    assert [one for one in handler.messages if one.startswith("function f, 3 row(s)")]
+
+
+@own_process
+def test_a_restart_and_a_profile_go_on_with_the_log():
+    handler = Records()
+    log.logger.addHandler(handler)
+    log.logger.setLevel(logging.DEBUG)
+    synk.fork(3, use_gpu=False, master_rank=2)
+    x = tt.dvector("x")
+    f = synk.function([x], (x.sum(), "sum"), name="f")
+    assert f(np.arange(6.0)) == 15
+    synk.restart(2)
+    with synk.profile() as measured:
+        assert f(np.arange(6.0)) == 15
+    assert f(np.arange(6.0)) == 15
+    assert measured.seconds.shape[:2] == (1, 2)
+    calls = [one for one in handler.messages if one.startswith("function f,")]
+    assert [one[:20] for one in calls] == ["function f, 2 row(s)"] + 2 * ["function f, 3 row(s)"]
+    assert handler.messages[0].startswith("3 process(es)")
+    assert [one for one in handler.messages if one.startswith("2 process(es)")]
+
+
+MIX = """
+import os, sys
+from synkhronos.host import log
+log.set_up()
+for rank in range(4):
+    if os.fork() == 0:
+        log.set_rank(rank)
+        for number in range(300):
+            log.logger.debug("%d %s\\nsecond", number, 3000 * str(rank))
+        os._exit(0)
+for _ in range(4):
+    os.wait()
+log.logger.debug(10000 * "x")
+"""
+
+
+@pytest.fixture(scope="module")
+def mixed():
+    """What four processes have written to one pipe."""
+    return subprocess.run(
+        [sys.executable, "-c", MIX],
+        cwd=ROOT,
+        env={**os.environ, "SYNKHRONOS_LOG": "debug"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    ).stderr.splitlines()
+
+
+def test_lines_of_several_processes_do_not_mix(mixed):
+    seen = {rank: [] for rank in range(4)}
+    for line in mixed[:-1]:
+        rank, level, text = LINE.fullmatch(line).groups()
+        if text != "second":
+            number, digits = text.split()
+            assert digits == 3000 * rank and level == "debug"
+            seen[int(rank)].append(int(number))
+        else:
+            seen[int(rank)].append("second")
+    for numbers in seen.values():
+        assert numbers[::2] == list(range(300)) and set(numbers[1::2]) == {"second"}
+
+
+def test_a_line_that_a_pipe_cannot_take_at_once_is_cut(mixed):
+    assert len(mixed[-1]) == 4095 and mixed[-1].endswith("x")
+
+
+def test_an_unknown_level_is_a_warning_that_names_the_levels(monkeypatch):
+    monkeypatch.setenv("SYNKHRONOS_LOG", "verbose")
+    with pytest.warns(RuntimeWarning, match="expected debug, info, warning, error, got 'verbose'"):
+        log.set_up()
+    assert not [one for one in log.logger.handlers if isinstance(one, log.LineHandler)]
+
+
+def test_a_closed_stderr_does_no_harm():
+    reader, writer = os.pipe()
+    os.close(reader)
+    handler = log.LineHandler(writer)
+    record = logging.LogRecord("synkhronos", logging.INFO, "", 0, "lost", (), None)
+    handler.emit(record)
+    os.close(writer)
+    handler.emit(record)
+
+
+# Warnings of this package
+
+TEXT = "w, set on the master only"
+
+
+def warn_twice(configure=None, **filters):
+    """Let a filter apply to two equal warnings; `configure` is the name of a function of this module."""
+    globals().get(configure, lambda: None)()
+    if filters:
+        warnings.filterwarnings(**filters)
+    for _ in range(2):
+        _errors.warn(TEXT)
+
+
+def log_to_a_file():
+    logging.basicConfig(filename="log")
+
+
+def silence_the_logger():
+    logging.getLogger("synkhronos").setLevel("ERROR")
+
+
+@pytest.mark.parametrize(
+    "filters, written",
+    [
+        ({}, [f": SynkhronosWarning: {TEXT}", "  _errors.warn(TEXT)"]),  # by Python
+        (
+            {"action": "once", "category": UserWarning},
+            [f": SynkhronosWarning: {TEXT}", "  _errors.warn(TEXT)"],
+        ),
+        ({"action": "ignore"}, [f": SynkhronosWarning: {TEXT}"]),
+        ({"action": "ignore", "category": UserWarning}, [f": SynkhronosWarning: {TEXT}"]),
+        ({"action": "ignore", "module": ".*log"}, [f": SynkhronosWarning: {TEXT}"]),
+        ({"action": "ignore", "category": synk.SynkhronosWarning}, []),
+        ({"action": "ignore", "message": "w, set"}, []),
+    ],
+)
+def test_a_warning_is_on_stderr_once_unless_it_is_ignored_by_its_name(programs, filters, written):
+    lines = programs.run(warn_twice, **filters).stderr.splitlines()
+    assert len(lines) == len(written)
+    assert all(line.endswith(end) for line, end in zip(lines, written))
+    assert not lines or "test_log.py:" in lines[0]
+
+
+def test_a_warning_that_is_an_error_is_not_logged_as_well(programs):
+    done = programs.run(warn_twice, action="error")
+    assert done.returncode == 1 and done.stderr.count(TEXT) == 1
+
+
+def test_a_warning_is_in_the_log_that_a_program_has_set_up(programs, tmp_path):
+    for filters in ({}, {"action": "ignore"}):
+        done = programs.run(warn_twice, configure="log_to_a_file", cwd=tmp_path, **filters)
+        assert done.stderr.count(TEXT) == (not filters)  # by Python
+        [line] = (tmp_path / "log").read_text().splitlines()
+        assert line.startswith("WARNING:synkhronos:") and line.endswith(f"SynkhronosWarning: {TEXT}")
+        (tmp_path / "log").unlink()
+
+
+def test_the_level_of_the_logger_decides_whether_an_ignored_warning_is_shown(programs):
+    done = programs.run(warn_twice, configure="silence_the_logger", action="ignore")
+    assert done.stderr == ""
+
+
+def test_a_script_that_ignores_warnings_is_told_of_its_mistakes(programs):
+    first, why, second = programs.run(ignoring_script).stderr.splitlines()
+    where = r".*test_log\.py:\d+: SynkhronosWarning: <synkhronos.Function f>"
+    assert re.match(where + ": on 2 rank.s. the call differs from one process:", first)
+    assert why.startswith("- output 0 ") and "(output, 'sum')" in why
+    assert re.match(where + " uses w, whose replicas differ", second)
+
+
+def ignoring_script():
+    warnings.filterwarnings("ignore")
+    synk.fork(2, use_gpu=False)
+    x, w = tt.dmatrix("x"), theano.shared(np.ones(3), "w")
+    f = synk.function([x], tt.dot(x, w).sum(), name="f")
+    f(np.ones((4, 3)))
+    w.set_value(np.zeros(3))
+    for _ in range(3):
+        f(np.ones((4, 3)))
+    synk.close()

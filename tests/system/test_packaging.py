@@ -1,0 +1,315 @@
+"""Tests of the archives, their metadata, the lists of requirements, and the container image."""
+
+import email
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from fnmatch import fnmatch
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from processes import ROOT, find_test
+
+import synkhronos as synk
+
+REQUIREMENTS = ROOT / "requirements"
+EXTRAS = {"bench", "demos", "docs", "jax", "keras", "mpi", "pymc", "pytensor", "test", "theano"}
+#: What setuptools adds to a source archive
+ADDED = {"PKG-INFO", "setup.cfg"}
+JUNK = [
+    "synkhronos/__pycache__/left.pyc", "demos/lasagne_mnist/data/train.gz", "docs/_build/index.html",
+    "dist/left.whl", "synk_worker_1.prof", "tests/left.prof",
+]  # fmt: skip
+
+
+def ignored(name):
+    """Whether ``.dockerignore`` excludes a path."""
+    parts = name.split("/")
+    prefixes = ["/".join(parts[: end + 1]) for end in range(len(parts))]
+    lines = (ROOT / ".dockerignore").read_text().splitlines()
+    patterns = [line for line in lines if line and line[0] != "#"]
+    variants = [variant for one in patterns for variant in (one, one.replace("**/", "", 1))]
+    return any(fnmatch(prefix, variant) for prefix in prefixes for variant in variants)
+
+
+def tracked():
+    """Return the paths of the repository's files; without Git, of all that are not ignored."""
+    if (ROOT / ".git").exists():
+        command = ["git", "-c", f"safe.directory={ROOT}", "ls-files"]
+        listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+        return {name for name in listed.splitlines() if (ROOT / name).is_file()}
+    found = set()
+    for folder, subfolders, files in os.walk(ROOT):
+        inside = Path(folder).relative_to(ROOT)
+        subfolders[:] = [name for name in subfolders if not ignored(str(inside / name))]
+        found.update(str(inside / name) for name in files)
+    return {name for name in found if not ignored(name)} - ADDED
+
+
+BUILD = """
+import sys
+from setuptools import build_meta
+
+folder = sys.argv[1]  # setuptools changes the arguments
+build_meta.build_sdist(folder)
+build_meta.build_wheel(folder)
+"""
+
+
+@pytest.fixture(scope="module")
+def archives(tmp_path_factory):
+    """The source archive and the wheel, built in a tree that also contains untracked files."""
+    source, built = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("built")
+    for name in tracked():
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / name, source / name)
+    for name in JUNK:
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        (source / name).write_text("junk")
+    command = [sys.executable, "-c", BUILD, str(built)]
+    done = subprocess.run(command, cwd=source, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (sdist,), (wheel,) = built.glob("*.tar.gz"), built.glob("*.whl")
+    return sdist, wheel
+
+
+def test_the_source_archive_has_the_files_of_the_repository(archives):
+    with tarfile.open(archives[0]) as archive:
+        members = [member for member in archive.getmembers() if not member.isdir()]
+    names = {member.name.partition("/")[2] for member in members}
+    assert {name for name in names if ".egg-info/" not in name} - ADDED == tracked()
+    executable = {"/".join(one.name.split("/")[1:]) for one in members if one.mode & 0o100}
+    assert {"tests/run", "demos/run", "tools/environment.sh"} <= executable
+
+
+def test_the_wheel_has_the_package_and_nothing_else(archives):
+    with zipfile.ZipFile(archives[1]) as archive:
+        names = set(archive.namelist())
+    package = {name for name in names if ".dist-info/" not in name}
+    assert package == {name for name in tracked() if name.startswith("synkhronos/")}
+    assert "synkhronos/py.typed" in package
+    others = {name.rpartition("/")[2] for name in names - package}
+    assert others == {"METADATA", "RECORD", "WHEEL", "LICENSE", "entry_points.txt", "top_level.txt"}
+
+
+@pytest.fixture(scope="module")
+def described(archives):
+    """The wheel's metadata."""
+    with zipfile.ZipFile(archives[1]) as archive:
+        (name,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
+        return email.message_from_string(archive.read(name).decode())
+
+
+def test_the_metadata_are_complete(described):
+    assert (described["Name"], described["Version"]) == ("Synkhronos", synk.__version__)
+    assert described["Requires-Python"] == ">=3.8"
+    versions = [one for one in described.get_all("Classifier") if re.search(r":: 3\.\d+$", one)]
+    assert versions == [f"Programming Language :: Python :: 3.{minor}" for minor in range(8, 15)]
+    for field in ("Summary", "Author", "License", "Keywords", "Platform"):
+        assert described[field].strip() not in ("", "UNKNOWN"), field
+    assert described["Description-Content-Type"] == "text/x-rst"
+    assert described.get_payload().strip() == (ROOT / "README.rst").read_text().strip()
+
+
+def test_each_extra_installs_what_its_file_names(described):
+    assert set(described.get_all("Provides-Extra")) == EXTRAS
+    stated = described.get_all("Requires-Dist")
+    own = [one for one in stated if "extra ==" not in one]
+    assert sorted(map(normalized, own)) == sorted(map(normalized, read("library.in")))
+    for extra in EXTRAS:
+        named = [one for one in stated if re.search(f"extra == .{extra}.", one)]
+        named = [re.sub(f"; extra == .{extra}.$", "", one) for one in named]
+        wanted = read("tests.in" if extra == "test" else f"{extra}.in")
+        assert sorted(map(normalized, named)) == sorted(map(normalized, wanted)), extra
+
+
+def test_the_command_is_that_of_python_m(archives):
+    with zipfile.ZipFile(archives[1]) as archive:
+        (name,) = [name for name in archive.namelist() if name.endswith("entry_points.txt")]
+        text = archive.read(name).decode()
+    assert text.split() == ["[console_scripts]", "synkhronos", "=", "synkhronos.__main__:main"]
+
+
+# Requirements
+
+
+def read(file):
+    """Return the requirements in a file."""
+    lines = (REQUIREMENTS / file).read_text().splitlines()
+    return [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+
+
+def parsed(requirement):
+    from packaging.requirements import Requirement
+
+    return Requirement(requirement)
+
+
+def name_of(requirement):
+    from packaging.utils import canonicalize_name
+
+    return canonicalize_name(parsed(requirement).name)
+
+
+def normalized(requirement):
+    one = parsed(requirement)
+    own = str(one.marker or "").partition(" and extra")[0]
+    return name_of(requirement), sorted(one.extras), str(one.specifier), own
+
+
+APART = {"theano", "pytensor", "pymc"}  # each has an environment of its own
+PYTHON = "{}.{}".format(*sys.version_info)
+
+
+def pins_in(file, python):
+    """Return the tested versions in a file, with a version of Python."""
+    lines = [parsed(line) for line in read(file)]
+    present = {"python_version": python}
+    lines = [one for one in lines if one.marker is None or one.marker.evaluate(present)]
+    assert all(re.fullmatch(r"==[\w.]+", str(one.specifier)) for one in lines), file
+    found = {name_of(str(one)): str(one.specifier)[2:] for one in lines}
+    assert len(found) == len(lines), file
+    return found
+
+
+def pins(kind="theano", python=PYTHON):
+    """Return the tested versions of all packages in one of the environments."""
+    found = {}
+    for file in REQUIREMENTS.glob("*.txt"):
+        if file.stem in APART - {kind} or (kind == "pymc" and file.stem not in ("library", kind)):
+            continue
+        here = pins_in(file.name, python)
+        assert not found.keys() & here.keys(), file
+        found.update(here)
+    return found
+
+
+@pytest.mark.parametrize("python", ["3.10", "3.11", "3.12", "3.13", "3.14"])
+@pytest.mark.parametrize("file", sorted(path.stem for path in REQUIREMENTS.glob("*.txt")))
+def test_the_tested_versions_meet_the_requirements(file, python):
+    if file == "build":  # not of the package
+        return
+    wanted = [parsed(one) for one in read(f"{file}.in") if not one.startswith("Synkhronos")]
+    assert wanted
+    tested = pins(file if file in APART else "theano", python)
+    for one in wanted:
+        if one.marker is None or one.marker.evaluate({"python_version": python}):
+            assert one.specifier.contains(tested[name_of(str(one))]), one
+
+
+@pytest.mark.skipif(Path(sys.prefix) != ROOT / ".venv", reason="for the environment of the tests")
+def test_the_environment_has_the_tested_versions_of_all_that_is_needed():
+    script = (ROOT / "tools" / "environment.sh").read_text()
+    listed = re.findall(r"requirements/(\w+)\.txt", re.search("requirements='([^']+)'", script)[1])
+    assert listed.pop(0) == "build" and {"library", "demos", "keras", "tests"} <= {*listed}
+    pinned = {name: one for file in listed for name, one in pins_in(f"{file}.txt", PYTHON).items()}
+    needed, waiting = set(), [one for file in listed for one in read(f"{file}.in")]
+    while waiting:
+        one = parsed(waiting.pop())
+        name = name_of(str(one))
+        is_for_others = one.marker and not one.marker.evaluate() and name != "theano"
+        if name in needed or name == "synkhronos" or is_for_others:
+            continue
+        needed.add(name)
+        # Without the extras of packages; what is wanted of those is in the files.
+        waiting += [two for two in metadata.requires(name) or () if "extra" not in two]
+    assert needed - {"setuptools"} == set(pinned)
+    assert {name: metadata.version(name) for name in pinned} == pinned
+
+
+# Citation and image
+
+
+def test_the_citation_names_this_version():
+    yaml = pytest.importorskip("yaml")
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert {"cff-version", "message", "title", "authors"} <= set(cited)  # required by the format
+    assert (cited["title"], cited["version"]) == ("Synkhronos", synk.__version__)
+    assert cited["license"] in (ROOT / "LICENSE").read_text()
+    assert all("name" in author for author in cited["authors"])
+
+
+def instructions():
+    """Return the instructions of the Dockerfile: their words and the rest of their lines."""
+    text = (ROOT / "Dockerfile").read_text()
+    lines = re.sub(r"\\\n", " ", re.sub(r"^#.*\n", "", text, flags=re.MULTILINE)).splitlines()
+    return [tuple(line.split(None, 1)) for line in lines if line.strip()]
+
+
+def test_the_image_runs_the_two_commands_of_the_readme():
+    made = dict(instructions())
+    assert made["FROM"].startswith("debian:12")  # which has pygpu
+    assert Path(made["WORKDIR"]).is_absolute() and made["COPY"] == ". ."
+    commands = re.findall(r"^ +(sh \S+)$", (ROOT / "README.rst").read_text(), re.MULTILINE)
+    assert " ".join(json.loads(made["CMD"])) == "sh demos/run" in commands
+    assert "sh tests/run" in commands and "sh tests/run" in (ROOT / "Dockerfile").read_text()
+    for name in ("demos/run", "tests/run"):
+        script = (ROOT / name).read_text()
+        assert "sh tools/environment.sh" in script
+    # The image has what both ask for, so that they start immediately.
+    steps = [line for word, line in instructions() if word == "RUN"]
+    assert "sh tools/environment.sh --with-opencl" in steps[-1]
+    for step in steps:
+        subprocess.run(["sh", "-n", "-c", step], check=True)
+        for word in shlex.split(step):
+            if "/" in word and word.endswith(".sh"):
+                assert (ROOT / word).exists()
+
+
+def test_the_image_gets_the_files_of_the_repository_and_no_others():
+    assert [name for name in sorted(tracked()) if ignored(name)] == []
+    for name in [".git/HEAD", ".venv/bin/python", "tests/.hypothesis/a", ".mypy_cache/b", *JUNK]:
+        assert ignored(name), name
+
+
+# An empty environment
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["source", "wheel"])
+def test_an_archive_can_be_installed_in_an_empty_environment(archives, tmp_path, kind):
+    """What is needed is downloaded. Before Python 3.12 pip builds Theano by the newest setuptools."""
+    # The tests' own settings of the compiler name headers of another NumPy.
+    settings = {**os.environ, "THEANO_FLAGS": f"base_compiledir={tmp_path}/theano"}
+
+    def run(*command, **options):
+        done = subprocess.run(
+            [*map(str, command)],
+            capture_output=True, text=True, timeout=500, cwd=tmp_path, env=settings, **options,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    run(sys.executable, "-m", "venv", "env")
+    programs = tmp_path / "env" / "bin"
+    run(programs / "pip", "install", f"{archives[kind == 'wheel']}[theano]")
+    built = run(programs / "python", "-m", "synkhronos", "install")
+    assert ("--no-build-isolation" in built) == (sys.version_info >= (3, 12))
+    readme = (ROOT / "README.rst").read_text()
+    blocks = re.findall(r"code-block:: (?:python|text)\n\n((?:    .*\n|\n)+)", readme)
+    script, expected = (re.sub("^    ", "", block, flags=re.M).strip() for block in blocks[:2])
+    (tmp_path / "script.py").write_text(script)
+    assert run(programs / "python", "script.py").strip() == expected
+    assert run(programs / "synkhronos", "run", "script.py").strip() == expected
+    assert "Everything required works." in run(programs / "synkhronos", "doctor")
+
+
+@pytest.mark.slow
+def test_the_tests_run_from_the_source_archive(archives, tmp_path):
+    with tarfile.open(archives[0]) as archive:
+        archive.extractall(tmp_path)
+    (folder,) = tmp_path.iterdir()
+    names = ["architecture", "call", "packaging", "readme", "setup"]
+    files = [find_test(f"test_{name}.py").relative_to(ROOT) for name in names]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-m", "not slow", *files],
+        cwd=folder, capture_output=True, text=True, timeout=400,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr

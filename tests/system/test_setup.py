@@ -1,0 +1,94 @@
+"""Tests of the set-up: the version, the shell scripts, and the requirements."""
+
+import ast
+import os
+import re
+import runpy
+import subprocess
+import sys
+
+import pytest
+from processes import ROOT
+
+
+def test_the_version_is_read_from_one_place():
+    from synkhronos._version import __version__
+
+    answer = subprocess.run(
+        [sys.executable, "setup.py", "--version"],
+        cwd=str(ROOT),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert answer.stdout.split()[-1] == __version__
+
+
+@pytest.mark.parametrize("name", ["tools/environment.sh", "demos/run", "tests/run", ".ci/run"])
+@pytest.mark.quick
+def test_scripts_are_executable_and_are_shell(name):
+    assert os.access(str(ROOT / name), os.X_OK)
+    subprocess.run(["sh", "-n", str(ROOT / name)], check=True, timeout=60)
+
+
+def test_the_environment_takes_no_other_option():
+    answer = subprocess.run(
+        ["sh", str(ROOT / "tools" / "environment.sh"), "--with-everything"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (answer.returncode, answer.stdout) == (2, "")
+    options = "[--with-opencl] [--with-mpi] [--with-pytensor] [--with-pymc]"
+    assert answer.stderr == f"usage: environment.sh {options}\n"
+
+
+PACKAGES = {"PIL": "pillow", "lasagne": "Lasagne", "sklearn": "scikit-learn"}  # by import name
+FOLDERS = ["synkhronos", "demos", "tests", "benchmarks"]
+OUR_OWN = {"synkhronos", "setup", *(path.stem for one in FOLDERS for path in (ROOT / one).rglob("*"))}
+BY_DEBIAN = {"pygpu"}
+
+
+def imported_in(folder):
+    """Return the top-level names that the code in a folder imports."""
+    found = set()
+    for path in (ROOT / folder).rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                found.update(one.name.partition(".")[0] for one in node.names)
+            elif isinstance(node, ast.ImportFrom) and not node.level:
+                found.add(node.module.partition(".")[0])
+    return found
+
+
+@pytest.mark.skipif(sys.version_info < (3, 10), reason="the names of Python's own modules are needed")
+@pytest.mark.parametrize("folder", ["synkhronos", "demos", "tests"])
+def test_what_is_imported_can_be_installed(folder, monkeypatch):
+    declared = {}
+    monkeypatch.setattr("setuptools.setup", declared.update)
+    runpy.run_path(str(ROOT / "setup.py"))
+    extras = declared["extras_require"]
+    used = ("test", "demos", "jax", "keras", "mpi", "pymc", "theano", "pytensor")
+    wanted = [*declared["install_requires"], *(one for name in used for one in extras[name])]
+    names = {re.match(r"[\w-]+", one).group().lower() for one in wanted} | BY_DEBIAN
+    imported = imported_in(folder) - sys.stdlib_module_names - OUR_OWN
+    assert imported and {PACKAGES.get(one, one).lower() for one in imported} <= names
+
+
+def test_each_compiler_is_an_extra_and_none_is_required(monkeypatch):
+    """Otherwise pip would install Theano where PyTensor is used."""
+    declared = {}
+    monkeypatch.setattr("setuptools.setup", declared.update)
+    runpy.run_path(str(ROOT / "setup.py"))
+
+    def named(requirements):
+        return {re.match(r"\w+", one).group().lower() for one in requirements}
+
+    assert "cloudpickle" in named(declared["install_requires"])
+    assert not named(declared["install_requires"]) & {"theano", "pytensor"}
+    for name, other in (("theano", "pytensor"), ("pytensor", "theano")):
+        assert name in named(declared["extras_require"][name])
+        for extra, requirements in declared["extras_require"].items():
+            assert extra == other or other not in named(requirements)
