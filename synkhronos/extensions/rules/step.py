@@ -6,8 +6,9 @@ from typing import Any, Sequence
 
 import synkhronos as synk
 from synkhronos.engines.names import In, SharedVariable, Variable
-from synkhronos.extensions._flat_gradient import FlatGradient, checked_parameters
-from synkhronos.extensions.steps.rules import apply_rule
+from synkhronos.extensions._flat_gradient import FlatGradient
+from synkhronos.extensions._parameters import checked_parameters
+from synkhronos.extensions.steps.update_rules import apply_rule
 
 
 class TrainingStep:

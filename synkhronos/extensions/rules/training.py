@@ -11,7 +11,7 @@ import numpy
 import synkhronos as synk
 from synkhronos._text import listed
 from synkhronos.engines.names import SharedVariable
-from synkhronos.extensions._flat_gradient import checked_parameters
+from synkhronos.extensions._parameters import checked_parameters
 from synkhronos.extensions.rules import checkpoint as checkpoints
 from synkhronos.extensions.rules.checkpoint import Saved
 from synkhronos.extensions.rules.loop import Outcome, Plan, finish_program, train_program

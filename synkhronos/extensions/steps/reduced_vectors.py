@@ -9,12 +9,12 @@ import numpy
 from synkhronos.engines import names
 from synkhronos.engines.names import SharedVariable, Variable
 from synkhronos.engines.names import tensor as tt
-from synkhronos.extensions.steps.layout import Layout
+from synkhronos.extensions._flat_gradient import Layout
 
 Place = tuple  # (dtype, op, is_gradient, position)
 
 
-class Slots:
+class ReducedVectors:
     """Vectors that hold the values to reduce, one for each dtype and operation; gradients are separate.
 
     Attributes

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Callable, NamedTuple, Sequence
 
 from synkhronos.engines.names import SharedVariable, Variable
-from synkhronos.extensions.steps.marks import gradients
+from synkhronos.extensions.steps.marked_expressions import gradients
 
 
 class Rule(NamedTuple):
