@@ -122,6 +122,7 @@ TESTS = {
     "functions/specification.py": [*CALLS, "test_replicate.py"],
     "functions/split.py": CALLS,
     "functions/stages.py": ["test_ops_calls.py"],
+    "functions/steps.py": ["test_train.py", "test_rules.py", "test_check.py"],
     "functions/trial.py": ["test_check.py"],
     "functions/verification.py": ["test_verification.py"],
     "functions/watch.py": ["test_watch.py"],

@@ -21,5 +21,7 @@ on every rank, which updates ``copies`` of shared variables. ``compare`` compare
 ``analysis`` reads from graphs; in the first calls of a function, ``watch`` warns if they are not equal,
 and in every call ``audit`` raises an error if they are not.
 
+``steps`` is for extensions, whose steps are several calls.
+
 May import: ``arithmetic``, ``comms``, ``host``, ``stores``, ``engines``, ``world``, ``arrays``.
 """

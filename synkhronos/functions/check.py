@@ -61,7 +61,7 @@ def check_commands(
     rtol: float | None,
     atol: float | None,
 ) -> Comparison:
-    """Compare the commands of a step with the same commands on one rank; see `Function.check_step`."""
+    """Compare the commands of a step with the same commands on one rank; see `compare_step`."""
     tolerances = _check_tolerances(rtol, atol)
     replicate(world)
     calls = Calls(world, [called(world, one) for one in commands])

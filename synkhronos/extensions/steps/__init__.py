@@ -9,9 +9,9 @@ only in its rows, and ``serial`` in one process.
 
 ``plan`` has the values to be reduced in ``reduced_vectors``; ``clipped_gradients`` gives operations
 that change gradients, by their ``homogeneity``, the gradients of the serial loss; ``losses`` warns
-about losses that are combined in a way that is not theirs; and ``refusals`` has the errors that say what
-cannot be done. ``graphs`` walks and rewrites graphs, ``sources`` says on what expressions depend, ``linear``
-has their terms, and ``equality`` says which are equal.
+about losses that are combined in a way that is not theirs; and ``refusals`` has the errors that say
+what cannot be done. ``graphs`` walks and rewrites graphs, ``sources`` says on what expressions depend,
+``linear`` has their terms, and ``equality`` says which are equal.
 
 ``fixed_draws`` specifies a step whose random numbers do not depend on the ranks, and
 ``copied_arguments`` a step with other shared variables.

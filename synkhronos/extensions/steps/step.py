@@ -12,6 +12,7 @@ from synkhronos.extensions.steps.graphs import inputs_first, operands_with
 from synkhronos.extensions.steps.plan import Plan, make_plan
 from synkhronos.extensions.steps.repetition import Repetition, are_in_store, is_observed
 from synkhronos.extensions.steps.specification import Specification
+from synkhronos.functions.steps import compare_step, reduces
 
 
 class _Phase(NamedTuple):
@@ -113,7 +114,7 @@ class Step:
             self._later.append(builder.build("update", outputs, plan.updates))
         self._targets = [target for target, _ in plan.updates]
         self._told = _named(plan), plan.is_doubtful
-        self._rows.function.reduced_by_step(*self._told)
+        reduces(self._rows.function, *self._told)
         counts = [] if self._count is None else [self._count]
         called = [*self._before, *counts, self._rows, *self._later]
         self._called, self._place = [phase.function for phase in called], called.index(self._rows)
@@ -137,7 +138,7 @@ class Step:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        self._rows.function.reduced_by_step(*self._told)
+        reduces(self._rows.function, *self._told)
 
     def __call__(
         self, values: Sequence[Any], batch: Any, num_slices: int, batch_s: Any = None
@@ -212,18 +213,11 @@ class Step:
             f"output {place}": (last if is_last else self._place, index)
             for place, (is_last, index) in enumerate(self._places)
         }
-        compared = []
 
-        def compare(commands):
-            places = [at for at, one in enumerate(commands) if hasattr(one.plain, "handles")]
-            found = {what: (places[at], index) for what, (at, index) in outputs.items()}
-            rows = self._rows.function
-            compared.append(rows.check_step(commands, found, self._targets, rtol, atol))
-
-        with self._rows.function.turn, synk.fuse() as block:
-            block.instead = compare
+        def take_step() -> None:
             self._make_calls(values, batch, num_slices, batch_s)
-        return compared[0]
+
+        return compare_step(self._rows.function, take_step, outputs, self._targets, rtol, atol)
 
     def _count_rows(self, values, batch, batch_s):
         positional, named = self._inputs.select(self._count.indices, values)
