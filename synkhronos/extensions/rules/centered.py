@@ -7,15 +7,17 @@ from typing import Any
 import numpy
 
 import synkhronos as synk
-from synkhronos.extensions.rules.parameters import (
+from synkhronos.extensions.rules.rule import (
     Params,
+    Rule,
     assign,
+    check_count,
+    check_number,
     meet,
     pack,
     unpack,
     values_of,
 )
-from synkhronos.extensions.rules.rule import Rule, check_count, check_number
 
 
 class _Centered(Rule):

@@ -8,8 +8,7 @@ from typing import Any
 import numpy
 
 import synkhronos as synk
-from synkhronos.extensions.rules.parameters import END, Params, assign, meet, values_of
-from synkhronos.extensions.rules.rule import Rule, check_number
+from synkhronos.extensions.rules.rule import END, Params, Rule, assign, check_number, meet, values_of
 
 _TAG = 7305  # the tag of this rule's messages
 _NAP = 2e-4  # seconds
