@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 import synkhronos  # noqa: F401
 from compilers import Streams, compiler, softplus, tt
-from synkhronos.extensions.steps.graphs import rebuilt
-from synkhronos.extensions.steps.sources import Dependence
+from synkhronos.extensions.steps.traversal import rebuilt
+from synkhronos.extensions.steps.source_masks import Dependence
 from synkhronos.extensions.steps.equality import Numbering
 from synkhronos.extensions.steps.linear import has_rows, split, terms
 

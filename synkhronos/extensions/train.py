@@ -16,11 +16,11 @@ from typing import Any, Literal, Sequence, Union
 import synkhronos as synk
 from synkhronos.engines.names import SharedVariable, Variable
 from synkhronos.extensions.steps import copied_arguments
-from synkhronos.extensions.steps.inputs import Inputs
+from synkhronos.extensions.steps.definition import define_function, define_training
 from synkhronos.extensions.steps.marked_expressions import gradients, reduced
-from synkhronos.extensions.steps.serial import SerialStep
-from synkhronos.extensions.steps.specification import specify_function, specify_training
+from synkhronos.extensions.steps.serial_step import SerialStep
 from synkhronos.extensions.steps.step import Step
+from synkhronos.extensions.steps.step_inputs import StepInputs
 
 __all__ = [
     "ParallelFunction",
@@ -45,7 +45,7 @@ class TrainFunction:
         The functions that a step runs; empty for a step of plain Theano.
     """
 
-    def __init__(self, step: Step | SerialStep, inputs: Inputs, is_single: bool) -> None:
+    def __init__(self, step: Step | SerialStep, inputs: StepInputs, is_single: bool) -> None:
         self._step, self._inputs, self._is_single = step, inputs, is_single
         self._n_arguments = inputs.n_arguments
         self.functions = getattr(step, "functions", [])
@@ -145,8 +145,8 @@ class ParallelFunction:
 
     def __init__(self, arguments: copied_arguments.Arguments) -> None:
         self._arguments = copied_arguments.without_iterators(arguments)
-        specification, self._form = specify_function(**self._arguments)
-        self._step, self._inputs = Step(specification), specification.inputs
+        definition, self._form = define_function(**self._arguments)
+        self._step, self._inputs = Step(definition), definition.inputs
         self.functions = self._step.functions
         self.name = copied_arguments.name_in(self._arguments)
 
@@ -381,24 +381,12 @@ def make_train_function(
            [1.  , 1.75]])
     >>> synk.close()
     """
-    specification = specify_training(
-        loss,
-        params,
-        x,
-        y,
-        update_rule,
-        args,
-        kwargs,
-        outputs=outputs,
-        updates=updates,
-        givens=givens,
-        bcast_inputs=bcast_inputs,
-        loss_op=loss_op,
-        function_options=function_options,
-        wire=wire,
+    definition = define_training(
+        loss, params, x, y, update_rule, args, kwargs, outputs=outputs, updates=updates, givens=givens,
+        bcast_inputs=bcast_inputs, loss_op=loss_op, function_options=function_options, wire=wire,
         overlap=overlap,
-    )
-    return TrainFunction(Step(specification), specification.inputs, outputs is None)
+    )  # fmt: skip
+    return TrainFunction(Step(definition), definition.inputs, outputs is None)
 
 
 def make_train_function_theano(
@@ -442,24 +430,12 @@ def make_train_function_theano(
     >>> w.get_value()
     array(1.)
     """
-    specification = specify_training(
-        loss,
-        params,
-        x,
-        y,
-        update_rule,
-        args,
-        kwargs,
-        outputs=outputs,
-        updates=updates,
-        givens=givens,
-        bcast_inputs=bcast_inputs,
-        loss_op=loss_op,
-        function_options=function_options,
-        wire=wire,
+    definition = define_training(
+        loss, params, x, y, update_rule, args, kwargs, outputs=outputs, updates=updates, givens=givens,
+        bcast_inputs=bcast_inputs, loss_op=loss_op, function_options=function_options, wire=wire,
         overlap=overlap,
-    )
-    return TrainFunction(SerialStep(specification), specification.inputs, outputs is None)
+    )  # fmt: skip
+    return TrainFunction(SerialStep(definition), definition.inputs, outputs is None)
 
 
 def parallel_function(

@@ -20,14 +20,7 @@ from synkhronos.engines import names
 from synkhronos.engines.names import Apply, GradClip, SharedVariable, Variable
 from synkhronos.engines.names import tensor as tt
 from synkhronos.extensions.steps import refusals
-from synkhronos.extensions.steps.graphs import (
-    gradient_seeds,
-    inputs_first,
-    nodes_with_steps,
-    operands_with,
-    rebuilt,
-    with_inputs,
-)
+from synkhronos.extensions.steps.definition import Definition
 from synkhronos.extensions.steps.homogeneity import (
     HOMOGENEOUS,
     OTHER,
@@ -37,8 +30,15 @@ from synkhronos.extensions.steps.homogeneity import (
 )
 from synkhronos.extensions.steps.linear import terms
 from synkhronos.extensions.steps.losses import values_of
-from synkhronos.extensions.steps.sources import Dependence
-from synkhronos.extensions.steps.specification import Specification
+from synkhronos.extensions.steps.source_masks import Dependence
+from synkhronos.extensions.steps.traversal import (
+    gradient_seeds,
+    inputs_first,
+    nodes_with_steps,
+    operands_with,
+    rebuilt,
+    with_inputs,
+)
 
 
 class GradientScaling:
@@ -46,7 +46,7 @@ class GradientScaling:
 
     Parameters
     ----------
-    specification : Specification
+    definition : Definition
     full : Dependence
         Which variables differ from rank to rank.
 
@@ -56,8 +56,8 @@ class GradientScaling:
         Updates that each rank makes before it computes gradients: they count the rows of all ranks.
     """
 
-    def __init__(self, specification: Specification, full: Dependence) -> None:
-        self._specification, self._full = specification, full
+    def __init__(self, definition: Definition, full: Dependence) -> None:
+        self._definition, self._full = definition, full
         self.counting: list[tuple[SharedVariable, Variable]] = []
 
     def applied(self, gradients: Sequence[Variable], op: str) -> list[Variable]:
@@ -68,7 +68,7 @@ class GradientScaling:
         ValueError
             If an operation changes what is already a sum over the rows of a rank.
         """
-        changing, carrying = _changes_of(gradients, self._specification, self._full)
+        changing, carrying = _changes_of(gradients, self._definition, self._full)
         if op != "avg" or not changing:
             return list(gradients)
 
@@ -85,11 +85,11 @@ class GradientScaling:
                 for old, new in zip(node.outputs, outputs)
             ]
 
-        return rebuilt(gradients, {}, self._specification.givens, apply)
+        return rebuilt(gradients, {}, self._definition.givens, apply)
 
     def _share(self, dtype: str) -> Any:
         """Return the number of the rank's rows, over the number of all rows."""
-        rows = self._specification.rows
+        rows = self._definition.rows
         # A batch of it is copied in order to be counted.
         counted = min(rows, key=lambda one: (isinstance(one, SharedVariable), one.type.ndim))
         count = counted.shape[rows[counted]]
@@ -104,14 +104,14 @@ def _times(variable: Variable, factor: Variable) -> Variable:
 
 
 def _changes_of(
-    gradients: Sequence[Variable], specification: Specification, full: Dependence
+    gradients: Sequence[Variable], definition: Definition, full: Dependence
 ) -> tuple[set[Apply], set[Variable]]:
     """Return the nodes that change gradients of rows, and the variables that carry gradients.
 
     Parameters
     ----------
     gradients : list of variables
-    specification : Specification
+    definition : Definition
     full : Dependence
         Which variables differ from rank to rank.
 
@@ -120,7 +120,7 @@ def _changes_of(
     ValueError
         If an operation changes what is already a sum over the rows of a rank.
     """
-    parents = operands_with(specification.givens)
+    parents = operands_with(definition.givens)
     seeds = gradient_seeds(gradients, parents)
     order = list(inputs_first(gradients, lambda one: () if one in seeds else parents(one)))
     carrying = carrying_from(set(seeds), order)
@@ -132,8 +132,8 @@ def _changes_of(
             kinds[node] = kind, operands
     if not kinds:
         return set(), carrying
-    _check_parameters(seeds.values(), specification)
-    is_sum = _sums(order, carrying, seeds.values(), kinds, specification)
+    _check_parameters(seeds.values(), definition)
+    is_sum = _sums(order, carrying, seeds.values(), kinds, definition)
     return _changing(order, kinds, is_sum), carrying
 
 
@@ -160,9 +160,9 @@ def _changing(
     return changing
 
 
-def _sums(order, carrying, losses, kinds, specification):
+def _sums(order, carrying, losses, kinds, definition):
     """Return whether each operand is a sum over the rows, or has an axis of rows, or None."""
-    reductions = specification.reductions
+    reductions = definition.reductions
     numbers = {number for loss in losses for number in reductions.numbers_of_gradients(loss)}
     found = set()
     for one in order:
@@ -172,17 +172,17 @@ def _sums(order, carrying, losses, kinds, specification):
             if is_above or reductions.number_of(one) in numbers:
                 found.add(one)
     operands = list(dict.fromkeys(one for _, each in kinds.values() for one in each))
-    known = zip(operands, values_of(operands, specification))
+    known = zip(operands, values_of(operands, definition))
     return {
         one: True if one in found else None if value is None else value.axis is None
         for one, value in known
     }
 
 
-def _check_parameters(losses: Iterable[Variable], specification: Specification) -> None:
+def _check_parameters(losses: Iterable[Variable], definition: Definition) -> None:
     """Raise an error if gradients are clipped of what does not depend on the rows."""
-    rows = Dependence(specification.rows, specification.givens)
-    parents = operands_with(specification.givens)
+    rows = Dependence(definition.rows, definition.givens)
+    parents = operands_with(definition.givens)
     for loss in losses:
         for term, _ in terms(loss, rows):
             order = list(inputs_first([term], parents))

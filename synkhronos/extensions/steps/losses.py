@@ -8,27 +8,27 @@ import synkhronos as synk
 from synkhronos._errors import warn
 from synkhronos.engines.names import Variable
 from synkhronos.engines.rows import Rows, of_input, rows_of
-from synkhronos.extensions.steps.graphs import inputs_first, operands_with
+from synkhronos.extensions.steps.definition import Definition
 from synkhronos.extensions.steps.linear import split
-from synkhronos.extensions.steps.sources import Dependence
-from synkhronos.extensions.steps.specification import Specification
+from synkhronos.extensions.steps.source_masks import Dependence
+from synkhronos.extensions.steps.traversal import inputs_first, operands_with
 
 MEAN, SUM, BOTH = "a mean over the rows", "a sum over the rows", "both"
 
 _DIFFERS = "so that the step differs from the serial one"
 
 
-def check_losses(specification: Specification) -> bool:
+def check_losses(definition: Definition) -> bool:
     """Warn about the losses of a step that are combined in a way that is not theirs, if any are."""
-    found = [] if synk.size() == 1 else list(_complaints(specification))
+    found = [] if synk.size() == 1 else list(_complaints(definition))
     for one in found:
         warn(one)
     return bool(found)
 
 
-def _complaints(specification):
-    loss_op, losses = specification.reductions.loss_op, specification.reductions.losses
-    for loss, kind in zip(losses, kinds_of(losses, specification)):
+def _complaints(definition):
+    loss_op, losses = definition.reductions.loss_op, definition.reductions.losses
+    for loss, kind in zip(losses, kinds_of(losses, definition)):
         if kind == BOTH:
             yield (
                 f"loss_op: the loss {loss} adds a sum over the rows and a mean over the rows, of which "
@@ -47,12 +47,12 @@ def _complaints(specification):
                 f"added up, {_DIFFERS}: leave out loss_op='sum', or take the sum over the rows"
             )
         elif kind is None and loss_op == "avg":
-            yield from _complaints_about_output(loss, specification)
+            yield from _complaints_about_output(loss, definition)
 
 
-def _complaints_about_output(loss, specification):
+def _complaints_about_output(loss, definition):
     """Complain if a loss is summed as an output, and its gradients are averaged."""
-    for position, output in enumerate(specification.outputs):
+    for position, output in enumerate(definition.outputs):
         if output.variable is loss and output.op == "sum":
             yield (
                 f"loss_op: outputs[{position}] is a loss, whose values are added up over the ranks, and "
@@ -61,14 +61,14 @@ def _complaints_about_output(loss, specification):
             )
 
 
-def kinds_of(losses: Sequence[Variable], specification: Specification) -> list[str | None]:
+def kinds_of(losses: Sequence[Variable], definition: Definition) -> list[str | None]:
     """Return, for each loss, `MEAN`, `SUM`, `BOTH`, or None if that is not known.
 
     Terms that do not depend on the rows do not count.
     """
-    local = Dependence(specification.rows, specification.givens)
+    local = Dependence(definition.rows, definition.givens)
     parts = {loss: split(loss, local)[0] for loss in losses if local.of(loss)}
-    known = dict(zip(parts, values_of(list(parts.values()), specification)))
+    known = dict(zip(parts, values_of(list(parts.values()), definition)))
     return [_kind(known.get(loss)) for loss in losses]
 
 
@@ -77,10 +77,10 @@ def _kind(value):
     return {frozenset([0]): MEAN, frozenset([1]): SUM, frozenset([0, 1]): BOTH}.get(degrees)
 
 
-def values_of(variables: Sequence[Variable], specification: Specification) -> list[Rows | None]:
+def values_of(variables: Sequence[Variable], definition: Definition) -> list[Rows | None]:
     """Return how variables depend on the number of rows; None where that is not known."""
-    known = {one: of_input(axis) for one, axis in specification.rows.items()}
-    for one in inputs_first(variables, operands_with(specification.givens)):
-        if one in specification.givens and one not in known:
-            [known[one]] = rows_of(known, [specification.givens[one]])
+    known = {one: of_input(axis) for one, axis in definition.rows.items()}
+    for one in inputs_first(variables, operands_with(definition.givens)):
+        if one in definition.givens and one not in known:
+            [known[one]] = rows_of(known, [definition.givens[one]])
     return rows_of(known, variables)

@@ -13,14 +13,14 @@ from synkhronos.engines import names
 from synkhronos.engines.names import GeneratorType, SharedVariable, Variable
 from synkhronos.extensions.steps import refusals
 from synkhronos.extensions.steps.clipped_gradients import GradientScaling
-from synkhronos.extensions.steps.graphs import inputs_first, is_random_state, operands_with, rebuilt
+from synkhronos.extensions.steps.definition import Definition
 from synkhronos.extensions.steps.linear import has_rows, is_count, split, terms
 from synkhronos.extensions.steps.losses import check_losses
 from synkhronos.extensions.steps.parsing import Output, Update
+from synkhronos.extensions.steps.reduced_expressions import ReducedExpression
 from synkhronos.extensions.steps.reduced_vectors import ReducedVectors
-from synkhronos.extensions.steps.reductions import Reduction
-from synkhronos.extensions.steps.sources import Dependence
-from synkhronos.extensions.steps.specification import Specification
+from synkhronos.extensions.steps.source_masks import Dependence
+from synkhronos.extensions.steps.traversal import inputs_first, is_random_state, operands_with, rebuilt
 
 
 class Plan(NamedTuple):
@@ -46,7 +46,7 @@ class Plan(NamedTuple):
     outputs, updates : list
         The last phase, on every rank.
     places : list of (bool, int)
-        For each output of the specification, whether it belongs to the last phase, and its index.
+        For each output of the definition, whether it belongs to the last phase, and its index.
     is_doubtful : bool
         Whether a warning has said that the step differs from the serial one.
     """
@@ -65,7 +65,7 @@ class Plan(NamedTuple):
     is_doubtful: bool = False
 
 
-def make_plan(specification: Specification) -> Plan:
+def make_plan(definition: Definition) -> Plan:
     """Return the phases of a step.
 
     Raises
@@ -76,7 +76,7 @@ def make_plan(specification: Specification) -> Plan:
     TypeError
         If an update whose values have to be averaged is not a float.
     """
-    return _Planner(specification).plan()._replace(is_doubtful=check_losses(specification))
+    return _Planner(definition).plan()._replace(is_doubtful=check_losses(definition))
 
 
 class _Planner:
@@ -86,20 +86,20 @@ class _Planner:
     streams, or on shared variables that each rank keeps for itself.
     """
 
-    def __init__(self, specification: Specification) -> None:
-        self.specification, self.givens = specification, specification.givens
-        self.reductions = specification.reductions
+    def __init__(self, definition: Definition) -> None:
+        self.definition, self.givens = definition, definition.givens
+        self.reductions = definition.reductions
         self.vectors = ReducedVectors()
         self.parents = operands_with(self.givens)
-        roots = [one.variable for one in specification.outputs]
-        roots += [one.new for one in [*specification.updates, *specification.grad_updates]]
+        roots = [one.variable for one in definition.outputs]
+        roots += [one.new for one in [*definition.updates, *definition.grad_updates]]
         random = [one for one in inputs_first(roots, self.parents) if is_random_state(one)]
-        kept = [one.target for one in specification.updates if one.is_own]
-        sources = [*specification.rows, *random, *kept]
-        if not sources and not specification.is_only_an_update:
-            raise refusals.nothing_divided(specification.index, specification.whole)
+        kept = [one.target for one in definition.updates if one.is_own]
+        sources = [*definition.rows, *random, *kept]
+        if not sources and not definition.is_only_an_update:
+            raise refusals.nothing_divided(definition.index, definition.whole)
         self.full = Dependence(sources, self.givens)
-        self.scaling = GradientScaling(specification, self.full)
+        self.scaling = GradientScaling(definition, self.full)
         self.random = self.full.mask_of(random)
         self.is_prepared = self._has_penalty()
         self.candidates = self._candidates()
@@ -111,9 +111,9 @@ class _Planner:
 
     def _has_penalty(self):
         """Whether an update rule's own gradients have to be completed after they were added up."""
-        if self.reductions.loss_op != "sum" or not self.specification.grad_shared:
+        if self.reductions.loss_op != "sum" or not self.definition.grad_shared:
             return False
-        variables = inputs_first([one.new for one in self.specification.grad_updates])
+        variables = inputs_first([one.new for one in self.definition.grad_updates])
         found = [self.reductions.find(variable) for variable in variables]
         reduced = [one for one in found if one is not None]
         if all(self.reductions.is_loss(one.expression) for one in reduced):
@@ -122,7 +122,7 @@ class _Planner:
 
     def _check_no_penalty(self):
         """Raise an error if the loss has a penalty, and an update rule's gradients are unknown."""
-        loss = self.specification.outputs[0].variable
+        loss = self.definition.outputs[0].variable
         if self.full.of(loss) and split(loss, self.full)[1] is not None:
             raise refusals.unknown_penalty()
 
@@ -130,11 +130,11 @@ class _Planner:
         found = self.reductions.find(variable)
         return found if found is not None and self.full.of(variable) else None
 
-    def _candidates(self) -> dict[Variable, Reduction]:
-        roots = [one.new for one in self.specification.updates if not one.is_own]
-        roots += [one.variable for one in self.specification.outputs if not one.has_op]
+    def _candidates(self) -> dict[Variable, ReducedExpression]:
+        roots = [one.new for one in self.definition.updates if not one.is_own]
+        roots += [one.variable for one in self.definition.outputs if not one.has_op]
         if self.is_prepared:
-            roots += [one.new for one in self.specification.grad_updates]
+            roots += [one.new for one in self.definition.grad_updates]
         variables = inputs_first(roots, self.parents)
         found = {variable: self._reduction_at(variable) for variable in variables}
         return {variable: one for variable, one in found.items() if one is not None}
@@ -156,7 +156,7 @@ class _Planner:
             row_outputs=[self._combined(one) for one in row_outputs],
             row_updates=row_updates,
             reduced=self.vectors.reduced,
-            gradients=[*self.vectors.gradients, *self.specification.grad_shared],
+            gradients=[*self.vectors.gradients, *self.definition.grad_shared],
             streams=streams,
             updates=[(one.target, next(news)) for one in last] + self._stored(averaged, kept),
             preparing=[(one.target, next(news)) for one in preparing],
@@ -166,22 +166,22 @@ class _Planner:
 
     def _grad_updates(self) -> list[Update]:
         """Take over the reductions of an update rule, or return them to be computed afterwards."""
-        specification, op = self.specification, self.reductions.loss_op
+        definition, op = self.definition, self.reductions.loss_op
         if self.is_prepared:
-            for update in specification.grad_updates:
+            for update in definition.grad_updates:
                 mask = self.local.of(update.new)
                 if mask:
                     raise refusals.mixed(update.target, self.local, mask)
-            return specification.grad_updates
-        for update, new in zip(specification.grad_updates, self._shared_gradients(op)):
+            return definition.grad_updates
+        for update, new in zip(definition.grad_updates, self._shared_gradients(op)):
             self.vectors.updates.append((update.target, new, update.op if update.has_op else op))
-        if specification.grad_shared:
-            self.vectors.reduced.setdefault(op, []).extend(specification.grad_shared)
+        if definition.grad_shared:
+            self.vectors.reduced.setdefault(op, []).extend(definition.grad_shared)
         return []
 
     def _shared_gradients(self, op):
         """Return the new values of an update rule's gradients, of vectors with what they are filled."""
-        news = [one.new for one in self.specification.grad_updates]
+        news = [one.new for one in self.definition.grad_updates]
         filled = [getattr(one.tag, "filled_with", []) for one in news]
         every = iter(self.scaling.applied([*news, *(one for each in filled for one in each)], op))
         shared = [next(every) for _ in news]
@@ -195,7 +195,7 @@ class _Planner:
     def _outputs(self) -> tuple[list[Output], list[Variable], list[tuple[bool, int]]]:
         """Return the outputs of the first phase and of the last phase, and where each output is."""
         first, last, places = [], [], []
-        for output in self.specification.outputs:
+        for output in self.definition.outputs:
             is_last = not output.has_op and self._is_last(output.where, output.variable)
             places.append((is_last, len(last) if is_last else len(first)))
             if is_last:
@@ -222,9 +222,9 @@ class _Planner:
             return output._replace(given=(output.variable, "sum"))
         return output
 
-    # Reductions
+    # ReducedExpressions
 
-    def _parts(self, one: Reduction) -> tuple[Any, Any]:
+    def _parts(self, one: ReducedExpression) -> tuple[Any, Any]:
         """Return the part of an expression that is reduced, and the rest or None.
 
         A term that is the same on every rank is left out of a sum over the ranks.
@@ -248,7 +248,7 @@ class _Planner:
         self.vectors.build()
         replacements = {}
         for variable, one in chosen.items():
-            value, free = self.vectors.piece(places[one.key]), frees[one.key]
+            value, free = self.vectors.reduced_at(places[one.key]), frees[one.key]
             if free is not None:
                 value = value + rebuilt([free], {}, self.givens)[0]
             replacements[variable] = names.in_type_of(variable, value)
@@ -259,7 +259,7 @@ class _Planner:
     def _sorted_updates(self) -> tuple[list[Update], list[Update], list[Update]]:
         """Return the updates that each rank keeps, that are averaged, and that follow the reduction."""
         own, averaged, last = [], [], []
-        for update in self.specification.updates:
+        for update in self.definition.updates:
             if update.is_own:
                 own.append(update)
             else:
@@ -298,7 +298,7 @@ class _Planner:
         for term, is_summed in terms(new, self.local):
             if targets.of(term):
                 raise refusals.step_without_gradient(target, self.local, mask)
-            if has_rows(term, self.specification.rows, self.local):
+            if has_rows(term, self.definition.rows, self.local):
                 raise refusals.sum_over_rows(target, self.local, mask, is_summed)
             if is_count(term):
                 raise refusals.sum_over_rows(target, self.local, mask, True)
@@ -307,7 +307,7 @@ class _Planner:
         """Return the updates that store reduced new values."""
         pairs = []
         for update, place in zip(updates, kept):
-            reduced = self.vectors.piece(place) if isinstance(place, tuple) else place
+            reduced = self.vectors.reduced_at(place)
             new = update.target + reduced if update.op == "sum" else reduced
             pairs.append((update.target, update.target.type.filter_variable(new)))
         return pairs

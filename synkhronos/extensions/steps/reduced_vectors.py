@@ -69,8 +69,10 @@ class ReducedVectors:
             self.add_update(vector, layout.filled(vector, expressions), op)
             self._pieces[key] = list(layout.pieces(vector))
 
-    def piece(self, place: Place) -> Variable:
-        """Return the reduced value of the expression at a place."""
+    def reduced_at(self, place: Place | SharedVariable) -> Variable:
+        """Return the reduced value of the expression at a place, or of a variable of its own."""
+        if isinstance(place, SharedVariable):
+            return place
         *key, position = place
         return self._pieces[tuple(key)][position]
 

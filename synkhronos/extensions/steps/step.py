@@ -7,11 +7,11 @@ from typing import Any, NamedTuple, Sequence
 import synkhronos as synk
 from synkhronos.engines import names
 from synkhronos.engines.names import SharedVariable, Variable
+from synkhronos.extensions.steps.definition import Definition
 from synkhronos.extensions.steps.fixed_draws import with_fixed_draws
-from synkhronos.extensions.steps.graphs import inputs_first, operands_with
 from synkhronos.extensions.steps.plan import Plan, make_plan
 from synkhronos.extensions.steps.repetition import Repetition, are_in_store, is_observed
-from synkhronos.extensions.steps.specification import Specification
+from synkhronos.extensions.steps.traversal import inputs_first, operands_with
 from synkhronos.functions.steps import compare_step, reduces
 
 
@@ -25,15 +25,15 @@ class _Phase(NamedTuple):
 class _Builder:
     """Builds the functions of a step."""
 
-    def __init__(self, specification: Specification) -> None:
-        self._inputs, self._givens = specification.inputs, specification.givens
-        self._broadcast = specification.broadcast
+    def __init__(self, definition: Definition) -> None:
+        self._inputs, self._givens = definition.inputs, definition.givens
+        self._broadcast = definition.broadcast
         self._parents = operands_with(self._givens)
-        self._keywords = dict(specification.options)
+        self._keywords = dict(definition.options)
         self._name = self._keywords.pop("name", None)
         excluded = self._keywords.get("no_default_updates", False)
-        if specification.defaults and excluded is not True:
-            self._keywords["no_default_updates"] = [*(excluded or ()), *specification.defaults]
+        if definition.defaults and excluded is not True:
+            self._keywords["no_default_updates"] = [*(excluded or ()), *definition.defaults]
 
     def used(self, variables: Sequence[Variable], updates: Sequence[tuple]) -> set[Variable]:
         """Return all variables that some variables and updates are computed from."""
@@ -81,7 +81,7 @@ class _Builder:
 
 
 class Step:
-    """A training step. Its calls take data as `Inputs.match` returns it.
+    """A training step. Its calls take data as `StepInputs.match` returns it.
 
     Attributes
     ----------
@@ -89,25 +89,25 @@ class Step:
         The functions that a call runs, in their order.
     """
 
-    def __init__(self, specification: Specification) -> None:
-        plan = make_plan(specification)
-        self._specification: Specification | None = specification
+    def __init__(self, definition: Definition) -> None:
+        plan = make_plan(definition)
+        self._definition: Definition | None = definition
         self._with_fixed_draws: Step | None = None
-        inputs, wire = specification.inputs, specification.wire
+        inputs, wire = definition.inputs, definition.wire
         self._inputs, self._places, self._streams = inputs, plan.places, plan.streams
         self._reduced = _reductions(plan, wire)
-        row_updates = _overlapped(plan, wire) if specification.overlap else plan.row_updates
-        builder = _Builder(specification)
+        row_updates = _overlapped(plan, wire) if definition.overlap else plan.row_updates
+        builder = _Builder(definition)
         row_outputs = [(one.given, one.variable) for one in plan.row_outputs]
         first = builder.used([variable for _, variable in row_outputs], row_updates)
         later = builder.used(plan.outputs, [*plan.preparing, *plan.updates])
         # An unused input is passed to the first function, and so to the compiler.
         indices = [i for i, one in enumerate(inputs.variables) if one in first or one not in later]
         self._rows = builder.build(
-            "gradient", row_outputs, row_updates, True, indices, specification.sliceable
+            "gradient", row_outputs, row_updates, True, indices, definition.sliceable
         )
         self._before = [builder.build("clear", [], plan.clearing)] if plan.clearing else []
-        self._count, self._counts_sliceable = self._build_count(builder, plan, specification.sliceable)
+        self._count, self._counts_sliceable = self._build_count(builder, plan, definition.sliceable)
         self._later = [builder.build("prepare", [], plan.preparing)] if plan.preparing else []
         if plan.outputs or plan.updates:
             outputs = [((one, None), one) for one in plan.outputs]  # the master's value
@@ -133,7 +133,7 @@ class Step:
 
     def __getstate__(self) -> dict[str, Any]:
         # Copies and pickles record steps of their own, and are without the script's expressions.
-        own = dict.fromkeys(("_repetition", "_specification", "_with_fixed_draws"))
+        own = dict.fromkeys(("_repetition", "_definition", "_with_fixed_draws"))
         return {**vars(self), **own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -202,10 +202,10 @@ class Step:
             If an output or an updated variable differs.
         """
         if random:
-            if self._specification is None:
+            if self._definition is None:
                 raise ValueError("check: random=True is for the original step, not for a copy of it")
             if self._with_fixed_draws is None:
-                self._with_fixed_draws = Step(with_fixed_draws(self._specification))
+                self._with_fixed_draws = Step(with_fixed_draws(self._definition))
             step = self._with_fixed_draws
             return step.check(values, batch, num_slices, batch_s, False, rtol, atol)
         last = len(self._called) - 1

@@ -18,7 +18,7 @@ from synkhronos.engines.names import (
 from synkhronos.engines.seeds import is_fill_of_one_number, is_seed
 
 #: ``rule(node, having)`` returns the outputs that have a property if the variables `having` have it.
-Rule = Callable[[Apply, "set[Variable]"], Sequence[Variable]]
+NodeRule = Callable[[Apply, "set[Variable]"], Sequence[Variable]]
 
 
 def operands(variable: Variable) -> Sequence[Variable]:
@@ -146,7 +146,7 @@ def with_inputs(node: Apply, inputs: Sequence[Variable]) -> Sequence[Variable]:
 # A property of variables, also through the steps of loops
 
 
-def follow(variables: Iterable[Variable], having: set[Variable], rule: Rule) -> None:
+def follow(variables: Iterable[Variable], having: set[Variable], rule: NodeRule) -> None:
     """Add to `having` those of some variables that have the property, given after their parents."""
     for variable in variables:
         node = variable.owner
@@ -159,7 +159,7 @@ def follow(variables: Iterable[Variable], having: set[Variable], rule: Rule) -> 
 
 
 def through_steps(
-    loop: Apply, having: set[Variable], rule: Rule
+    loop: Apply, having: set[Variable], rule: NodeRule
 ) -> tuple[set[Variable], list[Variable]]:
     """Return the variables of the steps of a loop, and the outputs of the loop, that have a property."""
     inputs, outputs = steps_of(loop.op)
@@ -184,7 +184,7 @@ def _positions(variables, having):
 
 
 def nodes_with_steps(
-    variables: Iterable[Variable], having: set[Variable], rule: Rule
+    variables: Iterable[Variable], having: set[Variable], rule: NodeRule
 ) -> Iterable[tuple[Apply, set[Variable]]]:
     """Yield the nodes of variables, and those of the steps of loops, each with what has the property."""
     nodes = dict.fromkeys(one.owner for one in variables if one.owner is not None)

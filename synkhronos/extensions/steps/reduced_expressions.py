@@ -10,9 +10,9 @@ from synkhronos.engines.names import SharedVariable, Variable
 from synkhronos.extensions._parameters import FLOAT_DTYPES
 from synkhronos.extensions.steps import refusals
 from synkhronos.extensions.steps.equality import Numbering
-from synkhronos.extensions.steps.graphs import gradient_seeds, inputs_first
 from synkhronos.extensions.steps.marked_expressions import Mark
-from synkhronos.extensions.steps.sources import Dependence
+from synkhronos.extensions.steps.source_masks import Dependence
+from synkhronos.extensions.steps.traversal import gradient_seeds, inputs_first
 
 _logger = logging.getLogger(__name__)
 
@@ -20,7 +20,7 @@ _logger = logging.getLogger(__name__)
 Params = Tuple[Sequence[SharedVariable], Sequence[SharedVariable]]
 
 
-class Reduction(NamedTuple):
+class ReducedExpression(NamedTuple):
     """An expression of each rank whose value over all ranks replaces it in the updates."""
 
     expression: Variable
@@ -30,7 +30,7 @@ class Reduction(NamedTuple):
     is_gradient: bool
 
 
-class Reductions:
+class ReducedExpressions:
     """The expressions that are reduced where updates use them, found by their structure.
 
     Parameters
@@ -124,7 +124,7 @@ class Reductions:
         number = self._numbering.of(variable) if self.losses else None
         return any([self._numbering.of(one) == number for one in self.losses])
 
-    def find(self, variable: Variable) -> Reduction | None:
+    def find(self, variable: Variable) -> ReducedExpression | None:
         """Return how a variable is reduced, or None."""
         node = variable.owner
         if node is not None and isinstance(node.op, Mark):
@@ -138,7 +138,9 @@ class Reductions:
         else:
             return None
         expression = names.dense(expression)
-        return Reduction(expression, op, shape, (self._numbering.of(expression), op), is_gradient)
+        return ReducedExpression(
+            expression, op, shape, (self._numbering.of(expression), op), is_gradient
+        )
 
 
 def _gradients(loss, params, others):

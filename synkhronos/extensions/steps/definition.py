@@ -1,4 +1,4 @@
-"""What the arguments of a training function or a parallel function specify: a step."""
+"""The definition of a step, made of the arguments of a training function or a parallel function."""
 
 from __future__ import annotations
 
@@ -9,13 +9,6 @@ from synkhronos._text import shortened
 from synkhronos.engines.names import Constant, SharedVariable, Variable
 from synkhronos.engines.windows import find_windows
 from synkhronos.extensions._parameters import check_loss, checked_parameters
-from synkhronos.extensions.steps.graphs import (
-    gradient_seeds,
-    inputs_first,
-    is_random_state,
-    operands_with,
-)
-from synkhronos.extensions.steps.inputs import Inputs, group_of, variable_of
 from synkhronos.extensions.steps.marked_expressions import marks_in
 from synkhronos.extensions.steps.parsing import (
     Output,
@@ -32,27 +25,34 @@ from synkhronos.extensions.steps.parsing import (
     parse_variables,
     parse_wire,
 )
-from synkhronos.extensions.steps.reductions import (
+from synkhronos.extensions.steps.reduced_expressions import (
     Params,
-    Reductions,
+    ReducedExpressions,
     is_float_scalar,
     is_float_tensor,
     parameters_under,
 )
+from synkhronos.extensions.steps.step_inputs import StepInputs, group_of, variable_of
+from synkhronos.extensions.steps.traversal import (
+    gradient_seeds,
+    inputs_first,
+    is_random_state,
+    operands_with,
+)
 from synkhronos.extensions.steps.update_rules import apply_rule
 
 
-class Specification(NamedTuple):
-    """A step as a script has specified it, in serial terms.
+class Definition(NamedTuple):
+    """A step as a script has defined it, in serial terms.
 
     Attributes
     ----------
-    inputs : Inputs
+    inputs : StepInputs
     outputs : list of Output
     updates : list of Update
         With the default updates of shared variables.
     givens : dict
-    reductions : Reductions
+    reductions : ReducedExpressions
         What is reduced where updates and outputs use it.
     broadcast : list of variables
         The inputs whose whole value every rank gets.
@@ -81,11 +81,11 @@ class Specification(NamedTuple):
         Whether there are updates that are not from the update rule.
     """
 
-    inputs: Inputs
+    inputs: StepInputs
     outputs: list[Output]
     updates: list[Update]
     givens: dict[Variable, Variable]
-    reductions: Reductions
+    reductions: ReducedExpressions
     broadcast: list[Variable]
     sliceable: list[SharedVariable]
     options: dict[str, Any]
@@ -117,7 +117,7 @@ class Specification(NamedTuple):
         )
 
 
-def specify_training(
+def define_training(
     loss: Variable,
     params: Any,
     x: Any,
@@ -132,8 +132,8 @@ def specify_training(
     loss_op: Any,
     bcast_inputs: Any,
     **options: Any,
-) -> Specification:
-    """Return what the arguments of ``make_train_function`` specify."""
+) -> Definition:
+    """Return the step that the arguments of ``make_train_function`` define."""
     check_loss_op(loss_op)
     inputs = _inputs_of_training(x, y, rule, bcast_inputs)
     if isinstance(params, Iterable) and not isinstance(params, Variable):
@@ -141,14 +141,14 @@ def specify_training(
     applied = apply_rule(rule, loss, params, args, kwargs)
     further = parse_updates(updates)
     others, _ = parse_outputs(outputs)
-    reductions = Reductions(loss_op)
+    reductions = ReducedExpressions(loss_op)
     loss_output = parse_output(loss, "loss")
     knows_gradients = applied.is_marked or (applied.grad_shared and loss_op == "avg")
     if not knows_gradients or others or further:
         check_loss(loss)
         reductions.add_gradients_of(loss, checked_parameters(params))
     reductions.add_loss(loss, params)
-    return _specified(
+    return _defined(
         inputs,
         [loss_output, *others],
         [*parse_updates(applied.updates, "the updates of update_rule"), *further],
@@ -172,10 +172,10 @@ def _inputs_of_training(x, y, rule, bcast_inputs):
         )
     groups = [group_of("x_data", x)] + ([] if y is None else [group_of("y_data", y)])
     broadcast = parse_variables(bcast_inputs, "bcast_inputs")
-    return Inputs([*groups, *(group_of(None, one) for one in broadcast)], "train function")
+    return StepInputs([*groups, *(group_of(None, one) for one in broadcast)], "train function")
 
 
-def specify_function(
+def define_function(
     inputs: Any,
     outputs: Any,
     *,
@@ -188,18 +188,18 @@ def specify_function(
     bcast_inputs: Any,
     sliceable_shareds: Any,
     **options: Any,
-) -> tuple[Specification, bool | list[str]]:
-    """Return what the arguments of ``parallel_function`` specify, and the form of the results."""
+) -> tuple[Definition, bool | list[str]]:
+    """Return the step that the arguments of ``parallel_function`` define, and the form of results."""
     check_loss_op(loss_op)
     listed = parse_variables(inputs, "inputs")
     variables = [variable_of(one) for one in listed]
     broadcast = parse_variables(bcast_inputs, "bcast_inputs")
     listed += [one for one in broadcast if variable_of(one) not in variables]
-    parsed = Inputs([group_of(None, one) for one in listed], "parallel function")
+    parsed = StepInputs([group_of(None, one) for one in listed], "parallel function")
     results, form = parse_outputs(outputs)
     pairs, substituted = parse_updates(updates), parse_givens(givens)
     sliceable = parse_variables(sliceable_shareds, "sliceable_shareds")
-    reductions = Reductions(loss_op)
+    reductions = ReducedExpressions(loss_op)
     if gradients is None:
         _find_gradients(reductions, results, pairs, loss, params, {*substituted, *sliceable})
     else:
@@ -208,7 +208,7 @@ def specify_function(
         for one in parse_losses(loss):
             reductions.add_loss(one, params)
         reductions.add_losses_of(gradients)
-    specification = _specified(
+    definition = _defined(
         parsed,
         results,
         pairs,
@@ -218,11 +218,11 @@ def specify_function(
         sliceable_shareds=sliceable_shareds,
         **options,
     )
-    return specification, form
+    return definition, form
 
 
 def _find_gradients(
-    reductions: Reductions,
+    reductions: ReducedExpressions,
     outputs: Sequence[Output],
     updates: Sequence[Update],
     loss: Any,
@@ -265,12 +265,12 @@ def _find_gradients(
         reductions.add_loss(scalars[0], parameters_under(scalars[0]))
 
 
-def _specified(
-    inputs: Inputs,
+def _defined(
+    inputs: StepInputs,
     outputs: list[Output],
     updates: list[Update],
     givens: dict[Variable, Variable],
-    reductions: Reductions,
+    reductions: ReducedExpressions,
     *,
     bcast_inputs: Any,
     function_options: Any,
@@ -280,8 +280,8 @@ def _specified(
     grad_updates: Sequence[Update] = (),
     grad_shared: Sequence[SharedVariable] = (),
     has_further: bool = False,
-) -> Specification:
-    """Return a specification with the rows that are divided, and with default updates."""
+) -> Definition:
+    """Return a definition with the rows that are divided, and with default updates."""
     broadcast = [variable_of(one) for one in bcast_inputs or ()]
     sliceable = parse_variables(sliceable_shareds, "sliceable_shareds")
     divided, index = _divided(inputs, broadcast, sliceable)
@@ -290,7 +290,7 @@ def _specified(
     check_distinct(updates)
     excluded = options.get("no_default_updates", False)
     added = _default_updates(updates, [one.variable for one in outputs], givens, excluded)
-    return Specification(
+    return Definition(
         inputs,
         outputs,
         [*updates, *added],

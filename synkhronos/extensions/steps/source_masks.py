@@ -6,7 +6,7 @@ from typing import Container, Iterable, Mapping
 
 from synkhronos._text import listed
 from synkhronos.engines.names import Variable
-from synkhronos.extensions.steps.graphs import inputs_first, label, operands_of_values
+from synkhronos.extensions.steps.traversal import inputs_first, label, operands_of_values
 
 
 class Dependence:
