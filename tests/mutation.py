@@ -121,6 +121,7 @@ TESTS = {
     "functions/signature.py": ["test_bad_input.py", "test_idioms.py", *CALLS],
     "functions/slices.py": [*CALLS, "test_outputs.py", "test_ops_calls.py"],
     "functions/stages.py": ["test_ops_calls.py"],
+    "functions/steps.py": ["test_train.py", "test_rules.py", "test_check.py"],
     "functions/window.py": ["test_windows.py", "test_idioms.py"],
     "machines/joined_commons.py": ["test_relay.py"],
     "machines/store.py": MACHINES,

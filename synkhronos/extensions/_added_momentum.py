@@ -10,7 +10,7 @@ import numpy
 from synkhronos._text import shortened
 from synkhronos.engines import names
 from synkhronos.engines.names import SharedVariable, Variable
-from synkhronos.extensions._flat_gradient import as_state, checked_parameters, is_state, scalar
+from synkhronos.extensions._parameters import as_state, checked_parameters, is_state, scalar
 
 Hyper = Union[float, Variable]
 

@@ -1,4 +1,4 @@
-"""The gradient of many parameters as one vector, with checks of the parameters.
+"""The gradient of many parameters as one vector.
 
 The optimizer state is in flat vectors, too, so that a rule consists of a few operations on long vectors
 and one subtraction per parameter. Compared with state in the shape of each parameter, measured with
@@ -13,58 +13,71 @@ instead of 1.4 ms, adagrad 0.5 instead of 1.1, adam 1.3 instead of 2.1.
 
 from __future__ import annotations
 
-from numbers import Real
-from typing import Any, Callable, Iterable, Iterator, List, Sequence, Tuple
+from typing import Any, Iterable, Iterator, List, Sequence, Tuple
 
 import numpy
 
-from synkhronos._text import listed
 from synkhronos.engines import names
 from synkhronos.engines.names import SharedVariable, Variable
 from synkhronos.engines.names import tensor as tt
-from synkhronos.extensions.steps.layout import Layout
-
-FLOAT_DTYPES = ("float16", "float32", "float64")
+from synkhronos.extensions._parameters import (
+    as_state,
+    checked_parameters,
+    described,
+    gradients_of,
+    scalar,
+)
 
 UpdatePairs = List[Tuple[SharedVariable, Variable]]
 
 
-def described(variable: Any, position: int) -> str:
-    """Return how error messages refer to an entry of a list of parameters."""
-    name = getattr(variable, "name", None)
-    return f"params[{position}]" if name is None else f"params[{position}] ({name})"
+class Layout:
+    """Arrays of fixed shapes, flattened and joined in their order.
 
+    Parameters
+    ----------
+    shapes : list of tuple of int
+    broadcastable : list of tuple of bool
+        The broadcast pattern of each array.
 
-def checked_parameters(params: Iterable[SharedVariable]) -> list[SharedVariable]:
-    """Return `params` as a list of distinct float shared tensors, or raise an error."""
-    if isinstance(params, Variable) or not isinstance(params, Iterable):
-        raise TypeError(
-            f"params: expected a list of shared variables, got {type(params).__name__}; "
-            "put a single parameter in a list: [parameter]"
-        )
-    params = list(params)
-    if not params:
-        raise ValueError("params: expected at least one shared variable, got an empty list")
-    first_position: dict[SharedVariable, int] = {}
-    for position, param in enumerate(params):
-        which = described(param, position)
-        if not isinstance(param, SharedVariable) or not hasattr(param.type, "broadcastable"):
-            raise TypeError(
-                f"{which}: expected a shared tensor variable, got {type(param).__name__} {param}; "
-                f"create it with {names.package.__name__}.shared(array)"
-            )
-        if param.dtype not in FLOAT_DTYPES:
-            raise TypeError(
-                f"{which}: expected one of the dtypes {', '.join(FLOAT_DTYPES)}, got {param.dtype}; "
-                f"store the parameter as array.astype({names.package.__name__}.config.floatX)"
-            )
-        if param in first_position:
-            raise ValueError(
-                f"{which}: the same shared variable as params[{first_position[param]}]; "
-                "list every parameter once"
-            )
-        first_position[param] = position
-    return params
+    Attributes
+    ----------
+    size : int
+        The length of the vector.
+    """
+
+    def __init__(
+        self, shapes: Sequence[tuple[int, ...]], broadcastable: Sequence[tuple[bool, ...]]
+    ) -> None:
+        self._shapes, self._broadcastable = shapes, broadcastable
+        sizes = [int(numpy.prod(shape, dtype=numpy.int64)) for shape in shapes]
+        self._ends = [int(end) for end in numpy.cumsum(sizes)]
+        self.size = self._ends[-1]
+
+    def new_vector(self, dtype: str, name: str) -> SharedVariable:
+        """Return a shared vector of zeros for the arrays. It knows their shapes."""
+        vector = names.shared(numpy.zeros(self.size, dtype), name, (False,))
+        vector.tag.pieces = tuple(tuple(map(int, shape)) for shape in self._shapes)
+        return vector
+
+    def pieces(self, vector: Variable) -> Iterator[Variable]:
+        """Yield each array's part of `vector`, in the array's shape."""
+        start = 0
+        for shape, broadcastable, end in zip(self._shapes, self._broadcastable, self._ends):
+            piece = tt.reshape(vector[start:end], shape, ndim=len(shape))
+            yield names.with_pattern(piece, broadcastable)
+            start = end
+
+    def filled(self, vector: Variable, expressions: Sequence[Variable]) -> Variable:
+        """Return `vector` with the values of `expressions` in it, written in place."""
+        start, expressions = 0, list(expressions)
+        for expression, end in zip(expressions, self._ends):
+            # A concatenation would create a new array each time, which would have to be copied to
+            # shared memory.
+            vector = tt.set_subtensor(vector[start:end], expression.flatten())
+            start = end
+        vector.tag.filled_with = expressions
+        return vector
 
 
 def common_dtype(params: Sequence[SharedVariable]) -> str:
@@ -78,149 +91,6 @@ def common_dtype(params: Sequence[SharedVariable]) -> str:
                 "convert the parameters to one dtype, or use sgd_nonflat"
             )
     return dtype
-
-
-def gradients_of(loss: Any, params: Sequence[SharedVariable]) -> list[Variable]:
-    """Return one gradient per parameter, in the parameter's dtype.
-
-    `loss` is a scalar expression, or a list of gradient expressions in the order of `params`.
-    """
-    if isinstance(loss, (list, tuple)):
-        gradients = _checked_gradients(list(map(_as_dense, loss)), params)
-    else:
-        gradients = list(map(_as_dense, _computed_gradients(loss, params)))
-    return [
-        gradient if gradient.dtype == param.dtype else tt.cast(gradient, param.dtype)
-        for param, gradient in zip(params, gradients)
-    ]
-
-
-def _as_dense(gradient):
-    return names.dense(gradient) if isinstance(gradient, Variable) else gradient
-
-
-def _checked_gradients(gradients: Sequence[Any], params: Sequence[SharedVariable]) -> list[Variable]:
-    if len(gradients) != len(params):
-        raise ValueError(
-            f"loss: expected one gradient per parameter, got {len(gradients)} gradients for "
-            f"{len(params)} parameters"
-        )
-    for position, (gradient, param) in enumerate(zip(gradients, params)):
-        if not isinstance(gradient, Variable) or not hasattr(gradient.type, "broadcastable"):
-            raise TypeError(
-                f"loss[{position}]: expected a gradient expression (a tensor variable), got "
-                f"{type(gradient).__name__}; pass {names.package.__name__}.grad(loss, params), or the "
-                f"loss itself"
-            )
-        if gradient.ndim != param.ndim:
-            raise ValueError(
-                f"loss[{position}]: expected a gradient with the {param.ndim} dimensions of "
-                f"{described(param, position)}, got {gradient.ndim}; give the gradients in the "
-                "order of params"
-            )
-    return list(gradients)
-
-
-def check_loss(loss: Any) -> None:
-    """Raise an error unless `loss` is a scalar float expression."""
-    if not isinstance(loss, Variable) or not hasattr(loss.type, "broadcastable"):
-        raise TypeError(
-            f"loss: expected a scalar expression or a list of gradients, got {type(loss).__name__}"
-        )
-    if loss.ndim != 0:
-        raise ValueError(
-            f"loss: expected a scalar expression, got {loss.ndim} dimension(s); "
-            "reduce it first, as in loss.mean()"
-        )
-    if loss.dtype not in FLOAT_DTYPES:
-        raise TypeError(
-            f"loss: expected a float expression, got {loss.dtype}, which has no gradient; "
-            "compute it from float variables"
-        )
-
-
-def _computed_gradients(loss: Any, params: Sequence[SharedVariable]) -> list[Variable]:
-    check_loss(loss)
-    gradients = names.gradients(loss, list(params))
-    disconnected = [
-        described(param, position)
-        for position, (param, gradient) in enumerate(zip(params, gradients))
-        if gradient is None
-    ]
-    if disconnected:
-        raise ValueError(
-            "params: expected parameters that the loss depends on, got some that it does not: "
-            f"{listed(disconnected)}; leave them out of params"
-        )
-    return gradients
-
-
-def scalar(name: str, value: Any, dtype: str) -> Variable:
-    """Return the hyperparameter `value`, a number or a scalar variable, as a scalar of `dtype`."""
-    value = _checked_scalar(name, value)
-    # A float64 scalar would have float32 parameters in float64.
-    if isinstance(value, Variable):
-        return tt.cast(value, dtype)
-    number = value.astype(dtype)
-    if value and not number:
-        least = float(numpy.finfo(dtype).smallest_subnormal)
-        raise ValueError(f"{name}: {value} is 0 in {dtype}; give a number of at least {least:.1g}")
-    return tt.constant(number)
-
-
-def in_double_precision(formula: Callable[..., Any], dtype: str, /, **values: Any) -> Variable:
-    """Return a formula of scalars, computed in double precision, as a scalar of `dtype`.
-
-    The steps of the computation are no tensors: with the flag ``warn_float64`` compilers refuse tensors
-    of float64.
-
-    Parameters
-    ----------
-    formula : function
-    dtype : str
-    **values : numbers or scalar variables
-        The arguments of the formula, by its names for them.
-    """
-    checked = {name: _checked_scalar(name, value) for name, value in values.items()}
-    variables = {name: one for name, one in checked.items() if isinstance(one, Variable)}
-    numbers = {name: numpy.float64(one) for name, one in checked.items() if name not in variables}
-    if not variables:
-        return tt.constant(numpy.asarray(formula(**numbers), dtype))
-    kind = names.scalar.get_scalar_type
-    inputs = {name: kind(one.dtype)() for name, one in variables.items()}
-    with names.without_test_values():
-        doubles = {name: names.scalar.cast(one, "float64") for name, one in inputs.items()}
-        for name, number in numbers.items():  # of which a constant() would have the dtype floatX
-            doubles[name] = names.scalar.ScalarConstant(kind("float64"), number)
-        result = names.scalar.cast(formula(**doubles), dtype)
-    return names.Elemwise(names.scalar.Composite([*inputs.values()], [result]))(*variables.values())
-
-
-def _checked_scalar(name, value):
-    """Return a hyperparameter, which is a scalar variable, or a number as an array."""
-    if isinstance(value, Variable) and hasattr(value.type, "broadcastable"):
-        ndim = value.ndim
-    elif isinstance(value, (Real, numpy.ndarray)):
-        value = numpy.asarray(value)
-        ndim = value.ndim
-    else:
-        raise TypeError(f"{name}: expected a number or a scalar variable, got {type(value).__name__}")
-    if ndim != 0:
-        raise ValueError(
-            f"{name}: expected a scalar, got {ndim} dimension(s); one value applies to all parameters"
-        )
-    return value
-
-
-def as_state(variable: SharedVariable) -> SharedVariable:
-    """Return a shared variable, marked as optimizer state, which `is_state` recognizes."""
-    variable.tag.optimiser_state = True
-    return variable
-
-
-def is_state(variable: Variable) -> bool:
-    """Whether `variable` is optimizer state."""
-    return getattr(variable.tag, "optimiser_state", False)
 
 
 class FlatGradient:

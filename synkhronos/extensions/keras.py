@@ -30,7 +30,7 @@ from synkhronos.extensions.keras_backend.terms import (
     terms_of,
 )
 from synkhronos.extensions.keras_backend.values import setting_of
-from synkhronos.extensions.steps.dependence import Dependence
+from synkhronos.extensions.steps.source_masks import Dependence
 
 __all__ = ["parallelize"]
 

@@ -15,12 +15,12 @@ from typing import Any, Literal, Sequence, Union
 
 import synkhronos as synk
 from synkhronos.engines.names import SharedVariable, Variable
-from synkhronos.extensions.steps.arguments import Inputs
-from synkhronos.extensions.steps.copies import Request
-from synkhronos.extensions.steps.marks import gradients, reduced
-from synkhronos.extensions.steps.requests import Arguments, script_of_function, script_of_training
-from synkhronos.extensions.steps.serial import SerialStep
+from synkhronos.extensions.steps import copied_arguments
+from synkhronos.extensions.steps.definition import define_function, define_training
+from synkhronos.extensions.steps.marked_expressions import gradients, reduced
+from synkhronos.extensions.steps.serial_step import SerialStep
 from synkhronos.extensions.steps.step import Step
+from synkhronos.extensions.steps.step_inputs import StepInputs
 
 __all__ = [
     "ParallelFunction",
@@ -45,7 +45,7 @@ class TrainFunction:
         The functions that a step runs; empty for a step of plain Theano.
     """
 
-    def __init__(self, step: Step | SerialStep, inputs: Inputs, is_single: bool) -> None:
+    def __init__(self, step: Step | SerialStep, inputs: StepInputs, is_single: bool) -> None:
         self._step, self._inputs, self._is_single = step, inputs, is_single
         self._n_arguments = inputs.n_arguments
         self.functions = getattr(step, "functions", [])
@@ -143,12 +143,12 @@ class ParallelFunction:
         The name that was given.
     """
 
-    def __init__(self, request: Request) -> None:
-        self._request = request.listed()
-        script, self._inputs, options, self._form = script_of_function(*self._request)
-        self._step = Step(script, self._inputs, options)
+    def __init__(self, arguments: copied_arguments.Arguments) -> None:
+        self._arguments = copied_arguments.without_iterators(arguments)
+        definition, self._form = define_function(**self._arguments)
+        self._step, self._inputs = Step(definition), definition.inputs
         self.functions = self._step.functions
-        self.name = self._request.name
+        self.name = copied_arguments.name_in(self._arguments)
 
     def __call__(
         self,
@@ -205,7 +205,8 @@ class ParallelFunction:
         TypeError, ValueError, ClosedError, WorldBrokenError
             As there.
         """
-        return type(self)(self._request.copied(swap, delete_updates, name, profile))
+        arguments = self._arguments
+        return type(self)(copied_arguments.copied(arguments, swap, delete_updates, name, profile))
 
     __copy__ = copy
 
@@ -216,7 +217,7 @@ class ParallelFunction:
         -------
         list of shared variables
         """
-        return self._request.shareds()
+        return copied_arguments.shareds_in(self._arguments)
 
     def check(
         self,
@@ -380,21 +381,12 @@ def make_train_function(
            [1.  , 1.75]])
     >>> synk.close()
     """
-    arguments = Arguments(
-        (x, y),
-        outputs,
-        updates,
-        givens,
-        bcast_inputs,
-        None,
-        loss_op,
-        function_options,
-        wire,
-        overlap,
-    )
-    script, inputs, options = script_of_training(arguments, loss, params, update_rule, args, kwargs)
-    step = Step(script, inputs, options)
-    return TrainFunction(step, inputs, outputs is None)
+    definition = define_training(
+        loss, params, x, y, update_rule, args, kwargs, outputs=outputs, updates=updates, givens=givens,
+        bcast_inputs=bcast_inputs, loss_op=loss_op, function_options=function_options, wire=wire,
+        overlap=overlap,
+    )  # fmt: skip
+    return TrainFunction(Step(definition), definition.inputs, outputs is None)
 
 
 def make_train_function_theano(
@@ -438,21 +430,12 @@ def make_train_function_theano(
     >>> w.get_value()
     array(1.)
     """
-    arguments = Arguments(
-        (x, y),
-        outputs,
-        updates,
-        givens,
-        bcast_inputs,
-        None,
-        loss_op,
-        function_options,
-        wire,
-        overlap,
-    )
-    script, inputs, options = script_of_training(arguments, loss, params, update_rule, args, kwargs)
-    step = SerialStep(script, inputs, options.compiler)
-    return TrainFunction(step, inputs, outputs is None)
+    definition = define_training(
+        loss, params, x, y, update_rule, args, kwargs, outputs=outputs, updates=updates, givens=givens,
+        bcast_inputs=bcast_inputs, loss_op=loss_op, function_options=function_options, wire=wire,
+        overlap=overlap,
+    )  # fmt: skip
+    return TrainFunction(SerialStep(definition), definition.inputs, outputs is None)
 
 
 def parallel_function(
@@ -563,16 +546,20 @@ def parallel_function(
     [array([2., 2.]), array([1., 1.])]
     >>> synk.close()
     """
-    arguments = Arguments(
-        inputs,
-        outputs,
-        updates,
-        givens,
-        bcast_inputs,
-        sliceable_shareds,
-        loss_op,
-        kwargs,
-        wire,
-        overlap,
+    return ParallelFunction(
+        {
+            "inputs": inputs,
+            "outputs": outputs,
+            "updates": updates,
+            "givens": givens,
+            "loss": loss,
+            "params": params,
+            "gradients": gradients,
+            "loss_op": loss_op,
+            "bcast_inputs": bcast_inputs,
+            "sliceable_shareds": sliceable_shareds,
+            "function_options": kwargs,
+            "wire": wire,
+            "overlap": overlap,
+        }
     )
-    return ParallelFunction(Request(arguments, loss, params, gradients))

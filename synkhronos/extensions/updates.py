@@ -28,9 +28,8 @@ from synkhronos.engines import names
 from synkhronos.engines.names import SharedVariable, Variable, apart
 from synkhronos.engines.names import tensor as tt
 from synkhronos.extensions._added_momentum import apply_momentum, apply_nesterov_momentum
-from synkhronos.extensions._flat_gradient import (
-    FlatGradient,
-    UpdatePairs,
+from synkhronos.extensions._flat_gradient import FlatGradient, UpdatePairs
+from synkhronos.extensions._parameters import (
     checked_parameters,
     gradients_of,
     in_double_precision,

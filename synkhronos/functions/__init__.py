@@ -15,5 +15,7 @@ unless the communicator has ``reduced`` them. ``replicate`` sends functions to t
 track of the replicas of shared variables that are meant to be equal. The folder ``comparing`` compares
 replicas, and results with the serial ones.
 
+``steps`` is for extensions, whose steps are several calls.
+
 May import: ``arithmetic``, ``comms``, ``host``, ``stores``, ``engines``, ``world``, ``arrays``.
 """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, Iterable, Mapping, Sequence, TypeVar, overload
+from typing import Any, Mapping, Sequence, TypeVar, overload
 
 from synkhronos import _html
 from synkhronos._errors import BUSY, ClosedError, SynkhronosError
@@ -13,7 +13,7 @@ from synkhronos.arrays.data import Data
 from synkhronos.functions import arguments, outputs
 from synkhronos.functions.agreement import agreement_of
 from synkhronos.functions.call_plan import CallPlan
-from synkhronos.functions.comparing.serial_comparison import Comparison, check_call, check_commands
+from synkhronos.functions.comparing.serial_comparison import Comparison, check_call
 from synkhronos.functions.comparing.watch import watch
 from synkhronos.functions.copies import (
     Parts,
@@ -30,7 +30,6 @@ from synkhronos.functions.description import describe
 from synkhronos.functions.replica import Replica, serial_arguments
 from synkhronos.functions.replicate import Sending, check_sent, replicate
 from synkhronos.functions.signature import Input, Output
-from synkhronos.world.here import Command
 from synkhronos.world.plans import PlannedCommand
 from synkhronos.world.turn import Turn, takes_turn
 from synkhronos.world.world import World, current_world, world_exists
@@ -233,49 +232,6 @@ class Function:
                 values = outputs.collect(world, self, world.run(command), None)
                 return outputs.in_form(self, values, None)
             return self._submit(command)
-
-    def reduced_by_step(
-        self, reduced: Mapping[SharedVariable, tuple[str, str]], is_doubtful: bool
-    ) -> None:
-        """Take note of the variables that a step reduces after each call.
-
-        Parameters
-        ----------
-        reduced : dict
-            What messages call each variable, and the operation.
-        is_doubtful : bool
-            Whether a warning has already said that the step differs from the serial one.
-        """
-        if self._world is None:  # a copy that programs use
-            return
-        numbers = self._world.registry.numbers
-        self.reduced = {numbers[shared]: op for shared, (_, op) in reduced.items()}
-        if self.verification is not None:
-            named = {numbers[shared]: what for shared, (what, _) in reduced.items()}
-            self.verification.add(named, is_doubtful)
-
-    def check_step(
-        self,
-        commands: list[Command],
-        outputs: Mapping[str, tuple[int, int]],
-        variables: Iterable[SharedVariable],
-        rtol: float | None,
-        atol: float | None,
-    ) -> Comparison:
-        """Compare a step, to which calls of this function belong, with the same step on one rank.
-
-        Parameters
-        ----------
-        commands : list of Command
-            As they were recorded.
-        outputs : dict
-            For each output of the step by name, the number of the command, and its number there.
-        variables : iterable of shared variables
-            Those that the step updates.
-        rtol, atol
-            As for `check`.
-        """
-        return check_commands(self._usable_world(), self, commands, outputs, variables, rtol, atol)
 
     def _submit(self, command, kept=None):
         """Run or record a command, perhaps another one that is observed; `kept` lives until then."""
@@ -701,6 +657,6 @@ class Function:
 
 #: Used by the package itself; not shown by completion.
 _INTERNAL = set(
-    "analysis check_step copy_of forget_plan from_parts plan reduced reduced_by_step "
-    "specification turn verification watch watcher".split()
+    "analysis copy_of forget_plan from_parts plan reduced specification turn verification watch "
+    "watcher".split()
 )

@@ -4,6 +4,7 @@ Each rule is one test, which lists all places that break it.
 """
 
 import ast
+import importlib
 import inspect
 import re
 import sys
@@ -11,16 +12,19 @@ import typing
 from pathlib import Path
 
 import mutation
+import numpy as np
 import pytest
 from changed import OF_CODE, OF_FILES, OTHERS, Files, listed_for_module, matches
 from processes import find_test
 
 import synkhronos as synk
+from synkhronos.engines import names as compiler
 
 ROOT = Path(synk.__file__).resolve().parent
 DOCS = ROOT.parent / "docs"
 LONGEST_FILE = 500  # lines, without docstrings
 LONGEST_FUNCTION = 45
+PUBLIC_PLACES = (synk, synk.ops, synk.extensions.rules, synk.extensions.train)
 PUBLIC_FOLDERS = {"extensions", "ops"}
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef)
 
@@ -29,13 +33,23 @@ OF_MPI4PY = "synkhronos.machines.mpi"
 PROCESSES = {"multiprocessing", "subprocess", "signal", "threadpoolctl", "psutil"}
 COMPILERS = {"theano", "pygpu", "pytensor", "lasagne"}
 #: Besides the public names, the extensions use these: the compiler, which one it is, what its graphs
-#: tell about rows and gradients, what copies replace, checks of arguments, how to warn, and lists in
-#: messages.
+#: tell about rows and gradients, what copies replace, checks of arguments, how to warn, lists in
+#: messages, and what is made for steps of several calls.
 FOR_EXTENSIONS = {
     "synkhronos._checks", "synkhronos._errors", "synkhronos._text", "synkhronos.engines.names",
     "synkhronos.engines.rows", "synkhronos.engines.seeds", "synkhronos.engines.swaps",
-    "synkhronos.engines.windows", "synkhronos.host.compiler",
+    "synkhronos.engines.windows", "synkhronos.functions.steps", "synkhronos.host.compiler",
 }  # fmt: skip
+#: What the repetition of steps uses besides, until steps are plans that are sent once.
+OF_REPEATED_STEPS = {
+    "synkhronos.extensions.steps.repetition": {
+        "change", "check_layout", "is_shown", "is_valid", "last_handle", "on_batch", "plan", "run_with",
+        "watch",
+    },
+    "synkhronos.extensions.steps.step": {"recorded", "results", "turn"},
+}  # fmt: skip
+#: Attributes of Keras's models, which classes of this package have, too.
+OF_KERAS = {"optimizer", "targets", "weights"}
 #: The extensions that are for one compiler, and import it by its own name.
 OF_ONE_COMPILER = re.compile(r"synkhronos\.extensions\.(keras|pymc)")
 EVERYWHERE = {"_checks", "_errors", "_html", "_text", "_typing", "_version"}
@@ -253,6 +267,88 @@ def test_extensions_use_public_names_only():
     imported = {(name, one) for name in extensions for one in inside(name) - FOR_EXTENSIONS}
     assert not [pair for pair in imported if pair[1] != "synkhronos" and room(pair[1]) != "extensions"]
     assert not [(name, one) for name in extensions for one in private_names(TREES[name])]
+
+
+def attributes_used(tree):
+    """Yield the attributes of objects that a module uses, with their lines.
+
+    Names in imported modules are not included, which other tests read, and neither are the attributes of
+    ``self``.
+    """
+    _, imported = module_level_names(tree)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            if getattr(node.value, "id", None) not in {*imported, "self"}:
+                yield node.attr, node.lineno
+        elif isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("getattr", "hasattr"):
+            if isinstance(node.args[1], ast.Constant):
+                yield node.args[1].value, node.lineno
+
+
+def attributes_defined(tree):
+    """Return the attributes that the classes of a module define."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef):
+            bound, _ = module_level_names(node)
+            found |= bound | {one.name for one in node.body if isinstance(one, ast.FunctionDef)}
+        elif isinstance(node, ast.Attribute) and getattr(node.value, "id", "") == "self":
+            if isinstance(node.ctx, ast.Store):
+                found.add(node.attr)
+    return found
+
+
+def documented_attributes():
+    """Return the attributes and methods of public classes that the reference documents."""
+    found = set(synk.ops.__all__)
+    for page in (DOCS / "reference").glob("*.rst"):
+        classes = re.findall(
+            r"^\.\. autoclass:: (\w+).*\n((?:   .*\n)*)", page.read_text(), re.MULTILINE
+        )
+        for name, options in classes:
+            one = next(getattr(each, name) for each in PUBLIC_PLACES if hasattr(each, name))
+            excluded = re.search(":exclude-members: (.*)", options)
+            hidden = set(excluded[1].split(", ")) if excluded else set()
+            for line in sections(one.__doc__ or "").get("Attributes", []):
+                if line and not line.startswith(" "):
+                    found.update(line.partition(" : ")[0].split(", "))
+            for base in one.__mro__[:-1] if ":members:" in options else []:
+                members = {key for key, value in vars(base).items() if inspect.getdoc(value)}
+                found.update(members - hidden)
+    return found
+
+
+def attributes_for_extensions():
+    """Return the attributes of what the engines' modules tell extensions of graphs."""
+    modules = [importlib.import_module(name) for name in FOR_EXTENSIONS if room(name) == "engines"]
+    classes = [one for module in modules for one in vars(module).values() if inspect.isclass(one)]
+    return {key for one in classes if room(one.__module__) == "engines" for key in dir(one)}
+
+
+def attributes_of_others():
+    """Return the attributes of Python's objects, of NumPy's, and of the compiler's."""
+    x, shared = compiler.tensor.dmatrix("x"), compiler.shared(np.zeros(2), "w", (False,))
+    total = (2 * x).sum()
+    nodes = [total.owner, total.owner.inputs[0].owner]
+    graph = [x, shared, compiler.tensor.constant(1.0), x.type, *nodes, *(node.op for node in nodes)]
+    graph += [nodes[1].op.scalar_op, compiler.Scan]
+    python = [{}, [], "", b"", 1, sys.stderr, np.zeros(1), np.dtype("f8"), np.random.default_rng(0)]
+    return {attribute for one in [*graph, *python] for attribute in dir(one)}
+
+
+def test_extensions_use_documented_attributes_only():
+    extensions = [name for name in FILES if room(name) == "extensions"]
+    others = [TREES[name] for name in FILES if name not in extensions]
+    hidden = set().union(*map(attributes_defined, others))
+    hidden -= set().union(*(attributes_defined(TREES[name]) for name in extensions))
+    hidden -= documented_attributes() | attributes_for_extensions() | attributes_of_others() | OF_KERAS
+    found = [
+        (name, line, attribute)
+        for name in extensions
+        for attribute, line in attributes_used(TREES[name])
+        if attribute in hidden and attribute not in OF_REPEATED_STEPS.get(name, ())
+    ]
+    assert not found
 
 
 # State
@@ -586,6 +682,12 @@ def test_the_readers_of_code_find_what_they_look_for():
     changes = "world.x = 1\nself._world.here.y += 1\nworld.z[0] = 1\nworld.z.append(1)\n"
     none = "x = world\nself._world = x\nworld.f(1).append(x)\nf(world.x).y = 1\n"
     assert list(changes_of_a_world(ast.parse(changes + none))) == [1, 2, 3, 4]
+    code = "import os\nclass A:\n    b = 1\n    def c(self):\n        self.d = os.e.f, getattr(x, 'g')\n"
+    assert attributes_defined(ast.parse(code)) == {"b", "c", "d"}
+    assert {one for one, _ in attributes_used(ast.parse(code))} == {"f", "g"}
+    documented = documented_attributes()
+    assert {"check", "maker", "output_modes", "differences"} <= documented
+    assert not {"specification", "last_handle", "check_layout", "runs"} & documented
     assert unannotated(tree.body[-1]) == ["x", "return"]
     assert documented_parameters("S.\n\nParameters\n----------\na, *b : int\n    A.\nc\n\nReturns\n"
                                  "-------\nint\n") == ["a", "b", "c"]  # fmt: skip

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 import synkhronos  # noqa: F401
 from compilers import Streams, compiler, softplus, tt
-from synkhronos.extensions.steps.dependence import Dependence, rebuilt
+from synkhronos.extensions.steps.traversal import rebuilt
+from synkhronos.extensions.steps.source_masks import Dependence
 from synkhronos.extensions.steps.equality import Numbering
 from synkhronos.extensions.steps.linear import has_rows, split, terms
 
@@ -22,8 +23,8 @@ def evaluate(*variables):
     return function(DATA)
 
 
-def dependence(*sources, cuts=()):
-    return Dependence(sources or (X,), {}, cuts)
+def dependence(*sources, independent=()):
+    return Dependence(sources or (X,), {}, independent)
 
 
 # Equal expressions
@@ -73,7 +74,7 @@ def test_graphs_deeper_than_the_stack():
 
 def test_which_sources_an_expression_depends_on():
     y, middle = tt.dvector("y"), X.sum()
-    both = Dependence([X, y], {}, cuts=[middle])
+    both = Dependence([X, y], {}, independent=[middle])
     assert both.sources_in(both.of(X + y)) == [X, y]
     assert both.sources_in(both.of(middle * y)) == [y]
     assert both.labels_in(both.of(X, y)) == "input 'x', input 'y'"

@@ -14,8 +14,8 @@ from theano.tensor.elemwise import Elemwise
 
 import synkhronos as synk
 from synkhronos.extensions.keras_backend.terms import Term, Trial, operation_of, terms_of
-from synkhronos.extensions.steps.dependence import Dependence, rebuilt
-from synkhronos.extensions.steps.graphs import inputs_first
+from synkhronos.extensions.steps.source_masks import Dependence
+from synkhronos.extensions.steps.traversal import inputs_first, rebuilt
 from synkhronos.extensions.train import parallel_function
 
 #: How Keras itself builds functions.

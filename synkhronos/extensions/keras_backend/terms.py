@@ -14,8 +14,8 @@ from theano.sandbox.rng_mrg import mrg_uniform_base
 from theano.tensor.elemwise import CAReduce, DimShuffle, Elemwise
 from theano.tensor.raw_random import RandomFunction
 
-from synkhronos.extensions.steps.dependence import Dependence, rebuilt
-from synkhronos.extensions.steps.graphs import inputs_first, is_random_state
+from synkhronos.extensions.steps.source_masks import Dependence
+from synkhronos.extensions.steps.traversal import inputs_first, is_random_state, rebuilt
 
 _UNCHANGED = (scalar.Cast, scalar.Identity, scalar.Neg)
 

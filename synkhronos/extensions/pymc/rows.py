@@ -11,6 +11,7 @@ import pytensor.tensor as pt
 from pytensor.compile.mode import Mode, get_mode
 
 import synkhronos as synk
+from synkhronos.functions.steps import turn_of
 
 _TRIED = 1000  # rows on which a sum is tested
 _SLICE = 4 << 20  # bytes of rows in a slice, so that they and intermediate results stay in the cache
@@ -79,7 +80,7 @@ class Rows:
     @property
     def turn(self) -> Any:
         """The turn that an evaluation takes."""
-        return self._functions[True].turn
+        return turn_of(self._functions[True])
 
     def sum(self, values: Sequence[Any]) -> np.ndarray:
         """Return the sum over all rows."""

@@ -17,20 +17,19 @@ rule                      what is exchanged                                     
 :class:`GoSGD`            each rank sends its parameters to another, at random         no
 ========================  ===========================================================  ============
 
-The modules: ``rule`` is the base class; ``averaging``, ``diloco``, ``centered`` and ``gossip`` have the
-rules, and ``parameters`` their common functions. ``step`` builds steps in two parts. ``training`` is the
-script's side of the loop, and ``loop`` each rank's side, with ``validation``, ``progress``,
-``checkpoint``, ``history`` and ``record``.
+The modules: ``rule`` is the base class; ``averaging``, ``centered`` and ``gossip`` have the rules.
+``training_step`` builds steps in two parts. ``training`` is the script's side of the loop, and ``loop``
+each rank's side, with ``validation`` and a ``progress_bar``. ``history`` is what a rank records, in the
+``record`` afterwards, and ``training_state`` what checkpoints have.
 """
 
-from synkhronos.extensions.rules.averaging import BSP, LocalSGD
+from synkhronos.extensions.rules.averaging import BSP, DiLoCo, LocalSGD
 from synkhronos.extensions.rules.centered import ASGD, EASGD, SSP, Downpour
-from synkhronos.extensions.rules.diloco import DiLoCo
 from synkhronos.extensions.rules.gossip import GoSGD
 from synkhronos.extensions.rules.record import Record
 from synkhronos.extensions.rules.rule import Rule
-from synkhronos.extensions.rules.step import TrainingStep, make_step
 from synkhronos.extensions.rules.training import train
+from synkhronos.extensions.rules.training_step import TrainingStep, make_step
 
 __all__ = [
     "ASGD",

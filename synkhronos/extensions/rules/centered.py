@@ -7,16 +7,17 @@ from typing import Any
 import numpy
 
 import synkhronos as synk
-from synkhronos._checks import check_in_range, check_int
-from synkhronos.extensions.rules.parameters import (
+from synkhronos.extensions.rules.rule import (
     Params,
+    Rule,
     assign,
+    check_count,
+    check_number,
     meet,
     pack,
     unpack,
     values_of,
 )
-from synkhronos.extensions.rules.rule import Rule
 
 
 class _Centered(Rule):
@@ -91,11 +92,11 @@ class EASGD(_Centered):
     """
 
     def __init__(self, alpha: float = 0.5, period: int = 10, momentum: float = 0) -> None:
-        self.alpha = check_in_range(alpha, "EASGD: alpha", 0, 1)
+        self.alpha = check_number("EASGD: alpha", alpha, 0, 1)
         if not self.alpha:
             raise ValueError("EASGD: alpha: expected a number above 0, got 0")
-        self.period = check_int(period, "EASGD: period", 1)
-        self.momentum = check_in_range(momentum, "EASGD: momentum", 0, 1)
+        self.period = check_count("EASGD: period", period)
+        self.momentum = check_number("EASGD: momentum", momentum, 0, 1)
         if self.momentum == 1:
             raise ValueError("EASGD: momentum: expected a number below 1, got 1")
 
@@ -152,8 +153,8 @@ class Downpour(_Centered):
 
     def __init__(self, push_period: int = 1, pull_period: int = 1) -> None:
         name = type(self).__name__
-        self.push_period = check_int(push_period, f"{name}: push_period", 1)
-        self.pull_period = check_int(pull_period, f"{name}: pull_period", 1)
+        self.push_period = check_count(f"{name}: push_period", push_period)
+        self.pull_period = check_count(f"{name}: pull_period", pull_period)
 
     def start(self, rank: synk.Rank, params: Params) -> None:
         super().start(rank, params)
@@ -222,7 +223,7 @@ class SSP(_Centered):
     """
 
     def __init__(self, staleness: int = 3) -> None:
-        self.staleness = check_int(staleness, "SSP: staleness", 0)
+        self.staleness = check_count("SSP: staleness", staleness, 0)
 
     def after_step(self, rank: synk.Rank, params: Params, step: int) -> None:
         self._center.push()

@@ -8,9 +8,7 @@ from typing import Any
 import numpy
 
 import synkhronos as synk
-from synkhronos._checks import check_in_range
-from synkhronos.extensions.rules.parameters import END, Params, assign, meet, values_of
-from synkhronos.extensions.rules.rule import Rule
+from synkhronos.extensions.rules.rule import END, Params, Rule, assign, check_number, meet, values_of
 
 _TAG = 7305  # the tag of this rule's messages
 _NAP = 2e-4  # seconds
@@ -49,7 +47,7 @@ class GoSGD(Rule):
     """
 
     def __init__(self, probability: float = 0.01, seed: int | None = None) -> None:
-        self.probability = check_in_range(probability, "GoSGD: probability", 0, 1)
+        self.probability = check_number("GoSGD: probability", probability, 0, 1)
         self.seed = seed
 
     def start(self, rank: synk.Rank, params: Params) -> None:

@@ -11,10 +11,10 @@ import numpy
 
 import synkhronos as synk
 from synkhronos.engines.names import SharedVariable
-from synkhronos.extensions.rules.checkpoint import Saved
 from synkhronos.extensions.rules.history import History
-from synkhronos.extensions.rules.progress import Progress
+from synkhronos.extensions.rules.progress_bar import Progress
 from synkhronos.extensions.rules.rule import Rule
+from synkhronos.extensions.rules.training_state import Saved
 from synkhronos.extensions.rules.validation import Validation
 
 

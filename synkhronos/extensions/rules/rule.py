@@ -1,4 +1,4 @@
-"""`Rule`: how the ranks' parameters depend on each other."""
+"""`Rule`: how the ranks' parameters depend on each other; and what rules have in common."""
 
 from __future__ import annotations
 
@@ -7,8 +7,13 @@ from typing import Any, Mapping, Sequence
 import numpy
 
 import synkhronos as synk
-from synkhronos.extensions.rules.parameters import Params
-from synkhronos.extensions.rules.step import TrainingStep
+from synkhronos.engines.names import SharedVariable
+from synkhronos.extensions.rules.training_step import TrainingStep
+
+Params = Sequence[SharedVariable]
+
+#: The clock of a rank that takes no more steps.
+END = 1 << 62
 
 
 class Rule:
@@ -196,3 +201,54 @@ class Rule:
         """Set the parameters of all ranks to their average, weighted by rows since the last one."""
         rank.all_reduce(params, "avg", weight=self._rows or 1, wire=wire)
         self._rows = 0
+
+
+def check_count(name: str, value: Any, least: int = 1) -> int:
+    """Return a hyper-parameter that is a whole number, or raise an error."""
+    if isinstance(value, bool) or not isinstance(value, (int, numpy.integer)):
+        raise TypeError(f"{name}: expected an int, got {value!r}")
+    if value < least:
+        raise ValueError(f"{name}: expected at least {least}, got {value}")
+    return int(value)
+
+
+def check_number(name: str, value: Any, least: float, most: float = numpy.inf) -> float:
+    """Return a hyper-parameter that is a number in an interval, or raise an error."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, numpy.number)):
+        raise TypeError(f"{name}: expected a number, got {value!r}")
+    if not least <= value <= most:
+        bounds = f"at least {least}" if most == numpy.inf else f"a number from {least} to {most}"
+        raise ValueError(f"{name}: expected {bounds}, got {value!r}")
+    return float(value)
+
+
+# The parameters of a rank, for rules
+
+
+def values_of(params: Params) -> list[numpy.ndarray]:
+    """Return copies of this rank's values."""
+    return [numpy.array(one.get_value(borrow=True)) for one in params]
+
+
+def assign(params: Params, values: Sequence[numpy.ndarray]) -> None:
+    """Set this rank's parameters to copies of values."""
+    for one, value in zip(params, values):
+        one.set_value(value)
+
+
+def pack(name: str, values: Sequence[numpy.ndarray] | None) -> dict[str, numpy.ndarray]:
+    """Return arrays for each parameter as items of a rule's state."""
+    return {f"{name} {position}": value for position, value in enumerate(values or ())}
+
+
+def unpack(name: str, params: Params, state: Mapping | None) -> list[numpy.ndarray] | None:
+    """Return the arrays that were given to `pack`, or None if the state does not have them."""
+    if not state or f"{name} 0" not in state:
+        return None
+    return [numpy.array(state[f"{name} {position}"]) for position in range(len(params))]
+
+
+def meet(rank: synk.Rank) -> None:
+    """Wait until every rank has taken its last step, even in programs without collectives."""
+    rank.clock = END
+    rank.wait_for_clocks(END)

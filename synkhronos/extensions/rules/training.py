@@ -9,16 +9,15 @@ from typing import Any, Callable, NamedTuple, Sequence
 import numpy
 
 import synkhronos as synk
-from synkhronos._checks import check_int
 from synkhronos._text import listed
 from synkhronos.engines.names import SharedVariable
-from synkhronos.extensions._flat_gradient import checked_parameters
-from synkhronos.extensions.rules import checkpoint as checkpoints
-from synkhronos.extensions.rules.checkpoint import Saved
+from synkhronos.extensions._parameters import checked_parameters
+from synkhronos.extensions.rules import training_state
 from synkhronos.extensions.rules.loop import Outcome, Plan, finish_program, train_program
 from synkhronos.extensions.rules.record import PathLike, Record
-from synkhronos.extensions.rules.rule import Rule
-from synkhronos.extensions.rules.step import TrainingStep, updated_by
+from synkhronos.extensions.rules.rule import Rule, check_count
+from synkhronos.extensions.rules.training_state import Saved
+from synkhronos.extensions.rules.training_step import TrainingStep, updated_by
 from synkhronos.extensions.rules.validation import Validation
 
 
@@ -156,19 +155,19 @@ def train(
     plan = Plan(
         step, params, _as_data(step, data), rule,
         _checked_validation(validate, by_all),
-        check_int(batch_size, "rules.train: batch_size", 1),
-        check_int(epochs, "rules.train: epochs", 0),
+        check_count("rules.train: batch_size", batch_size),
+        check_count("rules.train: epochs", epochs, 0),
         bool(progress), report,
     )  # fmt: skip
     _check_lengths(plan)
     _check_program(report, controller, on_death)
-    every = check_int(checkpoint_every, "rules.train: checkpoint_every", 1)
+    every = check_count("rules.train: checkpoint_every", checkpoint_every)
     if seed is not None:
-        seed = check_int(seed, "rules.train: seed", 0)
+        seed = check_count("rules.train: seed", seed, 0)
     programs = _Programs(plan, controller, on_death)
     if checkpoint is None:
         return _train_at_once(programs, seed)
-    checkpoints.check_path(checkpoint)
+    training_state.check_path(checkpoint)
     return _train_with_checkpoints(programs, seed, checkpoint, every)
 
 
@@ -187,18 +186,18 @@ def _train_with_checkpoints(programs, seed, path, every):
     plan = programs.plan
     settings = _settings(plan, seed)
     if os.path.exists(path):
-        saved = checkpoints.load(path, settings, seed)
+        saved = training_state.load(path, settings, seed)
     else:
         _start_alike(plan)
         saved = _beginning(seed)
-        checkpoints.save(path, saved, settings)  # for a death before the first epochs are saved
+        training_state.save(path, saved, settings)  # for a death before the first epochs are saved
     results = None
     per_epoch = synk.Rank.n_minibatches(len(plan.data[0]), synk.size(), plan.batch_size)
     while min(saved.steps) < plan.epochs * per_epoch:
         until = min(plan.epochs, (min(saved.steps) // per_epoch // every + 1) * every)
         results = programs.run(train_program, saved, saved.record.elapsed, until, True)
         saved = _after(saved, results)
-        checkpoints.save(path, saved, settings)
+        training_state.save(path, saved, settings)
         if results.stopped:
             break
     if saved.states is not None:

@@ -7,8 +7,7 @@ from typing import Any, NamedTuple, Sequence
 import numpy
 
 import synkhronos as synk
-from synkhronos.extensions.rules.parameters import Params, assign, values_of
-from synkhronos.extensions.rules.rule import Rule
+from synkhronos.extensions.rules.rule import Params, Rule, assign, values_of
 
 _ROWS = 1000  # computed at a time
 

@@ -1,14 +1,18 @@
-"""Training steps on all ranks: the updates of a function, cut at the gradients, which are all-reduced.
+"""Training steps on all ranks: the updates of a function, with gradients that are all-reduced.
 
-``requests`` and ``script`` check what a script asks for, ``rules`` converts update rules from any
-source to a common form, and ``refusals`` has the errors that say what cannot be done. ``plan``
-divides a step into what each rank computes on its rows and what follows the all-reduce; it uses
-``cuts``, ``marks``, ``seeds``, ``linear``, ``dependence``, ``equality`` and ``graphs``, which read
-and rewrite graphs, and ``slots`` and ``layout``, which place the values to be reduced in one vector.
-``shares`` gives operations that change gradients, which ``changes`` finds by ``homogeneity`` and
-``loops``, the gradients of the serial loss. ``losses`` warns about losses that are combined in a way
-that is not theirs. ``step`` carries out a plan on all ranks, with ``overlap`` while gradients are
-reduced, and ``serial`` in one process; ``fixed_draws`` makes one whose random numbers do not depend
-on the ranks. ``arguments`` matches the data of a call, and ``repetition`` takes a step again that
-differs only in its rows. ``copies`` builds a step again with other variables.
+``definition`` makes the `Definition` of a step of the arguments that a script gives: ``parsing`` checks
+each of them, ``update_rules`` converts update rules from any source to one form, and ``step_inputs``
+matches the data of a call. ``reduced_expressions`` finds what is reduced over the ranks: gradients,
+losses, and ``marked_expressions``. ``plan`` divides a step into what each rank computes on its rows and
+what follows the all-reduce, ``step`` carries it out on all ranks, with ``repetition`` for a step that
+differs only in its rows, and ``serial_step`` in one process.
+
+``plan`` has the values to be reduced in ``reduced_vectors``; ``clipped_gradients`` gives operations
+that change gradients, by their ``homogeneity``, the gradients of the serial loss; ``losses`` warns
+about losses that are combined in a way that is not theirs; and ``refusals`` has the errors that say
+what cannot be done. ``traversal`` walks, searches and rewrites graphs, ``source_masks`` say on what
+expressions depend, ``linear`` has their terms, and ``equality`` says which are equal.
+
+``fixed_draws`` defines a step whose random numbers do not depend on the ranks, and
+``copied_arguments`` one with other shared variables.
 """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Hashable
 
 from synkhronos.engines.names import Constant, Variable
-from synkhronos.extensions.steps.graphs import inputs_first
+from synkhronos.extensions.steps.traversal import inputs_first
 
 
 class Numbering:

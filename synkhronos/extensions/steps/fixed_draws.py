@@ -13,9 +13,9 @@ import numpy
 from synkhronos.engines import names
 from synkhronos.engines.names import Variable
 from synkhronos.engines.names import tensor as tt
-from synkhronos.extensions.steps.dependence import Dependence
-from synkhronos.extensions.steps.graphs import inputs_first, operands_with
-from synkhronos.extensions.steps.script import Script
+from synkhronos.extensions.steps.definition import Definition
+from synkhronos.extensions.steps.source_masks import Dependence
+from synkhronos.extensions.steps.traversal import inputs_first, operands_with
 
 _GOLDEN = 0.6180339887498949  # multiples of it are spread evenly, modulo 1
 _STEPS = (0.7548776662466927, 0.5698402909980532, 0.4301597090019468)  # along the axes
@@ -24,7 +24,7 @@ _STEPS = (0.7548776662466927, 0.5698402909980532, 0.4301597090019468)  # along t
 _CONSTANT = 0.125
 
 
-def with_fixed_draws(script: Script) -> Script:
+def with_fixed_draws(definition: Definition) -> Definition:
     """Return a script with numbers that follow from the rows in place of random ones.
 
     Raises
@@ -32,20 +32,20 @@ def with_fixed_draws(script: Script) -> Script:
     ValueError
         If the script draws no random numbers.
     """
-    draws = list(_draws(script))
+    draws = list(_draws(definition))
     if not draws:
         raise ValueError("check: random=True is for steps that draw random numbers; this one does not")
-    by_row = _number_of_each_row(script)
-    of_rows = Dependence(script.rows, script.givens)
+    by_row = _number_of_each_row(definition)
+    of_rows = Dependence(definition.rows, definition.givens)
     fixed = {draw: _fixed(draw, by_row, bool(of_rows.of(_size(draw)))) for draw in draws}
-    return script._replace(givens={**script.givens, **fixed})
+    return definition._replace(givens={**definition.givens, **fixed})
 
 
-def _draws(script: Script) -> Iterator[Variable]:
+def _draws(definition: Definition) -> Iterator[Variable]:
     """Yield the arrays of random numbers that results are computed from."""
-    roots = [one.variable for one in script.outputs]
-    roots += [one.new for one in [*script.updates, *script.grad_updates] if not one.is_own]
-    for variable in inputs_first(roots, operands_with(script.givens)):
+    roots = [one.variable for one in definition.outputs]
+    roots += [one.new for one in [*definition.updates, *definition.grad_updates] if not one.is_own]
+    for variable in inputs_first(roots, operands_with(definition.givens)):
         node = variable.owner
         if node is not None and isinstance(node.op, names.RANDOM) and variable is node.outputs[1]:
             yield variable
@@ -65,9 +65,9 @@ def _is_empty(size):
     return data is not None and not len(data)
 
 
-def _number_of_each_row(script: Script) -> Variable:
+def _number_of_each_row(definition: Definition) -> Variable:
     """Return a vector with a number for each row, which depends on the contents of the row."""
-    rows, axis = next(iter(script.rows.items()))
+    rows, axis = next(iter(definition.rows.items()))
     others = [one for one in range(rows.ndim) if one != axis]
     numbers = tt.cast(rows, "float64")
     return numbers.sum(axis=others) if others else numbers

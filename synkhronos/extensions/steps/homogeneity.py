@@ -13,7 +13,7 @@ import numpy
 
 from synkhronos.engines import names
 from synkhronos.engines.names import Apply, DimShuffle, Elemwise, Variable, scalar
-from synkhronos.extensions.steps.loops import follow, nodes_with_steps
+from synkhronos.extensions.steps.traversal import follow, nodes_with_steps
 
 _SUMS = (scalar.Add, scalar.Sub, scalar.Maximum, scalar.Minimum)
 _SAME = (scalar.Neg, scalar.Identity, scalar.Cast, scalar.Abs, scalar.Second)

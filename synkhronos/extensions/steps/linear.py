@@ -8,8 +8,8 @@ from synkhronos.engines import names
 from synkhronos.engines.names import Apply, DimShuffle, Elemwise, Sum, Variable, ViewOp, scalar
 from synkhronos.engines.names import tensor as tt
 from synkhronos.engines.seeds import is_fill_of_one_number
-from synkhronos.extensions.steps.dependence import Dependence
-from synkhronos.extensions.steps.graphs import inputs_first
+from synkhronos.extensions.steps.source_masks import Dependence
+from synkhronos.extensions.steps.traversal import inputs_first
 
 Parts = Tuple[Optional[Variable], Optional[Variable]]
 

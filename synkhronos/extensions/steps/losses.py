@@ -8,27 +8,27 @@ import synkhronos as synk
 from synkhronos._errors import warn
 from synkhronos.engines.names import Variable
 from synkhronos.engines.rows import Rows, of_input, rows_of
-from synkhronos.extensions.steps.dependence import Dependence
-from synkhronos.extensions.steps.graphs import inputs_first, operands_with
+from synkhronos.extensions.steps.definition import Definition
 from synkhronos.extensions.steps.linear import split
-from synkhronos.extensions.steps.script import Script
+from synkhronos.extensions.steps.source_masks import Dependence
+from synkhronos.extensions.steps.traversal import inputs_first, operands_with
 
 MEAN, SUM, BOTH = "a mean over the rows", "a sum over the rows", "both"
 
 _DIFFERS = "so that the step differs from the serial one"
 
 
-def check_losses(script: Script) -> bool:
+def check_losses(definition: Definition) -> bool:
     """Warn about the losses of a step that are combined in a way that is not theirs, if any are."""
-    found = [] if synk.size() == 1 else list(_complaints(script))
+    found = [] if synk.size() == 1 else list(_complaints(definition))
     for one in found:
         warn(one)
     return bool(found)
 
 
-def _complaints(script):
-    loss_op = script.cuts.loss_op
-    for loss, kind in zip(script.cuts.losses, kinds_of(script.cuts.losses, script)):
+def _complaints(definition):
+    loss_op, losses = definition.reductions.loss_op, definition.reductions.losses
+    for loss, kind in zip(losses, kinds_of(losses, definition)):
         if kind == BOTH:
             yield (
                 f"loss_op: the loss {loss} adds a sum over the rows and a mean over the rows, of which "
@@ -47,12 +47,12 @@ def _complaints(script):
                 f"added up, {_DIFFERS}: leave out loss_op='sum', or take the sum over the rows"
             )
         elif kind is None and loss_op == "avg":
-            yield from _complaints_about_output(loss, script)
+            yield from _complaints_about_output(loss, definition)
 
 
-def _complaints_about_output(loss, script):
+def _complaints_about_output(loss, definition):
     """Complain if a loss is summed as an output, and its gradients are averaged."""
-    for position, output in enumerate(script.outputs):
+    for position, output in enumerate(definition.outputs):
         if output.variable is loss and output.op == "sum":
             yield (
                 f"loss_op: outputs[{position}] is a loss, whose values are added up over the ranks, and "
@@ -61,14 +61,14 @@ def _complaints_about_output(loss, script):
             )
 
 
-def kinds_of(losses: Sequence[Variable], script: Script) -> list[str | None]:
+def kinds_of(losses: Sequence[Variable], definition: Definition) -> list[str | None]:
     """Return, for each loss, `MEAN`, `SUM`, `BOTH`, or None if that is not known.
 
     Terms that do not depend on the rows do not count.
     """
-    local = Dependence(script.rows, script.givens)
+    local = Dependence(definition.rows, definition.givens)
     parts = {loss: split(loss, local)[0] for loss in losses if local.of(loss)}
-    known = dict(zip(parts, values_of(list(parts.values()), script)))
+    known = dict(zip(parts, values_of(list(parts.values()), definition)))
     return [_kind(known.get(loss)) for loss in losses]
 
 
@@ -77,10 +77,10 @@ def _kind(value):
     return {frozenset([0]): MEAN, frozenset([1]): SUM, frozenset([0, 1]): BOTH}.get(degrees)
 
 
-def values_of(variables: Sequence[Variable], script: Script) -> list[Rows | None]:
+def values_of(variables: Sequence[Variable], definition: Definition) -> list[Rows | None]:
     """Return how variables depend on the number of rows; None where that is not known."""
-    known = {one: of_input(axis) for one, axis in script.rows.items()}
-    for one in inputs_first(variables, operands_with(script.givens)):
-        if one in script.givens and one not in known:
-            [known[one]] = rows_of(known, [script.givens[one]])
+    known = {one: of_input(axis) for one, axis in definition.rows.items()}
+    for one in inputs_first(variables, operands_with(definition.givens)):
+        if one in definition.givens and one not in known:
+            [known[one]] = rows_of(known, [definition.givens[one]])
     return rows_of(known, variables)

@@ -6,7 +6,7 @@ from typing import Sequence
 
 from synkhronos.engines.names import HAS_MRG, Apply, Variable
 from synkhronos.engines.windows import how_to_select, listed
-from synkhronos.extensions.steps.dependence import Dependence
+from synkhronos.extensions.steps.source_masks import Dependence
 
 _OPERATIONS = (
     "(shared, new, 'sum') adds up the changes of all ranks, 'min' and 'max' keep the least and the "

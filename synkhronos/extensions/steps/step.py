@@ -7,41 +7,12 @@ from typing import Any, NamedTuple, Sequence
 import synkhronos as synk
 from synkhronos.engines import names
 from synkhronos.engines.names import SharedVariable, Variable
-from synkhronos.extensions.steps.arguments import Inputs
+from synkhronos.extensions.steps.definition import Definition
 from synkhronos.extensions.steps.fixed_draws import with_fixed_draws
-from synkhronos.extensions.steps.graphs import inputs_first, operands_with
-from synkhronos.extensions.steps.overlap import overlapped
 from synkhronos.extensions.steps.plan import Plan, make_plan
 from synkhronos.extensions.steps.repetition import Repetition, are_in_store, is_observed
-from synkhronos.extensions.steps.script import Script
-
-
-class Options(NamedTuple):
-    """How the functions of a step are built.
-
-    Attributes
-    ----------
-    broadcast : list of variables
-        The `bcast_inputs`.
-    sliceable : list of shared variables
-    givens : dict
-    not_default : list of shared variables
-        Variables whose default updates are among the updates of the plan.
-    compiler : dict
-        Keywords of the compiler's own ``function``.
-    wire : str, PowerSGD, TopK or None
-        The format in which gradients are sent between machines.
-    overlap : bool
-        Whether gradients are sent while the ranks compute.
-    """
-
-    broadcast: list[Variable]
-    sliceable: list[SharedVariable]
-    givens: dict[Variable, Variable]
-    not_default: list[SharedVariable]
-    compiler: dict[str, Any]
-    wire: Any = None
-    overlap: bool = False
+from synkhronos.extensions.steps.traversal import inputs_first, operands_with
+from synkhronos.functions.steps import compare_step, reduces
 
 
 class _Phase(NamedTuple):
@@ -54,43 +25,54 @@ class _Phase(NamedTuple):
 class _Builder:
     """Builds the functions of a step."""
 
-    def __init__(self, inputs: Inputs, options: Options) -> None:
-        self.inputs, self.options = inputs, options
-        self._parents = operands_with(options.givens)
-        self._keywords = dict(options.compiler)
+    def __init__(self, definition: Definition) -> None:
+        self._inputs, self._givens = definition.inputs, definition.givens
+        self._broadcast = definition.broadcast
+        self._parents = operands_with(self._givens)
+        self._keywords = dict(definition.options)
         self._name = self._keywords.pop("name", None)
         excluded = self._keywords.get("no_default_updates", False)
-        if options.not_default and excluded is not True:
-            self._keywords["no_default_updates"] = [*(excluded or ()), *options.not_default]
+        if definition.defaults and excluded is not True:
+            self._keywords["no_default_updates"] = [*(excluded or ()), *definition.defaults]
 
-    def used(self, roots: Sequence[Variable]) -> set[Variable]:
-        """Return all variables that expressions are computed from."""
-        return set(inputs_first(roots, self._parents))
+    def used(self, variables: Sequence[Variable], updates: Sequence[tuple]) -> set[Variable]:
+        """Return all variables that some variables and updates are computed from."""
+        return set(inputs_first([*variables, *(new for _, new, *_ in updates)], self._parents))
 
     def build(
         self,
         name: str,
-        outputs: list[Any],
-        updates: list[tuple],
-        used: set[Variable],
-        indices: list[int],
-        sliceable: list[SharedVariable],
+        outputs: Sequence[tuple[Any, Variable]],
+        updates: Sequence[tuple],
         has_rows: bool = False,
+        indices: Sequence[int] | None = None,
+        sliceable: Sequence[SharedVariable] = (),
         **keywords: Any,
     ) -> _Phase:
-        """Build a function of some of the inputs. Without rows, no input selects any."""
+        """Build a function. Without rows, no input selects any.
+
+        Parameters
+        ----------
+        outputs : list of (output, variable)
+            Outputs as ``synk.function`` takes them, and their variables.
+        indices : list of int, optional
+            The numbers of the inputs; by default, of those that are used.
+        """
+        used = self.used([variable for _, variable in outputs], updates)
+        if indices is None:
+            indices = [i for i, one in enumerate(self._inputs.variables) if one in used]
         own, whole = [], []
         for index in indices:
-            variable = self.inputs.variables[index]
-            is_whole = variable in self.options.broadcast
+            variable = self._inputs.variables[index]
+            is_whole = variable in self._broadcast
             is_whole = is_whole or not (has_rows or getattr(variable.type, "ndim", 0))
             (whole if is_whole else own).append(index)
         function = synk.function(
-            [self.inputs.given[index] for index in own],
-            outputs,
-            bcast_inputs=[self.inputs.given[index] for index in whole],
+            [self._inputs.given[index] for index in own],
+            [output for output, _ in outputs],
+            bcast_inputs=[self._inputs.given[index] for index in whole],
             updates=updates,
-            givens=[(old, new) for old, new in self.options.givens.items() if old in used],
+            givens=[(old, new) for old, new in self._givens.items() if old in used],
             sliceable_shareds=sliceable,
             name=name if self._name is None else f"{self._name}: {name}",
             **{**self._keywords, **keywords},
@@ -99,7 +81,7 @@ class _Builder:
 
 
 class Step:
-    """A training step. Its calls take data as `Inputs.match` returns it.
+    """A training step. Its calls take data as `StepInputs.match` returns it.
 
     Attributes
     ----------
@@ -107,63 +89,56 @@ class Step:
         The functions that a call runs, in their order.
     """
 
-    def __init__(self, script: Script, inputs: Inputs, options: Options) -> None:
-        plan = make_plan(script)
-        self._arguments = script, inputs, options
+    def __init__(self, definition: Definition) -> None:
+        plan = make_plan(definition)
+        self._definition: Definition | None = definition
         self._with_fixed_draws: Step | None = None
+        inputs, wire = definition.inputs, definition.wire
         self._inputs, self._places, self._streams = inputs, plan.places, plan.streams
-        self._reduced = _reductions(plan, options.wire)
-        row_updates = overlapped(plan, options.wire) if options.overlap else plan.row_updates
-        builder = _Builder(inputs, options)
-        rows_use = builder.used([*plan.row_variables, *(new for _, new, _ in row_updates)])
-        later = [("prepare", [], plan.preparing), ("update", plan.outputs, plan.updates)]
-        later_use = [
-            builder.used([*outputs, *(new for _, new in updates)]) for _, outputs, updates in later
-        ]
+        self._reduced = _reductions(plan, wire)
+        row_updates = _overlapped(plan, wire) if definition.overlap else plan.row_updates
+        builder = _Builder(definition)
+        row_outputs = [(one.given, one.variable) for one in plan.row_outputs]
+        first = builder.used([variable for _, variable in row_outputs], row_updates)
+        later = builder.used(plan.outputs, [*plan.preparing, *plan.updates])
         # An unused input is passed to the first function, and so to the compiler.
-        only_later = set().union(*later_use) - rows_use
-        indices = [i for i, one in enumerate(inputs.variables) if one not in only_later]
+        indices = [i for i, one in enumerate(inputs.variables) if one in first or one not in later]
         self._rows = builder.build(
-            "gradient", plan.row_outputs, row_updates, rows_use, indices, options.sliceable, True
+            "gradient", row_outputs, row_updates, True, indices, definition.sliceable
         )
-        self._before = []
-        if plan.clearing:
-            self._before.append(builder.build("clear", [], plan.clearing, set(), [], []))
-        self._count, self._counts_sliceable = self._build_count(builder, plan, options)
-        self._later = []
-        for (name, outputs, updates), used in zip(later, later_use):
-            if outputs or updates:
-                indices = [i for i, one in enumerate(inputs.variables) if one in used]
-                own = [(output, None) for output in outputs]  # the master's value
-                self._later.append(builder.build(name, own, updates, used, indices, []))
+        self._before = [builder.build("clear", [], plan.clearing)] if plan.clearing else []
+        self._count, self._counts_sliceable = self._build_count(builder, plan, definition.sliceable)
+        self._later = [builder.build("prepare", [], plan.preparing)] if plan.preparing else []
+        if plan.outputs or plan.updates:
+            outputs = [((one, None), one) for one in plan.outputs]  # the master's value
+            self._later.append(builder.build("update", outputs, plan.updates))
         self._targets = [target for target, _ in plan.updates]
         self._told = _named(plan), plan.is_doubtful
-        self._rows.function.reduced_by_step(*self._told)
+        reduces(self._rows.function, *self._told)
         counts = [] if self._count is None else [self._count]
         called = [*self._before, *counts, self._rows, *self._later]
         self._called, self._place = [phase.function for phase in called], called.index(self._rows)
         self.functions = self._called[len(self._before) :]
         self._repetition: Repetition | None = None  # of the last step that was recorded
 
-    def _build_count(self, builder, plan, options):
+    def _build_count(self, builder, plan, sliceable):
         """Return the phase that counts the rows of all ranks, and whether they are sliceable."""
         if not plan.counting:
             return None, False
-        used = builder.used([new for _, new in plan.counting])
-        indices = [i for i, one in enumerate(self._inputs.variables) if one in used]
-        sliceable = [one for one in options.sliceable if one in used]
+        used = builder.used([], plan.counting)
+        counted = [one for one in sliceable if one in used]
         # The ranks meet in it, which not every mode can do.
-        phase = builder.build("count", [], plan.counting, used, indices, sliceable, True, mode=None)
-        return phase, bool(sliceable)
+        phase = builder.build("count", [], plan.counting, True, sliceable=counted, mode=None)
+        return phase, bool(counted)
 
     def __getstate__(self) -> dict[str, Any]:
         # Copies and pickles record steps of their own, and are without the script's expressions.
-        own = dict.fromkeys(("_repetition", "_arguments", "_with_fixed_draws"))
+        own = dict.fromkeys(("_repetition", "_definition", "_with_fixed_draws"))
         return {**vars(self), **own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        self._rows.function.reduced_by_step(*self._told)
+        reduces(self._rows.function, *self._told)
 
     def __call__(
         self, values: Sequence[Any], batch: Any, num_slices: int, batch_s: Any = None
@@ -227,13 +202,10 @@ class Step:
             If an output or an updated variable differs.
         """
         if random:
-            if self._arguments is None:
+            if self._definition is None:
                 raise ValueError("check: random=True is for the original step, not for a copy of it")
             if self._with_fixed_draws is None:
-                script, inputs, options = self._arguments
-                script = with_fixed_draws(script)
-                options = options._replace(givens=script.givens)
-                self._with_fixed_draws = Step(script, inputs, options)
+                self._with_fixed_draws = Step(with_fixed_draws(self._definition))
             step = self._with_fixed_draws
             return step.check(values, batch, num_slices, batch_s, False, rtol, atol)
         last = len(self._called) - 1
@@ -241,18 +213,11 @@ class Step:
             f"output {place}": (last if is_last else self._place, index)
             for place, (is_last, index) in enumerate(self._places)
         }
-        compared = []
 
-        def compare(commands):
-            places = [at for at, one in enumerate(commands) if hasattr(one.plain, "handles")]
-            found = {what: (places[at], index) for what, (at, index) in outputs.items()}
-            rows = self._rows.function
-            compared.append(rows.check_step(commands, found, self._targets, rtol, atol))
-
-        with self._rows.function.turn, synk.fuse() as block:
-            block.instead = compare
+        def take_step() -> None:
             self._make_calls(values, batch, num_slices, batch_s)
-        return compared[0]
+
+        return compare_step(self._rows.function, take_step, outputs, self._targets, rtol, atol)
 
     def _count_rows(self, values, batch, batch_s):
         positional, named = self._inputs.select(self._count.indices, values)
@@ -289,3 +254,26 @@ def _reductions(plan: Plan, wire: Any) -> list[tuple[str, list[SharedVariable], 
                     f"({names.package.__name__.upper()}_FLAGS=floatX=float32), or leave out wire="
                 )
     return found
+
+
+def _overlapped(plan: Plan, wire: Any) -> list[tuple[SharedVariable, Variable, Any]]:
+    """Return the updates of the first phase, in which the largest gradient vector is in buckets."""
+    vectors = [
+        shared
+        for shared, new, _ in plan.row_updates
+        if shared in plan.gradients and hasattr(new.tag, "filled_with")
+    ]
+    if not vectors:
+        return plan.row_updates
+    largest = max(vectors, key=lambda shared: shared.get_value(borrow=True).nbytes)
+    [op] = [op for op, shareds in plan.reduced.items() if largest in shareds]
+    return [
+        (
+            shared,
+            synk.ops.in_buckets(shared, new.tag.filled_with, shared.tag.pieces, op, wire=wire)
+            if shared is largest
+            else new,
+            slice_op,
+        )
+        for shared, new, slice_op in plan.row_updates
+    ]

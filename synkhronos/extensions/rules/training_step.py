@@ -6,8 +6,10 @@ from typing import Any, Sequence
 
 import synkhronos as synk
 from synkhronos.engines.names import In, SharedVariable, Variable
-from synkhronos.extensions._flat_gradient import FlatGradient, checked_parameters
-from synkhronos.extensions.steps.rules import apply_rule
+from synkhronos.extensions._flat_gradient import FlatGradient
+from synkhronos.extensions._parameters import checked_parameters
+from synkhronos.extensions.steps.update_rules import apply_rule
+from synkhronos.functions.steps import reduces, verify_step
 
 
 class TrainingStep:
@@ -58,10 +60,12 @@ class TrainingStep:
         n_rows : int
             The number of the first rows to use.
         """
-        with synk.fuse() as block:
-            block.runs = False
+
+        def take_step() -> None:
             self.compute(*data, batch=n_rows)
             synk.all_reduce(self.gradient, weights=self.compute)
+
+        verify_step(take_step)
 
 
 def make_step(
@@ -123,7 +127,7 @@ def make_step(
         grad_updates, gradient = flat.gradient_updates(), [flat.gradient]
         param_updates = update(list(flat.pieces(flat.gradient)), params, **hyper)
     compute = synk.function(list(inputs), loss, updates=_pairs(grad_updates), name="compute gradients")
-    compute.reduced_by_step({one: ("the gradient", "avg") for one in gradient}, False)
+    reduces(compute, {one: ("the gradient", "avg") for one in gradient})
     return TrainingStep(
         params, gradient, compute, synk.function([], updates=_pairs(param_updates), name="update")
     )

@@ -1,4 +1,4 @@
-"""Where the updates of a training step are cut: at the gradients, at marks, and at the loss."""
+"""What a training step reduces over the ranks: gradients, the loss, and marked expressions."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ from typing import Callable, Iterable, NamedTuple, Sequence, Tuple
 
 from synkhronos.engines import names
 from synkhronos.engines.names import SharedVariable, Variable
-from synkhronos.extensions._flat_gradient import FLOAT_DTYPES
+from synkhronos.extensions._parameters import FLOAT_DTYPES
 from synkhronos.extensions.steps import refusals
-from synkhronos.extensions.steps.dependence import Dependence
 from synkhronos.extensions.steps.equality import Numbering
-from synkhronos.extensions.steps.graphs import inputs_first
-from synkhronos.extensions.steps.marks import Mark
-from synkhronos.extensions.steps.seeds import seeds_of
+from synkhronos.extensions.steps.marked_expressions import Mark
+from synkhronos.extensions.steps.source_masks import Dependence
+from synkhronos.extensions.steps.traversal import gradient_seeds, inputs_first
 
 _logger = logging.getLogger(__name__)
 
@@ -21,7 +20,7 @@ _logger = logging.getLogger(__name__)
 Params = Tuple[Sequence[SharedVariable], Sequence[SharedVariable]]
 
 
-class Cut(NamedTuple):
+class ReducedExpression(NamedTuple):
     """An expression of each rank whose value over all ranks replaces it in the updates."""
 
     expression: Variable
@@ -31,8 +30,8 @@ class Cut(NamedTuple):
     is_gradient: bool
 
 
-class Cuts:
-    """The expressions at which updates are cut, found by their structure.
+class ReducedExpressions:
+    """The expressions that are reduced where updates use them, found by their structure.
 
     Parameters
     ----------
@@ -51,7 +50,7 @@ class Cuts:
         self._known: dict[int, SharedVariable | None] = {}  # gradients by a parameter, or losses
 
     def add_loss(self, loss: Variable, params: Sequence[Variable]) -> None:
-        """Cut at a loss of some parameters."""
+        """Reduce a loss of some parameters."""
         self._check_collectives(loss, params)
         if not self.is_loss(loss):
             self.losses.append(loss)
@@ -60,7 +59,7 @@ class Cuts:
     def add_gradients(
         self, expressions: Iterable[Variable | None], params: Sequence[SharedVariable]
     ) -> None:
-        """Cut at expressions in the shapes of parameters. None stands for no gradient."""
+        """Reduce expressions in the shapes of parameters. None stands for no gradient."""
         for expression, param in zip(expressions, params):
             if expression is not None:
                 for one in (expression, names.dense(expression)):
@@ -72,7 +71,7 @@ class Cuts:
         params: Sequence[SharedVariable],
         others: Sequence[SharedVariable] = (),
     ) -> None:
-        """Cut at a loss and at its gradients; of `others`, by those by which it has a gradient."""
+        """Reduce a loss and its gradients; of `others`, by those by which it has a gradient."""
         expressions, params = _gradients(loss, params, others)
         self.add_gradients(expressions, params)
         self.add_loss(loss, params)
@@ -83,7 +82,7 @@ class Cuts:
         outputs: Iterable[Variable],
         params_of: Callable[[Variable], Params],
     ) -> None:
-        """Cut at the outputs whose gradients are in the expressions, and at these gradients.
+        """Reduce the outputs whose gradients are in the expressions, and these gradients.
 
         ``params_of(output)`` returns the last two arguments of `add_gradients_of`.
         """
@@ -108,8 +107,8 @@ class Cuts:
         return {self.number_of(one) for one in gradients if one is not None}
 
     def add_losses_of(self, expressions: Iterable[Variable]) -> None:
-        """Cut at the losses of the gradients that expressions are computed from."""
-        for loss in seeds_of(expressions).values():
+        """Reduce the losses of the gradients that expressions are computed from."""
+        for loss in gradient_seeds(expressions).values():
             self.add_loss(loss, parameters_under(loss))
 
     def _check_collectives(self, loss, params):
@@ -125,8 +124,8 @@ class Cuts:
         number = self._numbering.of(variable) if self.losses else None
         return any([self._numbering.of(one) == number for one in self.losses])
 
-    def find(self, variable: Variable) -> Cut | None:
-        """Return the cut at a variable, or None."""
+    def find(self, variable: Variable) -> ReducedExpression | None:
+        """Return how a variable is reduced, or None."""
         node = variable.owner
         if node is not None and isinstance(node.op, Mark):
             expression, op, shape = node.inputs[0], node.op.op or self.loss_op, node.op.shape
@@ -139,7 +138,9 @@ class Cuts:
         else:
             return None
         expression = names.dense(expression)
-        return Cut(expression, op, shape, (self._numbering.of(expression), op), is_gradient)
+        return ReducedExpression(
+            expression, op, shape, (self._numbering.of(expression), op), is_gradient
+        )
 
 
 def _gradients(loss, params, others):

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from typing import Any, Callable, NamedTuple, Sequence
 
 from synkhronos.engines.names import SharedVariable, Variable
-from synkhronos.extensions.steps.marks import gradients
+from synkhronos.extensions.steps.marked_expressions import gradients
 
 
-class Rule(NamedTuple):
+class AppliedRule(NamedTuple):
     """What an update rule returned.
 
     Attributes
@@ -36,8 +36,8 @@ def apply_rule(
     params: Sequence[SharedVariable],
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
-) -> Rule:
-    """Return the `Rule` of an update rule, or of ready updates.
+) -> AppliedRule:
+    """Return the `AppliedRule` of an update rule, or of ready updates.
 
     Raises
     ------
@@ -97,10 +97,10 @@ def _normalized(result, is_marked):
     if isinstance(result, tuple) and len(result) == 3 and _are_updates(result[0]):
         grad_updates, param_updates, grad_shared = result
         is_list = isinstance(grad_shared, (list, tuple))
-        return Rule(
+        return AppliedRule(
             param_updates, grad_updates, list(grad_shared) if is_list else [grad_shared], is_marked
         )
-    return Rule(result, [], [], is_marked)
+    return AppliedRule(result, [], [], is_marked)
 
 
 def _are_updates(value):

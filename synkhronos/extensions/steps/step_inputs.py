@@ -12,7 +12,7 @@ MISSING = object()
 
 
 class Group(NamedTuple):
-    """Inputs that a call gives in one argument: a list of arrays if `is_list`, else one array."""
+    """StepInputs that a call gives in one argument: a list of arrays if `is_list`, else one array."""
 
     keyword: str | None
     inputs: list[Any]
@@ -33,7 +33,7 @@ def variable_of(given: Any) -> Variable:
     return variable
 
 
-class Inputs:
+class StepInputs:
     """The inputs of a step, in the order in which a call gives their data.
 
     Attributes

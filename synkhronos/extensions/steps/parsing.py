@@ -1,16 +1,18 @@
-"""What a script requests of a training step: its updates, outputs and substitutions, checked."""
+"""The arguments that describe a step, each checked and converted to one form."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Sequence
 
+import numpy
+
+import synkhronos as synk
 from synkhronos._text import shortened
-from synkhronos.engines.names import Constant, SharedVariable, Variable, package
-from synkhronos.extensions.steps.cuts import Cuts, is_float_scalar
-from synkhronos.extensions.steps.graphs import inputs_first, is_random_state, operands_with
-from synkhronos.extensions.steps.marks import check_operation
-from synkhronos.extensions.steps.seeds import seeds_of
+from synkhronos.engines.names import SharedVariable, Variable, package
+from synkhronos.extensions._parameters import check_loss
+from synkhronos.extensions.steps.marked_expressions import check_operation
+from synkhronos.extensions.steps.traversal import is_random_state
 
 
 class Update(NamedTuple):
@@ -37,36 +39,13 @@ class Output(NamedTuple):
     op: Any = None
 
 
-class Script(NamedTuple):
-    """The arguments of a step.
-
-    Attributes
-    ----------
-    rows : dict
-        The inputs and shared variables whose rows are divided among the ranks, and the variables that
-        are replaced by rows which an index selects; with the axis of the rows.
-    grad_updates : list of Update
-    grad_shared : list of shared variables
-        From an update rule that keeps its gradients in shared variables: the updates that write them,
-        and the variables.
-    n_further : int
-        The number of updates at the end that are not from the update rule.
-    index : list of variables
-        The inputs that may select rows in `givens`.
-    whole : list of variables
-        The variables that are replaced by what depends on an index, but has no rows.
-    """
-
-    rows: dict[Variable, int]
-    outputs: list[Output]
-    updates: list[Update]
-    givens: dict[Variable, Variable]
-    cuts: Cuts
-    grad_updates: list[Update] = []
-    grad_shared: list[SharedVariable] = []
-    n_further: int = 0
-    index: list[Variable] = []
-    whole: list[Variable] = []
+def parse_variables(variables: Any, what: str) -> list[Any]:
+    """Return a list of variables, or of wrappers of them; None stands for an empty one."""
+    if variables is None:
+        return []
+    if not isinstance(variables, (list, tuple)):
+        raise TypeError(f"{what}: expected a list of variables, got {shortened(variables)}")
+    return list(variables)
 
 
 def parse_updates(updates: Any, what: str = "updates") -> list[Update]:
@@ -129,6 +108,18 @@ def parse_output(given: Any, where: str) -> Output:
     return Output(given, variable, has_op, where, op)
 
 
+def parse_outputs(outputs: Any) -> tuple[list[Output], bool | list[str]]:
+    """Return the outputs, and the form of a result: whether it is a list, or the keys of a dict."""
+    if outputs is None:
+        return [], True
+    if isinstance(outputs, Mapping):
+        keys = sorted(outputs)
+        return [parse_output(outputs[key], f"outputs[{key!r}]") for key in keys], keys
+    is_list = isinstance(outputs, list)
+    each = outputs if is_list else [outputs]
+    return [parse_output(one, f"outputs[{i}]") for i, one in enumerate(each)], is_list
+
+
 def parse_givens(givens: Any) -> dict[Variable, Variable]:
     """Return a dict from each variable to the variable that replaces it."""
     if isinstance(givens, (str, Variable)):
@@ -143,48 +134,46 @@ def parse_givens(givens: Any) -> dict[Variable, Variable]:
     return parsed
 
 
-def with_default_updates(
-    updates: Sequence[Update],
-    outputs: Sequence[Variable],
-    givens: Mapping[Variable, Variable],
-    excluded: bool | Sequence[SharedVariable],
-) -> list[Update]:
-    """Return the updates, and the default updates of shared variables that are used.
-
-    Default updates of random streams are left to the compiler, because each rank has its own streams.
-    """
-    complete = list(updates)
-    if excluded is True:
-        return complete
-    targets = {update.target for update in updates}
-    parents = operands_with(givens)
-    roots, done = [*outputs, *(update.new for update in updates)], set()
-    while roots:
-        found = []
-        for variable in inputs_first(roots, parents, done):
-            done.add(variable)
-            if variable in targets or variable in (excluded or ()) or is_random_state(variable):
-                continue
-            default = getattr(variable, "default_update", None)
-            if isinstance(variable, SharedVariable) and default is not None:
-                found.append(variable)
-        roots = [shared.default_update for shared in found]
-        complete.extend([Update(shared, shared.default_update) for shared in found])
-        targets.update(found)
-    return complete
+def parse_losses(loss: Any) -> list[Variable]:
+    """Return the losses that were given; raise an error if one is not a scalar float."""
+    if loss is None:
+        return []
+    losses = list(loss) if isinstance(loss, (list, tuple)) else [loss]
+    for one in losses:
+        check_loss(one)
+    return losses
 
 
-def is_only_an_update(script: Script) -> bool:
-    """Whether a step applies what an earlier one has stored, such as gradients.
+def check_gradients(gradients: Any, params: Any) -> None:
+    """Raise an error unless there is an expression of a gradient for each parameter."""
+    if not isinstance(gradients, (list, tuple)) or params is None or len(gradients) != len(params):
+        raise ValueError(
+            "gradients: expected a list of gradient expressions, and as many params in the same order, "
+            "as in gradients=grad(loss, params), params=params"
+        )
+    for position, one in enumerate(gradients):
+        if not isinstance(one, Variable):
+            raise TypeError(f"gradients[{position}]: expected an expression, got {one!r}")
 
-    It has no outputs, computes no gradient, and no input can select rows. Every rank computes it all.
-    """
-    news = [one.new for one in script.updates]
-    leaves = [one for one in inputs_first(news, operands_with(script.givens)) if one.owner is None]
-    inputs = [one for one in leaves if not isinstance(one, (Constant, SharedVariable))]
-    return (
-        bool(news)
-        and not script.outputs
-        and all(is_float_scalar(one) for one in inputs)
-        and not seeds_of(news)
-    )
+
+def check_loss_op(loss_op: Any) -> None:
+    """Raise an error unless losses can be combined with `loss_op`."""
+    if loss_op not in ("avg", "sum"):
+        raise ValueError(f"loss_op: expected 'avg' or 'sum', got {loss_op!r}")
+
+
+def parse_wire(wire: Any) -> Any:
+    """Return the wire format, which is checked further when it is used."""
+    if wire is not None and not isinstance(wire, (str, synk.PowerSGD, synk.TopK)):
+        raise TypeError(
+            f"wire: expected the name of a format, synkhronos.PowerSGD(rank), synkhronos.TopK(fraction) "
+            f"or None, got {wire!r}"
+        )
+    return wire
+
+
+def parse_overlap(overlap: Any) -> bool:
+    """Return whether to overlap."""
+    if not isinstance(overlap, (bool, numpy.bool_)):
+        raise TypeError(f"overlap: expected True or False, got {overlap!r}")
+    return bool(overlap)

@@ -9,12 +9,12 @@ import numpy
 from synkhronos.engines import names
 from synkhronos.engines.names import SharedVariable, Variable
 from synkhronos.engines.names import tensor as tt
-from synkhronos.extensions.steps.layout import Layout
+from synkhronos.extensions._flat_gradient import Layout
 
 Place = tuple  # (dtype, op, is_gradient, position)
 
 
-class Slots:
+class ReducedVectors:
     """Vectors that hold the values to reduce, one for each dtype and operation; gradients are separate.
 
     Attributes
@@ -69,8 +69,10 @@ class Slots:
             self.add_update(vector, layout.filled(vector, expressions), op)
             self._pieces[key] = list(layout.pieces(vector))
 
-    def piece(self, place: Place) -> Variable:
-        """Return the reduced value of the expression at a place."""
+    def reduced_at(self, place: Place | SharedVariable) -> Variable:
+        """Return the reduced value of the expression at a place, or of a variable of its own."""
+        if isinstance(place, SharedVariable):
+            return place
         *key, position = place
         return self._pieces[tuple(key)][position]
 

@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Any, Mapping, Sequence
+from typing import Any, Sequence
 
 import numpy
 
 from synkhronos.engines.names import clone, package
-from synkhronos.extensions.steps.arguments import MISSING, Inputs
-from synkhronos.extensions.steps.script import Script
+from synkhronos.extensions.steps.definition import Definition
+from synkhronos.extensions.steps.step_inputs import MISSING
 
 
 class SerialStep:
     """The serial step that a step on all ranks must equal. It is called like a `Step`."""
 
-    def __init__(self, script: Script, inputs: Inputs, options: Mapping[str, Any]) -> None:
+    def __init__(self, definition: Definition) -> None:
+        inputs, options = definition.inputs, definition.options
         self._inputs = inputs
-        self._scattered = [one in script.rows for one in inputs.variables]
-        pairs = [(one.target, one.new) for one in script.updates]
-        gradients = [(one.target, one.new) for one in script.grad_updates]
+        self._scattered = [one in definition.rows for one in inputs.variables]
+        pairs = [(one.target, one.new) for one in definition.updates]
+        gradients = [(one.target, one.new) for one in definition.grad_updates]
         self._update = None
         if gradients:
-            if script.n_further or not all(self._scattered):
+            if definition.has_further or not all(self._scattered):
                 # Further updates read the values before the step, whichever function computes them.
                 news = clone([new for _, new in pairs], replace=dict(gradients))
                 pairs = [(target, new) for (target, _), new in zip(pairs, news)]
@@ -30,9 +31,9 @@ class SerialStep:
                 pairs = gradients
         self._function = package.function(
             inputs.given,
-            [one.variable for one in script.outputs],
+            [one.variable for one in definition.outputs],
             updates=pairs,
-            givens=list(script.givens.items()),
+            givens=list(definition.givens.items()),
             **{"name": "gradient", **options},
         )
 

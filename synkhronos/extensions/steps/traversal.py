@@ -1,0 +1,195 @@
+"""Walks, searches and rewrites graphs.
+
+Nothing here is recursive, because graphs are deeper than Python's stack, except for loops in loops.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Container, Iterable, Iterator, Mapping, Sequence
+
+from synkhronos.engines.names import (
+    Apply,
+    GeneratorType,
+    Scan,
+    SharedVariable,
+    Variable,
+    steps_of,
+)
+from synkhronos.engines.seeds import is_fill_of_one_number, is_seed
+
+#: ``rule(node, having)`` returns the outputs that have a property if the variables `having` have it.
+NodeRule = Callable[[Apply, "set[Variable]"], Sequence[Variable]]
+
+
+def operands(variable: Variable) -> Sequence[Variable]:
+    """Return the variables from which a variable is computed directly."""
+    return () if variable.owner is None else variable.owner.inputs
+
+
+def operands_with(
+    givens: Mapping[Variable, Variable],
+) -> Callable[[Variable], Sequence[Variable]]:
+    """Return a function like `operands`, for graphs in which the compiler will substitute `givens`."""
+
+    def parents(variable: Variable) -> Sequence[Variable]:
+        return (givens[variable],) if variable in givens else operands(variable)
+
+    return parents
+
+
+def operands_of_values(
+    givens: Mapping[Variable, Variable], independent: Container[Variable] = ()
+) -> Callable[[Variable], Sequence[Variable]]:
+    """Return a function like that of `operands_with`, without what only gives a shape to one number.
+
+    Variables in `independent` have no operands.
+    """
+
+    def parents(variable: Variable) -> Sequence[Variable]:
+        if variable in independent:
+            return ()
+        if variable in givens:
+            return (givens[variable],)
+        node = variable.owner
+        if node is not None and is_fill_of_one_number(node):
+            return node.inputs[1:]
+        return operands(variable)
+
+    return parents
+
+
+def inputs_first(
+    roots: Iterable[Variable],
+    parents: Callable[[Variable], Sequence[Variable]] = operands,
+    done: Container[Variable] = (),
+) -> Iterator[Variable]:
+    """Yield each variable that the roots are computed from, and the roots, after its parents.
+
+    Variables in `done`, which may grow meanwhile, are not visited.
+    """
+    seen = set()
+    for root in roots:
+        stack = [(root, False)]
+        while stack:
+            variable, are_parents_done = stack.pop()
+            if are_parents_done:
+                yield variable
+            elif variable not in seen and variable not in done:
+                seen.add(variable)
+                stack.append((variable, True))
+                stack.extend([(one, False) for one in reversed(parents(variable))])
+
+
+def is_random_state(variable: Any) -> bool:
+    """Whether this is a shared variable that holds the state of a random stream."""
+    return isinstance(variable, SharedVariable) and (
+        isinstance(variable.type, GeneratorType) or getattr(variable.tag, "is_rng", False)
+    )
+
+
+def label(variable: Variable) -> str:
+    """Return how messages refer to an input or a shared variable."""
+    kind = "shared variable" if isinstance(variable, SharedVariable) else "input"
+    return f"{kind} {variable.name!r}" if variable.name else f"{kind} {variable}"
+
+
+def gradient_seeds(
+    expressions: Iterable[Variable], parents: Callable[[Variable], Sequence[Variable]] = operands
+) -> dict[Variable, Variable]:
+    """Return the seeds of the gradients that expressions are computed from, each with its loss.
+
+    A loss may itself contain gradients, such as a penalty on them. Their seeds are not included.
+    """
+
+    def until_seeds(variable: Variable) -> Sequence[Variable]:
+        return () if is_seed(variable) else parents(variable)
+
+    reached = inputs_first(expressions, until_seeds)
+    seeds = {one: one.owner.inputs[0] for one in reached if is_seed(one)}
+    inner = set(inputs_first(seeds.values(), parents))
+    return {seed: loss for seed, loss in seeds.items() if seed not in inner}
+
+
+def rebuilt(
+    variables: Sequence[Variable],
+    replacements: Mapping[Variable, Variable],
+    givens: Mapping[Variable, Variable],
+    apply: Callable[[Apply, list[Variable]], Sequence[Variable]] | None = None,
+) -> list[Variable]:
+    """Return expressions with variables replaced by others of the same type.
+
+    Scalar variables whose shape is all that is used are left out: they do not count as a dependence, and
+    may have no replacement. With `apply`, ``apply(node, inputs)`` returns the outputs of each node for
+    what its inputs are replaced by.
+    """
+    copies = dict(replacements)
+    for variable in inputs_first(variables, operands_of_values(givens), done=copies):
+        node = variable.owner
+        if node is None or variable in givens:  # which the compiler replaces when it compiles
+            copies[variable] = variable
+        elif is_fill_of_one_number(node):
+            copies[variable] = copies[node.inputs[1]]
+        else:
+            inputs = [copies[one] for one in node.inputs]
+            outputs = (apply or with_inputs)(node, inputs)
+            for old, new in zip(node.outputs, outputs):
+                copies.setdefault(old, new)
+    return [copies[variable] for variable in variables]
+
+
+def with_inputs(node: Apply, inputs: Sequence[Variable]) -> Sequence[Variable]:
+    """Return the outputs of the same operation for other inputs."""
+    is_same = all(new is old for new, old in zip(inputs, node.inputs))
+    return node.outputs if is_same else node.clone_with_new_inputs(inputs).outputs
+
+
+# A property of variables, also through the steps of loops
+
+
+def follow(variables: Iterable[Variable], having: set[Variable], rule: NodeRule) -> None:
+    """Add to `having` those of some variables that have the property, given after their parents."""
+    for variable in variables:
+        node = variable.owner
+        if node is not None and variable not in having and not having.isdisjoint(node.inputs):
+            if isinstance(node.op, Scan):
+                _, outputs = through_steps(node, having, rule)
+                having.update(outputs)
+            elif variable in rule(node, having):
+                having.add(variable)
+
+
+def through_steps(
+    loop: Apply, having: set[Variable], rule: NodeRule
+) -> tuple[set[Variable], list[Variable]]:
+    """Return the variables of the steps of a loop, and the outputs of the loop, that have a property."""
+    inputs, outputs = steps_of(loop.op)
+    places = loop.op.get_oinp_iinp_iout_oout_mappings()
+    found = {
+        one
+        for position, one in enumerate(inputs)
+        if loop.inputs[places["outer_inp_from_inner_inp"][position]] in having
+    }
+    order, before = list(inputs_first(outputs)), -1
+    while len(found) > before:  # a step gets the states of the step before it
+        before = len(found)
+        follow(order, found, rule)
+        for position in _positions(outputs, found):
+            found.update(inputs[one] for one in places["inner_inp_from_inner_out"].get(position, ()))
+    ends = {places["outer_out_from_inner_out"].get(one, -1) for one in _positions(outputs, found)}
+    return found, [loop.outputs[end] for end in sorted(ends - {-1})]
+
+
+def _positions(variables, having):
+    return [position for position, one in enumerate(variables) if one in having]
+
+
+def nodes_with_steps(
+    variables: Iterable[Variable], having: set[Variable], rule: NodeRule
+) -> Iterable[tuple[Apply, set[Variable]]]:
+    """Yield the nodes of variables, and those of the steps of loops, each with what has the property."""
+    nodes = dict.fromkeys(one.owner for one in variables if one.owner is not None)
+    for node in nodes:
+        yield node, having
+        if isinstance(node.op, Scan):
+            inner, _ = through_steps(node, having, rule)
+            yield from nodes_with_steps(inputs_first(steps_of(node.op)[1]), inner, rule)
