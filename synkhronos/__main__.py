@@ -12,16 +12,16 @@ import tempfile
 from typing import List, Optional, Sequence
 
 from synkhronos._version import __version__
-from synkhronos.host import doctor as of_this_machine
 from synkhronos.host import heap, imports, installation, job, library_links, preparation, supervision
-from synkhronos.host.probe import PROBLEM
+from synkhronos.host.doctor import checks
+from synkhronos.host.doctor.check import PROBLEM
 from synkhronos.machines.job import launcher, leftovers
 from synkhronos.machines.job.config import Job, JobError, make_job
-from synkhronos.machines.job.doctor import check_hosts, check_mpi
+from synkhronos.machines.job.doctor import MPI, check_hosts
 from synkhronos.machines.job.prefixes import prefix_output
 
 #: The checks of ``doctor``
-CHECKS = (*of_this_machine.CHECKS, check_mpi)
+CHECKS = (*checks.CHECKS, MPI)
 
 DESCRIPTION = "Data-parallel Theano on all the cores or GPUs of one machine or several."
 RUN = "run a script with Theano and malloc set up for this machine, even if it imports Theano first"
@@ -326,7 +326,7 @@ def doctor(hosts: Optional[str] = None) -> int:
     """
     needed_is_missing = False
     of_hosts = check_hosts(hosts) if hosts is not None else iter(())
-    for result in itertools.chain((check() for check in CHECKS), of_hosts):
+    for result in itertools.chain((check.run() for check in CHECKS), of_hosts):
         print(result.line(), flush=True)
         needed_is_missing |= result.state == PROBLEM
     summary = "Something required is missing." if needed_is_missing else "Everything required works."

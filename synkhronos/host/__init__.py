@@ -10,9 +10,8 @@ not inherit, and ``signal_thread`` acts after a signal for which no handler can 
 the cores and bytes that this process may use, and ``job`` tells whether it is a task of an MPI job.
 ``compile_cache`` checks whether Theano has room to compile, and ``ownership`` who else can change its
 code. ``libraries`` finds NVIDIA's libraries, and ``library_links`` creates links with the names that
-libgpuarray expects. ``supervision`` makes an exit code of a signal that ends the script. ``doctor``,
-``doctor_pytensor`` and ``doctor_gpus`` report what is missing, using the subprocesses of ``probe``, and
-``blas_kernels`` tells whether OpenBLAS uses the instructions of the processor. ``progress`` shows the
+libgpuarray expects. ``supervision`` makes an exit code of a signal that ends the script. The folder
+``doctor`` has the checks of the command of this name. ``progress`` shows the
 progress of long steps, ``theano_progress`` shows that a script's own ``theano.function`` compiles, and
 ``log`` writes the log.
 

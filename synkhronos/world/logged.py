@@ -10,7 +10,8 @@ import logging
 import os
 import time
 
-from synkhronos.host import blas_kernels, log
+from synkhronos.host import log
+from synkhronos.host.doctor import blas_kernels
 from synkhronos.host.log import logger
 from synkhronos.transports.base import Transport
 from synkhronos.world.here import Command, Here

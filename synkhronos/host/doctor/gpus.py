@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Dict, Iterable, List
 
 from synkhronos.host import libraries, library_links
+from synkhronos.host.doctor.check import Fault, Finding, ProbeError, probe
 from synkhronos.host.libraries import NAMES, NEEDED, Library, Version
-from synkhronos.host.probe import OK, WARNING, ProbeError, Result, probe
 
-NVIDIA_DEVICES = "nvidia[0-9]*"
+DEVICES = Path("/dev")
+OF_NVIDIA = "nvidia[0-9]*"
 CUDNN_VERSIONS = ((5,), (8,))  # Theano 1.0.5 supports versions from the first, before the second
 
 LOADING_PROBE = """
@@ -50,15 +51,19 @@ print(json.dumps({"version": version.value}))
 """
 
 
-def check_cuda(devices: Path = Path("/dev")) -> Result:
+def device_files() -> List[str]:
+    """List the names of the device files of NVIDIA's GPUs."""
+    return sorted(path.name for path in DEVICES.glob(OF_NVIDIA))
+
+
+def examine_cuda() -> Finding:
     """Check that NVIDIA's libraries are installed, and that libgpuarray finds them."""
-    present = sorted(path.name for path in devices.glob(NVIDIA_DEVICES))
+    present = device_files()
     found = libraries.find()
     if not found and present:
-        text = f"no libcuda.so.1, though there is {', '.join(present)}"
-        return Result("CUDA", WARNING, text, libraries.DRIVER_REMEDY)
+        return f"no libcuda.so.1, though there is {', '.join(present)}", libraries.DRIVER_REMEDY
     if not found:
-        return Result("CUDA", OK, "no NVIDIA driver, which is not required")
+        return "no NVIDIA driver, which is not required", ""
     driver = libraries.driver_version(found["libcuda"].file)
     names = [f"{name}.so" for name in found]
     code = LOADING_PROBE.format(names=names)
@@ -66,17 +71,16 @@ def check_cuda(devices: Path = Path("/dev")) -> Result:
         hidden = probe(code)
         failing = probe(code, **library_links.environment()) if hidden else {}
     except (ProbeError, OSError) as error:
-        return Result("CUDA", WARNING, listing(found, driver, []), str(error))
+        raise Fault(listing(found, driver, []), str(error)) from None
     text = listing(found, driver, hidden)
     lacking = [name for name in NEEDED if name not in found]
     if lacking:
-        return Result("CUDA", WARNING, text, libraries.remedy(lacking, driver))
+        return text, libraries.remedy(lacking, driver)
     if failing:
-        return Result("CUDA", WARNING, text, f"fix this: {'; '.join(failing.values())}")
+        return text, f"fix this: {'; '.join(failing.values())}"
     if hidden:
-        remedy = "start scripts with: python -m synkhronos run SCRIPT"
-        return Result("CUDA", WARNING, text, remedy)
-    return Result("CUDA", OK, text)
+        return text, "start scripts with: python -m synkhronos run SCRIPT"
+    return text, ""
 
 
 def listing(found: Dict[str, Library], driver: Version, hidden: Iterable[str]) -> str:
@@ -117,13 +121,13 @@ def as_run() -> Dict[str, str]:
     """Return the environment variables that ``run`` sets for NVIDIA's libraries."""
     try:
         return library_links.environment()
-    except OSError:  # check_cuda reports it
+    except OSError:  # `examine_cuda` reports it
         return {}
 
 
-def check_gpus(devices: Path = Path("/dev")) -> Result:
+def examine_gpus() -> Finding:
     """Check pygpu, and count the GPUs that it can use."""
-    present = sorted(path.name for path in devices.glob(NVIDIA_DEVICES))
+    present = device_files()
     try:
         found = probe(PYGPU_PROBE, **as_run())
     except ProbeError as error:
@@ -134,33 +138,33 @@ def check_gpus(devices: Path = Path("/dev")) -> Result:
             "libgpuarray finds its libraries but no device: check that nvidia-smi works, and the "
             "value of CUDA_VISIBLE_DEVICES"
         )
-        return Result("GPUs", WARNING, f"{text}, but {', '.join(present)} exist", remedy)
-    return Result("GPUs", OK, text)
+        return f"{text}, but {', '.join(present)} exist", remedy
+    return text, ""
 
 
-def judge_missing_pygpu(complaint: str, present: List[str]) -> Result:
-    """Return the result if pygpu cannot be used: a warning if there are GPUs."""
+def judge_missing_pygpu(complaint: str, present: List[str]) -> Finding:
+    """Judge that pygpu cannot be used: a warning if there are GPUs."""
     if not present:
-        return Result("GPUs", OK, f"none; not required ({complaint})")
+        return f"none; not required ({complaint})", ""
     remedy = (
         "install pygpu, on Debian 12 with: apt-get install python3-pygpu libgpuarray-dev, and "
         "use an environment made with /usr/bin/python3 -m venv --system-site-packages"
     )
-    return Result("GPUs", WARNING, f"{', '.join(present)} cannot be used: {complaint}", remedy)
+    return f"{', '.join(present)} cannot be used: {complaint}", remedy
 
 
-def check_nccl(devices: Path = Path("/dev")) -> Result:
+def examine_nccl() -> Finding:
     """Check that NCCL can be loaded. It is only required for several GPUs."""
-    several = len(list(devices.glob(NVIDIA_DEVICES))) > 1
+    several = len(device_files()) > 1
     try:
         number = probe(NCCL_PROBE, **as_run())["version"]
     except ProbeError as error:
         if not several:
-            return Result("NCCL", OK, "none; only required for several GPUs")
+            return "none; only required for several GPUs", ""
         found = libraries.find()
         driver = libraries.driver_version(found["libcuda"].file) if found else None
-        return Result("NCCL", WARNING, str(error), libraries.remedy(["libnccl"], driver))
-    return Result("NCCL", OK, nccl_version(number))
+        return str(error), libraries.remedy(["libnccl"], driver)
+    return nccl_version(number), ""
 
 
 def nccl_version(number: int) -> str:
