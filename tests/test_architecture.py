@@ -30,11 +30,12 @@ OF_MPI4PY = "synkhronos.machines.mpi"
 PROCESSES = {"multiprocessing", "subprocess", "signal", "threadpoolctl", "psutil"}
 COMPILERS = {"theano", "pygpu", "pytensor", "lasagne"}
 #: Besides the public names, the extensions use these: the compiler, which one it is, what its graphs
-#: tell about rows and gradients, what copies replace, how to warn, and lists in messages.
+#: tell about rows and gradients, what copies replace, how to warn, lists in messages, and when and where
+#: progress is shown.
 FOR_EXTENSIONS = {
     "synkhronos._errors", "synkhronos._text", "synkhronos.engines.names", "synkhronos.engines.rows",
     "synkhronos.engines.seeds", "synkhronos.engines.swaps", "synkhronos.engines.windows",
-    "synkhronos.host.compiler",
+    "synkhronos.host.compiler", "synkhronos.host.progress",
 }  # fmt: skip
 #: The extensions that are for one compiler, and import it by its own name.
 OF_ONE_COMPILER = re.compile(r"synkhronos\.extensions\.(keras|pymc)")

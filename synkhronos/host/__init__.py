@@ -12,7 +12,7 @@ the cores and bytes that this process may use, and ``job`` tells whether it is a
 code. ``libraries`` finds NVIDIA's libraries, and ``library_links`` creates links with the names that
 libgpuarray expects. ``supervision`` makes an exit code of a signal that ends the script. The folder
 ``doctor`` has the checks of the command of this name. ``progress`` shows the
-progress of long steps, ``theano_progress`` shows that a script's own ``theano.function`` compiles, and
+progress of long steps, such as compiling, and
 ``log`` writes the log.
 
 May import: nothing.
