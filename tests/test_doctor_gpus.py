@@ -6,7 +6,7 @@ import pytest
 from made_up_libraries import fixture_bare_machine, fixture_binaries, fixture_put  # noqa: F401
 from made_up_libraries import all_are_visible, path_of
 
-from synkhronos.host import library_links
+from synkhronos.host import nvidia_links
 from synkhronos.host.doctor import checks, gpus
 from synkhronos.host.doctor.check import OK, WARNING
 
@@ -134,7 +134,7 @@ def test_no_place_for_links_is_a_warning(libraries, gpu, monkeypatch):
     def refuse():
         raise OSError("there is no place")
 
-    monkeypatch.setattr(library_links, "environment", refuse)
+    monkeypatch.setattr(nvidia_links, "environment", refuse)
     assert CHECKS["CUDA"].run().remedy == "there is no place"
     assert gpus.as_run() == {}
 

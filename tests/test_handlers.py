@@ -20,8 +20,8 @@ from processes import own_process
 import synkhronos as synk
 from synkhronos.checkpoints import archive
 from synkhronos.extensions import train, updates
-from synkhronos.host.handlers import is_of_handler, pass_on, suppress
 from synkhronos.host.machine import leave_core_of
+from synkhronos.host.handler_errors import is_of_handler, pass_on, suppress
 from synkhronos.host.signals import DeferredSignal, DeferredSignals, handled_signals
 from synkhronos.programs.sending import pack
 from synkhronos.stores.ended import Ended

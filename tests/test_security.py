@@ -24,7 +24,7 @@ from synkhronos.host import environment
 from synkhronos.host.doctor import checks
 from synkhronos.host.doctor.check import OK, WARNING
 from synkhronos.host.compile_cache import folder as cache_folder
-from synkhronos.host.ownership import outsider
+from synkhronos.host.compile_cache import outsider
 
 NOBODY = 65534
 PROGRAMS = FOLDER / "programs"

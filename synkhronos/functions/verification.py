@@ -17,7 +17,7 @@ from synkhronos.functions.call import CallFunction
 from synkhronos.functions.calls import Called, Calls, calls_until
 from synkhronos.functions.compare import Compare, Compared, tolerance_of
 from synkhronos.functions.split import Most
-from synkhronos.host.handlers import pass_on
+from synkhronos.host.handler_errors import pass_on
 from synkhronos.host.log import logger
 from synkhronos.world.here import Command
 from synkhronos.world.options import ALWAYS, RAISE

@@ -19,7 +19,7 @@ from typing import Any, Callable, Collection, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
-from synkhronos.host.signal_thread import SignalThread
+from synkhronos.host.signals import SignalThread
 from synkhronos.machines.connections import Addresses, connections, enable_keepalive, seconds_silent
 from synkhronos.machines.links import Links, LostError
 from synkhronos.transports.liveness import has_ended

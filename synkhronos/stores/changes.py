@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from types import FrameType
 
-from synkhronos.host.frames import is_below
+from synkhronos.host.handler_errors import is_below
 
 
 class Changes:

@@ -21,7 +21,7 @@ import numpy as np
 
 from synkhronos._errors import ClosedError, SynkhronosError
 from synkhronos.host import heap
-from synkhronos.host.handlers import pass_on
+from synkhronos.host.handler_errors import pass_on
 from synkhronos.host.machine import cores, memory_room
 from synkhronos.stores.changes import Changes
 from synkhronos.stores.ended import Ended

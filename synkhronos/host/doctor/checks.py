@@ -27,7 +27,6 @@ from synkhronos.host import (
 from synkhronos.host.doctor import blas_kernels, gpus
 from synkhronos.host.doctor.check import PROBLEM, TIME_LIMIT, Check, Fault, Finding, probe
 from synkhronos.host.machine import affinity, cores, cpu_quota, memory_room
-from synkhronos.host.ownership import outsider
 
 GIBIBYTE = 1024.0**3
 REQUIREMENTS = ("scipy", "cloudpickle", "threadpoolctl", "psutil")
@@ -174,7 +173,7 @@ def examine_cache() -> Finding:
     fault = compile_cache.fault(folder)
     if fault is not None:
         raise Fault(*fault)
-    complaint = outsider(folder)
+    complaint = compile_cache.outsider(folder)
     if complaint is None:
         return f"{folder}, which no other user can change", ""
     return complaint, (

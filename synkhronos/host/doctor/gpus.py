@@ -6,9 +6,9 @@ pygpu and NCCL are tried with the environment variables that ``python -m synkhro
 from pathlib import Path
 from typing import Dict, Iterable, List
 
-from synkhronos.host import libraries, library_links
+from synkhronos.host import nvidia_libraries, nvidia_links
 from synkhronos.host.doctor.check import Fault, Finding, ProbeError, probe
-from synkhronos.host.libraries import NAMES, NEEDED, Library, Version
+from synkhronos.host.nvidia_libraries import NAMES, NEEDED, Library, Version
 
 DEVICES = Path("/dev")
 OF_NVIDIA = "nvidia[0-9]*"
@@ -59,23 +59,23 @@ def device_files() -> List[str]:
 def examine_cuda() -> Finding:
     """Check that NVIDIA's libraries are installed, and that libgpuarray finds them."""
     present = device_files()
-    found = libraries.find()
+    found = nvidia_libraries.find()
     if not found and present:
-        return f"no libcuda.so.1, though there is {', '.join(present)}", libraries.DRIVER_REMEDY
+        return f"no libcuda.so.1, though there is {', '.join(present)}", nvidia_libraries.DRIVER_REMEDY
     if not found:
         return "no NVIDIA driver, which is not required", ""
-    driver = libraries.driver_version(found["libcuda"].file)
+    driver = nvidia_libraries.driver_version(found["libcuda"].file)
     names = [f"{name}.so" for name in found]
     code = LOADING_PROBE.format(names=names)
     try:
         hidden = probe(code)
-        failing = probe(code, **library_links.environment()) if hidden else {}
+        failing = probe(code, **nvidia_links.environment()) if hidden else {}
     except (ProbeError, OSError) as error:
         raise Fault(listing(found, driver, []), str(error)) from None
     text = listing(found, driver, hidden)
     lacking = [name for name in NEEDED if name not in found]
     if lacking:
-        return text, libraries.remedy(lacking, driver)
+        return text, nvidia_libraries.remedy(lacking, driver)
     if failing:
         return text, f"fix this: {'; '.join(failing.values())}"
     if hidden:
@@ -99,8 +99,8 @@ def listing(found: Dict[str, Library], driver: Version, hidden: Iterable[str]) -
 
 def cudnn() -> str:
     """Return a line about cuDNN, which no script requires."""
-    folders = libraries.search_folders(cache=libraries.loader_cache())
-    found = libraries.candidates("libcudnn", folders)
+    folders = nvidia_libraries.search_folders(cache=nvidia_libraries.loader_cache())
+    found = nvidia_libraries.candidates("libcudnn", folders)
     oldest, too_new = CUDNN_VERSIONS
     usable = [one for one in found if oldest <= one.version < too_new]
     if usable:
@@ -120,7 +120,7 @@ def dotted(version: Version) -> str:
 def as_run() -> Dict[str, str]:
     """Return the environment variables that ``run`` sets for NVIDIA's libraries."""
     try:
-        return library_links.environment()
+        return nvidia_links.environment()
     except OSError:  # `examine_cuda` reports it
         return {}
 
@@ -134,7 +134,7 @@ def examine_gpus() -> Finding:
         return judge_missing_pygpu(str(error), present)
     text = f"pygpu {found['version']}: {found['cuda']} CUDA, {found['opencl']} OpenCL devices"
     if present and not found["cuda"]:
-        remedy = libraries.explain_missing() or (
+        remedy = nvidia_libraries.explain_missing() or (
             "libgpuarray finds its libraries but no device: check that nvidia-smi works, and the "
             "value of CUDA_VISIBLE_DEVICES"
         )
@@ -161,9 +161,9 @@ def examine_nccl() -> Finding:
     except ProbeError as error:
         if not several:
             return "none; only required for several GPUs", ""
-        found = libraries.find()
-        driver = libraries.driver_version(found["libcuda"].file) if found else None
-        return str(error), libraries.remedy(["libnccl"], driver)
+        found = nvidia_libraries.find()
+        driver = nvidia_libraries.driver_version(found["libcuda"].file) if found else None
+        return str(error), nvidia_libraries.remedy(["libnccl"], driver)
     return nccl_version(number), ""
 
 

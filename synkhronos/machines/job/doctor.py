@@ -35,7 +35,7 @@ def openmpi():
     return found[1] if found else library.strip().splitlines()[0]
 
 def digest():
-    from synkhronos.machines.job.sources import digest_of
+    from synkhronos.machines.job.source_digest import digest_of
     return digest_of()
 
 def version_in(package):

@@ -19,7 +19,8 @@ import threading
 import time
 from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence
 
-from synkhronos.host import job, supervision
+from synkhronos.host import job
+from synkhronos.machines.job import exit_code
 from synkhronos.machines.job.config import Job, JobError
 
 #: The signal that stands for Ctrl-C between mpirun and the script; mpirun passes on no SIGINT.
@@ -42,7 +43,7 @@ _KEEPALIVE = {"time": 1, "intvl": 1, "probes": 4}
 # When OpenMPI 5.0.11's mpirun has lost a machine, it ends the job and returns 0, but it says this.
 _LOST = b"has lost communication with a remote daemon"
 # With ULFM it returns 0 when a signal has ended the script, and goes on while other tasks do.
-_ENDED = re.compile(supervision.ENDED.format(r"(SIG[A-Z0-9]+)").encode())
+_ENDED = re.compile(exit_code.ENDED.format(r"(SIG[A-Z0-9]+)").encode())
 _REMEMBERED = 200  # bytes
 _GRACE = 5.0  # seconds after the end of the script, in which other tasks can end by themselves
 _PR_SET_PDEATHSIG = 1
