@@ -26,7 +26,7 @@ from synkhronos.host.signals import DeferredSignal, DeferredSignals, handled_sig
 from synkhronos.programs.sending import pack
 from synkhronos.stores.ended import Ended
 from synkhronos.stores.memory import SharedMemory
-from synkhronos.transports import liveness
+from synkhronos.transports import children
 from synkhronos.world.world import current_world
 
 
@@ -137,7 +137,7 @@ def test_an_alarm_in_the_search_for_a_core_is_raised(alarm, monkeypatch):
 def test_an_alarm_while_a_process_is_looked_at_is_raised(alarm, monkeypatch):
     monkeypatch.setattr(os, "waitid", alarm)
     with pytest.raises(Late):
-        liveness.is_running(collections.namedtuple("Process", "pid")(os.getpid()))
+        children.is_running(collections.namedtuple("Process", "pid")(os.getpid()))
 
 
 @pytest.mark.parametrize("place", ["os:fstat", "zipfile:_EndRecData", "json:loads"])
@@ -562,7 +562,7 @@ def test_no_exception_of_an_alarm_is_lost_and_the_ranks_can_be_used(tmp_path, co
 
 
 FILES = [
-    "transports/local.py", "stores/memory.py", "stores/ended.py", "transports/box.py",
+    "transports/local.py", "stores/memory.py", "stores/ended.py", "transports/mailbox.py",
     "transports/semaphore.py", "world/world.py", "world/turn.py", "world/here.py", "functions/call.py",
     "functions/function.py",
 ]  # fmt: skip
