@@ -24,7 +24,7 @@ from synkhronos.host.machine import leave_core_of
 from synkhronos.host.handler_errors import is_of_handler, pass_on, suppress
 from synkhronos.host.signals import DeferredSignal, DeferredSignals, handled_signals
 from synkhronos.programs.sending import pack
-from synkhronos.stores.ended import Ended
+from synkhronos.stores.deallocations import Deallocations
 from synkhronos.stores.memory import SharedMemory
 from synkhronos.transports import children
 from synkhronos.world.world import current_world
@@ -116,7 +116,7 @@ def test_a_suppressed_error_does_not_keep_the_variables_of_its_callers():
         except OSError as error:
             pass_on(error)
 
-    ended = Ended()
+    ended = Deallocations()
     gc.disable()
     try:
         suppressing()
@@ -340,7 +340,7 @@ def test_ctrl_c_is_not_deferred_for_ever_when_the_end_of_its_block_is_interrupte
 
 
 def test_the_ends_of_objects_are_noted_in_order_and_once():
-    ended, items = Ended(), {key: np.ones(1) for key in "abcd"}
+    ended, items = Deallocations(), {key: np.ones(1) for key in "abcd"}
     for key, item in items.items():
         ended.watch(item, key)
     del item
@@ -369,7 +369,7 @@ def test_memory_is_not_lost_when_a_handler_raises_at_each_step(alarm, work):
         if work != "allocate":
             allocate()
         calls = {"allocate": allocate, "collect": memory.collect, "trim": memory.trim}
-        seen, was_struck = struck(calls[work], step, ["stores/memory.py", "stores/ended.py"])
+        seen, was_struck = struck(calls[work], step, ["stores/memory.py", "stores/deallocations.py"])
         assert seen == was_struck, step
         memory.collect()
         assert holes(memory) == before, step
@@ -562,7 +562,7 @@ def test_no_exception_of_an_alarm_is_lost_and_the_ranks_can_be_used(tmp_path, co
 
 
 FILES = [
-    "transports/local.py", "stores/memory.py", "stores/ended.py", "transports/mailbox.py",
+    "transports/local.py", "stores/memory.py", "stores/deallocations.py", "transports/mailbox.py",
     "transports/semaphore.py", "world/world.py", "world/turn.py", "world/here.py", "functions/call.py",
     "functions/function.py",
 ]  # fmt: skip
