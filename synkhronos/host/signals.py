@@ -8,9 +8,11 @@ not return from a function written in C, no handler runs: then `SignalThread` ac
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 import signal
+import sys
 import threading
 import time
 
@@ -23,6 +25,8 @@ from types import FrameType
 from typing import Any, Callable
 
 from synkhronos.host.handler_errors import is_below
+
+_PR_SET_PDEATHSIG = 1
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -226,13 +230,18 @@ def ignore_signals_for_the_master() -> None:
     if callable(signal.getsignal(signal.SIGCHLD)):  # ignoring it would hide how children end
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     if signal.getsignal(signal.SIGTERM) is signal.SIG_IGN:
-        # Unlike a signal that is ignored, this is not inherited by programs that operations start.
-        signal.signal(signal.SIGTERM, _do_nothing)
+        signal.signal(signal.SIGTERM, do_nothing)
         _let_children_be_ended()
 
 
-def _do_nothing(number: int, frame: Any) -> None:
-    pass
+def do_nothing(number: int, frame: Any) -> None:
+    """Handle a signal. Unlike `signal.SIG_IGN`, this is not inherited by programs that are started."""
+
+
+def die_with_parent(number: int = signal.SIGKILL) -> None:
+    """Let the kernel send this process a signal when the thread that forked it ends."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
 
 
 def _let_children_be_ended() -> None:

@@ -1,11 +1,9 @@
 """The processes that the master forks: workers and attendants. None of them outlives the master."""
 
-import ctypes
 import multiprocessing
 import multiprocessing.util
 import os
 import signal
-import sys
 import threading
 import time
 import warnings
@@ -13,13 +11,12 @@ import warnings
 from synkhronos.host.signals import (
     ENDING,
     DeferredSignals,
+    die_with_parent,
     handled_signals,
     ignore_signals_for_the_master,
 )
 from synkhronos.transports.base import Attendant
 from synkhronos.transports.fork_locks import GeneratorLocks
-
-_PR_SET_PDEATHSIG = 1
 
 
 class Children:
@@ -255,12 +252,6 @@ def kill_and_join(processes):
                 process.close()
             except ValueError:
                 pass  # here, too, multiprocessing never sees it end
-
-
-def die_with_parent():
-    """Let the kernel kill this process when the thread that forked it ends."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _describe_exit(code):
