@@ -12,16 +12,16 @@ import tempfile
 from typing import List, Optional, Sequence
 
 from synkhronos._version import __version__
-from synkhronos.host import doctor as of_this_machine
-from synkhronos.host import heap, imports, installation, job, library_links, preparation, supervision
-from synkhronos.host.probe import PROBLEM
-from synkhronos.machines.job import launcher, leftovers
+from synkhronos.host import heap, imports, installation, job, nvidia_links, preparation
+from synkhronos.host.doctor import checks
+from synkhronos.host.doctor.check import PROBLEM
+from synkhronos.machines.job import exit_code, launcher, leftovers
 from synkhronos.machines.job.config import Job, JobError, make_job
-from synkhronos.machines.job.doctor import check_hosts, check_mpi
-from synkhronos.machines.job.prefixes import prefix_output
+from synkhronos.machines.job.doctor import MPI, check_hosts
+from synkhronos.machines.job.output_prefix import prefix_output
 
 #: The checks of ``doctor``
-CHECKS = (*of_this_machine.CHECKS, check_mpi)
+CHECKS = (*checks.CHECKS, MPI)
 
 DESCRIPTION = "Data-parallel Theano on all the cores or GPUs of one machine or several."
 RUN = "run a script with Theano and malloc set up for this machine, even if it imports Theano first"
@@ -245,7 +245,7 @@ def run(program: Sequence[str]) -> int:
         program = ["-c", SERVE]
         prepare_other_task(task)
     elif task is not None and job.survives_deaths():
-        supervision.go_on_in_child()
+        exit_code.go_on_in_child()
     complaint = preparation.complaint()
     if complaint:
         print(complaint, file=sys.stderr)
@@ -254,7 +254,7 @@ def run(program: Sequence[str]) -> int:
     os.environ.update(heap.tunables())
     os.environ.update(imports.variables())
     try:
-        os.environ.update(library_links.environment())
+        os.environ.update(nvidia_links.environment())
     except OSError as error:  # the script may not need GPUs
         print(f"python -m synkhronos run: {error}", file=sys.stderr)
     os.environ.update(job.variables(os.environ))
@@ -326,7 +326,7 @@ def doctor(hosts: Optional[str] = None) -> int:
     """
     needed_is_missing = False
     of_hosts = check_hosts(hosts) if hosts is not None else iter(())
-    for result in itertools.chain((check() for check in CHECKS), of_hosts):
+    for result in itertools.chain((check.run() for check in CHECKS), of_hosts):
         print(result.line(), flush=True)
         needed_is_missing |= result.state == PROBLEM
     summary = "Something required is missing." if needed_is_missing else "Everything required works."

@@ -10,7 +10,7 @@ import scipy.sparse
 
 from synkhronos._typing import DTypeLike, Rows
 from synkhronos.arithmetic.partition import as_slice
-from synkhronos.host.handlers import pass_on
+from synkhronos.host.handler_errors import pass_on
 from synkhronos.stores.handle import Composite, Handle
 from synkhronos.world.world import World
 

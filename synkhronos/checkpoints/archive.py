@@ -19,7 +19,7 @@ import numpy as np
 
 from synkhronos._typing import PathLike
 from synkhronos.checkpoints.replacing import replacing
-from synkhronos.host.handlers import pass_on
+from synkhronos.host.handler_errors import pass_on
 from synkhronos.host.signals import DeferredSignals
 
 _DESCRIPTION = "synkhronos.json"

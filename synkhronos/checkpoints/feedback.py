@@ -21,7 +21,7 @@ from synkhronos.checkpoints.manifest import Feedback, Key, label
 from synkhronos.comms.formats import Format, from_json, make_wire, to_json
 from synkhronos.comms.wire_state import Kept, kept_by, lengths, restore
 from synkhronos.comms.wires import Wire
-from synkhronos.host.handlers import pass_on
+from synkhronos.host.handler_errors import pass_on
 from synkhronos.stores.required_rows import Need
 from synkhronos.world.here import Command, Here
 

@@ -21,7 +21,7 @@ import stat
 from typing import BinaryIO, Iterator
 
 from synkhronos._typing import PathLike
-from synkhronos.host.handlers import pass_on, suppress
+from synkhronos.host.handler_errors import pass_on, suppress
 from synkhronos.host.signals import DeferredSignals
 
 _MOST_LINKS = 40  # as in Linux

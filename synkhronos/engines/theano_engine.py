@@ -20,7 +20,7 @@ from synkhronos.engines.pickles import GraphPickler
 from synkhronos.engines.theano_direct import DirectCall
 from synkhronos.engines.theano_modules import ModuleLog, add_modules, make_cacheable
 from synkhronos.host import compile_cache
-from synkhronos.host.handlers import pass_on
+from synkhronos.host.handler_errors import pass_on
 
 # The linkers that can compute a subset of the outputs.
 _LAZY = tuple(getattr(vm, name) for name in ("CVM", "Stack") if hasattr(vm, name))

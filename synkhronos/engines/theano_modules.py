@@ -21,7 +21,7 @@ from theano.gof import Op, cmodule
 from theano.gof.cc import get_module_cache
 
 from synkhronos.engines.kernels.keys import KeyPickler
-from synkhronos.host.handlers import suppress
+from synkhronos.host.handler_errors import suppress
 
 
 class _NoProperties(tuple):

@@ -8,7 +8,7 @@ from typing import Sequence
 from synkhronos._errors import SynkhronosError, text_of
 from synkhronos.engines.base import Fixed
 from synkhronos.functions.replica import Replica
-from synkhronos.host.handlers import pass_on
+from synkhronos.host.handler_errors import pass_on
 
 _MOST = 3  # operations that a message names
 _SHAPES = re.compile("^Inputs shapes: (.*)$", re.MULTILINE)  # where the compiler's errors list them

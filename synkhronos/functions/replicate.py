@@ -16,7 +16,7 @@ import numpy as np
 
 from synkhronos._errors import SynkhronosError, WorkerError
 from synkhronos.host import heap
-from synkhronos.host.handlers import pass_on
+from synkhronos.host.handler_errors import pass_on
 from synkhronos.host.log import logger
 from synkhronos.host.progress import Progress
 from synkhronos.stores.handle import Handle

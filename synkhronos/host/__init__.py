@@ -3,18 +3,17 @@
 ``compiler`` chooses the graph compiler, and ``preparation`` prepares the process for it:
 ``environment`` finds a BLAS for Theano, ``imports`` loads Theano, Lasagne and Keras with the
 ``repairs`` that this version of Python and NumPy needs, and ``pytensor_environment`` finds a BLAS for
-PyTensor. ``installation`` installs Theano, Lasagne and Keras with pip. ``heap`` makes malloc keep
-memory, ``signals`` defers Ctrl-C and other signals, ``handlers`` recognizes what signal handlers raise,
-``frames`` tells which function was called below which, ``descriptors`` says which files a worker does
-not inherit, and ``signal_thread`` acts after a signal for which no handler can run. ``machine`` counts
-the cores and bytes that this process may use, and ``job`` tells whether it is a task of an MPI job.
-``compile_cache`` checks whether Theano has room to compile, and ``ownership`` who else can change its
-code. ``libraries`` finds NVIDIA's libraries, and ``library_links`` creates links with the names that
-libgpuarray expects. ``supervision`` makes an exit code of a signal that ends the script. ``doctor``,
-``doctor_pytensor`` and ``doctor_gpus`` report what is missing, using the subprocesses of ``probe``, and
-``blas_kernels`` tells whether OpenBLAS uses the instructions of the processor. ``progress`` shows the
-progress of long steps, ``theano_progress`` shows that a script's own ``theano.function`` compiles, and
-``log`` writes the log.
+PyTensor. ``compile_cache`` checks whether Theano has room to compile, and who else can change its code.
+``installation`` installs Theano, Lasagne and Keras with pip. ``nvidia_libraries`` finds NVIDIA's
+libraries, and ``nvidia_links`` creates links with the names that libgpuarray expects.
+
+``signals`` defers Ctrl-C and other signals, and ``handler_errors`` recognizes what signal handlers
+raise. ``descriptors`` says which files a worker does not inherit. ``heap`` makes malloc keep memory.
+``machine`` counts the cores and bytes that this process may use, and ``job`` tells whether it is a task
+of an MPI job. ``progress`` shows the progress of long steps, such as compiling, and ``log`` writes the
+log.
+
+The folder ``doctor`` has the checks of the command of this name.
 
 May import: nothing.
 """

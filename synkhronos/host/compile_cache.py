@@ -1,4 +1,4 @@
-"""Theano's cache of compiled code: its location, and whether Theano can write to it and run what it has.
+"""Theano's cache of compiled code: its location, whether Theano can use it, and who else can change it.
 
 On a full disk Theano 1.0.5 creates an empty lock file, mistakes it for the lock of another process, and
 waits for that process ten times for two minutes. So the free space is checked first.
@@ -9,18 +9,20 @@ import logging
 import os
 import resource
 import shutil
+import stat
 import sys
 import tempfile
 from pathlib import Path
-from typing import Mapping, Optional, Tuple
+from typing import Iterator, Mapping, Optional, Tuple
 
 from synkhronos.host import environment
-from synkhronos.host.handlers import pass_on
+from synkhronos.host.handler_errors import pass_on
 
 LEAST = 1 << 20  # bytes; a module takes at least a tenth of this
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _CACHE = "Theano's cache of compiled code"
 _LOCK = "theano.gof.compilelock"
+_DEPTH = 3  # of the cache: a folder per platform, in it one per module, in it files
 
 #: The beginnings of Theano's messages about its lock, and their replacements
 _SENTENCES = {
@@ -164,3 +166,88 @@ def _free(cache):
         blocks = status.f_bfree if os.geteuid() == 0 else status.f_bavail
         return blocks * status.f_frsize
     return None
+
+
+# Other users
+
+
+def outsider(folder: Path) -> Optional[str]:
+    """Return how another user can change a file in a folder, or add one.
+
+    Root does not count as another user, nor does a group whose only member is this user.
+
+    Parameters
+    ----------
+    folder : Path
+        The folder. If it does not exist, the users who can create it are considered.
+
+    Returns
+    -------
+    str or None
+        The first possibility that was found, or None.
+    """
+    # Check both the given path, in which a link may be changed, and the path that it leads to.
+    for path in dict.fromkeys([Path(os.path.abspath(folder)), Path(os.path.realpath(folder))]):
+        parts = [part for part in [*reversed(path.parents), path] if os.path.lexists(part)]
+        for part in parts:
+            # In a sticky folder others can add files, but cannot replace ours.
+            complaint = _who_can_change(part, stat.S_ISVTX if part != parts[-1] else 0)
+            if complaint:
+                missing = part == parts[-1] != path
+                return f"{path} does not exist yet, and {complaint}" if missing else complaint
+    for entry in _entries(folder, _DEPTH):
+        complaint = _who_can_change(entry)
+        if complaint:
+            return complaint
+    return None
+
+
+def _who_can_change(path: Path, spared: int = 0) -> Optional[str]:
+    """Return who can change one file or folder; the bits `spared` of its mode make it safe."""
+    try:
+        status = path.lstat()
+    except OSError as error:  # it no longer exists: the cache may be in use
+        pass_on(error)
+        return None
+    if status.st_uid not in (0, os.geteuid()):
+        return f"{path} belongs to {_user(status.st_uid)}"
+    if stat.S_ISLNK(status.st_mode) or status.st_mode & spared:
+        return None
+    if status.st_mode & stat.S_IWOTH:
+        return f"{path} is writable by every user"
+    if status.st_mode & stat.S_IWGRP and status.st_gid and not _is_private(status.st_gid):
+        return f"{path} is writable by the group {status.st_gid}"
+    return None
+
+
+def _entries(folder: Path, depth: int) -> Iterator[Path]:
+    try:
+        entries = sorted(folder.iterdir())
+    except OSError as error:
+        pass_on(error)
+        return
+    for entry in entries:
+        yield entry
+        if depth and entry.is_dir() and not entry.is_symlink():
+            yield from _entries(entry, depth - 1)
+
+
+def _user(number: int) -> str:
+    import pwd
+
+    try:
+        return f"the user {pwd.getpwuid(number).pw_name}"
+    except KeyError:
+        return f"the user {number}"
+
+
+def _is_private(number: int) -> bool:
+    """Whether this user is the only member of a group, as Debian creates one for each user."""
+    import grp
+    import pwd
+
+    try:
+        group, user = grp.getgrgid(number), pwd.getpwuid(os.geteuid())
+    except KeyError:
+        return False
+    return group.gr_name == user.pw_name and not set(group.gr_mem) - {user.pw_name}

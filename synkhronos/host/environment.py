@@ -134,14 +134,22 @@ def user_setting(name: str, environ: Mapping[str, str]) -> Optional[str]:
     value = flags_of(environ.get("THEANO_FLAGS", "")).get(name)
     if value is not None:
         return value
-    paths = environ.get("THEANORC", "~/.theanorc").split(os.pathsep)
-    parser = configparser.RawConfigParser()
-    try:
-        parser.read([os.path.expanduser(path) for path in paths])
-    except configparser.Error:
-        return None  # Theano reads the same files and reports the error
     section, _, option = name.rpartition(".")
-    return parser.get(section or "global", option, fallback=None)
+    settings = read_settings(environ.get("THEANORC", "~/.theanorc"))
+    return settings.get(section or "global", option, fallback=None)
+
+
+def read_settings(paths: str) -> configparser.RawConfigParser:
+    """Return the settings in a compiler's files, whose paths are separated by colons.
+
+    If one of them cannot be parsed, there are none: the compiler reads it, too, and reports the error.
+    """
+    settings = configparser.RawConfigParser()
+    try:
+        settings.read([os.path.expanduser(path) for path in paths.split(os.pathsep)])
+    except configparser.Error:
+        settings.clear()
+    return settings
 
 
 def flags_of(text: str) -> Mapping[str, str]:

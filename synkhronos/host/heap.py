@@ -15,7 +15,7 @@ import os
 from pathlib import Path
 from typing import Any, Dict, Mapping, Optional
 
-from synkhronos.host.handlers import suppress
+from synkhronos.host.handler_errors import suppress
 
 #: An environment variable. If it is 0, malloc is not changed.
 SWITCH = "SYNKHRONOS_KEEP_MEMORY"

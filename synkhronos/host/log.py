@@ -11,7 +11,7 @@ import time
 import warnings
 from typing import List, Optional
 
-from synkhronos.host.handlers import pass_on
+from synkhronos.host.handler_errors import pass_on
 
 #: An environment variable: ``debug``, ``info``, ``warning`` or ``error``
 VARIABLE = "SYNKHRONOS_LOG"

@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 from typing import Iterable, List, Optional, Set
 
-from synkhronos.host.handlers import pass_on, suppress
+from synkhronos.host.handler_errors import pass_on, suppress
 
 #: Returns the number of the core on which the calling thread runs
 _current_core = getattr(ctypes.CDLL(None), "sched_getcpu", None)

@@ -1,26 +1,36 @@
 """Showing a person what takes long, such as compiling: on a terminal a line that counts the seconds.
 
 If stderr is not a terminal, it is one line. Nothing is written about work that ends soon.
+
+Functions of `synkhronos.function` show that they are compiled. In scripts that ``python -m synkhronos
+run`` starts, `provide` lets the script's own ``theano.function`` show it, too. For that, ``startup``
+runs this file in processes that do not import the package; so nothing of it is imported here, nor
+Theano, nor at the start a module that such a process may not need.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import itertools
 import os
-import shutil
 import sys
-import threading
 import time
-from typing import Iterator
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from typing import Any, Callable, Iterator
 
 #: An environment variable. If it is 0, nothing is shown.
 VARIABLE = "SYNKHRONOS_PROGRESS"
 
 DELAY = 1.5  # seconds before anything is written
 PAUSE = 60.0  # seconds between two lines, if stderr is not a terminal
-_INTERVAL = 0.2  # seconds between two updates on a terminal
+INTERVAL = 0.2  # seconds between two updates on a terminal
 _SPINNER = "|/-\\"
 _THREAD = "synkhronos-progress"
+
+#: Theano's module, and the function in it that every way of compiling calls
+MODULE, FUNCTION = "theano.compile.function_module", "orig_function"
+REMARK = "the first time this can take minutes; later the C code is taken from Theano's cache"
 
 
 class Progress:
@@ -44,7 +54,9 @@ class Progress:
         remark : str, optional
             A remark that follows in a line, if stderr is not a terminal.
         """
-        if os.environ.get(VARIABLE) == "0" or sys.stderr is None or _is_shown():
+        import threading
+
+        if is_off() or any(thread.name == _THREAD for thread in threading.enumerate()):
             yield
             return
         done = threading.Event()
@@ -75,8 +87,9 @@ class Progress:
         done.wait()  # the thread tells work inside this work that it is shown
 
 
-def _is_shown():
-    return any(thread.name == _THREAD for thread in threading.enumerate())
+def is_off() -> bool:
+    """Whether nothing is to be shown, or cannot be."""
+    return os.environ.get(VARIABLE) == "0" or sys.stderr is None
 
 
 def is_terminal(stream: object) -> bool:
@@ -89,6 +102,8 @@ def is_terminal(stream: object) -> bool:
 
 def _animate(stream, work, start, done):
     """Replace one line until the work is done, then clear it."""
+    import shutil
+
     columns = shutil.get_terminal_size().columns
     step = 0
     while not done.is_set():
@@ -98,6 +113,46 @@ def _animate(stream, work, start, done):
         stream.write(f"\x1b[2K{text[: columns - 1]}\r")
         stream.flush()
         step += 1
-        done.wait(_INTERVAL)
+        done.wait(INTERVAL)
     stream.write("\x1b[2K")
     stream.flush()
+
+
+class Finder:
+    """Finds Theano's module like Python, but has `FUNCTION` replaced when the module is loaded."""
+
+    @staticmethod
+    def find_spec(name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        """Return where to load the module from; None for all others. Python calls this."""
+        if name != MODULE:
+            return None
+        sys.meta_path.remove(Finder)  # its work is done
+        spec = PathFinder.find_spec(name, path)
+        if spec is not None and type(spec.loader) is SourceFileLoader:
+            spec.loader = _Loader(spec.loader.name, spec.loader.path)
+        return spec
+
+
+class _Loader(SourceFileLoader):
+    def exec_module(self, module: Any) -> None:
+        super().exec_module(module)
+        setattr(module, FUNCTION, shown(getattr(module, FUNCTION)))
+
+
+def shown(compile_function: Callable) -> Callable:
+    """Return the same function, which shows that it runs if that takes long."""
+    progress, numbers = Progress(), itertools.count(1)
+
+    @functools.wraps(compile_function)
+    def compile_and_show(inputs: Any, outputs: Any, *args: Any, **kwargs: Any) -> Any:
+        name = kwargs.get("name")
+        called = f" ({os.path.basename(name)})" if isinstance(name, str) else ""
+        with progress.show(f"compiling theano.function {next(numbers)}{called}", REMARK):
+            return compile_function(inputs, outputs, *args, **kwargs)
+
+    return compile_and_show
+
+
+def provide() -> None:
+    """Have the script's functions show that they are compiled, once Theano is imported."""
+    sys.meta_path.insert(0, Finder)

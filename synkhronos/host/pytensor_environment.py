@@ -5,12 +5,11 @@ slowly. So `apply` names one in ``PYTENSOR_FLAGS``, unless the user has. It must
 imported. Nothing here imports PyTensor.
 """
 
-import configparser
 import os
 import re
 import sys
 from importlib import metadata, util
-from typing import Mapping, MutableMapping, Optional
+from typing import MutableMapping, Optional
 
 from synkhronos.host import environment
 
@@ -31,21 +30,13 @@ def apply() -> None:
 def set_flags(environ: MutableMapping[str, str]) -> None:
     """Add ``blas__ldflags`` to ``PYTENSOR_FLAGS`` in `environ`, unless the user has set it."""
     flags = environ.get("PYTENSOR_FLAGS", "")
-    if LDFLAGS in environment.flags_of(flags) or _is_in_settings(environ):
+    settings = environment.read_settings(environ.get("PYTENSORRC", "~/.pytensorrc"))
+    is_set = settings.has_option("blas", "ldflags") or settings.has_option("global", LDFLAGS)
+    if is_set or LDFLAGS in environment.flags_of(flags):
         return
     ldflags = environment.find_ldflags()
     if ldflags:  # else PyTensor searches
         environ["PYTENSOR_FLAGS"] = f'{LDFLAGS}="{ldflags}"' + (flags and f",{flags}")
-
-
-def _is_in_settings(environ: Mapping[str, str]) -> bool:
-    parser = configparser.RawConfigParser()
-    paths = environ.get("PYTENSORRC", "~/.pytensorrc").split(os.pathsep)
-    try:
-        parser.read([os.path.expanduser(path) for path in paths])
-    except configparser.Error:
-        return False  # PyTensor reads the same files and reports the error
-    return parser.has_option("blas", "ldflags") or parser.has_option("global", LDFLAGS)
 
 
 def check() -> None:

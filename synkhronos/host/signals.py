@@ -1,16 +1,20 @@
-"""Deferring Ctrl-C and other signals while their handlers must not run.
+"""Deferring Ctrl-C and other signals while their handlers must not run, and acting without a handler.
 
 A Python signal handler runs between any two steps of the main thread, and the default one raises an
 exception there. Between a start and a finish barrier, the ranks would get out of step; in the middle of
-a fork, a worker would be left behind. In these places a signal is deferred.
+a fork, a worker would be left behind. In these places a signal is deferred. While the main thread does
+not return from a function written in C, no handler runs: then `SignalThread` acts.
 """
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 import signal
+import sys
 import threading
+import time
 
 # The functions of `signal` convert to and from enumerations, which takes 2 microseconds more.
 from _signal import getsignal, valid_signals
@@ -20,7 +24,9 @@ from threading import get_ident
 from types import FrameType
 from typing import Any, Callable
 
-from synkhronos.host.frames import is_below
+from synkhronos.host.handler_errors import is_below
+
+_PR_SET_PDEATHSIG = 1
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -224,13 +230,18 @@ def ignore_signals_for_the_master() -> None:
     if callable(signal.getsignal(signal.SIGCHLD)):  # ignoring it would hide how children end
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     if signal.getsignal(signal.SIGTERM) is signal.SIG_IGN:
-        # Unlike a signal that is ignored, this is not inherited by programs that operations start.
-        signal.signal(signal.SIGTERM, _do_nothing)
+        signal.signal(signal.SIGTERM, do_nothing)
         _let_children_be_ended()
 
 
-def _do_nothing(number: int, frame: Any) -> None:
-    pass
+def do_nothing(number: int, frame: Any) -> None:
+    """Handle a signal. Unlike `signal.SIG_IGN`, this is not inherited by programs that are started."""
+
+
+def die_with_parent(number: int = signal.SIGKILL) -> None:
+    """Let the kernel send this process a signal when the thread that forked it ends."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
 
 
 def _let_children_be_ended() -> None:
@@ -251,3 +262,39 @@ def _let_children_be_ended() -> None:
         after()
 
     os.register_at_fork(before=before, after_in_parent=after, after_in_child=after_in_child)
+
+
+class SignalThread:
+    """A thread that calls a function after a signal, even if the main thread never returns from a call.
+
+    Handlers written in Python run in the main thread, between two steps of Python. They have to wait
+    while a function written in C does not return. The process must have a handler in Python for the
+    signal, and no other use for ``signal.set_wakeup_fd``.
+
+    Parameters
+    ----------
+    number : int
+        The number of the signal.
+    seconds : float
+        From the signal until the call.
+    call : callable
+    """
+
+    def __init__(self, number: int, seconds: float, call: Callable[[], None]) -> None:
+        self._number, self._seconds, self._call = number, seconds, call
+        reader, self._writer = os.pipe()
+        os.set_blocking(self._writer, False)
+        self._former = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
+        threading.Thread(target=self._run, args=[reader], daemon=True).start()
+
+    def _run(self, reader):
+        with open(reader, "rb", buffering=0) as numbers:
+            while arrived := numbers.read(1):
+                if arrived[0] == self._number:
+                    time.sleep(self._seconds)
+                    self._call()
+
+    def close(self) -> None:
+        """Let the thread end, after the signals that have arrived."""
+        signal.set_wakeup_fd(self._former)
+        os.close(self._writer)

@@ -11,7 +11,7 @@ import socket
 import struct
 from typing import Dict, Iterator, Tuple
 
-from synkhronos.host.handlers import suppress
+from synkhronos.host.handler_errors import suppress
 
 #: The addresses of a connection: of this side, and of the other one
 Addresses = Tuple[Tuple, Tuple]

@@ -22,7 +22,7 @@ from synkhronos.machines.joined_commons import Address, JointCommons
 from synkhronos.machines.links import Links, LostError
 from synkhronos.machines.neighbours import Neighbours
 from synkhronos.stores.commons import Commons
-from synkhronos.transports.liveness import has_ended
+from synkhronos.transports.children import has_ended
 from synkhronos.transports.semaphore import NBYTES, Semaphore
 
 _LEADER, _COURIER = 0, 1  # their ranks among the tasks of the machine

@@ -20,7 +20,7 @@ import time
 from mpi4py import rc
 
 from synkhronos.machines.connections import connections
-from synkhronos.machines.job import ending
+from synkhronos.machines.job import termination
 from synkhronos.machines.links import LONGEST, Links, LostError, Receipt, as_bytes
 from synkhronos.machines.neighbours import Neighbour, Neighbours
 
@@ -206,11 +206,11 @@ def _exchange(comm, others, item):
 
 def _end_job(leader):
     """End the job where machines do not answer; `abort` would wait for them."""
-    starter = ending.find_starter()
+    starter = termination.find_starter()
     if starter is None:
         abort()
     else:
-        ending.end_job(starter, [leader, os.getpid()])
+        termination.end_job(starter, [leader, os.getpid()])
 
 
 class Tasks:

@@ -19,10 +19,10 @@ from typing import Any, Callable, Collection, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
-from synkhronos.host.signal_thread import SignalThread
+from synkhronos.host.signals import SignalThread
 from synkhronos.machines.connections import Addresses, connections, enable_keepalive, seconds_silent
 from synkhronos.machines.links import Links, LostError
-from synkhronos.transports.liveness import has_ended
+from synkhronos.transports.children import has_ended
 
 LIMIT = 3.0  # seconds of silence for which a machine counts as lost
 _SUSPECT = 2.0  # the same, if mpirun ends the job

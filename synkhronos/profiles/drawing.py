@@ -39,9 +39,9 @@ def make_figure(
 
     least = _LEAST_SHARE * sum(one.seconds for one in operations)
     functions = [
-        (function, [*shown, *([others] if others else [])])
-        for function, shown, others in by_function(operations, most)
-        if sum(one.seconds for one in [*shown, others] if one) >= least
+        (function, own)
+        for function, own in by_function(operations, most).items()
+        if sum(one.seconds for one in own) >= least
     ]
     bars = [1.3 * len(ranks), *(len(every) for _, every in functions)]
     heights = [count + 2 for count in bars]

@@ -74,29 +74,26 @@ def of_ranks(
     return [operation for _, operation in operations]
 
 
-def by_function(
-    operations: Sequence[Operation], most: int
-) -> list[tuple[str, list[Operation], Operation | None]]:
-    """Return for each function: its name, its first operations, and the sum of the others if any.
+def by_function(operations: Sequence[Operation], most: int) -> dict[str, list[Operation]]:
+    """Return the first operations of each function, and the sum of the others if there are any.
 
     Parameters
     ----------
     operations : list of Operation
         As `of_ranks` returns them.
     most : int
-        How many operations of a function to return.
+        How many operations of a function to return; the sum of the others is one more.
     """
-    found = []
+    found = {}
     for function in dict.fromkeys(one.function for one in operations):
         own = [one for one in operations if one.function == function]
-        shown, others = own[:most], own[most:]
-        rest = None
+        found[function], others = own[:most], own[most:]
         if others:
             nodes, seconds, share = (
                 sum(getattr(one, name) for one in others) for name in ("nodes", "seconds", "share")
             )
             rest = Operation(function, f"{len(others)} others", "", "", nodes, seconds, share)
-        found.append((function, shown, rest))
+            found[function].append(rest)
     return found
 
 
@@ -120,20 +117,19 @@ def shortened(name: str) -> str:
     return f"{name[: _WIDEST - tail - 3]}...{name[-tail:]}"
 
 
-def title(function: str, shown: Sequence[Operation], rest: Operation | None) -> str:
+def title(function: str, operations: Sequence[Operation]) -> str:
     """Return the heading of a function's table."""
-    every = [*shown, *([rest] if rest else [])]
-    seconds, nodes = sum(one.seconds for one in every), sum(one.nodes for one in every)
+    seconds, nodes = sum(one.seconds for one in operations), sum(one.nodes for one in operations)
     return f"{function}: {1e3 * seconds:.3f} ms per step in {nodes} nodes, mean of the ranks"
 
 
 def table(operations: Sequence[Operation], most: int) -> list[str]:
     """Return the lines of a table for each function."""
     lines = []
-    for function, shown, rest in by_function(operations, most):
-        rows = [HEADER, *map(cells, [*shown, *([rest] if rest else [])])]
+    for function, own in by_function(operations, most).items():
+        rows = [HEADER, *map(cells, own)]
         widths = [max(len(row[column]) for row in rows) for column in range(len(HEADER))]
-        lines += ["", title(function, shown, rest)]
+        lines += ["", title(function, own)]
         for row in rows:
             texts = [
                 cell.rjust(width) if name in ("nodes", "ms", "share") else cell.ljust(width)

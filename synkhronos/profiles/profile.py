@@ -106,11 +106,10 @@ class Profile:
         most : int, default: 10
             The number of operations to list of each function; a last line has the sums of the others.
         """
-        steps, ranks, _ = self.seconds.shape
+        steps = len(self.seconds)
         lines = [f"{steps} steps; milliseconds per step, and the share of each rank's time"]
         lines.append("rank " + "".join(f"{name:>18}" for name in CATEGORIES) + f"{'all':>12}")
-        for rank in range(ranks):
-            each = 1e3 * self.seconds[:, rank].sum(axis=0) / max(steps, 1)
+        for rank, each in enumerate(self._milliseconds()):
             total = each.sum()
             cells = [f"{one:>10.3f} {one / total if total else 0:>6.1%}" for one in each]
             lines.append(f"{rank:>4} " + "".join(f"{cell:>18}" for cell in cells) + f"{total:>12.3f}")
@@ -120,19 +119,21 @@ class Profile:
         return self.table()
 
     def _repr_html_(self) -> str:
-        steps, ranks, _ = self.seconds.shape
         rows = []
-        for rank in range(ranks):
-            each = 1e3 * self.seconds[:, rank].sum(axis=0) / max(steps, 1)
+        for rank, each in enumerate(self._milliseconds()):
             shares = each / (each.sum() or 1)
             cells = [f"{one:.3f} ({share:.0%})" for one, share in zip(each, shares)]
             rows.append([f"rank {rank}", *cells, f"{each.sum():.3f}"])
-        title = f"Milliseconds per step, of {steps} steps, and the share of each rank's time"
+        title = f"Milliseconds per step, of {len(self.seconds)} steps, and the share of each rank's time"
         found = [_html.table(title, rows, ("", *CATEGORIES, "all"))]
-        for function, shown, rest in tables.by_function(self.operations, 10):
-            every = [tables.cells(one) for one in [*shown, *([rest] if rest else [])]]
-            found.append(_html.table(tables.title(function, shown, rest), every, tables.HEADER))
+        for function, own in tables.by_function(self.operations, 10).items():
+            cells = map(tables.cells, own)
+            found.append(_html.table(tables.title(function, own), cells, tables.HEADER))
         return "\n".join(found)
+
+    def _milliseconds(self) -> np.ndarray:
+        """Return the time per step of each rank and category."""
+        return 1e3 * self.seconds.sum(axis=0) / max(len(self.seconds), 1)
 
     def save(self, path: PathLike) -> None:
         """Write the events as a Chrome trace, for https://ui.perfetto.dev or chrome://tracing.

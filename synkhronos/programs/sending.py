@@ -19,7 +19,7 @@ import numpy as np
 
 from synkhronos.arrays.data import Data, as_data
 from synkhronos.functions.function import Function
-from synkhronos.host.handlers import pass_on
+from synkhronos.host.handler_errors import pass_on
 from synkhronos.stores.handle import Handle
 from synkhronos.world.here import Here
 from synkhronos.world.world import World

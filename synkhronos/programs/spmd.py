@@ -10,7 +10,7 @@ import cloudpickle
 from synkhronos._errors import FuseError, SynkhronosError
 from synkhronos.functions.agreement import agreement_of
 from synkhronos.functions.replicate import replicate
-from synkhronos.host.handlers import pass_on
+from synkhronos.host.handler_errors import pass_on
 from synkhronos.programs import sending
 from synkhronos.programs.rank import NO_COMMONS, Rank
 from synkhronos.programs.stopping import INTERRUPTED, Stop, StopProgram

@@ -17,7 +17,7 @@ import cloudpickle
 import numpy as np
 
 from synkhronos._errors import SynkhronosError
-from synkhronos.host.handlers import pass_on
+from synkhronos.host.handler_errors import pass_on
 from synkhronos.host.signals import DeferredSignals
 from synkhronos.services.register import Register
 from synkhronos.services.wakeups import find_bells

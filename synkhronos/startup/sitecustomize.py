@@ -50,6 +50,6 @@ def _end_job():
 
 _leave_path()
 _host("imports.py")["provide"]()
-_host("theano_progress.py")["provide"]()
+_host("progress.py")["provide"]()
 _host("job.py")["provide"](_end_job)
 _run_other()

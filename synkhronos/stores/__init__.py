@@ -2,9 +2,9 @@
 
 ``base`` is the interface; ``naive`` is its specification. ``handle`` defines the handles that ranks send
 to each other. ``shared`` keeps arrays in the shared memory of one machine, which ``memory`` allocates
-by ``free_list``; ``ended`` tells it which arrays have been deallocated, and ``changes`` whether a change
-of its lists was left halfway. ``files`` maps the files of ``numpy.memmap``. ``commons`` has the arrays
-and locks that belong to no rank. ``required_rows`` says which rows of arrays other ranks need.
+by ``free_list``; ``deallocations`` tells it which arrays have been deallocated. ``files`` maps the
+files of ``numpy.memmap``. ``commons`` has the arrays and locks that belong to no rank.
+``required_rows`` says which rows of arrays other ranks need.
 
 May import: ``arithmetic``, ``host``.
 """

@@ -34,7 +34,7 @@ from typing import Any, Callable, Sequence
 import numpy as np
 
 from synkhronos._typing import DTypeLike
-from synkhronos.host.handlers import is_of_handler, pass_on
+from synkhronos.host.handler_errors import is_of_handler, pass_on
 from synkhronos.stores.memory import SharedMemory
 
 #: Numbers of locks are below this.

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from synkhronos.host.handlers import pass_on
+from synkhronos.host.handler_errors import pass_on
 from synkhronos.stores.handle import Handle
 
 _DIGESTED = 1 << 24  # bytes at a time

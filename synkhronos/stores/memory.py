@@ -21,11 +21,10 @@ import numpy as np
 
 from synkhronos._errors import ClosedError, SynkhronosError
 from synkhronos.host import heap
-from synkhronos.host.handlers import pass_on
+from synkhronos.host.handler_errors import pass_on
 from synkhronos.host.machine import cores, memory_room
-from synkhronos.stores.changes import Changes
-from synkhronos.stores.ended import Ended
-from synkhronos.stores.free_list import FreeList, gaps
+from synkhronos.stores.deallocations import Deallocations
+from synkhronos.stores.free_list import Changes, FreeList, gaps
 
 _NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 _ALIGNMENT = 64
@@ -112,7 +111,7 @@ class SharedMemory:
         start, large, stop = self.parts_of_span(index)
         self._small = FreeList(start + _PAGE, large)
         self._large = FreeList(large, stop)
-        self._blocks = Ended()  # places of blocks, offset and size
+        self._blocks = Deallocations()  # places of blocks, offset and size
         self._resident = FreeList(large, large)  # the free pages that are resident
         self._changes = Changes()  # of the lists
         self._unchecked = 0

@@ -4,16 +4,17 @@ import multiprocessing
 import multiprocessing.util
 import os
 import signal
+import threading
 import time
 import warnings
 
 from synkhronos.host.signals import (
     ENDING,
     DeferredSignals,
+    die_with_parent,
     handled_signals,
     ignore_signals_for_the_master,
 )
-from synkhronos.transports import liveness
 from synkhronos.transports.base import Attendant
 from synkhronos.transports.fork_locks import GeneratorLocks
 
@@ -34,7 +35,7 @@ class Children:
     def __init__(self):
         self.workers, self.attendants = {}, []
         self.are_ended = True
-        self._forker = liveness.Forker()
+        self._forker = Forker()
         self._at_exit = None
         self._locks = GeneratorLocks()
         self._mask = None
@@ -86,12 +87,12 @@ class Children:
         for process in attendants:
             if process.pid is not None:
                 process.join(grace)
-        liveness.end(attendants)
+        kill_and_join(attendants)
 
     def _prepare(self, name, become):
         def target():
             self._locks.give_back()
-            liveness.die_with_parent()
+            die_with_parent()
             ignore_signals_for_the_master()
             signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
             self.workers, self.attendants = {}, []
@@ -104,15 +105,15 @@ class Children:
 
     def discard(self, rank):
         """Forget a dead worker."""
-        liveness.end([self.workers.pop(rank)])
+        kill_and_join([self.workers.pop(rank)])
 
     def find_dead(self):
         """Return ``{rank: cause}`` for the workers that have ended."""
-        return liveness.find_dead(self.workers)
+        return find_dead(self.workers)
 
     def find_stopped(self):
         """Return the ranks of the workers that are stopped by a signal."""
-        return liveness.find_stopped(self.workers)
+        return find_stopped(self.workers)
 
     def pids(self):
         """Return the process ids of the workers."""
@@ -134,7 +135,7 @@ class Children:
             self._at_exit.cancel()
             self._at_exit = None
         workers, self.workers = self.workers, {}
-        liveness.end(workers.values())
+        kill_and_join(workers.values())
         self.end_attendants(0)
         self._forker.end()
 
@@ -144,11 +145,121 @@ class _ForkedAttendant(Attendant):
         self._children, self._process = children, process
 
     def is_alive(self):
-        return self._process in self._children.attendants and liveness.is_running(self._process)
+        return self._process in self._children.attendants and is_running(self._process)
 
     def end(self, grace):
         if self._process in self._children.attendants:
             self._children.end_attendants(grace)
+
+
+class Forker:
+    """Calls a function that forks, in a thread that lives until `end`, like the main thread.
+
+    After `die_with_parent`, a child is killed when the *thread* that forked it ends.
+    """
+
+    def __init__(self):
+        self._ended = threading.Event()
+
+    def call(self, function, *args):
+        """Call ``function(*args)``; return its value or raise its exception."""
+        if threading.current_thread() is threading.main_thread():
+            return function(*args)
+        outcome, done, ended = [], threading.Event(), self._ended
+
+        def run():
+            try:
+                outcome.append((function(*args), None))
+            except BaseException as error:
+                outcome.append((None, error))
+            done.set()
+            ended.wait()
+
+        threading.Thread(target=run, name="synkhronos-forker", daemon=True).start()
+        done.wait()
+        result, error = outcome.pop()
+        if error is not None:
+            raise error
+        return result
+
+    def end(self):
+        """Let the threads end, when there are no more children."""
+        self._ended.set()
+        self._ended = threading.Event()  # if it is called again
+
+
+# One process, or some of them
+
+
+def find_dead(processes):
+    """Return ``{rank: cause}`` for the processes in ``{rank: process}`` that have ended."""
+    causes = {}
+    for rank, process in processes.items():
+        if not is_running(process):
+            with DeferredSignals():  # multiprocessing drops any OSError here, also that of a handler
+                causes[rank] = _describe_exit(process.exitcode)
+    return causes
+
+
+def is_running(process):
+    """Whether a child runs.
+
+    Its sentinel may be open in a process that it has started, and closed by code of the user. Its method
+    ``is_alive`` would drop an ``OSError`` of a signal handler.
+    """
+    try:
+        return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+    except ChildProcessError:  # reaped by the script, by the kernel for it, or by multiprocessing
+        return False
+
+
+def find_stopped(processes):
+    """Return the ranks of the processes in ``{rank: process}`` that are stopped by a signal."""
+    return [rank for rank, process in processes.items() if _is_stopped(process.pid)]
+
+
+def _is_stopped(pid):
+    return _status(pid) == "stopped"
+
+
+def has_ended(pid):
+    """Whether a process of this machine has ended, even if its exit code has not been read yet."""
+    return _status(pid) in (None, "zombie", "dead")
+
+
+def _status(pid):
+    """Return psutil's name of the state of a process; None if there is no such process."""
+    import psutil  # takes 6 ms, so not at import
+
+    try:
+        return psutil.Process(pid).status()
+    except psutil.Error:
+        return None
+
+
+def kill_and_join(processes):
+    """Kill the processes that were started, and wait until they have ended."""
+    with DeferredSignals():
+        processes = [process for process in processes if process.pid is not None]
+        for process in processes:
+            try:
+                process.kill()
+            except ProcessLookupError:
+                pass  # dead, and reaped by the script
+        for process in processes:
+            process.join()
+            try:
+                process.close()
+            except ValueError:
+                pass  # here, too, multiprocessing never sees it end
+
+
+def _describe_exit(code):
+    if code is None:
+        return "exit code unknown: the script ignores or reaps its children itself"
+    if code < 0:
+        return f"killed by {signal.Signals(-code).name}"
+    return f"exit code {code}"
 
 
 def _disown():

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from synkhronos._errors import REMEDY, SynkhronosError
-from synkhronos.host.handlers import pass_on, suppress
+from synkhronos.host.handler_errors import pass_on, suppress
 from synkhronos.host.machine import cores, process_limit
 from synkhronos.stores.memory import RESERVED, most_ranks
 

@@ -18,20 +18,27 @@ import itertools
 import os
 import time
 
-from synkhronos._errors import CollectiveAbortedError
+from synkhronos._errors import (
+    REMEDY,
+    CollectiveAbortedError,
+    MissingRankError,
+    SynkhronosError,
+    WorldBrokenError,
+)
 from synkhronos.comms.shm import SharedMemoryCommunicator
 from synkhronos.host.descriptors import descriptors, give_up
 from synkhronos.host.machine import affinity, cores, leave_core_of
 from synkhronos.stores.memory import SharedMemory
 from synkhronos.stores.shared import SharedMemoryStore
 from synkhronos.transports import limits
-from synkhronos.transports.box import Box
+from synkhronos.transports.base import Transport
 from synkhronos.transports.children import Children
+from synkhronos.transports.mailbox import Mailbox
 from synkhronos.transports.milestones import Milestones
 from synkhronos.transports.semaphore import Semaphore
 from synkhronos.transports.waiting import Patience
-from synkhronos.transports.watchful import CHECK_INTERVAL, WatchfulTransport
 
+CHECK_INTERVAL = 0.2  # seconds between checks that the other processes are alive
 _START = 60.0  # seconds for a worker to start, if there is no other limit
 _MAILBOX_BYTES = 1 << 20
 _SLOT_BYTES = 1 << 16
@@ -40,7 +47,7 @@ _LONGEST_SLEEP = 2 * CHECK_INTERVAL
 _COUNT_CORES = 256  # commands between two counts of the cores
 
 
-class LocalTransport(WatchfulTransport):
+class LocalTransport(Transport):
     """Forked processes on this machine.
 
     Parameters
@@ -55,8 +62,9 @@ class LocalTransport(WatchfulTransport):
     """
 
     inherits = True
-
     can_replace = True
+    _checked = 0.0  # when `check` last looked at the processes
+    _cause = f"the workers were ended from another thread; {REMEDY}"  # why they were ended
 
     def __init__(self, size, master_rank=0, timeout=None, may_poll=None, store=None):
         if size > 1:
@@ -89,11 +97,11 @@ class LocalTransport(WatchfulTransport):
 
     def _make_boxes(self):
         memory = self.store.memory
-        self._mailbox = Box(memory, _MAILBOX_BYTES)
-        self._replies = [Box(memory, _SLOT_BYTES) for _ in range(self.size)]
+        self._mailbox = Mailbox(memory, _MAILBOX_BYTES)
+        self._replies = [Mailbox(memory, _SLOT_BYTES) for _ in range(self.size)]
         # Two boxes per rank, used alternately: a rank that writes for this exchange has passed the
         # barrier of the last one, so every rank has read the boxes of the one before that.
-        self._slots = [[Box(memory, _SLOT_BYTES) for _ in range(self.size)] for _ in range(2)]
+        self._slots = [[Mailbox(memory, _SLOT_BYTES) for _ in range(self.size)] for _ in range(2)]
         self._turn = 0
         self._passed = 0  # barriers inside this command
         self._milestones = Milestones(self.store, self.size)
@@ -326,3 +334,99 @@ class LocalTransport(WatchfulTransport):
         now = patience.resume()
         patience.learn(worked, now - began, self._has_cores[0])
         return waited + min(now - checked, _LONGEST_SLEEP)
+
+    # Whether there is anybody to wait for
+
+    def check(self):
+        if self.is_copy:
+            raise SynkhronosError(
+                f"this process was forked from rank {self.labels[self.rank]}, and only that one may use "
+                f"the other ranks; end this one by os._exit()"
+            )
+        if self._milestones.aborted:
+            raise CollectiveAbortedError(
+                f"rank {self.labels[self.rank]} left the program: another rank failed in it"
+            )
+        now = time.monotonic()
+        if now - self._checked > CHECK_INTERVAL:
+            self._checked = now
+            if self.rank != self.master_rank:
+                self._check_master()
+            elif self.size > 1:
+                self._check_workers()
+
+    def _check_others(self, waited, inside):
+        """Raise if nobody needs to wait any longer; return the seconds of waiting that count."""
+        if inside:
+            self._check_missing()
+        if self.rank != self.master_rank:
+            self._check_master()
+            if inside and self.in_program and self._is_late(waited):
+                raise SynkhronosError(
+                    f"rank {self.labels[self.rank]} waited longer than fork(timeout={self.timeout}) "
+                    f"seconds inside a program, for {self._describe_late()}"
+                )
+            return waited
+        self._check_workers()
+        self.while_waiting()
+        if self.in_program and not inside and not self._milestones.aborted:
+            if self.timeout is None or not self._children.find_stopped():
+                return 0.0  # a program may take any time
+        self._check_late(waited)
+        return waited
+
+    def _is_late(self, waited):
+        return self.timeout is not None and waited > self.timeout
+
+    def _check_late(self, waited):
+        """In the master: end all workers and raise if it has waited too long."""
+        if self._is_late(waited):
+            late = self._describe_late()
+            self._end_workers(
+                f"a barrier lasted longer than fork(timeout={self.timeout}) seconds, for {late}; "
+                f"every worker was ended; {REMEDY}"
+            )
+
+    def _end_workers(self, cause):
+        # A program on the leader of a machine may catch the error, or reply with it. The next one must
+        # name the cause, too.
+        self._cause = cause
+        self.kill()
+        raise WorldBrokenError(cause)
+
+    def _check_missing(self):
+        """Raise if a rank has ended the command and will never reach this barrier."""
+        missing = self._milestones.missing(self._passed)
+        if missing and not self._milestones.aborted:
+            listed = (
+                "rank"
+                + "s" * (len(missing) > 1)
+                + " "
+                + ", ".join(str(self.labels[rank]) for rank in missing)
+            )
+            raise MissingRankError(
+                f"rank {self.labels[self.rank]} waits in a collective for {listed}, which ended the "
+                f"program without it; let every rank call the same collectives in the same order"
+            )
+
+    def _describe_late(self):
+        stopped = self._children.find_stopped()
+        if stopped:
+            return ", ".join(f"rank {self.labels[rank]} (stopped, as by SIGSTOP)" for rank in stopped)
+        return self._milestones.describe_late(self.rank, self.labels)
+
+    def _check_master(self):
+        if os.getppid() != self._master_pid:
+            os._exit(1)
+
+    def _check_workers(self):
+        """If a worker is dead, end all workers and raise `WorldBrokenError`."""
+        if self._children.are_ended:
+            raise WorldBrokenError(self._cause)
+        dead = self._children.find_dead()
+        if not dead:
+            return
+        if self.in_program and self.on_death is not None:
+            return self.on_death(dead)
+        causes = ", ".join(f"rank {self.labels[rank]} ({cause})" for rank, cause in dead.items())
+        self._end_workers(f"a worker died: {causes}; the others were ended; {REMEDY}")

@@ -21,7 +21,7 @@ from synkhronos.comms.base import Communicator
 from synkhronos.comms.formats import make_wire
 from synkhronos.comms.wires import Wire
 from synkhronos.engines.base import Engine
-from synkhronos.host.handlers import suppress
+from synkhronos.host.handler_errors import suppress
 from synkhronos.stores.handle import Composite, Handle
 from synkhronos.stores.required_rows import Need
 from synkhronos.transports.base import Transport

@@ -28,7 +28,7 @@ from synkhronos.host.log import logger
 from synkhronos.host.machine import cores, use_cores
 from synkhronos.machines import courier as couriers
 from synkhronos.machines.courier import TaskCourier
-from synkhronos.machines.job.sources import digest_of
+from synkhronos.machines.job.source_digest import digest_of
 from synkhronos.machines.leaders import BROKEN, CONTROL, Leaders
 from synkhronos.machines.links import LostError
 from synkhronos.machines.transport import NO_COURIER, MachinesTransport

@@ -11,7 +11,8 @@ import os
 import time
 from typing import Any
 
-from synkhronos.host import blas_kernels, log
+from synkhronos.host import log
+from synkhronos.host.doctor import blas_kernels
 from synkhronos.host.log import logger
 from synkhronos.transports.base import Transport
 from synkhronos.world.here import Command, Here, Received

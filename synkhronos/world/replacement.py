@@ -12,7 +12,7 @@ from typing import Iterator
 import numpy as np
 
 from synkhronos._errors import REMEDY, SynkhronosError, WorldBrokenError
-from synkhronos.host.handlers import pass_on
+from synkhronos.host.handler_errors import pass_on
 from synkhronos.world import generators
 from synkhronos.world.world import World
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from synkhronos.host.handlers import pass_on
+from synkhronos.host.handler_errors import pass_on
 from synkhronos.host.machine import cores
 
 _VARIABLES = {  # by threadpoolctl's name of the library; read before OpenMP's own

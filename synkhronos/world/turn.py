@@ -25,8 +25,7 @@ from types import FrameType
 from typing import Any, Callable, TypeVar
 
 from synkhronos._errors import BUSY, SynkhronosError
-from synkhronos.host.frames import is_below
-from synkhronos.host.handlers import suppress
+from synkhronos.host.handler_errors import is_below, suppress
 
 _Callable = TypeVar("_Callable", bound=Callable[..., Any])
 

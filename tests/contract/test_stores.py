@@ -25,9 +25,8 @@ from scheduling import in_threads
 
 from synkhronos.stores import free_list
 from synkhronos.stores import memory as memory_module
-from synkhronos.stores.changes import Changes
-from synkhronos.stores.ended import Ended
-from synkhronos.stores.free_list import FreeList, gaps
+from synkhronos.stores.deallocations import Deallocations
+from synkhronos.stores.free_list import Changes, FreeList, gaps
 from synkhronos.stores.memory import SharedMemory
 from synkhronos.stores.shared import SharedMemoryStore
 
@@ -313,21 +312,21 @@ def test_what_is_collected_inside_an_allocation_allocates_and_frees():
 
 def test_what_an_interrupted_change_has_lost_is_found_when_no_other_one_is_in_progress(monkeypatch):
     """As when a signal handler allocates inside an allocation, and an alarm comes there."""
-    memory, watch, nested = SharedMemory(1), Ended.watch, []
+    memory, watch, nested = SharedMemory(1), Deallocations.watch, []
 
     def fail(*args):
         raise TimeoutError
 
     def interrupt(blocks, block, place):
-        monkeypatch.setattr(Ended, "watch", fail)
+        monkeypatch.setattr(Deallocations, "watch", fail)
         with pytest.raises(TimeoutError):
             memory.allocate(7000)
-        monkeypatch.setattr(Ended, "watch", watch)
+        monkeypatch.setattr(Deallocations, "watch", watch)
         nested.append(memory.allocate(7000))
         assert memory._changes.any_lost  # what the outer allocation has taken is not lost
         watch(blocks, block, place)
 
-    monkeypatch.setattr(Ended, "watch", interrupt)
+    monkeypatch.setattr(Deallocations, "watch", interrupt)
     outer, inner = memory.allocate(7000), nested.pop()
     outer[:], inner[:] = 1, 2
     assert (outer == 1).all()

@@ -18,8 +18,8 @@ from synkhronos._errors import SynkhronosError, WorldBrokenError
 from synkhronos.host.machine import cores
 from synkhronos.stores.memory import SharedMemory
 from synkhronos.transports import local
-from synkhronos.transports.box import Box
 from synkhronos.transports.local import LocalTransport
+from synkhronos.transports.mailbox import Mailbox
 from synkhronos.transports.milestones import Milestones
 from synkhronos.transports.naive import NaiveTransport
 from synkhronos.transports.waiting import LONGEST, Patience
@@ -500,7 +500,7 @@ PAYLOADS = [b"", b"some", bytes(bytearray(b"some")), b"more", b"long" * 8, b"lon
 @examples(200)
 @given(payloads=st.lists(st.sampled_from(range(len(PAYLOADS)))), clears=st.booleans())
 def test_a_box_contains_what_was_put_in_it_last(payloads, clears):
-    box = Box(SharedMemory(1), 16)
+    box = Mailbox(SharedMemory(1), 16)
     for payload in payloads:
         box.put(PAYLOADS[payload])
         assert box.get() == PAYLOADS[payload]
@@ -510,7 +510,7 @@ def test_a_box_contains_what_was_put_in_it_last(payloads, clears):
 
 def test_an_object_that_is_in_a_box_is_not_written_again():
     memory = SharedMemory(1)
-    box = Box(memory, 16)
+    box = Mailbox(memory, 16)
     box.put(PAYLOADS[1])
     start = memory.mapping.find(PAYLOADS[1])
     memory.mapping[start : start + 1] = b"S"
@@ -522,7 +522,7 @@ def test_an_object_that_is_in_a_box_is_not_written_again():
 
 def test_what_fits_in_a_box_takes_no_other_memory():
     memory = SharedMemory(1)
-    box = Box(memory, 48)  # with its header, it fills a block
+    box = Mailbox(memory, 48)  # with its header, it fills a block
     neighbour = memory.allocate(64)
     neighbour[:] = 7
     free = memory._small.holes()
@@ -534,7 +534,7 @@ def test_what_fits_in_a_box_takes_no_other_memory():
 
 def test_the_memory_of_a_box_for_long_contents_is_free_once_they_were_read():
     memory = SharedMemory(1)
-    box = Box(memory, 48)
+    box = Mailbox(memory, 48)
     free = memory._small.holes()
     long = b"z" * 49
     for _ in range(2):
@@ -549,7 +549,7 @@ def test_the_memory_of_a_box_for_long_contents_is_free_once_they_were_read():
 
 def test_a_box_keeps_its_contents_if_there_is_no_room_for_more(monkeypatch):
     memory = SharedMemory(1)
-    box = Box(memory, 16)
+    box = Mailbox(memory, 16)
     box.put(PAYLOADS[1])
 
     def refuse(nbytes):

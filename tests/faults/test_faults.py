@@ -86,7 +86,7 @@ LIBRARY = """import os
 from synkhronos.programs import spmd
 from synkhronos.services import mailbox
 from synkhronos.stores import commons
-from synkhronos.transports import children, liveness, local
+from synkhronos.transports import children, local
 from synkhronos.world import world
 """
 # Locks as words in shared memory: the kernel releases none of them. To test and set one takes a moment.
@@ -110,11 +110,15 @@ DEATH = {"step": "program", "rank": 1, "how": "SIGKILL", "on_death": "continue"}
 @pytest.mark.parametrize(
     "mutation, fault, problem",
     [
-        ("liveness.find_dead = lambda processes: {}", {"rank": 1, "how": "exit"}, "it hangs"),
-        ("liveness._describe_exit = str", {"rank": 1, "how": "SIGKILL"}, "a worker died"),
+        ("children.find_dead = lambda processes: {}", {"rank": 1, "how": "exit"}, "it hangs"),
+        ("children._describe_exit = str", {"rank": 1, "how": "SIGKILL"}, "a worker died"),
         ("local.CHECK_INTERVAL = 2.5", {"rank": 1, "how": "SIGKILL"}, "noticed after"),
-        ("liveness.end = lambda processes: None", {"rank": 1, "how": "SIGKILL", "size": 3}, "are left"),
-        ("liveness.die_with_parent = int", {"rank": 0, "how": "exit", "others": "stopped"}, "are left"),
+        (
+            "children.kill_and_join = lambda processes: None",
+            {"rank": 1, "how": "SIGKILL", "size": 3},
+            "are left",
+        ),
+        ("children.die_with_parent = int", {"rank": 0, "how": "exit", "others": "stopped"}, "are left"),
         ("os._exit = int", {"rank": 1, "how": "exit"}, "AssertionError: None"),
         ("world.World.renew = print", {"rank": 1, "how": "exit", "restarts": True}, "ended with 1"),
         (NOBODY_RELEASES, {**DEATH, "seam": "push", "others": ""}, "it hangs"),

@@ -4,7 +4,8 @@ import os
 
 import pytest
 
-from synkhronos.host import blas_kernels, environment, probe
+from synkhronos.host import environment
+from synkhronos.host.doctor import blas_kernels, check
 
 ZEN_5 = "fma sse4_2 avx f16c avx2 avx512f avx512dq avx512bw avx512vl avx512_bf16"
 PROCESSORS = {
@@ -199,7 +200,7 @@ def test_old_copies_in_wheels_are_told_from_the_linked_library():
 IN_NUMPY = """
 import json
 import numpy
-from synkhronos.host import blas_kernels
+from synkhronos.host.doctor import blas_kernels
 print(json.dumps([one["architecture"] for one in blas_kernels.loaded()
                   if one["internal_api"] == "openblas" and "numpy" in one["filepath"]]))
 """
@@ -207,7 +208,7 @@ print(json.dumps([one["architecture"] for one in blas_kernels.loaded()
 
 @pytest.mark.skipif(os.uname().machine != "x86_64", reason="these are kernels for x86-64")
 def test_kernels_that_the_environment_names_are_found():
-    kernels = probe.probe(IN_NUMPY, OPENBLAS_CORETYPE="Nehalem")
+    kernels = check.probe(IN_NUMPY, OPENBLAS_CORETYPE="Nehalem")
     if not kernels:
         pytest.skip("NumPy has no OpenBLAS of its own")
     assert [blas_kernels.instructions_of_kernels(one) for one in kernels] == ["SSE"]

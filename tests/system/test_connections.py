@@ -15,7 +15,7 @@ from checks.children import begin, child, end, wait_until
 from namespaces import why_no_namespaces, _Namespaces
 
 from synkhronos.machines.connections import connections, enable_keepalive, seconds_silent
-from synkhronos.host.signal_thread import SignalThread
+from synkhronos.host.signals import SignalThread
 from synkhronos.machines import neighbours
 from synkhronos.machines.naive import NaiveNetwork
 from synkhronos.machines.neighbours import Neighbour, Neighbours
@@ -344,12 +344,12 @@ signal.signal(signal.SIGTERM, lambda *_: os.write(1, b"asked\\n"))
 task = os.fork()
 if not task:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    from synkhronos.machines.job import ending
+    from synkhronos.machines.job import termination
     if sys.argv[1] == "end":
         os.set_inheritable(1, False)
-        ending.end_job(ending.find_starter(), [os.getpid()])
+        termination.end_job(termination.find_starter(), [os.getpid()])
     else:
-        os.write(1, f"{ending.find_starter()}\\n".encode())
+        os.write(1, f"{termination.find_starter()}\\n".encode())
     time.sleep(60)
     os._exit(0)
 os.write(1, f"{os.getpid()} {task}\\n".encode())

@@ -16,7 +16,7 @@ from processes import own_process
 import synkhronos as synk
 from synkhronos.host.descriptors import descriptors
 from synkhronos.transports.children import Children
-from synkhronos.transports.watchful import CHECK_INTERVAL
+from synkhronos.transports.local import CHECK_INTERVAL
 
 
 def start(**kwargs):

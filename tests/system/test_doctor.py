@@ -5,7 +5,16 @@ import sys
 
 import pytest
 
-from synkhronos.host import blas_kernels, doctor, doctor_pytensor
+from synkhronos.host.doctor import blas_kernels, checks, gpus
+from synkhronos.host.doctor.check import OK, PROBLEM, WARNING, Check, Fault, Result
+
+CHECKS = {one.name: one for one in (*checks.OF_PYTENSOR, *checks.OF_THEANO, *checks.CHECKS)}
+
+
+def result_of(examine, *arguments):
+    """Return the result of a check that is required."""
+    return Check("this", lambda: examine(*arguments), is_required=True).run()
+
 
 FOUND = {
     "version": "1.0.5",
@@ -29,28 +38,28 @@ FOUND = {
 @pytest.mark.parametrize(
     "change, state",
     [
-        ({}, doctor.OK),
-        ({"pytensor": 0.030}, doctor.WARNING),
-        ({"ldflags": ""}, doctor.WARNING),
-        ({"compiler": ""}, doctor.WARNING),
+        ({}, OK),
+        ({"pytensor": 0.030}, WARNING),
+        ({"ldflags": ""}, WARNING),
+        ({"compiler": ""}, WARNING),
     ],
 )
 def test_pytensors_product_is_judged(change, state):
     found = {**FOUND, "version": "3.0.7", "pytensor": 0.010}
-    assert doctor_pytensor.judge_pytensor({**found, **change}).state == state
+    assert result_of(checks.judge_pytensor, {**found, **change}).state == state
 
 
 JUDGES = {
-    "Theano": (doctor.judge_theano, FOUND),
-    "PyTensor": (doctor_pytensor.judge_pytensor, {**FOUND, "version": "3.0.7", "pytensor": 0.010}),
+    "Theano": (checks.judge_theano, FOUND),
+    "PyTensor": (checks.judge_pytensor, {**FOUND, "version": "3.0.7", "pytensor": 0.010}),
 }
 each_compiler = pytest.mark.parametrize(("judge", "found"), JUDGES.values(), ids=JUDGES)
 
 
 @each_compiler
 def test_the_linked_openblas_and_its_kernels_are_named(judge, found):
-    result = judge(found, None, "AVX2")
-    assert result.state == doctor.OK
+    result = result_of(judge, found, None, "AVX2")
+    assert result.state == OK
     assert ", -lopenblas (OpenBLAS 0.3.29 with Haswell kernels); float32 product" in result.found
 
 
@@ -60,8 +69,8 @@ def test_the_linked_openblas_and_its_kernels_are_named(judge, found):
     [("Haswell", "unset OPENBLAS_CORETYPE"), (None, "install a newer version of OpenBLAS")],
 )
 def test_kernels_that_are_older_than_the_processor_are_a_warning(judge, found, coretype, remedy):
-    result = judge(found, coretype, "AVX-512")
-    assert result.state == doctor.WARNING
+    result = result_of(judge, found, coretype, "AVX-512")
+    assert result.state == WARNING
     assert f"AVX-512, which the processor has: {remedy}" in result.remedy
 
 
@@ -69,8 +78,8 @@ def test_kernels_that_are_older_than_the_processor_are_a_warning(judge, found, c
 def test_openblas_that_is_linked_already_is_not_recommended(judge, found):
     slow = {**found, "theano": 0.030, "pytensor": 0.030}
     for instructions in ("AVX2", "AVX-512", None):
-        result = judge(slow, None, instructions)
-        assert result.state == doctor.WARNING and "libopenblas-dev" not in result.remedy
+        result = result_of(judge, slow, None, instructions)
+        assert result.state == WARNING and "libopenblas-dev" not in result.remedy
 
 
 @pytest.mark.skipif(
@@ -78,62 +87,62 @@ def test_openblas_that_is_linked_already_is_not_recommended(judge, found):
 )
 def test_old_kernels_that_the_environment_names_are_found_and_their_cause(monkeypatch):
     monkeypatch.setenv("OPENBLAS_CORETYPE", "Nehalem")
-    result = doctor.check_theano()
+    result = CHECKS["Theano"].run()
     if "OpenBLAS" not in result.found:
         pytest.skip("Theano is linked with another BLAS")
-    assert result.state == doctor.WARNING and "with Nehalem kernels" in result.found
+    assert result.state == WARNING and "with Nehalem kernels" in result.found
     assert "unset OPENBLAS_CORETYPE, which is 'Nehalem'" in result.remedy
 
 
 def test_pytensor_without_numpy_2_is_a_problem(monkeypatch):
     monkeypatch.setattr("numpy.__version__", "1.23.5")
-    for check in (doctor_pytensor.check_numpy, doctor_pytensor.check_pytensor):
-        assert check().state == doctor.PROBLEM and "NumPy 2" in check().remedy
+    for check in checks.OF_PYTENSOR[1], checks.OF_PYTENSOR[-1]:
+        assert check.run().state == PROBLEM and "NumPy 2" in check.run().remedy
 
 
 def test_this_python_is_well():
-    assert doctor.check_python().state == doctor.OK
+    assert CHECKS["Python"].run().state == OK
 
 
 def test_another_python_is_a_problem(monkeypatch):
     monkeypatch.setattr(sys, "version_info", (3, 15, 0, "final", 0))
-    assert doctor.check_python().state == doctor.PROBLEM
+    assert CHECKS["Python"].run().state == PROBLEM
 
 
 def test_missing_modules_are_named_with_the_remedy(monkeypatch):
     monkeypatch.setitem(sys.modules, "psutil", None)
-    result = doctor.check_modules()
-    assert result.state == doctor.PROBLEM
+    result = CHECKS["packages"].run()
+    assert result.state == PROBLEM
     assert result.remedy == "python -m pip install psutil"
 
 
 def test_without_the_right_python_no_package_is_recommended(monkeypatch):
     monkeypatch.setattr(sys, "version_info", (3, 15, 0, "final", 0))
     monkeypatch.setitem(sys.modules, "psutil", None)
-    assert doctor.check_modules().remedy == "use another version of Python first, as described above"
+    assert CHECKS["packages"].run().remedy == "use another version of Python first, as described above"
     monkeypatch.setitem(sys.modules, "numpy", None)
-    assert doctor.check_numpy().remedy.startswith("use another version of Python first")
+    assert CHECKS["NumPy"].run().remedy.startswith("use another version of Python first")
 
 
 def test_no_compiler_is_a_problem(monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
-    assert "g++" in doctor.check_compiler().remedy
+    assert "g++" in CHECKS["compiler"].run().remedy
 
 
 def test_the_compiler_is_the_one_that_theano_would_use(monkeypatch):
     monkeypatch.setenv("THEANO_FLAGS", "cxx=/nowhere/clang++")
-    assert doctor.check_compiler().found == "no /nowhere/clang++ in PATH"
+    assert CHECKS["compiler"].run().found == "no /nowhere/clang++ in PATH"
 
 
 def test_this_compiler_finds_the_headers():
-    assert doctor.check_compiler().state == doctor.OK
+    assert CHECKS["compiler"].run().state == OK
 
 
 def test_missing_headers_are_a_problem(monkeypatch, tmp_path):
     folders = dict.fromkeys(["include", "platinclude"], str(tmp_path))
-    monkeypatch.setattr(doctor.sysconfig, "get_paths", lambda: folders)
-    result = doctor.check_compiler()
-    assert result.state == doctor.PROBLEM and "python3-dev" in result.remedy
+    monkeypatch.setattr(checks.sysconfig, "get_paths", lambda: folders)
+    result = CHECKS["compiler"].run()
+    assert result.state == PROBLEM and "python3-dev" in result.remedy
     assert result.found == f"no Python headers in {tmp_path}"
 
 
@@ -142,33 +151,33 @@ def test_a_compiler_that_fails_is_a_problem_with_its_own_message(monkeypatch, tm
     compiler.write_text("#!/bin/sh\necho 'In file x:' >&2; echo 'error: no cc1plus' >&2; exit 1\n")
     compiler.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin")
-    result = doctor.check_compiler()
-    assert result.state == doctor.PROBLEM
+    result = CHECKS["compiler"].run()
+    assert result.state == PROBLEM
     assert result.found == f"{compiler} does not compile: error: no cc1plus"
 
 
 def test_theano_is_not_tried_before_the_rest_works(monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.setitem(sys.modules, "psutil", None)
-    result = doctor.check_theano()
+    result = CHECKS["Theano"].run()
     assert result.remedy == "fix the problems above first: packages, compiler"
 
 
 @pytest.mark.parametrize(
     ("change", "state"),
     [
-        ({}, doctor.OK),
-        ({"theano": 0.019}, doctor.OK),
-        ({"theano": 0.030}, doctor.WARNING),
-        ({"ldflags": ""}, doctor.WARNING),
-        ({"compiler": ""}, doctor.PROBLEM),
-        ({"version": "0.9.0"}, doctor.PROBLEM),
+        ({}, OK),
+        ({"theano": 0.019}, OK),
+        ({"theano": 0.030}, WARNING),
+        ({"ldflags": ""}, WARNING),
+        ({"compiler": ""}, PROBLEM),
+        ({"version": "0.9.0"}, PROBLEM),
     ],
 )
 def test_theano_is_judged_by_its_product_and_its_settings(change, state):
-    result = doctor.judge_theano({**FOUND, **change})
+    result = result_of(checks.judge_theano, {**FOUND, **change})
     assert result.state == state
-    assert bool(result.remedy) == (state != doctor.OK)
+    assert bool(result.remedy) == (state != OK)
 
 
 @pytest.mark.parametrize(
@@ -180,43 +189,43 @@ def test_theano_is_judged_by_its_product_and_its_settings(change, state):
     ],
 )
 def test_the_blas_is_named_shortly(ldflags, name):
-    assert doctor.blas_name(ldflags) == name
+    assert checks.blas_name(ldflags) == name
 
 
 def test_theano_that_fails_is_a_problem(monkeypatch):
-    monkeypatch.setattr(doctor, "THEANO_PROBE", "raise OSError('disk full')")
-    result = doctor.check_theano()
-    assert (result.state, result.found) == (doctor.PROBLEM, "OSError: disk full")
+    monkeypatch.setattr(checks, "PRODUCT_PROBE", "raise OSError('disk full')")
+    result = CHECKS["Theano"].run()
+    assert (result.state, result.found) == (PROBLEM, "OSError: disk full")
 
 
 def test_theano_is_probed_on_the_cpu_whatever_the_flags_say(monkeypatch):
     monkeypatch.setenv("THEANO_FLAGS", "device=cuda")
     monkeypatch.setattr(
-        doctor, "probe", lambda code, **variables: {**FOUND, "version": variables["THEANO_FLAGS"]}
+        checks, "probe", lambda code, **variables: {**FOUND, "version": variables["THEANO_FLAGS"]}
     )
-    assert "device=cuda,device=cpu" in doctor.check_theano().found
+    assert "device=cuda,device=cpu" in CHECKS["Theano"].run().found
 
 
 def test_one_core_is_a_warning(monkeypatch):
-    monkeypatch.setattr(doctor, "cores", lambda: 1)
-    assert doctor.check_cores().state == doctor.WARNING
+    monkeypatch.setattr(checks, "cores", lambda: 1)
+    assert CHECKS["cores"].run().state == WARNING
 
 
 def test_room_in_memory_is_the_limit_less_what_is_used(tmp_path):
     (tmp_path / "memory.max").write_text("3000\n")
     (tmp_path / "memory.current").write_text("1000\n")
-    assert doctor.memory_room([tmp_path]) == 2000
+    assert checks.memory_room([tmp_path]) == 2000
 
 
 def test_no_limit_on_memory_is_told_from_a_limit(tmp_path):
     (tmp_path / "memory.max").write_text("max\n")
     (tmp_path / "memory.limit_in_bytes").write_text("9223372036854771712\n")
-    assert doctor.memory_room([tmp_path]) is None
+    assert checks.memory_room([tmp_path]) is None
 
 
 def test_little_memory_is_a_warning(monkeypatch):
-    monkeypatch.setattr(doctor, "memory_room", lambda: 2**20)
-    assert doctor.check_memory().state == doctor.WARNING
+    monkeypatch.setattr(checks, "memory_room", lambda: 2**20)
+    assert CHECKS["memory"].run().state == WARNING
 
 
 BY_MADVISE = {"enabled": "always [madvise] never", "shmem_enabled": "always within_size [advise] never"}
@@ -242,13 +251,26 @@ NEVER = {"enabled": "always madvise [never]", "shmem_enabled": "always within_si
 def test_what_malloc_does_is_reported(monkeypatch, tmp_path, switch, has_glibc, settings, text):
     for name, setting in settings.items():
         (tmp_path / name).write_text(f"{setting}\n")
-    of_folder = functools.partial(doctor.heap.huge_pages, folder=tmp_path)
-    monkeypatch.setattr(doctor.heap, "huge_pages", of_folder)
-    monkeypatch.setattr(doctor.heap, "_glibc", lambda: object() if has_glibc else None)
+    of_folder = functools.partial(checks.heap.huge_pages, folder=tmp_path)
+    monkeypatch.setattr(checks.heap, "huge_pages", of_folder)
+    monkeypatch.setattr(checks.heap, "_glibc", lambda: object() if has_glibc else None)
     monkeypatch.setenv("SYNKHRONOS_KEEP_MEMORY", switch)
-    assert doctor.check_malloc() == doctor.Result("malloc", doctor.OK, text)
+    assert CHECKS["malloc"].run() == Result("malloc", OK, text)
 
 
 def test_every_check_is_carried_out():
-    checks = {value for name, value in vars(doctor).items() if name.startswith("check_")}
-    assert checks == set(doctor.CHECKS)
+    examined = {one.examine for one in (*checks.OF_PYTENSOR, *checks.OF_THEANO, *checks.CHECKS)}
+    functions = {**vars(checks), **vars(gpus)}
+    assert examined == {one for name, one in functions.items() if name.startswith("examine_")}
+
+
+def test_only_what_is_required_is_a_problem():
+    def fail():
+        raise Fault("lost")
+
+    assert Check("this", fail, is_required=True, remedy="mend it").run() == (
+        "this", PROBLEM, "lost", "mend it"
+    )  # fmt: skip
+    assert Check("this", fail, is_required=False, remedy="mend it").run().state == WARNING
+    required = [one.name for one in checks.OF_THEANO if one.is_required]
+    assert required == [one.name for one in checks.OF_THEANO]

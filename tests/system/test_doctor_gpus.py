@@ -6,20 +6,30 @@ import pytest
 from made_up_libraries import fixture_bare_machine, fixture_binaries, fixture_put  # noqa: F401
 from made_up_libraries import all_are_visible, path_of
 
-from synkhronos.host import doctor_gpus as doctor
-from synkhronos.host import library_links
+from synkhronos.host import nvidia_links
+from synkhronos.host.doctor import checks, gpus
+from synkhronos.host.doctor.check import OK, WARNING
 
 pytestmark = pytest.mark.usefixtures("bare_machine")
 NAMES = ("libnvrtc.so.13", "libnvrtc-builtins.so.13.0", "libcublas.so.13", "libcublasLt.so.13")
+CHECKS = {one.name: one for one in checks.CHECKS}
 BARE = ("libcuda.so", "libnvrtc.so", "libcublas.so", "libnccl.so")
 
 
 @pytest.fixture
-def gpu(tmp_path):
+def devices(tmp_path, monkeypatch):
+    """Empty folder of device files."""
+    folder = tmp_path / "dev"
+    folder.mkdir()
+    monkeypatch.setattr(gpus, "DEVICES", folder)
+    return folder
+
+
+@pytest.fixture
+def gpu(devices):
     """Folder of device files, with one GPU in it."""
-    (tmp_path / "dev").mkdir()
-    (tmp_path / "dev" / "nvidia0").touch()
-    return tmp_path / "dev"
+    (devices / "nvidia0").touch()
+    return devices
 
 
 @pytest.fixture
@@ -35,51 +45,51 @@ def libraries(put, tmp_path, monkeypatch):
     return put_them
 
 
-def test_without_a_gpu_neither_pygpu_nor_nccl_is_missed(monkeypatch, tmp_path):
-    monkeypatch.setattr(doctor, "PYGPU_PROBE", "import a_module_that_is_not_there")
-    monkeypatch.setattr(doctor, "NCCL_PROBE", "raise OSError('no libnccl.so')")
-    assert doctor.check_gpus(tmp_path).state == doctor.OK
-    assert doctor.check_nccl(tmp_path).state == doctor.OK
+def test_without_a_gpu_neither_pygpu_nor_nccl_is_missed(monkeypatch, devices):
+    monkeypatch.setattr(gpus, "PYGPU_PROBE", "import a_module_that_is_not_there")
+    monkeypatch.setattr(gpus, "NCCL_PROBE", "raise OSError('no libnccl.so')")
+    assert CHECKS["GPUs"].run().state == OK
+    assert CHECKS["NCCL"].run().state == OK
 
 
-def test_gpus_that_cannot_be_used_are_a_warning(monkeypatch, tmp_path):
+def test_gpus_that_cannot_be_used_are_a_warning(monkeypatch, devices):
     for name in ("nvidia0", "nvidia1", "nvidiactl"):
-        (tmp_path / name).touch()
-    monkeypatch.setattr(doctor, "PYGPU_PROBE", "import a_module_that_is_not_there")
-    monkeypatch.setattr(doctor, "NCCL_PROBE", "raise OSError('no libnccl.so')")
-    assert "nvidia0, nvidia1 cannot be used" in doctor.check_gpus(tmp_path).found
-    assert doctor.check_nccl(tmp_path).state == doctor.WARNING
+        (devices / name).touch()
+    monkeypatch.setattr(gpus, "PYGPU_PROBE", "import a_module_that_is_not_there")
+    monkeypatch.setattr(gpus, "NCCL_PROBE", "raise OSError('no libnccl.so')")
+    assert "nvidia0, nvidia1 cannot be used" in CHECKS["GPUs"].run().found
+    assert CHECKS["NCCL"].run().state == WARNING
 
 
-def test_gpus_that_pygpu_does_not_see_are_a_warning(monkeypatch, tmp_path):
-    (tmp_path / "nvidia0").touch()
+def test_gpus_that_pygpu_does_not_see_are_a_warning(monkeypatch, devices):
+    (devices / "nvidia0").touch()
     probe = 'print(\'{"version": "0.7.6", "cuda": 0, "opencl": 1}\')'
-    monkeypatch.setattr(doctor, "PYGPU_PROBE", probe)
-    result = doctor.check_gpus(tmp_path)
-    assert result.state == doctor.WARNING
+    monkeypatch.setattr(gpus, "PYGPU_PROBE", probe)
+    result = CHECKS["GPUs"].run()
+    assert result.state == WARNING
     assert "libcuda.so" in result.remedy
 
 
 @pytest.mark.parametrize(("number", "version"), [(2804, "2.8.4"), (21602, "2.16.2"), (22105, "2.21.5")])
 def test_versions_of_nccl_are_written_with_points(number, version):
-    assert doctor.nccl_version(number) == version
+    assert gpus.nccl_version(number) == version
 
 
-def test_without_a_driver_cuda_is_not_missed(tmp_path):
-    assert doctor.check_cuda(tmp_path).state == doctor.OK
+def test_without_a_driver_cuda_is_not_missed(devices):
+    assert CHECKS["CUDA"].run().state == OK
 
 
 def test_a_gpu_without_the_drivers_library_is_a_warning(gpu):
-    result = doctor.check_cuda(gpu)
-    assert result.state == doctor.WARNING
+    result = CHECKS["CUDA"].run()
+    assert result.state == WARNING
     assert "nvidia0" in result.found
     assert "libcuda1" in result.remedy
 
 
 def test_libraries_with_their_bare_names_are_well(libraries, gpu):
     folder = libraries(*BARE, *NAMES, "libnccl.so.2")
-    result = doctor.check_cuda(gpu)
-    assert (result.state, result.remedy) == (doctor.OK, "")
+    result = CHECKS["CUDA"].run()
+    assert (result.state, result.remedy) == (OK, "")
     assert result.found.splitlines()[:4] == [
         f"libcuda.so: {folder}/libcuda.so (13.0)",
         f"libnvrtc.so: {folder}/libnvrtc.so.13 (13.0)",
@@ -91,8 +101,8 @@ def test_libraries_with_their_bare_names_are_well(libraries, gpu):
 @pytest.mark.skipif(all_are_visible(), reason="no library is hidden on this machine")
 def test_libraries_that_only_the_run_command_makes_visible_are_a_warning(libraries, gpu):
     folder = libraries("libcuda.so.1", *NAMES, "libcublas.so")
-    result = doctor.check_cuda(gpu)
-    assert result.state == doctor.WARNING
+    result = CHECKS["CUDA"].run()
+    assert result.state == WARNING
     lines = result.found.splitlines()
     assert lines[0] == f"libcuda.so: {folder}/libcuda.so.1 (13.0), not found under this name"
     assert lines[2] == f"libcublas.so: {folder}/libcublas.so.13 (13)"
@@ -102,8 +112,8 @@ def test_libraries_that_only_the_run_command_makes_visible_are_a_warning(librari
 
 def test_a_missing_library_is_a_warning_with_the_remedy(libraries, gpu):
     libraries("libcuda.so.1", *NAMES[:2])
-    result = doctor.check_cuda(gpu)
-    assert result.state == doctor.WARNING
+    result = CHECKS["CUDA"].run()
+    assert result.state == WARNING
     assert "libcublas.so: no suitable file" in result.found
     assert '"nvidia-cublas<14"' in result.remedy
 
@@ -112,8 +122,8 @@ def test_a_library_that_cannot_be_loaded_is_a_warning_with_the_loaders_words(lib
     folder = libraries("libcuda.so.1", *NAMES)
     whole = (folder / "libcublas.so.13").read_bytes()
     (folder / "libcublas.so.13").write_bytes(whole[:100])
-    result = doctor.check_cuda(gpu)
-    assert result.state == doctor.WARNING
+    result = CHECKS["CUDA"].run()
+    assert result.state == WARNING
     assert result.remedy.startswith("fix this: ")
     assert "libcublas.so: cannot read file data" in result.remedy
 
@@ -124,9 +134,9 @@ def test_no_place_for_links_is_a_warning(libraries, gpu, monkeypatch):
     def refuse():
         raise OSError("there is no place")
 
-    monkeypatch.setattr(library_links, "environment", refuse)
-    assert doctor.check_cuda(gpu).remedy == "there is no place"
-    assert doctor.as_run() == {}
+    monkeypatch.setattr(nvidia_links, "environment", refuse)
+    assert CHECKS["CUDA"].run().remedy == "there is no place"
+    assert gpus.as_run() == {}
 
 
 @pytest.mark.parametrize(
@@ -140,29 +150,29 @@ def test_no_place_for_links_is_a_warning(libraries, gpu, monkeypatch):
 )
 def test_cudnn_is_told_with_what_theano_can_use(libraries, name, expected):
     libraries(name)
-    assert expected in doctor.cudnn()
+    assert expected in gpus.cudnn()
 
 
 def test_nccl_is_loaded_as_the_run_command_would_make_it_visible(libraries, gpu):
     libraries("libcuda.so.1", *NAMES, "libnccl.so.2")
-    assert doctor.check_nccl(gpu).found == "2.28.9"
+    assert CHECKS["NCCL"].run().found == "2.28.9"
 
 
 def test_the_remedy_for_nccl_is_made_for_the_driver(libraries, gpu, monkeypatch):
     (gpu / "nvidia1").touch()
     libraries("libcuda.so.1", *NAMES)
-    monkeypatch.setattr(doctor, "NCCL_PROBE", "raise OSError('no libnccl.so')")
-    result = doctor.check_nccl(gpu)
-    assert result.state == doctor.WARNING
+    monkeypatch.setattr(gpus, "NCCL_PROBE", "raise OSError('no libnccl.so')")
+    result = CHECKS["NCCL"].run()
+    assert result.state == WARNING
     assert "nvidia-nccl-cu13" in result.remedy
 
 
 def test_pygpu_is_probed_in_the_environment_of_the_run_command(libraries, monkeypatch):
     libraries("libcuda.so.1", *NAMES)
-    monkeypatch.setattr(doctor, "PYGPU_PROBE", """
+    monkeypatch.setattr(gpus, "PYGPU_PROBE", """
 import ctypes, json
 ctypes.CDLL("libcuda.so")
 print(json.dumps({"version": "0.7.6", "cuda": 1, "opencl": 0}))
 """)  # fmt: skip
-    assert doctor.check_gpus().found == "pygpu 0.7.6: 1 CUDA, 0 OpenCL devices"
+    assert CHECKS["GPUs"].run().found == "pygpu 0.7.6: 1 CUDA, 0 OpenCL devices"
     assert "synkhronos" not in os.environ["LD_LIBRARY_PATH"]

@@ -10,9 +10,9 @@ import pytest
 from namespaces import KEEPER, Job, Machines, why_no_mpi, why_no_namespaces
 from processes import PYTHONPATH, ROOT
 
-from synkhronos.machines.job import doctor as doctor_mpi
 from synkhronos.host.compiler import TITLE
-from synkhronos.host.probe import OK, PROBLEM, WARNING
+from synkhronos.host.doctor.check import OK, PROBLEM, WARNING, Check
+from synkhronos.machines.job import doctor as doctor_mpi
 
 ABOUT = {
     "Synkhronos": "1.0", "Python": "3.11.2", "NumPy": "1.23.5", TITLE: "1.0.5", "mpi4py": "4.1.2",
@@ -22,7 +22,7 @@ ABOUT = {
 
 def test_without_mpirun_several_machines_are_not_possible_which_is_no_problem(monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
-    result = doctor_mpi.check_mpi()
+    result = doctor_mpi.MPI.run()
     assert result.state == OK and "which is not in PATH" in result.found
     (of_hosts,) = doctor_mpi.check_hosts("a,b")
     assert of_hosts.state == PROBLEM and "openmpi-bin" in of_hosts.remedy
@@ -37,7 +37,8 @@ def test_without_mpirun_several_machines_are_not_possible_which_is_no_problem(mo
     ],
 )
 def test_mpirun_and_mpi4py_must_be_of_one_mpi(library, state):
-    result = doctor_mpi.judge_mpi("4.1.4", {"mpi4py": "4.1.2", "library": library})
+    about = {"mpi4py": "4.1.2", "library": library}
+    result = doctor_mpi.MPI._replace(examine=lambda: doctor_mpi.judge_mpi("4.1.4", about)).run()
     assert result.state == state and "OpenMPI 4.1.4, mpi4py 4.1.2" in result.found
     assert bool(result.remedy) == (state != OK)
 
@@ -54,7 +55,8 @@ def test_mpirun_and_mpi4py_must_be_of_one_mpi(library, state):
     ],
 )
 def test_a_machine_must_have_what_the_first_one_has(change, state, remedy):
-    result = doctor_mpi.judge_host("b", {**ABOUT, **change}, "a", ABOUT)
+    about = {**ABOUT, **change}
+    result = Check("b", lambda: doctor_mpi.judge_host(about, "a", ABOUT), is_required=True).run()
     assert result.state == state and remedy in result.remedy and bool(result.remedy) == bool(remedy)
 
 
@@ -75,7 +77,7 @@ def test_the_reason_is_what_is_said_of_a_machine_that_does_not_answer(said, comp
     reason="the test needs mpirun and mpi4py",
 )
 def test_this_machine_is_asked_by_mpirun():
-    assert doctor_mpi.check_mpi().state == OK
+    assert doctor_mpi.MPI.run().state == OK
     (result,) = doctor_mpi.check_hosts("localhost")
     assert (result.name, result.state) == ("localhost", OK), result
 

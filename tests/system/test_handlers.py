@@ -20,13 +20,13 @@ from processes import own_process
 import synkhronos as synk
 from synkhronos.checkpoints import archive
 from synkhronos.extensions import train, updates
-from synkhronos.host.handlers import is_of_handler, pass_on, suppress
 from synkhronos.host.machine import leave_core_of
+from synkhronos.host.handler_errors import is_of_handler, pass_on, suppress
 from synkhronos.host.signals import DeferredSignal, DeferredSignals, handled_signals
 from synkhronos.programs.sending import pack
-from synkhronos.stores.ended import Ended
+from synkhronos.stores.deallocations import Deallocations
 from synkhronos.stores.memory import SharedMemory
-from synkhronos.transports import liveness
+from synkhronos.transports import children
 from synkhronos.world.world import current_world
 
 
@@ -117,7 +117,7 @@ def test_a_suppressed_error_does_not_keep_the_variables_of_its_callers():
         except OSError as error:
             pass_on(error)
 
-    ended = Ended()
+    ended = Deallocations()
     gc.disable()
     try:
         suppressing()
@@ -138,7 +138,7 @@ def test_an_alarm_in_the_search_for_a_core_is_raised(alarm, monkeypatch):
 def test_an_alarm_while_a_process_is_looked_at_is_raised(alarm, monkeypatch):
     monkeypatch.setattr(os, "waitid", alarm)
     with pytest.raises(Late):
-        liveness.is_running(collections.namedtuple("Process", "pid")(os.getpid()))
+        children.is_running(collections.namedtuple("Process", "pid")(os.getpid()))
 
 
 @pytest.mark.parametrize("place", ["os:fstat", "zipfile:_EndRecData", "json:loads"])
@@ -341,7 +341,7 @@ def test_ctrl_c_is_not_deferred_for_ever_when_the_end_of_its_block_is_interrupte
 
 
 def test_the_ends_of_objects_are_noted_in_order_and_once():
-    ended, items = Ended(), {key: np.ones(1) for key in "abcd"}
+    ended, items = Deallocations(), {key: np.ones(1) for key in "abcd"}
     for key, item in items.items():
         ended.watch(item, key)
     del item
@@ -370,7 +370,7 @@ def test_memory_is_not_lost_when_a_handler_raises_at_each_step(alarm, work):
         if work != "allocate":
             allocate()
         calls = {"allocate": allocate, "collect": memory.collect, "trim": memory.trim}
-        seen, was_struck = struck(calls[work], step, ["stores/memory.py", "stores/ended.py"])
+        seen, was_struck = struck(calls[work], step, ["stores/memory.py", "stores/deallocations.py"])
         assert seen == was_struck, step
         memory.collect()
         assert holes(memory) == before, step
@@ -563,7 +563,7 @@ def test_no_exception_of_an_alarm_is_lost_and_the_ranks_can_be_used(tmp_path, co
 
 
 FILES = [
-    "transports/local.py", "stores/memory.py", "stores/ended.py", "transports/box.py",
+    "transports/local.py", "stores/memory.py", "stores/deallocations.py", "transports/mailbox.py",
     "transports/semaphore.py", "world/world.py", "world/turn.py", "world/here.py", "functions/call.py",
     "functions/function.py",
 ]  # fmt: skip

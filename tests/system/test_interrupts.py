@@ -60,7 +60,7 @@ PLACES = {
     ],
     "call": [
         f"{LOCAL}:LocalTransport.post",
-        f"{LOCAL}:Box.put",
+        f"{LOCAL}:Mailbox.put",
         f"{ENGINE}.call",
         f"{LOCAL}:LocalTransport.collect",
     ],

@@ -24,7 +24,9 @@ from prelude import error_of, open_world, run_file
 from processes import FOLDER, ROOT, Programs, own_process
 
 import synkhronos as synk
-from synkhronos.host import compile_cache, doctor, machine, preparation
+from synkhronos.host import compile_cache, machine, preparation
+from synkhronos.host.doctor import checks
+from synkhronos.host.doctor.check import PROBLEM
 from synkhronos.stores import memory as shm
 from synkhronos.transports import limits
 from synkhronos.world.here import Command
@@ -156,13 +158,14 @@ def test_the_doctor_explains_a_compile_cache_that_cannot_be_used(mount, reason):
     os.mkdir("cache")
     subprocess.run(["sh", "-ec", f"mount --make-rprivate /\n{mount}"], check=True)
     os.environ["THEANO_FLAGS"] = "base_compiledir=cache/theano"
-    result = doctor.check_cache()
-    assert result.state == doctor.PROBLEM and reason in result.found, result
+    of_theano = {one.name: one for one in checks.OF_THEANO}
+    result = of_theano["Theano's cache"].run()
+    assert result.state == PROBLEM and reason in result.found, result
     assert result.remedy == "set another folder with THEANO_FLAGS=base_compiledir=FOLDER"
     assert preparation.complaint() == f"{result.found}: {result.remedy}"
-    assert "Theano's cache" in doctor.check_theano().remedy
+    assert "Theano's cache" in of_theano["Theano"].run().remedy
     os.environ["THEANO_FLAGS"] = "cxx=,base_compiledir=cache/theano"
-    assert (doctor.check_cache().state == doctor.PROBLEM) == ("code" not in reason)
+    assert (of_theano["Theano's cache"].run().state == PROBLEM) == ("code" not in reason)
 
 
 def test_a_folder_that_the_user_may_not_write_to_is_explained(tmp_path, monkeypatch):

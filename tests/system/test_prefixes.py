@@ -7,7 +7,7 @@ import sys
 import pytest
 from processes import ROOT
 
-from synkhronos.machines.job.prefixes import packets
+from synkhronos.machines.job.output_prefix import packets
 
 P = b"[a] "
 
@@ -43,7 +43,7 @@ def test_of_a_line_that_was_overwritten_the_last_state_is_left():
 
 CODE = """
 import os, signal, sys
-from synkhronos.machines.job.prefixes import prefix_output
+from synkhronos.machines.job.output_prefix import prefix_output
 prefix_output("a")
 os.system("echo from a child")
 print("from Python", flush=True)

@@ -23,7 +23,7 @@ class Terminal(io.StringIO):
 def stream(monkeypatch):
     """Function that replaces stderr by a stream of a class, and returns it; nothing is delayed."""
     monkeypatch.setattr(progress, "DELAY", 0.0)
-    monkeypatch.setattr(progress, "_INTERVAL", 0.01)
+    monkeypatch.setattr(progress, "INTERVAL", 0.01)
     monkeypatch.delenv(progress.VARIABLE, raising=False)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "60")

@@ -20,9 +20,11 @@ from processes import FOLDER, ROOT
 
 import synkhronos as synk
 from synkhronos.world import threads
-from synkhronos.host import doctor, environment
+from synkhronos.host import environment
+from synkhronos.host.doctor import checks
+from synkhronos.host.doctor.check import OK, WARNING
 from synkhronos.host.compile_cache import folder as cache_folder
-from synkhronos.host.ownership import outsider
+from synkhronos.host.compile_cache import outsider
 
 NOBODY = 65534
 PROGRAMS = FOLDER / "programs"
@@ -326,15 +328,17 @@ def test_a_group_counts_unless_it_has_no_other_member(cache):
 
 def test_the_doctor_warns_of_a_cache_that_others_can_change(cache, monkeypatch):
     monkeypatch.setenv("THEANO_FLAGS", f"base_compiledir={cache}")
-    assert doctor.check_cache().state == doctor.OK
+    (check,) = (one for one in checks.OF_THEANO if one.name == "Theano's cache")
+    assert check.run().state == OK
     cache.chmod(0o777)
-    result = doctor.check_cache()
-    assert result.state == doctor.WARNING and str(cache) in result.found
+    result = check.run()
+    assert result.state == WARNING and str(cache) in result.found
     assert "base_compiledir" in result.remedy
 
 
 def test_the_doctor_looks_at_the_cache_before_theano_loads_from_it():
-    assert doctor.CHECKS.index(doctor.check_cache) < doctor.CHECKS.index(doctor.check_theano)
+    names = [one.name for one in checks.OF_THEANO]
+    assert names.index("Theano's cache") < names.index("Theano")
 
 
 @pytest.mark.parametrize(

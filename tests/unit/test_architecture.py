@@ -34,11 +34,12 @@ PROCESSES = {"multiprocessing", "subprocess", "signal", "threadpoolctl", "psutil
 COMPILERS = {"theano", "pygpu", "pytensor", "lasagne"}
 #: Besides the public names, the extensions use these: the compiler, which one it is, what its graphs
 #: tell about rows and gradients, what copies replace, checks of arguments, how to warn, lists in
-#: messages, and what is made for steps of several calls.
+#: messages, what is made for steps of several calls, and when and where progress is shown.
 FOR_EXTENSIONS = {
     "synkhronos._checks", "synkhronos._errors", "synkhronos._text", "synkhronos.engines.names",
     "synkhronos.engines.rows", "synkhronos.engines.seeds", "synkhronos.engines.swaps",
     "synkhronos.engines.windows", "synkhronos.functions.steps", "synkhronos.host.compiler",
+    "synkhronos.host.progress",
 }  # fmt: skip
 #: What the repetition of steps uses besides, until steps are plans that are sent once.
 OF_REPEATED_STEPS = {

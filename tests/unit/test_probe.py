@@ -2,39 +2,39 @@
 
 import pytest
 
-from synkhronos.host import probe
+from synkhronos.host.doctor import check
 
 
 def test_a_result_shows_its_remedy_on_a_line_of_its_own():
-    assert probe.Result("BLAS", probe.WARNING, "slow", "fix it").line().splitlines() == [
+    assert check.Result("BLAS", check.WARNING, "slow", "fix it").line().splitlines() == [
         "warning  BLAS           slow",
         "                        -> fix it",
     ]
-    assert "\n" not in probe.Result("BLAS", probe.OK, "fast").line()
+    assert "\n" not in check.Result("BLAS", check.OK, "fast").line()
 
 
 def test_a_probe_returns_what_it_prints_last():
-    assert probe.probe("print('noise'); print('{\"a\": 1}')") == {"a": 1}
+    assert check.probe("print('noise'); print('{\"a\": 1}')") == {"a": 1}
 
 
 def test_a_probe_that_fails_reports_the_last_line():
-    with pytest.raises(probe.ProbeError, match="^ValueError: lost$"):
-        probe.probe("raise ValueError('lost')")
+    with pytest.raises(check.ProbeError, match="^ValueError: lost$"):
+        check.probe("raise ValueError('lost')")
 
 
 def test_a_probe_that_crashes_is_a_finding():
-    with pytest.raises(probe.ProbeError, match="exit status -9"):
-        probe.probe("import os; os.kill(os.getpid(), 9)")
+    with pytest.raises(check.ProbeError, match="exit status -9"):
+        check.probe("import os; os.kill(os.getpid(), 9)")
 
 
 def test_a_probe_that_hangs_is_given_up(monkeypatch):
-    monkeypatch.setattr(probe, "TIME_LIMIT", 0.5)
-    with pytest.raises(probe.ProbeError, match="no answer"):
-        probe.probe("import time; time.sleep(60)")
+    monkeypatch.setattr(check, "TIME_LIMIT", 0.5)
+    with pytest.raises(check.ProbeError, match="no answer"):
+        check.probe("import time; time.sleep(60)")
 
 
 def test_several_lines_are_in_one_column():
-    result = probe.Result("CUDA", probe.WARNING, "one\ntwo", "fix it")
+    result = check.Result("CUDA", check.WARNING, "one\ntwo", "fix it")
     assert result.line().splitlines() == [
         "warning  CUDA           one",
         "                        two",

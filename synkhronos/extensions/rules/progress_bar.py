@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from typing import Any
 
 import synkhronos as synk
-
-_DELAY = 1.5  # seconds before a line is written, where there is no terminal
-_PAUSE = 60.0  # seconds between two lines
-_INTERVAL = 0.2  # seconds between two reports, and updates on a terminal
+from synkhronos.host.progress import DELAY, INTERVAL, PAUSE, is_off, is_terminal
 
 
 class Progress:
@@ -30,12 +26,10 @@ class Progress:
         self._rank, self._rows, self._epochs = rank, rows, epochs
         self._began = self._reported = time.perf_counter()
         self._first: int | None = None
-        self._next_line = self._began + _DELAY
+        self._next_line = self._began + DELAY
         self._bar: Any = None
-        stream = sys.stderr
-        is_off = os.environ.get("SYNKHRONOS_PROGRESS") == "0" or stream is None
-        self._is_shown = is_shown and rank.is_master and not is_off
-        if self._is_shown and _is_terminal(stream):
+        self._is_shown = is_shown and rank.is_master and not is_off()
+        if self._is_shown and is_terminal(sys.stderr):
             self._bar = _make_bar(rows)
 
     def step(self, epoch: int, loss: float, samples: int) -> None:
@@ -43,7 +37,7 @@ class Progress:
         now = time.perf_counter()
         if self._first is None:
             self._first = samples
-        if now - self._reported < _INTERVAL:
+        if now - self._reported < INTERVAL:
             return
         self._reported = now
         rate = (samples - self._first) / (now - self._began)
@@ -59,20 +53,13 @@ class Progress:
             self._bar.set_description(epochs, refresh=False)
             self._bar.set_postfix_str(text)
         else:
-            self._next_line = now + _PAUSE
+            self._next_line = now + PAUSE
             _write(f"synkhronos: training, {epochs}; {text}\n")
 
     def close(self) -> None:
         """End the bar."""
         if self._bar is not None:
             self._bar.close()
-
-
-def _is_terminal(stream):
-    try:
-        return stream.isatty() and os.environ.get("TERM") != "dumb"
-    except (AttributeError, ValueError):
-        return False
 
 
 def _make_bar(rows):

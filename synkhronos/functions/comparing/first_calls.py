@@ -17,7 +17,7 @@ from synkhronos.functions.call import CallFunction
 from synkhronos.functions.columns import Most
 from synkhronos.functions.comparing.serial_comparison import SerialComparison, ToCompare, tolerance_of
 from synkhronos.functions.comparing.trial_runs import Called, Calls, calls_until
-from synkhronos.host.handlers import pass_on
+from synkhronos.host.handler_errors import pass_on
 from synkhronos.host.log import logger
 from synkhronos.world.here import Command
 from synkhronos.world.options import ALWAYS, RAISE

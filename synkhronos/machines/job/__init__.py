@@ -1,9 +1,10 @@
 """An MPI job: its start by ``python -m synkhronos launch``, and its end.
 
-``config`` has the options and the config file, ``launcher`` runs mpirun, and ``prefixes`` puts the name
-of its machine before the output of a rank. ``sources`` tells whether machines have the same code.
-``ending`` ends a job where a machine does not answer, and ``leftovers`` removes the files of killed
-jobs. ``doctor`` reports what is missing for a job.
+``config`` has the options and the config file, and ``launcher`` runs mpirun. In the tasks,
+``output_prefix`` puts the name of its machine before the output of a rank, ``exit_code`` makes an exit
+code of a signal that ends the script, and ``leftovers`` removes the files of killed jobs.
+``source_digest`` tells whether machines have the same code, and ``termination`` ends a job where a
+machine does not answer. ``doctor`` reports what is missing for a job.
 
 May import: what ``machines`` may.
 """

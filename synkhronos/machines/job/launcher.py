@@ -6,7 +6,6 @@ session of its own, so that Ctrl-C reaches only ``launch``: mpirun itself would 
 """
 
 import contextlib
-import ctypes
 import importlib.util
 import os
 import re
@@ -19,7 +18,9 @@ import threading
 import time
 from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence
 
-from synkhronos.host import job, supervision
+from synkhronos.host import job
+from synkhronos.host.signals import die_with_parent
+from synkhronos.machines.job import exit_code
 from synkhronos.machines.job.config import Job, JobError
 
 #: The signal that stands for Ctrl-C between mpirun and the script; mpirun passes on no SIGINT.
@@ -42,10 +43,9 @@ _KEEPALIVE = {"time": 1, "intvl": 1, "probes": 4}
 # When OpenMPI 5.0.11's mpirun has lost a machine, it ends the job and returns 0, but it says this.
 _LOST = b"has lost communication with a remote daemon"
 # With ULFM it returns 0 when a signal has ended the script, and goes on while other tasks do.
-_ENDED = re.compile(supervision.ENDED.format(r"(SIG[A-Z0-9]+)").encode())
+_ENDED = re.compile(exit_code.ENDED.format(r"(SIG[A-Z0-9]+)").encode())
 _REMEMBERED = 200  # bytes
 _GRACE = 5.0  # seconds after the end of the script, in which other tasks can end by themselves
-_PR_SET_PDEATHSIG = 1
 _POLL_INTERVAL = 0.5  # seconds between two checks of whether the terminal is ours
 _LAST = 1.0  # seconds for what mpirun has written last
 
@@ -180,7 +180,7 @@ def run(line: Sequence[str], environ: Optional[Dict[str, str]] = None) -> int:
 
     def prepare():
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        die_with_parent(signal.SIGTERM)
 
     process = subprocess.Popen(
         line,

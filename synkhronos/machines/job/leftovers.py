@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Iterable, List
 
-from synkhronos.host.handlers import suppress
+from synkhronos.host.handler_errors import suppress
 
 FOLDER = Path("/dev/shm")
 

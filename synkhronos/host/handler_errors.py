@@ -17,7 +17,12 @@ from _signal import getsignal, valid_signals
 from types import FrameType, TracebackType
 from typing import Any
 
-from synkhronos.host.frames import is_below
+
+def is_below(frame: FrameType | None, caller: FrameType | None) -> bool:
+    """Whether a frame is another one, or was called below it; False if the other one is None."""
+    while frame is not None and frame is not caller:
+        frame = frame.f_back
+    return frame is not None
 
 
 def pass_on(error: BaseException) -> None:

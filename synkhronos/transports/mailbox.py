@@ -1,8 +1,8 @@
 """A mailbox in shared memory, for bytes of any length."""
 
 
-class Box:
-    """Bytes in shared memory. Contents that are too long for the box get a separate block.
+class Mailbox:
+    """Bytes in shared memory. Contents that are too long for it get a separate block.
 
     Parameters
     ----------

@@ -15,7 +15,7 @@ class _Reference(weakref.ref):
     __slots__ = ("key",)
 
 
-class Ended:
+class Deallocations:
     """The keys of objects that have been deallocated since they were last asked for."""
 
     def __init__(self) -> None:

@@ -11,7 +11,7 @@ from made_up_libraries import path_of, wheels_of
 from prelude import run_file
 from processes import FOLDER
 
-from synkhronos.host import libraries
+from synkhronos.host import nvidia_libraries
 
 pytestmark = pytest.mark.usefixtures("bare_machine")
 RELEASE_12 = (
@@ -23,7 +23,7 @@ RELEASE_12 = (
 
 
 def found(*folders, cache=(), **environ):
-    return libraries.find({**path_of(*folders), **environ}, list(cache))
+    return nvidia_libraries.find({**path_of(*folders), **environ}, list(cache))
 
 
 def files(libraries_found):
@@ -102,7 +102,7 @@ def test_cublas_is_of_no_newer_major_version_than_the_driver(put):
 
 def test_a_driver_that_does_not_report_its_version_excludes_no_library(put):
     folder = put("a", "libcuda.so.1", *RELEASE_12, driver=0)
-    assert set(found(folder)) == set(libraries.NEEDED)
+    assert set(found(folder)) == set(nvidia_libraries.NEEDED)
 
 
 def test_a_pair_of_one_release_is_preferred(put):
@@ -154,9 +154,9 @@ def test_folders_are_looked_at_in_order(put, monkeypatch):
     conda, toolkit = put("conda/lib", "libnccl.so.2"), put("toolkit/targets/x/lib", "libnccl.so.2")
     cached, system = put("cached", "libnccl.so.2"), put("system", "libnccl.so.2")
     old, new = put("cuda-9.2/lib64", "libnccl.so.2"), put("cuda-12.10/lib64", "libnccl.so.2")
-    monkeypatch.setattr(libraries.sys, "path", [str(site)])
-    monkeypatch.setattr(libraries, "OF_DRIVERS", (str(system),))
-    monkeypatch.setattr(libraries, "RELEASES", (f"{system.parent}/cuda-*",))
+    monkeypatch.setattr(nvidia_libraries.sys, "path", [str(site)])
+    monkeypatch.setattr(nvidia_libraries, "OF_DRIVERS", (str(system),))
+    monkeypatch.setattr(nvidia_libraries, "RELEASES", (f"{system.parent}/cuda-*",))
     environ = {"CONDA_PREFIX": str(conda.parent), "CUDA_HOME": str(toolkit.parent.parent.parent)}
     order = [listed, wheels, conda, toolkit, cached, system, new, old]
     for place in order:
@@ -169,7 +169,7 @@ def test_the_newest_release_of_pips_wheels_is_looked_at_first(put):
     nvidia = put("site/nvidia")
     for name in ("cublas", "cu9", "cu13", "cu12"):
         (nvidia / name / "lib").mkdir(parents=True)
-    names = [folder.parent.name for folder in libraries.wheel_folders(nvidia)]
+    names = [folder.parent.name for folder in nvidia_libraries.wheel_folders(nvidia)]
     assert names == ["cu13", "cu12", "cu9", "cublas"]
 
 
@@ -185,10 +185,10 @@ def test_our_own_links_are_not_found_again(put):
 
 def test_the_loaders_cache_is_read_as_it_is(monkeypatch):
     monkeypatch.undo()
-    if not libraries.loader_cache():
+    if not nvidia_libraries.loader_cache():
         pytest.skip("this machine's loader has no cache")
-    assert all(path.is_absolute() for path in libraries.loader_cache())
-    assert any(path.name == "libc.so.6" for path in libraries.loader_cache())
+    assert all(path.is_absolute() for path in nvidia_libraries.loader_cache())
+    assert any(path.name == "libc.so.6" for path in nvidia_libraries.loader_cache())
 
 
 def test_a_machine_without_ldconfig_has_an_empty_cache(monkeypatch):
@@ -197,8 +197,8 @@ def test_a_machine_without_ldconfig_has_an_empty_cache(monkeypatch):
     def run(command, **keywords):
         raise FileNotFoundError(command[0])
 
-    monkeypatch.setattr(libraries.subprocess, "run", run)
-    assert libraries.loader_cache() == []
+    monkeypatch.setattr(nvidia_libraries.subprocess, "run", run)
+    assert nvidia_libraries.loader_cache() == []
 
 
 # What the loader finds
@@ -223,30 +223,30 @@ def test_visible_is_what_the_loader_takes(put):
     for folders in ([versioned], [bare, later], [foreign, bare], [versioned, later], [foreign]):
         environ = path_of(*folders)
         expected = loaded(name, environ)
-        assert str(libraries.visible(name, environ, [])) == str(expected), folders
+        assert str(nvidia_libraries.visible(name, environ, [])) == str(expected), folders
 
 
 def test_an_empty_name_in_the_path_is_the_current_folder(put, monkeypatch):
     monkeypatch.chdir(put("a", "libmadeup.so"))
     environ = {"LD_LIBRARY_PATH": "/nowhere:"}
     assert loaded("libmadeup.so", environ)
-    assert libraries.visible("libmadeup.so", environ, [])
+    assert nvidia_libraries.visible("libmadeup.so", environ, [])
 
 
 def test_the_loaders_cache_and_its_own_folders_are_searched(put, monkeypatch):
     folder = put("a", "libmadeup.so")
-    assert libraries.visible("libmadeup.so", {}, [folder / "libmadeup.so"])
-    assert not libraries.visible("libmadeup.so", {}, [])
-    monkeypatch.setattr(libraries, "LOADERS_OWN", (str(folder),))
-    assert libraries.visible("libmadeup.so", {}, [])
+    assert nvidia_libraries.visible("libmadeup.so", {}, [folder / "libmadeup.so"])
+    assert not nvidia_libraries.visible("libmadeup.so", {}, [])
+    monkeypatch.setattr(nvidia_libraries, "LOADERS_OWN", (str(folder),))
+    assert nvidia_libraries.visible("libmadeup.so", {}, [])
 
 
 def test_what_hides_a_library_makes_it_invisible(put):
     stubs, real = put("stubs", "libcuda.so"), put("a", "libcuda.so")
-    assert libraries.visible("libcuda.so", path_of(stubs, real), []) is None
+    assert nvidia_libraries.visible("libcuda.so", path_of(stubs, real), []) is None
     empty = put("empty")
     (empty / "libcuda.so").touch()
-    assert libraries.visible("libcuda.so", path_of(empty, real), []) is None
+    assert nvidia_libraries.visible("libcuda.so", path_of(empty, real), []) is None
     assert loaded("libcuda.so", path_of(empty, real)) is None
 
 
@@ -263,16 +263,16 @@ def test_the_driver_is_visible_by_its_bare_name_only(put, tmp_path, name, answer
 
 def explained(monkeypatch, *folders):
     monkeypatch.setenv("LD_LIBRARY_PATH", path_of(*folders)["LD_LIBRARY_PATH"])
-    return libraries.explain_missing()
+    return nvidia_libraries.explain_missing()
 
 
 def test_without_a_driver_it_says_so(monkeypatch):
-    monkeypatch.setattr(libraries, "driver_is_visible", lambda: False)
+    monkeypatch.setattr(nvidia_libraries, "driver_is_visible", lambda: False)
     assert explained(monkeypatch).startswith("there is no NVIDIA driver here: install it")
 
 
 def test_a_driver_that_only_the_loader_knows_is_not_missed(monkeypatch):
-    monkeypatch.setattr(libraries, "driver_is_visible", lambda: True)
+    monkeypatch.setattr(nvidia_libraries, "driver_is_visible", lambda: True)
     assert explained(monkeypatch) == ""
 
 
@@ -304,7 +304,7 @@ def test_nothing_is_explained_where_nothing_is_missing(put, monkeypatch):
     ],
 )
 def test_the_remedy_is_made_for_the_driver(driver, expected):
-    text = libraries.remedy(libraries.NAMES, driver)
+    text = nvidia_libraries.remedy(nvidia_libraries.NAMES, driver)
     assert f"pip install {expected}" in text
     major, minor = driver or (12, 0)
     assert f"cuda-version={major}.{minor}" in text

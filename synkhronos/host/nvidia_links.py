@@ -22,7 +22,7 @@ import time
 from pathlib import Path
 from typing import Dict, Iterator, Mapping, Optional, Sequence
 
-from synkhronos.host.libraries import Library, find, loader_cache, visible
+from synkhronos.host.nvidia_libraries import Library, find, loader_cache, visible
 
 OUTDATED = 30 * 24 * 3600.0  # seconds without use after which a folder of broken links is removed
 UNSAFE_IN_PATH = ":;$"  # characters with a special meaning to the loader

@@ -1,6 +1,7 @@
 """Tests of the private folder of links to NVIDIA's libraries, with fake files."""
 
 import multiprocessing
+import multiprocessing.connection  # noqa: F401  # it cannot be found on the bare machine
 import os
 import stat
 import time
@@ -10,8 +11,7 @@ import pytest
 from made_up_libraries import fixture_bare_machine, fixture_binaries, fixture_put  # noqa: F401
 from made_up_libraries import path_of
 
-from synkhronos.host import libraries
-from synkhronos.host import library_links
+from synkhronos.host import nvidia_libraries, nvidia_links
 
 pytestmark = pytest.mark.usefixtures("bare_machine")
 NAMES = (
@@ -30,7 +30,7 @@ def temporary_folder(monkeypatch, tmp_path):
     folder = tmp_path / "temporary"
     folder.mkdir()
     folder.chmod(0o1777)
-    monkeypatch.setattr(library_links.tempfile, "gettempdir", lambda: str(folder))
+    monkeypatch.setattr(nvidia_links.tempfile, "gettempdir", lambda: str(folder))
     return folder
 
 
@@ -42,7 +42,7 @@ def environ(put, tmp_path):
 
 def folder_of(environ):
     """Create the links, and return their folder."""
-    return Path(library_links.environment(environ, [])["LD_LIBRARY_PATH"].split(":")[0])
+    return Path(nvidia_links.environment(environ, [])["LD_LIBRARY_PATH"].split(":")[0])
 
 
 def contents(folder):
@@ -51,13 +51,13 @@ def contents(folder):
 
 def test_without_a_driver_nothing_changes(put, environ, tmp_path):
     environ = {**environ, **path_of(put("others", *NAMES[1:]))}
-    assert library_links.environment(environ, []) == {}
+    assert nvidia_links.environment(environ, []) == {}
     assert not (tmp_path / "cache").exists()
 
 
 def test_nothing_changes_where_all_that_is_there_is_visible(put, environ, tmp_path):
     put("libraries", "libcuda.so", "libnvrtc.so", "libcublas.so", "libnccl.so")
-    assert library_links.environment(environ, []) == {}
+    assert nvidia_links.environment(environ, []) == {}
     assert not (tmp_path / "cache").exists()
 
 
@@ -75,20 +75,20 @@ def test_one_hidden_library_is_enough(put, environ):
 
 
 def test_the_folder_is_listed_before_the_others(environ):
-    value = library_links.environment(environ, [])["LD_LIBRARY_PATH"]
+    value = nvidia_links.environment(environ, [])["LD_LIBRARY_PATH"]
     assert value.split(":")[1:] == [environ["LD_LIBRARY_PATH"]]
 
 
 def test_a_process_that_has_the_links_needs_no_change(environ):
-    again = {**environ, **library_links.environment(environ, [])}
-    assert library_links.environment(again, []) == {}
+    again = {**environ, **nvidia_links.environment(environ, [])}
+    assert nvidia_links.environment(again, []) == {}
 
 
 def test_a_driver_outside_the_loaders_folders_adds_its_folder(put, environ, monkeypatch):
     driver = put("driver", "libcuda.so.1")
     (Path(environ["LD_LIBRARY_PATH"]) / "libcuda.so.1").unlink()
-    monkeypatch.setattr(libraries, "OF_DRIVERS", (str(driver),))
-    value = library_links.environment(environ, [])["LD_LIBRARY_PATH"]
+    monkeypatch.setattr(nvidia_libraries, "OF_DRIVERS", (str(driver),))
+    value = nvidia_links.environment(environ, [])["LD_LIBRARY_PATH"]
     assert value.split(":")[1:] == [environ["LD_LIBRARY_PATH"], str(driver)]
 
 
@@ -186,7 +186,7 @@ def test_a_folder_that_others_have_made_is_not_used(environ, temporary_folder):
 def test_a_folder_of_another_user_is_not_used(environ, monkeypatch):
     folder_of(environ)
     someone = os.geteuid() + 1
-    monkeypatch.setattr(library_links.os, "geteuid", lambda: someone)
+    monkeypatch.setattr(nvidia_links.os, "geteuid", lambda: someone)
     with pytest.raises(OSError, match="belongs to another user"):
         folder_of(environ)
 
@@ -229,10 +229,10 @@ def test_places_are_tried_in_order(tmp_path, temporary_folder):
     last = temporary_folder / f"synkhronos-{os.geteuid()}"
     environ = {"XDG_CACHE_HOME": "/c", "HOME": "/h", "XDG_RUNTIME_DIR": "/r"}
     answer = [Path("/c/synkhronos"), Path("/r/synkhronos"), last]
-    assert list(library_links.places(environ)) == answer
+    assert list(nvidia_links.places(environ)) == answer
     environ = {"XDG_CACHE_HOME": "relative", "HOME": "/h", "XDG_RUNTIME_DIR": "relative"}
-    assert list(library_links.places(environ)) == [Path("/h/.cache/synkhronos"), last]
-    assert list(library_links.places({})) == [last]
+    assert list(nvidia_links.places(environ)) == [Path("/h/.cache/synkhronos"), last]
+    assert list(nvidia_links.places({})) == [last]
 
 
 def test_a_home_that_does_not_exist_is_not_made(environ, tmp_path, temporary_folder):
@@ -243,7 +243,7 @@ def test_a_home_that_does_not_exist_is_not_made(environ, tmp_path, temporary_fol
 
 def test_without_any_place_it_says_where_it_tried(environ, monkeypatch, tmp_path):
     (tmp_path / "file").touch()
-    monkeypatch.setattr(library_links.tempfile, "gettempdir", lambda: str(tmp_path / "file"))
+    monkeypatch.setattr(nvidia_links.tempfile, "gettempdir", lambda: str(tmp_path / "file"))
     environ["XDG_CACHE_HOME"] = str(tmp_path / "file")
     with pytest.raises(OSError, match="file/synkhronos: File exists; .*XDG_CACHE_HOME"):
         folder_of(environ)

@@ -2,7 +2,7 @@
 
 libgpuarray loads ``libcuda.so``, ``libnvrtc.so``, ``libcublas.so`` and ``libnccl.so`` by these bare
 names. Drivers, pip's wheels and many packages install only names with a version, in folders that the
-loader does not search. `find` returns suitable files; ``library_links`` gives them the bare names.
+loader does not search. `find` returns suitable files; ``nvidia_links`` gives them the bare names.
 
 CUDA is not initialized: only the driver is loaded, to query its version.
 
@@ -52,7 +52,7 @@ OF_DRIVERS = (
 )
 PROGRAM = Path("/proc/self/exe")
 RELEASES = ("/usr/local/cuda", "/usr/local/cuda-*", "/opt/cuda")
-LINKS = re.compile(r"/synkhronos[^/]*/libraries-\w+$")  # the folders of library_links
+LINKS = re.compile(r"/synkhronos[^/]*/libraries-\w+$")  # the folders of nvidia_links
 
 Version = Tuple[int, ...]
 

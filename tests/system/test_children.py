@@ -10,7 +10,7 @@ from multiprocessing import connection
 import psutil
 import pytest
 
-from synkhronos.transports import liveness
+from synkhronos.transports import children
 
 CONTEXT = multiprocessing.get_context("fork")
 
@@ -36,7 +36,7 @@ def test_the_cause_is_known_as_soon_as_a_death_is_detected():
     for _ in range(30):
         process = start()
         os.kill(process.pid, signal.SIGKILL)
-        while not (found := liveness.find_dead({1: process})):
+        while not (found := children.find_dead({1: process})):
             pass
         assert found == {1: "killed by SIGKILL"}
         process.close()
@@ -50,20 +50,20 @@ def test_a_process_that_has_closed_its_files_is_alive():
     process = start(close_all)
     try:
         wait_until(lambda: connection.wait([process.sentinel], 0))
-        assert liveness.find_dead({1: process}) == {}
+        assert children.find_dead({1: process}) == {}
         os.kill(process.pid, signal.SIGKILL)
-        assert wait_until(lambda: liveness.find_dead({1: process})) == {1: "killed by SIGKILL"}
+        assert wait_until(lambda: children.find_dead({1: process})) == {1: "killed by SIGKILL"}
     finally:
-        liveness.end([process])
+        children.kill_and_join([process])
 
 
 @pytest.mark.parametrize("code", [0, 1, 7])
 def test_the_exit_code_is_reported_and_a_living_process_is_not(code):
     living, dead = start(), start(os._exit, code)
     try:
-        assert wait_until(lambda: liveness.find_dead({0: living, 2: dead})) == {2: f"exit code {code}"}
+        assert wait_until(lambda: children.find_dead({0: living, 2: dead})) == {2: f"exit code {code}"}
     finally:
-        liveness.end([living, dead])
+        children.kill_and_join([living, dead])
 
 
 def test_a_worker_is_seen_dead_while_a_process_of_its_own_lives():
@@ -80,7 +80,7 @@ def test_a_worker_is_seen_dead_while_a_process_of_its_own_lives():
     wait_until(lambda: pid.value)
     try:
         os.kill(process.pid, signal.SIGKILL)
-        assert wait_until(lambda: liveness.find_dead({1: process})) == {1: "killed by SIGKILL"}
+        assert wait_until(lambda: children.find_dead({1: process})) == {1: "killed by SIGKILL"}
     finally:
         os.kill(pid.value, signal.SIGKILL)
         process.close()
@@ -91,9 +91,9 @@ def test_a_script_that_ignores_the_end_of_children_sees_a_death_and_can_end_the_
     try:
         dead, living = start(), start()
         os.kill(dead.pid, signal.SIGKILL)
-        (cause,) = wait_until(lambda: liveness.find_dead({1: dead, 2: living})).values()
+        (cause,) = wait_until(lambda: children.find_dead({1: dead, 2: living})).values()
         assert "exit code unknown" in cause
-        liveness.end([dead, living])
+        children.kill_and_join([dead, living])
         assert not psutil.pid_exists(living.pid)
     finally:
         signal.signal(signal.SIGCHLD, before)
@@ -105,13 +105,13 @@ def test_stopped_processes_are_found_and_ended():
     running, stopped = start(), start()
     os.kill(stopped.pid, signal.SIGSTOP)
     pid = stopped.pid
-    assert wait_until(lambda: liveness.find_stopped({3: running, 5: stopped})) == [5]
-    liveness.end([running, stopped])
+    assert wait_until(lambda: children.find_stopped({3: running, 5: stopped})) == [5]
+    children.kill_and_join([running, stopped])
     assert not psutil.pid_exists(pid)
 
 
 def test_processes_that_never_started_need_no_end():
-    liveness.end([CONTEXT.Process(target=time.sleep, args=(60,))])
+    children.kill_and_join([CONTEXT.Process(target=time.sleep, args=(60,))])
 
 
 def test_a_forker_calls_in_the_main_thread_itself_and_for_others_in_a_thread_that_stays():
@@ -122,7 +122,7 @@ def test_a_forker_calls_in_the_main_thread_itself_and_for_others_in_a_thread_tha
         except ZeroDivisionError as error:
             outcome.append(error)
 
-    forker, outcome = liveness.Forker(), []
+    forker, outcome = children.Forker(), []
     call(forker, outcome)
     assert outcome.pop(0) == (5, threading.main_thread()) and outcome.pop()
     thread = threading.Thread(target=call, args=(forker, outcome))
@@ -147,10 +147,10 @@ def test_a_forker_calls_in_the_main_thread_itself_and_for_others_in_a_thread_tha
 def test_checking_living_processes_is_fast_and_dead_ones_do_not_count_as_stopped():
     living, dead = start(), start(os._exit, 3)
     try:
-        wait_until(lambda: liveness.find_dead({1: dead}))
+        wait_until(lambda: children.find_dead({1: dead}))
         began = time.monotonic()
-        assert liveness.find_dead({0: living}) == {}
-        assert liveness.find_stopped({0: living, 1: dead}) == []
+        assert children.find_dead({0: living}) == {}
+        assert children.find_stopped({0: living, 1: dead}) == []
         assert time.monotonic() - began < 0.5
     finally:
-        liveness.end([living, dead])
+        children.kill_and_join([living, dead])

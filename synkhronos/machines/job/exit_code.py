@@ -4,12 +4,12 @@ With ULFM, OpenMPI's mpirun goes on when a signal ends a task, even the one with
 0. So this says that the script was ended, which ``launch`` reads, and exits with a code.
 """
 
-import ctypes
 import os
 import signal
 import sys
 
-_PR_SET_PDEATHSIG = 1
+from synkhronos.host.signals import die_with_parent, do_nothing
+
 #: What is written to stderr, with the name of the signal
 ENDED = "python -m synkhronos: the script was ended by {}"
 
@@ -23,10 +23,10 @@ def go_on_in_child() -> None:
     sys.stderr.flush()
     child = os.fork()
     if not child:
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        die_with_parent()
         return
     for number in _PASSED_BY:
-        signal.signal(number, _ignore)
+        signal.signal(number, do_nothing)
     status = os.waitpid(child, 0)[1]
     if not os.WIFSIGNALED(status):
         os._exit(os.WEXITSTATUS(status))
@@ -34,7 +34,3 @@ def go_on_in_child() -> None:
     sys.stderr.write(ENDED.format(signal.Signals(number).name) + "\n")
     sys.stderr.flush()
     os._exit(128 + number)
-
-
-def _ignore(number, frame):
-    """Do nothing. Unlike `signal.SIG_IGN`, a child that is forked later would not inherit it."""

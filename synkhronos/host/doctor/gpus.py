@@ -6,11 +6,12 @@ pygpu and NCCL are tried with the environment variables that ``python -m synkhro
 from pathlib import Path
 from typing import Dict, Iterable, List
 
-from synkhronos.host import libraries, library_links
-from synkhronos.host.libraries import NAMES, NEEDED, Library, Version
-from synkhronos.host.probe import OK, WARNING, ProbeError, Result, probe
+from synkhronos.host import nvidia_libraries, nvidia_links
+from synkhronos.host.doctor.check import Fault, Finding, ProbeError, probe
+from synkhronos.host.nvidia_libraries import NAMES, NEEDED, Library, Version
 
-NVIDIA_DEVICES = "nvidia[0-9]*"
+DEVICES = Path("/dev")
+OF_NVIDIA = "nvidia[0-9]*"
 CUDNN_VERSIONS = ((5,), (8,))  # Theano 1.0.5 supports versions from the first, before the second
 
 LOADING_PROBE = """
@@ -50,33 +51,36 @@ print(json.dumps({"version": version.value}))
 """
 
 
-def check_cuda(devices: Path = Path("/dev")) -> Result:
+def device_files() -> List[str]:
+    """List the names of the device files of NVIDIA's GPUs."""
+    return sorted(path.name for path in DEVICES.glob(OF_NVIDIA))
+
+
+def examine_cuda() -> Finding:
     """Check that NVIDIA's libraries are installed, and that libgpuarray finds them."""
-    present = sorted(path.name for path in devices.glob(NVIDIA_DEVICES))
-    found = libraries.find()
+    present = device_files()
+    found = nvidia_libraries.find()
     if not found and present:
-        text = f"no libcuda.so.1, though there is {', '.join(present)}"
-        return Result("CUDA", WARNING, text, libraries.DRIVER_REMEDY)
+        return f"no libcuda.so.1, though there is {', '.join(present)}", nvidia_libraries.DRIVER_REMEDY
     if not found:
-        return Result("CUDA", OK, "no NVIDIA driver, which is not required")
-    driver = libraries.driver_version(found["libcuda"].file)
+        return "no NVIDIA driver, which is not required", ""
+    driver = nvidia_libraries.driver_version(found["libcuda"].file)
     names = [f"{name}.so" for name in found]
     code = LOADING_PROBE.format(names=names)
     try:
         hidden = probe(code)
-        failing = probe(code, **library_links.environment()) if hidden else {}
+        failing = probe(code, **nvidia_links.environment()) if hidden else {}
     except (ProbeError, OSError) as error:
-        return Result("CUDA", WARNING, listing(found, driver, []), str(error))
+        raise Fault(listing(found, driver, []), str(error)) from None
     text = listing(found, driver, hidden)
     lacking = [name for name in NEEDED if name not in found]
     if lacking:
-        return Result("CUDA", WARNING, text, libraries.remedy(lacking, driver))
+        return text, nvidia_libraries.remedy(lacking, driver)
     if failing:
-        return Result("CUDA", WARNING, text, f"fix this: {'; '.join(failing.values())}")
+        return text, f"fix this: {'; '.join(failing.values())}"
     if hidden:
-        remedy = "start scripts with: python -m synkhronos run SCRIPT"
-        return Result("CUDA", WARNING, text, remedy)
-    return Result("CUDA", OK, text)
+        return text, "start scripts with: python -m synkhronos run SCRIPT"
+    return text, ""
 
 
 def listing(found: Dict[str, Library], driver: Version, hidden: Iterable[str]) -> str:
@@ -95,8 +99,8 @@ def listing(found: Dict[str, Library], driver: Version, hidden: Iterable[str]) -
 
 def cudnn() -> str:
     """Return a line about cuDNN, which no script requires."""
-    folders = libraries.search_folders(cache=libraries.loader_cache())
-    found = libraries.candidates("libcudnn", folders)
+    folders = nvidia_libraries.search_folders(cache=nvidia_libraries.loader_cache())
+    found = nvidia_libraries.candidates("libcudnn", folders)
     oldest, too_new = CUDNN_VERSIONS
     usable = [one for one in found if oldest <= one.version < too_new]
     if usable:
@@ -116,51 +120,51 @@ def dotted(version: Version) -> str:
 def as_run() -> Dict[str, str]:
     """Return the environment variables that ``run`` sets for NVIDIA's libraries."""
     try:
-        return library_links.environment()
-    except OSError:  # check_cuda reports it
+        return nvidia_links.environment()
+    except OSError:  # `examine_cuda` reports it
         return {}
 
 
-def check_gpus(devices: Path = Path("/dev")) -> Result:
+def examine_gpus() -> Finding:
     """Check pygpu, and count the GPUs that it can use."""
-    present = sorted(path.name for path in devices.glob(NVIDIA_DEVICES))
+    present = device_files()
     try:
         found = probe(PYGPU_PROBE, **as_run())
     except ProbeError as error:
         return judge_missing_pygpu(str(error), present)
     text = f"pygpu {found['version']}: {found['cuda']} CUDA, {found['opencl']} OpenCL devices"
     if present and not found["cuda"]:
-        remedy = libraries.explain_missing() or (
+        remedy = nvidia_libraries.explain_missing() or (
             "libgpuarray finds its libraries but no device: check that nvidia-smi works, and the "
             "value of CUDA_VISIBLE_DEVICES"
         )
-        return Result("GPUs", WARNING, f"{text}, but {', '.join(present)} exist", remedy)
-    return Result("GPUs", OK, text)
+        return f"{text}, but {', '.join(present)} exist", remedy
+    return text, ""
 
 
-def judge_missing_pygpu(complaint: str, present: List[str]) -> Result:
-    """Return the result if pygpu cannot be used: a warning if there are GPUs."""
+def judge_missing_pygpu(complaint: str, present: List[str]) -> Finding:
+    """Judge that pygpu cannot be used: a warning if there are GPUs."""
     if not present:
-        return Result("GPUs", OK, f"none; not required ({complaint})")
+        return f"none; not required ({complaint})", ""
     remedy = (
         "install pygpu, on Debian 12 with: apt-get install python3-pygpu libgpuarray-dev, and "
         "use an environment made with /usr/bin/python3 -m venv --system-site-packages"
     )
-    return Result("GPUs", WARNING, f"{', '.join(present)} cannot be used: {complaint}", remedy)
+    return f"{', '.join(present)} cannot be used: {complaint}", remedy
 
 
-def check_nccl(devices: Path = Path("/dev")) -> Result:
+def examine_nccl() -> Finding:
     """Check that NCCL can be loaded. It is only required for several GPUs."""
-    several = len(list(devices.glob(NVIDIA_DEVICES))) > 1
+    several = len(device_files()) > 1
     try:
         number = probe(NCCL_PROBE, **as_run())["version"]
     except ProbeError as error:
         if not several:
-            return Result("NCCL", OK, "none; only required for several GPUs")
-        found = libraries.find()
-        driver = libraries.driver_version(found["libcuda"].file) if found else None
-        return Result("NCCL", WARNING, str(error), libraries.remedy(["libnccl"], driver))
-    return Result("NCCL", OK, nccl_version(number))
+            return "none; only required for several GPUs", ""
+        found = nvidia_libraries.find()
+        driver = nvidia_libraries.driver_version(found["libcuda"].file) if found else None
+        return str(error), nvidia_libraries.remedy(["libnccl"], driver)
+    return nccl_version(number), ""
 
 
 def nccl_version(number: int) -> str:

@@ -1,0 +1,345 @@
+"""The checks of ``python -m synkhronos doctor``: the table of all, and those of software and machine.
+
+Theano, PyTensor, pygpu, NCCL and the GPUs are tried in subprocesses, so that a crash is a result as
+well, and no CUDA context is created in this process.
+"""
+
+import importlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from pathlib import Path
+from typing import Any, Dict, List, Optional, Sequence
+
+from synkhronos.host import (
+    compile_cache,
+    compiler,
+    environment,
+    heap,
+    imports,
+    preparation,
+    pytensor_environment,
+)
+from synkhronos.host.doctor import blas_kernels, gpus
+from synkhronos.host.doctor.check import PROBLEM, TIME_LIMIT, Check, Fault, Finding, probe
+from synkhronos.host.machine import affinity, cores, cpu_quota, memory_room
+
+GIBIBYTE = 1024.0**3
+REQUIREMENTS = ("scipy", "cloudpickle", "threadpoolctl", "psutil")
+
+REPAIRS = f"import runpy\nrunpy.run_path({imports.__file__!r})['provide']()\n"
+#: Multiplies matrices with the graph compiler NAME in the mode MODE, which `examine` functions set
+PRODUCT_PROBE = """
+import importlib, json, time
+import numpy
+
+compiler = importlib.import_module(NAME)
+tensor = importlib.import_module(f"{NAME}.tensor")
+try:
+    from threadpoolctl import threadpool_info
+except ImportError:  # another check reports it
+    threadpool_info = list
+
+a = numpy.random.RandomState(0).rand(1024, 1024).astype("float32")
+x, y = tensor.fmatrices("x", "y")
+product = compiler.function([x, y], tensor.dot(x, y), mode=MODE)
+config = compiler.config
+
+def fastest(function):
+    function(a, a)
+    times = []
+    for _ in range(7):
+        start = time.perf_counter()
+        function(a, a)
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+print(json.dumps({
+    "version": compiler.__version__,
+    "compiler": config.cxx,
+    "ldflags": config.blas.ldflags if NAME == "theano" else config.blas__ldflags,
+    NAME: fastest(product),
+    "numpy": fastest(numpy.dot),
+    "libraries": [one for one in threadpool_info() if one["user_api"] == "blas"],
+}))
+"""
+
+
+def examine_python() -> Finding:
+    """Check the version of Python."""
+    found = f"{'.'.join(map(str, sys.version_info[:3]))} at {sys.executable}"
+    complaint = preparation.python_complaint()
+    if complaint:
+        raise Fault(found, complaint)
+    return found, ""
+
+
+def examine_numpy() -> Finding:
+    """Check that NumPy is installed, in a version that works with Theano."""
+    complaint = environment.installed_numpy_complaint()
+    found = getattr(sys.modules.get("numpy"), "__version__", "not importable")
+    if complaint:
+        raise Fault(found, _with_this_python(complaint))
+    return found, ""
+
+
+def examine_numpy_for_pytensor() -> Finding:
+    """Check that NumPy is installed, in a version that works with PyTensor."""
+    try:
+        import numpy
+    except ImportError as error:
+        raise Fault(str(error), 'python -m pip install "numpy>=2"') from None
+    complaint = pytensor_environment.numpy_complaint(numpy.__version__)
+    if complaint:
+        raise Fault(numpy.__version__, complaint)
+    return numpy.__version__, ""
+
+
+def examine_packages() -> Finding:
+    """Check that the other Python packages can be imported."""
+    missing = []
+    for name in REQUIREMENTS:
+        try:
+            importlib.import_module(name)
+        except Exception:  # SciPy raises others if this NumPy is not for it
+            missing.append(name)
+    if missing:
+        remedy = "python -m pip install " + " ".join(missing)
+        raise Fault(f"cannot import {', '.join(missing)}", _with_this_python(remedy))
+    return ", ".join(REQUIREMENTS), ""
+
+
+def _with_this_python(remedy):
+    """Return the remedy if this version of Python can be used; otherwise no package would help."""
+    is_wrong = preparation.python_complaint()
+    return "use another version of Python first, as described above" if is_wrong else remedy
+
+
+def examine_repairs() -> Finding:
+    """List what is replaced in Theano, Lasagne and Keras for this version of Python and NumPy."""
+    if environment.installed_numpy_complaint():
+        return "depend on the version of NumPy", ""
+    reasons: Dict[str, List[str]] = {}
+    for one in imports.Finder.needed().rows:
+        reasons.setdefault(one.why, []).extend(one.names())
+    lines = [f"{why}: {', '.join(sorted(set(names)))}" for why, names in reasons.items()]
+    return "\n".join(["of Theano, Lasagne and Keras, when they are imported", *lines]), ""
+
+
+def examine_compiler() -> Finding:
+    """Check that there is a C++ compiler, and that it finds Python's headers, which are both needed."""
+    name = environment.user_setting("cxx", os.environ) or "g++"
+    program = shutil.which(name)
+    if program is None:
+        raise Fault(f"no {name} in PATH", "install it, on Debian with: apt-get install g++")
+    folders = sorted({sysconfig.get_paths()[one] for one in ("include", "platinclude")})
+    complaint = compile_complaint(program, folders)
+    if complaint is None:
+        return f"{program}, with Python's headers in {folders[0]}", ""
+    if "Python.h" in complaint or "pyconfig.h" in complaint:
+        remedy = (
+            f"install them, on Debian with: apt-get install python3-dev (or python3."
+            f"{sys.version_info[1]}-dev, if python3 is another version)"
+        )
+        raise Fault(f"no Python headers in {', '.join(folders)}", remedy)
+    remedy = "reinstall it, on Debian with: apt-get install --reinstall g++ libc6-dev"
+    raise Fault(f"{program} does not compile: {complaint}", remedy)
+
+
+def compile_complaint(compiler: str, folders: Sequence[str]) -> Optional[str]:
+    """Compile a module of one line; return the first error of the compiler, or None."""
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder, "module.cpp")
+        source.write_text("#include <Python.h>\n")
+        output = Path(folder, "module.so")
+        command = [compiler, "-shared", "-fPIC", *(f"-I{one}" for one in folders), source, "-o", output]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=TIME_LIMIT)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            return str(error)
+    if not done.returncode:
+        return None
+    lines = done.stderr.splitlines() or [f"exit status {done.returncode}"]
+    return next((line for line in lines if "error:" in line), lines[0])
+
+
+def examine_cache() -> Finding:
+    """Check that Theano can use its cache, and that no other user can put code into it."""
+    folder = compile_cache.folder(os.environ)
+    fault = compile_cache.fault(folder)
+    if fault is not None:
+        raise Fault(*fault)
+    complaint = compile_cache.outsider(folder)
+    if complaint is None:
+        return f"{folder}, which no other user can change", ""
+    return complaint, (
+        "a user who can change it can run code as you: set THEANO_FLAGS=base_compiledir=FOLDER to a new "
+        "folder of your own; or chmod -R go-w"
+    )
+
+
+def examine_theano() -> Finding:
+    """Check that Theano compiles, and that its BLAS is as fast as NumPy's and the processor."""
+    complaint = environment.installed_theano_complaint()
+    if complaint:
+        found = "not installed, or another package in its place"
+        raise Fault(found, _with_this_python(complaint))
+    missing = [one.name for one in NEEDED_BY_THEANO if one.run().state == PROBLEM]
+    if missing:
+        remedy = f"fix the problems above first: {', '.join(missing)}"
+        raise Fault("installed, but not tried", remedy)
+    environ = dict(os.environ)
+    environment.set_flags(environ)
+    # Importing Theano would use a GPU that is named in the user's flags. The last flag wins.
+    flags = environ.get("THEANO_FLAGS", "") + ",device=cpu"
+    code = f"NAME, MODE = 'theano', None\n{REPAIRS}{PRODUCT_PROBE}"
+    return judge_theano(probe(code, THEANO_FLAGS=flags), *_of_processor())
+
+
+def examine_pytensor() -> Finding:
+    """Check that PyTensor compiles C code, and that its BLAS is as fast as NumPy's and the processor."""
+    complaint = pytensor_environment.package_complaint()
+    if complaint:
+        raise Fault("not usable", complaint)
+    environ = dict(os.environ)
+    pytensor_environment.set_flags(environ)
+    code = f"NAME, MODE = 'pytensor', 'CVM'\n{PRODUCT_PROBE}"
+    found = probe(code, PYTENSOR_FLAGS=environ.get("PYTENSOR_FLAGS", ""))
+    return judge_pytensor(found, *_of_processor())
+
+
+def _of_processor():
+    return os.environ.get(blas_kernels.VARIABLE), blas_kernels.instructions_of_processor()
+
+
+def judge_theano(
+    found: Dict[str, Any], coretype: Optional[str] = None, instructions: Optional[str] = None
+) -> Finding:
+    """Judge the output of `PRODUCT_PROBE` with Theano.
+
+    Parameters
+    ----------
+    found : dict
+        The output.
+    coretype : str, optional
+        The value of ``OPENBLAS_CORETYPE`` in the environment.
+    instructions : str, optional
+        The newest instructions of the processor, as in `blas_kernels`.
+    """
+    name = blas_name(found["ldflags"])
+    text, remedy = blas_kernels.judge(found, "Theano", name, coretype, instructions)
+    if found["version"] != "1.0.5":
+        raise Fault(text, "python -m synkhronos install")
+    if not found["compiler"]:
+        raise Fault(f"{text}; it does not use a C++ compiler", "unset the flag cxx")
+    return text, remedy
+
+
+def judge_pytensor(
+    found: Dict[str, Any], coretype: Optional[str] = None, instructions: Optional[str] = None
+) -> Finding:
+    """Judge the output of `PRODUCT_PROBE` with PyTensor; the parameters are those of `judge_theano`."""
+    name = found["ldflags"] or "no BLAS"
+    text, remedy = blas_kernels.judge(found, "PyTensor", name, coretype, instructions)
+    if not found["compiler"]:
+        no_compiler = "install g++, or build functions with mode='NUMBA'"
+        return f"{text}; it uses no C++ compiler", no_compiler
+    return text, remedy
+
+
+def blas_name(ldflags: str) -> str:
+    """Return a short name of the BLAS in these flags."""
+    by_path = re.search(r"/([^/,]+\.so)\b", ldflags)
+    return by_path.group(1) if by_path else ldflags or "no BLAS (blas.ldflags is empty)"
+
+
+def examine_cores() -> Finding:
+    """Report the number of cores, and the number that this process may use."""
+    quota = cpu_quota()
+    limit = "none" if quota is None else f"{quota:g}"
+    found = (
+        f"{cores()} usable: {os.cpu_count()} in the machine, {affinity()} in the affinity "
+        f"mask, control group's limit {limit}"
+    )
+    if cores() == 1:
+        return found, "fork() will use one process; request more with fork(n), or raise the limits"
+    return found, ""
+
+
+def examine_memory() -> Finding:
+    """Report the memory available for data, which is in anonymous shared mappings."""
+    try:
+        import psutil
+    except ImportError:
+        return "unknown without psutil", "python -m pip install psutil"
+    machine = psutil.virtual_memory().available
+    room = memory_room()
+    available = machine if room is None else min(machine, room)
+    limit = "none" if room is None else f"leaves {room / GIBIBYTE:.1f} GiB"
+    found = f"{available / GIBIBYTE:.1f} GiB available for data; control group's limit {limit}"
+    if available < GIBIBYTE:
+        return found, "free memory, or raise the limit"
+    return found, ""
+
+
+def examine_malloc() -> Finding:
+    """Report whether malloc keeps freed memory, and whether the kernel uses huge pages."""
+    kernel = ", ".join(
+        f"{what} {heap.huge_pages(name)}"
+        for what, name in (("heap", "enabled"), ("shared memory", "shmem_enabled"))
+    )
+    reason = heap.why_not_kept()
+    text = "keeps freed memory" if reason is None else f"returns freed memory, as {reason}"
+    text = f"{text}; huge pages by the kernel's settings: {kernel}"
+    if reason is None and heap.huge_pages("enabled") == "madvise":
+        text = f"{text}; scripts started by python -m synkhronos run use them"
+    return text, ""
+
+
+PYTHON = Check("Python", examine_python, is_required=True)
+PACKAGES = Check("packages", examine_packages, is_required=True)
+COMPILER = Check("compiler", examine_compiler, is_required=True)
+
+NEEDED_BY_THEANO = (
+    PYTHON,
+    Check("NumPy", examine_numpy, is_required=True),
+    PACKAGES,
+    Check("repairs", examine_repairs, is_required=True),
+    COMPILER,
+    Check("Theano's cache", examine_cache, is_required=True),
+)
+OF_THEANO = (
+    *NEEDED_BY_THEANO,
+    Check(
+        "Theano",
+        examine_theano,
+        is_required=True,
+        remedy="empty Theano's cache of compiled code with: theano-cache purge",
+    ),
+)
+OF_PYTENSOR = (
+    PYTHON,
+    Check("NumPy", examine_numpy_for_pytensor, is_required=True),
+    PACKAGES,
+    COMPILER,
+    Check(
+        "PyTensor",
+        examine_pytensor,
+        is_required=True,
+        remedy="empty PyTensor's cache of compiled code with: pytensor-cache purge",
+    ),
+)
+#: The checks, in the order in which they are carried out
+CHECKS = (
+    *(OF_PYTENSOR if compiler.NAME == "pytensor" else OF_THEANO),
+    Check("cores", examine_cores, is_required=False),
+    Check("memory", examine_memory, is_required=False),
+    Check("malloc", examine_malloc, is_required=False),
+    Check("CUDA", gpus.examine_cuda, is_required=False),
+    Check("GPUs", gpus.examine_gpus, is_required=False),
+    Check("NCCL", gpus.examine_nccl, is_required=False),
+)
