@@ -25,15 +25,16 @@ LONGEST_FUNCTION = 45
 PUBLIC_FOLDERS = {"extensions", "ops"}
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef)
 
-ALLOWED_FOR_PYGPU = {"synkhronos.engines.theano_gpu", "synkhronos.comms.nccl"}
+ALLOWED_FOR_PYGPU = {"synkhronos.engines.theano.gpu_engine", "synkhronos.comms.nccl"}
 OF_MPI4PY = "synkhronos.machines.mpi"
 PROCESSES = {"multiprocessing", "subprocess", "signal", "threadpoolctl", "psutil"}
 COMPILERS = {"theano", "pygpu", "pytensor", "lasagne"}
 #: Besides the public names, the extensions use these: the compiler, which one it is, what its graphs
 #: tell about rows and gradients, what copies replace, how to warn, and lists in messages.
 FOR_EXTENSIONS = {
-    "synkhronos._errors", "synkhronos._text", "synkhronos.engines.names", "synkhronos.engines.rows",
-    "synkhronos.engines.seeds", "synkhronos.engines.swaps", "synkhronos.engines.windows",
+    "synkhronos._errors", "synkhronos._text", "synkhronos.engines.names",
+    "synkhronos.engines.swap_argument", "synkhronos.engines.analysis.gradient_seeds",
+    "synkhronos.engines.analysis.rows", "synkhronos.engines.analysis.windows",
     "synkhronos.host.compiler",
 }  # fmt: skip
 #: The extensions that are for one compiler, and import it by its own name.

@@ -13,7 +13,7 @@ from test_relay import open_lab
 import synkhronos as synk
 from synkhronos.arithmetic.buckets import LARGEST, SMALLEST, Buckets, divide
 from synkhronos.arithmetic.operations import OPERATIONS
-from synkhronos.engines.buckets import Ready, fill, soonest
+from synkhronos.engines.bucketed_vector import Ready, fill, soonest
 from synkhronos.extensions import train, updates
 from synkhronos.world.here import Command
 from synkhronos.world.world import current_world, world_exists

@@ -13,9 +13,9 @@ from test_docs import test_examples_print_what_is_shown as check_page
 
 import synkhronos as synk
 from synkhronos.engines.base import PARTLY_SUM, ROWS, SUM
-from synkhronos.engines.pytensor_engine import PyTensorEngine
-from synkhronos.engines.rows import extents
-from synkhronos.engines.suspects import suspects
+from synkhronos.engines.pytensor.engine import PyTensorEngine
+from synkhronos.engines.analysis.rows import extents
+from synkhronos.engines.analysis.difference_causes import suspects
 from synkhronos.extensions import batch_norm, updates
 from synkhronos.extensions.train import parallel_function
 from synkhronos.world.here import Command

@@ -12,7 +12,7 @@ from theano.sandbox.rng_mrg import MRG_RandomStreams
 from theano.tensor.shared_randomstreams import RandomStreams
 
 import synkhronos as synk
-from synkhronos.engines.suspects import suspects
+from synkhronos.engines.analysis.difference_causes import suspects
 from synkhronos.extensions import updates
 from synkhronos.extensions.train import make_train_function, parallel_function
 

@@ -9,7 +9,7 @@ import contextlib
 import importlib
 
 from synkhronos.engines.apart import apart as apart
-from synkhronos.engines.buckets import Ready
+from synkhronos.engines.bucketed_vector import Ready
 from synkhronos.engines.collectives import Collective as Collective
 from synkhronos.engines.collectives import is_peers as is_peers
 from synkhronos.engines.operation import Apply as Apply

@@ -7,7 +7,7 @@ from typing import Literal, Sequence
 from synkhronos._typing import ReduceOp, SharedVariable, Variable
 from synkhronos.arithmetic.operations import find_operation
 from synkhronos.comms.formats import Format, PowerSGD, check_format
-from synkhronos.engines import buckets, collectives
+from synkhronos.engines import bucketed_vector, collectives
 from synkhronos.world.world import current_world
 
 
@@ -239,8 +239,8 @@ def in_buckets(
             f"in_buckets: shapes: expected one for each of {len(expressions)} expressions, at least "
             f"one, got {len(shapes)}"
         )
-    return buckets.fill(vector, expressions, shapes, op, wire, _can_reduce_ahead(vector))
+    return bucketed_vector.fill(vector, expressions, shapes, op, wire, _can_reduce_ahead(vector))
 
 
 def _can_reduce_ahead(vector):
-    return current_world().transport.ahead is not None and buckets.is_on_host(vector)
+    return current_world().transport.ahead is not None and bucketed_vector.is_on_host(vector)

@@ -8,7 +8,7 @@ from typing import Any, Callable, NamedTuple
 
 from synkhronos._text import listed
 from synkhronos.engines.names import SharedVariable, Variable, clone
-from synkhronos.engines.swaps import check_swap
+from synkhronos.engines.swap_argument import check_swap
 from synkhronos.extensions.steps.graphs import inputs_first
 from synkhronos.extensions.steps.requests import Arguments
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Callable, Container, Iterable, Mapping, Sequence
 
 from synkhronos._text import listed
+from synkhronos.engines.analysis.gradient_seeds import is_fill_of_one_number
 from synkhronos.engines.names import Apply, Variable
-from synkhronos.engines.seeds import is_fill_of_one_number
 from synkhronos.extensions.steps.graphs import inputs_first, label, operands
 
 

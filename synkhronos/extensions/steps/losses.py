@@ -6,8 +6,8 @@ from typing import Sequence
 
 import synkhronos as synk
 from synkhronos._errors import warn
+from synkhronos.engines.analysis.rows import Rows, of_input, rows_of
 from synkhronos.engines.names import Variable
-from synkhronos.engines.rows import Rows, of_input, rows_of
 from synkhronos.extensions.steps.dependence import Dependence
 from synkhronos.extensions.steps.graphs import inputs_first, operands_with
 from synkhronos.extensions.steps.linear import split

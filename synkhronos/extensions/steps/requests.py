@@ -9,8 +9,8 @@ import numpy
 
 import synkhronos as synk
 from synkhronos._text import shortened
+from synkhronos.engines.analysis.windows import find_windows
 from synkhronos.engines.names import Variable
-from synkhronos.engines.windows import find_windows
 from synkhronos.extensions._flat_gradient import check_loss, checked_parameters
 from synkhronos.extensions.steps.arguments import Inputs, group_of, variable_of
 from synkhronos.extensions.steps.cuts import (

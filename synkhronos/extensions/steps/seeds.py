@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Callable, Iterable, Sequence
 
+from synkhronos.engines.analysis.gradient_seeds import is_seed
 from synkhronos.engines.names import Variable
-from synkhronos.engines.seeds import is_seed
 from synkhronos.extensions.steps.graphs import inputs_first, operands
 
 

@@ -9,7 +9,8 @@ extents of its own.
 from typing import Any, NamedTuple
 
 from synkhronos.engines import names
-from synkhronos.engines.extents import Extents, ndim_of
+from synkhronos.engines.analysis.extents import Extents, ndim_of
+from synkhronos.engines.analysis.shapes import constant_index, dims, item
 from synkhronos.engines.names import (
     Constant,
     Elemwise,
@@ -20,7 +21,6 @@ from synkhronos.engines.names import (
     scalar,
     steps_of,
 )
-from synkhronos.engines.shapes import constant_index, dims, item
 
 
 class Site(NamedTuple):

@@ -12,7 +12,7 @@ from pytensor.tensor.random.type import RandomType
 from pytensor.tensor.random.utils import RandomStream
 
 from synkhronos.arithmetic.streams import check_has_substreams, reseeded
-from synkhronos.engines.graphs import GraphEngine
+from synkhronos.engines.graph_engine import GraphEngine
 from synkhronos.engines.names import Variable, ins_and_outs
 
 

@@ -12,9 +12,11 @@ from typing import Any, NamedTuple
 
 from synkhronos import _text
 from synkhronos.engines import names
-from synkhronos.engines.axes import RowAxes
+from synkhronos.engines.analysis.degrees import FIXED, Rows
+from synkhronos.engines.analysis.row_axes import RowAxes
+from synkhronos.engines.analysis.rows import other
+from synkhronos.engines.analysis.shapes import axis_after, constant_index, numbers_along
 from synkhronos.engines.base import Windows
-from synkhronos.engines.degrees import FIXED, Rows
 from synkhronos.engines.names import (
     DimShuffle,
     Elemwise,
@@ -30,8 +32,6 @@ from synkhronos.engines.names import (
 )
 from synkhronos.engines.remarks import how_to_select as how_to_select
 from synkhronos.engines.remarks import name_of
-from synkhronos.engines.rows import other
-from synkhronos.engines.shapes import axis_after, constant_index, numbers_along
 
 _LOOKUPS = (names.AdvancedSubtensor1, names.AdvancedSubtensor)
 _ARITHMETIC = (

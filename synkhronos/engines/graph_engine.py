@@ -9,24 +9,24 @@ import numpy as np
 
 from synkhronos._text import listed
 from synkhronos.engines import names
+from synkhronos.engines.analysis.difference_causes import suspects
+from synkhronos.engines.analysis.fixed_rows import free_rows
+from synkhronos.engines.analysis.recurrence import recurrent
+from synkhronos.engines.analysis.result_dependence import analyze, arguments_and_results
+from synkhronos.engines.analysis.windows import cut_windows
 from synkhronos.engines.base import Engine, InputType, TensorType, WrappedInput
-from synkhronos.engines.collectives import ALONE, PeersType
-from synkhronos.engines.containers import report_assignments
-from synkhronos.engines.dependence import analyze, arguments_and_results
-from synkhronos.engines.fixed_rows import free_rows
-from synkhronos.engines.names import SharedVariable, Variable
-from synkhronos.engines.order import (
+from synkhronos.engines.collective_order import (
     check_order,
     find_peers,
     in_order,
     takes_from_master,
     takes_peers,
 )
+from synkhronos.engines.collectives import ALONE, PeersType
+from synkhronos.engines.containers import report_assignments
+from synkhronos.engines.names import SharedVariable, Variable
 from synkhronos.engines.pickles import GraphUnpickler, MainNames, dump, with_deep_stack
-from synkhronos.engines.recurrence import recurrent
-from synkhronos.engines.suspects import suspects
 from synkhronos.engines.timing import time_nodes
-from synkhronos.engines.windows import cut_windows
 from synkhronos.host import compiler
 
 

@@ -14,7 +14,7 @@ from theano.scalar import basic as scalars
 from theano.tensor.elemwise import Elemwise, Sum
 from theano.tensor.opt import in2out
 
-from synkhronos.engines.kernels.optimizations import Optimization
+from synkhronos.engines.theano.kernels.optimizations import Optimization
 
 
 @local_optimizer([Sum])

@@ -1,6 +1,6 @@
 """Theano on NumPy arrays."""
 
-from synkhronos.engines.theano_engine import TheanoEngine
+from synkhronos.engines.theano.engine import TheanoEngine
 
 
 class TheanoCpuEngine(TheanoEngine):

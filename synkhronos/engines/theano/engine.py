@@ -14,11 +14,11 @@ from theano.tensor.shared_randomstreams import RandomStreams
 
 from synkhronos._errors import SynkhronosError
 from synkhronos.arithmetic.streams import jump_mrg
-from synkhronos.engines.graphs import GraphEngine
-from synkhronos.engines.kernels import registration
+from synkhronos.engines.graph_engine import GraphEngine
 from synkhronos.engines.pickles import GraphPickler
-from synkhronos.engines.theano_direct import DirectCall
-from synkhronos.engines.theano_modules import ModuleLog, add_modules, make_cacheable
+from synkhronos.engines.theano.direct_call import DirectCall
+from synkhronos.engines.theano.kernels import registration
+from synkhronos.engines.theano.module_cache import ModuleLog, add_modules, make_cacheable
 from synkhronos.host import compile_cache
 from synkhronos.host.handlers import pass_on
 

@@ -5,9 +5,10 @@ only keeps the greatest or least, is none of them: its last step is a sum, or a 
 The gradient of any loop with respect to what all of its steps use is such a sum.
 """
 
-from synkhronos.engines.axes import RowAxes
+from synkhronos.engines.analysis.degrees import LENGTH
+from synkhronos.engines.analysis.row_axes import RowAxes
+from synkhronos.engines.analysis.shapes import constant_index
 from synkhronos.engines.base import BOUND
-from synkhronos.engines.degrees import LENGTH
 from synkhronos.engines.names import (
     Elemwise,
     Scan,
@@ -18,7 +19,6 @@ from synkhronos.engines.names import (
     io_toposort,
     scalar,
 )
-from synkhronos.engines.shapes import constant_index
 
 _FOLDS = (scalar.Add, scalar.Mul, scalar.Maximum, scalar.Minimum, scalar.AND, scalar.OR)
 

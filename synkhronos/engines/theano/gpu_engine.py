@@ -20,10 +20,10 @@ from theano.gpuarray.type import GpuArrayType, get_context, gpu_supported, list_
 from synkhronos.arithmetic.operations import Arithmetic
 from synkhronos.arithmetic.partition import as_slice
 from synkhronos.engines.base import TensorType
-from synkhronos.engines.cuda_context import CudaContext
-from synkhronos.engines.theano_engine import TheanoEngine
-from synkhronos.engines.theano_gpu_collectives import local_collective_on_device  # noqa: F401
-from synkhronos.engines.theano_kernels import fix_kernels, refuse_new_cudnn
+from synkhronos.engines.theano.cuda_context import CudaContext
+from synkhronos.engines.theano.engine import TheanoEngine
+from synkhronos.engines.theano.gpu_collectives import local_collective_on_device  # noqa: F401
+from synkhronos.engines.theano.gpu_corrections import fix_kernels, refuse_new_cudnn
 
 _MULTIPLY, _DIVIDE = "a = a * b", "a = a / b"
 _COMBINE = {  # like NumPy's, these return NaN if either operand is NaN

@@ -8,8 +8,8 @@ from theano.gof import Apply, Op
 from theano.gof.utils import MethodNotDefined
 from theano.scalar import Composite
 
-from synkhronos.engines.kernels import sources
-from synkhronos.engines.kernels.keys import Keyed
+from synkhronos.engines.theano.kernels import sources
+from synkhronos.engines.theano.kernels.keys import Keyed
 
 _C_TYPES = {"float32": "npy_float32", "float64": "npy_float64", "bool": "npy_bool"}
 _C_TYPES.update({f"{u}int{n}": f"npy_{u}int{n}" for u in ("", "u") for n in (8, 16, 32, 64)})

@@ -12,4 +12,6 @@ needed. ``optimizations`` has what these modules share.
 
 The C++ code is in the files ``*.h``, which ``sources`` reads; their content is part of the key under
 which Theano keeps a compiled module. ``keys`` says how operations are named there.
+
+May import: what ``engines`` may.
 """

@@ -6,7 +6,7 @@ follows it, and so does every rank that receives the graph as a pickle.
 """
 
 from synkhronos.engines import names
-from synkhronos.engines.buckets import soonest
+from synkhronos.engines.bucketed_vector import soonest
 from synkhronos.engines.collectives import ALONE, NOT_IN_SCAN, Collective, is_peers
 from synkhronos.engines.names import GraphRewriter, IfElse, Variable, ancestors
 

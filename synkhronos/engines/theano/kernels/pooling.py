@@ -7,9 +7,9 @@ process, raise ValueError.
 from theano import Constant
 from theano.tensor.signal.pool import AveragePoolGrad, MaxPoolGrad, Pool
 
-from synkhronos.engines.kernels import sources
-from synkhronos.engines.kernels.keys import Keyed
-from synkhronos.engines.kernels.optimizations import replacing
+from synkhronos.engines.theano.kernels import sources
+from synkhronos.engines.theano.kernels.keys import Keyed
+from synkhronos.engines.theano.kernels.optimizations import replacing
 
 _MODES = {
     "max": "MAX",

@@ -1,5 +1,7 @@
 """What the results of a compiled function are computed from, read from its graph before optimization."""
 
+from synkhronos.engines.analysis.gradient_seeds import loss_ops
+from synkhronos.engines.analysis.rows import extents
 from synkhronos.engines.base import Analysis, Dependence
 from synkhronos.engines.names import (
     VIEWS,
@@ -10,8 +12,6 @@ from synkhronos.engines.names import (
     is_peers,
     scalar,
 )
-from synkhronos.engines.rows import extents
-from synkhronos.engines.seeds import loss_ops
 
 _ELEMENTWISE = (
     scalar.Add,

@@ -4,8 +4,8 @@ from theano.gof import Constant, InconsistencyError, Optimizer
 from theano.gof.destroyhandler import DestroyHandler
 from theano.gof.toolbox import ReplaceValidate
 
-from synkhronos.engines.kernels.loops import FastLoop
-from synkhronos.engines.kernels.optimizations import Optimization, with_traces
+from synkhronos.engines.theano.kernels.loops import FastLoop
+from synkhronos.engines.theano.kernels.optimizations import Optimization, with_traces
 
 
 class Inplace(Optimizer):

@@ -9,8 +9,8 @@ import copy
 import logging
 
 from synkhronos.engines import names
+from synkhronos.engines.analysis.equal_axes import Axes
 from synkhronos.engines.base import Fixed
-from synkhronos.engines.equal_axes import Axes
 from synkhronos.engines.names import Constant, SharedVariable, Variable, graph_inputs, io_toposort
 from synkhronos.engines.names import tensor as tt
 from synkhronos.engines.operation import with_pattern

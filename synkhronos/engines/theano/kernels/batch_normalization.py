@@ -11,7 +11,7 @@ from theano.gof import local_optimizer
 from theano.tensor.nnet.bn import AbstractBatchNormTrain, AbstractBatchNormTrainGrad
 from theano.tensor.opt import in2out
 
-from synkhronos.engines.kernels.optimizations import Optimization, with_traces
+from synkhronos.engines.theano.kernels.optimizations import Optimization, with_traces
 
 
 @local_optimizer([AbstractBatchNormTrain])

@@ -4,6 +4,7 @@ It does not tell whether a result differs, only what to look at if it does.
 """
 
 from synkhronos.engines import names
+from synkhronos.engines.analysis.rows import RowGraph
 from synkhronos.engines.base import BOUND
 from synkhronos.engines.names import io_toposort, scalar
 from synkhronos.engines.remarks import (
@@ -16,7 +17,6 @@ from synkhronos.engines.remarks import (
     STATISTICS,
     SUSPECTS,
 )
-from synkhronos.engines.rows import RowGraph
 
 #: How a value depends on the rows: not at all, on their number, on several of them, or row by row.
 _NONE, _COUNT, _MIXED, _ROWS = range(4)

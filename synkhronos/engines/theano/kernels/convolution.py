@@ -9,9 +9,9 @@ there is no matrix: pixels are read from where they are in the image.
 from theano import config
 from theano.tensor.nnet import corr
 
-from synkhronos.engines.kernels import sources
-from synkhronos.engines.kernels.keys import Keyed
-from synkhronos.engines.kernels.optimizations import replacing
+from synkhronos.engines.theano.kernels import sources
+from synkhronos.engines.theano.kernels.keys import Keyed
+from synkhronos.engines.theano.kernels.optimizations import replacing
 
 _FILES = (
     "geometry", "columns", "blocks", "vectors", "direct", "direct_gradient", "convolution",

@@ -14,10 +14,10 @@ number of rows. Known results are certain; an output is never taken for a sum by
 import numpy as np
 
 from synkhronos.engines import names
+from synkhronos.engines.analysis.degrees import FIXED, LENGTH, ZERO, Rows, elementwise
+from synkhronos.engines.analysis.shapes import TRANSFERS, axis_after, constant_index, dims, item
 from synkhronos.engines.base import BOUND, PARTLY_SUM, ROWS, SUM
-from synkhronos.engines.degrees import FIXED, LENGTH, ZERO, Rows, elementwise
 from synkhronos.engines.names import io_toposort, scalar
-from synkhronos.engines.shapes import TRANSFERS, axis_after, constant_index, dims, item
 
 
 def extents(inputs, axes, outputs):

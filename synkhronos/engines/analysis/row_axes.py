@@ -10,9 +10,9 @@ computed from all rows.
 import numpy as np
 
 from synkhronos.engines import names
-from synkhronos.engines.degrees import FIXED, LENGTH, Rows
-from synkhronos.engines.rows import RowGraph, counted, other
-from synkhronos.engines.shapes import (
+from synkhronos.engines.analysis.degrees import FIXED, LENGTH, Rows
+from synkhronos.engines.analysis.rows import RowGraph, counted, other
+from synkhronos.engines.analysis.shapes import (
     axis_after,
     constant_index,
     numbers_along,

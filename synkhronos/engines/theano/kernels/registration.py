@@ -2,7 +2,7 @@
 
 from theano.compile import optdb
 
-from synkhronos.engines.kernels import (
+from synkhronos.engines.theano.kernels import (
     batch_normalization,
     convolution,
     fusion,

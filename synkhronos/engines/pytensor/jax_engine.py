@@ -14,7 +14,7 @@ from pytensor.link.jax.linker import JAXLinker
 
 from synkhronos.arithmetic.operations import Arithmetic
 from synkhronos.arithmetic.partition import as_slice
-from synkhronos.engines.pytensor_engine import PyTensorEngine, is_generator
+from synkhronos.engines.pytensor.engine import PyTensorEngine, is_generator
 
 _KEY = "jax_state"  # the field from which JAX draws, in the state that PyTensor makes of a generator
 
