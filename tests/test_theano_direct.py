@@ -6,7 +6,7 @@ import theano
 import theano.tensor as tt
 from theano.ifelse import ifelse
 
-from synkhronos.engines.theano.cpu_engine import TheanoCpuEngine
+from synkhronos.engines.theano.engine import TheanoCpuEngine
 from synkhronos.engines.theano.direct_call import DirectCall
 
 

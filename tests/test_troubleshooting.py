@@ -15,7 +15,7 @@ OF_NUMPY = "module 'numpy.distutils.__config__' has no attribute 'blas_opt_info'
 OF_ARGUMENTS = "expected"
 
 #: Files whose errors do not reach a script: they are part of another message, or the doctor reports them
-NOT_SEEN = {"__init__.py", "naive.py", "cpu_engine.py", "scan_perform_ext.py", "archive.py", "probe.py"}
+NOT_SEEN = {"__init__.py", "naive.py", "scan_perform_ext.py", "archive.py", "probe.py"}
 
 #: Messages that do not reach a script
 INTERNAL = (

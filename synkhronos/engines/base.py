@@ -134,6 +134,12 @@ NO_VALUE = (
     "synk.broadcast(variable, value)"
 )
 
+
+def name_of(variable: Variable) -> str:
+    """Return how messages refer to a variable."""
+    return variable.name or str(variable)
+
+
 #: In place of the axis of an argument: the argument is a bound of the rows of `Windows`.
 BOUND = "bound"
 
@@ -354,8 +360,12 @@ class Engine(ABC):
         of rows reports None. It may report too many dependences, but not too few.
         """
 
-    def suspects(self, compiled: Compiled, axes: Sequence[int | str | None]) -> list[str]:
-        """Return which of `SUSPECTS` are in the graph, as far as the engine can tell; see `analyze`."""
+    def difference_causes(self, compiled: Compiled, axes: Sequence[int | str | None]) -> list[str]:
+        """Return what in the graph may make results of all rows differ from those of parts.
+
+        It is a list of names in `synkhronos.engines.analysis.difference_causes`; `axes` are as of
+        `analyze`. An engine that cannot tell returns none.
+        """
         return []
 
     def recurrent(self, compiled: Compiled, axes: Sequence[int | str | None]) -> list[int]:

@@ -14,13 +14,13 @@ import numpy as np
 
 from synkhronos.arithmetic.buckets import Buckets, divide
 from synkhronos.engines.collectives import Collective
-from synkhronos.engines.operation import TensorType
-from synkhronos.engines.operation import tensor as tt
+from synkhronos.engines.names import TensorType
+from synkhronos.engines.names import tensor as tt
 
 _numbers = itertools.count()
 
 
-class Ready(Collective):
+class BucketReady(Collective):
     """A bucket is ready: ``(peers, vector)`` to ``(peers, vector)``, the same vector.
 
     Parameters
@@ -41,7 +41,7 @@ class Ready(Collective):
         return f"Ready{{bucket {self.bucket} of {len(self.buckets.shapes)}}}"
 
     def numbered(self, number):
-        return Ready(self.buckets, self.bucket, number)
+        return BucketReady(self.buckets, self.bucket, number)
 
     def perform(self, node, inputs, outputs):
         peers, vector = inputs
@@ -61,7 +61,7 @@ def is_on_host(vector):
     return isinstance(vector.type, TensorType)
 
 
-def fill(vector, expressions, shapes, op, wire, is_ahead):
+def fill_in_buckets(vector, expressions, shapes, op, wire, is_ahead):
     """Return a vector with the values of expressions, written in place; see ``synkhronos.ops``.
 
     If not `is_ahead`, other ranks are not notified of the buckets.
@@ -81,12 +81,12 @@ def fill(vector, expressions, shapes, op, wire, is_ahead):
             new = tt.set_subtensor(new[start:stop], expressions[index].flatten())
             stop = start
         if is_ahead:
-            new = Ready(buckets, bucket).of(new)
+            new = BucketReady(buckets, bucket).of(new)
     vector.tag.buckets = buckets if is_ahead else None
     return new
 
 
-def soonest(fgraph):
+def schedule_buckets_early(fgraph):
     """Return the operations of a graph in an order in which each bucket is ready as soon as possible.
 
     It is a schedule for a linker of the compiler. With the compiler's own schedule, the gradients of
@@ -95,7 +95,7 @@ def soonest(fgraph):
     order = fgraph.toposort()
     places = {node: place for place, node in enumerate(order)}
     before, found = fgraph.orderings(), []
-    for last in [node for node in order if isinstance(node.op, Ready)]:
+    for last in [node for node in order if isinstance(node.op, BucketReady)]:
         needed, waiting = set(), [last]
         while waiting:
             node = waiting.pop()

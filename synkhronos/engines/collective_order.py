@@ -6,7 +6,7 @@ follows it, and so does every rank that receives the graph as a pickle.
 """
 
 from synkhronos.engines import names
-from synkhronos.engines.bucketed_vector import soonest
+from synkhronos.engines.bucketed_vector import schedule_buckets_early
 from synkhronos.engines.collectives import ALONE, NOT_IN_SCAN, Collective, is_peers
 from synkhronos.engines.names import GraphRewriter, IfElse, Variable, ancestors
 
@@ -63,7 +63,7 @@ def in_order(mode):
     else:
         ordered = mode.register((last, 1e6))
     if hasattr(ordered.linker, "schedule"):
-        ordered.linker.schedule = soonest  # the mode and its linker are new
+        ordered.linker.schedule = schedule_buckets_early  # the mode and its linker are new
     return ordered
 
 

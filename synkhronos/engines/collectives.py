@@ -1,4 +1,4 @@
-"""Collectives as operations of Theano and of PyTensor, and the order in which all ranks run them.
+"""Collectives as operations of Theano and of PyTensor, and what these see of the other ranks.
 
 The other ranks are a value of the graph: the *peers*, an object that a call passes as the last argument.
 Each collective takes the peers and an array, and returns the peers and an array. In a script's graphs
@@ -12,8 +12,14 @@ on rank s has to be the sum of the gradients of l_r, each times n_r / n_s ("avg"
 linear collective this is the adjoint in the inner product with the weights n_r, or with equal weights.
 """
 
+from __future__ import annotations
+
+from typing import Protocol
+
+from synkhronos._typing import Array
+from synkhronos.arithmetic.buckets import Buckets
 from synkhronos.arithmetic.operations import find_operation
-from synkhronos.engines.operation import (
+from synkhronos.engines.names import (
     Apply,
     AsTensorError,
     DisconnectedType,
@@ -27,7 +33,7 @@ from synkhronos.engines.operation import (
     package,
     with_pattern,
 )
-from synkhronos.engines.operation import tensor as tt
+from synkhronos.engines.names import tensor as tt
 
 NOT_IN_SCAN = (
     "a collective is inside scan or OpFromGraph, which ranks may repeat a different number of times; "
@@ -46,6 +52,49 @@ _ADJOINT = {
     ("avg", "sum"): "share_of_sum",
     ("share_of_sum", "sum"): "avg",
 }
+
+
+class Peers(Protocol):
+    """The ranks that call a function together, as the collectives in its graph see them.
+
+    The ranks call the same methods in the same order, which the numbers confirm. Arrays are of the
+    engine's types. They are not changed, and results do not share their memory.
+
+    Attributes
+    ----------
+    is_master : bool
+    """
+
+    is_master: bool
+
+    def all_reduce(self, array: Array, op: str, number: int | None) -> Array:
+        """Return the reduction of the arrays of all ranks.
+
+        Parameters
+        ----------
+        op : str
+            An operation of `synkhronos.arithmetic.operations`; or one of two that use the numbers of
+            rows of the ranks, n_r, and of this rank, n_s: ``"weighted_sum"``, the sum of the arrays
+            times ``n_r / n_s``, and ``"share_of_sum"``, the sum of the arrays, times n_s over the sum
+            of n_r.
+        number : int or None
+            The number of the collective in the function.
+        """
+
+    def all_gather(self, array: Array, number: int | None) -> Array:
+        """Return the arrays of all ranks, concatenated along axis 0."""
+
+    def own_rows(self, array: Array, op: str, n_rows: int, number: int | None) -> Array:
+        """Return `n_rows` rows of a reduction, after the rows of the ranks before this one."""
+
+    def broadcast(self, array: Array, number: int | None) -> Array:
+        """Return the array of the master."""
+
+    def zeros_like(self, array: Array) -> Array:
+        """Return zeros in the shape and type of an array."""
+
+    def start(self, array: Array, buckets: Buckets, number: int) -> None:
+        """If possible, let a bucket of a vector be reduced while the function computes the others."""
 
 
 class PeersType(Generic):

@@ -12,6 +12,6 @@ if compiler.NAME == "pytensor":
 
     CpuEngine = PyTensorEngine
 else:
-    from synkhronos.engines.theano.cpu_engine import TheanoCpuEngine
+    from synkhronos.engines.theano.engine import TheanoCpuEngine
 
     CpuEngine = TheanoCpuEngine

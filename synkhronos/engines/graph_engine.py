@@ -1,6 +1,7 @@
 """The common code of the engines of Theano and PyTensor: graphs, pickles and shared variables."""
 
 import copy
+import copyreg
 import inspect
 import io
 from abc import abstractmethod
@@ -9,7 +10,7 @@ import numpy as np
 
 from synkhronos._text import listed
 from synkhronos.engines import names
-from synkhronos.engines.analysis.difference_causes import suspects
+from synkhronos.engines.analysis.difference_causes import difference_causes
 from synkhronos.engines.analysis.fixed_rows import free_rows
 from synkhronos.engines.analysis.recurrence import recurrent
 from synkhronos.engines.analysis.result_dependence import analyze, arguments_and_results
@@ -23,8 +24,7 @@ from synkhronos.engines.collective_order import (
     takes_peers,
 )
 from synkhronos.engines.collectives import ALONE, PeersType
-from synkhronos.engines.containers import report_assignments
-from synkhronos.engines.names import SharedVariable, Variable
+from synkhronos.engines.names import Container, SharedVariable, Variable
 from synkhronos.engines.pickles import GraphUnpickler, MainNames, dump, with_deep_stack
 from synkhronos.engines.timing import time_nodes
 from synkhronos.host import compiler
@@ -194,11 +194,11 @@ class GraphEngine(Engine):
     def analyze(self, compiled, axes):
         return analyze(*self.source(compiled), axes)
 
-    def suspects(self, compiled, axes):
+    def difference_causes(self, compiled, axes):
         specifications, outputs = self.source(compiled)
         arguments, results = arguments_and_results(specifications, outputs)
         # Gradients have what their losses have, and more that is right.
-        return suspects(arguments, axes, outputs) or suspects(arguments, axes, results)
+        return difference_causes(arguments, axes, outputs) or difference_causes(arguments, axes, results)
 
     def recurrent(self, compiled, axes):
         arguments, results = arguments_and_results(*self.source(compiled))
@@ -266,7 +266,40 @@ class GraphEngine(Engine):
                 shared.container.storage[0] = None
 
     def notice_writes(self, shared, notify):
-        report_assignments(shared.container, notify)
+        container = shared.container
+        if notify is not None and type(container) is Container:
+            container.__class__ = _ReportingContainer
+        if type(container) is _ReportingContainer:
+            container.notify = notify
+            if notify is None:
+                del container.notify
+                container.__class__ = Container
+
+
+class _ReportingContainer(Container):
+    """A container that calls ``notify()`` when a script sets the value of its shared variable.
+
+    ``set_value`` assigns to the attribute ``value`` of the variable's container; compiled functions
+    write to the list inside it, and so does the engine. So a container of this class notices the
+    script's assignments and nothing else, and adds no cost to a call. Its copies are ordinary
+    containers.
+    """
+
+    def __set__(self, value):
+        Container.__set__(self, value)
+        self.notify()
+
+    value = data = property(Container.__get__, __set__)
+
+    def __reduce_ex__(self, protocol):
+        state = dict(vars(self))
+        del state["notify"]
+        return copyreg._reconstructor, (Container, object, None), state
+
+    def __deepcopy__(self, memo):
+        plain = Container.__new__(Container)
+        vars(plain).update(self.__reduce_ex__(2)[2])
+        return plain.__deepcopy__(memo)
 
 
 def _has_test_values():

@@ -25,7 +25,7 @@ def suspects_of(world: World, function: Any) -> list[str]:
     """Return what in the graph of a function may make it differ from the serial one."""
     replica = function.replica
     axes = axes_of(function.inputs, replica.window is not None, len(replica.sliceable))
-    return world.here.engine.suspects(replica.compiled, axes)
+    return world.here.engine.difference_causes(replica.compiled, axes)
 
 
 def has_rows(function: Any) -> bool:

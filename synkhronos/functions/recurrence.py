@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Sequence
 
 from synkhronos._typing import Compiled, SharedVariable, Variable
-from synkhronos.engines.base import Engine
-from synkhronos.engines.remarks import name_of
+from synkhronos.engines.base import Engine, name_of
 from synkhronos.functions.analysis import axes_of
 from synkhronos.functions.signature import Input
 

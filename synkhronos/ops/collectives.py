@@ -7,7 +7,8 @@ from typing import Literal, Sequence
 from synkhronos._typing import ReduceOp, SharedVariable, Variable
 from synkhronos.arithmetic.operations import find_operation
 from synkhronos.comms.formats import Format, PowerSGD, check_format
-from synkhronos.engines import bucketed_vector, collectives
+from synkhronos.engines import collectives
+from synkhronos.engines.bucketed_vector import fill_in_buckets, is_on_host
 from synkhronos.world.world import current_world
 
 
@@ -239,8 +240,8 @@ def in_buckets(
             f"in_buckets: shapes: expected one for each of {len(expressions)} expressions, at least "
             f"one, got {len(shapes)}"
         )
-    return bucketed_vector.fill(vector, expressions, shapes, op, wire, _can_reduce_ahead(vector))
+    return fill_in_buckets(vector, expressions, shapes, op, wire, _can_reduce_ahead(vector))
 
 
 def _can_reduce_ahead(vector):
-    return current_world().transport.ahead is not None and bucketed_vector.is_on_host(vector)
+    return current_world().transport.ahead is not None and is_on_host(vector)

@@ -1,22 +1,18 @@
-"""What in a graph makes the value of all rows another one than the values of parts of them give.
+"""What in a graph may make the value of all rows another one than the values of parts of them give.
 
 It does not tell whether a result differs, only what to look at if it does.
 """
 
 from synkhronos.engines import names
 from synkhronos.engines.analysis.rows import RowGraph
+from synkhronos.engines.analysis.shapes import normalized_axes
 from synkhronos.engines.base import BOUND
 from synkhronos.engines.names import io_toposort, scalar
-from synkhronos.engines.remarks import (
-    CLIPPED,
-    CONSTANT,
-    FIXED_BATCH,
-    NONLINEAR,
-    QUOTIENT,
-    RECURRENT,
-    STATISTICS,
-    SUSPECTS,
-)
+
+#: What in a graph may make the value of all rows another one than the values of parts of them give.
+CONSTANT, QUOTIENT, STATISTICS, NONLINEAR, CLIPPED, RECURRENT, FIXED_BATCH = DIFFERENCE_CAUSES = (
+    "constant", "quotient", "statistics", "nonlinear", "clipped", "recurrent", "fixed batch",
+)  # fmt: skip
 
 #: How a value depends on the rows: not at all, on their number, on several of them, or row by row.
 _NONE, _COUNT, _MIXED, _ROWS = range(4)
@@ -27,8 +23,8 @@ _CLIPPING = ("GradClip", "_ClipGradient")
 _NORMALIZING = ("AbstractBatchNormTrain",)
 
 
-def suspects(inputs, axes, outputs):
-    """Return which of `SUSPECTS` a graph has.
+def difference_causes(inputs, axes, outputs):
+    """Return which of `DIFFERENCE_CAUSES` a graph has.
 
     Parameters
     ----------
@@ -40,7 +36,7 @@ def suspects(inputs, axes, outputs):
     search = _Search(dict(zip(inputs, axes)))
     for node in io_toposort(inputs, outputs):
         search.visit(node)
-    return [one for one in SUSPECTS if one in search.found]
+    return [one for one in DIFFERENCE_CAUSES if one in search.found]
 
 
 class _Search:
@@ -53,13 +49,13 @@ class _Search:
         }
 
     def visit(self, node):
-        """Find how the outputs of a node depend on the rows, and what is suspect of it."""
+        """Find how the outputs of a node depend on the rows, and which causes it adds."""
         self._graph.add(node)
         kinds = [self._kinds.get(one, _NONE) for one in node.inputs]
         kind = self._kind(node, kinds)
         for output in node.outputs:
             self._kinds[output] = kind
-        self.found |= set(self._suspicions(node, kinds))
+        self.found |= set(self._causes(node, kinds))
 
     def _kind(self, node, kinds):
         if isinstance(getattr(node.op, "scalar_op", None), scalar.Second):
@@ -80,10 +76,10 @@ class _Search:
         value, axes = self._graph.value(node.inputs[0]), node.op.axis
         if axes is None:
             return True
-        axes = axes if isinstance(axes, (tuple, list)) else [axes]
-        return (0 if value is None or value.axis is None else value.axis) in axes
+        axis = 0 if value is None or value.axis is None else value.axis
+        return axis in normalized_axes(axes, node.inputs[0].ndim)
 
-    def _suspicions(self, node, kinds):
+    def _causes(self, node, kinds):
         op, name = node.op, type(node.op).__name__
         if isinstance(op, names.Elemwise):
             yield from self._of_elementwise(node, kinds)

@@ -9,8 +9,7 @@ extents of its own.
 from typing import Any, NamedTuple
 
 from synkhronos.engines import names
-from synkhronos.engines.analysis.extents import Extents, ndim_of
-from synkhronos.engines.analysis.shapes import constant_index, dims, item
+from synkhronos.engines.analysis.shapes import constant_index, dims, item, normalized_axes
 from synkhronos.engines.names import (
     Constant,
     Elemwise,
@@ -42,8 +41,8 @@ class Site(NamedTuple):
     extent: Any
 
 
-class Axes(Extents):
-    """The classes of equal extents of a graph.
+class EqualAxes:
+    """The classes of equal extents of a graph: of axes ``(variable, axis)``, as disjoint sets.
 
     Attributes
     ----------
@@ -53,8 +52,8 @@ class Axes(Extents):
     """
 
     def __init__(self):
-        super().__init__()
         self.sites, self.regrouped = [], []
+        self._parents, self._constants = {}, {}
         self._done = set()
 
     def add(self, inputs, outputs):
@@ -77,6 +76,42 @@ class Axes(Extents):
                     self.join(before, after)
                     found = True
 
+    # Classes
+
+    def class_of(self, variable, axis):
+        """Return a representative of the class of an axis."""
+        return self._root((variable, axis))
+
+    def constants_of(self, variable, axis):
+        """Return the constants that are equal to an extent."""
+        return self._constants.get(self._root((variable, axis)), set())
+
+    def _root(self, key):
+        path = []
+        while key in self._parents:
+            path.append(key)
+            key = self._parents[key]
+        for one in path[:-1]:
+            self._parents[one] = key
+        return key
+
+    def join(self, *keys):
+        """Put axes in one class."""
+        first, *others = dict.fromkeys(map(self._root, keys))
+        for other in others:
+            self._parents[other] = first
+            self._constants.setdefault(first, set()).update(self._constants.pop(other, ()))
+
+    def join_all(self, one, other):
+        """Put the axes of two variables of the same number of dimensions in the same classes."""
+        if _ndim(one) == _ndim(other):
+            for axis in range(_ndim(one)):
+                self.join((one, axis), (other, axis))
+
+    def _fix(self, key, number):
+        """Note that an extent is equal to a constant."""
+        self._constants.setdefault(self._root(key), set()).add(number)
+
     # Rules: each joins the axes of the inputs and outputs of a node
 
     def elementwise(self, node):
@@ -92,11 +127,8 @@ class Axes(Extents):
                 self.join((node.outputs[0], new), (node.inputs[0], old))
 
     def reduction(self, node):
-        operand, axes = node.inputs[0], node.op.axis
-        if axes is None:
-            return
-        axes = axes if isinstance(axes, (tuple, list)) else [axes]
-        removed = {axis % operand.ndim for axis in axes}
+        operand = node.inputs[0]
+        removed = normalized_axes(node.op.axis, operand.ndim)
         kept = [axis for axis in range(operand.ndim) if axis not in removed]
         for output in node.outputs:
             for new, old in enumerate(kept):
@@ -124,14 +156,14 @@ class Axes(Extents):
 
     def by_row(self, node):
         """The output has the axes of the first matrix, or its rows; labels are one for each row."""
-        matrices = [one for one in node.inputs if ndim_of(one) == 2]
-        vectors = [one for one in node.inputs if ndim_of(one) == 1]
+        matrices = [one for one in node.inputs if _ndim(one) == 2]
+        vectors = [one for one in node.inputs if _ndim(one) == 1]
         labels = [one for one in vectors if one.dtype.startswith(("int", "uint"))]
         has_bias = isinstance(node.op, names.WITH_BIAS)
         rows = [*matrices, *labels, *([] if has_bias else vectors), *node.outputs]
         self.join(*((one, 0) for one in rows))
         for output in node.outputs:
-            if ndim_of(output) == 2:
+            if _ndim(output) == 2:
                 self.join(*((one, 1) for one in [*matrices, output]))
 
     def convolution(self, node):
@@ -146,7 +178,7 @@ class Axes(Extents):
         first = node.inputs[0]
         leading = range(first.ndim - node.op.ndim)
         for one in [*node.inputs[1:], *node.outputs]:
-            if ndim_of(one) == first.ndim:
+            if _ndim(one) == first.ndim:
                 for axis in leading:
                     self.join((one, axis), (first, axis))
 
@@ -172,7 +204,7 @@ class Axes(Extents):
 
     def looked_up(self, node):
         array, *index = node.inputs
-        vectors = [one for one in index if ndim_of(one) == 1]
+        vectors = [one for one in index if _ndim(one) == 1]
         if len(vectors) != len(index) or any(isinstance(one, slice) for one in _idx(node)):
             return
         output = node.outputs[0]
@@ -233,14 +265,14 @@ class Axes(Extents):
         for place, position in places["outer_inp_from_outer_out"].items():
             if position >= 0:
                 output = node.outputs[place]
-                for axis in range(1, ndim_of(output) if ndim_of(node.inputs[position]) else 0):
+                for axis in range(1, _ndim(output) if _ndim(node.inputs[position]) else 0):
                     self.join((output, axis), (node.inputs[position], axis))
 
     def _step(self, inner, outer):
         """Join the axes of a variable of the steps and of that of the loop, which may have the steps."""
-        ahead = ndim_of(outer) - ndim_of(inner)
+        ahead = _ndim(outer) - _ndim(inner)
         if ahead in (0, 1):
-            for axis in range(ndim_of(inner)):
+            for axis in range(_ndim(inner)):
                 self.join((inner, axis), (outer, axis + ahead))
 
     # Extents as values
@@ -255,7 +287,7 @@ class Axes(Extents):
                 self._site(node, axis, one, (output, axis))
 
     def _site(self, node, axis, number, key):
-        self.fix(key, number)
+        self._fix(key, number)
         if number > 1:
             self.sites.append(Site(node, axis, number, key))
 
@@ -282,35 +314,40 @@ class Axes(Extents):
         return None
 
 
+def _ndim(variable):
+    """Return the number of dimensions; 0 for what is not a tensor."""
+    return getattr(variable.type, "ndim", 0)
+
+
 def _idx(node):
     return getattr(node.op, "idx_list", ())
 
 
 def _extents(variable):
-    return [(variable, axis) for axis in range(ndim_of(variable))]
+    return [(variable, axis) for axis in range(_ndim(variable))]
 
 
 _CASTS = (scalar.Cast, scalar.Identity)
 
 _RULES = [
-    (Elemwise, Axes.elementwise),
-    (names.DimShuffle, Axes.dimshuffle),
-    ((names.CAReduce, *names.LARGEST), Axes.reduction),
-    (names.Dot, Axes.dot),
-    (names.BatchedDot, Axes.batched_dot),
-    (names.SpecifyShape, Axes.specified),
-    (names.COPIES, Axes.same),
-    (names.SOFTMAXES, Axes.same),
-    ((*names.BY_ROW, *names.LINEAR_BY_ROW), Axes.by_row),
-    (names.ANY_CONVOLUTIONS, Axes.convolution),
-    (names.ANY_POOLS, Axes.pooling),
-    (Subtensor, Axes.indexed),
-    (names.IncSubtensor, Axes.replaced),
-    ((names.AdvancedSubtensor1, names.AdvancedSubtensor), Axes.looked_up),
-    (names.Join, Axes.joined),
-    (names.Reshape, Axes.reshape),
-    (names.Alloc, Axes.alloc),
-    (names.RANDOM, Axes.random),
-    (names.ARange, Axes.counted),
-    (Scan, Axes.loop),
+    (Elemwise, EqualAxes.elementwise),
+    (names.DimShuffle, EqualAxes.dimshuffle),
+    ((names.CAReduce, *names.LARGEST), EqualAxes.reduction),
+    (names.Dot, EqualAxes.dot),
+    (names.BatchedDot, EqualAxes.batched_dot),
+    (names.SpecifyShape, EqualAxes.specified),
+    (names.COPIES, EqualAxes.same),
+    (names.SOFTMAXES, EqualAxes.same),
+    ((*names.BY_ROW, *names.LINEAR_BY_ROW), EqualAxes.by_row),
+    (names.ANY_CONVOLUTIONS, EqualAxes.convolution),
+    (names.ANY_POOLS, EqualAxes.pooling),
+    (Subtensor, EqualAxes.indexed),
+    (names.IncSubtensor, EqualAxes.replaced),
+    ((names.AdvancedSubtensor1, names.AdvancedSubtensor), EqualAxes.looked_up),
+    (names.Join, EqualAxes.joined),
+    (names.Reshape, EqualAxes.reshape),
+    (names.Alloc, EqualAxes.alloc),
+    (names.RANDOM, EqualAxes.random),
+    (names.ARange, EqualAxes.counted),
+    (Scan, EqualAxes.loop),
 ]

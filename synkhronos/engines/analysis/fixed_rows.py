@@ -9,11 +9,17 @@ import copy
 import logging
 
 from synkhronos.engines import names
-from synkhronos.engines.analysis.equal_axes import Axes
+from synkhronos.engines.analysis.equal_axes import EqualAxes
 from synkhronos.engines.base import Fixed
-from synkhronos.engines.names import Constant, SharedVariable, Variable, graph_inputs, io_toposort
+from synkhronos.engines.names import (
+    Constant,
+    SharedVariable,
+    Variable,
+    graph_inputs,
+    io_toposort,
+    with_pattern,
+)
 from synkhronos.engines.names import tensor as tt
-from synkhronos.engines.operation import with_pattern
 
 _logger = logging.getLogger(__name__)
 
@@ -75,7 +81,7 @@ class _Graph:
 
 
 def _axes_of(graph, rows):
-    axes = Axes()
+    axes = EqualAxes()
     axes.add([], graph.roots)
     axes.join(*rows.items())
     for old, new in graph.givens:

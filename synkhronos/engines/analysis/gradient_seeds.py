@@ -1,6 +1,7 @@
 """The seeds of gradients: a compiler's ``grad`` begins with the derivative of the loss by itself, 1."""
 
-from synkhronos.engines.names import Collective, Constant, Elemwise, scalar
+from synkhronos.engines.collectives import Collective
+from synkhronos.engines.names import Constant, Elemwise, scalar
 
 
 def is_fill_of_one_number(node):

@@ -5,8 +5,8 @@ only keeps the greatest or least, is none of them: its last step is a sum, or a 
 The gradient of any loop with respect to what all of its steps use is such a sum.
 """
 
-from synkhronos.engines.analysis.degrees import LENGTH
 from synkhronos.engines.analysis.row_axes import RowAxes
+from synkhronos.engines.analysis.rows import LENGTH
 from synkhronos.engines.analysis.shapes import constant_index
 from synkhronos.engines.base import BOUND
 from synkhronos.engines.names import (

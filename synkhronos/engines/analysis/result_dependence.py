@@ -3,27 +3,16 @@
 from synkhronos.engines.analysis.gradient_seeds import loss_ops
 from synkhronos.engines.analysis.rows import extents
 from synkhronos.engines.base import Analysis, Dependence
-from synkhronos.engines.names import (
-    VIEWS,
-    Collective,
-    Elemwise,
-    SharedVariable,
-    io_toposort,
-    is_peers,
-    scalar,
-)
+from synkhronos.engines.bucketed_vector import BucketReady
+from synkhronos.engines.collectives import Collective, is_peers
+from synkhronos.engines.names import VIEWS, Elemwise, SharedVariable, io_toposort, scalar
 
 _ELEMENTWISE = (
-    scalar.Add,
-    scalar.Sub,
-    scalar.Mul,
-    scalar.Neg,
-    scalar.Cast,
-    scalar.Identity,
-    scalar.Maximum,
+    scalar.Add, scalar.Sub, scalar.Mul, scalar.Neg, scalar.Cast, scalar.Identity, scalar.Maximum,
     scalar.Minimum,
-)
+)  # fmt: skip
 _FIRST_ONLY = (scalar.TrueDiv,)  # linear in the first operand only
+_VIEWS = (*VIEWS, BucketReady)
 
 
 def analyze(specifications, outputs, axes):
@@ -110,7 +99,7 @@ def _accumulates(shared, new, masks, inputs):
             divides = isinstance(op.scalar_op, _FIRST_ONLY) and using == variable.owner.inputs[:1]
             if not divides and not isinstance(op.scalar_op, _ELEMENTWISE):
                 return False
-        elif not isinstance(op, VIEWS):
+        elif not isinstance(op, _VIEWS):
             return False
         waiting.extend(using)
     return True

@@ -10,14 +10,15 @@ computed from all rows.
 import numpy as np
 
 from synkhronos.engines import names
-from synkhronos.engines.analysis.degrees import FIXED, LENGTH, Rows
-from synkhronos.engines.analysis.rows import RowGraph, counted, other
+from synkhronos.engines.analysis.rows import FIXED, LENGTH, RowGraph, Rows, of_unlisted
 from synkhronos.engines.analysis.shapes import (
     axis_after,
     constant_index,
+    normalized_axes,
     numbers_along,
     present_extent,
     present_items,
+    without_axes,
 )
 
 #: Operations on sparse matrices, by their names: the compiler imports these when they are used.
@@ -59,13 +60,13 @@ class RowAxes(RowGraph):
         if found is None or table is None or values[-1] is None:
             return super().looked_up(node, values)
         if table.axis is None:
-            return Rows(found[0], FIXED.degrees) if values[-1].axis == 0 else other(values)
+            return Rows(found[0], FIXED.degrees) if values[-1].axis == 0 else of_unlisted(values)
         if values[-1].axis is None or found[0] == table.axis:
             return Rows(table.axis, FIXED.degrees)
         return None
 
     def joined(self, node, values):
-        return None if values[0] is None else _on_one_axis(values[1:]) or other(values)
+        return None if values[0] is None else _on_one_axis(values[1:]) or of_unlisted(values)
 
     def written(self, node, values):
         """The value of an operation that sets or increases items of its first operand."""
@@ -103,22 +104,22 @@ class RowAxes(RowGraph):
     def counted(self, node, values):
         start, stop, step = map(self.item, node.inputs)
         is_by_row = start in (0, FIXED) and stop == LENGTH and step == 1
-        return Rows(0, FIXED.degrees) if is_by_row else other(values)
+        return Rows(0, FIXED.degrees) if is_by_row else of_unlisted(values)
 
     def chosen(self, node, values):
         """One of two values, depending on a condition."""
-        return None if len(node.outputs) > 1 else _on_one_axis(values) or other(values)
+        return None if len(node.outputs) > 1 else _on_one_axis(values) or of_unlisted(values)
 
     def looped(self, node, values):
         """A loop has an item for each step, so it has rows on axis 0 if its sequences do."""
         sequences = values[1 : 1 + len(node.op.outer_seqs(node.inputs))]
         is_by_row = any(one is not None and one.axis == 0 for one in sequences)
-        return Rows(0, FIXED.degrees) if is_by_row else other(values)
+        return Rows(0, FIXED.degrees) if is_by_row else of_unlisted(values)
 
     def sparse(self, node, values):
         value = values[0]
         if value is None or value.axis != 0:
-            return other(values)
+            return of_unlisted(values)
         return value
 
 
@@ -131,10 +132,10 @@ def _on_one_axis(values):
 def _reduced(node, value):
     if value is None or value.axis is None:
         return None
-    axes = counted(node.op.axis, node.inputs[0].ndim)
+    axes = normalized_axes(node.op.axis, node.inputs[0].ndim)
     if value.axis in axes:
         return FIXED
-    return Rows(value.axis - sum(one < value.axis for one in axes), FIXED.degrees)
+    return Rows(without_axes(value.axis, axes), FIXED.degrees)
 
 
 _RULES = [

@@ -11,13 +11,49 @@ The result of an operation that is not listed here is unknown, unless none of it
 number of rows. Known results are certain; an output is never taken for a sum by mistake.
 """
 
+from typing import FrozenSet, NamedTuple, Optional
+
 import numpy as np
 
 from synkhronos.engines import names
-from synkhronos.engines.analysis.degrees import FIXED, LENGTH, ZERO, Rows, elementwise
-from synkhronos.engines.analysis.shapes import TRANSFERS, axis_after, constant_index, dims, item
+from synkhronos.engines.analysis.shapes import (
+    TRANSFERS,
+    axis_after,
+    constant_index,
+    dims,
+    item,
+    normalized_axes,
+    without_axes,
+)
 from synkhronos.engines.base import BOUND, PARTLY_SUM, ROWS, SUM
-from synkhronos.engines.names import io_toposort, scalar
+from synkhronos.engines.names import Constant, Reciprocal, io_toposort, scalar
+
+_MOST = 4  # a value with more degrees counts as unknown
+_SAME = (scalar.Neg, scalar.Cast, scalar.Identity)
+_SUMS = (scalar.Add, scalar.Sub)
+_CHOICES = (scalar.Maximum, scalar.Minimum)
+
+
+class Rows(NamedTuple):
+    """How a value depends on the number of rows.
+
+    Attributes
+    ----------
+    axis : int or None
+        The axis of rows.
+    degrees : frozenset of int or float
+        The degrees of its terms; empty if it is zero.
+    """
+
+    axis: Optional[int]
+    degrees: FrozenSet
+
+    def times(self, other):
+        """Return the degrees of the product with another value."""
+        return frozenset(one + two for one in self.degrees for two in other.degrees)
+
+
+ZERO, FIXED, LENGTH = (Rows(None, frozenset(degrees)) for degrees in ((), (0,), (1,)))
 
 
 def extents(inputs, axes, outputs):
@@ -90,7 +126,7 @@ class RowGraph:
             return None
         data = getattr(variable, "data", None)  # of a constant
         is_zero = isinstance(data, (np.ndarray, np.generic, int, float)) and not np.any(data)
-        return ZERO if isinstance(variable, names.Constant) and is_zero else FIXED
+        return ZERO if isinstance(variable, Constant) and is_zero else FIXED
 
     def add(self, node):
         """Find the values of the outputs of a node, whose inputs have been found."""
@@ -105,7 +141,7 @@ class RowGraph:
                 return getattr(self, rule)(node, values)
         if type(op).__name__ in TRANSFERS:
             return values[0]
-        return other(values)
+        return of_unlisted(values)
 
     def dims(self, shape):
         return dims(shape, self.value, self._extents)
@@ -122,8 +158,7 @@ class RowGraph:
     # Rules: each returns the value of all outputs of a node
 
     def elementwise(self, node, values):
-        broadcastable = [one.type.broadcastable for one in node.inputs]
-        return elementwise(node.op.scalar_op, values, node.inputs, broadcastable)
+        return _elementwise(node.op.scalar_op, values, node.inputs)
 
     def reduction(self, node, values):
         (value,), op = values, node.op
@@ -132,24 +167,22 @@ class RowGraph:
             return None if None in items else Rows(None, frozenset([items.count(LENGTH)]))
         if value is None:
             return None
-        axes = counted(op.axis, node.inputs[0].ndim)
+        axes = normalized_axes(op.axis, node.inputs[0].ndim)
         axis = value.axis
         is_sum = isinstance(op.scalar_op, scalar.Add)
         if axis is not None and axis in axes:
             added = 0 if isinstance(op, names.MEANS) else 1
             return _raised(value.degrees, added) if is_sum else None
-        kept = None if axis is None else axis - sum(one < axis for one in axes)
-        return Rows(kept, value.degrees) if is_sum or value.degrees <= {0} else None
+        return Rows(without_axes(axis, axes), value.degrees) if is_sum or value.degrees <= {0} else None
 
     def largest(self, node, values):
         (value,) = values[:1]
         if value is None or not value.degrees <= {0}:
             return None
-        axes = counted(node.op.axis, node.inputs[0].ndim)
+        axes = normalized_axes(node.op.axis, node.inputs[0].ndim)
         if value.axis in axes:
             return None
-        kept = None if value.axis is None else value.axis - sum(one < value.axis for one in axes)
-        return Rows(kept, FIXED.degrees)
+        return Rows(without_axes(value.axis, axes), FIXED.degrees)
 
     def dimshuffle(self, node, values):
         (value,) = values
@@ -176,38 +209,38 @@ class RowGraph:
 
     def batched_dot(self, node, values):
         if None in values or [value.axis for value in values] != [0, 0]:
-            return other(values)
+            return of_unlisted(values)
         return Rows(0, values[0].times(values[1]))
 
     def convolution(self, node, values):
         images, filters = values[:2]
         if None in values or images.axis != 0 or filters.axis is not None:
-            return other(values)
+            return of_unlisted(values)
         return Rows(0, images.times(filters))
 
     def by_row(self, node, values):
         if None in values or values[0].axis != 0 or not all(one.degrees <= {0} for one in values):
-            return other(values)
+            return of_unlisted(values)
         return Rows(0, FIXED.degrees)
 
     def softmax(self, node, values):
-        axes = node.op.axis
-        if values[0] is None or axes is None or values[0].axis in counted(axes, node.inputs[0].ndim):
-            return other(values)
-        return Rows(values[0].axis, FIXED.degrees) if values[0].degrees <= {0} else None
+        value, axes = values[0], normalized_axes(node.op.axis, node.inputs[0].ndim)
+        if value is None or value.axis in axes:
+            return of_unlisted(values)
+        return Rows(value.axis, FIXED.degrees) if value.degrees <= {0} else None
 
     def linear_by_row(self, node, values):
         if None in values or values[0].axis != 0:
-            return other(values)
+            return of_unlisted(values)
         return Rows(0, values[0].degrees)
 
     def pooling(self, node, values):
-        return self.by_row(node, values) if node.inputs[0].ndim > node.op.ndim else other(values)
+        return self.by_row(node, values) if node.inputs[0].ndim > node.op.ndim else of_unlisted(values)
 
     def reshape(self, node, values):
         value, shape = values[0], self.dims(node.inputs[1])
         if value is None or not shape:
-            return other(values)
+            return of_unlisted(values)
         rest_is_fixed = all(isinstance(one, int) or one == FIXED for one in shape[1:])
         if value.axis is None:
             return value if rest_is_fixed and (isinstance(shape[0], int) or shape[0] == FIXED) else None
@@ -224,7 +257,7 @@ class RowGraph:
     def random(self, node, values):
         shape = self.dims(node.inputs[1])
         if shape is None or None in shape:
-            return other(values)
+            return of_unlisted(values)
         known = all(one is not None and one.degrees <= {0} for one in values[2:])
         return self._filled(shape, FIXED.degrees) if known else None
 
@@ -251,7 +284,7 @@ class RowGraph:
                 if self._is_window(one):
                     return Rows(axis_after(axis, chosen), value.degrees)
         if value is None or value.axis is None:
-            return value if other(values[1:]) is not None else None
+            return value if of_unlisted(values[1:]) is not None else None
         if value.axis < len(chosen) and chosen[value.axis] != slice(None):
             return None
         return Rows(axis_after(value.axis, chosen), value.degrees)
@@ -264,14 +297,14 @@ class RowGraph:
 
     def looked_up(self, node, values):
         if any(isinstance(one, slice) for one in getattr(node.op, "idx_list", ())):
-            return other(values)
+            return of_unlisted(values)
         table, index = values[0], values[-1]
         if table is not None and index is not None and index.axis == 0 and index.degrees <= {0}:
             if table.axis is None and len(values) == 2:  # as of embeddings
                 return Rows(0, table.degrees)
             if table.axis == 0 and len(values) == 3 and self._counts_rows(node.inputs[1]):
                 return Rows(0, table.degrees)  # table[arange(n), index]
-        return other(values)
+        return of_unlisted(values)
 
     def _counts_rows(self, index):
         """Whether this is ``arange(n)`` for the number of rows."""
@@ -282,10 +315,72 @@ class RowGraph:
 
     def stacked(self, node, values):
         alike = len(set(values)) == 1 and values[0] is not None and values[0].axis is None
-        return values[0] if alike else other(values)
+        return values[0] if alike else of_unlisted(values)
 
     def same(self, node, values):
         return values[0]
+
+
+def _elementwise(op, values, inputs):
+    """Return the `Rows` of the results of a scalar operation, None if they are not known."""
+    if None in values:
+        return None
+    axes = {value.axis for value in values} - {None}
+    if len(axes) > 1:
+        return None
+    axis = axes.pop() if axes else None
+    if axis is not None:
+        for value, one in zip(values, inputs):
+            if value.axis is None and not one.type.broadcastable[axis]:
+                return None
+    degrees = _degrees(op, values, inputs)
+    return None if degrees is None or len(degrees) > _MOST else Rows(axis, frozenset(degrees))
+
+
+def _degrees(op, values, inputs):
+    degrees = [value.degrees for value in values]
+    if isinstance(op, _SAME):
+        return degrees[0]
+    if isinstance(op, scalar.Second):
+        return degrees[1]
+    if isinstance(op, _SUMS):
+        return frozenset().union(*degrees)
+    if isinstance(op, scalar.Switch):
+        return degrees[1] | degrees[2]
+    if isinstance(op, scalar.Mul):
+        product = FIXED
+        for value in values:
+            product = Rows(None, product.times(value))
+        return product.degrees
+    if isinstance(op, scalar.Sqr):
+        return values[0].times(values[0])
+    if all(one <= {0} for one in degrees):
+        return FIXED.degrees
+    return _of_single_degrees(op, degrees, inputs)
+
+
+def _of_single_degrees(op, degrees, inputs):
+    """Return the degree of an operation that is known only for operands with one term each."""
+    if isinstance(op, scalar.TrueDiv) and len(degrees[1]) == 1:
+        (divisor,) = degrees[1]
+        return {one - divisor for one in degrees[0]}
+    if any(len(one) != 1 for one in degrees):
+        return None
+    (first,), *others = degrees
+    if isinstance(op, scalar.Abs):
+        return {first}
+    if isinstance(op, Reciprocal):
+        return {-first}
+    if isinstance(op, scalar.Sqrt):
+        return {first / 2}
+    if isinstance(op, _CHOICES) and others[0] == {first}:
+        return {first}
+    if isinstance(op, scalar.LogicalComparison) and others[0] == {first}:
+        return FIXED.degrees
+    if isinstance(op, scalar.Pow) and isinstance(inputs[1], Constant):
+        exponent = inputs[1].data
+        return {first * float(exponent.reshape(-1)[0])} if exponent.size == 1 else None
+    return None
 
 
 def _of_tensor(bound):
@@ -295,18 +390,11 @@ def _of_tensor(bound):
     return node.inputs[0] if is_scalar else bound
 
 
-def counted(axes, ndim):
-    """Return the axes of an operation, where None stands for all, counted from the first."""
-    if axes is None:
-        return range(ndim)
-    return [axis % ndim for axis in (axes if isinstance(axes, (tuple, list)) else [axes])]
-
-
 def _raised(degrees, by):
     return Rows(None, frozenset(degree + by for degree in degrees))
 
 
-def other(values):
+def of_unlisted(values):
     """Return the value of an operation about which nothing is known except that it is deterministic."""
     fixed = all(one is not None and one.axis is None and one.degrees <= {0} for one in values)
     return FIXED if fixed else None

@@ -138,6 +138,18 @@ def axis_after(axis, index):
     return axis - sum(not isinstance(one, slice) for one in index[:axis])
 
 
+def normalized_axes(axes, ndim):
+    """Return the axes of an operation, where None stands for all, counted from the first."""
+    if axes is None:
+        return range(ndim)
+    return [axis % ndim for axis in (axes if isinstance(axes, (tuple, list)) else [axes])]
+
+
+def without_axes(axis, removed):
+    """Return which axis an axis, or None, becomes when others are removed."""
+    return None if axis is None else axis - sum(one < axis for one in removed)
+
+
 def numbers_along(node):
     """Return ``(axis, numbers)`` of a node that looks up items of one axis by their numbers, else None.
 

@@ -12,11 +12,10 @@ from typing import Any, NamedTuple
 
 from synkhronos import _text
 from synkhronos.engines import names
-from synkhronos.engines.analysis.degrees import FIXED, Rows
 from synkhronos.engines.analysis.row_axes import RowAxes
-from synkhronos.engines.analysis.rows import other
+from synkhronos.engines.analysis.rows import FIXED, Rows, of_unlisted
 from synkhronos.engines.analysis.shapes import axis_after, constant_index, numbers_along
-from synkhronos.engines.base import Windows
+from synkhronos.engines.base import Windows, name_of
 from synkhronos.engines.names import (
     DimShuffle,
     Elemwise,
@@ -30,8 +29,6 @@ from synkhronos.engines.names import (
     scalar,
     tensor,
 )
-from synkhronos.engines.remarks import how_to_select as how_to_select
-from synkhronos.engines.remarks import name_of
 
 _LOOKUPS = (names.AdvancedSubtensor1, names.AdvancedSubtensor)
 _ARITHMETIC = (
@@ -175,7 +172,7 @@ class _Selection(RowAxes):
         self._select(node, has_rows=slices or node.inputs[0] in self.own)
         if value.axis is not None or not slices:
             return super().indexed(node, values)
-        if other(values[1:]) is None or (len(slices) > 1 and slices[0]):
+        if of_unlisted(values[1:]) is None or (len(slices) > 1 and slices[0]):
             return None
         return Rows(axis_after(slices[0], entries), FIXED.degrees)
 
@@ -271,6 +268,16 @@ class _Parts:
 
 
 # What is refused
+
+
+def how_to_select(replaced, index):
+    """Return what to write if rows that an index selects for a variable cannot be divided."""
+    return (
+        f"Let givens replace a variable by rows of a shared variable alone, as in "
+        f"data[{index} * size : ({index} + 1) * size] or data[numbers], and compute the rest from this "
+        f"variable in the graph; or make {replaced} an input, and give the selected rows in each call. "
+        f"To have every rank compute on all of them, give {index} in bcast_inputs"
+    )
 
 
 def listed(variables):

@@ -1,4 +1,4 @@
-"""The common code of the Theano engines: compilation, compiled modules, random streams."""
+"""Theano on the arrays of any device, and on NumPy arrays: compilation, calls, random streams."""
 
 import io
 import pickle
@@ -132,6 +132,16 @@ class TheanoEngine(GraphEngine):
             super().jump(shared, index)
         else:
             self.store(shared, jump_mrg(self.storage(shared), index))
+
+
+class TheanoCpuEngine(TheanoEngine):
+    """Theano 1.0.5 with its C code, on one or more cores of this machine."""
+
+    survives_fork = True
+
+    def setup(self, device, announce=True):
+        if device != "cpu":
+            raise ValueError(f"device: the engine of Theano on NumPy runs on 'cpu', got {device!r}")
 
 
 def _compile(*args, **kwargs):

@@ -14,16 +14,16 @@ import theano
 import theano.gpuarray
 from pygpu.elemwise import GpuElemwise, arg
 from pygpu.gpuarray import GpuArray, GpuContext
-from theano.gpuarray.basic_ops import GpuFromHost, HostFromGpu, host_from_gpu
+from theano.gpuarray.basic_ops import GpuFromHost, HostFromGpu, as_gpuarray_variable, host_from_gpu
+from theano.gpuarray.opt import op_lifter, register_opt
 from theano.gpuarray.type import GpuArrayType, get_context, gpu_supported, list_contexts
 
 from synkhronos.arithmetic.operations import Arithmetic
 from synkhronos.arithmetic.partition import as_slice
 from synkhronos.engines.base import TensorType
-from synkhronos.engines.theano.cuda_context import CudaContext
+from synkhronos.engines.collectives import AllGather, AllReduce, Broadcast, OwnRows, ToMaster
 from synkhronos.engines.theano.engine import TheanoEngine
-from synkhronos.engines.theano.gpu_collectives import local_collective_on_device  # noqa: F401
-from synkhronos.engines.theano.gpu_corrections import fix_kernels, refuse_new_cudnn
+from synkhronos.engines.theano.gpu_corrections import CudaContext, fix_kernels, refuse_new_cudnn
 
 _MULTIPLY, _DIVIDE = "a = a * b", "a = a / b"
 _COMBINE = {  # like NumPy's, these return NaN if either operand is NaN
@@ -202,3 +202,18 @@ def _place(output, on_host):
 
 def _contiguous(array):
     return array if array.flags["C_CONTIGUOUS"] else array.copy("C")
+
+
+@register_opt("fast_compile")
+@op_lifter([AllReduce, AllGather, Broadcast, OwnRows, ToMaster])
+def local_collective_on_device(op, context_name, inputs, outputs):
+    """Return the outputs of a collective of an array on the device, without transfers around it.
+
+    Theano's optimizer replaces operations whose inputs come from the device, or whose results go there,
+    by operations on the device. A collective is the same operation on host and device; the ranks'
+    communicator exchanges the arrays.
+    """
+    peers, array, *others = inputs
+    if isinstance(op, ToMaster):
+        others = [as_gpuarray_variable(one, context_name) for one in others]
+    return op(peers, as_gpuarray_variable(array, context_name), *others, return_list=True)
