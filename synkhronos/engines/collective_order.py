@@ -11,7 +11,7 @@ from synkhronos.engines.collectives import ALONE, NOT_IN_SCAN, Collective, is_pe
 from synkhronos.engines.names import GraphRewriter, IfElse, Variable, ancestors
 
 
-def find_peers(roots, no_default_updates):
+def contain_collectives(roots, no_default_updates):
     """Whether expressions, or the default updates of their shared variables, contain collectives.
 
     Parameters
@@ -37,7 +37,7 @@ def find_peers(roots, no_default_updates):
     return False
 
 
-class Ordering(GraphRewriter):
+class _Ordering(GraphRewriter):
     """Gives the collectives of a graph their order: the peers of each come from the one before."""
 
     def add_requirements(self, fgraph):
@@ -53,10 +53,10 @@ class Ordering(GraphRewriter):
                 peers, number = ordered[0], number + 1
 
 
-def in_order(mode):
+def ordering_mode(mode):
     """Return a mode that orders the collectives of a graph after all its own optimizations."""
     mode = names.package.compile.mode.get_mode(mode)
-    last = Ordering()
+    last = _Ordering()
     optimizer = mode.provided_optimizer
     if isinstance(optimizer, GraphRewriter):
         ordered = mode.clone(optimizer=names.then(optimizer, last))

@@ -18,8 +18,8 @@ from synkhronos.engines.analysis.windows import cut_windows
 from synkhronos.engines.base import Engine, InputType, TensorType, WrappedInput
 from synkhronos.engines.collective_order import (
     check_order,
-    find_peers,
-    in_order,
+    contain_collectives,
+    ordering_mode,
     takes_from_master,
     takes_peers,
 )
@@ -99,20 +99,15 @@ class GraphEngine(Engine):
         givens = [*zip(sliceable, rows), *givens]
         inputs = [*inputs, *rows]
         expressions = [*outputs, *(new for _, new in [*updates, *givens])]
-        has_peers = find_peers(expressions, kwargs.get("no_default_updates"))
-        if has_peers:
+        has_collectives = contain_collectives(expressions, kwargs.get("no_default_updates"))
+        if has_collectives:
             inputs = [*inputs, PeersType()("peers")]
             inputs[-1].tag.test_value = None
             givens = [(ALONE, inputs[-1]), *givens]
-            kwargs["mode"] = in_order(self.mode_for_collectives(kwargs.get("mode")))
+            kwargs["mode"] = ordering_mode(self.mode_for_collectives(kwargs.get("mode")))
         with names.without_test_values():
             compiled = self.compile(inputs, outputs, updates, givens, **kwargs)
-        if has_peers:
-            check_order(compiled)
-        # Arguments have been checked before they were scattered. Checking again takes 40% of a small
-        # call. https://theano-pymc.readthedocs.io/en/latest/tutorial/faq_tutorial.html
-        compiled.trust_input = True
-        return compiled
+        return _finished(compiled)
 
     def _rows_of(self, shared):
         """Return a variable for rows of a shared variable, with a test value if there are any."""
@@ -137,10 +132,7 @@ class GraphEngine(Engine):
             on_unused_input="ignore",
             **options,
         )
-        if takes_peers(copied):
-            check_order(copied)
-        copied.trust_input = True
-        return copied
+        return _finished(copied)
 
     def from_parts(self, parts):
         parts.trust_input = True
@@ -307,6 +299,16 @@ def _has_test_values():
     config = names.package.config
     settings = ("compute_test_value", "compute_test_value_opt")
     return any(getattr(config, name, "off") != "off" for name in settings)
+
+
+def _finished(compiled):
+    """Return a new compiled function, whose collectives are in order."""
+    if takes_peers(compiled):
+        check_order(compiled)
+    # Arguments have been checked before they were scattered. Checking again takes 40% of a small call.
+    # https://theano-pymc.readthedocs.io/en/latest/tutorial/faq_tutorial.html
+    compiled.trust_input = True
+    return compiled
 
 
 def _check_options(options):

@@ -20,7 +20,7 @@ import pickle
 from theano.gof import Op, cmodule
 from theano.gof.cc import get_module_cache
 
-from synkhronos.engines.theano.kernels.keys import KeyPickler
+from synkhronos.engines.theano.kernels.cpp import KeyPickler
 from synkhronos.host.handlers import suppress
 
 

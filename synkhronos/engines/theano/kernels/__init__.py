@@ -10,8 +10,8 @@ sums in one pass over memory, and ``fusion`` finds what to join in a loop; ``inp
 overwrite their inputs. ``batch_normalization`` and ``moments`` write formulas so that fewer passes are
 needed. ``optimizations`` has what these modules share.
 
-The C++ code is in the files ``*.h``, which ``sources`` reads; their content is part of the key under
-which Theano keeps a compiled module. ``keys`` says how operations are named there.
+The C++ code is in the files ``*.h``, which ``cpp`` reads; their content is part of the key under which
+Theano keeps a compiled module. ``cpp`` also says how operations are named there.
 
 May import: what ``engines`` may.
 """

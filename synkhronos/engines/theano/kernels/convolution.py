@@ -9,8 +9,7 @@ there is no matrix: pixels are read from where they are in the image.
 from theano import config
 from theano.tensor.nnet import corr
 
-from synkhronos.engines.theano.kernels import sources
-from synkhronos.engines.theano.kernels.keys import Keyed
+from synkhronos.engines.theano.kernels import cpp
 from synkhronos.engines.theano.kernels.optimizations import replacing
 
 _FILES = (
@@ -25,7 +24,7 @@ if (!synkhronos_convolution::%(function)s<%(type)s>(%(arguments)s, &%(output)s))
 """
 
 
-class _Convolution(Keyed):
+class _Convolution(cpp.Keyed):
     """What replaces the C code of Theano's convolutions.
 
     Attributes
@@ -43,14 +42,14 @@ class _Convolution(Keyed):
         return ["<algorithm>", "<cstdio>", "<cstring>", "<vector>", *super().c_headers()]
 
     def c_compile_args(self):
-        return [*super().c_compile_args(), *sources.COMPILE_ARGS, "-std=gnu++11"]
+        return [*super().c_compile_args(), *cpp.COMPILE_ARGS, "-std=gnu++11"]
 
     def c_no_compile_args(self):
         """Return the user's choice of a standard, which would otherwise replace this code's."""
         return [flag for flag in config.gcc.cxxflags.split() if flag.startswith("-std=")]
 
     def c_support_code(self):
-        return super().c_support_code() + sources.read(*_FILES)
+        return super().c_support_code() + cpp.read(*_FILES)
 
     def c_support_code_apply(self, node, name):
         return ""
@@ -66,7 +65,7 @@ class _Convolution(Keyed):
         }
 
     def c_code_cache_version(self):
-        return (1, *super().c_code_cache_version(), *sources.version(*_FILES))
+        return (1, *super().c_code_cache_version(), *cpp.version(*_FILES))
 
 
 class _Gradient(_Convolution):

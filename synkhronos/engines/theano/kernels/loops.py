@@ -8,8 +8,7 @@ from theano.gof import Apply, Op
 from theano.gof.utils import MethodNotDefined
 from theano.scalar import Composite
 
-from synkhronos.engines.theano.kernels import sources
-from synkhronos.engines.theano.kernels.keys import Keyed
+from synkhronos.engines.theano.kernels import cpp
 
 _C_TYPES = {"float32": "npy_float32", "float64": "npy_float64", "bool": "npy_bool"}
 _C_TYPES.update({f"{u}int{n}": f"npy_{u}int{n}" for u in ("", "u") for n in (8, 16, 32, 64)})
@@ -19,7 +18,7 @@ DTYPES = tuple(_C_TYPES)
 SUMS = DTYPES[:2]
 
 
-class FastLoop(Keyed, Op):
+class FastLoop(cpp.Keyed, Op):
     """Elementwise functions of the inputs, and sums of such functions over axes.
 
     Parameters
@@ -41,7 +40,7 @@ class FastLoop(Keyed, Op):
         if inplace:
             self.destroy_map = {output: [replaced] for output, replaced in inplace}
 
-    __eq__, __hash__ = Keyed.__eq__, Keyed.__hash__  # Theano would define them by the properties
+    __eq__, __hash__ = cpp.Keyed.__eq__, cpp.Keyed.__hash__  # Theano would define them by the properties
 
     def signature(self):
         if self._signature is None:
@@ -88,10 +87,10 @@ class FastLoop(Keyed, Op):
     def c_code_cache_version_apply(self, node):
         version = self.scalar_op.c_code_cache_version()
         code = self.c_support_code_apply(node, "name") + self.c_code(node, "name", [], [], {"fail": ""})
-        return version and (version, sources.version("loops"), zlib.crc32(code.encode()))
+        return version and (version, cpp.version("loops"), zlib.crc32(code.encode()))
 
     def c_compile_args(self):
-        return sources.COMPILE_ARGS
+        return cpp.COMPILE_ARGS
 
     def c_headers(self):
         return self._of_scalars("c_headers", [])
@@ -109,14 +108,14 @@ class FastLoop(Keyed, Op):
         return found or nothing
 
     def c_support_code(self):
-        return sources.read("loops") + self.scalar_op.c_support_code()
+        return cpp.read("loops") + self.scalar_op.c_support_code()
 
     def c_support_code_apply(self, node, name):
         support = self.scalar_op.c_support_code_apply(_scalar_node(self.scalar_op), f"{name}_scalar")
         return support + _body(node, name, _code_of(self.scalar_op, name))
 
     def c_code(self, node, name, inputs, outputs, sub):
-        call = sources.call(f"synkhronos::Loop<Body_{name}>(outputs).run(inputs)", "{ ok = false; }")
+        call = cpp.call(f"synkhronos::Loop<Body_{name}>(outputs).run(inputs)", "{ ok = false; }")
         return f"""
         {{
             PyArrayObject *inputs[] = {{{", ".join(inputs)}}};

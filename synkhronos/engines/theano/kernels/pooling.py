@@ -7,8 +7,7 @@ process, raise ValueError.
 from theano import Constant
 from theano.tensor.signal.pool import AveragePoolGrad, MaxPoolGrad, Pool
 
-from synkhronos.engines.theano.kernels import sources
-from synkhronos.engines.theano.kernels.keys import Keyed
+from synkhronos.engines.theano.kernels import cpp
 from synkhronos.engines.theano.kernels.optimizations import replacing
 
 _MODES = {
@@ -33,19 +32,19 @@ _CODE = """
 """
 
 
-class _InCpp(Keyed):
+class _InCpp(cpp.Keyed):
     """What the operations have in common: where their C++ code comes from."""
 
     _files = "pooling", "pooling_arrays", "pooling_gradients"
 
     def c_support_code(self):
-        return sources.read(*self._files)
+        return cpp.read(*self._files)
 
     def c_compile_args(self):
-        return list(sources.COMPILE_ARGS)
+        return list(cpp.COMPILE_ARGS)
 
     def c_code_cache_version(self):
-        return (_VERSION, *sources.version(*self._files))
+        return (_VERSION, *cpp.version(*self._files))
 
     def _code(self, node, names, sub, function, options=(), arguments=()):
         """Return the code that calls a function of the last of the files.
@@ -62,7 +61,7 @@ class _InCpp(Keyed):
             options=", ".join([*map(str, _known(node)), *options, f"dtype_{out}"]),
             arguments=", ".join([*arrays, "of", *arguments, f"&{out}"]),
         )
-        return _CODE.format(call=sources.call(call, sub["fail"]))
+        return _CODE.format(call=cpp.call(call, sub["fail"]))
 
 
 def _known(node):
