@@ -1,10 +1,10 @@
-"""Collectives as operations of Theano and of PyTensor, and what these see of the other ranks.
+"""Collectives as operations of Theano and of PyTensor.
 
-The other ranks are a value of the graph: the *peers*, an object that a call passes as the last argument.
-Each collective takes the peers and an array, and returns the peers and an array. In a script's graphs
-they come from the shared variable `ALONE`, whose value is None. So in a plain function of the compiler,
-and in every serial call of a parallel function, which passes None, collectives return what they are
-given.
+The other ranks are a value of the graph: the *peers*, an object that a call passes as the last argument;
+``base`` has its interface. Each collective takes the peers and an array, and returns the peers and an
+array. In a script's graphs they come from the shared variable `ALONE`, whose value is None. So in a
+plain function of the compiler, and in every serial call of a parallel function, which passes None,
+collectives return what they are given.
 
 Gradients: let rank r compute the loss l_r on n_r rows. The ranks' losses are combined to their average,
 weighted by n_r ("avg"), or to their sum ("sum"), and so are the ranks' gradients. Therefore the gradient
@@ -12,16 +12,8 @@ on rank s has to be the sum of the gradients of l_r, each times n_r / n_s ("avg"
 linear collective this is the adjoint in the inner product with the weights n_r, or with equal weights.
 """
 
-from __future__ import annotations
-
-from typing import Protocol
-
-from synkhronos._typing import Array
-from synkhronos.arithmetic.buckets import Buckets
-from synkhronos.arithmetic.operations import find_operation
 from synkhronos.engines.names import (
     Apply,
-    AsTensorError,
     DisconnectedType,
     Generic,
     Op,
@@ -40,9 +32,6 @@ NOT_IN_SCAN = (
     "use collectives outside, on the inputs or on the results"
 )
 
-#: How the losses of the ranks can be combined.
-LOSS_OPS = ("avg", "sum")
-
 #: For each linear reduction and loss operation, the reduction of the gradient.
 _ADJOINT = {
     ("sum", "avg"): "weighted_sum",
@@ -52,49 +41,6 @@ _ADJOINT = {
     ("avg", "sum"): "share_of_sum",
     ("share_of_sum", "sum"): "avg",
 }
-
-
-class Peers(Protocol):
-    """The ranks that call a function together, as the collectives in its graph see them.
-
-    The ranks call the same methods in the same order, which the numbers confirm. Arrays are of the
-    engine's types. They are not changed, and results do not share their memory.
-
-    Attributes
-    ----------
-    is_master : bool
-    """
-
-    is_master: bool
-
-    def all_reduce(self, array: Array, op: str, number: int | None) -> Array:
-        """Return the reduction of the arrays of all ranks.
-
-        Parameters
-        ----------
-        op : str
-            An operation of `synkhronos.arithmetic.operations`; or one of two that use the numbers of
-            rows of the ranks, n_r, and of this rank, n_s: ``"weighted_sum"``, the sum of the arrays
-            times ``n_r / n_s``, and ``"share_of_sum"``, the sum of the arrays, times n_s over the sum
-            of n_r.
-        number : int or None
-            The number of the collective in the function.
-        """
-
-    def all_gather(self, array: Array, number: int | None) -> Array:
-        """Return the arrays of all ranks, concatenated along axis 0."""
-
-    def own_rows(self, array: Array, op: str, n_rows: int, number: int | None) -> Array:
-        """Return `n_rows` rows of a reduction, after the rows of the ranks before this one."""
-
-    def broadcast(self, array: Array, number: int | None) -> Array:
-        """Return the array of the master."""
-
-    def zeros_like(self, array: Array) -> Array:
-        """Return zeros in the shape and type of an array."""
-
-    def start(self, array: Array, buckets: Buckets, number: int) -> None:
-        """If possible, let a bucket of a vector be reduced while the function computes the others."""
 
 
 class PeersType(Generic):
@@ -321,37 +267,3 @@ class ToMaster(Collective):
 
     def _gradient(self, inputs, gradient):
         return Broadcast(self.loss_op).of(gradient, peers=inputs[0])
-
-
-def all_reduce(x, op, loss_op):
-    """Return the variable of a reduction; see ``synkhronos.ops``."""
-    x = _tensor(x, "all_reduce")
-    operation = find_operation(op, "all_reduce: op")
-    operation.check_dtype(x.dtype, f"all_reduce of {x}")
-    return AllReduce(op, _checked(loss_op, "all_reduce")).of(x)
-
-
-def all_gather(x, loss_op):
-    """Return the variable of a concatenation; see ``synkhronos.ops``."""
-    x = _tensor(x, "all_gather")
-    return AllGather(_checked(loss_op, "all_gather")).of(x if x.ndim else x.dimshuffle("x"))
-
-
-def broadcast(x, loss_op):
-    """Return the variable of the master's value; see ``synkhronos.ops``."""
-    return Broadcast(_checked(loss_op, "broadcast")).of(_tensor(x, "broadcast"))
-
-
-def _tensor(x, what):
-    try:
-        x = tt.as_tensor_variable(x)
-    except (TypeError, ValueError, AsTensorError) as error:
-        raise TypeError(f"{what}: expected a tensor, got {x!r}") from error
-    return x
-
-
-def _checked(loss_op, what):
-    if loss_op not in LOSS_OPS:
-        error = ValueError if isinstance(loss_op, str) else TypeError
-        raise error(f"{what}: loss_op: expected one of {list(LOSS_OPS)}, got {loss_op!r}")
-    return loss_op

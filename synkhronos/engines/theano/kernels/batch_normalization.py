@@ -9,9 +9,8 @@ result has another dtype than in the formula, as that of float32 images with ``f
 from theano import tensor
 from theano.gof import local_optimizer
 from theano.tensor.nnet.bn import AbstractBatchNormTrain, AbstractBatchNormTrainGrad
-from theano.tensor.opt import in2out
 
-from synkhronos.engines.theano.kernels.optimizations import Optimization, with_traces
+from synkhronos.engines.theano.kernels.optimizations import at_each_node, with_traces
 
 
 @local_optimizer([AbstractBatchNormTrain])
@@ -75,6 +74,6 @@ def _like(results, outputs):
 
 
 OPTIMIZATIONS = [
-    Optimization(local.__name__, 48.5, in2out(local, name=local.__name__))
-    for local in (synkhronos_batch_normalization, synkhronos_batch_normalization_grad)
+    at_each_node(synkhronos_batch_normalization, 48.5),
+    at_each_node(synkhronos_batch_normalization_grad, 48.5),
 ]

@@ -12,9 +12,8 @@ from theano.compile.ops import Shape, Shape_i
 from theano.gof import local_optimizer
 from theano.scalar import basic as scalars
 from theano.tensor.elemwise import Elemwise, Sum
-from theano.tensor.opt import in2out
 
-from synkhronos.engines.theano.kernels.optimizations import Optimization
+from synkhronos.engines.theano.kernels.optimizations import at_each_node
 
 
 @local_optimizer([Sum])
@@ -74,7 +73,4 @@ def synkhronos_shapes(node):
     return None
 
 
-OPTIMIZATIONS = [
-    Optimization(local.__name__, position, in2out(local, name=local.__name__))
-    for local, position in ((synkhronos_moments, 48.91), (synkhronos_shapes, 48.92))
-]
+OPTIMIZATIONS = [at_each_node(synkhronos_moments, 48.91), at_each_node(synkhronos_shapes, 48.92)]

@@ -32,6 +32,11 @@ def with_traces(olds, news):
     return news
 
 
+def at_each_node(local, position):
+    """Return an optimization that applies a local optimizer of Theano to each node."""
+    return Optimization(local.__name__, position, in2out(local, name=local.__name__))
+
+
 def replacing(name, position, kinds, replacement_of):
     """Return an optimization that replaces single operations by those with the same inputs.
 
@@ -53,4 +58,4 @@ def replacing(name, position, kinds, replacement_of):
         return None if op is None else with_traces(node.outputs, op.make_node(*node.inputs).outputs)
 
     local.__name__ = name
-    return Optimization(name, position, in2out(local, name=name))
+    return at_each_node(local, position)
