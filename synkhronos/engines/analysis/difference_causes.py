@@ -87,7 +87,7 @@ class _Search:
             yield CLIPPED
         if name in _NORMALIZING and _ROWS in kinds:
             yield STATISTICS
-        if name == "Scan" and self._runs_along_rows(node):
+        if isinstance(op, names.Scan) and self._runs_along_rows(node):
             yield RECURRENT
         if _ROWS in kinds[:1] and _fixes_rows(node, self._graph.value(node.inputs[0])):
             yield FIXED_BATCH
@@ -115,7 +115,7 @@ class _Search:
         counts = node.op if hasattr(node.op, "n_sit_sot") else node.op.info
         if not counts.n_mit_mot + counts.n_mit_sot + counts.n_sit_sot:
             return False
-        return any(self._has_rows_first(one) for one in node.inputs[1 : 1 + counts.n_seqs])
+        return any(self._has_rows_first(one) for one in node.op.outer_seqs(node.inputs))
 
     def _has_rows_first(self, variable):
         value, node = self._graph.value(variable), variable.owner

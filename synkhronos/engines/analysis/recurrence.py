@@ -18,6 +18,7 @@ from synkhronos.engines.names import (
     ancestors,
     io_toposort,
     scalar,
+    steps_of,
 )
 
 _FOLDS = (scalar.Add, scalar.Mul, scalar.Maximum, scalar.Minimum, scalar.AND, scalar.OR)
@@ -91,8 +92,7 @@ class _Uses:
 def _is_recurrence(node, uses):
     """Whether a loop depends on earlier steps other than by folding."""
     op = node.op
-    inner_inputs = op.inner_inputs if hasattr(op, "inner_inputs") else op.inputs
-    inner_outputs = op.inner_outputs if hasattr(op, "inner_outputs") else op.outputs
+    inner_inputs, inner_outputs = steps_of(op)
     # A loop with other states, of several taps in both directions, is the gradient of one of these.
     taps = set(op.inner_mitsot(inner_inputs))
     states = op.inner_sitsot(inner_inputs)
