@@ -74,7 +74,7 @@ setup(
         "Typing :: Typed",
     ],
     packages=find_packages(include=["synkhronos", "synkhronos.*"]),
-    package_data={"synkhronos": ["py.typed"], "synkhronos.engines.kernels": ["*.h"]},
+    package_data={"synkhronos": ["py.typed"], "synkhronos.engines.theano.kernels": ["*.h"]},
     python_requires=">=3.8",
     install_requires=read_requirements("library"),
     extras_require={extra: read_requirements(file) for extra, file in EXTRAS.items()},

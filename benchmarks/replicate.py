@@ -121,7 +121,7 @@ def unpickled(folder):
     import synkhronos  # noqa: F401
     import theano
     import theano.tensor as tt
-    from synkhronos.engines.theano_modules import make_cacheable
+    from synkhronos.engines.theano.module_cache import make_cacheable
 
     x = tt.fvector("x")
     theano.function([x], x.sum())  # Theano has read its cache, as the workers' has

@@ -268,7 +268,7 @@ def pytest_configure(config):
     """Record outcomes, where there is no process that this one reports to."""
     if os.environ.get(KERNELS):
         sys.path.append(str(HOST.parent.parent))
-        from synkhronos.engines.kernels import registration
+        from synkhronos.engines.theano.kernels import registration
 
         registration.use(True)
     if not hasattr(config, "workerinput"):

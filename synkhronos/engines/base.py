@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from typing import Any, Callable, ContextManager, Iterable, Mapping, NamedTuple, Sequence
+from typing import Any, Callable, ContextManager, Iterable, Mapping, NamedTuple, Protocol, Sequence
 
 import numpy as np
 
@@ -134,6 +134,12 @@ NO_VALUE = (
     "synk.broadcast(variable, value)"
 )
 
+
+def name_of(variable: Variable) -> str:
+    """Return how messages refer to a variable."""
+    return variable.name or str(variable)
+
+
 #: In place of the axis of an argument: the argument is a bound of the rows of `Windows`.
 BOUND = "bound"
 
@@ -156,6 +162,49 @@ class Fixed(NamedTuple):
     text: str
     regroups: bool = False
     is_product: bool = False
+
+
+class Peers(Protocol):
+    """The ranks that call a function together, as the collectives in its graph see them.
+
+    The ranks call the same methods in the same order, which the numbers confirm. Arrays are of the
+    engine's types. They are not changed, and results do not share their memory.
+
+    Attributes
+    ----------
+    is_master : bool
+    """
+
+    is_master: bool
+
+    def all_reduce(self, array: Array, op: str, number: int | None) -> Array:
+        """Return the reduction of the arrays of all ranks.
+
+        Parameters
+        ----------
+        op : str
+            An operation of `synkhronos.arithmetic.operations`; or one of two that use the numbers of
+            rows of the ranks, n_r, and of this rank, n_s: ``"weighted_sum"``, the sum of the arrays
+            times ``n_r / n_s``, and ``"share_of_sum"``, the sum of the arrays, times n_s over the sum
+            of n_r.
+        number : int or None
+            The number of the collective in the function.
+        """
+
+    def all_gather(self, array: Array, number: int | None) -> Array:
+        """Return the arrays of all ranks, concatenated along axis 0."""
+
+    def own_rows(self, array: Array, op: str, n_rows: int, number: int | None) -> Array:
+        """Return `n_rows` rows of a reduction, after the rows of the ranks before this one."""
+
+    def broadcast(self, array: Array, number: int | None) -> Array:
+        """Return the array of the master."""
+
+    def zeros_like(self, array: Array) -> Array:
+        """Return zeros in the shape and type of an array."""
+
+    def start(self, array: Array, buckets: Buckets, number: int) -> None:
+        """If possible, let a bucket of a vector be reduced while the function computes the others."""
 
 
 class Engine(ABC):
@@ -354,8 +403,12 @@ class Engine(ABC):
         of rows reports None. It may report too many dependences, but not too few.
         """
 
-    def suspects(self, compiled: Compiled, axes: Sequence[int | str | None]) -> list[str]:
-        """Return which of `SUSPECTS` are in the graph, as far as the engine can tell; see `analyze`."""
+    def difference_causes(self, compiled: Compiled, axes: Sequence[int | str | None]) -> list[str]:
+        """Return what in the graph may make results of all rows differ from those of parts.
+
+        It is a list of names in `synkhronos.engines.analysis.difference_causes`; `axes` are as of
+        `analyze`. An engine that cannot tell returns none.
+        """
         return []
 
     def recurrent(self, compiled: Compiled, axes: Sequence[int | str | None]) -> list[int]:

@@ -1,10 +1,10 @@
-"""Collectives as operations of Theano and of PyTensor, and the order in which all ranks run them.
+"""Collectives as operations of Theano and of PyTensor.
 
-The other ranks are a value of the graph: the *peers*, an object that a call passes as the last argument.
-Each collective takes the peers and an array, and returns the peers and an array. In a script's graphs
-they come from the shared variable `ALONE`, whose value is None. So in a plain function of the compiler,
-and in every serial call of a parallel function, which passes None, collectives return what they are
-given.
+The other ranks are a value of the graph: the *peers*, an object that a call passes as the last argument;
+``base`` has its interface. Each collective takes the peers and an array, and returns the peers and an
+array. In a script's graphs they come from the shared variable `ALONE`, whose value is None. So in a
+plain function of the compiler, and in every serial call of a parallel function, which passes None,
+collectives return what they are given.
 
 Gradients: let rank r compute the loss l_r on n_r rows. The ranks' losses are combined to their average,
 weighted by n_r ("avg"), or to their sum ("sum"), and so are the ranks' gradients. Therefore the gradient
@@ -12,11 +12,8 @@ on rank s has to be the sum of the gradients of l_r, each times n_r / n_s ("avg"
 linear collective this is the adjoint in the inner product with the weights n_r, or with equal weights.
 """
 
-from synkhronos._checks import check_choice
-from synkhronos.arithmetic.operations import find_operation
-from synkhronos.engines.operation import (
+from synkhronos.engines.names import (
     Apply,
-    AsTensorError,
     DisconnectedType,
     Generic,
     Op,
@@ -28,15 +25,12 @@ from synkhronos.engines.operation import (
     package,
     with_pattern,
 )
-from synkhronos.engines.operation import tensor as tt
+from synkhronos.engines.names import tensor as tt
 
 NOT_IN_SCAN = (
     "a collective is inside scan or OpFromGraph, which ranks may repeat a different number of times; "
     "use collectives outside, on the inputs or on the results"
 )
-
-#: How the losses of the ranks can be combined.
-LOSS_OPS = ("avg", "sum")
 
 #: For each linear reduction and loss operation, the reduction of the gradient.
 _ADJOINT = {
@@ -273,30 +267,3 @@ class ToMaster(Collective):
 
     def _gradient(self, inputs, gradient):
         return Broadcast(self.loss_op).of(gradient, peers=inputs[0])
-
-
-def all_reduce(x, op, loss_op):
-    """Return the variable of a reduction; see ``synkhronos.ops``."""
-    x = _tensor(x, "all_reduce")
-    operation = find_operation(op, "all_reduce: op")
-    operation.check_dtype(x.dtype, f"all_reduce of {x}")
-    return AllReduce(op, check_choice(loss_op, "all_reduce: loss_op", LOSS_OPS)).of(x)
-
-
-def all_gather(x, loss_op):
-    """Return the variable of a concatenation; see ``synkhronos.ops``."""
-    x, loss_op = _tensor(x, "all_gather"), check_choice(loss_op, "all_gather: loss_op", LOSS_OPS)
-    return AllGather(loss_op).of(x if x.ndim else x.dimshuffle("x"))
-
-
-def broadcast(x, loss_op):
-    """Return the variable of the master's value; see ``synkhronos.ops``."""
-    return Broadcast(check_choice(loss_op, "broadcast: loss_op", LOSS_OPS)).of(_tensor(x, "broadcast"))
-
-
-def _tensor(x, what):
-    try:
-        x = tt.as_tensor_variable(x)
-    except (TypeError, ValueError, AsTensorError) as error:
-        raise TypeError(f"{what}: expected a tensor, got {x!r}") from error
-    return x

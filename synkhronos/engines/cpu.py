@@ -8,10 +8,10 @@ from synkhronos.host import compiler
 CpuEngine: type[Engine]
 
 if compiler.NAME == "pytensor":
-    from synkhronos.engines.pytensor_engine import PyTensorEngine
+    from synkhronos.engines.pytensor.engine import PyTensorEngine
 
     CpuEngine = PyTensorEngine
 else:
-    from synkhronos.engines.theano_cpu import TheanoCpuEngine
+    from synkhronos.engines.theano.engine import TheanoCpuEngine
 
     CpuEngine = TheanoCpuEngine

@@ -76,7 +76,7 @@ class Draw(Apply):
 
 
 class Collective(Tensor):
-    """A collective: a method of `synkhronos.engines.peers.Peers`, applied to a variable."""
+    """A collective: a method of `synkhronos.engines.base.Peers`, applied to a variable."""
 
     def __init__(self, method, variable, *options):
         super().__init__(None, variable.dtype, variable.ndim)

@@ -3,17 +3,15 @@
 The engines and the extensions use them. PyTensor continues Theano, so most names differ only in their
 module. Tuples hold the kinds of operations to which a rule applies; an empty tuple means that the
 compiler has none.
+
+``unfused(vector)`` is the vector itself, as an operation that is not fused with those that compute the
+vector or use it. gcc does not vectorize a loop over more than a few vectors and scalars, so a long fused
+expression can take several times as long as its parts.
 """
 
 import contextlib
 import importlib
 
-from synkhronos.engines.apart import apart as apart
-from synkhronos.engines.buckets import Ready
-from synkhronos.engines.collectives import Collective as Collective
-from synkhronos.engines.collectives import is_peers as is_peers
-from synkhronos.engines.operation import Apply as Apply
-from synkhronos.engines.operation import with_pattern as with_pattern
 from synkhronos.host import compiler
 
 #: The modules of operations on sparse matrices are imported when they are used.
@@ -24,13 +22,19 @@ if compiler.NAME == "pytensor":
     import pytensor.tensor as tensor
     from pytensor import scalar
     from pytensor.compile.io import In, Out
+    from pytensor.compile.mode import optdb
     from pytensor.compile.ops import ViewOp
     from pytensor.compile.sharedvalue import SharedVariable
-    from pytensor.gradient import GradClip
-    from pytensor.graph.basic import Constant, Variable, clone_get_equiv
+    from pytensor.gradient import DisconnectedType, GradClip, grad_not_implemented
+    from pytensor.graph.basic import Apply, Constant, Variable, clone_get_equiv
+    from pytensor.graph.op import Op
     from pytensor.graph.replace import clone_replace as clone
-    from pytensor.graph.rewriting.basic import GraphRewriter as GraphRewriter
-    from pytensor.graph.rewriting.basic import SequentialGraphRewriter
+    from pytensor.graph.rewriting.basic import (
+        GraphRewriter,
+        SequentialGraphRewriter,
+        in2out,
+        node_rewriter,
+    )
     from pytensor.graph.traversal import ancestors, graph_inputs, io_toposort
     from pytensor.link.basic import Container
     from pytensor.link.c.type import Generic
@@ -47,6 +51,7 @@ if compiler.NAME == "pytensor":
     )
     from pytensor.tensor.blas import BatchedDot
     from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
+    from pytensor.tensor.extra_ops import CpuContiguous
     from pytensor.tensor.math import Argmax, Dot, Sum
     from pytensor.tensor.math import reciprocal as inv
     from pytensor.tensor.random.op import RandomVariable
@@ -61,7 +66,7 @@ if compiler.NAME == "pytensor":
         get_constant_idx,
         get_idx_list,
     )
-    from pytensor.tensor.type import TensorType
+    from pytensor.tensor.type import TensorType, continuous_dtypes
 
     try:
         from pytensor.tensor.subtensor import AdvancedIncSubtensor1, AdvancedSubtensor1
@@ -80,6 +85,7 @@ if compiler.NAME == "pytensor":
         from pytensor.compile.function.types import Function
 
     HAS_MRG = False  # streams whose states are arrays
+    AsTensorError = NotImplementedError  # besides TypeError and ValueError
     Reciprocal = scalar.Reciprocal
     MEANS, POOLS, CONVOLUTIONS = (), (), ()
     ANY_POOLS, ANY_CONVOLUTIONS, FORWARD, TO_IMAGES, OLD_CONVOLUTIONS = (), (), (), (), ()
@@ -89,7 +95,7 @@ if compiler.NAME == "pytensor":
     LARGEST = (Argmax,)
     RANDOM = (RandomVariable,)
     COPIES = (SpecifyShape, ViewOp, CheckAndRaise, TensorFromScalar, ScalarFromTensor)
-    VIEWS = (DimShuffle, SpecifyShape, Subtensor, IncSubtensor, Join, Ready)
+    VIEWS = (DimShuffle, SpecifyShape, Subtensor, IncSubtensor, Join)
     WRITES = (IncSubtensor, AdvancedIncSubtensor, AdvancedIncSubtensor1)
     LINEAR = (DimShuffle, Sum, SpecifyShape, ViewOp)
 
@@ -100,6 +106,27 @@ if compiler.NAME == "pytensor":
     def without_test_values():
         """Return a context, as PyTensor has no test values."""
         return contextlib.nullcontext()
+
+    class _Unfused(CpuContiguous):
+        """The vector itself: results are contiguous, and only other arrays would be copied."""
+
+    unfused = _Unfused()
+
+    @node_rewriter([_Unfused])
+    def _fusible(fgraph, node):
+        return node.inputs
+
+    # Numba and JAX compile whole graphs, and vectorize any loop.
+    optdb.register("synkhronos_fusible", in2out(_fusible), "numba", "jax", position=0)
+
+    def of_any_rows(kind):
+        """Return the type of a tensor of any extent on axis 0."""
+        return kind.clone(shape=(None, *kind.shape[1:]))
+
+    def with_pattern(variable, broadcastable):
+        """Return a tensor whose type says which axes are broadcast."""
+        axes = [axis for axis, is_one in enumerate(broadcastable) if is_one]
+        return tensor.specify_broadcastable(variable, *axes)
 
     def shared(value, name, broadcastable):
         """Return a shared tensor whose type fixes the axes that are broadcast, and no other extent."""
@@ -142,17 +169,18 @@ else:
     from theano.compile.function_module import Function
     from theano.compile.ops import Rebroadcast, Shape, Shape_i, SpecifyShape, ViewOp
     from theano.compile.sharedvalue import SharedVariable
-    from theano.gof import Constant, SeqOptimizer, Variable
+    from theano.gof import Apply, Constant, Op, SeqOptimizer, Variable
     from theano.gof import Optimizer as GraphRewriter
     from theano.gof.graph import ancestors, clone_get_equiv, io_toposort
     from theano.gof.graph import inputs as graph_inputs
     from theano.gof.link import Container
     from theano.gof.type import Generic
-    from theano.gradient import GradClip
+    from theano.gradient import DisconnectedType, GradClip, grad_not_implemented
     from theano.ifelse import IfElse
     from theano.sandbox.rng_mrg import mrg_uniform_base
     from theano.scan_module.scan_op import Scan
-    from theano.tensor import TensorType
+    from theano.tensor import AsTensorError, TensorType, continuous_dtypes
+    from theano.tensor import patternbroadcast as with_pattern
     from theano.tensor.basic import (
         Alloc,
         ARange,
@@ -170,6 +198,7 @@ else:
     from theano.tensor.blas import BatchedDot
     from theano.tensor.elemwise import CAReduce, DimShuffle, Elemwise, Sum
     from theano.tensor.extra_ops import CpuContiguous
+    from theano.tensor.extra_ops import cpu_contiguous as unfused
     from theano.tensor.nnet import abstract_conv, conv, nnet
     from theano.tensor.opt import Assert, MakeVector
     from theano.tensor.raw_random import RandomFunction
@@ -201,7 +230,7 @@ else:
     COPIES = (
         Rebroadcast, SpecifyShape, ViewOp, Assert, CpuContiguous, TensorFromScalar, ScalarFromTensor,
     )  # fmt: skip
-    VIEWS = (DimShuffle, Rebroadcast, Subtensor, IncSubtensor, Join, Ready)
+    VIEWS = (DimShuffle, Rebroadcast, Subtensor, IncSubtensor, Join)
     WRITES = (IncSubtensor, AdvancedIncSubtensor, AdvancedIncSubtensor1)
     LINEAR = (DimShuffle, Sum, Rebroadcast, ViewOp)
 
@@ -212,6 +241,10 @@ else:
     def without_test_values():
         """Return a context in which operations compute no test values."""
         return package.change_flags(compute_test_value="off")
+
+    def of_any_rows(kind):
+        """Return the type of a tensor of any extent on axis 0."""
+        return kind.clone(broadcastable=(False, *kind.broadcastable[1:]))
 
     def shared(value, name, broadcastable):
         """Return a shared tensor whose type fixes the axes that are broadcast, and no other extent."""

@@ -7,7 +7,7 @@ from typing import Any, Iterable, Iterator, NamedTuple
 
 from synkhronos.host.compiler import TITLES
 
-_FAST = "synkhronos.engines.kernels"
+_FAST = "synkhronos.engines.theano.kernels"
 
 
 class OperationTime(NamedTuple):
@@ -20,7 +20,7 @@ class OperationTime(NamedTuple):
     kind : str
         Its class, with the module.
     kernel : str
-        ``"fast"`` for an operation of `synkhronos.engines.kernels`, else who has written it.
+        ``"fast"`` for an operation of `synkhronos.engines.theano.kernels`, else who has written it.
     nodes : int
         The number of these nodes that were computed.
     seconds : float

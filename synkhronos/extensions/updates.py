@@ -25,7 +25,7 @@ from typing import Iterable, Sequence, Tuple, Union
 import numpy
 
 from synkhronos.engines import names
-from synkhronos.engines.names import SharedVariable, Variable, apart
+from synkhronos.engines.names import SharedVariable, Variable, unfused
 from synkhronos.engines.names import tensor as tt
 from synkhronos.extensions._added_momentum import apply_momentum, apply_nesterov_momentum
 from synkhronos.extensions._flat_gradient import FlatGradient, UpdatePairs
@@ -259,7 +259,7 @@ def adagrad(
     rate = flat.scalar("learning_rate", learning_rate)
     epsilon = flat.scalar("epsilon", epsilon)
     squares = flat.state("squared_gradient_sum")
-    new_squares = apart(squares + tt.sqr(flat.gradient))
+    new_squares = unfused(squares + tt.sqr(flat.gradient))
     step = rate * flat.gradient / tt.sqrt(new_squares + epsilon)
     param_updates = [*flat.descent(step), (squares, new_squares)]
     return flat.gradient_updates(), param_updates, flat.vector
@@ -300,7 +300,7 @@ def rmsprop(
     rate = flat.scalar("learning_rate", learning_rate)
     epsilon = flat.scalar("epsilon", epsilon)
     squares = flat.state("squared_gradient_average")
-    new_squares = apart(_moving_average(flat, "rho", rho, squares, tt.sqr(flat.gradient)))
+    new_squares = unfused(_moving_average(flat, "rho", rho, squares, tt.sqr(flat.gradient)))
     step = rate * flat.gradient / tt.sqrt(new_squares + epsilon)
     param_updates = [*flat.descent(step), (squares, new_squares)]
     return flat.gradient_updates(), param_updates, flat.vector
@@ -342,8 +342,8 @@ def adadelta(
     epsilon = flat.scalar("epsilon", epsilon)
     squares = flat.state("squared_gradient_average")
     squared_steps = flat.state("squared_step_average")
-    new_squares = apart(_moving_average(flat, "rho", rho, squares, tt.sqr(flat.gradient)))
-    ratio = apart(tt.sqrt(squared_steps + epsilon) / tt.sqrt(new_squares + epsilon))
+    new_squares = unfused(_moving_average(flat, "rho", rho, squares, tt.sqr(flat.gradient)))
+    ratio = unfused(tt.sqrt(squared_steps + epsilon) / tt.sqrt(new_squares + epsilon))
     step = flat.gradient * ratio
     new_squared_steps = _moving_average(flat, "rho", rho, squared_steps, tt.sqr(step))
     state_updates = [(squares, new_squares), (squared_steps, new_squared_steps)]
@@ -389,8 +389,8 @@ def adam(
     mean, squares = flat.state("gradient_average"), flat.state("squared_gradient_average")
     count = flat.step_count()
     new_count = count + 1
-    new_mean = apart(_moving_average(flat, "beta1", beta1, mean, flat.gradient))
-    new_squares = apart(_moving_average(flat, "beta2", beta2, squares, tt.sqr(flat.gradient)))
+    new_mean = unfused(_moving_average(flat, "beta1", beta1, mean, flat.gradient))
+    new_squares = unfused(_moving_average(flat, "beta2", beta2, squares, tt.sqr(flat.gradient)))
     corrected_rate = rate * tt.sqrt(_bias(flat, beta2, new_count)) / _bias(flat, beta1, new_count)
     step = new_mean / (tt.sqrt(new_squares) + epsilon)
     state_updates = [(mean, new_mean), (squares, new_squares), (count, new_count)]
@@ -434,9 +434,9 @@ def adamax(
     mean, largest = flat.state("gradient_average"), flat.state("gradient_norm")
     count = flat.step_count()
     new_count = count + 1
-    new_mean = apart(_moving_average(flat, "beta1", beta1, mean, flat.gradient))
+    new_mean = unfused(_moving_average(flat, "beta1", beta1, mean, flat.gradient))
     decayed = flat.scalar("beta2", beta2) * largest
-    new_largest = apart(tt.maximum(decayed, abs(flat.gradient)))
+    new_largest = unfused(tt.maximum(decayed, abs(flat.gradient)))
     corrected_rate = rate / _bias(flat, beta1, new_count)
     step = new_mean / (new_largest + epsilon)
     state_updates = [(mean, new_mean), (largest, new_largest), (count, new_count)]

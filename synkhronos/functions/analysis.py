@@ -6,8 +6,7 @@ from typing import Any, Sequence
 
 from synkhronos._errors import warn
 from synkhronos._typing import Compiled, SharedVariable, Variable
-from synkhronos.engines.base import BOUND, Analysis, Engine
-from synkhronos.engines.remarks import name_of
+from synkhronos.engines.base import BOUND, Analysis, Engine, name_of
 from synkhronos.functions.agreement import agreement_of
 from synkhronos.functions.signature import Input
 from synkhronos.world.world import World
@@ -26,7 +25,7 @@ def suspects_of(world: World, function: Any) -> list[str]:
     """Return what in the graph of a function may make it differ from the serial one."""
     replica = function.replica
     axes = axes_of(function.inputs, replica.window is not None, len(replica.sliceable))
-    return world.here.engine.suspects(replica.compiled, axes)
+    return world.here.engine.difference_causes(replica.compiled, axes)
 
 
 def has_rows(function: Any) -> bool:

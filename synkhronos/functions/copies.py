@@ -6,7 +6,7 @@ from typing import Any, Callable, Iterable, Mapping, NamedTuple
 
 from synkhronos._errors import SynkhronosError
 from synkhronos._typing import SharedVariable
-from synkhronos.engines.swaps import check_swap
+from synkhronos.engines.swap_argument import check_swap
 from synkhronos.functions.agreement import agreement_of, labels
 from synkhronos.functions.compiling import compiling
 from synkhronos.functions.replica import Replica

@@ -101,11 +101,11 @@ class GraphPeers:
         return self._here.is_master
 
     def all_reduce(self, array: Array, op: str, number: int | None) -> Array:
-        """See `synkhronos.engines.peers.Peers`."""
+        """See `synkhronos.engines.base.Peers`."""
         return self._reduce(self._meet(f"all_reduce {op!r}", number, array), array, op)
 
     def own_rows(self, array: Array, op: str, n_rows: int, number: int | None) -> Array:
-        """See `synkhronos.engines.peers.Peers`."""
+        """See `synkhronos.engines.base.Peers`."""
         items = self._meet(f"all_reduce {op!r} of rows", number, array, n_rows)
         total = self._reduce(items, array, op)
         if not self.weight:
@@ -114,7 +114,7 @@ class GraphPeers:
         return total[start : start + n_rows].copy()
 
     def all_gather(self, array: Array, number: int | None) -> Array:
-        """See `synkhronos.engines.peers.Peers`."""
+        """See `synkhronos.engines.base.Peers`."""
         items = self._meet("all_gather", number, array)
         if any([one.place.shape[1:] != array.shape[1:] for one in items]):
             raise ValueError(
@@ -128,19 +128,19 @@ class GraphPeers:
         return self._here.engine.arithmetic.concatenate(chosen)
 
     def broadcast(self, array: Array, number: int | None) -> Array:
-        """See `synkhronos.engines.peers.Peers`."""
+        """See `synkhronos.engines.base.Peers`."""
         items, root = self._meet("broadcast", number, array), self._here.master_rank
         if _all_are_sent(items):
             return self._new(np.array(items[root].value), array)
         return self._on_copy(lambda own, comm: comm.broadcast([own], root)[0], number, array)
 
     def start(self, array: Array, buckets: Buckets, number: int) -> None:
-        """See `synkhronos.engines.peers.Peers`."""
+        """See `synkhronos.engines.base.Peers`."""
         if self.is_whole and self._here.ahead is not None:
             self._here.ahead.start(buckets, number, array, self.weight, self._function)
 
     def zeros_like(self, array: Array) -> Array:
-        """See `synkhronos.engines.peers.Peers`."""
+        """See `synkhronos.engines.base.Peers`."""
         return self._new(np.zeros(array.shape, array.dtype), array)
 
     def _meet(self, name, number, array, n_rows=0):

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple, Sequence
 
 from synkhronos._errors import warn
 from synkhronos._typing import Compiled, SharedVariable, Variable
-from synkhronos.engines.base import Engine, Windows
-from synkhronos.engines.remarks import how_to_select, name_of
+from synkhronos.engines.analysis.windows import how_to_select
+from synkhronos.engines.base import Engine, Windows, name_of
 from synkhronos.functions.signature import Input, Output
 from synkhronos.host import compiler
 from synkhronos.world.world import World

@@ -48,24 +48,24 @@ def _in(modules: str, why: str, *pairs: Tuple[str, str], **since: Version) -> Li
 MODULES = (
     Module(
         "theano.tensor.signal.downsample",
-        "engines/theano_downsample.py",
+        "engines/theano/repairs/downsample.py",
         "Lasagne imports it, and Theano 1.0 has its function under another name",
     ),
     Module(
         "theano.scan_module.scan_perform_ext",
-        "engines/theano_scan.py",
+        "engines/theano/repairs/scan_perform_ext.py",
         "the C code of scan's loop does not compile",
         python=(3, 11),
     ),
     Module(
         "theano.compat.numpy_1_24",
-        "engines/theano_numpy.py",
+        "engines/theano/repairs/numpy_1_24.py",
         "repairs call its functions",
         numpy=(1, 24),
     ),
     Module(
         "theano.tensor.inc_code",
-        "engines/theano_inc_code.py",
+        "engines/theano/repairs/inc_code.py",
         "the C code of increments at indices uses an iterator that is private now",
         numpy=(2, 0),
     ),

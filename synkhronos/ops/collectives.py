@@ -7,8 +7,13 @@ from typing import Literal, Sequence
 from synkhronos._typing import ReduceOp, SharedVariable, Variable
 from synkhronos.arithmetic.operations import find_operation
 from synkhronos.comms.formats import Format, PowerSGD, check_format
-from synkhronos.engines import buckets, collectives
+from synkhronos.engines.bucketed_vector import fill_in_buckets, is_on_host
+from synkhronos.engines.collectives import AllGather, AllReduce, Broadcast
+from synkhronos.engines.names import AsTensorError, tensor
 from synkhronos.world.world import current_world
+
+#: How the losses of the ranks can be combined.
+LOSS_OPS = ("avg", "sum")
 
 
 def all_reduce(x: Variable, op: ReduceOp = "sum", *, loss_op: Literal["avg", "sum"] = "avg") -> Variable:
@@ -75,7 +80,10 @@ def all_reduce(x: Variable, op: ReduceOp = "sum", *, loss_op: Literal["avg", "su
     array(4.66666667)
     >>> synk.close()
     """
-    return collectives.all_reduce(x, op, loss_op)
+    x = _tensor(x, "all_reduce")
+    operation = find_operation(op, "all_reduce: op")
+    operation.check_dtype(x.dtype, f"all_reduce of {x}")
+    return AllReduce(op, _checked(loss_op, "all_reduce")).of(x)
 
 
 def all_gather(x: Variable, *, loss_op: Literal["avg", "sum"] = "avg") -> Variable:
@@ -115,7 +123,8 @@ def all_gather(x: Variable, *, loss_op: Literal["avg", "sum"] = "avg") -> Variab
            [2., 2., 8.]])
     >>> synk.close()
     """
-    return collectives.all_gather(x, loss_op)
+    x = _tensor(x, "all_gather")
+    return AllGather(_checked(loss_op, "all_gather")).of(x if x.ndim else x.dimshuffle("x"))
 
 
 def broadcast(x: Variable, *, loss_op: Literal["avg", "sum"] = "avg") -> Variable:
@@ -152,7 +161,7 @@ def broadcast(x: Variable, *, loss_op: Literal["avg", "sum"] = "avg") -> Variabl
     array([0., 1., 3.])
     >>> synk.close()
     """
-    return collectives.broadcast(x, loss_op)
+    return Broadcast(_checked(loss_op, "broadcast")).of(_tensor(x, "broadcast"))
 
 
 def in_buckets(
@@ -239,8 +248,23 @@ def in_buckets(
             f"in_buckets: shapes: expected one for each of {len(expressions)} expressions, at least "
             f"one, got {len(shapes)}"
         )
-    return buckets.fill(vector, expressions, shapes, op, wire, _can_reduce_ahead(vector))
+    return fill_in_buckets(vector, expressions, shapes, op, wire, _can_reduce_ahead(vector))
 
 
 def _can_reduce_ahead(vector):
-    return current_world().transport.ahead is not None and buckets.is_on_host(vector)
+    return current_world().transport.ahead is not None and is_on_host(vector)
+
+
+def _tensor(x, what):
+    try:
+        x = tensor.as_tensor_variable(x)
+    except (TypeError, ValueError, AsTensorError) as error:
+        raise TypeError(f"{what}: expected a tensor, got {x!r}") from error
+    return x
+
+
+def _checked(loss_op, what):
+    if loss_op not in LOSS_OPS:
+        error = ValueError if isinstance(loss_op, str) else TypeError
+        raise error(f"{what}: loss_op: expected one of {list(LOSS_OPS)}, got {loss_op!r}")
+    return loss_op

@@ -22,8 +22,8 @@ class Operation(NamedTuple):
     kind : str
         Its class, with the module.
     kernel : str
-        ``"fast"`` for an operation of `synkhronos.engines.kernels`, which replaces one of Theano's;
-        else who has written it, such as ``"Theano's own"``.
+        ``"fast"`` for an operation of `synkhronos.engines.theano.kernels`, which replaces one of
+        Theano's; else who has written it, such as ``"Theano's own"``.
     nodes : int
         The number of these nodes.
     seconds : float

@@ -270,9 +270,9 @@ def make_engine(devices: Sequence[str]) -> Engine:
     if kind == "cpu":
         return CpuEngine()
     if kind in JAX:
-        from synkhronos.engines.pytensor_jax import PyTensorJaxEngine
+        from synkhronos.engines.pytensor.jax_engine import PyTensorJaxEngine
 
         return PyTensorJaxEngine()
-    from synkhronos.engines.theano_gpu import TheanoGpuEngine
+    from synkhronos.engines.theano.gpu_engine import TheanoGpuEngine
 
     return TheanoGpuEngine()

@@ -15,7 +15,7 @@ from checks.ranks import Ranks
 from synkhronos.world.devices import _separate_pocl_cache
 from synkhronos.comms import nccl
 from synkhronos.comms.staged import StagedCommunicator
-from synkhronos.engines.theano_gpu import TheanoGpuEngine
+from synkhronos.engines.theano.gpu_engine import TheanoGpuEngine
 from synkhronos.transports.local import LocalTransport
 
 MOST_ITEMS = 15_000  # per call, so that the largest arrays of the checks need several calls

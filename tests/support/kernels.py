@@ -3,7 +3,7 @@
 import pytest
 from theano.compile.mode import Mode, get_mode
 
-from synkhronos.engines.kernels import registration
+from synkhronos.engines.theano.kernels import registration
 
 
 @pytest.fixture(autouse=True)

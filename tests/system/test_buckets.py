@@ -13,7 +13,7 @@ from test_relay import open_lab
 import synkhronos as synk
 from synkhronos.arithmetic.buckets import LARGEST, SMALLEST, Buckets, divide
 from synkhronos.arithmetic.operations import OPERATIONS
-from synkhronos.engines.buckets import Ready, fill, soonest
+from synkhronos.engines.bucketed_vector import BucketReady, fill_in_buckets, schedule_buckets_early
 from synkhronos.extensions import train, updates
 from synkhronos.world.here import Command
 from synkhronos.world.world import current_world, world_exists
@@ -177,7 +177,7 @@ def filled(is_ahead):
     x, loss, params = network()
     shapes = [one.get_value().shape for one in params]
     vector = theano.shared(np.zeros(sum(map(math.prod, shapes)), "float32"))
-    new = fill(vector, theano.grad(loss, params), shapes, "avg", None, is_ahead)
+    new = fill_in_buckets(vector, theano.grad(loss, params), shapes, "avg", None, is_ahead)
     return theano.function([x], updates=[(vector, new)]), vector
 
 
@@ -197,19 +197,19 @@ def test_the_shape_of_the_vector_is_known_without_filling_it():
     x, loss, params = network(depth=2)
     shapes = [one.get_value().shape for one in params]
     vector = theano.shared(np.zeros(sum(map(math.prod, shapes)), "float32"))
-    new = fill(vector, theano.grad(loss, params), shapes, "avg", None, True)
+    new = fill_in_buckets(vector, theano.grad(loss, params), shapes, "avg", None, True)
     lengths = {}
     for optimizer in (None, "fast_run"):
         mode = theano.Mode("py", optimizer)
         function = theano.function([x], new.shape[0], mode=mode, on_unused_input="ignore")
-        told = [node for node in function.maker.fgraph.apply_nodes if isinstance(node.op, Ready)]
+        told = [node for node in function.maker.fgraph.apply_nodes if isinstance(node.op, BucketReady)]
         lengths[len(told)] = function(np.ones((4, 300), "float32"))
     assert lengths == {2: vector.get_value().size, 0: vector.get_value().size}
 
 
 def test_a_bucket_is_ready_before_the_gradients_of_earlier_layers_are_computed():
-    nodes = soonest(filled(True)[0].maker.fgraph)
-    told = [place for place, node in enumerate(nodes) if isinstance(node.op, Ready)]
+    nodes = schedule_buckets_early(filled(True)[0].maker.fgraph)
+    told = [place for place, node in enumerate(nodes) if isinstance(node.op, BucketReady)]
     products = [place for place, node in enumerate(nodes) if "Gemm" in str(node.op) or
                 "Dot22" in str(node.op)]  # fmt: skip
     assert [nodes[place].op.bucket for place in told] == list(range(6))

@@ -36,7 +36,7 @@ from synkhronos.world.threads import ThreadLimits
 from synkhronos.world.world import current_world, world_exists
 
 LOCAL = "synkhronos.transports.local"
-ENGINE = "synkhronos.engines.theano_engine:TheanoEngine"
+ENGINE = "synkhronos.engines.theano.engine:TheanoEngine"
 PLACES = {
     "fork": [
         f"{LOCAL}:Semaphore",

@@ -43,7 +43,7 @@ class JaxLab:
     streams = staticmethod(RandomStreams)
 
     def __init__(self):
-        from synkhronos.engines.pytensor_jax import PyTensorJaxEngine
+        from synkhronos.engines.pytensor.jax_engine import PyTensorJaxEngine
 
         self.engine = PyTensorJaxEngine()
         self.engine.setup("jax:cpu")
@@ -365,7 +365,7 @@ def test_without_jax_the_error_says_how_to_install_it(monkeypatch):
 
 @pytest.mark.parametrize("visible, wanted", [(None, "1"), ("3,5", "5"), ("3", None)])
 def test_a_rank_sees_one_gpu_of_those_that_it_may_use(monkeypatch, visible, wanted):
-    from synkhronos.engines.pytensor_jax import _show_only
+    from synkhronos.engines.pytensor.jax_engine import _show_only
 
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible or "")
     if visible is None:

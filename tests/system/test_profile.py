@@ -155,7 +155,7 @@ def test_operations_of_each_function_are_named_and_their_shares_sum_to_one(world
         assert [one.seconds for one in own] == sorted((one.seconds for one in own), reverse=True)
         assert all(one.nodes > 0 for one in own)
         for one in own:
-            is_fast = one.kind.startswith("synkhronos.engines.kernels.")
+            is_fast = one.kind.startswith("synkhronos.engines.theano.kernels.")
             assert one.kernel == ("fast" if is_fast else "Theano's own")
     assert any("gemv" in one.name.lower() for one in functions["gradient"])
     assert any(one.kernel == "fast" for one in profile.operations) == (kernels == "fast")

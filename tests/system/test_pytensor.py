@@ -13,9 +13,9 @@ from test_docs import test_examples_print_what_is_shown as check_page
 
 import synkhronos as synk
 from synkhronos.engines.base import PARTLY_SUM, ROWS, SUM
-from synkhronos.engines.pytensor_engine import PyTensorEngine
-from synkhronos.engines.rows import extents
-from synkhronos.engines.suspects import suspects
+from synkhronos.engines.pytensor.engine import PyTensorEngine
+from synkhronos.engines.analysis.rows import extents
+from synkhronos.engines.analysis.difference_causes import difference_causes
 from synkhronos.extensions import batch_norm, updates
 from synkhronos.extensions.train import parallel_function
 from synkhronos.world.here import Command
@@ -122,7 +122,7 @@ def test_a_sum_that_is_averaged_is_warned_of(two):
     ],
 )
 def test_what_is_suspect_in_a_graph(graph, wanted):
-    assert suspects([x, v], [0, 0], [graph]) == wanted
+    assert difference_causes([x, v], [0, 0], [graph]) == wanted
 
 
 def test_a_step_with_random_numbers_is_checked_with_others_that_follow_from_the_rows(two):

@@ -203,7 +203,7 @@ def test_ranks_compute_a_scan_and_its_gradient(world_of):
 
 # How it is compiled
 
-FILE = Path(synk.__file__).parent / "engines" / "theano_scan.py"
+FILE = Path(synk.__file__).parent / "engines" / "theano" / "repairs" / "scan_perform_ext.py"
 only_here = pytest.mark.skipif(sys.version_info < (3, 11), reason="Theano compiles its own there")
 
 

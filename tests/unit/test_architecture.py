@@ -28,7 +28,7 @@ PUBLIC_PLACES = (synk, synk.ops, synk.extensions.rules, synk.extensions.train)
 PUBLIC_FOLDERS = {"extensions", "ops"}
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef)
 
-ALLOWED_FOR_PYGPU = {"synkhronos.engines.theano_gpu", "synkhronos.comms.nccl"}
+ALLOWED_FOR_PYGPU = {"synkhronos.engines.theano.gpu_engine", "synkhronos.comms.nccl"}
 OF_MPI4PY = "synkhronos.machines.mpi"
 PROCESSES = {"multiprocessing", "subprocess", "signal", "threadpoolctl", "psutil"}
 COMPILERS = {"theano", "pygpu", "pytensor", "lasagne"}
@@ -37,9 +37,9 @@ COMPILERS = {"theano", "pygpu", "pytensor", "lasagne"}
 #: messages, what is made for steps of several calls, and when and where progress is shown.
 FOR_EXTENSIONS = {
     "synkhronos._checks", "synkhronos._errors", "synkhronos._text", "synkhronos.engines.names",
-    "synkhronos.engines.rows", "synkhronos.engines.seeds", "synkhronos.engines.swaps",
-    "synkhronos.engines.windows", "synkhronos.functions.steps", "synkhronos.host.compiler",
-    "synkhronos.host.progress",
+    "synkhronos.engines.swap_argument", "synkhronos.engines.analysis.gradient_seeds",
+    "synkhronos.engines.analysis.rows", "synkhronos.engines.analysis.windows",
+    "synkhronos.functions.steps", "synkhronos.host.compiler", "synkhronos.host.progress",
 }  # fmt: skip
 #: What the repetition of steps uses besides, until steps are plans that are sent once.
 OF_REPEATED_STEPS = {

@@ -14,7 +14,7 @@ from theano.compile.mode import Mode
 from theano.tensor.nnet import corr
 from threadpoolctl import threadpool_limits
 
-from synkhronos.engines.kernels import convolution
+from synkhronos.engines.theano.kernels import convolution
 
 FAST = {
     corr.CorrMM: convolution.FastCorrMM,

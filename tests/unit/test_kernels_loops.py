@@ -20,8 +20,8 @@ from theano.compile.mode import Mode
 from theano.compile.ops import Shape, Shape_i
 from theano.tensor.nnet.bn import AbstractBatchNormTrainGrad
 
-from synkhronos.engines.kernels import registration
-from synkhronos.engines.kernels.loops import DTYPES, FastLoop
+from synkhronos.engines.theano.kernels import registration
+from synkhronos.engines.theano.kernels.loops import DTYPES, FastLoop
 from synkhronos.extensions import batch_norm
 
 ALL_BUT_CHANNELS = (0, 2, 3)

@@ -13,7 +13,7 @@ from kernels import fast, kernels_are_used, plain  # noqa: F401
 from oracle import examples
 from theano.tensor.signal.pool import AveragePoolGrad, MaxPoolGrad, Pool, pool_2d, pool_3d
 
-from synkhronos.engines.kernels.pooling import (
+from synkhronos.engines.theano.kernels.pooling import (
     OPTIMIZATIONS,
     FastAveragePoolGrad,
     FastMaxPoolGrad,

@@ -8,7 +8,7 @@ from theano.sandbox.rng_mrg import MRG_RandomStreams
 from theano.tensor.shared_randomstreams import RandomStreams
 
 from synkhronos.engines.base import PARTLY_SUM, ROWS, SUM
-from synkhronos.engines.rows import extents
+from synkhronos.engines.analysis.rows import extents
 
 nnet = tt.nnet
 x, x2, y, v = tt.dmatrix("x"), tt.dmatrix("x2"), tt.ivector("y"), tt.dvector("v")

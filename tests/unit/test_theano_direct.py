@@ -6,8 +6,8 @@ import theano
 import theano.tensor as tt
 from theano.ifelse import ifelse
 
-from synkhronos.engines.theano_cpu import TheanoCpuEngine
-from synkhronos.engines.theano_direct import DirectCall
+from synkhronos.engines.theano.engine import TheanoCpuEngine
+from synkhronos.engines.theano.direct_call import DirectCall
 
 
 def compiled_of(inputs, outputs, **kwargs):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import theano_values
-from synkhronos.engines.kernels import registration
+from synkhronos.engines.theano.kernels import registration
 from theano_values import FAMILIES, compute, decode, differences, encode, read, same
 
 RECORDED = Path(__file__).with_name("recorded") / "theano_values.json.gz"

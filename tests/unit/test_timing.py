@@ -34,7 +34,7 @@ def by_class(times):
 
 
 def test_nodes_with_one_operation_are_summed():
-    kinds = "theano.tensor.A", "synkhronos.engines.kernels.pool.FastA", "a.B", "__main__.C"
+    kinds = "theano.tensor.A", "synkhronos.engines.theano.kernels.pool.FastA", "a.B", "__main__.C"
     timed = [("a", kinds[0], 1.0), ("b", kinds[1], 0.5), ("a", kinds[0], 2.0), ("a", kinds[2], 4.0)]
     assert sum_by_operation([*timed, ("c", kinds[3], 0.0)]) == [
         ("a", kinds[0], "Theano's own", 2, 3.0),

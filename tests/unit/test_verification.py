@@ -12,7 +12,7 @@ from theano.sandbox.rng_mrg import MRG_RandomStreams
 from theano.tensor.shared_randomstreams import RandomStreams
 
 import synkhronos as synk
-from synkhronos.engines.suspects import suspects
+from synkhronos.engines.analysis.difference_causes import difference_causes
 from synkhronos.extensions import updates
 from synkhronos.extensions.train import make_train_function, parallel_function
 
@@ -315,7 +315,7 @@ def test_a_wrong_step_is_warned_of_once_and_refused_by_check(world, noticed, los
     ],
 )
 def test_what_is_suspect_in_a_graph(output, expected):
-    assert suspects([x, y], [0, 0], [output]) == expected
+    assert difference_causes([x, y], [0, 0], [output]) == expected
 
 
 def test_a_sum_is_right_with_the_operation_for_it(world):

@@ -8,7 +8,7 @@ from typing import Any, Callable
 
 from synkhronos._text import listed
 from synkhronos.engines.names import SharedVariable, Variable, clone
-from synkhronos.engines.swaps import check_swap
+from synkhronos.engines.swap_argument import check_swap
 from synkhronos.extensions.steps.traversal import inputs_first
 
 #: The arguments of ``parallel_function``, by their names.

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Collection, NamedTuple, Sequence
 
 from synkhronos._text import shortened
+from synkhronos.engines.analysis.windows import find_windows
 from synkhronos.engines.names import Constant, SharedVariable, Variable
-from synkhronos.engines.windows import find_windows
 from synkhronos.extensions._parameters import check_loss, checked_parameters
 from synkhronos.extensions.steps.marked_expressions import marks_in
 from synkhronos.extensions.steps.parsing import (

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Container, Iterator, Optional, Sequence, Tuple
 
 from synkhronos.engines import names
+from synkhronos.engines.analysis.gradient_seeds import is_fill_of_one_number
 from synkhronos.engines.names import Apply, DimShuffle, Elemwise, Sum, Variable, ViewOp, scalar
 from synkhronos.engines.names import tensor as tt
-from synkhronos.engines.seeds import is_fill_of_one_number
 from synkhronos.extensions.steps.source_masks import Dependence
 from synkhronos.extensions.steps.traversal import inputs_first
 

@@ -6,8 +6,8 @@ from typing import Sequence
 
 import synkhronos as synk
 from synkhronos._errors import warn
+from synkhronos.engines.analysis.rows import Rows, of_input, rows_of
 from synkhronos.engines.names import Variable
-from synkhronos.engines.rows import Rows, of_input, rows_of
 from synkhronos.extensions.steps.definition import Definition
 from synkhronos.extensions.steps.linear import split
 from synkhronos.extensions.steps.source_masks import Dependence

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Sequence
 
+from synkhronos.engines.analysis.windows import how_to_select, listed
 from synkhronos.engines.names import HAS_MRG, Apply, Variable
-from synkhronos.engines.windows import how_to_select, listed
 from synkhronos.extensions.steps.source_masks import Dependence
 
 _OPERATIONS = (

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Callable, Container, Iterable, Iterator, Mapping, Sequence
 
+from synkhronos.engines.analysis.gradient_seeds import is_fill_of_one_number, is_seed
 from synkhronos.engines.names import (
     Apply,
     GeneratorType,
@@ -15,7 +16,6 @@ from synkhronos.engines.names import (
     Variable,
     steps_of,
 )
-from synkhronos.engines.seeds import is_fill_of_one_number, is_seed
 
 #: ``rule(node, having)`` returns the outputs that have a property if the variables `having` have it.
 NodeRule = Callable[[Apply, "set[Variable]"], Sequence[Variable]]

@@ -7,17 +7,17 @@ from typing import Callable, NamedTuple, Sequence
 import numpy as np
 
 from synkhronos.arithmetic.operations import GATHER, OPERATIONS
-from synkhronos.engines.base import PARTLY_SUM
-from synkhronos.engines.remarks import (
+from synkhronos.engines.analysis.difference_causes import (
     CLIPPED,
     CONSTANT,
+    DIFFERENCE_CAUSES,
     FIXED_BATCH,
     NONLINEAR,
     QUOTIENT,
     RECURRENT,
     STATISTICS,
-    SUSPECTS,
 )
+from synkhronos.engines.base import PARTLY_SUM
 
 _Allows = Callable[[np.ndarray, np.ndarray], bool]
 
@@ -54,9 +54,9 @@ def of_graph(suspects: Sequence[str]) -> str:
     Parameters
     ----------
     suspects : list of str
-        What the graph has, as of `synkhronos.engines.remarks.SUSPECTS`.
+        What the graph has, as of `synkhronos.engines.analysis.difference_causes.DIFFERENCE_CAUSES`.
     """
-    found = "; ".join(_OF_GRAPHS[one] for one in suspects or SUSPECTS)
+    found = "; ".join(_OF_GRAPHS[one] for one in suspects or DIFFERENCE_CAUSES)
     return f"The graph has {found}." if suspects else f"Usual reasons: {found}."
 
 

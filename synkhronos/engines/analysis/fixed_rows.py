@@ -1,0 +1,252 @@
+"""Frees graphs from numbers of rows that a script gives as constants, such as the size of its minibatch.
+
+A rank has part of the rows, so ``reshape((100, -1))`` or ``conv2d(input_shape=(100, ...))`` would give
+other values there, or fail. Where the operations show that the constant is the number of rows, the
+number of the rank's rows takes its place. What is left is listed, for the errors of calls.
+"""
+
+import copy
+import logging
+
+from synkhronos.engines import names
+from synkhronos.engines.analysis.equal_axes import EqualAxes
+from synkhronos.engines.base import Fixed
+from synkhronos.engines.names import (
+    Constant,
+    SharedVariable,
+    Variable,
+    graph_inputs,
+    io_toposort,
+    with_pattern,
+)
+from synkhronos.engines.names import tensor as tt
+
+_logger = logging.getLogger(__name__)
+
+
+def free_rows(outputs, updates, givens, rows, no_default_updates):
+    """See `synkhronos.engines.base.Engine.free_rows`."""
+    graph = _Graph(outputs, updates, givens, no_default_updates)
+    if not rows or not any(isinstance(node.op, _FIXING) for node in graph.nodes):
+        return outputs, updates, givens, []
+    replacements = _Replacements(graph, rows)
+    try:
+        freed = graph.rebuilt(replacements)
+        is_free = not replacements.are_in_types(freed)
+    except Exception as error:  # any exception; an operation may refuse an input of another type
+        _logger.debug("the graph cannot be built with other numbers of rows: %s", error)
+        is_free = False
+    if not is_free:
+        replacements.drop()
+        freed = outputs, updates, givens
+    return (*freed, replacements.fixed(graph))
+
+
+class _Graph:
+    """The variables of a function, with the default updates of shared variables."""
+
+    def __init__(self, outputs, updates, givens, no_default_updates):
+        self.outputs, self.updates, self.givens = list(outputs), list(updates), list(givens)
+        self.roots = [*self.outputs, *(new for _, new in [*self.updates, *self.givens])]
+        self.roots = [one for one in self.roots if isinstance(one, Variable)]
+        excluded = {shared for shared, _ in self.updates}
+        if no_default_updates is not True:
+            excluded.update(no_default_updates or ())
+            for one in graph_inputs(self.roots):
+                new = getattr(one, "default_update", None)
+                if isinstance(one, SharedVariable) and new is not None and one not in excluded:
+                    self.updates.append((one, new))
+                    self.roots.append(new)
+        self.nodes = io_toposort([], self.roots)
+        self._n_given = len(updates)
+
+    def rebuilt(self, replacements):
+        """Return the outputs, updates and givens with the replacements."""
+        copies = {}
+        for node in self.nodes:
+            inputs = [copies.get(one, one) for one in node.inputs]
+            for old, new in zip(node.outputs, replacements.apply(node, inputs)):
+                copies[old] = new
+
+        def copy_of(new):
+            return copies.get(new, new) if isinstance(new, Variable) else new
+
+        outputs = [copy_of(one) for one in self.outputs]
+        givens = [(old, copy_of(new)) for old, new in self.givens]
+        updates = [(shared, copy_of(new)) for shared, new in self.updates[: self._n_given]]
+        for shared, new in self.updates[self._n_given :]:
+            if copy_of(new) is not new:
+                updates.append((shared, copy_of(new)))
+        return outputs, updates, givens
+
+
+def _axes_of(graph, rows):
+    axes = EqualAxes()
+    axes.add([], graph.roots)
+    axes.join(*rows.items())
+    for old, new in graph.givens:
+        if isinstance(new, Variable):
+            axes.join_all(old, new)
+    axes.settle()
+    return axes
+
+
+class _Replacements:
+    """What takes the place of constants that are numbers of rows.
+
+    Parameters
+    ----------
+    graph : _Graph
+    rows : dict
+        The variables that hold rows, and the axis of the rows.
+    """
+
+    def __init__(self, graph, rows):
+        self._axes, self._replaced, self._lengths = _axes_of(graph, rows), {}, {}
+        self._is_dropped = False
+        variable, axis = next(iter(rows.items()))
+        self._class, self._count = self._axes.class_of(variable, axis), variable.shape[axis]
+        self._lengths[self._class] = self._count
+        for node in self._axes.regrouped:
+            self._add_condition(node)
+        nodes = set(graph.nodes)  # without those of the steps of loops
+        for site in self._axes.sites:
+            length = self._lengths.get(self._axes.class_of(*site.extent))
+            if length is not None and site.node in nodes:
+                self._replaced.setdefault(site.node, {})[site.axis] = length
+
+    def _add_condition(self, node):
+        """Note that a reshape keeps the rows if its other extents give the size of a row."""
+        operand, items = node.inputs[0], _numbers(node.inputs[1])
+        after = self._axes.class_of(node.outputs[0], 0)
+        if not self._has_rows(operand) or after in self._lengths or items is None or -1 in items:
+            return
+        before = [operand.shape[axis] for axis in range(1, operand.ndim)]
+        is_kept = tt.eq(_product(items[1:]), _product(before))
+        self._lengths[after] = tt.switch(is_kept, self._count, items[0])
+
+    def _has_rows(self, operand):
+        return self._axes.class_of(operand, 0) == self._class
+
+    def apply(self, node, inputs):
+        """Return the outputs of a node for new inputs."""
+        op, lengths = node.op, self._replaced.get(node, {})
+        if isinstance(op, names.ANY_CONVOLUTIONS) and op.imshp[0] is not None:
+            return _remade(node, _of_any_images(op), inputs)
+        if lengths:
+            return _remade(node, op, _with_lengths(node, inputs, lengths))
+        if all(new is old for new, old in zip(inputs, node.inputs)):
+            return node.outputs
+        return node.clone_with_new_inputs(inputs, strict=False).outputs
+
+    def are_in_types(self, freed):
+        """Whether operations of a rebuilt graph still check the constants, as types of PyTensor do."""
+        outputs, updates, givens = freed
+        roots = [*outputs, *(new for _, new in [*updates, *givens])]
+        replaced = {
+            site.number for site in self._axes.sites if site.axis in self._replaced.get(site.node, {})
+        }
+        checks = [
+            node
+            for node in io_toposort([], [one for one in roots if isinstance(one, Variable)])
+            if isinstance(node.op, names.SpecifyShape) and isinstance(node.op, names.WITH_EXTENTS)
+        ]
+        return any(
+            isinstance(one, Constant) and one.data in replaced
+            for node in checks
+            for one in node.inputs[1:]
+        )
+
+    def drop(self):
+        """Leave the constants where they are."""
+        self._replaced.clear()
+        self._is_dropped = True
+
+    def fixed(self, graph):
+        """Return what is left of the constants, as a list of `Fixed`."""
+        left = [
+            Fixed(site.number, str(site.node), *self._kind(site))
+            for site in self._axes.sites
+            if self._replaced.get(site.node, {}).get(site.axis) is not self._count
+            if self._is_dropped or not isinstance(site.node.op, names.ANY_CONVOLUTIONS)
+        ]
+        for node in graph.nodes:
+            left += [Fixed(number, str(node)) for number in _other_numbers(node) if number > 1]
+        return list(dict.fromkeys(left))
+
+    def _kind(self, site):
+        """Return whether it is left in a reshape of rows, and whether it is in any reshape."""
+        node = site.node
+        is_left = site.axis == 0 and not self._replaced.get(node)
+        regroups = is_left and node in self._axes.regrouped and self._has_rows(node.inputs[0])
+        return regroups, isinstance(node.op, names.Reshape)
+
+
+def _other_numbers(node):
+    """Return the constants that fix a number of rows perhaps, and cannot be replaced."""
+    if isinstance(node.op, names.COUNTING):  # as the number of steps of a loop over the rows
+        return [int(one.data) for one in node.inputs[:1] if isinstance(one, Constant)]
+    if isinstance(node.op, names.OLD_CONVOLUTIONS):
+        return [one for one in (node.op.bsize, node.op.imshp[0]) if one is not None]
+    return []
+
+
+def _with_lengths(node, inputs, lengths):
+    """Return the inputs of a node with other numbers in place of items of its shape."""
+    op = node.op
+    if isinstance(op, names.WITH_EXTENTS):
+        items = [lengths.get(axis, one) for axis, one in enumerate(inputs[1:])]
+        return [inputs[0], *(_as_index(one) for one in items)]
+    if isinstance(op, names.ARange):
+        return [inputs[0], _as_index(lengths[0]), inputs[2]]
+    shape, known = inputs[1], _numbers(inputs[1])
+    count = node.outputs[-1].ndim if known is None else len(known)
+    items = [shape[axis] for axis in range(count)] if known is None else known
+    items = [lengths.get(axis, one) for axis, one in enumerate(items)]
+    return [inputs[0], tt.stack([_as_index(one) for one in items]), *inputs[2:]]
+
+
+def _as_index(number):
+    if isinstance(number, Variable) and not hasattr(number.type, "dtype"):
+        return number  # None, for any extent
+    return tt.cast(number, "int64")
+
+
+def _remade(node, op, inputs):
+    """Return the outputs of an operation, in the broadcast patterns of those of a node."""
+    outputs = op.make_node(*inputs).outputs
+    return [
+        with_pattern(new, old.type.broadcastable)
+        if hasattr(old.type, "broadcastable") and old.type.broadcastable != new.type.broadcastable
+        else new
+        for new, old in zip(outputs, node.outputs)
+    ]
+
+
+def _of_any_images(op):
+    """Return a convolution of any number of images."""
+    free = copy.copy(op)
+    free.imshp = (None, *op.imshp[1:])
+    return free
+
+
+def _numbers(shape):
+    """Return the items of a shape, ints where they are constants; None if they are not known."""
+    if isinstance(shape, Constant):
+        return [int(one) for one in shape.data]
+    if shape.owner is not None and isinstance(shape.owner.op, names.MakeVector):
+        return [int(one.data) if isinstance(one, Constant) else one for one in shape.owner.inputs]
+    return None
+
+
+def _product(numbers):
+    product = 1
+    for one in numbers:
+        product = product * one
+    return product
+
+
+_FIXING = (
+    names.Alloc, names.Reshape, names.SpecifyShape, names.ARange, *names.RANDOM, *names.ANY_CONVOLUTIONS,
+    *names.COUNTING, *names.OLD_CONVOLUTIONS,
+)  # fmt: skip

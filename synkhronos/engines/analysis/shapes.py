@@ -1,0 +1,182 @@
+"""The items of shapes and indices in a graph, as far as they are constants or extents of arrays.
+
+An item is an int, or what stands for an extent; None if it is not known.
+"""
+
+import numpy as np
+
+from synkhronos.engines.names import (
+    Constant,
+    DimShuffle,
+    Elemwise,
+    Join,
+    MakeVector,
+    Reshape,
+    Shape,
+    Shape_i,
+    SharedVariable,
+    Subtensor,
+    constant_idx,
+    get_idx_list,
+    scalar,
+)
+
+#: The names of operations that move a value to another device; they are there only with pygpu.
+TRANSFERS = ("GpuFromHost", "HostFromGpu", "GpuToGpu")
+
+
+def dims(shape, value_of, extents_of):
+    """Return the list of the items of a vector that is a shape; None if it is not known.
+
+    ``value_of(variable)`` returns what stands for a number, or None, and ``extents_of(variable)`` the
+    list of what stands for the extents of an array, or None.
+    """
+    node = shape.owner
+    if isinstance(shape, Constant):
+        return [int(one) for one in shape.data] if getattr(shape, "ndim", 0) == 1 else None
+    if node is None or not node.inputs:
+        return None
+    op, first = node.op, node.inputs[0]
+    if isinstance(op, Shape):
+        return extents_of(first)
+    if isinstance(op, MakeVector):
+        return [item(one, value_of) for one in node.inputs]
+    if isinstance(op, Join):
+        parts = [dims(one, value_of, extents_of) for one in node.inputs[1:]]
+        return None if None in parts else sum(parts, [])
+    if isinstance(op, Elemwise) and isinstance(op.scalar_op, (scalar.Cast, scalar.Identity)):
+        return dims(first, value_of, extents_of)
+    if isinstance(op, Subtensor):
+        items, chosen = dims(first, value_of, extents_of), constant_index(node)
+        if items is not None and len(chosen) == 1 and isinstance(chosen[0], slice):
+            return items[chosen[0]] if _is_constant(chosen[0]) else None
+    return None
+
+
+def item(number, value_of):
+    """Return an item of a shape."""
+    constant = _without_casts(number)
+    return int(constant.data) if isinstance(constant, Constant) else value_of(number)
+
+
+def _without_casts(number):
+    while (
+        number.owner is not None
+        and isinstance(number.owner.op, Elemwise)
+        and isinstance(number.owner.op.scalar_op, (scalar.Cast, scalar.Identity))
+    ):
+        [number] = number.owner.inputs
+    return number
+
+
+def present_items(shape):
+    """Return the items of a vector that is a shape, each as an int if shared variables tell it, or None.
+
+    If nothing is known about the vector, the result is None.
+    """
+    if isinstance(shape, Constant):
+        return [int(one) for one in shape.data]
+    if shape.owner is None or not isinstance(shape.owner.op, MakeVector):
+        return None
+    return [_present_item(_without_casts(one)) for one in shape.owner.inputs]
+
+
+def _present_item(number):
+    if isinstance(number, Constant):
+        return int(number.data)
+    node = number.owner
+    if node is not None and isinstance(node.op, Shape_i):
+        return present_extent(node.inputs[0], node.op.i)
+    if node is None or not isinstance(node.op, Subtensor):
+        return None
+    chosen, shape = constant_index(node)[0], node.inputs[0].owner
+    is_item = isinstance(chosen, int) and shape is not None and isinstance(shape.op, Shape)
+    return present_extent(shape.inputs[0], chosen) if is_item else None
+
+
+def present_extent(variable, axis):
+    """Return the extent of a variable along an axis, if the shapes of shared variables tell, or None."""
+    while variable.owner is not None:
+        op, first = variable.owner.op, variable.owner.inputs[0]
+        axis %= variable.ndim
+        if isinstance(op, DimShuffle):
+            variable, axis = first, op.new_order[axis]
+            if axis == "x":
+                return 1
+        elif isinstance(op, Elemwise):
+            wide = [one for one in variable.owner.inputs if not one.type.broadcastable[axis]]
+            variable = wide[0] if wide else first
+        elif isinstance(op, Subtensor):
+            chosen = constant_index(variable.owner)
+            chosen += [slice(None)] * (first.ndim - len(chosen))
+            axis = [k for k, one in enumerate(chosen) if isinstance(one, slice)][axis]
+            if chosen[axis] != slice(None):
+                return None
+            variable = first
+        elif type(op).__name__ in TRANSFERS:
+            variable = first
+        elif isinstance(op, Reshape):
+            items = present_items(variable.owner.inputs[1]) or [None] * variable.ndim
+            return None if items[axis] == -1 else items[axis]
+        else:
+            return None
+    if isinstance(variable, SharedVariable):
+        return variable.get_value(borrow=True, return_internal_type=True).shape[axis]
+    return variable.data.shape[axis] if isinstance(variable, Constant) else None
+
+
+def constant_index(node):
+    """Return the index of a `Subtensor`, with ints in place of constants."""
+    return [
+        slice(*map(_plain, (one.start, one.stop, one.step))) if isinstance(one, slice) else _plain(one)
+        for one in constant_idx(node)
+    ]
+
+
+def axis_after(axis, index):
+    """Return which axis of the indexed array an axis becomes; `index` is that of a `Subtensor`."""
+    return axis - sum(not isinstance(one, slice) for one in index[:axis])
+
+
+def normalized_axes(axes, ndim):
+    """Return the axes of an operation, where None stands for all, counted from the first."""
+    if axes is None:
+        return range(ndim)
+    return [axis % ndim for axis in (axes if isinstance(axes, (tuple, list)) else [axes])]
+
+
+def without_axes(axis, removed):
+    """Return which axis an axis, or None, becomes when others are removed."""
+    return None if axis is None else axis - sum(one < axis for one in removed)
+
+
+def numbers_along(node):
+    """Return ``(axis, numbers)`` of a node that looks up items of one axis by their numbers, else None.
+
+    All of the other axes are kept.
+    """
+    op = node.op
+    if getattr(op, "idx_list", None) is not None:
+        entries = get_idx_list(node.inputs, op.idx_list)
+    else:
+        entries = node.inputs[1:]
+    chosen = [(axis, one) for axis, one in enumerate(entries) if not _is_all(one)]
+    if len(chosen) != 1 or getattr(chosen[0][1], "ndim", None) != 1:
+        return None
+    return chosen[0] if chosen[0][1].type.dtype.startswith(("int", "uint")) else None
+
+
+def _is_all(entry):
+    node = getattr(entry, "owner", None)
+    if node is not None and type(node.op).__name__ == "MakeSlice":
+        return all(getattr(one, "data", one) is None for one in node.inputs)
+    entry = entry.data if isinstance(entry, Constant) else entry
+    return isinstance(entry, slice) and entry == slice(None)
+
+
+def _plain(index):
+    return int(index) if isinstance(index, (np.ndarray, np.integer)) else index
+
+
+def _is_constant(index):
+    return all(one is None or isinstance(one, int) for one in (index.start, index.stop, index.step))

@@ -1,0 +1,309 @@
+"""Rows of shared data that an index selects in givens: each rank computes on its part of them.
+
+An *index* is an input of which every rank has the whole value, such as a scalar. It selects rows by a
+slice whose bounds depend on it, or by row numbers that do. What is computed from the rows is followed
+upwards in the graph, with the axis along which the rows are. A part of the rows is then taken at the
+top, of the value on all of them, so it does not matter how a row depends on others; but the slice is
+moved down past operations that compute item by item, and into row numbers, so that as few rows as
+possible are computed or copied.
+"""
+
+from typing import Any, NamedTuple
+
+from synkhronos import _text
+from synkhronos.engines import names
+from synkhronos.engines.analysis.row_axes import RowAxes
+from synkhronos.engines.analysis.rows import FIXED, Rows, of_unlisted
+from synkhronos.engines.analysis.shapes import axis_after, constant_index, numbers_along
+from synkhronos.engines.base import Windows, name_of
+from synkhronos.engines.names import (
+    DimShuffle,
+    Elemwise,
+    Join,
+    Shape,
+    Subtensor,
+    Variable,
+    ancestors,
+    get_idx_list,
+    io_toposort,
+    scalar,
+    tensor,
+)
+
+_LOOKUPS = (names.AdvancedSubtensor1, names.AdvancedSubtensor)
+_ARITHMETIC = (
+    scalar.Add, scalar.Sub, scalar.Mul, scalar.Mod, scalar.IntDiv, scalar.Cast, scalar.Identity,
+)  # fmt: skip
+
+
+class Found(NamedTuple):
+    """What an index selects in givens.
+
+    Attributes
+    ----------
+    axes : dict
+        For each variable whose new value has rows that an index selects: their axis.
+    whole : list of variables
+        The other variables whose new values depend on an index.
+    """
+
+    axes: dict
+    whole: list
+    selection: Any
+
+
+def cut_windows(givens, index, divided):
+    """See `synkhronos.engines.base.Engine.cut_windows`."""
+    found = find_windows(givens, index, divided)
+    if not found.axes:
+        return Windows(givens, [], [], {}, found.whole)
+    bounds = [tensor.lscalar("first_row"), tensor.lscalar("last_row")]
+    parts = _Parts(found.selection, bounds)
+    cut, lengths = [], []
+    for old, new in givens:
+        if old in found.axes:
+            axis = found.axes[old]
+            lengths.append(new.shape[axis])
+            new = parts.of(new, axis)
+        cut.append((old, new))
+    return Windows(cut, bounds, lengths, found.axes, found.whole)
+
+
+def find_windows(givens, index, divided):
+    """Return what an index selects in givens.
+
+    Parameters
+    ----------
+    givens : list of pairs
+    index : list of variables
+        The inputs that may select rows.
+    divided : dict
+        The axis of the rows of each variable of which the ranks have different rows.
+
+    Raises
+    ------
+    ValueError
+        If an index selects from the different rows of the ranks, or if it is not known along which axis
+        the selected rows are.
+    """
+    indices, axes, whole = set(index), {}, []
+    news = {old: new for old, new in givens if isinstance(new, Variable)}
+    news = {old: new for old, new in news.items() if not indices.isdisjoint(ancestors([new]))}
+    selection = _Selection(index, divided, list(news.values()))
+    for old, new in news.items():
+        if new in selection.rows and new in selection.own:
+            raise _of_own_rows(old, new, index, divided)
+        if new in selection.rows and selection.value(new) is None:
+            raise _of_unknown_rows(old, new, index)
+        axis = selection.axis_of(new)
+        if axis is not None and not _is_fixed(old, axis):
+            axes[old] = axis
+        elif new not in selection.own and (new in selection.selected or getattr(new, "ndim", 0)):
+            whole.append(old)
+    return Found(axes, whole, selection)
+
+
+def _is_fixed(variable, axis):
+    """Whether the type of a variable fixes its extent along an axis."""
+    if hasattr(variable.type, "shape"):
+        return variable.type.shape[axis] is not None
+    return getattr(variable.type, "broadcastable", {axis: False})[axis]
+
+
+class _Selection(RowAxes):
+    """Follows an index through a graph.
+
+    Attributes
+    ----------
+    nodes : list
+        The nodes of the graph, inputs first.
+    selected : set of variables
+        What is computed from what an index has selected.
+    rows : set of variables
+        Those among them that have rows which an index has selected, perhaps along an unknown axis.
+    own : set of variables
+        What is computed from variables of which the ranks have different rows.
+    """
+
+    def __init__(self, index, divided, roots):
+        super().__init__(divided)
+        self._dependent, self._numbers = set(index), set(index)
+        self.selected, self.rows, self.own = set(), set(), set(divided)
+        self.nodes = io_toposort([*index, *divided], roots)
+        for node in self.nodes:
+            self.add(node)
+
+    def add(self, node):
+        super().add(node)
+        value = self.value(node.outputs[0])
+        may_have_rows = (value is None or value.axis is not None) and not isinstance(node.op, Shape)
+        if may_have_rows and not self.rows.isdisjoint(node.inputs):
+            self.rows.update(node.outputs)
+        for group in (self._dependent, self.selected, self.own):
+            if not group.isdisjoint(node.inputs):
+                group.update(node.outputs)
+        if not self._numbers.isdisjoint(_summands(node)):
+            self._numbers.update(node.outputs)
+
+    def axis_of(self, variable):
+        """Return the axis of the rows that an index has selected for a variable, or None."""
+        value, is_own = self.value(variable), variable in self.own
+        if variable in self.rows or (variable in self.selected and not is_own):
+            return None if value is None else value.axis
+        return 0 if self.are_row_numbers(variable) and not is_own else None
+
+    def are_row_numbers(self, variable):
+        """Whether a variable may number rows: integers to which an index is added, as to `arange`."""
+        is_vector = getattr(variable, "ndim", 0) == 1 and variable.type.dtype.startswith(("int", "uint"))
+        return is_vector and variable in self._numbers
+
+    # Rules
+
+    def elementwise(self, node, values):
+        unknown = [one for one, value in zip(node.inputs, values) if value is None]
+        return super().elementwise(node, values) if self.rows.isdisjoint(unknown) else None
+
+    def indexed(self, node, values):
+        value, entries = values[0], get_idx_list(node.inputs, node.op.idx_list)
+        axes = [axis for axis, one in enumerate(entries) if self._depends(one)]
+        if not axes or value is None or value.axis not in (None, *axes):
+            return super().indexed(node, values)
+        slices = [axis for axis in axes if isinstance(entries[axis], slice)]
+        self._select(node, has_rows=slices or node.inputs[0] in self.own)
+        if value.axis is not None or not slices:
+            return super().indexed(node, values)
+        if of_unlisted(values[1:]) is None or (len(slices) > 1 and slices[0]):
+            return None
+        return Rows(axis_after(slices[0], entries), FIXED.degrees)
+
+    def _select(self, node, has_rows=True):
+        self.selected.update(node.outputs)
+        if has_rows:
+            self.rows.update(node.outputs)
+
+    def _depends(self, entry):
+        ends = (entry.start, entry.stop) if isinstance(entry, slice) else (entry,)
+        return any(isinstance(one, Variable) and one in self._dependent for one in ends)
+
+    def looked_up(self, node, values):
+        found, value = numbers_along(node), values[0]
+        if self._dependent.isdisjoint(node.inputs[1:]):
+            return super().looked_up(node, values)
+        if value is None or found is None or found[0] == value.axis or values[-1] is None:
+            self._select(node)
+            return None
+        if value.axis is not None or values[-1].axis is not None:
+            return super().looked_up(node, values)
+        self._select(node)
+        return Rows(found[0], FIXED.degrees)
+
+    def sparse(self, node, values):
+        value = values[0]
+        if value is None or value.axis is not None or self._dependent.isdisjoint(node.inputs[1:]):
+            return super().sparse(node, values)
+        self._select(node)
+        is_by_row = not self._dependent.isdisjoint(node.inputs[1:3])
+        return Rows(0, FIXED.degrees) if is_by_row else None
+
+
+def _summands(node):
+    """Return the operands of a node that computes integers, as far as they can shift row numbers."""
+    if isinstance(node.op, names.ARange):
+        return node.inputs[:1]
+    if isinstance(node.op, Elemwise):
+        return node.inputs if isinstance(node.op.scalar_op, _ARITHMETIC) else ()
+    return node.inputs if isinstance(node.op, (DimShuffle, names.MakeVector, Join)) else ()
+
+
+class _Parts:
+    """The items between two bounds of everything that has rows which an index selects."""
+
+    def __init__(self, selection, bounds):
+        self._selection, self._rows = selection, slice(*bounds)
+        self._parts = {}
+        for node in selection.nodes:
+            [output] = node.outputs if len(node.outputs) == 1 else [None]
+            value = selection.value(output) if output in selection.rows else None
+            if value is not None and value.axis is not None:
+                part = self._part(node, value.axis)
+                if part is not None:
+                    self._parts[output] = part
+
+    def of(self, variable, axis):
+        """Return the part of a variable along an axis."""
+        value = self._selection.value(variable)
+        if variable in self._parts and value.axis == axis:
+            return self._parts[variable]
+        return variable[(slice(None),) * axis + (self._rows,)]
+
+    def _part(self, node, axis):
+        """Return the part of an output, computed from parts; None if that is not possible."""
+        op, first = node.op, node.inputs[0]
+        if isinstance(op, Elemwise):
+            return op(*[self._operand(one, axis) for one in node.inputs])
+        if isinstance(op, DimShuffle):
+            return op(self.of(first, op.new_order[axis]))
+        if isinstance(op, Join):
+            is_along = getattr(node.inputs[0], "data", axis) % node.outputs[0].ndim == axis
+            parts = [self._operand(one, axis) for one in node.inputs[1:]]
+            return None if is_along else op(first, *parts)
+        if isinstance(op, _LOOKUPS):
+            return self._looked_up(node)
+        axis_of_first = self._selection.value(first).axis
+        if isinstance(op, Subtensor) and axis_of_first is not None:
+            chosen = constant_index(node)
+            if axis_of_first >= len(chosen) or chosen[axis_of_first] == slice(None):
+                return op(self.of(first, axis_of_first), *node.inputs[1:])
+        return None
+
+    def _looked_up(self, node):
+        found = numbers_along(node)
+        if found is None or self._selection.value(node.inputs[0]).axis is not None:
+            return None
+        numbers = found[1]
+        return node.op(*[self.of(one, 0) if one is numbers else one for one in node.inputs])
+
+    def _operand(self, variable, axis):
+        return variable if variable.type.broadcastable[axis] else self.of(variable, axis)
+
+
+# What is refused
+
+
+def how_to_select(replaced, index):
+    """Return what to write if rows that an index selects for a variable cannot be divided."""
+    return (
+        f"Let givens replace a variable by rows of a shared variable alone, as in "
+        f"data[{index} * size : ({index} + 1) * size] or data[numbers], and compute the rest from this "
+        f"variable in the graph; or make {replaced} an input, and give the selected rows in each call. "
+        f"To have every rank compute on all of them, give {index} in bcast_inputs"
+    )
+
+
+def listed(variables):
+    """Return how messages refer to several variables."""
+    return _text.listed(map(name_of, variables))
+
+
+def _used_in(new, variables):
+    found = set(ancestors([new]))
+    return [one for one in variables if one in found]
+
+
+def _of_unknown_rows(old, new, index):
+    index = listed(_used_in(new, index))
+    return ValueError(
+        f"givens: {name_of(old)} is replaced by a value of rows that {index} selects, but it is not "
+        f"known along which axis they are, so they cannot be divided among the ranks. "
+        f"{how_to_select(name_of(old), index)}"
+    )
+
+
+def _of_own_rows(old, new, index, divided):
+    index = listed(_used_in(new, index))
+    return ValueError(
+        f"givens: {name_of(old)} is replaced by a value that {index} selects from the rows of "
+        f"{listed(_used_in(new, divided))}, or together with them, of which each rank has rows of its "
+        f"own. Select from other shared variables alone, and compute the rest in the graph. If each "
+        f"rank shall select from its own rows, give {index} in bcast_inputs"
+    )

@@ -1,0 +1,109 @@
+"""A vector in a graph that is filled bucket by bucket, and reduced meanwhile.
+
+Nothing waits in the graph. After filling a bucket, the graph runs an operation that notifies the other
+ranks that it is ready. The operation returns the vector itself. It is in the chain of the collectives,
+so all ranks announce the buckets in the same order.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+
+from synkhronos.arithmetic.buckets import Buckets, divide
+from synkhronos.engines.collectives import Collective
+from synkhronos.engines.names import TensorType
+from synkhronos.engines.names import tensor as tt
+
+_numbers = itertools.count()
+
+
+class BucketReady(Collective):
+    """A bucket is ready: ``(peers, vector)`` to ``(peers, vector)``, the same vector.
+
+    Parameters
+    ----------
+    buckets : Buckets
+    bucket : int
+        The number of the bucket.
+    """
+
+    __props__ = ("buckets", "bucket", "number")
+    view_map = {1: [1]}
+
+    def __init__(self, buckets, bucket, number=None):
+        super().__init__(None, number)
+        self.buckets, self.bucket = buckets, bucket
+
+    def __str__(self):
+        return f"Ready{{bucket {self.bucket} of {len(self.buckets.shapes)}}}"
+
+    def numbered(self, number):
+        return BucketReady(self.buckets, self.bucket, number)
+
+    def perform(self, node, inputs, outputs):
+        peers, vector = inputs
+        if peers is not None:
+            peers.start(vector, self.buckets, self.bucket)
+        outputs[0][0], outputs[1][0] = peers, vector
+
+    def _gradient(self, inputs, gradient):
+        return gradient
+
+    def _derivative(self, inputs, tangent):
+        return tangent
+
+
+def is_on_host(vector):
+    """Whether a shared variable is a NumPy array, and not on a device."""
+    return isinstance(vector.type, TensorType)
+
+
+def fill_in_buckets(vector, expressions, shapes, op, wire, is_ahead):
+    """Return a vector with the values of expressions, written in place; see ``synkhronos.ops``.
+
+    If not `is_ahead`, other ranks are not notified of the buckets.
+    """
+    groups = divide(shapes, np.dtype(vector.dtype).itemsize)
+    buckets = Buckets(
+        number=next(_numbers),
+        op=op,
+        wire=wire,
+        dtype=vector.dtype,
+        shapes=tuple(tuple(shapes[group.start : group.stop]) for group in groups),
+    )
+    new, stop = vector, buckets.size
+    for bucket, group in enumerate(groups):
+        for index in reversed(group):
+            start = stop - math.prod(shapes[index])
+            new = tt.set_subtensor(new[start:stop], expressions[index].flatten())
+            stop = start
+        if is_ahead:
+            new = BucketReady(buckets, bucket).of(new)
+    vector.tag.buckets = buckets if is_ahead else None
+    return new
+
+
+def schedule_buckets_early(fgraph):
+    """Return the operations of a graph in an order in which each bucket is ready as soon as possible.
+
+    It is a schedule for a linker of the compiler. With the compiler's own schedule, the gradients of
+    several layers may be computed before the first of them is put into the vector.
+    """
+    order = fgraph.toposort()
+    places = {node: place for place, node in enumerate(order)}
+    before, found = fgraph.orderings(), []
+    for last in [node for node in order if isinstance(node.op, BucketReady)]:
+        needed, waiting = set(), [last]
+        while waiting:
+            node = waiting.pop()
+            if node in places and node not in needed:
+                needed.add(node)
+                waiting += [one.owner for one in node.inputs if one.owner is not None]
+                waiting += before.get(node, ())
+        found += sorted(needed, key=places.get)
+        for node in needed:
+            del places[node]
+    return found + [node for node in order if node in places]

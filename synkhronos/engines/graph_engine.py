@@ -1,0 +1,337 @@
+"""The common code of the engines of Theano and PyTensor: graphs, pickles and shared variables."""
+
+import copy
+import copyreg
+import inspect
+import io
+from abc import abstractmethod
+
+import numpy as np
+
+from synkhronos._text import listed
+from synkhronos.engines import names
+from synkhronos.engines.analysis.difference_causes import difference_causes
+from synkhronos.engines.analysis.fixed_rows import free_rows
+from synkhronos.engines.analysis.recurrence import recurrent
+from synkhronos.engines.analysis.result_dependence import analyze, arguments_and_results
+from synkhronos.engines.analysis.windows import cut_windows
+from synkhronos.engines.base import Engine, InputType, TensorType, WrappedInput
+from synkhronos.engines.collective_order import (
+    check_order,
+    contain_collectives,
+    ordering_mode,
+    takes_from_master,
+    takes_peers,
+)
+from synkhronos.engines.collectives import ALONE, PeersType
+from synkhronos.engines.names import Container, SharedVariable, Variable
+from synkhronos.engines.pickles import GraphUnpickler, MainNames, dump, with_deep_stack
+from synkhronos.engines.timing import time_nodes
+from synkhronos.host import compiler
+
+
+class GraphEngine(Engine):
+    """A compiler that uses Theano's graphs."""
+
+    reducers = {}  # additional functions to pickle objects in graphs, by type
+
+    def __init__(self):
+        self._main = MainNames()
+
+    def before_fork(self, forks_all=True):
+        if forks_all:
+            self._main.mark_all_inherited()
+
+    # Graphs
+
+    def type_of(self, variable):
+        kind = getattr(variable, "type", None)
+        is_tensor = isinstance(kind, names.TensorType) and not self.is_sparse(kind)
+        if not isinstance(variable, Variable) or not is_tensor:
+            raise TypeError(f"expected a {compiler.TITLE} tensor variable, got {variable!r}")
+        return TensorType(np.dtype(kind.dtype), kind.ndim, self.extents_of(kind))
+
+    def extents_of(self, kind):
+        """Return, for each axis, the extent that a type of the compiler fixes, or None."""
+        return tuple(1 if is_one else None for is_one in kind.broadcastable)
+
+    def input_type_of(self, variable):
+        kind = getattr(variable, "type", None)
+        if self.is_sparse(kind):
+            return InputType(np.dtype(kind.dtype), 2, (None, None), kind.format)
+        if isinstance(kind, names.Generic):
+            return InputType(None, 0, (), "object")
+        return super().input_type_of(variable)
+
+    @abstractmethod
+    def is_sparse(self, kind):
+        """Whether this is the type of a sparse matrix."""
+
+    def unwrap_input(self, given):
+        if not isinstance(given, names.In):
+            return None
+        if given.update is not None or given.implicit:
+            raise TypeError(
+                f"the input {given.variable} keeps a value between calls ({compiler.NAME}.In with "
+                f"update or implicit); use a shared variable instead, whose replicas can be kept in step"
+            )
+        return WrappedInput(given.variable, given.name, given.value, bool(given.allow_downcast))
+
+    def unwrap_output(self, given):
+        return given.variable if isinstance(given, names.Out) else given
+
+    def pieces_of(self, shared):
+        return getattr(shared.tag, "pieces", None)
+
+    def buckets_of(self, shared):
+        return getattr(shared.tag, "buckets", None)
+
+    def is_shared(self, variable):
+        return isinstance(variable, SharedVariable)
+
+    def build(self, inputs, outputs, updates, givens, sliceable, on_host, **kwargs):
+        _check_options(kwargs)
+        givens = list(givens.items() if hasattr(givens, "items") else givens or ())
+        rows = [self._rows_of(shared) for shared in sliceable]
+        _check_used(sliceable, outputs, updates, givens)
+        # These come first: the compiler then substitutes them everywhere, including other givens and the
+        # default updates of shared variables, such as random streams.
+        givens = [*zip(sliceable, rows), *givens]
+        inputs = [*inputs, *rows]
+        expressions = [*outputs, *(new for _, new in [*updates, *givens])]
+        has_collectives = contain_collectives(expressions, kwargs.get("no_default_updates"))
+        if has_collectives:
+            inputs = [*inputs, PeersType()("peers")]
+            inputs[-1].tag.test_value = None
+            givens = [(ALONE, inputs[-1]), *givens]
+            kwargs["mode"] = ordering_mode(self.mode_for_collectives(kwargs.get("mode")))
+        with names.without_test_values():
+            compiled = self.compile(inputs, outputs, updates, givens, **kwargs)
+        return _finished(compiled)
+
+    def _rows_of(self, shared):
+        """Return a variable for rows of a shared variable, with a test value if there are any."""
+        rows = shared.type(f"{shared.name or 'shared'}_rows")
+        if _has_test_values():
+            rows.tag.test_value = self.storage(shared)
+        return rows
+
+    def copy(self, compiled, swap, delete_updates=False, **options):
+        specifications, outputs = self.source(compiled)
+        variables = [one.variable for one in specifications]
+        updated = [] if delete_updates else [one for one in specifications if one.update is not None]
+        roots = [*outputs, *(one.update for one in updated)]
+        copies = names.clone_get_equiv(variables, roots, False, False, dict(swap))
+        copied = self.compile(
+            [one for one in variables if not self.is_shared(one)],
+            [copies[one] for one in outputs],
+            [(swap.get(one.variable, one.variable), copies[one.update]) for one in updated],
+            [],
+            mode=compiled.maker.mode,
+            no_default_updates=True,
+            on_unused_input="ignore",
+            **options,
+        )
+        return _finished(copied)
+
+    def from_parts(self, parts):
+        parts.trust_input = True
+        return parts
+
+    def deepcopy(self, objects, memo):
+        return with_deep_stack(lambda: copy.deepcopy(objects, memo))
+
+    def duplicate(self, shared):
+        made = shared.clone()
+        made.container = copy.deepcopy(shared.container)
+        return made
+
+    @abstractmethod
+    def compile(self, inputs, outputs, updates, givens, **kwargs):
+        """Compile a function; `updates` and `givens` are lists of pairs."""
+
+    def mode_for_collectives(self, mode):
+        """Return the mode for a function with collectives, given the mode that the script chose."""
+        return mode
+
+    def has_collectives(self, compiled):
+        return takes_peers(compiled)
+
+    def uses_master(self, compiled):
+        return takes_from_master(compiled)
+
+    def free_rows(self, outputs, updates, givens, rows, no_default_updates):
+        return free_rows(outputs, updates, givens, rows, no_default_updates)
+
+    def cut_windows(self, givens, index, divided):
+        with names.without_test_values():  # as the bounds have none
+            return cut_windows(givens, index, divided)
+
+    def are_computed_from(self, results, variables):
+        found = [set(names.ancestors([one])) if isinstance(one, Variable) else () for one in results]
+        return [any(one in each for one in variables) for each in found]
+
+    def shareds(self, compiled):
+        return compiled.get_shared()
+
+    def updated(self, compiled):
+        return [one.variable for one in compiled.maker.inputs if one.update is not None]
+
+    def reads(self, compiled, shared):
+        return any(
+            wrapped.variable is shared and names.is_read(compiled, graph_input)
+            for wrapped, graph_input in zip(compiled.maker.inputs, compiled.maker.fgraph.inputs)
+        )
+
+    def analyze(self, compiled, axes):
+        return analyze(*self.source(compiled), axes)
+
+    def difference_causes(self, compiled, axes):
+        specifications, outputs = self.source(compiled)
+        arguments, results = arguments_and_results(specifications, outputs)
+        # Gradients have what their losses have, and more that is right.
+        return difference_causes(arguments, axes, outputs) or difference_causes(arguments, axes, results)
+
+    def recurrent(self, compiled, axes):
+        arguments, results = arguments_and_results(*self.source(compiled))
+        return recurrent(arguments, axes, results)
+
+    def source(self, compiled):
+        """Return the graph before optimization: the specifications of inputs, and the outputs."""
+        return compiled.maker.inputs, [one.variable for one in compiled.maker.outputs]
+
+    # Pickles
+
+    def dumps(self, objects, known):
+        def work():
+            self.enter_thread()
+            buffer = io.BytesIO()
+            self.dump_code(buffer)
+            dump(lambda kind: self.pickler(kind, buffer, known), buffer, objects)
+            return buffer.getbuffer()
+
+        return with_deep_stack(work)
+
+    def loads(self, payload, known):
+        def work():
+            self.enter_thread()
+            buffer = io.BytesIO(payload)
+            self.load_code(buffer)
+            return GraphUnpickler(buffer, known).load()
+
+        return with_deep_stack(work)
+
+    def pickler(self, kind, buffer, known):
+        """Return a pickler of functions, of a class, for ranks with the shared variables in `known`."""
+        return kind(buffer, known, self.reducers, self._main, self.make_function)
+
+    @staticmethod
+    @abstractmethod
+    def make_function(maker, input_storage):
+        """Return the function of a maker of the compiler, whose storage is given."""
+
+    def dump_code(self, buffer):  # noqa: B027
+        """Write what other processes need in order to find the code of functions."""
+
+    def load_code(self, buffer):  # noqa: B027
+        """Read what `dump_code` wrote."""
+
+    # Calls
+
+    def time_operations(self, compiled):
+        # PyTensor calls it `vm`.
+        return time_nodes(compiled, getattr(compiled, "vm", None) or compiled.fn)
+
+    # Shared variables
+
+    def storage(self, shared):
+        return shared.container.storage[0]
+
+    def store(self, shared, array):
+        shared.container.storage[0] = array
+
+    def release(self, shareds, used):
+        # A clone of a variable may have the storage of the original.
+        in_use = {id(one.container.storage) for one in used}
+        for shared in shareds:
+            if id(shared.container.storage) not in in_use:
+                shared.container.storage[0] = None
+
+    def notice_writes(self, shared, notify):
+        container = shared.container
+        if notify is not None and type(container) is Container:
+            container.__class__ = _ReportingContainer
+        if type(container) is _ReportingContainer:
+            container.notify = notify
+            if notify is None:
+                del container.notify
+                container.__class__ = Container
+
+
+class _ReportingContainer(Container):
+    """A container that calls ``notify()`` when a script sets the value of its shared variable.
+
+    ``set_value`` assigns to the attribute ``value`` of the variable's container; compiled functions
+    write to the list inside it, and so does the engine. So a container of this class notices the
+    script's assignments and nothing else, and adds no cost to a call. Its copies are ordinary
+    containers.
+    """
+
+    def __set__(self, value):
+        Container.__set__(self, value)
+        self.notify()
+
+    value = data = property(Container.__get__, __set__)
+
+    def __reduce_ex__(self, protocol):
+        state = dict(vars(self))
+        del state["notify"]
+        return copyreg._reconstructor, (Container, object, None), state
+
+    def __deepcopy__(self, memo):
+        plain = Container.__new__(Container)
+        vars(plain).update(self.__reduce_ex__(2)[2])
+        return plain.__deepcopy__(memo)
+
+
+def _has_test_values():
+    """Whether the compiler computes the values that its graphs have for the test values of inputs."""
+    config = names.package.config
+    settings = ("compute_test_value", "compute_test_value_opt")
+    return any(getattr(config, name, "off") != "off" for name in settings)
+
+
+def _finished(compiled):
+    """Return a new compiled function, whose collectives are in order."""
+    if takes_peers(compiled):
+        check_order(compiled)
+    # Arguments have been checked before they were scattered. Checking again takes 40% of a small call.
+    # https://theano-pymc.readthedocs.io/en/latest/tutorial/faq_tutorial.html
+    compiled.trust_input = True
+    return compiled
+
+
+def _check_options(options):
+    known = inspect.signature(names.package.function).parameters
+    for name in options:
+        if name not in known:
+            raise TypeError(
+                f"function: expected options of {compiler.NAME}.function, got {name!r}; an operation is "
+                f"given with its output, as in (output, 'sum')"
+            )
+
+
+def _check_used(sliceable, outputs, updates, givens):
+    roots = [*outputs, *(new for _, new in updates), *(new for _, new in givens)]
+    used = set(names.graph_inputs([one for one in roots if hasattr(one, "owner")]))
+    names_of_used = sorted(str(one) for one in used if isinstance(one, SharedVariable))
+    for shared in sliceable:
+        if shared not in used:
+            raise ValueError(
+                f"sliceable_shareds: {shared} is not used by the outputs, updates or givens of the "
+                f"function; used are {listed(names_of_used) or 'none'}"
+            )
+        if any(old is shared for old, _ in givens):
+            raise ValueError(
+                f"sliceable_shareds: {shared} is replaced by givens; leave it out of one of the two"
+            )

@@ -1,0 +1,166 @@
+"""PyTensor on NumPy arrays: compilation by its C code or by Numba, calls, and random generators."""
+
+import warnings
+import weakref
+
+import numpy as np
+import pytensor
+from pytensor.compile.mode import get_mode
+from pytensor.link.basic import JITLinker
+from pytensor.link.numba.linker import NumbaLinker
+from pytensor.tensor.random.type import RandomType
+from pytensor.tensor.random.utils import RandomStream
+
+from synkhronos.arithmetic.streams import check_has_substreams, reseeded
+from synkhronos.engines.graph_engine import GraphEngine
+from synkhronos.engines.names import Variable, ins_and_outs
+
+
+class PyTensorEngine(GraphEngine):
+    """PyTensor, on one or more cores of this machine."""
+
+    survives_fork = True
+
+    def __init__(self):
+        super().__init__()
+        self._sources = weakref.WeakKeyDictionary()  # by the maker of a function
+
+    def setup(self, device, announce=True):
+        if device != "cpu":
+            raise ValueError(f"device: the engine of PyTensor runs on 'cpu', got {device!r}")
+
+    # Graphs
+
+    def extents_of(self, kind):
+        return kind.shape
+
+    def is_sparse(self, kind):
+        return type(kind).__name__ == "SparseTensorType"  # PyTensor imports these when they are used
+
+    def compile(self, inputs, outputs, updates, givens, **kwargs):
+        mode = self.mode(kwargs.get("mode"))
+        givens = [(old, _as_variable(old, new)) for old, new in givens]
+        updates = {shared: _as_variable(shared, new) for shared, new in updates}
+        options = {**kwargs, "mode": mode, "updates": updates, "givens": givens}
+        compiled = pytensor.function(inputs, outputs, **options)
+        for shared in self.random_streams(compiled):
+            self.check_stream(shared)
+        # PyTensor optimizes the graph in place, so a copy of the original is kept.
+        specifications, outputs = ins_and_outs(
+            inputs,
+            outputs,
+            updates=updates,
+            givens=givens,
+            no_default_updates=kwargs.get("no_default_updates") or False,
+            rebuild_strict=kwargs.get("rebuild_strict", True),
+        )
+        self._sources[compiled.maker] = specifications, outputs
+        return compiled
+
+    def mode(self, given):
+        """Return the mode in which a function is built, given the script's mode or None."""
+        mode = get_mode(given)
+        _check_mode(mode)
+        return mode
+
+    def check_stream(self, shared):
+        """Raise ``TypeError`` if a shared generator has no substreams for the ranks."""
+        check_has_substreams(self.storage(shared))
+
+    def mode_for_collectives(self, mode):
+        if isinstance(get_mode(mode).linker, NumbaLinker):
+            if mode is not None:
+                raise ValueError(
+                    "function: mode: collectives in graphs (synkhronos.ops) call the other ranks from "
+                    "Python, which functions of Numba cannot; use mode='CVM', or leave out the mode"
+                )
+            return get_mode("CVM")
+        return mode
+
+    def source(self, compiled):
+        return self._sources[compiled.maker]
+
+    def copy(self, compiled, swap, delete_updates=False, **options):
+        with warnings.catch_warnings():
+            # Of the argument `no_default_updates`: nothing else leaves out default updates.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            return super().copy(compiled, swap, delete_updates, **options)
+
+    def to_parts(self, compiled):
+        return compiled, self._sources[compiled.maker]
+
+    def from_parts(self, parts):
+        compiled, source = parts
+        self._sources[compiled.maker] = source
+        return super().from_parts(compiled)
+
+    @staticmethod
+    def make_function(maker, input_storage):
+        compiled = maker.create(input_storage)
+        compiled.trust_input = True
+        return compiled
+
+    # Calls
+
+    def call(self, compiled, arguments, subset=None):
+        if isinstance(compiled.maker.linker, NumbaLinker):
+            # Numba compiles a function again for each layout of its arrays, which takes a long time.
+            arguments = [_plain(argument) for argument in arguments]
+            for container in compiled.input_storage:
+                container.storage[0] = _plain(container.storage[0])
+        outputs = compiled(*arguments)
+        return outputs if subset is None else [outputs[index] for index in subset]
+
+    # Random streams
+
+    def random_streams(self, compiled):
+        return [one for one in self.shareds(compiled) if is_generator(one)]
+
+    def seed(self, streams, seed):
+        if isinstance(streams, RandomStream):
+            streams.seed(seed)
+            return [state for state, _ in streams.state_updates]
+        shareds = streams if isinstance(streams, (list, tuple)) else [streams]
+        if not shareds or not all(is_generator(one) for one in shareds):
+            raise TypeError(
+                f"expected a RandomStream, or shared random generators, such as "
+                f"pytensor.tensor.random.shared_rng() returns, got {streams!r}"
+            )
+        if seed is None:
+            raise TypeError("reseed: seed: expected an int, as shared generators do not keep theirs")
+        seeds = [seed] if streams is not shareds else np.random.SeedSequence(seed).spawn(len(shareds))
+        for shared, own in zip(shareds, seeds):
+            self.store(shared, self.reseeded(shared, own))
+        return list(shareds)
+
+    def reseeded(self, shared, seed):
+        """Return a new generator in place of a shared one."""
+        return reseeded(self.storage(shared), seed)
+
+
+def _as_variable(old, new):
+    """Return what replaces a variable; of numbers, a constant, where PyTensor has a shared variable."""
+    return new if isinstance(new, Variable) else old.type.make_constant(old.type.filter(new))
+
+
+def is_generator(variable):
+    """Whether this is a shared variable with a random generator."""
+    return hasattr(variable, "container") and isinstance(variable.type, RandomType)
+
+
+def _check_mode(mode):
+    linker = mode.linker
+    if isinstance(linker, JITLinker) and not isinstance(linker, NumbaLinker):
+        name = type(linker).__name__.replace("Linker", "")
+        raise ValueError(
+            f"function: mode: {name} keeps threads and devices, which forked workers do not have, so "
+            f"its functions can hang there; use mode='NUMBA' or mode='CVM', or JAX by "
+            f"synk.fork(devices=['jax:cpu', 'jax:cpu'])"
+        )
+
+
+def _plain(argument):
+    """Return an array in the layout for which Numba has compiled: contiguous, aligned and writeable."""
+    if not isinstance(argument, np.ndarray):
+        return argument
+    return argument if argument.flags.carray else np.array(argument, order="C")

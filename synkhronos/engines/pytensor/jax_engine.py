@@ -1,0 +1,294 @@
+"""PyTensor on JAX arrays, which are immutable: compilation by XLA, calls, and keys.
+
+The state of a random generator is a key of JAX. JAX is imported by `PyTensorJaxEngine.setup`, because it
+starts threads, which are missing in processes that are forked later.
+"""
+
+import contextlib
+import os
+import sys
+
+import numpy as np
+from pytensor.compile.mode import Mode, get_mode
+from pytensor.link.jax.linker import JAXLinker
+
+from synkhronos.arithmetic.operations import Arithmetic
+from synkhronos.arithmetic.partition import as_slice
+from synkhronos.engines.pytensor.engine import PyTensorEngine, is_generator
+
+_KEY = "jax_state"  # the field from which JAX draws, in the state that PyTensor makes of a generator
+
+
+class PyTensorJaxEngine(PyTensorEngine):
+    """PyTensor by JAX, on the CPU or on one GPU."""
+
+    survives_fork = False
+    in_use = "JAX"
+
+    def before_fork(self, forks_all=True):
+        if _has_started():
+            raise RuntimeError(
+                "fork: JAX is in use in this process already, and its threads do not survive a fork: "
+                "call synk.fork() before anything uses JAX. After synk.close() the process keeps them: "
+                "call fork() again in a new process, or with one device"
+            )
+        super().before_fork(forks_all)
+
+    def setup(self, device, announce=True):
+        kind = device.rstrip("0123456789")
+        if kind not in ("jax:cpu", "jax:cuda"):
+            raise ValueError(f"device: expected 'jax:cpu' or a GPU such as 'jax:cuda0', got {device!r}")
+        if not _has_started() and kind == "jax:cuda":
+            _show_only(int(device[len(kind) :]))
+        self._start(kind[len("jax:") :])
+
+    def _start(self, platform):
+        import jax
+
+        if not _has_started():
+            jax.config.update("jax_platforms", platform)
+        with _number_of_threads(os.environ.get("OMP_NUM_THREADS")):
+            import pytensor.link.jax.dispatch  # noqa: F401
+
+            found = jax.devices()[0]
+        jax.config.update("jax_enable_x64", True)  # PyTensor sets it according to floatX
+        if found.platform not in {"cpu": ("cpu",), "cuda": ("cuda", "gpu")}[platform]:
+            raise ValueError(
+                f"device: JAX computes on {found} in this process already, got 'jax:{platform}'; use it "
+                f"in a new process"
+            )
+        self._jax = jax
+        self.arithmetic = JaxArithmetic(jax)
+
+    # Graphs
+
+    def input_type_of(self, variable):
+        kind = super().input_type_of(variable)
+        if kind.format != "dense":
+            raise TypeError(f"inputs: JAX takes dense tensors, got {variable} of {variable.type}")
+        return kind
+
+    def mode(self, given):
+        mode = get_mode("JAX" if given is None else given)
+        if not isinstance(mode.linker, JAXLinker):
+            raise ValueError(
+                f"function: mode: on JAX's devices, expected 'JAX', or none, got {given!r}; for other "
+                f"modes, fork without these devices"
+            )
+        return Mode(linker=_Linker(), optimizer=mode.provided_optimizer)
+
+    def mode_for_collectives(self, mode):
+        raise ValueError(
+            "function: collectives in graphs (synkhronos.ops) call the other ranks from Python, which "
+            "functions of JAX cannot; use synk.all_reduce between two functions"
+        )
+
+    def cut_windows(self, givens, index, divided):
+        windows = super().cut_windows(givens, index, divided)
+        if windows.bounds:
+            raise ValueError(
+                "function: givens: slices whose bounds are inputs have no fixed number of rows, which "
+                "JAX needs; give the rows as inputs, and select them by batch"
+            )
+        return windows
+
+    def to_parts(self, compiled):
+        for shared in self.shareds(compiled):
+            self._give_back(shared)
+        return super().to_parts(compiled)
+
+    def duplicate(self, shared):
+        self._give_back(shared)
+        return super().duplicate(shared)
+
+    def _give_back(self, shared):
+        """Move a value from the device, where PyTensor cannot copy it."""
+        storage = self.storage(shared)
+        if isinstance(storage, self._jax.Array):
+            self.store(shared, np.array(storage))
+
+    def check_stream(self, shared):
+        self._state(shared)
+
+    # Calls
+
+    def call(self, compiled, arguments, subset=None):
+        shareds = self.shareds(compiled)
+        for shared in shareds:
+            self._take_over(shared)
+        outputs = compiled(*arguments)
+        chosen = outputs if subset is None else [outputs[index] for index in subset]
+        # Calls return before they have computed, and may still read the memory of arguments.
+        self._jax.block_until_ready([outputs, [self.storage(shared) for shared in shareds]])
+        return [np.array(one) for one in chosen]
+
+    def _take_over(self, shared):
+        """Move a value that the script has set to the device."""
+        storage = self.storage(shared)
+        if isinstance(storage, np.ndarray):
+            self.store(shared, self.to_device(storage))
+        elif isinstance(storage, np.random.Generator):
+            self._state(shared)
+
+    # Arrays
+
+    def overwrite(self, array, value):
+        if isinstance(array, np.ndarray):
+            return super().overwrite(array, self.to_host(value))
+        return value if isinstance(value, self._jax.Array) else self.to_device(value)
+
+    def take(self, array, rows, out=None):
+        if isinstance(array, np.ndarray):
+            return super().take(array, rows, out)
+        return array[as_slice(rows) if isinstance(rows, range) else rows]
+
+    def to_host(self, array):
+        return array if isinstance(array, np.ndarray) else np.array(array)
+
+    def to_device(self, value):
+        return self._jax.numpy.array(value)  # a copy
+
+    # Random streams
+
+    def export(self, shared):
+        if is_generator(shared):
+            return np.array(self._state(shared)[_KEY])
+        return super().export(shared)
+
+    def restore(self, shared, array):
+        if is_generator(shared):
+            self._set_key(shared, self.to_device(array))
+        else:
+            super().restore(shared, array)
+
+    def check_state(self, array):
+        if array.shape != (2,) or array.dtype != np.uint32:
+            raise ValueError("expected a key of JAX, got other numbers")
+
+    def seed(self, streams, seed):
+        seeded = super().seed(streams, seed)
+        for shared in seeded:
+            self._state(shared)
+        return seeded
+
+    def reseeded(self, shared, seed):
+        return np.random.default_rng(seed)
+
+    def jump(self, shared, index):
+        if index:
+            key = self._state(shared)[_KEY]
+            self._set_key(shared, self._jax.random.fold_in(key, index))
+
+    def _set_key(self, shared, key):
+        self.store(shared, {**self._state(shared), _KEY: key})
+
+    def _state(self, shared):
+        """Return the state of a stream as PyTensor passes it to JAX; a generator is converted to it."""
+        storage = self.storage(shared)
+        if isinstance(storage, np.random.Generator):
+            storage = self._converted(storage)
+            self.store(shared, storage)
+        return storage
+
+    def _converted(self, generator):
+        _check_convertible(generator)
+        from pytensor.link.jax.dispatch import jax_typify
+
+        return self._jax.tree_util.tree_map(self._jax.numpy.asarray, jax_typify(generator))
+
+
+class JaxArithmetic(Arithmetic):
+    """Arithmetic on JAX's arrays, and on NumPy arrays."""
+
+    def __init__(self, jax):
+        self._jax = jax
+
+    def own(self, value):
+        return value if self._is_ours(value) else super().own(value)
+
+    def astype(self, array, dtype):
+        return array.astype(dtype) if self._is_ours(array) else super().astype(array, dtype)
+
+    def multiply(self, array, factor):
+        if self._is_ours(array):
+            return array * array.dtype.type(factor)
+        return super().multiply(array, factor)
+
+    def divide(self, array, divisor):
+        if self._is_ours(array):
+            return array / array.dtype.type(divisor)
+        return super().divide(array, divisor)
+
+    def combine(self, operation, array, other):
+        if self._is_ours(array):
+            return getattr(self._jax.numpy, operation.combine.__name__)(array, other)
+        return super().combine(operation, array, other)
+
+    def concatenate(self, arrays, axis=0):
+        if all(self._is_ours(array) for array in arrays):
+            jnp = self._jax.numpy
+            return jnp.concatenate([jnp.atleast_1d(array) for array in arrays], axis)
+        return super().concatenate(arrays, axis)
+
+    def _is_ours(self, value):
+        return isinstance(value, self._jax.Array)
+
+
+class _Linker(JAXLinker):
+    """PyTensor's linker, but its functions get the shared generators themselves, not copies."""
+
+    def fgraph_convert(self, fgraph, input_storage, storage_map, **kwargs):
+        from pytensor.link.jax.dispatch import jax_funcify
+        from pytensor.link.jax.dispatch.shape import JAXShapeTuple
+
+        def is_extent(variable):
+            nodes = [node for node, _ in fgraph.clients[variable]]
+            return bool(nodes) and all(isinstance(node.op, JAXShapeTuple) for node in nodes)
+
+        for one in fgraph.inputs:
+            if isinstance(storage_map[one][0], np.random.Generator):
+                _check_convertible(storage_map[one][0])
+        self.scalar_shape_inputs = tuple(
+            place for place, one in enumerate(fgraph.inputs) if is_extent(one)
+        )
+        return jax_funcify(fgraph, input_storage=input_storage, storage_map=storage_map, **kwargs)
+
+    def create_thunk_inputs(self, storage_map):
+        return [storage_map[one] for one in self.fgraph.inputs]
+
+
+def _check_convertible(generator):
+    bits = generator.bit_generator
+    if not isinstance(bits, np.random.PCG64):
+        raise TypeError(
+            f"expected a generator of PCG64, as of numpy.random.default_rng(), which PyTensor converts "
+            f"to a key of JAX, got one of {type(bits).__name__}"
+        )
+
+
+def _has_started():
+    """Whether JAX has started its threads in this process. Importing it starts none."""
+    bridge = sys.modules.get("jax._src.xla_bridge")
+    return bridge is not None and bridge.backends_are_initialized()
+
+
+@contextlib.contextmanager
+def _number_of_threads(number):
+    """Let JAX start this number of compute threads, which it reads from an environment variable."""
+    if number is None or "NPROC" in os.environ:
+        yield
+        return
+    os.environ["NPROC"] = number
+    try:
+        yield
+    finally:
+        del os.environ["NPROC"]
+
+
+def _show_only(number):
+    """Let JAX see one GPU only, given its number among the GPUs that this process may use."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = None if visible is None else visible.split(",")
+    if names is not None and number >= len(names):
+        raise ValueError(f"device: CUDA_VISIBLE_DEVICES={visible} has no GPU number {number}")
+    os.environ["CUDA_VISIBLE_DEVICES"] = str(number) if names is None else names[number]

@@ -1,0 +1,139 @@
+"""Corrections of the GPU code of Theano and libgpuarray that common graphs need.
+
+These are defects of Theano 1.0.5:
+
+Elementwise kernels use C that is not valid OpenCL: ``maximum`` and ``minimum`` call ``nan("")``, integer
+division calls ``floorf``, and a cast to bool uses a float as a condition. No OpenCL compiler accepts
+these.
+
+The kernel of softmax cross-entropy declares variables in local memory inside a loop; OpenCL requires
+them at the beginning of the kernel.
+
+New memory is not zeroed, and CLBlast's gemv adds 0 times the values that it overwrites, which may be
+NaN.
+
+An elementwise kernel that does not compile crashes the process: before it reports the error, Theano
+passes a null pointer to ``GpuElemwise_free``.
+
+Any cuDNN that compiles is used, even a version that is newer than Theano supports.
+
+`CudaContext` describes one of libgpuarray 0.7.6.
+"""
+
+import ctypes
+import threading
+
+import theano
+from theano.compile import optdb
+from theano.gpuarray import dnn
+from theano.gpuarray.elemwise import GpuElemwise
+from theano.gpuarray.nnet import GpuCrossentropySoftmaxArgmax1HotWithBias as GpuCrossentropy
+
+_VERSION = 2  # part of the key of compiled modules, which stay on disk
+_SPELLINGS = {  # C's, and OpenCL's
+    'nan("")': "NAN",
+    "floorf(": "floor(",
+    "fmodf(": "fmod(",
+    ") ? 1 : 0;": ") != 0 ? 1 : 0;",
+}
+_FIRST_UNKNOWN_CUDNN = 8000
+
+
+def refuse_new_cudnn():
+    """Disable a cuDNN with which Theano's convolutions do not compile, unless the user enabled it."""
+    version = dnn.version(raises=False)
+    if theano.config.dnn.enabled == "auto" and version >= _FIRST_UNKNOWN_CUDNN:
+        major = version // (10_000 if version >= 90_000 else 1_000)
+        dnn.dnn_present.avail = False
+        dnn.dnn_present.msg = f"cuDNN {major} is too new for Theano, which supports 5 to 7"
+
+
+def fix_kernels(kind):
+    """Correct the kernels in this process, for a kind of device by its name in libgpuarray."""
+    _change_version(GpuElemwise, kind)
+    _survive_failure(GpuElemwise)
+    if kind == b"opencl":
+        _spell_as_opencl(GpuElemwise)
+        _change_version(GpuCrossentropy, kind)
+        _hoist_local_memory(GpuCrossentropy)
+        optdb.add_tags("local_gpua_alloc_empty_to_zeros", "fast_run", "fast_compile")
+
+
+def _change_version(op, kind):
+    version_of = op.c_code_cache_version
+
+    def c_code_cache_version(self):
+        version = version_of(self)
+        return version and (*version, kind, _VERSION)
+
+    op.c_code_cache_version = c_code_cache_version
+
+
+def _survive_failure(op):
+    clean_up = op.c_cleanup_code_struct
+
+    def c_cleanup_code_struct(self, node, name):
+        return f"if (ge != NULL) {{ {clean_up(self, node, name)} }}"
+
+    op.c_cleanup_code_struct = c_cleanup_code_struct
+
+
+def _spell_as_opencl(op):
+    generate = op._generate_op_string
+
+    def generate_op_string(self, node):
+        support, kernel = generate(self, node)
+        for spelling, in_opencl in _SPELLINGS.items():
+            support = support.replace(spelling, in_opencl)
+            kernel = kernel.replace(spelling, in_opencl)
+        return support, kernel
+
+    op._generate_op_string = generate_op_string
+
+
+def _hoist_local_memory(op):
+    generate = op.gpu_kernels
+
+    def gpu_kernels(self, node, nodename):
+        kernels = generate(self, node, nodename)
+        for kernel in kernels:
+            lines = kernel.code.splitlines()
+            local = [line for line in lines if line.lstrip().startswith("LOCAL_MEM ")]
+            lines = [line for line in lines if line not in local]
+            body = lines.index("        {") + 1
+            kernel.code = "\n".join([*lines[:body], *local, *lines[body:]])
+        return kernels
+
+    op.gpu_kernels = gpu_kernels
+
+
+class CudaContext:
+    """Makes the context of a CUDA device current in each thread that uses it.
+
+    libgpuarray makes its context current at the start of a call and restores the previous one at the
+    end. Because calls are nested, it counts them. In 0.7.6 a call that finds a kernel in the cache does
+    not decrement the count. From then on libgpuarray assumes that the context is current in every
+    thread, but it is current in that thread only, and calls in other threads fail with "invalid device
+    context". Functions are unpickled in a separate thread, so kernels are compiled in one thread and
+    used in another.
+
+    So this class makes the context permanently current in each thread.
+    """
+
+    def __init__(self, context):
+        self._driver = ctypes.CDLL("libcuda.so")  # libgpuarray has loaded it by this name
+        self._handle = ctypes.c_void_p()
+        self._threads = threading.local()
+        with context:
+            self._call("cuCtxGetCurrent", ctypes.byref(self._handle))
+
+    def enter_thread(self):
+        """Make the context current in this thread, unless it already is."""
+        if not hasattr(self._threads, "entered"):
+            self._call("cuCtxSetCurrent", self._handle)
+            self._threads.entered = True
+
+    def _call(self, name, argument):
+        status = getattr(self._driver, name)(argument)
+        if status:
+            raise RuntimeError(f"the CUDA driver's {name} failed with error {status}")

@@ -1,0 +1,219 @@
+"""Theano on the arrays of a GPU, through pygpu.
+
+Shared variables and outputs stay on the device. NumPy arrays, such as the inputs, and numbers are
+handled as on the CPU. The device may be a CUDA or an OpenCL device.
+"""
+
+import contextlib
+import io
+import sys
+
+import numpy as np
+import pygpu
+import theano
+import theano.gpuarray
+from pygpu.elemwise import GpuElemwise, arg
+from pygpu.gpuarray import GpuArray, GpuContext
+from theano.gpuarray.basic_ops import GpuFromHost, HostFromGpu, as_gpuarray_variable, host_from_gpu
+from theano.gpuarray.opt import op_lifter, register_opt
+from theano.gpuarray.type import GpuArrayType, get_context, gpu_supported, list_contexts
+
+from synkhronos.arithmetic.operations import Arithmetic
+from synkhronos.arithmetic.partition import as_slice
+from synkhronos.engines.base import TensorType
+from synkhronos.engines.collectives import AllGather, AllReduce, Broadcast, OwnRows, ToMaster
+from synkhronos.engines.theano.engine import TheanoEngine
+from synkhronos.engines.theano.gpu_corrections import CudaContext, fix_kernels, refuse_new_cudnn
+
+_MULTIPLY, _DIVIDE = "a = a * b", "a = a / b"
+_COMBINE = {  # like NumPy's, these return NaN if either operand is NaN
+    "avg": "a = a + b",
+    "sum": "a = a + b",
+    "prod": _MULTIPLY,
+    "min": "a = (b < a || b != b) ? b : a",
+    "max": "a = (b > a || b != b) ? b : a",
+}
+
+
+class TheanoGpuEngine(TheanoEngine):
+    """Theano 1.0.5 with its GpuArray back end, on one device."""
+
+    survives_fork = False  # a CUDA context does not, nor do OpenCL's threads
+    reducers = {GpuContext: lambda context: (get_context, (None,))}  # each rank has its own
+    _cuda_context = None
+
+    def before_fork(self, forks_all=True):
+        if list_contexts():
+            raise RuntimeError(
+                "fork: Theano already uses a GPU in this process, so no process can be forked from "
+                "it. Start Python with THEANO_FLAGS=device=cpu,force_device=True, call no "
+                "theano.gpuarray.use(), and let synk.fork() bind each rank to its device. After "
+                "synk.close() the process keeps its device: call fork() again in a new process, or "
+                "with n_parallel=1"
+            )
+        super().before_fork(forks_all)
+
+    def setup(self, device, announce=True):
+        bound = list(theano.gpuarray.init_dev.devmap)
+        if bound and bound != [device]:
+            raise ValueError(f"device: this process is already bound to {bound}, got {device!r}")
+        if not bound:
+            if device.startswith("cuda"):
+                refuse_new_cudnn()
+            with contextlib.redirect_stderr(sys.stderr if announce else io.StringIO()):
+                theano.gpuarray.use(device)
+            fix_kernels(get_context(None).kind)
+        self.context = get_context(None)
+        self.arithmetic = GpuArithmetic(self.context)
+        self._cuda_context = CudaContext(self.context) if self.context.kind == b"cuda" else None
+        self.enter_thread()
+
+    def enter_thread(self):
+        if self._cuda_context is not None:
+            self._cuda_context.enter_thread()
+
+    # Graphs
+
+    def type_of(self, variable):
+        kind = getattr(variable, "type", None)
+        if isinstance(kind, GpuArrayType):
+            return TensorType(np.dtype(kind.dtype), kind.ndim, self.extents_of(kind))
+        return super().type_of(variable)
+
+    def build(self, inputs, outputs, updates, givens, sliceable, on_host, **kwargs):
+        self.enter_thread()
+        for one in inputs:
+            if isinstance(one.type, GpuArrayType):
+                raise TypeError(
+                    f"inputs: expected tensor variables, whose values are NumPy arrays, got {one} "
+                    f"of {one.type}"
+                )
+        outputs = [_place(output, host) for output, host in zip(outputs, on_host)]
+        return super().build(inputs, outputs, updates, givens, sliceable, on_host, **kwargs)
+
+    def call(self, compiled, arguments, subset=None):
+        self.enter_thread()
+        return super().call(compiled, arguments, subset)
+
+    # Arrays
+
+    def overwrite(self, array, value):
+        if not isinstance(array, GpuArray):
+            return super().overwrite(array, value)
+        if isinstance(value, GpuArray) and array.shape == value.shape:
+            array[...] = value
+        elif isinstance(value, GpuArray):
+            return value.copy()
+        elif array.shape == value.shape and array.flags["C_CONTIGUOUS"]:
+            array.write(np.ascontiguousarray(value))
+        else:
+            return self.to_device(value)
+        return array
+
+    def take(self, array, rows, out=None):
+        if not isinstance(array, GpuArray):
+            return super().take(array, rows, out)
+        if isinstance(rows, range):
+            return array[as_slice(rows)]
+        return _contiguous(array).take1(self.to_device(rows))
+
+    def to_host(self, array):
+        return None if array is None else np.asarray(array)
+
+    def to_device(self, value):
+        return pygpu.array(value, context=self.context)
+
+    def read(self, array, out):
+        if isinstance(array, GpuArray):
+            _contiguous(array).read(out)
+        else:
+            super().read(array, out)
+
+    # Random streams
+
+    def jump(self, shared, index):
+        storage = self.storage(shared)
+        if isinstance(storage, GpuArray):
+            self.store(shared, self.to_host(storage))
+        super().jump(shared, index)
+        if isinstance(storage, GpuArray):
+            self.store(shared, self.to_device(self.storage(shared)))
+
+    def origin(self, variable):
+        while variable.owner is not None and isinstance(variable.owner.op, (GpuFromHost, HostFromGpu)):
+            variable = variable.owner.inputs[0]
+        return variable
+
+
+class GpuArithmetic(Arithmetic):
+    """Arithmetic on the arrays of one device, and on NumPy arrays."""
+
+    def __init__(self, context):
+        self._context = context
+        self._kernels = {}
+
+    def own(self, value):
+        return value if isinstance(value, GpuArray) else super().own(value)
+
+    def astype(self, array, dtype):
+        return array if array.dtype == dtype else array.astype(dtype)
+
+    def multiply(self, array, factor):
+        if isinstance(array, GpuArray):
+            return self._run(_MULTIPLY, array, factor)
+        return super().multiply(array, factor)
+
+    def divide(self, array, divisor):
+        if isinstance(array, GpuArray):
+            return self._run(_DIVIDE, array, divisor)
+        return super().divide(array, divisor)
+
+    def combine(self, operation, array, other):
+        if isinstance(array, GpuArray):
+            return self._run(_COMBINE[operation.name], array, other)
+        return super().combine(operation, array, other)
+
+    def concatenate(self, arrays, axis=0):
+        if all(isinstance(array, GpuArray) for array in arrays):
+            return pygpu.concatenate(arrays, axis=axis, context=self._context)
+        return super().concatenate(arrays, axis)
+
+    def _run(self, expression, array, other):
+        """Change `array` by a kernel on its items and the items of `other`, an array or one number."""
+        scalar = not isinstance(other, GpuArray)
+        key = expression, array.dtype, scalar
+        if key not in self._kernels:
+            arguments = [
+                arg("a", array.dtype, read=True, write=True),
+                arg("b", array.dtype, read=not scalar, scalar=scalar),
+            ]
+            self._kernels[key] = GpuElemwise(self._context, expression, arguments, convert_f16=True)
+        self._kernels[key](array, other)
+        return array
+
+
+def _place(output, on_host):
+    """Return an output as a variable on the device, or on the host if that is required."""
+    # A number is sent to the master anyway, and Theano keeps shared numbers on the host, too.
+    if on_host or not output.ndim:
+        return host_from_gpu(output) if isinstance(output.type, GpuArrayType) else output
+    return output.transfer(None) if gpu_supported(output) else output
+
+
+def _contiguous(array):
+    return array if array.flags["C_CONTIGUOUS"] else array.copy("C")
+
+
+@register_opt("fast_compile")
+@op_lifter([AllReduce, AllGather, Broadcast, OwnRows, ToMaster])
+def local_collective_on_device(op, context_name, inputs, outputs):
+    """Return the outputs of a collective of an array on the device, without transfers around it.
+
+    Theano's optimizer replaces operations whose inputs come from the device, or whose results go there,
+    by operations on the device. A collective is the same operation on host and device; the ranks'
+    communicator exchanges the arrays.
+    """
+    peers, array, *others = inputs
+    if isinstance(op, ToMaster):
+        others = [as_gpuarray_variable(one, context_name) for one in others]
+    return op(peers, as_gpuarray_variable(array, context_name), *others, return_list=True)

@@ -1,0 +1,238 @@
+"""An operation that computes elementwise results, and sums of such results, in one pass over memory."""
+
+import zlib
+
+import numpy as np
+from theano import tensor
+from theano.gof import Apply, Op
+from theano.gof.utils import MethodNotDefined
+from theano.scalar import Composite
+
+from synkhronos.engines.theano.kernels import cpp
+
+_C_TYPES = {"float32": "npy_float32", "float64": "npy_float64", "bool": "npy_bool"}
+_C_TYPES.update({f"{u}int{n}": f"npy_{u}int{n}" for u in ("", "u") for n in (8, 16, 32, 64)})
+
+#: The dtypes of operands; those of sums are the first two.
+DTYPES = tuple(_C_TYPES)
+SUMS = DTYPES[:2]
+
+
+class FastLoop(cpp.Keyed, Op):
+    """Elementwise functions of the inputs, and sums of such functions over axes.
+
+    Parameters
+    ----------
+    scalar_op : theano.scalar.Composite
+        Computes an element of each output before it is summed.
+    axes : tuple
+        For each output, the axes over which it is summed, as a tuple, or None if it is not a sum. Sums
+        have the dtype of what is summed, float32 or float64, and are accumulated in double precision.
+    inplace : tuple of (int, int)
+        Pairs of an elementwise output and the input whose memory it gets.
+    """
+
+    __props__ = ("scalar_op", "axes", "inplace")
+
+    def __init__(self, scalar_op: Composite, axes, inplace=()):
+        self.scalar_op, self.axes, self.inplace = scalar_op, axes, inplace
+        self._signature = None
+        if inplace:
+            self.destroy_map = {output: [replaced] for output, replaced in inplace}
+
+    __eq__, __hash__ = cpp.Keyed.__eq__, cpp.Keyed.__hash__  # Theano would define them by the properties
+
+    def signature(self):
+        if self._signature is None:
+            types = [kind.dtype for kind in (*self.scalar_op.inputs_type, *self.scalar_op.outputs_type)]
+            code = _code_of(self.scalar_op, "name")
+            self._signature = ("synkhronos.FastLoop", code, *map(repr, (types, self.axes, self.inplace)))
+        return self._signature
+
+    def __str__(self):
+        ops = dict.fromkeys(str(node.op) for node in self.scalar_op.fgraph.toposort())
+        ops.pop("identity", None)
+        kinds = ["Elemwise" if one is None else f"Sum{list(one)}" for one in self.axes]
+        where = "inplace " if self.inplace else ""
+        return f"FastLoop{{{where}{', '.join(kinds)}: {', '.join(ops) or 'identity'}}}"
+
+    def make_node(self, *inputs):
+        inputs = [tensor.as_tensor_variable(one) for one in inputs]
+        broadcastable = [all(flags) for flags in zip(*(one.broadcastable for one in inputs))]
+        outputs = []
+        for kind, axes in zip(self.scalar_op.outputs_type, self.axes):
+            kept = [one for axis, one in enumerate(broadcastable) if axis not in (axes or ())]
+            outputs.append(tensor.TensorType(kind.dtype, kept)())
+        return Apply(self, inputs, outputs)
+
+    def prepare_node(self, node, storage_map, compute_map, impl):
+        self.scalar_op.prepare_node(_scalar_node(self.scalar_op), None, None, impl)
+
+    def perform(self, node, inputs, storages):
+        compute = np.frompyfunc(self.scalar_op.impl, len(inputs), len(storages))
+        results = compute(*inputs)
+        results = results if isinstance(results, tuple) else (results,)
+        replaced = dict(self.inplace)
+        for number, (result, axes) in enumerate(zip(results, self.axes)):
+            result = np.asarray(result).astype(node.outputs[number].dtype)
+            if axes is not None:
+                result = result.sum(axes, dtype="float64").astype(result.dtype)
+            if number in replaced:
+                inputs[replaced[number]][...] = result
+                result = inputs[replaced[number]]
+            storages[number][0] = np.asarray(result)
+
+    # The C++ code
+
+    def c_code_cache_version_apply(self, node):
+        version = self.scalar_op.c_code_cache_version()
+        code = self.c_support_code_apply(node, "name") + self.c_code(node, "name", [], [], {"fail": ""})
+        return version and (version, cpp.version("loops"), zlib.crc32(code.encode()))
+
+    def c_compile_args(self):
+        return cpp.COMPILE_ARGS
+
+    def c_headers(self):
+        return self._of_scalars("c_headers", [])
+
+    def c_libraries(self):
+        return self._of_scalars("c_libraries", [])
+
+    def _of_scalars(self, method, nothing):
+        found = []
+        for node in self.scalar_op.fgraph.toposort():
+            try:
+                found += getattr(node.op, method)()
+            except MethodNotDefined:
+                pass
+        return found or nothing
+
+    def c_support_code(self):
+        return cpp.read("loops") + self.scalar_op.c_support_code()
+
+    def c_support_code_apply(self, node, name):
+        support = self.scalar_op.c_support_code_apply(_scalar_node(self.scalar_op), f"{name}_scalar")
+        return support + _body(node, name, _code_of(self.scalar_op, name))
+
+    def c_code(self, node, name, inputs, outputs, sub):
+        call = cpp.call(f"synkhronos::Loop<Body_{name}>(outputs).run(inputs)", "{ ok = false; }")
+        return f"""
+        {{
+            PyArrayObject *inputs[] = {{{", ".join(inputs)}}};
+            PyArrayObject *outputs[] = {{{", ".join(outputs)}}};
+            bool ok = true;
+            {call}
+            {" ".join(f"{one} = outputs[{i}];" for i, one in enumerate(outputs))}
+            if (!ok) {sub["fail"]}
+        }}
+        """
+
+
+def _scalar_node(scalar_op):
+    return scalar_op.make_node(*(kind.make_variable() for kind in scalar_op.inputs_type))
+
+
+def _code_of(scalar_op, name):
+    """Return the code that computes ``o0``, ``o1``, ... from ``i0``, ``i1``, ..."""
+    inputs = [f"i{number}" for number in range(scalar_op.nin)]
+    outputs = [f"o{number}" for number in range(scalar_op.nout)]
+    code = scalar_op.c_code(_scalar_node(scalar_op), f"{name}_scalar", inputs, outputs, {"fail": "{}"})
+    # A composite joins equal outputs, and computes the last of them only.
+    last = {one: number for number, one in enumerate(scalar_op.fgraph.outputs)}
+    numbers = [last[one] for one in scalar_op.fgraph.outputs]
+    return code + " ".join(f"o{i} = o{number};" for i, number in enumerate(numbers) if i != number)
+
+
+_BODY = """
+    struct Body_%(name)s {
+        enum { NDIM = %(ndim)i, INPUTS = %(n_inputs)i, OUTPUTS = %(n_outputs)i };
+        static const bool broadcast[INPUTS][NDIM], summed[OUTPUTS][NDIM], sums[OUTPUTS];
+        static const int types[OUTPUTS], sizes[INPUTS + OUTPUTS], inplace[OUTPUTS];
+
+        template <bool USUAL>
+        static void compute(npy_intp count, char *const *operands, const npy_intp *strides)
+        {
+            #pragma GCC ivdep
+            for (npy_intp i = 0; i < count; ++i) {
+                %(code)s
+            }
+        }
+
+        static void compute(npy_intp count, char *const *operands, const npy_intp *strides)
+        {
+            static const npy_intp usual[] = %(usual)s;
+            for (int i = 0; i < INPUTS + OUTPUTS; ++i)
+                if (strides[i] != usual[i]) return compute<false>(count, operands, strides);
+            compute<true>(count, operands, strides);
+        }
+
+        static void add(int output, double *sums, npy_intp stride, const void *values, npy_intp count)
+        {
+            if (types[output] == NPY_FLOAT32)
+                synkhronos::add(sums, stride, (const npy_float32 *)values, count);
+            else
+                synkhronos::add(sums, stride, (const npy_float64 *)values, count);
+        }
+    };
+    const bool Body_%(name)s::broadcast[INPUTS][NDIM] = %(broadcast)s;
+    const bool Body_%(name)s::summed[OUTPUTS][NDIM] = %(summed)s;
+    const bool Body_%(name)s::sums[OUTPUTS] = %(sums)s;
+    const int Body_%(name)s::inplace[OUTPUTS] = %(inplace)s;
+    const int Body_%(name)s::types[OUTPUTS] = %(types)s;
+    const int Body_%(name)s::sizes[INPUTS + OUTPUTS] = %(sizes)s;
+"""
+
+
+def _body(node, name, code):
+    """Return the class ``Body_...`` that ``loops.h`` expects."""
+    axes, replaced, ndim = node.op.axes, dict(node.op.inplace), node.inputs[0].ndim
+    sums = [one is not None for one in axes]
+    usual = _usual_strides(node, sums)
+    return _BODY % {
+        "name": name,
+        "ndim": ndim,
+        "n_inputs": len(node.inputs),
+        "n_outputs": len(node.outputs),
+        "code": _loop_code(node, usual, code),
+        "usual": _c_list(usual),
+        "broadcast": _c_list(one.broadcastable for one in node.inputs),
+        "summed": _c_list([axis in (one or ()) for axis in range(ndim)] for one in axes),
+        "sums": _c_list(sums),
+        "inplace": _c_list(replaced.get(output, -1) for output in range(len(sums))),
+        "types": _c_list(f"NPY_{one.dtype.upper()}" for one in node.outputs),
+        "sizes": _c_list(f"sizeof({_C_TYPES[one.dtype]})" for one in [*node.inputs, *node.outputs]),
+    }
+
+
+def _loop_code(node, usual, code):
+    """Return the code that reads the inputs at a place, computes the outputs, and writes them."""
+    reads, writes = [], []
+    for number, one in enumerate([*node.inputs, *node.outputs]):
+        kind, output = _C_TYPES[one.dtype], number - len(node.inputs)
+        place = f"[i * (USUAL ? {usual[number]} : strides[{number}])]"
+        if output < 0:
+            reads.append(f"const {kind} i{number} = ((const {kind} *)operands[{number}]){place};")
+        else:
+            reads.append(f"{kind} o{output};")
+            writes.append(f"(({kind} *)operands[{number}]){place} = o{output};")
+    return " ".join([*reads, code, *writes])
+
+
+def _usual_strides(node, sums):
+    """Return the stride of each operand along the innermost axis, unless its extent happens to be 1."""
+    full = [all(flags) for flags in zip(*(one.broadcastable for one in node.inputs))]
+    axes = [axis for axis, one in enumerate(full) if not one]
+    last = axes[-1] if axes else None
+    inputs = [int(last is not None and not one.broadcastable[last]) for one in node.inputs]
+    return inputs + [1 if is_sum else int(last is not None) for is_sum in sums]
+
+
+def _c_list(values):
+    """Return an initializer of an array in C."""
+    words = []
+    for one in values:
+        if isinstance(one, str):
+            words.append(one)
+        else:
+            words.append(_c_list(one) if isinstance(one, (list, tuple)) else str(int(one)))
+    return f"{{{', '.join(words)}}}"

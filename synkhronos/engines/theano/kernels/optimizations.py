@@ -1,0 +1,61 @@
+"""Optimizations of Theano graphs that replace operations."""
+
+from typing import NamedTuple
+
+from theano.gof import local_optimizer
+from theano.gof.opt import copy_stack_trace
+from theano.tensor.opt import in2out
+
+
+class Optimization(NamedTuple):
+    """An optimization of a graph.
+
+    Attributes
+    ----------
+    name : str
+        As in Theano's flag ``optimizer_excluding``.
+    position : float
+        When it is applied. Theano chooses its convolutions at 48.6, fuses elementwise operations at 49,
+        and computes them inplace from 75 on.
+    optimizer : theano.gof.Optimizer
+    """
+
+    name: str
+    position: float
+    optimizer: object
+
+
+def with_traces(olds, news):
+    """Return new variables, which errors then report by the lines that have made the old ones."""
+    for old, new in zip(olds, news):
+        copy_stack_trace(old, new)
+    return news
+
+
+def at_each_node(local, position):
+    """Return an optimization that applies a local optimizer of Theano to each node."""
+    return Optimization(local.__name__, position, in2out(local, name=local.__name__))
+
+
+def replacing(name, position, kinds, replacement_of):
+    """Return an optimization that replaces single operations by those with the same inputs.
+
+    Parameters
+    ----------
+    name, position
+        As in `Optimization`.
+    kinds : list of type
+        The operations that may be replaced, as instances of exactly these classes.
+    replacement_of : callable
+        ``replacement_of(node)`` returns an operation, or None to keep Theano's.
+    """
+
+    @local_optimizer(kinds)
+    def local(node):
+        if type(node.op) not in kinds:
+            return None
+        op = replacement_of(node)
+        return None if op is None else with_traces(node.outputs, op.make_node(*node.inputs).outputs)
+
+    local.__name__ = name
+    return at_each_node(local, position)

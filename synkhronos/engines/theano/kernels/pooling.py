@@ -1,0 +1,123 @@
+"""Pooling over the last two axes, and its gradients, in place of Theano's.
+
+Results have the same bits. Arguments with which Theano reads memory that is not an array's, or ends the
+process, raise ValueError.
+"""
+
+from theano import Constant
+from theano.tensor.signal.pool import AveragePoolGrad, MaxPoolGrad, Pool
+
+from synkhronos.engines.theano.kernels import cpp
+from synkhronos.engines.theano.kernels.optimizations import replacing
+
+_MODES = {
+    "max": "MAX",
+    "sum": "SUM",
+    "average_inc_pad": "AVERAGE_WITH_PADDING",
+    "average_exc_pad": "AVERAGE_WITHOUT_PADDING",
+}
+_VERSION = 2  # of what this file adds to the code
+_CALL = """
+    read_pair<dtype_{ws}>({ws}, "ws", of.window)
+    && read_pair<dtype_{stride}>({stride}, "stride", of.stride)
+    && read_pair<dtype_{pad}>({pad}, "pad", of.pad)
+    && {function}<{options}>({arguments})
+"""
+_CODE = """
+{{
+    using namespace synkhronos_pooling;
+    Pairs of;
+    {call}
+}}
+"""
+
+
+class _InCpp(cpp.Keyed):
+    """What the operations have in common: where their C++ code comes from."""
+
+    _files = "pooling", "pooling_arrays", "pooling_gradients"
+
+    def c_support_code(self):
+        return cpp.read(*self._files)
+
+    def c_compile_args(self):
+        return list(cpp.COMPILE_ARGS)
+
+    def c_code_cache_version(self):
+        return (_VERSION, *cpp.version(*self._files))
+
+    def _code(self, node, names, sub, function, options=(), arguments=()):
+        """Return the code that calls a function of the last of the files.
+
+        ``names`` are those of the inputs and the output. There can be more template arguments, and more
+        arguments behind the sizes.
+        """
+        *arrays, ws, stride, pad, out = names
+        call = _CALL.format(
+            ws=ws,
+            stride=stride,
+            pad=pad,
+            function=function,
+            options=", ".join([*map(str, _known(node)), *options, f"dtype_{out}"]),
+            arguments=", ".join([*arrays, "of", *arguments, f"&{out}"]),
+        )
+        return _CODE.format(call=cpp.call(call, sub["fail"]))
+
+
+def _known(node):
+    """Return the width of windows and their stride along columns if they are known and small, or 0.
+
+    The loops are compiled for these, in less time than for any. If the code is used for others, it
+    computes the same, in more time.
+    """
+    ws, stride = (one.data if isinstance(one, Constant) else () for one in node.inputs[-3:-1])
+    if len(ws) != 2 or len(stride) != 2:
+        return 0, 0
+    return int(ws[1]) if 0 < ws[1] <= 3 else 0, int(min(max(stride[1], 0), 3))
+
+
+class FastPool(_InCpp, Pool):
+    """Pooling: the maximum, sum or average of each window."""
+
+    _files = "pooling", "pooling_arrays", "pooling_windows"
+
+    def c_code(self, node, name, inp, out, sub):
+        """Return the C++ code of one application."""
+        by = "Maximum" if self.mode == "max" else "Sum"
+        arguments = [f"{sub['params']}->ignore_border", _MODES[self.mode]]
+        return self._code(node, [*inp, *out], sub, "pool", [by], arguments)
+
+
+class FastMaxPoolGrad(_InCpp, MaxPoolGrad):
+    """The gradient of pooling by maximum."""
+
+    def c_code(self, node, name, inp, out, sub):
+        """Return the C++ code of one application."""
+        return self._code(node, [*inp, *out], sub, "max_pool_gradient")
+
+
+class FastAveragePoolGrad(_InCpp, AveragePoolGrad):
+    """The gradient of pooling by sum or average."""
+
+    def c_code(self, node, name, inp, out, sub):
+        """Return the C++ code of one application."""
+        arguments = [_MODES[self.mode]]
+        return self._code(node, [*inp, *out], sub, "average_pool_gradient", arguments=arguments)
+
+
+def _replacement_of(node):
+    """Return the operation that replaces one of Theano's, or None."""
+    op = node.op
+    dtypes = {variable.dtype for variable in node.inputs[:-3]}
+    if op.ndim != 2 or op.openmp or len(dtypes) != 1 or not dtypes <= {"float32", "float64"}:
+        return None
+    if isinstance(op, MaxPoolGrad):
+        return FastMaxPoolGrad(op.ignore_border, openmp=False)
+    if isinstance(op, AveragePoolGrad):
+        return FastAveragePoolGrad(op.ignore_border, op.mode)
+    return FastPool(op.ignore_border, op.mode, openmp=False)
+
+
+OPTIMIZATIONS = [
+    replacing("synkhronos_pool", 48.8, [Pool, MaxPoolGrad, AveragePoolGrad], _replacement_of)
+]

@@ -1,0 +1,40 @@
+"""Registers the operations of this folder with Theano, or takes them back."""
+
+from theano.compile import optdb
+
+from synkhronos.engines.theano.kernels import (
+    batch_normalization,
+    convolution,
+    fusion,
+    inplace,
+    moments,
+    pooling,
+)
+
+_OPTIMIZATIONS = [
+    *convolution.OPTIMIZATIONS,
+    *pooling.OPTIMIZATIONS,
+    *batch_normalization.OPTIMIZATIONS,
+    *moments.OPTIMIZATIONS,
+    *fusion.OPTIMIZATIONS,
+    *inplace.OPTIMIZATIONS,
+]
+
+#: The tag of all optimizations, with which the flag ``optimizer_excluding`` excludes them together.
+TAG = "synkhronos"
+
+_MODE = "fast_run"
+
+
+def use(wanted):
+    """Let functions that are compiled from now on have these operations, or only Theano's own.
+
+    Parameters
+    ----------
+    wanted : bool
+    """
+    for name, position, optimizer in _OPTIMIZATIONS:
+        if TAG not in optdb.__db__ or optimizer not in optdb.__db__[TAG]:
+            optdb.register(name, optimizer, position, TAG)
+        if wanted != (optimizer in optdb.__db__[_MODE]):
+            (optdb.add_tags if wanted else optdb.remove_tags)(name, _MODE)
