@@ -117,7 +117,10 @@ def test_a_job_that_has_lost_a_machine_does_not_end_with_0(tmp_path, said, code,
         f"echo ' with {said} daemon.' >&2; exit {code}\n"
     )
     mpirun.chmod(0o755)
-    run = f"import sys; from synkhronos.machines.job import launcher; sys.exit(launcher.run([{str(mpirun)!r}]))"
+    run = (
+        f"import sys; from synkhronos.machines.job import launcher; "
+        f"sys.exit(launcher.run([{str(mpirun)!r}]))"
+    )
     done = subprocess.run([sys.executable, "-c", run], capture_output=True, text=True, timeout=60)
     assert done.returncode == wanted
     assert done.stderr == f"PRTE has lost communication with {said} daemon.\n"

@@ -25,6 +25,7 @@ from synkhronos.host.machine import affinity, cores, leave_core_of
 from synkhronos.stores.memory import SharedMemory
 from synkhronos.stores.shared import SharedMemoryStore
 from synkhronos.transports import limits
+from synkhronos.transports.base import do_nothing
 from synkhronos.transports.box import Box
 from synkhronos.transports.children import Children
 from synkhronos.transports.milestones import Milestones
@@ -52,17 +53,19 @@ class LocalTransport(WatchfulTransport):
         Whether a waiting rank may poll; None to poll if there is a core for each rank.
     store : SharedMemoryStore, optional
         The store of a former transport, whose workers must end before `start`; by default a new one.
+    labels : sequence of int, optional
+        The number of each rank in messages to users; by default the rank itself.
     """
 
     inherits = True
 
     can_replace = True
 
-    def __init__(self, size, master_rank=0, timeout=None, may_poll=None, store=None):
+    def __init__(self, size, master_rank=0, timeout=None, may_poll=None, store=None, labels=None):
         if size > 1:
             limits.check_may_have_children()
         self.size = self.ranks_here = size
-        self.labels = range(size)
+        self.labels = range(size) if labels is None else labels
         self.rank = self.master_rank = master_rank
         self.timeout = timeout
         try:
@@ -75,7 +78,7 @@ class LocalTransport(WatchfulTransport):
         self._may_poll_by_choice = may_poll
         self._may_poll = size <= cores() if may_poll is None else may_poll
         self._inside = Patience()  # waits inside a command
-        self._between = Patience(self._inside)
+        self._between = Patience(self._inside, self._leave_core)
         self._make_boxes()
         memory = self.store.memory
         self._starts = [Semaphore(memory) for _ in range(size)]
@@ -84,7 +87,6 @@ class LocalTransport(WatchfulTransport):
         self._barriers = [[Semaphore(memory) for _ in range(rounds)] for _ in range(size)]
         self._read = 0  # of the workers' replies to this command
         self._awaited = None  # the rank whose reply the master waits for
-        self._between.leave_core = self._leave_core
         self._find_partners()
 
     def _make_boxes(self):
@@ -107,8 +109,8 @@ class LocalTransport(WatchfulTransport):
             for k, semaphore in enumerate(self._barriers[self.rank])
         ]
 
-    def communicator(self):
-        return SharedMemoryCommunicator(self, self.store)
+    def communicator(self, group=None):
+        return SharedMemoryCommunicator(self if group is None else group, self.store)
 
     def possible_sizes(self):
         return range(1, self.store.ranks + 1)
@@ -118,8 +120,8 @@ class LocalTransport(WatchfulTransport):
 
     # Starting and ending
 
-    def start(self, serve):
-        self._serve = serve
+    def start(self, serve, while_waiting=do_nothing, pass_fds=()):
+        self._serve, self._while_waiting, self._pass_fds = serve, while_waiting, pass_fds
         self._children.run(self._fork_workers)
 
     def _fork_workers(self):
@@ -145,11 +147,10 @@ class LocalTransport(WatchfulTransport):
             raise limits.too_many_workers(error, number, len(self._workers)) from error
 
     def _become_worker(self, rank, inherited, prepare):
-        give_up(inherited, self.pass_fds)
+        give_up(inherited, self._pass_fds)
         self.rank = rank
         self._own_pid, self.is_copy = os.getpid(), False
-        self._between.leave_core = functools.partial(leave_core_of, self._master_pid)
-        self._between.when_idle = lambda: self.when_idle()
+        self._between = Patience(self._inside, functools.partial(leave_core_of, self._master_pid))
         self.store.memory.use_span(self.distance)  # the master has the first
         self._find_partners()
         self._check_master()
@@ -183,7 +184,7 @@ class LocalTransport(WatchfulTransport):
         while not self._finishes[rank].wait(CHECK_INTERVAL):
             if rank in self._children.find_dead():
                 return False
-            self.while_waiting()
+            self._while_waiting()
             if time.monotonic() - began > limit:
                 self._end_workers(limits.not_started(self.labels[rank], limit))
         return True
@@ -230,7 +231,8 @@ class LocalTransport(WatchfulTransport):
             self.end_copy()
         # A rank that failed may have passed fewer barriers.
         self._turn = self._passed = self._read = 0
-        self.posted = self.in_program = False
+        self.posted = False
+        self._end_program()
         self._milestones.begin()
         self._mailbox.put(payload)
         self.posted = True
@@ -254,16 +256,17 @@ class LocalTransport(WatchfulTransport):
         self._mailbox.clear()
         if self._milestones.aborted or self.in_program:
             self._milestones.abort(0)
-            self.in_program = False
+            self._end_program()
             for semaphore in itertools.chain.from_iterable(self._barriers):
                 semaphore.drain()
         return replies
 
-    def receive(self):
+    def receive(self, when_idle=do_nothing):
         self.end_copy()
         self._turn = self._passed = 0
-        self.posted = self.in_program = False
-        self._wait(self._starts[self.rank], self._between)
+        self.posted = False
+        self._end_program()
+        self._wait(self._starts[self.rank], self._between, when_idle=when_idle)
         return self._mailbox.get()
 
     def reply(self, payload):
@@ -308,13 +311,13 @@ class LocalTransport(WatchfulTransport):
 
     # Waiting
 
-    def _wait(self, semaphore, patience, waited=0.0):
+    def _wait(self, semaphore, patience, waited=0.0, when_idle=do_nothing):
         """Wait for a post; return the total seconds of waiting at this barrier, `waited` included."""
         if not semaphore.try_wait():
             return waited
         began = checked = time.monotonic()
         worked = began - patience.resumed
-        if self._has_cores[0] and patience.poll(semaphore.try_wait, began, worked):
+        if self._has_cores[0] and patience.poll(semaphore.try_wait, began, worked, when_idle):
             return waited + patience.resumed - began
         while not semaphore.wait(CHECK_INTERVAL):
             # Signal handlers of the script may end a wait early.

@@ -10,7 +10,7 @@ from synkhronos._errors import (
     SynkhronosError,
     WorldBrokenError,
 )
-from synkhronos.transports.base import Transport
+from synkhronos.transports.base import Transport, do_nothing
 
 CHECK_INTERVAL = 0.2  # seconds between checks that the other processes are alive
 
@@ -25,8 +25,11 @@ class WatchfulTransport(Transport):
     _master_pid : int
     _passed : int
         The number of barriers that this rank has passed in this command.
+    _while_waiting : callable
+        Called by the master while it waits.
     """
 
+    _while_waiting = staticmethod(do_nothing)
     _checked = 0.0  # when `check` last looked at the processes
     _cause = f"the workers were ended from another thread; {REMEDY}"  # why they were ended
 
@@ -61,7 +64,7 @@ class WatchfulTransport(Transport):
                 )
             return waited
         self._check_workers()
-        self.while_waiting()
+        self._while_waiting()
         if self.in_program and not inside and not self._milestones.aborted:
             if self.timeout is None or not self._children.find_stopped():
                 return 0.0  # a program may take any time
@@ -119,7 +122,7 @@ class WatchfulTransport(Transport):
         dead = self._children.find_dead()
         if not dead:
             return
-        if self.in_program and self.on_death is not None:
-            return self.on_death(dead)
+        if self.in_program and self._on_death is not None:
+            return self._on_death(dead)
         causes = ", ".join(f"rank {self.labels[rank]} ({cause})" for rank, cause in dead.items())
         self._end_workers(f"a worker died: {causes}; the others were ended; {REMEDY}")

@@ -230,7 +230,7 @@ class Injector:
         if self.scenario.of_master and self.forks == 1:
             self.at("fork")
 
-    def receive(self, original, transport):
+    def receive(self, original, transport, *args):
         """Wrap the method with which a worker waits for a command.
 
         At the seam "idle", the fault occurs before the worker waits for the command of the scenario's
@@ -242,7 +242,7 @@ class Injector:
         if fault.seam == "idle" and self.rank == fault.rank and self.board.armed:
             if self.step is not None and STEPS[self.step + 1] == fault.step:
                 self.have_it()
-        payload = original(transport)
+        payload = original(transport, *args)
         self.step = int(self.board.step)
         if payload == b"":
             self.at("close", 0)

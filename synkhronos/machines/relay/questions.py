@@ -9,24 +9,24 @@ from __future__ import annotations
 import pickle
 from typing import Any
 
-from synkhronos.machines.relay.post import Part, Place
+from synkhronos.machines.relay.part import RelayContext, RelayPart
 from synkhronos.services import controller
 
 _HOME = 0
 
 
-class Questions(Part):
+class RelayedQuestions(RelayPart):
     """Passes on questions of this machine's ranks, or answers of the controller on this machine."""
 
     name = "questions"
 
-    def __init__(self, place: Place) -> None:
-        super().__init__(place)
-        self._is_home = place.machine == _HOME
+    def __init__(self, context: RelayContext) -> None:
+        super().__init__(context)
+        self._is_home = context.machine == _HOME
         self._state = controller.state_of(self.commons)
         self._alive = controller.is_alive_lock(self.commons)
-        *self._bells, self._controllers_bell = controller.bells_of(self.commons, place.size)
-        ranks = [rank for rank in range(place.size) if (rank in place.own) != self._is_home]
+        *self._bells, self._controllers_bell = controller.bells_of(self.commons, context.size)
+        ranks = [rank for rank in range(context.size) if (rank in context.own) != self._is_home]
         self._registers = {rank: controller.registers_of(self.commons, rank) for rank in ranks}
         self._numbers = dict.fromkeys(ranks, 0)  # of the latest sent questions or answers
         self._told = 0, False  # the state, and whether the controller is alive, as last sent
@@ -40,8 +40,8 @@ class Questions(Part):
             complete = register.read()
             if complete is not None:
                 self._numbers[rank] = complete[0]
-                to = self.place.machine_of(rank) if self._is_home else _HOME
-                self.post.send(to, self.name, rank, *complete)
+                to = self.context.machine_of(rank) if self._is_home else _HOME
+                self.links.send(to, self.name, rank, *complete)
                 changed = True
         return changed
 
@@ -52,8 +52,8 @@ class Questions(Part):
         if now == self._told:
             return False
         self._told = now
-        for machine in self.place.others:
-            self.post.send(machine, self.name, None, *now)
+        for machine in self.context.others:
+            self.links.send(machine, self.name, None, *now)
         return True
 
     def take(self, source: int, rank: int | None, *content: Any) -> None:
