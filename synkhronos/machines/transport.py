@@ -214,7 +214,7 @@ class MachinesTransport(Transport):
     def _receive_of_master(self):
         number = self._receiver.receive()
         if self._ran_program:  # it has ended, on all ranks
-            self._end_program()
+            self._forget_program()
         self._begin(number)
         content = self._receiver.open()
         self._post_here(*content)
@@ -396,7 +396,7 @@ class MachinesTransport(Transport):
         if self.is_leader:
             self.leaders.spread(flag)
 
-    def _end_program(self):
+    def _forget_program(self):
         """On machines other than the master's: forget the program, which has ended on all ranks."""
         self._end_relay()
         self.store.commons.clear()

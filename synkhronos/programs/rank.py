@@ -18,10 +18,9 @@ from synkhronos.programs import own_call
 from synkhronos.programs.center import Center
 from synkhronos.programs.collectives import Collectives
 from synkhronos.programs.stopping import ASKED, Run
-from synkhronos.services.controller import Line
+from synkhronos.services.controller import ControllerChannel
 from synkhronos.services.messages import Messages
-from synkhronos.services.rank_numbers import CLOCKS, ENDED, RESTARTS
-from synkhronos.services.reports import Reports
+from synkhronos.services.reports import CLOCKS, ENDED, RESTARTS, Reports
 from synkhronos.services.stripes import Stripes
 from synkhronos.stores.commons import Commons
 from synkhronos.world.here import Here
@@ -71,7 +70,7 @@ class Rank(Collectives):
         self._token = token
         self._reports = Reports(commons, here.rank, here.size)
         self._has_controller = has_controller
-        self._line: Line | None = None
+        self._controller: ControllerChannel | None = None
         self._messages: Messages | None = None
         self._centers: dict[str, Center] = {}
         self.random = np.random.default_rng([*entropy, here.rank, here.restarts])
@@ -280,9 +279,9 @@ class Rank(Collectives):
             if here.transport.is_home:
                 open_stripes = functools.partial(Stripes, commons)
             else:
-                from synkhronos.machines.relay.remote_stripes import RemoteStripes, RequestChannel
+                from synkhronos.machines.relay.remote_stripes import RemoteStripes, StripeChannel
 
-                channel = RequestChannel(commons, self.rank)
+                channel = StripeChannel(commons, self.rank)
                 open_stripes = functools.partial(RemoteStripes, channel, self.restarts)
             pause = self._program.pause
             made = Center(open_stripes, here.engine, given, key, pause, self._enter, self.turn)
@@ -380,10 +379,11 @@ class Rank(Collectives):
         self._enter()
         if not self._has_controller:
             raise RuntimeError("rank.ask: there is no controller; give one: spmd(..., controller=...)")
-        if self._line is None:
-            self._line = Line(self._commons("ask"), self.rank, self.size, self._program.pause)
+        if self._controller is None:
+            commons, pause = self._commons("ask"), self._program.pause
+            self._controller = ControllerChannel(commons, self.rank, self.size, pause)
         with self._timed("wait", "ask"):
-            return self._line.ask(request, info)
+            return self._controller.ask(request, info)
 
     # Clocks
 

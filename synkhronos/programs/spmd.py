@@ -16,7 +16,7 @@ from synkhronos.programs import sending
 from synkhronos.programs.rank import NO_COMMONS, Rank
 from synkhronos.programs.stopping import INTERRUPTED, Run, Stop, StopProgram
 from synkhronos.services.controller import Answer, Controller
-from synkhronos.services.rank_numbers import ENDED
+from synkhronos.services.reports import ENDED
 from synkhronos.stores.commons import Commons
 from synkhronos.stores.handle import Handle
 from synkhronos.stores.required_rows import Need

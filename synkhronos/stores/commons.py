@@ -99,11 +99,11 @@ class Commons(ABC):
 
         It sleeps briefly, and raises if this rank must not wait any longer.
         """
-        self.pause = pause  # type: ignore[method-assign]
+        self.pause = pause
         try:
             yield
         finally:
-            self.pause = _sleep  # type: ignore[method-assign]
+            self.pause = _sleep
 
     @abstractmethod
     def array(self, name: str, shape: int | Sequence[int], dtype: DTypeLike) -> np.ndarray:

@@ -8,8 +8,7 @@ from typing import Any
 from synkhronos.machines.relay.messages import RelayedMessages
 from synkhronos.machines.relay.part import RelayContext, RelayPart
 from synkhronos.machines.relay.remote_stripes import RelayedStripes
-from synkhronos.services import reports
-from synkhronos.services.rank_numbers import ENDED, NAMES, RESTARTS
+from synkhronos.services.reports import ENDED, NUMBERS, RESTARTS, LatestReports
 
 _REPORTS = "reports"
 _REPORT_INTERVAL = 0.01  # seconds between two checks for reports
@@ -36,9 +35,9 @@ class MirroredNumbers(RelayPart):
     ) -> None:
         super().__init__(context)
         self._messages, self._stripes = messages, stripes
-        self._arrays = {name: self.commons.array(name, (context.size,), "int64") for name in NAMES}
-        self._sent = {name: [0] * len(context.own) for name in NAMES}
-        self._reports = reports.Places(self.commons, context.size)
+        self._arrays = {name: self.commons.array(name, (context.size,), "int64") for name in NUMBERS}
+        self._sent = {name: [0] * len(context.own) for name in NUMBERS}
+        self._reports = LatestReports(self.commons, context.size)
         self._reported = [0] * len(context.own)
         self._next = 0.0
 

@@ -1,6 +1,6 @@
 """The stripes of a center on another machine, visited through the couriers.
 
-A rank writes its request to a register, and the new contents of a stripe to memory beside it. The
+A rank writes its request to a channel, and the new contents of a stripe to memory beside it. The
 courier of its machine sends both to the courier of the center's machine, which visits the stripe for the
 rank and sends back its contents. While the rank computes, the courier there
 holds the lock of the stripe. The request that stores a stripe also takes the next one, so that there is
@@ -15,7 +15,7 @@ from typing import Any, Callable, NamedTuple, Sequence
 import numpy as np
 
 from synkhronos.machines.relay.part import RelayContext, RelayPart
-from synkhronos.services.register import Register
+from synkhronos.services.channel import Channel
 from synkhronos.services.stripes import Stripes, order_of, visit_all
 from synkhronos.services.wakeups import find_bells
 from synkhronos.stores.commons import Commons
@@ -37,7 +37,7 @@ class Request(NamedTuple):
         The name of the stripes.
     arguments : tuple
     nbytes : int
-        The length of each of the two memories beside the register; 0 for none.
+        The length of each of the two memories beside the channel; 0 for none.
     has_data : bool
         Whether the first one has data to send.
     """
@@ -50,8 +50,8 @@ class Request(NamedTuple):
     has_data: bool
 
 
-class RequestChannel:
-    """Where a rank and the courier of its machine exchange requests and answers.
+class StripeChannel(Channel):
+    """Where a rank and the courier of its machine exchange requests, answers and contents of stripes.
 
     Parameters
     ----------
@@ -61,9 +61,8 @@ class RequestChannel:
 
     def __init__(self, commons: Commons, rank: int) -> None:
         self._commons, self._name = commons, f"stripes for rank {rank}"
-        self.request = Register(commons, f"{self._name}: request")
-        self.answer = Register(commons, f"{self._name}: answer")
-        [self.bell] = find_bells(commons, self._name, 1)
+        [bell] = find_bells(commons, self._name, 1)
+        super().__init__(commons, self._name, bell)
 
     def memories(self, restarts: int, nbytes: int) -> Sequence[np.ndarray]:
         """Return the memory for what a rank sends, and the memory for what it receives."""
@@ -76,7 +75,7 @@ class RemoteStripes:
 
     Parameters
     ----------
-    channel : RequestChannel
+    channel : StripeChannel
     restarts : int
         How often the rank has died and was replaced.
     name, layout, check, count, nbytes, fill, pause
@@ -90,7 +89,7 @@ class RemoteStripes:
 
     def __init__(
         self,
-        channel: RequestChannel,
+        channel: StripeChannel,
         restarts: int,
         name: str,
         layout: bytes,
@@ -148,17 +147,9 @@ class RemoteStripes:
             self._ask("visit", changed, None, changes, has_data=True)
 
     def _ask(self, kind, *arguments, has_data=False) -> Any:
-        channel = self._channel
         request = Request(self._restarts, kind, self._name, arguments, self._nbytes, has_data)
-        number = channel.request.label()[0] + 1
-        channel.bell.drain()
-        channel.request.write(number, pickle.dumps(tuple(request)))
-        while True:
-            answer = channel.answer.read() if channel.answer.label()[0] == number else None
-            if answer is not None:
-                return pickle.loads(answer[1])
-            if not channel.bell.wait(_AWAKE):
-                self._pause()
+        asked = pickle.dumps(tuple(request))
+        return pickle.loads(self._channel.ask(asked, _AWAKE, self._pause))
 
 
 class _Busy(Exception):
@@ -257,15 +248,13 @@ class RelayedStripes(RelayPart):
         super().__init__(context)
         self._ranks: dict[int, _RemoteRank] = {}
         ranks = [] if context.machine == _HOME else context.own
-        self._channels = {rank: RequestChannel(self.commons, rank) for rank in ranks}
+        self._channels = {rank: StripeChannel(self.commons, rank) for rank in ranks}
         self._asked = {rank: (0, Request(0, "", "", (), 0, False)) for rank in ranks}
 
     def look(self) -> bool:
         changed = False
         for rank, channel in self._channels.items():
-            if channel.request.label()[0] == self._asked[rank][0]:
-                continue
-            complete = channel.request.read()
+            complete = channel.question.read_new()
             if complete is not None:
                 self._send(rank, channel, *complete)
                 changed = True
@@ -291,8 +280,7 @@ class RelayedStripes(RelayPart):
             channel = self._channels[rank]
             if data is not None:
                 channel.memories(request.restarts, request.nbytes)[1][...] = data
-            channel.answer.write(number, pickle.dumps(content))
-            channel.bell.post()
+            channel.reply(number, pickle.dumps(content))
 
     def drop(self, rank: int, before: float = np.inf) -> None:
         """Forget what a rank was doing before its latest restart."""
