@@ -103,10 +103,10 @@ class Meetings:
         leaders.complete(receipts, sent)
         items = [None] * sum(map(len, self._machines))
         for ranks, (given, _) in zip(self._machines, met):
-            place(items, ranks, given)
+            set_items(items, ranks, given)
         return items, self._store.receive(needs, received)
 
 
-def place(items, ranks, given):
+def set_items(items, ranks, given):
     """Set the items of consecutive ranks."""
     items[ranks.start : ranks.stop] = given

@@ -23,7 +23,7 @@ from synkhronos.machines.commands import CommandReceiver, CommandSender, Frames
 from synkhronos.machines.communicator import MachinesCommunicator
 from synkhronos.machines.courier import NoCourier
 from synkhronos.machines.leaders import END, REPLY
-from synkhronos.machines.meetings import Meetings, place
+from synkhronos.machines.meetings import Meetings, set_items
 from synkhronos.machines.overlap import OverlappedReduction
 from synkhronos.machines.relay.relay import Relay
 from synkhronos.machines.store import MachinesStore
@@ -261,7 +261,7 @@ class MachinesTransport(Transport):
         self.store.end()
         may_last = self.in_program
         replies = [None] * self.size
-        place(replies, self._machines[self.machine], self._collect_here()[1])
+        set_items(replies, self._machines[self.machine], self._collect_here()[1])
         for machine in self._others:
             number = -1
             while number < self.leaders.number:  # others belong to a world that broke
@@ -269,7 +269,7 @@ class MachinesTransport(Transport):
                     machine, REPLY, self.store.empty, may_last
                 )
             self.store.receive([Need(handle) for handle in exports], arrays)
-            place(replies, self._machines[machine], given)
+            set_items(replies, self._machines[machine], given)
         if may_last:
             self._end_relay()
             self.leaders.read_notices()  # requests to stop; others are read while it waits
